@@ -1,0 +1,22 @@
+"""The errors a user can meet, each one sentence that says what was expected, found, and to do."""
+
+
+class BadInput(ValueError):
+    """What the user gave cannot be used; commands print the sentence and exit with code 2."""
+
+
+class ArgumentError(BadInput):
+    """An argument that does not exist or whose value cannot be."""
+
+
+class CheckpointError(BadInput):
+    """A checkpoint that cannot be read as it is: which file or key, and what was expected."""
+
+
+class MissingExtraError(ImportError):
+    """A library of an extra is not installed; the message names the pip command."""
+
+    def __init__(self, library: str, extra: str):
+        super().__init__(
+            f"{library} is not installed, and this needs it: pip install 'griffin-eval[{extra}]'"
+        )

@@ -1,0 +1,27 @@
+"""Random initial weights, the same numbers in either framework."""
+
+import zlib
+
+import numpy as np
+
+from griffin_eval.layout import ParamSpec
+
+
+def initial_value(spec: ParamSpec, seed: int) -> np.ndarray:
+    """Draws one parameter.
+
+    Args:
+        spec: which parameter; every name has its own stream, so order and subsets do not matter.
+        seed: of the whole model.
+
+    Returns:
+        float32 array of ``spec.shape``.
+    """
+    if spec.init == "zeros":
+        return np.zeros(spec.shape, np.float32)
+    rng = np.random.default_rng([seed, zlib.crc32(spec.name.encode())])
+    if spec.init == "normal":
+        return rng.standard_normal(spec.shape, np.float32) * np.float32(spec.std)
+    # lambda: sigmoid(-Λ)^8 = u, hence Λ = log(u^(-1/8) - 1); expm1 keeps u near 1 exact.
+    u = rng.uniform(0.9, 0.999, spec.shape)
+    return np.log(np.expm1(-np.log(u) / 8)).astype(np.float32)

@@ -1,0 +1,154 @@
+"""The one table of parameters: canonical name, shape, logical axes and initialisation of each.
+
+Names and shapes are those of transformers' RecurrentGemma (linear weights ``(out, in)``), so that
+a Hugging Face file binds to either model with no rename and no transpose.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from griffin_eval.config import GriffinConfig
+
+InitKind = Literal["normal", "zeros", "lambda"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParamSpec:
+    """One parameter.
+
+    Attributes:
+        name: canonical dotted name.
+        shape: its shape.
+        axes: a logical axis name per dimension, for sharding.
+        init: ``normal`` (mean 0, deviation ``std``), ``zeros``, or ``lambda``: the parameter Λ of
+            the RG-LRU, such that a^c = sigmoid(-Λ)^8 is uniform in [0.9, 0.999] (section 2.4).
+        std: standard deviation of ``normal``.
+        keep_float32: stays in float32 (or wider) whatever dtype the model runs in.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    init: InitKind = "normal"
+    std: float = 0.0
+    keep_float32: bool = False
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def param_specs(config: GriffinConfig) -> dict[str, ParamSpec]:
+    """Every parameter of the model, in the order of the computation, by canonical name."""
+    return {spec.name: spec for spec in _specs(config)}
+
+
+def parameter_count(config: GriffinConfig, *, embedding: bool = True) -> int:
+    """Number of parameters, with or without the (tied) embedding."""
+    return sum(
+        spec.size
+        for spec in _specs(config)
+        if embedding or not spec.name.endswith("embed_tokens.weight")
+    )
+
+
+def _specs(c: GriffinConfig) -> Iterator[ParamSpec]:
+    # "Fan-in" deviations are LeCun's; the last layer of each branch is scaled by 2 / num_layers,
+    # as in DeepMind's code.
+    def linear(name: str, out: tuple[str, int], inp: tuple[str, int], *, scale=1.0, bias=True):
+        yield ParamSpec(
+            name=f"{name}.weight",
+            shape=(out[1], inp[1]),
+            axes=(out[0], inp[0]),
+            std=math.sqrt(scale / inp[1]),
+        )
+        if bias:
+            yield ParamSpec(name=f"{name}.bias", shape=(out[1],), axes=(out[0],), init="zeros")
+
+    def norm(name: str):
+        yield ParamSpec(name=f"{name}.weight", shape=(c.width,), axes=("width",), init="zeros")
+
+    def recurrent(name: str):
+        yield from linear(f"{name}.linear_y", lru, width)
+        yield from linear(f"{name}.linear_x", lru, width)
+        yield from linear(f"{name}.linear_out", width, lru, scale=last)
+        conv_std = math.sqrt(0.01 / c.conv_width)
+        yield ParamSpec(
+            name=f"{name}.conv_1d.weight",
+            shape=(c.lru_width, 1, c.conv_width),
+            axes=("lru", "one", "tap"),
+            std=conv_std,
+        )
+        yield ParamSpec(
+            name=f"{name}.conv_1d.bias", shape=(c.lru_width,), axes=("lru",), init="zeros"
+        )
+        yield ParamSpec(
+            name=f"{name}.rg_lru.recurrent_param",
+            shape=(c.lru_width,),
+            axes=("lru",),
+            init="lambda",
+            keep_float32=True,
+        )
+        block = c.lru_width // c.gate_blocks
+        for gate in ("input", "recurrent"):
+            yield ParamSpec(
+                name=f"{name}.rg_lru.{gate}_gate_weight",
+                shape=(c.gate_blocks, block, block),
+                axes=("gate", "gate_in", "gate_out"),
+                std=math.sqrt(1 / block),
+            )
+            yield ParamSpec(
+                name=f"{name}.rg_lru.{gate}_gate_bias",
+                shape=(c.gate_blocks, block),
+                axes=("gate", "gate_out"),
+                init="zeros",
+            )
+
+    def attention(name: str):
+        yield from linear(f"{name}.q_proj", ("heads", c.width), width, bias=False)
+        yield from linear(f"{name}.k_proj", ("head_dim", c.head_dim), width, bias=False)
+        yield from linear(f"{name}.v_proj", ("head_dim", c.head_dim), width, bias=False)
+        yield from linear(f"{name}.o_proj", width, ("heads", c.width), scale=last)
+
+    width, lru, mlp = ("width", c.width), ("lru", c.lru_width), ("mlp", c.mlp_width)
+    last = 2.0 / c.num_layers
+    yield ParamSpec(
+        name="model.embed_tokens.weight",
+        shape=(c.vocab_size, c.width),
+        axes=("vocab", "width"),
+        std=math.sqrt(1 / c.width),
+    )
+    for i, block_type in enumerate(c.block_types):
+        layer = f"model.layers.{i}"
+        yield from norm(f"{layer}.temporal_pre_norm")
+        temporal = recurrent if block_type == "recurrent" else attention
+        yield from temporal(f"{layer}.temporal_block")
+        yield from norm(f"{layer}.channel_pre_norm")
+        yield from linear(f"{layer}.mlp_block.gate_proj", mlp, width)
+        yield from linear(f"{layer}.mlp_block.up_proj", mlp, width)
+        yield from linear(f"{layer}.mlp_block.down_proj", width, mlp, scale=last)
+    yield from norm("model.final_norm")
+
+
+class Scope:
+    """Hands the modules of a model their parameters, by the names of the layout.
+
+    ``scope / "linear_x"`` is the scope of a submodule; ``scope("weight")`` is one parameter, made
+    by ``make(spec)``: read from a file, drawn at random, or abstract. Both twins build from this.
+    """
+
+    def __init__(
+        self, specs: Mapping[str, ParamSpec], make: Callable[[ParamSpec], Any], prefix: str = ""
+    ):
+        self._specs, self._make, self._prefix = specs, make, prefix
+
+    def __truediv__(self, name: str | int) -> "Scope":
+        return Scope(self._specs, self._make, f"{self._prefix}{name}.")
+
+    def __contains__(self, name: str) -> bool:
+        return self._prefix + name in self._specs
+
+    def __call__(self, name: str) -> Any:
+        return self._make(self._specs[self._prefix + name])

@@ -1,0 +1,1 @@
+"""Griffin in JAX (Flax NNX), the twin of `griffin_eval.model_torch`."""

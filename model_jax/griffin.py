@@ -1,0 +1,168 @@
+"""The whole model: a pure step from tokens and a state to hidden vectors and the next state."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from griffin_eval.model_jax.blocks import ResidualBlock
+from griffin_eval.model_jax.layers import RMSNorm, rotation, wide_dtype
+from griffin_eval.model_jax.state import AttentionState, Chunk, RecurrentState, State
+from jax import Array, lax
+from jaxtyping import Bool, Float, Int
+
+from griffin_eval.config import GriffinConfig
+from griffin_eval.initializers import initial_value
+from griffin_eval.layout import ParamSpec, Scope, param_specs
+
+
+class Embedding(nnx.Module):
+    """The embedding, which is also the output projection."""
+
+    def __init__(self, config: GriffinConfig, params: Scope):
+        self.multiplier = config.embedding_multiplier
+        self.weight = params("weight")
+
+    def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T W"]:
+        return self.weight[...][tokens] * self.multiplier
+
+    def decode(self, hidden: Float[Array, "*N W"]) -> Float[Array, "*N V"]:
+        """Products with every embedding, accumulated and returned in float32 or wider."""
+        dtype = wide_dtype(hidden.dtype)
+        return jnp.einsum("...w,vw->...v", hidden, self.weight[...], preferred_element_type=dtype)
+
+
+class Backbone(nnx.Module):
+    """Embedding, residual blocks and the final norm."""
+
+    def __init__(self, config: GriffinConfig, params: Scope):
+        self.embed_tokens = Embedding(config, params / "embed_tokens")
+        self.layers = nnx.List(
+            [
+                ResidualBlock(config, block_type, params / "layers" / i)
+                for i, block_type in enumerate(config.block_types)
+            ]
+        )
+        self.final_norm = RMSNorm(config, params / "final_norm")
+
+
+class Griffin(nnx.Module):
+    """Griffin, Hawk, RecurrentGemma or the MQA Transformer, as the config says.
+
+    Args:
+        config: the architecture.
+        make: turns a `ParamSpec` into the framework's parameter; `initialize` and
+            `griffin_eval.model_jax.loading.load` are the usual callers.
+    """
+
+    def __init__(self, config: GriffinConfig, make: Callable[[ParamSpec], Any]):
+        self.config = config
+        self.model = Backbone(config, Scope(param_specs(config), make) / "model")
+
+    def init_state(self, batch: int, capacity: int | None = None) -> State:
+        """The state before the first token.
+
+        Args:
+            batch: rows, B.
+            capacity: tokens a document may have; needed by global attention, whose state grows with
+                it, and by no other block.
+
+        Raises:
+            ValueError: if the model has global attention and no capacity is given.
+        """
+        c = self.config
+        if capacity is None and "global_attention" in c.block_types:
+            raise ValueError(
+                "this model has global attention, whose state holds every token: give init_state "
+                "a capacity, the most tokens a document may have"
+            )
+        weight = self.model.embed_tokens.weight
+        h_dtype = wide_dtype(weight.dtype)
+
+        def zeros(*shape: int, dtype: Any = weight.dtype) -> Array:
+            return jnp.zeros((batch, *shape), dtype)
+
+        layers = []
+        for block_type in c.block_types:
+            if block_type == "recurrent":
+                h = zeros(c.lru_width, dtype=h_dtype)
+                layers.append(RecurrentState(h, zeros(c.conv_width - 1, c.lru_width)))
+            else:
+                keys = c.visible_keys if block_type == "local_attention" else capacity
+                assert keys is not None
+                past = keys - 1
+                layers.append(AttentionState(zeros(past, c.head_dim), zeros(past, c.head_dim)))
+        return State(zeros(dtype=jnp.int32), tuple(layers))
+
+    def step(
+        self,
+        tokens: Int[Array, "B T"],
+        lengths: Int[Array, " B"],
+        state: State,
+        resets: Bool[Array, "B T"] | None = None,
+    ) -> tuple[Float[Array, "B T W"], State]:
+        """Reads a chunk of every row.
+
+        Splitting a sequence into chunks anywhere gives the same hidden vectors and the same state.
+
+        Args:
+            tokens: ids; T >= 1.
+            lengths: how many of its tokens each row reads, 0 to T. The rest is padding: it leaves
+                the row's state as it is, and its hidden vectors mean nothing.
+            state: from `init_state` or an earlier step; it is not changed.
+            resets: where a new document starts: the token sees nothing before it and is at
+                position 0.
+
+        Returns:
+            Hidden vectors after the final norm, for `logits`, and the state after the chunk. Where
+            a document outgrows the capacity of global attention, its chunk is NaN from there on.
+        """
+        c = self.config
+        batch, length = tokens.shape
+        lengths = lengths.astype(jnp.int32)
+        t = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
+        positions = state.pos[:, None] + t
+        if resets is not None:
+            last_reset = lax.cummax(jnp.where(resets, t, -1), axis=1)
+            positions = jnp.where(last_reset >= 0, t - last_reset, positions)
+        cos, sin = rotation(
+            positions, c.rotary_dim, c.rope_base, self.model.embed_tokens.weight.dtype
+        )
+        chunk = Chunk(positions, lengths, t >= lengths[:, None], cos, sin)
+
+        x = self.model.embed_tokens(tokens)
+        layers = []
+        for block_type, block, before in zip(
+            c.block_types, self.model.layers, state.layers, strict=True
+        ):
+            if block_type == "global_attention":
+                lost = (positions > before.k.shape[1]) & ~chunk.padding
+                x = jnp.where(lost[:, :, None], jnp.nan, x)
+            x, after = block(x, chunk, before)
+            layers.append(after)
+        hidden = self.model.final_norm(x)
+
+        last = jnp.maximum(lengths - 1, 0)[:, None]
+        last_position = jnp.take_along_axis(positions, last, axis=1)[:, 0]
+        pos = jnp.where(lengths > 0, last_position + 1, state.pos)
+        return hidden, State(pos, tuple(layers))
+
+    def logits(self, hidden: Float[Array, "*N W"]) -> Float[Array, "*N V"]:
+        """Logits of the next token in float32 or wider, soft-capped as the config says."""
+        logits = self.model.embed_tokens.decode(hidden)
+        cap = self.config.logits_soft_cap
+        return cap * jnp.tanh(logits / cap) if cap else logits
+
+
+def initialize(config: GriffinConfig, seed: int = 0, dtype: Any = jnp.float32) -> Griffin:
+    """A model with random weights, the same numbers as the PyTorch twin draws for this seed."""
+
+    def make(spec: ParamSpec) -> nnx.Param:
+        return nnx.Param(jnp.asarray(initial_value(spec, seed), param_dtype(spec, dtype)))
+
+    return Griffin(config, make)
+
+
+def param_dtype(spec: ParamSpec, dtype: Any) -> Any:
+    """The dtype a parameter is held in when the model runs in ``dtype``."""
+    return wide_dtype(dtype) if spec.keep_float32 else dtype

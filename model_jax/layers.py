@@ -1,0 +1,164 @@
+"""The leaves of the model: linear map, norm, convolution, RG-LRU, rotary embedding."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from griffin_eval.kernels.rglru.scan_jax import linear_scan
+from griffin_eval.model_jax.state import Chunk, last_window
+from jax import Array
+from jaxtyping import Float, Int
+
+from griffin_eval import rope
+from griffin_eval.config import GriffinConfig
+from griffin_eval.layout import Scope
+
+MAX_SQRT_GRADIENT = 1000.0
+
+
+def wide_dtype(dtype: Any) -> Any:
+    """float32, or the dtype itself where it is wider."""
+    return dtype if jnp.finfo(dtype).bits > 32 else jnp.float32
+
+
+def wide(x: Array) -> Array:
+    """The same values in float32, or wider where they are."""
+    return x.astype(wide_dtype(x.dtype))
+
+
+class Linear(nnx.Module):
+    """y = x W^T + b, with W of shape (out, in)."""
+
+    def __init__(self, params: Scope):
+        self.weight = params("weight")
+        self.bias = params("bias") if "bias" in params else None
+
+    def __call__(self, x: Float[Array, "B T I"]) -> Float[Array, "B T O"]:
+        y = jnp.einsum("...i,oi->...o", x, self.weight[...])
+        return y if self.bias is None else y + _like(self.bias[...], y)
+
+
+def _like(vector: Array, x: Array) -> Array:
+    """A vector with leading axes of size one, so that it broadcasts against ``x`` by rank."""
+    return vector.reshape((1,) * (x.ndim - 1) + vector.shape)
+
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) * (1 + weight), in float32 or wider."""
+
+    def __init__(self, config: GriffinConfig, params: Scope):
+        self.eps = config.norm_eps
+        self.weight = params("weight")
+
+    def __call__(self, x: Float[Array, "B T W"]) -> Float[Array, "B T W"]:
+        y = wide(x)
+        y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
+        return (y * _like(1 + wide(self.weight[...]), y)).astype(x.dtype)
+
+
+class Conv1D(nnx.Module):
+    """Causal depthwise convolution that never looks past the start of a document."""
+
+    def __init__(self, config: GriffinConfig, params: Scope):
+        self.width = config.conv_width
+        self.weight = params("weight")
+        self.bias = params("bias")
+
+    def __call__(
+        self, x: Float[Array, "B T L"], chunk: Chunk, past: Float[Array, "B K L"]
+    ) -> tuple[Float[Array, "B T L"], Float[Array, "B K L"]]:
+        length = x.shape[1]
+        both = jnp.concatenate([past, x], 1)
+        weight = wide(self.weight[...])
+        y = _like(wide(self.bias[...]), x) + wide(x) * _like(weight[:, 0, -1], x)
+        for age in range(1, self.width):
+            start = self.width - 1 - age
+            earlier = wide(both[:, start : start + length])
+            same_document = (chunk.positions >= age)[:, :, None]
+            y = y + jnp.where(same_document, earlier * _like(weight[:, 0, -1 - age], x), 0.0)
+        return y.astype(x.dtype), last_window(past, x, chunk.lengths)
+
+
+class RGLRU(nnx.Module):
+    """Real-gated linear recurrent unit (section 2.4), in float32 or wider throughout."""
+
+    C = 8.0
+
+    def __init__(self, config: GriffinConfig, params: Scope):
+        self.blocks = config.gate_blocks
+        self.recurrent_param = params("recurrent_param")
+        self.input_gate_weight = params("input_gate_weight")
+        self.input_gate_bias = params("input_gate_bias")
+        self.recurrent_gate_weight = params("recurrent_gate_weight")
+        self.recurrent_gate_bias = params("recurrent_gate_bias")
+
+    def __call__(
+        self, x: Float[Array, "B T L"], chunk: Chunk, h0: Float[Array, "B L"]
+    ) -> tuple[Float[Array, "B T L"], Float[Array, "B L"]]:
+        x_t = wide(x)
+        # (1) and (2): r_t = sigma(W_a x_t + b_a), i_t = sigma(W_x x_t + b_x)
+        r_t = jax.nn.sigmoid(
+            _block_diagonal(x_t, self.recurrent_gate_weight[...], self.recurrent_gate_bias[...])
+        )
+        i_t = jax.nn.sigmoid(
+            _block_diagonal(x_t, self.input_gate_weight[...], self.input_gate_bias[...])
+        )
+        # (3) in log space: a_t = sigma(-Lambda)^(c r_t)
+        log_a = -self.C * _like(jax.nn.softplus(wide(self.recurrent_param[...])), x) * r_t
+        # (4): h_t = a_t h_{t-1} + sqrt(1 - a_t^2) (i_t x_t); a document starts with h_t = i_t x_t,
+        # and padding leaves the state as it is.
+        starts = (chunk.positions == 0)[:, :, None]
+        padding = chunk.padding[:, :, None]
+        a_t = jnp.where(starts, 0.0, jnp.exp(log_a))
+        multiplier = jnp.where(starts, 1.0, _bounded_sqrt(-jnp.expm1(2 * log_a)))
+        a_t = jnp.where(padding, 1.0, a_t)
+        gated = jnp.where(padding, 0.0, multiplier * i_t * x_t)
+        h = linear_scan(a_t, gated, h0)
+        return h.astype(x.dtype), h[:, -1]
+
+
+def _block_diagonal(
+    x: Float[Array, "B T L"], weight: Float[Array, "G I O"], bias: Float[Array, "G O"]
+) -> Float[Array, "B T L"]:
+    batch, length, _ = x.shape
+    blocks = x.reshape(batch, length, *weight.shape[:2])
+    y = jnp.einsum("btgi,gio->btgo", blocks, wide(weight)) + _like(wide(bias), blocks[:, :, 0])
+    return y.reshape(batch, length, -1)
+
+
+@jax.custom_vjp
+def _bounded_sqrt(x: Array) -> Array:
+    """sqrt whose derivative is at most ``MAX_SQRT_GRADIENT``, so that a_t near 1 cannot blow up."""
+    return jnp.sqrt(x)
+
+
+_bounded_sqrt.defvjp(
+    lambda x: (jnp.sqrt(x), x),
+    lambda x, g: (g / jnp.sqrt(jnp.maximum(4 * x, MAX_SQRT_GRADIENT**-2)),),
+)
+
+
+def rotation(
+    positions: Int[Array, "B T"], rotary_dim: int, rope_base: float, dtype: jnp.dtype
+) -> tuple[Float[Array, "B T R"], Float[Array, "B T R"]]:
+    """Cosine and sine of RoPE's angles, exact to rounding at any position below 2**32."""
+    tables = rope.digit_tables(rotary_dim, rope_base)
+    cos_table, sin_table = (jnp.asarray(t, dtype=wide_dtype(dtype)) for t in tables)
+    cos, sin = cos_table[0][positions % rope.BASE], sin_table[0][positions % rope.BASE]
+    for place in range(1, rope.DIGITS):
+        digit = positions // rope.BASE**place % rope.BASE
+        c, s = cos_table[place][digit], sin_table[place][digit]
+        cos, sin = cos * c - sin * s, sin * c + cos * s
+    return cos, sin
+
+
+def rotate(
+    x: Float[Array, "B T H D"], cos: Float[Array, "B T R"], sin: Float[Array, "B T R"]
+) -> Float[Array, "B T H D"]:
+    """Rotates the leading 2R dimensions of every head, pairing dimension j with j + R."""
+    pairs = cos.shape[-1]
+    first, second, rest = wide(x[..., :pairs]), wide(x[..., pairs : 2 * pairs]), x[..., 2 * pairs :]
+    cos, sin = cos[:, :, None], sin[:, :, None]
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+    return jnp.concatenate([turned.astype(x.dtype), rest], -1)

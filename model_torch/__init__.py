@@ -1,0 +1,1 @@
+"""Griffin in PyTorch, the twin of `griffin_eval.model_jax`."""

@@ -1,0 +1,172 @@
+"""The whole model: a pure step from tokens and a state to hidden vectors and the next state."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from griffin_eval.model_torch.blocks import ResidualBlock
+from griffin_eval.model_torch.layers import RMSNorm, rotation, wide, wide_dtype
+from griffin_eval.model_torch.state import AttentionState, Chunk, RecurrentState, State
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from griffin_eval.config import GriffinConfig
+from griffin_eval.initializers import initial_value
+from griffin_eval.layout import ParamSpec, Scope, param_specs
+
+LOGIT_ROWS = 16_384  # vocabulary rows widened to float32 at a time
+
+
+class Embedding(nn.Module):
+    """The embedding, which is also the output projection."""
+
+    def __init__(self, config: GriffinConfig, params: Scope):
+        super().__init__()
+        self.multiplier = config.embedding_multiplier
+        self.weight = params("weight")
+
+    def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T W"]:
+        return F.embedding(tokens, self.weight) * self.multiplier
+
+    def decode(self, hidden: Float[Tensor, "*N W"]) -> Float[Tensor, "*N V"]:
+        """Products with every embedding, accumulated and returned in float32 or wider."""
+        if wide(hidden) is hidden:
+            return F.linear(hidden, self.weight)
+        rows = self.weight.split(LOGIT_ROWS)
+        return torch.cat([F.linear(wide(hidden), wide(w)) for w in rows], -1)
+
+
+class Backbone(nn.Module):
+    """Embedding, residual blocks and the final norm."""
+
+    def __init__(self, config: GriffinConfig, params: Scope):
+        super().__init__()
+        self.embed_tokens = Embedding(config, params / "embed_tokens")
+        self.layers = nn.ModuleList(
+            ResidualBlock(config, block_type, params / "layers" / i)
+            for i, block_type in enumerate(config.block_types)
+        )
+        self.final_norm = RMSNorm(config, params / "final_norm")
+
+
+class Griffin(nn.Module):
+    """Griffin, Hawk, RecurrentGemma or the MQA Transformer, as the config says.
+
+    Args:
+        config: the architecture.
+        make: turns a `ParamSpec` into the framework's parameter; `initialize` and
+            `griffin_eval.model_torch.loading.load` are the usual callers.
+    """
+
+    def __init__(self, config: GriffinConfig, make: Callable[[ParamSpec], Any]):
+        super().__init__()
+        self.config = config
+        self.model = Backbone(config, Scope(param_specs(config), make) / "model")
+
+    def init_state(self, batch: int, capacity: int | None = None) -> State:
+        """The state before the first token.
+
+        Args:
+            batch: rows, B.
+            capacity: tokens a document may have; needed by global attention, whose state grows with
+                it, and by no other block.
+
+        Raises:
+            ValueError: if the model has global attention and no capacity is given.
+        """
+        c = self.config
+        if capacity is None and "global_attention" in c.block_types:
+            raise ValueError(
+                "this model has global attention, whose state holds every token: give init_state "
+                "a capacity, the most tokens a document may have"
+            )
+        weight = self.model.embed_tokens.weight
+        h_dtype = wide_dtype(weight.dtype)
+
+        def zeros(*shape: int, dtype: torch.dtype = weight.dtype) -> Tensor:
+            return torch.zeros(batch, *shape, dtype=dtype, device=weight.device)
+
+        layers = []
+        for block_type in c.block_types:
+            if block_type == "recurrent":
+                h = zeros(c.lru_width, dtype=h_dtype)
+                layers.append(RecurrentState(h, zeros(c.conv_width - 1, c.lru_width)))
+            else:
+                keys = c.visible_keys if block_type == "local_attention" else capacity
+                assert keys is not None
+                past = keys - 1
+                layers.append(AttentionState(zeros(past, c.head_dim), zeros(past, c.head_dim)))
+        return State(zeros(dtype=torch.int32), tuple(layers))
+
+    def step(
+        self,
+        tokens: Int[Tensor, "B T"],
+        lengths: Int[Tensor, " B"],
+        state: State,
+        resets: Bool[Tensor, "B T"] | None = None,
+    ) -> tuple[Float[Tensor, "B T W"], State]:
+        """Reads a chunk of every row.
+
+        Splitting a sequence into chunks anywhere gives the same hidden vectors and the same state.
+
+        Args:
+            tokens: ids; T >= 1.
+            lengths: how many of its tokens each row reads, 0 to T. The rest is padding: it leaves
+                the row's state as it is, and its hidden vectors mean nothing.
+            state: from `init_state` or an earlier step; it is not changed.
+            resets: where a new document starts: the token sees nothing before it and is at
+                position 0.
+
+        Returns:
+            Hidden vectors after the final norm, for `logits`, and the state after the chunk. Where
+            a document outgrows the capacity of global attention, its chunk is NaN from there on.
+        """
+        c = self.config
+        batch, length = tokens.shape
+        t = torch.arange(length, dtype=torch.int32, device=tokens.device).expand(batch, length)
+        positions = state.pos[:, None] + t
+        if resets is not None:
+            last_reset = torch.where(resets, t, -1).cummax(1).values
+            positions = torch.where(last_reset >= 0, t - last_reset, positions)
+        cos, sin = rotation(
+            positions, c.rotary_dim, c.rope_base, self.model.embed_tokens.weight.dtype
+        )
+        chunk = Chunk(positions, lengths, t >= lengths[:, None], cos, sin)
+
+        x = self.model.embed_tokens(tokens)
+        layers = []
+        for block_type, block, before in zip(
+            c.block_types, self.model.layers, state.layers, strict=True
+        ):
+            if block_type == "global_attention":
+                lost = (positions > before.k.shape[1]) & ~chunk.padding
+                x = torch.where(lost[:, :, None], torch.nan, x)
+            x, after = block(x, chunk, before)
+            layers.append(after)
+        hidden = self.model.final_norm(x)
+
+        last = (lengths - 1).clamp(min=0)[:, None].to(torch.int64)
+        pos = torch.where(lengths > 0, positions.gather(1, last)[:, 0] + 1, state.pos)
+        return hidden, State(pos, tuple(layers))
+
+    def logits(self, hidden: Float[Tensor, "*N W"]) -> Float[Tensor, "*N V"]:
+        """Logits of the next token in float32 or wider, soft-capped as the config says."""
+        logits = self.model.embed_tokens.decode(hidden)
+        cap = self.config.logits_soft_cap
+        return cap * torch.tanh(logits / cap) if cap else logits
+
+
+def initialize(config: GriffinConfig, seed: int = 0, dtype: torch.dtype = torch.float32) -> Griffin:
+    """A model with random weights, the same numbers as the JAX twin draws for this seed."""
+
+    def make(spec: ParamSpec) -> nn.Parameter:
+        value = torch.from_numpy(initial_value(spec, seed))
+        return nn.Parameter(value.to(param_dtype(spec, dtype)))
+
+    return Griffin(config, make)
+
+
+def param_dtype(spec: ParamSpec, dtype: torch.dtype) -> torch.dtype:
+    """The dtype a parameter is held in when the model runs in ``dtype``."""
+    return wide_dtype(dtype) if spec.keep_float32 else dtype

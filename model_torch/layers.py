@@ -1,0 +1,164 @@
+"""The leaves of the model: linear map, norm, convolution, RG-LRU, rotary embedding."""
+
+import torch
+import torch.nn.functional as F
+from griffin_eval.kernels.rglru.scan_torch import linear_scan
+from griffin_eval.model_torch.state import Chunk, last_window
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from griffin_eval import rope
+from griffin_eval.config import GriffinConfig
+from griffin_eval.layout import Scope
+
+MAX_SQRT_GRADIENT = 1000.0
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float32, or the dtype itself where it is wider."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def wide(x: Tensor) -> Tensor:
+    """The same values in float32, or wider where they are."""
+    return x.to(wide_dtype(x.dtype))
+
+
+class Linear(nn.Module):
+    """y = x W^T + b, with W of shape (out, in)."""
+
+    def __init__(self, params: Scope):
+        super().__init__()
+        self.weight = params("weight")
+        self.bias = params("bias") if "bias" in params else None
+
+    def forward(self, x: Float[Tensor, "B T I"]) -> Float[Tensor, "B T O"]:
+        return F.linear(x, self.weight, self.bias)
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * (1 + weight), in float32 or wider."""
+
+    def __init__(self, config: GriffinConfig, params: Scope):
+        super().__init__()
+        self.eps = config.norm_eps
+        self.weight = params("weight")
+
+    def forward(self, x: Float[Tensor, "B T W"]) -> Float[Tensor, "B T W"]:
+        y = wide(x)
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
+        return (y * (1 + wide(self.weight))).to(x.dtype)
+
+
+class Conv1D(nn.Module):
+    """Causal depthwise convolution that never looks past the start of a document."""
+
+    def __init__(self, config: GriffinConfig, params: Scope):
+        super().__init__()
+        self.width = config.conv_width
+        self.weight = params("weight")
+        self.bias = params("bias")
+
+    def forward(
+        self, x: Float[Tensor, "B T L"], chunk: Chunk, past: Float[Tensor, "B K L"]
+    ) -> tuple[Float[Tensor, "B T L"], Float[Tensor, "B K L"]]:
+        length = x.shape[1]
+        both = torch.cat([past, x], 1)
+        weight = wide(self.weight)
+        y = wide(self.bias) + wide(x) * weight[:, 0, -1]
+        for age in range(1, self.width):
+            start = self.width - 1 - age
+            earlier = wide(both[:, start : start + length])
+            same_document = (chunk.positions >= age)[:, :, None]
+            y = y + torch.where(same_document, earlier * weight[:, 0, -1 - age], 0.0)
+        return y.to(x.dtype), last_window(past, x, chunk.lengths)
+
+
+class RGLRU(nn.Module):
+    """Real-gated linear recurrent unit (section 2.4), in float32 or wider throughout."""
+
+    C = 8.0
+
+    def __init__(self, config: GriffinConfig, params: Scope):
+        super().__init__()
+        self.blocks = config.gate_blocks
+        self.recurrent_param = params("recurrent_param")
+        self.input_gate_weight = params("input_gate_weight")
+        self.input_gate_bias = params("input_gate_bias")
+        self.recurrent_gate_weight = params("recurrent_gate_weight")
+        self.recurrent_gate_bias = params("recurrent_gate_bias")
+
+    def forward(
+        self, x: Float[Tensor, "B T L"], chunk: Chunk, h0: Float[Tensor, "B L"]
+    ) -> tuple[Float[Tensor, "B T L"], Float[Tensor, "B L"]]:
+        x_t = wide(x)
+        # (1) and (2): r_t = sigma(W_a x_t + b_a), i_t = sigma(W_x x_t + b_x)
+        r_t = torch.sigmoid(
+            _block_diagonal(x_t, self.recurrent_gate_weight, self.recurrent_gate_bias)
+        )
+        i_t = torch.sigmoid(_block_diagonal(x_t, self.input_gate_weight, self.input_gate_bias))
+        # (3) in log space: a_t = sigma(-Lambda)^(c r_t)
+        log_a = -self.C * F.softplus(wide(self.recurrent_param)) * r_t
+        # (4): h_t = a_t h_{t-1} + sqrt(1 - a_t^2) (i_t x_t); a document starts with h_t = i_t x_t,
+        # and padding leaves the state as it is.
+        starts = (chunk.positions == 0)[:, :, None]
+        padding = chunk.padding[:, :, None]
+        a_t = torch.where(starts, 0.0, torch.exp(log_a))
+        multiplier = torch.where(starts, 1.0, _bounded_sqrt(-torch.expm1(2 * log_a)))
+        a_t = torch.where(padding, 1.0, a_t)
+        gated = torch.where(padding, 0.0, multiplier * i_t * x_t)
+        h = linear_scan(a_t, gated, h0)
+        return h.to(x.dtype), h[:, -1]
+
+
+def _block_diagonal(
+    x: Float[Tensor, "B T L"], weight: Float[Tensor, "G I O"], bias: Float[Tensor, "G O"]
+) -> Float[Tensor, "B T L"]:
+    batch, length, _ = x.shape
+    blocks = x.reshape(batch * length, *weight.shape[:2]).transpose(0, 1)
+    y = torch.baddbmm(wide(bias)[:, None], blocks, wide(weight))
+    return y.transpose(0, 1).reshape(batch, length, -1)
+
+
+class _BoundedSqrt(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.sqrt(x)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grads[0] / torch.sqrt(torch.clamp(4 * x, min=MAX_SQRT_GRADIENT**-2))
+
+
+def _bounded_sqrt(x: Tensor) -> Tensor:
+    """sqrt whose derivative is at most ``MAX_SQRT_GRADIENT``, so that a_t near 1 cannot blow up."""
+    return _BoundedSqrt.apply(x)  # type: ignore[no-any-return]
+
+
+def rotation(
+    positions: Int[Tensor, "B T"], rotary_dim: int, rope_base: float, dtype: torch.dtype
+) -> tuple[Float[Tensor, "B T R"], Float[Tensor, "B T R"]]:
+    """Cosine and sine of RoPE's angles, exact to rounding at any position below 2**32."""
+    tables = rope.digit_tables(rotary_dim, rope_base)
+    cos_table, sin_table = (
+        torch.tensor(t, dtype=wide_dtype(dtype), device=positions.device) for t in tables
+    )
+    cos, sin = cos_table[0][positions % rope.BASE], sin_table[0][positions % rope.BASE]
+    for place in range(1, rope.DIGITS):
+        digit = positions // rope.BASE**place % rope.BASE
+        c, s = cos_table[place][digit], sin_table[place][digit]
+        cos, sin = cos * c - sin * s, sin * c + cos * s
+    return cos, sin
+
+
+def rotate(
+    x: Float[Tensor, "B T H D"], cos: Float[Tensor, "B T R"], sin: Float[Tensor, "B T R"]
+) -> Float[Tensor, "B T H D"]:
+    """Rotates the leading 2R dimensions of every head, pairing dimension j with j + R."""
+    pairs = cos.shape[-1]
+    first, second, rest = wide(x[..., :pairs]), wide(x[..., pairs : 2 * pairs]), x[..., 2 * pairs :]
+    cos, sin = cos[:, :, None], sin[:, :, None]
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    return torch.cat([turned.to(x.dtype), rest], -1)
