@@ -5,6 +5,8 @@ import struct
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from griffin_eval.errors import ArgumentError
+
 BlockType = Literal["recurrent", "local_attention", "global_attention"]
 
 GRIFFIN: tuple[BlockType, ...] = ("recurrent", "recurrent", "local_attention")
@@ -35,7 +37,7 @@ class GriffinConfig:
         rope_fraction: leading part of each head that RoPE rotates.
 
     Raises:
-        ValueError: naming every field whose value cannot be, and what was expected.
+        ArgumentError: naming every field whose value cannot be, and what was expected.
     """
 
     vocab_size: int
@@ -75,14 +77,16 @@ class GriffinConfig:
                 f"block_pattern must be one or more of {', '.join(get_args(BlockType))}, "
                 f"found {self.block_pattern!r}"
             )
-        for name, above in (("norm_eps", 0), ("rope_base", 1), ("logits_soft_cap", None)):
-            value = getattr(self, name)
-            bound = 0 if above is None else above
-            if not isinstance(value, int | float) or not (
-                value >= bound if above is None else value > bound
-            ):
-                sign = ">=" if above is None else ">"
-                problems.append(f"{name} must be a number {sign} {bound}, found {value!r}")
+        numbers = {
+            "norm_eps": (self.norm_eps > 0, "above 0"),
+            "rope_base": (self.rope_base > 1, "above 1"),
+            "logits_soft_cap": (self.logits_soft_cap >= 0, "of at least 0"),
+        }
+        for name, (fits, bound) in numbers.items():
+            if not (fits and math.isfinite(getattr(self, name))):
+                problems.append(
+                    f"{name} must be a finite number {bound}, found {getattr(self, name)!r}"
+                )
         if not problems:
             if self.width % self.num_heads:
                 problems.append(f"num_heads ({self.num_heads}) must divide width ({self.width})")
@@ -96,7 +100,7 @@ class GriffinConfig:
                     f"the {self.head_dim} dimensions of a head"
                 )
         if problems:
-            raise ValueError("invalid GriffinConfig: " + "; ".join(problems))
+            raise ArgumentError("invalid GriffinConfig: " + "; ".join(problems))
 
     @property
     def head_dim(self) -> int:

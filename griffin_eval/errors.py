@@ -6,7 +6,7 @@ class BadInput(ValueError):
 
 
 class ArgumentError(BadInput):
-    """An argument that does not exist or whose value cannot be."""
+    """An argument or a field of a config that does not exist or whose value cannot be."""
 
 
 class CheckpointError(BadInput):

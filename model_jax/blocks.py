@@ -3,13 +3,13 @@
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from griffin_eval.model_jax.layers import RGLRU, Conv1D, Linear, RMSNorm, rotate, wide, wide_dtype
-from griffin_eval.model_jax.state import AttentionState, Chunk, RecurrentState, last_window
 from jax import Array
 from jaxtyping import Bool, Float
 
 from griffin_eval.config import BlockType, GriffinConfig
 from griffin_eval.layout import Scope
+from griffin_eval.model_jax.layers import RGLRU, Conv1D, Linear, RMSNorm, rotate, wide, wide_dtype
+from griffin_eval.model_jax.state import AttentionState, Chunk, RecurrentState, last_window
 
 QUERY_BLOCK = 512  # queries whose scores are in memory at a time
 

@@ -5,15 +5,15 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
-from griffin_eval.model_jax.blocks import ResidualBlock
-from griffin_eval.model_jax.layers import RMSNorm, rotation, wide_dtype
-from griffin_eval.model_jax.state import AttentionState, Chunk, RecurrentState, State
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.initializers import initial_value
 from griffin_eval.layout import ParamSpec, Scope, param_specs
+from griffin_eval.model_jax.blocks import ResidualBlock
+from griffin_eval.model_jax.layers import RMSNorm, rotation, wide_dtype
+from griffin_eval.model_jax.state import AttentionState, Chunk, RecurrentState, State
 
 
 class Embedding(nnx.Module):

@@ -5,14 +5,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from griffin_eval.kernels.rglru.scan_jax import linear_scan
-from griffin_eval.model_jax.state import Chunk, last_window
 from jax import Array
 from jaxtyping import Float, Int
 
 from griffin_eval import rope
 from griffin_eval.config import GriffinConfig
+from griffin_eval.kernels.rglru.scan_jax import linear_scan
 from griffin_eval.layout import Scope
+from griffin_eval.model_jax.state import Chunk, last_window
 
 MAX_SQRT_GRADIENT = 1000.0
 

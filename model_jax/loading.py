@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from griffin_eval.converters.checkpoint import Checkpoint, warn_not_finite
-from griffin_eval.model_jax.griffin import Griffin, param_dtype
 
+from griffin_eval.converters.checkpoint import Checkpoint, warn_not_finite
 from griffin_eval.layout import ParamSpec
+from griffin_eval.model_jax.griffin import Griffin, param_dtype
 
 
 def load(

@@ -2,13 +2,13 @@
 
 import torch
 import torch.nn.functional as F
-from griffin_eval.model_torch.layers import RGLRU, Conv1D, Linear, RMSNorm, rotate
-from griffin_eval.model_torch.state import AttentionState, Chunk, RecurrentState, last_window
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from griffin_eval.config import BlockType, GriffinConfig
 from griffin_eval.layout import Scope
+from griffin_eval.model_torch.layers import RGLRU, Conv1D, Linear, RMSNorm, rotate
+from griffin_eval.model_torch.state import AttentionState, Chunk, RecurrentState, last_window
 
 QUERY_BLOCK = 512  # queries whose scores are in memory at a time
 

@@ -5,15 +5,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from griffin_eval.model_torch.blocks import ResidualBlock
-from griffin_eval.model_torch.layers import RMSNorm, rotation, wide, wide_dtype
-from griffin_eval.model_torch.state import AttentionState, Chunk, RecurrentState, State
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.initializers import initial_value
 from griffin_eval.layout import ParamSpec, Scope, param_specs
+from griffin_eval.model_torch.blocks import ResidualBlock
+from griffin_eval.model_torch.layers import RMSNorm, rotation, wide, wide_dtype
+from griffin_eval.model_torch.state import AttentionState, Chunk, RecurrentState, State
 
 LOGIT_ROWS = 16_384  # vocabulary rows widened to float32 at a time
 

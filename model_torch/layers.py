@@ -2,14 +2,14 @@
 
 import torch
 import torch.nn.functional as F
-from griffin_eval.kernels.rglru.scan_torch import linear_scan
-from griffin_eval.model_torch.state import Chunk, last_window
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from griffin_eval import rope
 from griffin_eval.config import GriffinConfig
+from griffin_eval.kernels.rglru.scan_torch import linear_scan
 from griffin_eval.layout import Scope
+from griffin_eval.model_torch.state import Chunk, last_window
 
 MAX_SQRT_GRADIENT = 1000.0
 

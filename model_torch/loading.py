@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import torch
-from griffin_eval.converters.checkpoint import Checkpoint, warn_not_finite
-from griffin_eval.model_torch.griffin import Griffin, param_dtype
 from torch import nn
 
+from griffin_eval.converters.checkpoint import Checkpoint, warn_not_finite
 from griffin_eval.layout import ParamSpec
+from griffin_eval.model_torch.griffin import Griffin, param_dtype
 
 
 def load(

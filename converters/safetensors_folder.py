@@ -1,0 +1,383 @@
+"""Reads the tensors of a safetensors folder: headers checked in full, data mapped, never copied.
+
+No framework is needed to open a folder and check it; numpy and torch are imported only by the
+methods that return their arrays. The format: 8 bytes, the length N of the header, little-endian;
+N bytes of JSON, ``{name: {"dtype", "shape", "data_offsets": [begin, end]}}``; the data, without
+holes or overlaps. The header is untrusted: nothing is read at an offset that was not checked.
+"""
+
+import difflib
+import math
+import mmap
+import os
+import re
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+
+from griffin_eval.converters.resolve import (
+    DAMAGED,
+    INDEX_FILE,
+    brief,
+    listed,
+    model_files,
+    parse_json,
+)
+from griffin_eval.errors import CheckpointError
+from griffin_eval.layout import ParamSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")  # what a parameter may be stored as
+
+_BITS = {
+    "F4": 4,
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 8),
+    **dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
+}
+_NUMPY = {
+    **{"BOOL": "|b1", "U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2", "U32": "<u4"},
+    **{"I32": "<i4", "U64": "<u8", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8"},
+    "C64": "<c8",
+}
+_MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
+_MAX_DIMENSIONS = 32
+
+
+class TensorInfo(NamedTuple):
+    """Where one tensor is.
+
+    Attributes:
+        name: its key.
+        shape: its shape.
+        dtype: safetensors' name of its dtype, such as ``"BF16"``.
+        file: the file that holds it.
+        offsets: first byte and one past the last, counted from the start of the file.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    file: Path
+    offsets: tuple[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        return self.offsets[1] - self.offsets[0]
+
+
+class SafetensorsFolder:
+    """The tensors of ``model.safetensors``, of the shards of its index, or of a lone file.
+
+    Opening reads and checks every header, and maps every file; no tensor is read. What was
+    returned stays valid after ``close``, which only lets go of the mappings held here.
+
+    Attributes:
+        folder: the folder, as given.
+        tensors: every tensor by name, in natural order (layer 2 before layer 10).
+
+    Raises:
+        CheckpointError: no such folder, no or several models in it, a file that is truncated or
+            whose header is not consistent, an index that disagrees with its shards.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self._maps: dict[Path, mmap.mmap] = {}
+        self._torch_files: dict[Path, Any] = {}
+        self._closed = False
+        files, index = model_files(self.folder)
+        tensors: list[TensorInfo] = []
+        problems: list[str] = []
+        for file in files:
+            self._maps[file] = data = _map(file)
+            found, wrong = _read_header(file, data)
+            tensors += found
+            problems += [f"{file.name}: {problem}" for problem in wrong]
+        if problems:
+            raise CheckpointError(f"{self.folder}: {listed(problems)}; {DAMAGED}")
+        if index is not None:
+            _check_index(self.folder, index, tensors)
+        self.tensors = {t.name: t for t in sorted(tensors, key=lambda t: natural_key(t.name))}
+
+    def __enter__(self) -> "SafetensorsFolder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the files; arrays and tensors that were returned keep what they need."""
+        # Not mmap.close(): it would refuse while an array lives, or pull the memory from under it.
+        self._closed = True
+        self._maps.clear()
+        self._torch_files.clear()
+
+    def numpy(self, name: str) -> "np.ndarray":
+        """The tensor as a read-only array over the mapped file; bfloat16 is ml_dtypes' dtype.
+
+        Raises:
+            CheckpointError: no such tensor, or a dtype that numpy does not have.
+        """
+        import numpy as np
+
+        tensor = self._find(name)
+        if tensor.dtype == "BF16":
+            import ml_dtypes
+
+            dtype = np.dtype(ml_dtypes.bfloat16)
+        elif tensor.dtype in _NUMPY:
+            dtype = np.dtype(_NUMPY[tensor.dtype])
+        else:
+            raise CheckpointError(
+                f"{tensor.file}: {name!r} is {tensor.dtype}, which numpy cannot hold; "
+                f"expected one of {', '.join(FLOAT_DTYPES)}"
+            )
+        flat = np.frombuffer(
+            self._maps[tensor.file], dtype, math.prod(tensor.shape), tensor.offsets[0]
+        )
+        return flat.reshape(tensor.shape)
+
+    def torch(self, name: str) -> "torch.Tensor":
+        """The tensor over a private mapping of the file: pages are shared until written to.
+
+        Writing to it copies the touched pages for this process (also for earlier results of the
+        same name) and never reaches the file.
+
+        Raises:
+            CheckpointError: no such tensor, or a dtype that torch does not have.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        tensor = self._find(name)
+        try:
+            if tensor.file not in self._torch_files:
+                self._torch_files[tensor.file] = safe_open(tensor.file, framework="pt")
+            return self._torch_files[tensor.file].get_tensor(name)
+        except (SafetensorError, OSError, AttributeError) as error:  # AttributeError: no such dtype
+            raise CheckpointError(
+                f"{tensor.file}: {name!r} ({tensor.dtype}, {tensor.shape}) cannot be read into "
+                f"torch: {error}"
+            ) from None
+
+    def check_against(self, specs: Mapping[str, ParamSpec]) -> None:
+        """Checks that the folder holds exactly the parameters of ``layout.param_specs(config)``.
+
+        A ``lm_head.weight`` that equals ``model.embed_tokens.weight`` bit for bit is tied to it,
+        and accepted.
+
+        Raises:
+            CheckpointError: listing what is missing, unexpected, of another shape, or not floating
+                point, and an output head that is not tied.
+        """
+        shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
+        problems = []
+        head, embedding = "lm_head.weight", "model.embed_tokens.weight"
+        if head in shapes and head not in specs and embedding in shapes:
+            del shapes[head]
+            if not self._same_bits(head, embedding):
+                problems.append(
+                    f"{head!r} differs from {embedding!r}, but these models have one matrix for "
+                    f"both: remove {head!r} if it is a leftover, or train with tied embeddings"
+                )
+        problems += name_and_shape_problems(shapes, specs)
+        dtypes = {name: self.tensors[name].dtype for name in shapes if name in specs}
+        if refused := [name for name in dtypes if dtypes[name] not in FLOAT_DTYPES]:
+            names = listed(refused, lambda n: f"{n!r} is {dtypes[n]}")
+            problems.append(
+                f"{len(refused)} of a dtype other than {', '.join(FLOAT_DTYPES)} ({names}): "
+                "quantized checkpoints are not supported"
+            )
+        if problems:
+            raise CheckpointError(
+                f"{self.folder} does not hold the parameters of its config: {'; '.join(problems)}; "
+                "check that config.json and weights belong together"
+            )
+
+    def _find(self, name: str) -> TensorInfo:
+        if self._closed:
+            raise ValueError(f"{self.folder} was closed: read {name!r} before closing it")
+        if name not in self.tensors:
+            raise CheckpointError(f"{self.folder}: no tensor {name!r}{_hint(name, self.tensors)}")
+        return self.tensors[name]
+
+    def _same_bits(self, one: str, other: str) -> bool:
+        import numpy as np
+
+        a, b = self.tensors[one], self.tensors[other]
+        if (a.dtype, a.shape) != (b.dtype, b.shape):
+            return False
+        x, y = (np.frombuffer(self._maps[t.file], "u1", t.nbytes, t.offsets[0]) for t in (a, b))
+        step = 1 << 24  # bytes at a time, so that the comparison itself stays small
+        return all(
+            np.array_equal(x[i : i + step], y[i : i + step]) for i in range(0, a.nbytes, step)
+        )
+
+
+def name_and_shape_problems(
+    shapes: Mapping[str, tuple[int, ...]], specs: Mapping[str, ParamSpec]
+) -> list[str]:
+    """What separates the tensors found from the parameters expected: clauses, empty if nothing.
+
+    Args:
+        shapes: shape of each tensor found, by canonical name.
+        specs: ``layout.param_specs(config)``.
+    """
+    problems = []
+    bare = {name for name in shapes if name not in specs and f"model.{name}" in specs}
+    missing = sorted(specs.keys() - shapes.keys() - {f"model.{n}" for n in bare}, key=natural_key)
+    unexpected = sorted(shapes.keys() - specs.keys() - bare, key=natural_key)
+    reshaped = [
+        n for n in sorted(specs, key=natural_key) if shapes.get(n, specs[n].shape) != specs[n].shape
+    ]
+    if bare:
+        names = listed(sorted(bare, key=natural_key), repr)
+        problems.append(
+            f"{len(bare)} names lack the prefix 'model.' ({names}), as a bare RecurrentGemmaModel "
+            "saves them: save the RecurrentGemmaForCausalLM instead"
+        )
+    if missing:
+        problems.append(f"{len(missing)} missing ({listed(missing, repr)})")
+    if unexpected:
+        # A renamed key is near one that is missing; a surplus layer is near one that is there.
+        names = listed(unexpected, lambda n: f"{n!r}{_hint(n, missing) or _hint(n, specs)}")
+        problems.append(f"{len(unexpected)} unexpected ({names})")
+    if reshaped:
+        names = listed(reshaped, lambda n: f"{n!r} is {shapes[n]}, expected {specs[n].shape}")
+        problems.append(f"{len(reshaped)} of another shape ({names})")
+    return problems
+
+
+def natural_key(name: str) -> tuple[tuple[int, str], ...]:
+    """Sorts digits by value: ``layers.2`` before ``layers.10``."""
+    parts = re.split(r"([0-9]{1,18})", name)  # int() refuses thousands of digits
+    return tuple((int(p), "") if i % 2 else (0, p) for i, p in enumerate(parts))
+
+
+def _check_index(folder: Path, index: Mapping[str, str], tensors: Iterable[TensorInfo]) -> None:
+    homes: dict[str, list[str]] = {}
+    for tensor in tensors:
+        homes.setdefault(tensor.name, []).append(tensor.file.relative_to(folder).as_posix())
+    problems = []
+    for name in sorted(index.keys() | homes.keys(), key=natural_key):
+        found = homes.get(name, [])
+        # The index may write a path in another way ("./x"), so paths are compared, not strings.
+        named = PurePosixPath(index[name]).as_posix() if name in index else None
+        if len(found) > 1:
+            problems.append(f"{name!r} is in {len(found)} shards, {', '.join(found)}")
+        elif not found:
+            problems.append(f"the index places {name!r} in {named}, which lacks it")
+        elif named is None:
+            problems.append(f"{found[0]} holds {name!r}, which the index does not name")
+        elif named != found[0]:
+            problems.append(f"the index places {name!r} in {named}, but it is in {found[0]}")
+    if problems:
+        raise CheckpointError(
+            f"{folder / INDEX_FILE} disagrees with its shards: {listed(problems)}; index and "
+            "shards belong to different models: download or save the folder again"
+        )
+
+
+def _map(file: Path) -> mmap.mmap:
+    try:
+        with open(file, "rb") as handle:
+            if os.fstat(handle.fileno()).st_size == 0:  # which mmap refuses
+                raise CheckpointError(f"{file} is empty; {DAMAGED}")
+            return mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from None
+
+
+def _read_header(file: Path, data: mmap.mmap) -> tuple[list[TensorInfo], list[str]]:
+    """The tensors of a file, and everything that is wrong with its header."""
+    if len(data) < 8:
+        return [], [f"expected a header of at least 8 bytes, found a file of {len(data)}"]
+    (length,) = struct.unpack("<Q", data[:8])
+    if length > min(len(data) - 8, _MAX_HEADER):
+        return [], [
+            f"the header claims {length} bytes, but the file has {len(data) - 8} after its first 8"
+            if length > len(data) - 8
+            else f"the header claims {length} bytes, more than the {_MAX_HEADER} that are allowed"
+        ]
+    try:
+        header = parse_json(data[8 : 8 + length])
+    except ValueError as error:
+        return [], [f"expected a JSON header, found {error}"]
+    problems, tensors = [], []
+    metadata = header.pop("__metadata__", None)
+    if metadata is not None and not (
+        isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())
+    ):
+        problems.append("'__metadata__' must map strings to strings")
+    for name, entry in header.items():
+        try:
+            tensors.append(_read_entry(name, entry, file, 8 + length))
+        except ValueError as error:
+            problems.append(f"{brief(name)} {error}")
+    return tensors, problems or _offset_problems(tensors, 8 + length, len(data))
+
+
+def _read_entry(name: str, entry: Any, file: Path, start: int) -> TensorInfo:
+    """One tensor; ValueError, a phrase that follows its name, if the entry contradicts itself."""
+    if any("\ud800" <= c <= "\udfff" for c in name):  # JSON can say it, UTF-8 cannot
+        raise ValueError("is not a name in Unicode")
+    if not isinstance(entry, dict):
+        raise ValueError(f"is {brief(entry)}, expected an object")
+    dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or dtype not in _BITS:
+        raise ValueError(f"has dtype {brief(dtype)}, which safetensors does not have")
+    if not _naturals(shape) or len(shape) > _MAX_DIMENSIONS:
+        raise ValueError(
+            f"has shape {brief(shape)}, expected at most {_MAX_DIMENSIONS} integers >= 0"
+        )
+    if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ValueError(f"has data_offsets {brief(offsets)}, expected [begin, end]")
+    if math.prod(max(n, 1) for n in shape) * _BITS[dtype] >= 1 << 63:  # also with a zero among them
+        raise ValueError(f"has shape {brief(shape)}, larger than any memory")
+    bits, found = math.prod(shape) * _BITS[dtype], offsets[1] - offsets[0]
+    if bits != 8 * found:
+        raise ValueError(
+            f"has {8 * found} bits, but dtype {dtype} and shape {tuple(shape)} need {bits}"
+        )
+    return TensorInfo(name, tuple(shape), dtype, file, (start + offsets[0], start + offsets[1]))
+
+
+def _offset_problems(tensors: Sequence[TensorInfo], start: int, size: int) -> list[str]:
+    problems, beyond = [], []
+    expected, before = start, "the header"
+    for tensor in sorted(tensors, key=lambda t: t.offsets):
+        begin, end = tensor.offsets
+        if end > size:
+            beyond.append(repr(tensor.name))
+        if begin < expected:
+            problems.append(f"{tensor.name!r} overlaps {before} by {expected - begin} bytes")
+        elif begin > expected:
+            problems.append(
+                f"{begin - expected} bytes between {before} and {tensor.name!r} are unused"
+            )
+        if end >= expected:
+            expected, before = end, repr(tensor.name)
+    if beyond:
+        problems.append(
+            f"the file is truncated: expected {expected} bytes, found {size}, so {len(beyond)} "
+            f"tensors end past it ({listed(beyond)})"
+        )
+    elif expected < size:
+        problems.append(f"{size - expected} bytes after {before} are unused")
+    return problems
+
+
+def _naturals(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
+
+
+def _hint(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.75)
+    return f", nearest {near[0]!r}" if near else ""

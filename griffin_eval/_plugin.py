@@ -1,0 +1,109 @@
+"""Makes the stock `lm_eval` command know the model `griffin` and this package's tasks.
+
+Releases of lm_eval up to 0.4.13 look for no plugins. Its modules are therefore met as they are
+imported: a finder lets them load as always and then adds to them. Every Python process of the
+environment runs `start` (by griffin_eval_plugin.pth), so nothing is imported before lm_eval is.
+"""
+
+import os
+import sys
+
+OPT_OUT = "GRIFFIN_EVAL_NO_PLUGIN"
+MODEL = "griffin"
+TARGET = "griffin_eval.lm:GriffinLM"
+TASKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tasks")
+
+
+def start() -> None:
+    """What every interpreter runs at start-up: `install`, unless GRIFFIN_EVAL_NO_PLUGIN is set."""
+    if not os.environ.get(OPT_OUT):
+        install()
+
+
+def install() -> None:
+    """Adds the model and the tasks to lm_eval, now if it is loaded, else when it is. Idempotent."""
+    if _Finder not in sys.meta_path:
+        sys.meta_path.insert(0, _Finder)
+    for name in _HOOKS:
+        if name in sys.modules:
+            _run_hook(sys.modules[name])
+
+
+class _Finder:
+    """Finds what the other finders find, with the hook added to the module's execution."""
+
+    _busy: set[str] = set()  # a second finder that asks all others, as this one does, must not loop
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name not in _HOOKS or name in cls._busy:
+            return None
+        cls._busy.add(name)
+        try:
+            found = (
+                finder.find_spec(name, path, target)
+                for finder in sys.meta_path
+                if finder is not cls and hasattr(finder, "find_spec")
+            )
+            spec = next((spec for spec in found if spec is not None), None)
+        finally:
+            cls._busy.discard(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module):
+                execute(module)
+                _run_hook(module)
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+def _run_hook(module) -> None:
+    """lm_eval must stay usable without us, whatever it becomes: a failure is said, not raised."""
+    try:
+        _HOOKS[module.__name__](module)
+    except Exception as error:
+        import warnings
+
+        warnings.warn(
+            f"griffin-eval could not add itself to {module.__name__}: {error!r}. "
+            f"Set {OPT_OUT}=1 to silence this.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _add_model(_models) -> None:
+    from lm_eval.api import registry
+
+    if hasattr(registry, "load_plugins"):
+        return  # this lm_eval reads the entry point in our metadata by itself
+    if MODEL not in registry.model_registry:
+        registry.model_registry.register(MODEL, target=TARGET)
+
+
+def _add_tasks(manager) -> None:
+    import functools
+    import inspect
+
+    if hasattr(manager.TaskManager, "griffin_tasks"):
+        return
+    original = manager.TaskManager.__init__
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def __init__(*args, **kwargs):
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        given = call.arguments["include_path"] or []
+        if call.arguments["include_defaults"]:  # ours come first: the user's own may replace them
+            given = list(given) if isinstance(given, (list, tuple)) else [given]
+            call.arguments["include_path"] = [TASKS, *given]
+        original(*call.args, **call.kwargs)
+
+    manager.TaskManager.__init__ = __init__
+    manager.TaskManager.griffin_tasks = TASKS
+
+
+_HOOKS = {"lm_eval.models": _add_model, "lm_eval.tasks.manager": _add_tasks}

@@ -1,0 +1,65 @@
+"""The ``griffin-eval`` command."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+import griffin_eval
+from griffin_eval.errors import BadInput, MissingExtraError
+
+app = typer.Typer(
+    name="griffin-eval",
+    help="Convert and evaluate Griffin, Hawk and RecurrentGemma checkpoints.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(griffin_eval.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    }
+)
+def run(context: typer.Context) -> None:
+    """Evaluate: lm_eval's own command line, also where its plugin start-up file is disabled.
+
+    Takes what `lm_eval run` takes: griffin-eval run --model griffin --model_args pretrained=DIR
+    --tasks griffin_phonebook
+    """
+    from griffin_eval._plugin import install
+
+    install()
+    try:
+        from lm_eval.__main__ import cli_evaluate
+    except ImportError:
+        raise MissingExtraError("lm-eval", "torch") from None
+    sys.argv = ["lm_eval", "run", *context.args]
+    cli_evaluate()
+
+
+def main() -> None:
+    """Runs a command; bad input ends with one sentence on stderr and exit code 2."""
+    try:
+        app()
+    except (BadInput, MissingExtraError) as error:
+        print(f"griffin-eval: {error}", file=sys.stderr)
+        sys.exit(2)

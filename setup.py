@@ -1,0 +1,35 @@
+"""Adds the one-line .pth that starts the lm_eval plugin, in wheels and in editable installs."""
+
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+from setuptools.command.editable_wheel import editable_wheel
+
+# Python reads .pth files in sorted order: this name comes after setuptools' `__editable__…`, which
+# makes the package importable. One line, and silent: a broken package must not break Python.
+PTH = "griffin_eval_plugin.pth"
+LINE = (
+    r"import sys; exec('try:\n    from griffin_eval._plugin import start; start()\n"
+    r"except Exception:\n    pass')"
+) + "\n"
+
+
+class BuildPy(build_py):
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            Path(self.build_lib, PTH).write_text(LINE)
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        outputs = super().get_outputs(include_bytecode)
+        return outputs if self.editable_mode else [*outputs, str(Path(self.build_lib, PTH))]
+
+
+class EditableWheel(editable_wheel):
+    def _run_build_commands(self, dist_name, unpacked_wheel, build_lib, tmp_dir):
+        Path(unpacked_wheel, PTH).write_text(LINE)
+        return super()._run_build_commands(dist_name, unpacked_wheel, build_lib, tmp_dir)
+
+
+setup(cmdclass={"build_py": BuildPy, "editable_wheel": EditableWheel})

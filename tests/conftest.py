@@ -1,0 +1,101 @@
+"""Settings every test runs under, and the parity table printed at the end of a run."""
+
+import contextlib
+import math
+import os
+import sys
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+pytest_plugins = ["fixtures_checkpoint"]
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# The repository's folder `kernels` must not be taken for the package of that name on PyPI, which
+# transformers imports. PYTHONSAFEPATH does the same for the processes that tests start.
+sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
+os.environ["PYTHONSAFEPATH"] = "1"
+
+# Read by the libraries when they are imported, here and in the processes that tests start.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
+os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch: as many test processes as cores, one thread
+
+# Compiling takes seconds the first time, and cores may be shared.
+hypothesis.settings.register_profile("griffin", deadline=None)
+hypothesis.settings.load_profile("griffin")
+
+
+@pytest.fixture(scope="session")
+def relaxed_jax():
+    """A context manager for reference code, which mixes dtypes and ranks: `with relaxed_jax():`."""
+
+    @contextlib.contextmanager
+    def relaxed():
+        import jax
+
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            yield
+
+    return relaxed
+
+
+# The parity table: (pair, quantity) -> (largest error, its tolerance).
+Parity = dict[tuple[str, str], tuple[float, float]]
+PARITY = pytest.StashKey[Parity]()
+
+
+def keep_largest(table: Parity, key: tuple[str, str], error: float, tolerance: float) -> None:
+    known, _ = table.get(key, (-math.inf, 0.0))
+    if not math.isnan(known) and not error <= known:  # NaN counts as the largest
+        table[key] = (error, tolerance)
+
+
+@pytest.fixture(scope="session")
+def record_parity(pytestconfig):
+    """record_parity(pair, quantity, error, tolerance): asserts error <= tolerance, and keeps the
+    largest error of each (pair, quantity) for the table at the end of the run."""
+
+    def record(pair: str, quantity: str, error: float, tolerance: float) -> None:
+        error, tolerance = float(error), float(tolerance)
+        keep_largest(pytestconfig.stash[PARITY], (pair, quantity), error, tolerance)
+        assert error <= tolerance, f"{pair}, {quantity}: error {error:.3g} > {tolerance:.3g}"
+
+    return record
+
+
+def pytest_configure(config):
+    config.stash[PARITY] = {}
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):  # a worker of pytest-xdist hands its part over
+        rows = [[*key, *value] for key, value in session.config.stash[PARITY].items()]
+        session.config.workeroutput["parity"] = rows
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    for pair, quantity, *value in getattr(node, "workeroutput", {}).get("parity", []):
+        keep_largest(node.config.stash[PARITY], (pair, quantity), *value)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    table = config.stash[PARITY]
+    if not table:
+        return
+    rows = [("pair", "quantity", "largest error", "tolerance")]
+    rows += [(*key, f"{error:.2e}", f"{tol:.2e}") for key, (error, tol) in sorted(table.items())]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    terminalreporter.section("parity")
+    for row in rows:
+        cells = [
+            cell.ljust(w) if i < 2 else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        terminalreporter.write_line("  ".join(cells).rstrip())

@@ -1,0 +1,120 @@
+"""The whole model in float64 numpy, one document at a time, as the equations are written on paper.
+
+Slow and obvious: the oracle where no library is one (global attention, gates of any number of
+blocks, any share of rotated dimensions, any convolution width).
+"""
+
+import ml_dtypes
+import numpy as np
+
+from griffin_eval.config import GriffinConfig
+
+
+def reference_logits(
+    config: GriffinConfig, weights: dict[str, np.ndarray], tokens: np.ndarray
+) -> np.ndarray:
+    """Logits ``[T, V]`` after every token of one document ``[T]``."""
+    p = {name: np.asarray(value, np.float64) for name, value in weights.items()}
+    embedding = p["model.embed_tokens.weight"]
+    x = embedding[tokens]
+    if config.embedding_scale:  # the factor was rounded to bfloat16 in training
+        x = x * float(np.sqrt(np.float32(config.width)).astype(ml_dtypes.bfloat16))
+    for i, block_type in enumerate(config.block_types):
+        layer = _below(p, f"model.layers.{i}.")
+        temporal = _recurrent if block_type == "recurrent" else _attention
+        normed = _rms_norm(config, x, layer["temporal_pre_norm.weight"])
+        x = x + temporal(config, _below(layer, "temporal_block."), normed, block_type)
+        normed = _rms_norm(config, x, layer["channel_pre_norm.weight"])
+        x = x + _mlp(_below(layer, "mlp_block."), normed)
+    logits = _rms_norm(config, x, p["model.final_norm.weight"]) @ embedding.T
+    cap = config.logits_soft_cap
+    return cap * np.tanh(logits / cap) if cap else logits
+
+
+def _below(p, prefix):
+    return {
+        name.removeprefix(prefix): value for name, value in p.items() if name.startswith(prefix)
+    }
+
+
+def _linear(p, name, x):
+    return x @ p[f"{name}.weight"].T + p.get(f"{name}.bias", 0.0)
+
+
+def _rms_norm(config, x, weight):
+    return x / np.sqrt(np.mean(x**2, -1, keepdims=True) + config.norm_eps) * (1 + weight)
+
+
+def _gelu(x):
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def _sigmoid(x):
+    return np.exp(-np.logaddexp(0, -x))
+
+
+def _mlp(p, x):
+    return _linear(p, "down_proj", _gelu(_linear(p, "gate_proj", x)) * _linear(p, "up_proj", x))
+
+
+def _recurrent(config, p, x, block_type):
+    y_branch = _gelu(_linear(p, "linear_y", x))
+    x_branch = _conv(p, _linear(p, "linear_x", x))
+    return _linear(p, "linear_out", rg_lru(_below(p, "rg_lru."), x_branch) * y_branch)
+
+
+def _conv(p, x):
+    taps = p["conv_1d.weight"][:, 0]  # [L, taps], the last one for the current token
+    y = np.tile(p["conv_1d.bias"], (len(x), 1))
+    for t in range(len(x)):
+        for age in range(min(t + 1, taps.shape[1])):
+            y[t] += taps[:, -1 - age] * x[t - age]
+    return y
+
+
+def rg_lru(p: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+    """Every h_t ``[T, L]`` of the RG-LRU over one document ``[T, L]`` (section 2.4)."""
+
+    def gate(name, x_t):
+        w, b = p[f"{name}_gate_weight"], p[f"{name}_gate_bias"]
+        blocks = x_t.reshape(len(w), -1)
+        return _sigmoid(np.stack([v @ m + c for v, m, c in zip(blocks, w, b, strict=True)]).ravel())
+
+    h = np.zeros(x.shape[1])
+    out = []
+    for t, x_t in enumerate(x):
+        r_t, i_t = gate("recurrent", x_t), gate("input", x_t)
+        log_a = -8 * np.logaddexp(0, p["recurrent_param"]) * r_t
+        if t == 0:
+            h = i_t * x_t
+        else:
+            h = np.exp(log_a) * h + np.sqrt(-np.expm1(2 * log_a)) * (i_t * x_t)
+        out.append(h)
+    return np.stack(out)
+
+
+def _attention(config, p, x, block_type):
+    length, heads, dim = len(x), config.num_heads, config.width // config.num_heads
+    q = _linear(p, "q_proj", x).reshape(length, heads, dim)
+    k, v = _linear(p, "k_proj", x), _linear(p, "v_proj", x)
+    q = np.stack([_rope(config, q[t], t) for t in range(length)])
+    k = np.stack([_rope(config, k[t], t) for t in range(length)])
+    mixed = np.empty_like(q)
+    for t in range(length):
+        first = 0 if block_type == "global_attention" else max(0, t + 1 - config.visible_keys)
+        scores = q[t] @ k[first : t + 1].T / np.sqrt(dim)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        mixed[t] = weights / weights.sum(-1, keepdims=True) @ v[first : t + 1]
+    return _linear(p, "o_proj", mixed.reshape(length, -1))
+
+
+def _rope(config, x, position):
+    rotated = round(x.shape[-1] * config.rope_fraction)
+    half = rotated // 2
+    angle = position / config.rope_base ** (2 * np.arange(half) / rotated)
+    first, second, rest = x[..., :half], x[..., half:rotated], x[..., rotated:]
+    turned = (
+        first * np.cos(angle) - second * np.sin(angle),
+        second * np.cos(angle) + first * np.sin(angle),
+    )
+    return np.concatenate([*turned, rest], -1)

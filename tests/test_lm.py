@@ -1,0 +1,245 @@
+"""`GriffinLM` against lm-eval's own hf model and against transformers, request by request."""
+
+import json
+import logging
+import shutil
+from pydoc_data.topics import topics
+
+import numpy as np
+import pytest
+from lm_eval.api.instance import Instance
+from lm_eval.evaluator import simple_evaluate
+from lm_eval.models.huggingface import HFLM
+
+from griffin_eval.errors import ArgumentError
+from griffin_eval.generation import Prompt, generate
+from griffin_eval.lm import GriffinLM
+
+TEXT = topics["numbers"] + topics["strings"]
+PAIRS = [
+    ("The unary minus", " operator"),
+    ("The unary minus operator ", "yields"),  # the space moves to the continuation
+    ("The", " unary operator yields the negation of its numeric argument."),
+    ("", "An empty context"),
+    ("x", "y"),
+    (TEXT[:1500], TEXT[1500:1600]),  # past the window
+    (TEXT[:1500], " something else"),
+    ("The unary minus", " operator"),
+]
+
+
+def instances(kind, arguments):
+    return [Instance(kind, {}, args, i) for i, args in enumerate(arguments)]
+
+
+@pytest.fixture(scope="module")
+def hf(checkpoint):
+    return HFLM(pretrained=str(checkpoint), dtype="float32", device="cpu", max_length=8192)
+
+
+@pytest.fixture(scope="module", params=["torch", "jax"])
+def lm(request, checkpoint):
+    return GriffinLM(pretrained=str(checkpoint), framework=request.param, batch_size=3)
+
+
+def relative(found: float, expected: float) -> float:
+    return abs(found - expected) / max(1.0, abs(expected))
+
+
+def test_loglikelihood_equals_hf(lm, hf, record_parity):
+    requests = instances("loglikelihood", PAIRS)
+    for found, expected in zip(
+        lm.loglikelihood(requests), hf.loglikelihood(requests, disable_tqdm=True), strict=True
+    ):
+        error = relative(found[0], expected[0])
+        record_parity(
+            f"lm-eval hf - {lm.runner.framework}", "log-likelihood, relative", error, 1e-4
+        )
+        assert found[1] == expected[1]
+
+
+def test_greedy_flag_is_true_for_what_the_model_would_say(lm):
+    (text,) = lm.generate_until(instances("generate_until", [("The", {"max_gen_toks": 5})]))
+    found = lm.loglikelihood(instances("loglikelihood", [("The", text), ("The", " unlikely")]))
+    assert [greedy for _, greedy in found] == [True, False]
+
+
+def test_generation_equals_hf_at_batch_size_1(lm, hf):
+    kwargs = {"until": ["\n", "z"], "max_gen_toks": 20, "do_sample": False}
+    contexts = ["The", TEXT[:700], "def f(x):", TEXT[100:180]]
+    requests = instances("generate_until", [(c, kwargs) for c in contexts])
+    assert lm.generate_until(requests) == hf.generate_until(requests, disable_tqdm=True)
+
+
+def test_generation_arguments_are_per_request(lm):
+    asked = [("The", {"max_gen_toks": n, "until": u}) for n, u in [(3, []), (9, []), (9, [" "])]]
+    short, long, cut = lm.generate_until(instances("generate_until", asked))
+    assert long.startswith(short) and len(long) > len(short)
+    assert long.startswith(cut) and " " not in cut
+
+
+def test_stop_strings_across_tokens(lm):
+    (free,) = lm.generate_until(instances("generate_until", [("The", {"max_gen_toks": 30})]))
+    ids = lm.tok_encode(free, add_special_tokens=False)
+    stop = lm.tokenizer.decode(ids[3:6], skip_special_tokens=False)[1:]  # parts of three tokens
+    (cut,) = lm.generate_until(
+        instances("generate_until", [("The", {"max_gen_toks": 30, "until": [stop]})])
+    )
+    assert cut == free.split(stop)[0] != free
+
+
+def test_unsupported_generation_arguments_are_named(lm):
+    with pytest.raises(ArgumentError, match="num_beams"):
+        lm.generate_until(instances("generate_until", [("The", {"num_beams": 4})]))
+
+
+def test_rolling_is_one_pass_with_one_bos(lm, reference_logprobs, record_parity):
+    documents = [TEXT[:3000], "x", TEXT[5000:5400]]
+    found = lm.loglikelihood_rolling(instances("loglikelihood_rolling", [(d,) for d in documents]))
+    for document, total in zip(documents, found, strict=True):
+        ids = [lm.tokenizer.bos_token_id, *lm.tokenizer.encode(document)]
+        error = relative(total, reference_logprobs(ids)[0].sum())
+        pair = f"transformers - {lm.runner.framework}"
+        record_parity(pair, "rolling log-likelihood, relative", error, 1e-5)
+
+
+def test_hf_also_scores_bos_given_bos(lm, hf, reference_logprobs):
+    (ours,) = lm.loglikelihood_rolling(instances("loglikelihood_rolling", [(TEXT[:400],)]))
+    (theirs,) = hf.loglikelihood_rolling(instances("loglikelihood_rolling", [(TEXT[:400],)]))
+    bos = lm.tokenizer.bos_token_id
+    ids = [bos, bos, *lm.tokenizer.encode(TEXT[:400])]
+    assert relative(theirs, reference_logprobs(ids)[0].sum()) < 1e-5
+    assert abs(ours - theirs) > 0.1
+
+
+def test_exactly_one_bos(lm):
+    bos = lm.tokenizer.bos_token_id
+    plain = lm.tok_encode("text", add_special_tokens=False)
+    assert bos not in plain
+    assert lm.tok_encode("text") == lm.tok_encode("<bos>text") == [bos, *plain]
+
+
+def test_max_length_cuts_from_the_left_with_one_warning(checkpoint, reference_logprobs, caplog):
+    lm = GriffinLM(pretrained=str(checkpoint), framework="torch", max_length=50)
+    with caplog.at_level(logging.WARNING, "griffin_eval"):
+        found = lm.loglikelihood(instances("loglikelihood", [(TEXT[:900], " end"), PAIRS[5]]))
+    assert len([r for r in caplog.records if "max_length=50" in r.getMessage()]) == 1
+    ids = lm.tok_encode(TEXT[:900] + " end")
+    count = len(ids) - len(lm.tok_encode(TEXT[:900]))
+    expected = reference_logprobs(ids[-51:])[0][-count:].sum()
+    assert relative(found[0][0], expected) < 1e-5
+    (cut,) = lm.generate_until(instances("generate_until", [(TEXT[:900], {"max_gen_toks": 9})]))
+    generate(
+        lm.runner,
+        [Prompt(lm.tok_encode(TEXT[:900])[-41:], 9)],
+        batch_size=1,
+        eos_ids=frozenset(),
+        done=lambda _, new: ids.__setitem__(slice(None), new),
+    )
+    assert cut == lm.tokenizer.decode(ids, skip_special_tokens=True)
+    with pytest.raises(ArgumentError, match="max_length=50"):
+        lm.loglikelihood(instances("loglikelihood", [("The", TEXT[:900])]))
+    with pytest.raises(ArgumentError, match="leaves no room"):
+        lm.generate_until(instances("generate_until", [("The", {"max_gen_toks": 50})]))
+
+
+def test_prefix_token_and_window_change_the_numbers(checkpoint):
+    requests = instances("loglikelihood", [("", "An empty context"), (TEXT[:1500], " a")])
+
+    def scores(**arguments):
+        lm = GriffinLM(pretrained=str(checkpoint), framework="torch", **arguments)
+        return [score for score, _ in lm.loglikelihood(requests)]
+
+    usual = scores()
+    prefixed, windowed = scores(prefix_token_id=5), scores(window=16)
+    assert prefixed[0] != usual[0] and prefixed[1] == usual[1]
+    assert windowed[1] != usual[1]
+
+
+def test_auto_batch_size_is_chosen_and_logged(checkpoint, caplog):
+    lm = GriffinLM(
+        pretrained=str(checkpoint), framework="torch", batch_size="auto:2", max_batch_size=4
+    )
+    with caplog.at_level(logging.INFO, "griffin_eval"):
+        lm.loglikelihood(instances("loglikelihood", PAIRS))
+    assert lm.batch_size in (1, 2, 4)
+    assert f"batch_size=auto chose {lm.batch_size}" in caplog.text
+
+
+def test_cuda_that_is_not_there_is_logged(checkpoint, caplog):
+    with caplog.at_level(logging.INFO, "griffin_eval"):
+        for framework in ("torch", "jax"):
+            GriffinLM(pretrained=str(checkpoint), framework=framework, device="cuda:0")
+    assert caplog.text.count("there is no device cuda:0 here: running on cpu") == 2
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_close(checkpoint, framework, dtype, record_parity):
+    requests = instances("loglikelihood", PAIRS)
+    half = GriffinLM(pretrained=str(checkpoint), framework=framework, dtype=dtype)
+    full = GriffinLM(pretrained=str(checkpoint), framework=framework)
+    assert half.get_model_info()["model_dtype"] == dtype
+    for low, high in zip(half.loglikelihood(requests), full.loglikelihood(requests), strict=True):
+        error = relative(low[0], high[0])
+        bound = {"bfloat16": 0.02, "float16": 0.003}[dtype]
+        record_parity(f"float32 - {dtype}", f"{framework} log-likelihood, relative", error, bound)
+
+
+def test_chat_template_has_one_bos(checkpoint, tmp_path):
+    folder = shutil.copytree(checkpoint, tmp_path / "chat")
+    (folder / "chat_template.jinja").write_text(
+        "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<model>{% endif %}"
+    )
+    lm = GriffinLM(pretrained=str(folder), framework="torch")
+    text = lm.apply_chat_template([{"role": "user", "content": "hello"}])
+    assert text == "<bos><user>hello\n<model>"
+    assert lm.tok_encode(text).count(lm.tokenizer.bos_token_id) == 1
+    assert lm.chat_template(True) and lm.tokenizer_name
+
+
+def test_cache_of_one_model_is_not_read_by_another(checkpoint, tmp_path):
+    import torch
+    from transformers import RecurrentGemmaForCausalLM
+
+    other = shutil.copytree(checkpoint, tmp_path / "other")
+    model = RecurrentGemmaForCausalLM.from_pretrained(checkpoint)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(1.5)
+    model.save_pretrained(other)
+
+    def bits(folder, cache, calls=None):
+        lm = GriffinLM(pretrained=str(folder), framework="torch")
+        if calls is not None:
+            lm.runner.step = lambda *_: calls.append(1)
+        results = simple_evaluate(
+            lm, tasks=["griffin_pydoc_rolling"], limit=2, use_cache=cache, bootstrap_iters=0
+        )
+        return results["results"]["griffin_pydoc_rolling"]["bits_per_byte,none"]
+
+    cache = str(tmp_path / "cache")
+    first, second = bits(checkpoint, cache), bits(other, cache)
+    assert first != second == bits(other, None)
+    computed = []
+    assert (bits(checkpoint, cache, computed), bits(other, cache, computed)) == (first, second)
+    assert not computed  # both were answered from the file
+
+
+def test_results_record_what_was_run(lm):
+    results = simple_evaluate(lm, tasks=["griffin_pydoc_choice"], limit=2, bootstrap_iters=0)
+    config = results["config"]
+    assert config["model_framework"] == lm.runner.framework
+    assert config["model_visible_keys"] == 128
+    assert config["model_dtype"] == "float32"
+    json.dumps(lm.get_model_info())
+
+
+def test_sampling_follows_the_global_seed(lm):
+    request = instances("generate_until", [("The", {"do_sample": True, "temperature": 1.5})])
+
+    def text(seed):
+        np.random.seed(seed)
+        return lm.generate_until(request)
+
+    assert text(1) == text(1) != text(2)

@@ -1,0 +1,148 @@
+"""What runs in which precision: bfloat16 models, and positions far into a document."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from parity import BASE, HAWK, PAPER, compare, relative_error, tokens, weights
+from parity_reference import reference_logits, rg_lru
+from parity_twins import TWINS, leaves, to_numpy, twin
+
+from griffin_eval.model_jax import layers as jax_layers
+from griffin_eval.model_jax import state as jax_state
+from griffin_eval.model_torch import griffin as torch_griffin
+from griffin_eval.model_torch import layers as torch_layers
+from griffin_eval.model_torch import state as torch_state
+
+LONG = 2 * BASE.visible_keys + 3
+
+
+def rounded(values, *, keep="recurrent_param"):
+    """The weights a bfloat16 model has: all rounded but Λ."""
+    return {
+        name: v if name.endswith(keep) else v.astype(ml_dtypes.bfloat16).astype(np.float32)
+        for name, v in values.items()
+    }
+
+
+@pytest.mark.parametrize("config", [BASE, PAPER], ids=["base", "paper"])
+@pytest.mark.parametrize("ours", TWINS)
+def test_bfloat16_logits_stay_near_the_equations(ours, config, record_parity):
+    values, ids = rounded(weights(config)), tokens(config, 2, LONG)
+    expected = np.stack([reference_logits(config, values, row) for row in ids])
+    found = twin(ours, config, "bfloat16").logits(ids)
+    assert found.dtype == np.float32
+    compare(record_parity, f"{ours} - equations", "logits, bfloat16", found, expected)
+
+
+@pytest.mark.parametrize("ours", TWINS)
+def test_a_bfloat16_model_keeps_lambda_and_the_recurrent_state_in_float32(ours):
+    model = twin(ours, BASE, "bfloat16")
+    initial = model.init_state(2)
+    _, state = model.step(tokens(BASE, 2, 5), [5, 3], initial)
+    for layers in (initial.layers, state.layers):
+        assert str(layers[0].h.dtype).endswith("float32")
+        assert str(layers[0].conv.dtype).endswith("bfloat16")
+        assert str(layers[2].k.dtype).endswith("bfloat16")
+    recurrent = model.model.model.layers[0].temporal_block.rg_lru
+    assert str(recurrent.recurrent_param.dtype).endswith("float32")
+    assert str(recurrent.input_gate_weight.dtype).endswith("bfloat16")
+
+
+def run_rg_lru(ours, config, values, x):
+    """Output and last state of the first layer's RG-LRU, in a bfloat16 model, over x ``[T, L]``."""
+    block = TWINS[ours](config, values, "bfloat16").model.model.layers[0].temporal_block.rg_lru
+    length = len(x)
+    if ours == "torch":
+        zeros = torch.zeros(1, length, 1)
+        positions = torch.arange(length)[None]
+        chunk = torch_state.Chunk(positions, torch.tensor([length]), positions < 0, zeros, zeros)
+        with torch.no_grad():
+            return block(torch.tensor(x)[None].bfloat16(), chunk, torch.zeros(1, x.shape[1]))
+    zeros = jnp.zeros((1, length, 1))
+    positions = jnp.arange(length, dtype=jnp.int32)[None]
+    chunk = jax_state.Chunk(positions, jnp.array([length]), positions < 0, zeros, zeros)
+    return block(jnp.asarray(x[None], jnp.bfloat16), chunk, jnp.zeros((1, x.shape[1])))
+
+
+@pytest.mark.parametrize("ours", TWINS)
+def test_the_recurrence_of_a_bfloat16_model_is_computed_in_float32(ours, record_parity):
+    config = replace(BASE, block_pattern=HAWK, num_layers=1)
+    values = rounded(weights(config, slow=-9.0))
+    x = np.random.default_rng(0).standard_normal((200, config.lru_width))
+    x = x.astype(ml_dtypes.bfloat16).astype(np.float32)
+    prefix = "model.layers.0.temporal_block.rg_lru."
+    params = {n.removeprefix(prefix): v.astype(float) for n, v in values.items() if prefix in n}
+    expected = rg_lru(params, x.astype(float))
+
+    y, h = map(to_numpy, run_rg_lru(ours, config, values, x))
+    compare(record_parity, f"{ours} - equations", "state of a bfloat16 RG-LRU", h[0], expected[-1])
+    assert (np.abs(y[0] - expected) <= 2**-8 * np.abs(expected) + 1e-6).all()  # rounded once
+
+    # Had Λ been rounded as well, it would show.
+    params["recurrent_param"] = params["recurrent_param"].astype(ml_dtypes.bfloat16).astype(float)
+    assert relative_error(rg_lru(params, x.astype(float))[-1], expected[-1]) > 1e-3
+
+
+@pytest.mark.parametrize("ours", TWINS)
+def test_parts_of_the_vocabulary_give_the_same_logits(ours, monkeypatch):
+    model = TWINS[ours](BASE, weights(BASE), "bfloat16")
+    ids = tokens(BASE, 2, 5)
+    whole = model.logits(ids)
+    if not hasattr(torch_griffin, "LOGIT_ROWS") or ours == "jax":
+        pytest.skip("this twin takes the vocabulary whole")
+    monkeypatch.setattr(torch_griffin, "LOGIT_ROWS", 7)
+    np.testing.assert_allclose(model.logits(ids), whole, rtol=1e-6, atol=1e-6)
+
+
+FAR = np.array([[0, 1, 255, 256, 65_535, 1_000_000, 16_777_217, 123_456_789, 2**31 - 1]])
+
+
+def exact_rotation(rotary_dim, base):
+    wide = np.longdouble
+    frequency = wide(base) ** -(np.arange(0, rotary_dim, 2).astype(wide) / rotary_dim)
+    angle = FAR[:, :, None].astype(wide) * frequency
+    return np.cos(angle).astype(float), np.sin(angle).astype(float)
+
+
+def rotation(ours, dtype):
+    if ours == "torch":
+        return torch_layers.rotation(torch.from_numpy(FAR), 128, 10_000.0, getattr(torch, dtype))
+    return jax_layers.rotation(jnp.asarray(FAR, jnp.int32), 128, 10_000.0, jnp.dtype(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("ours", TWINS)
+def test_rotations_are_exact_at_any_position(ours, dtype, record_parity):
+    found = rotation(ours, dtype)
+    for array, expected in zip(found, exact_rotation(128, 10_000.0), strict=True):
+        assert str(array.dtype).endswith("float32")
+        compare(record_parity, f"{ours} - float128", "rotation", to_numpy(array), expected)
+
+
+def test_angles_from_float32_positions_would_not_be():
+    frequency = np.float32(10_000.0) ** -(np.arange(0, 128, 2, dtype=np.float32) / np.float32(128))
+    angle = FAR[:, :, None].astype(np.float32) * frequency
+    million = FAR[0] == 1_000_000
+    cos, _ = exact_rotation(128, 10_000.0)
+    assert np.abs(np.cos(angle) - cos)[:, million].max() > 0.01
+
+
+@pytest.mark.parametrize("position", [1_000_000, 2**31 - 100])
+@pytest.mark.parametrize("ours", TWINS)
+def test_a_million_tokens_on_nothing_changes_but_the_position(ours, position, record_parity):
+    # The state is zero but for its position: every zero key scores zero wherever it stood, and all
+    # else depends on distances alone.
+    model = twin(ours, BASE)
+    ids = tokens(BASE, 2, LONG)
+    lengths = [LONG, LONG - 4]
+    near, far = (
+        model.step(ids, lengths, model.with_position(model.init_state(2), start))
+        for start in (1000, position)
+    )
+    assert leaves(far[1])[0].tolist() == [position + n for n in lengths]
+    found, expected = (np.concatenate([h[0], h[1][: LONG - 4]]) for h, _ in (far, near))
+    compare(record_parity, f"{ours} far - near", "hidden", found, expected)
