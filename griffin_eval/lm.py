@@ -294,21 +294,21 @@ class GriffinLM(TemplateLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continuations, cut before the first stop string; requests with the same generation
         arguments run in one batch."""
+        asked: list[Any] = [request.args for request in requests]  # (context, arguments)
         answers = [""] * len(requests)
         groups: dict[str, list[int]] = {}
-        for index, request in enumerate(requests):
-            groups.setdefault(repr(sorted(request.args[1].items())), []).append(index)
+        for index, (_, arguments) in enumerate(asked):
+            groups.setdefault(repr(sorted(arguments.items())), []).append(index)
         seed = int(np.random.randint(2**31))  # lm_eval seeds numpy's global generator
         with self._bar("Running generate_until requests", len(requests), disable_tqdm) as bar:
             for members in groups.values():
-                self._generate(requests, members, seed, answers, bar)
+                self._generate(asked, members, seed, answers, bar)
         return answers
 
     def _generate(
-        self, requests: list[Instance], members: list[int], seed: int, answers: list[str], bar: tqdm
+        self, asked: list[Any], members: list[int], seed: int, answers: list[str], bar: tqdm
     ) -> None:
-        asked = requests[members[0]].args[1]
-        sampling, until, max_new_tokens = _generation_arguments(asked)
+        sampling, until, max_new_tokens = _generation_arguments(asked[members[0]][1])
         if self._max_length is not None and max_new_tokens >= self._max_length:
             raise ArgumentError(
                 f"max_gen_toks={max_new_tokens} leaves no room for a prompt in "
@@ -316,22 +316,21 @@ class GriffinLM(TemplateLM):
             )
         prompts = []
         for index in members:
-            ids = self.tok_encode(requests[index].args[0])
+            ids = self.tok_encode(asked[index][0])
             ids = self._fit(ids or [self._prefix_token_id], self.max_length - max_new_tokens)
             prompts.append(Prompt(ids, max_new_tokens))
 
-        def text_of(ids: list[int]) -> str:
-            return self.tokenizer.decode(ids, skip_special_tokens=True)
-
         def stop(_: int, ids: list[int]) -> bool:
-            text = text_of(ids)
+            # A stop string may be a special token, such as <end_of_turn>.
+            text = self.tokenizer.decode(ids, skip_special_tokens=False)
             return any(s in text for s in until)
 
         def done(position: int, ids: list[int]) -> None:
             index = members[position]
-            text = postprocess_generated_text(text_of(ids), until, None)
+            text = self.tokenizer.decode(ids, skip_special_tokens=True)
+            text = postprocess_generated_text(text, until, None)
             answers[index] = text
-            self.cache_hook.add_partial("generate_until", requests[index].args, text)
+            self.cache_hook.add_partial("generate_until", asked[index], text)
             bar.update()
 
         generate(

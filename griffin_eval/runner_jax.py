@@ -117,9 +117,9 @@ def _normalise(logits: Array, target: Array, dtype: str) -> tuple[Array, Array]:
     return chosen - jax.nn.logsumexp(logits, axis=1), jnp.argmax(logits, axis=1)
 
 
-def choose_device(device: str | None) -> jax.Device:
-    """The device asked for; lm_eval asks for cuda:0 unless told otherwise, so where there is none
-    (or None is given) it is JAX's default device, and the log says so.
+def choose_device(device: str | None) -> Any:
+    """The jax.Device asked for; lm_eval asks for cuda:0 unless told otherwise, so where none is
+    there (or None is given) it is JAX's default device, and the log says so.
 
     Raises:
         ArgumentError: not the name of a device.

@@ -1,5 +1,7 @@
 """The residual block: temporal mixing (recurrent or multi-query attention), then a gated MLP."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -112,7 +114,7 @@ class ResidualBlock(nnx.Module):
     """Pre-norm residual pattern: temporal mixing, then the MLP (figure 2a)."""
 
     def __init__(self, config: GriffinConfig, block_type: BlockType, params: Scope):
-        temporal = RecurrentBlock if block_type == "recurrent" else AttentionBlock
+        temporal: Any = RecurrentBlock if block_type == "recurrent" else AttentionBlock
         self.temporal_pre_norm = RMSNorm(config, params / "temporal_pre_norm")
         self.temporal_block = temporal(config, params / "temporal_block")
         self.channel_pre_norm = RMSNorm(config, params / "channel_pre_norm")

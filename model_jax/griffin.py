@@ -136,6 +136,7 @@ class Griffin(nnx.Module):
             c.block_types, self.model.layers, state.layers, strict=True
         ):
             if block_type == "global_attention":
+                assert isinstance(before, AttentionState)
                 lost = (positions > before.k.shape[1]) & ~chunk.padding
                 x = jnp.where(lost[:, :, None], jnp.nan, x)
             x, after = block(x, chunk, before)

@@ -16,7 +16,7 @@ from griffin_eval.model_jax.griffin import Griffin, param_dtype
 def load(
     folder: str | Path,
     dtype: Any = None,
-    device: jax.Device | None = None,
+    device: Any = None,
     visible_keys: int | None = None,
 ) -> Griffin:
     """Loads a Hugging Face RecurrentGemma folder, tensor by tensor.
@@ -27,7 +27,7 @@ def load(
     Args:
         folder: holds config.json and safetensors.
         dtype: to run in; None for that of the checkpoint. Λ is float32 at least.
-        device: to run on; None for JAX's default.
+        device: the jax.Device to run on; None for JAX's default.
         visible_keys: overrides the config's.
 
     Raises:

@@ -1,5 +1,7 @@
 """The residual block: temporal mixing (recurrent or multi-query attention), then a gated MLP."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -101,7 +103,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, config: GriffinConfig, block_type: BlockType, params: Scope):
         super().__init__()
-        temporal = RecurrentBlock if block_type == "recurrent" else AttentionBlock
+        temporal: Any = RecurrentBlock if block_type == "recurrent" else AttentionBlock
         self.temporal_pre_norm = RMSNorm(config, params / "temporal_pre_norm")
         self.temporal_block = temporal(config, params / "temporal_block")
         self.channel_pre_norm = RMSNorm(config, params / "channel_pre_norm")

@@ -140,6 +140,7 @@ class Griffin(nn.Module):
             c.block_types, self.model.layers, state.layers, strict=True
         ):
             if block_type == "global_attention":
+                assert isinstance(before, AttentionState)
                 lost = (positions > before.k.shape[1]) & ~chunk.padding
                 x = torch.where(lost[:, :, None], torch.nan, x)
             x, after = block(x, chunk, before)

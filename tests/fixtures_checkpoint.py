@@ -8,7 +8,7 @@ from griffin_eval.demo import VOCABULARY, write_checkpoint
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
-    """A RecurrentGemma folder written by transformers: width 128, window 128, tokenizer included."""
+    """A RecurrentGemma folder written by transformers: width and window 128, tokenizer included."""
     folder = tmp_path_factory.mktemp("checkpoint")
     write_checkpoint(folder)
     return folder

@@ -180,7 +180,7 @@ TWINS = {"torch": TorchTwin, "jax": JaxTwin}
 
 @functools.cache
 def twin(name: str, config: GriffinConfig, dtype: str = "float32"):
-    """The twin of this name with `parity.weights`, made once, so that JAX compiles each shape once."""
+    """The twin of this name with `parity.weights`, made once: JAX compiles each shape once."""
     return TWINS[name](config, weights(config), dtype)
 
 

@@ -148,7 +148,7 @@ def test_what_stands_in_the_padding_does_not_matter(ours, model):
     padding = np.arange(19) >= lengths[:, None]
     ids = tokens(subject.config, 4, 19)
     garbage = np.where(padding, tokens(subject.config, 4, 19, seed=9), ids)
-    # Not even a document that would outgrow the capacity: 19 tokens fit, and the padding is not read.
+    # Not even for the capacity of global attention, which is 19.
     first, second = (subject.step(i, lengths, subject.init_state(4, 19)) for i in (ids, garbage))
     np.testing.assert_array_equal(first[0][~padding], second[0][~padding])
     for one, other in zip(leaves(first[1]), leaves(second[1]), strict=True):

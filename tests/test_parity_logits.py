@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 from parity import (
     BASE,
     MODELS,
@@ -13,6 +14,7 @@ from parity import (
     RECURRENTGEMMA,
     TRANSFORMERS_ONLY,
     compare,
+    configs,
     relative_error,
     tokens,
     weights,
@@ -79,6 +81,26 @@ def test_float64_logits_equal_the_equations(model, record_parity):
         assert found.dtype == np.float64
         pair = f"{ours} - equations"
         compare(record_parity, pair, "logits, float64", found, reference(config, ids))
+
+
+def any_config_equals_the_equations(ours, config, record_parity):
+    values, ids = weights(config), tokens(config, 1, 12)
+    expected = reference_logits(config, values, ids[0])[None]
+    found = TWINS[ours](config, values, "float64").logits(ids, capacity=12)
+    compare(record_parity, f"{ours} - equations", "logits, any config", found, expected)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(config=configs())
+def test_any_config_equals_the_equations_in_torch(config, record_parity):
+    any_config_equals_the_equations("torch", config, record_parity)
+
+
+@pytest.mark.slow  # compiles every model
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(config=configs())
+def test_any_config_equals_the_equations_in_jax(config, record_parity):
+    any_config_equals_the_equations("jax", config, record_parity)
 
 
 @pytest.mark.parametrize("ours", TWINS)

@@ -52,50 +52,92 @@ def test_a_bfloat16_model_keeps_lambda_and_the_recurrent_state_in_float32(ours):
     assert str(recurrent.input_gate_weight.dtype).endswith("bfloat16")
 
 
-def run_rg_lru(ours, config, values, x):
-    """Output and last state of the first layer's RG-LRU, in a bfloat16 model, over x ``[T, L]``."""
-    block = TWINS[ours](config, values, "bfloat16").model.model.layers[0].temporal_block.rg_lru
-    length = len(x)
+def first_layer(ours, config, values):
+    """The first layer of a bfloat16 model, and a function that makes arrays bfloat16."""
+    layer = TWINS[ours](config, values, "bfloat16").model.model.layers[0]
     if ours == "torch":
-        zeros = torch.zeros(1, length, 1)
-        positions = torch.arange(length)[None]
-        chunk = torch_state.Chunk(positions, torch.tensor([length]), positions < 0, zeros, zeros)
-        with torch.no_grad():
-            return block(torch.tensor(x)[None].bfloat16(), chunk, torch.zeros(1, x.shape[1]))
-    zeros = jnp.zeros((1, length, 1))
-    positions = jnp.arange(length, dtype=jnp.int32)[None]
-    chunk = jax_state.Chunk(positions, jnp.array([length]), positions < 0, zeros, zeros)
-    return block(jnp.asarray(x[None], jnp.bfloat16), chunk, jnp.zeros((1, x.shape[1])))
+        return layer, lambda x: torch.tensor(x).bfloat16()
+    return layer, lambda x: jnp.asarray(x, jnp.bfloat16)
+
+
+def one_document(ours, length):
+    """What the blocks are told of a batch of one row, a document from its start."""
+    if ours == "torch":
+        zeros, positions = torch.zeros(1, length, 1), torch.arange(length)[None]
+        return torch_state.Chunk(positions, torch.tensor([length]), positions < 0, zeros, zeros)
+    zeros, positions = jnp.zeros((1, length, 1)), jnp.arange(length, dtype=jnp.int32)[None]
+    return jax_state.Chunk(positions, jnp.array([length]), positions < 0, zeros, zeros)
+
+
+def assert_rounded_once(found, expected):
+    """half a unit in the last of 8 bits, and a hair for float32 itself."""
+    assert str(found.dtype).endswith("bfloat16")
+    error = np.abs(to_numpy(found).astype(float) - expected)
+    assert (error <= 2**-8 * 1.01 * np.abs(expected) + 1e-6).all()
+
+
+HAWK_LAYER = replace(BASE, block_pattern=HAWK, num_layers=1)
+
+
+def bfloat16_noise(*shape):
+    x = np.random.default_rng(0).standard_normal(shape)
+    return x.astype(ml_dtypes.bfloat16).astype(float)
 
 
 @pytest.mark.parametrize("ours", TWINS)
 def test_the_recurrence_of_a_bfloat16_model_is_computed_in_float32(ours, record_parity):
-    config = replace(BASE, block_pattern=HAWK, num_layers=1)
-    values = rounded(weights(config, slow=-9.0))
-    x = np.random.default_rng(0).standard_normal((200, config.lru_width))
-    x = x.astype(ml_dtypes.bfloat16).astype(np.float32)
+    values = rounded(weights(HAWK_LAYER, slow=-9.0))
+    x = bfloat16_noise(200, HAWK_LAYER.lru_width)
     prefix = "model.layers.0.temporal_block.rg_lru."
     params = {n.removeprefix(prefix): v.astype(float) for n, v in values.items() if prefix in n}
-    expected = rg_lru(params, x.astype(float))
+    expected = rg_lru(params, x)
 
-    y, h = map(to_numpy, run_rg_lru(ours, config, values, x))
-    compare(record_parity, f"{ours} - equations", "state of a bfloat16 RG-LRU", h[0], expected[-1])
-    assert (np.abs(y[0] - expected) <= 2**-8 * np.abs(expected) + 1e-6).all()  # rounded once
+    layer, narrow = first_layer(ours, HAWK_LAYER, values)
+    h0 = torch.zeros(1, x.shape[1]) if ours == "torch" else jnp.zeros((1, x.shape[1]))
+    y, h = layer.temporal_block.rg_lru(narrow(x[None]), one_document(ours, len(x)), h0)
+    assert str(h.dtype).endswith("float32")
+    pair, quantity = f"{ours} - equations", "state of a bfloat16 RG-LRU"
+    compare(record_parity, pair, quantity, to_numpy(h)[0], expected[-1])
+    assert_rounded_once(y[0], expected)
 
     # Had Λ been rounded as well, it would show.
     params["recurrent_param"] = params["recurrent_param"].astype(ml_dtypes.bfloat16).astype(float)
-    assert relative_error(rg_lru(params, x.astype(float))[-1], expected[-1]) > 1e-3
+    assert relative_error(rg_lru(params, x)[-1], expected[-1]) > 1e-3
 
 
 @pytest.mark.parametrize("ours", TWINS)
-def test_parts_of_the_vocabulary_give_the_same_logits(ours, monkeypatch):
-    model = TWINS[ours](BASE, weights(BASE), "bfloat16")
-    ids = tokens(BASE, 2, 5)
-    whole = model.logits(ids)
-    if not hasattr(torch_griffin, "LOGIT_ROWS") or ours == "jax":
-        pytest.skip("this twin takes the vocabulary whole")
-    monkeypatch.setattr(torch_griffin, "LOGIT_ROWS", 7)
-    np.testing.assert_allclose(model.logits(ids), whole, rtol=1e-6, atol=1e-6)
+def test_norm_and_convolution_of_a_bfloat16_model_round_once(ours):
+    values = rounded(weights(HAWK_LAYER))
+    layer, narrow = first_layer(ours, HAWK_LAYER, values)
+    x = 32 * bfloat16_noise(50, HAWK_LAYER.width)
+    weight = values["model.layers.0.temporal_pre_norm.weight"].astype(float)
+    expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * (1 + weight)
+    assert_rounded_once(layer.temporal_pre_norm(narrow(x[None]))[0], expected)
+
+    taps, bias = (
+        values[f"model.layers.0.temporal_block.conv_1d.{part}"].astype(float)
+        for part in ("weight", "bias")
+    )
+    padded = np.concatenate([np.zeros((3, x.shape[1])), x])
+    expected = bias + sum(taps[:, 0, i] * padded[i : i + len(x)] for i in range(4))
+    past = narrow(np.zeros((1, 3, x.shape[1])))
+    y, _ = layer.temporal_block.conv_1d(narrow(x[None]), one_document(ours, len(x)), past)
+    error = np.abs(to_numpy(y)[0] - expected)
+    assert (error <= 2**-8 * 1.01 * np.abs(expected) + 1e-4).all()  # its terms cancel
+
+
+@pytest.mark.parametrize("rows", [7, 16_384])
+@pytest.mark.parametrize("ours", TWINS)
+def test_logits_of_a_bfloat16_model_are_accumulated_in_float32(ours, rows, monkeypatch):
+    monkeypatch.setattr(torch_griffin, "LOGIT_ROWS", rows)
+    model = twin(ours, PAPER, "bfloat16").model
+    hidden = bfloat16_noise(5, PAPER.width)
+    narrow = (
+        torch.tensor(hidden).bfloat16() if ours == "torch" else jnp.asarray(hidden, jnp.bfloat16)
+    )
+    expected = hidden @ rounded(weights(PAPER))["model.embed_tokens.weight"].astype(float).T
+    found = to_numpy(model.logits(narrow))
+    assert relative_error(found, expected) < 1e-6
 
 
 FAR = np.array([[0, 1, 255, 256, 65_535, 1_000_000, 16_777_217, 123_456_789, 2**31 - 1]])
@@ -120,7 +162,7 @@ def test_rotations_are_exact_at_any_position(ours, dtype, record_parity):
     found = rotation(ours, dtype)
     for array, expected in zip(found, exact_rotation(128, 10_000.0), strict=True):
         assert str(array.dtype).endswith("float32")
-        compare(record_parity, f"{ours} - float128", "rotation", to_numpy(array), expected)
+        compare(record_parity, f"{ours} - longdouble", "rotation", to_numpy(array), expected)
 
 
 def test_angles_from_float32_positions_would_not_be():

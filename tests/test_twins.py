@@ -21,8 +21,9 @@ FILES = sorted(path.name for path in TORCH.glob("*.py"))
 SAME_WORD = {
     "torch.dtype": "Any",
     "jnp.dtype": "Any",
+    "torch.device": "Any",
+    "jax.Device": "Any",
     "Any | None": "Any",
-    "torch.device": "jax.Device",
     "torch.float32": "jnp.float32",
     "Tensor": "Array",
     "nn.Module": "nnx.Module",
