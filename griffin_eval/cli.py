@@ -1,5 +1,6 @@
 """The ``griffin-eval`` command."""
 
+import logging
 import sys
 from typing import Annotated
 
@@ -53,7 +54,11 @@ def run(context: typer.Context) -> None:
     except ImportError:
         raise MissingExtraError("lm-eval", "torch") from None
     sys.argv = ["lm_eval", "run", *context.args]
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except ValueError as error:  # lm_eval's word for a task or an argument that does not exist
+        logging.getLogger("lm_eval").debug("where it was raised:", exc_info=True)
+        raise BadInput(error) from error
 
 
 def main() -> None:

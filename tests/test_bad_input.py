@@ -9,7 +9,7 @@ import torch
 from lm_eval.api.instance import Instance
 from safetensors.torch import load_file, save_file
 
-from griffin_eval.errors import ArgumentError, BadInput, CheckpointError
+from griffin_eval.errors import ArgumentError, BadInput, CheckpointError, MissingExtraError
 from griffin_eval.lm import GriffinLM
 from griffin_eval.runners import load_runner
 
@@ -169,3 +169,10 @@ def test_continuation_without_tokens_has_nothing_to_lose(checkpoint):
     lm = GriffinLM(pretrained=str(checkpoint), framework="torch")
     request = Instance("loglikelihood", {}, ("The", ""), 0)
     assert lm.loglikelihood([request]) == [(0.0, True)]
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax", None])
+def test_missing_framework_is_named_with_its_pip_command(checkpoint, framework, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'griffin-eval\[(torch|jax)\]'"):
+        load_runner(checkpoint, framework=framework)

@@ -80,9 +80,10 @@ def test_tasks_are_listed():
         assert task in done.stdout
 
 
-def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path):
+@pytest.mark.parametrize("task", ["griffin_pydoc_choice", "nowhere"])
+def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, task):
     done = run(
-        *("griffin-eval", "run", "--model", "griffin", "--tasks", "griffin_pydoc_choice"),
+        *("griffin-eval", "run", "--model", "griffin", "--tasks", task),
         *("--model_args", f"pretrained={tmp_path / 'nowhere'}"),
     )
     assert done.returncode == 2
