@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from griffin_eval.config import BlockType, GriffinConfig
+from griffin_eval.converters.formats import FORMATS, check_expressible
 from griffin_eval.converters.resolve import brief, read_json
 from griffin_eval.errors import CheckpointError
 
@@ -133,30 +134,7 @@ def to_huggingface(config: GriffinConfig) -> dict[str, Any]:
     Raises:
         CheckpointError: naming every field with a value that transformers cannot express.
     """
-    problems = []
-    if not config.embedding_scale:
-        problems.append("embedding_scale=False: it always scales embeddings")
-    if config.logits_soft_cap == 0:
-        problems.append("logits_soft_cap=0: it always caps, and would divide by zero")
-    if config.lru_width != config.width:
-        problems.append(
-            f"lru_width={config.lru_width}: its cache takes the width ({config.width}) for it"
-        )
-    if config.gate_blocks != config.num_heads:
-        problems.append(
-            f"gate_blocks={config.gate_blocks}: it has num_heads ({config.num_heads}) of them"
-        )
-    if "global_attention" in config.block_types:
-        problems.append("block_pattern with global_attention: its attention is always local")
-    elif "local_attention" not in config.block_types:
-        problems.append("block_pattern without attention (Hawk): its cache needs such a layer")
-    if config.num_layers > 100 * len(config.block_pattern):
-        problems.append(f"num_layers={config.num_layers}: it repeats block_pattern 100 times only")
-    if problems:
-        raise CheckpointError(
-            f"transformers' RecurrentGemma cannot express {'; '.join(problems)}; write another "
-            "format instead"
-        )
+    check_expressible(config, FORMATS["hf"])
     rope = {"rope_theta": float(config.rope_base), "partial_rotary_factor": config.rope_fraction}
     return {
         "architectures": ["RecurrentGemmaForCausalLM"],

@@ -300,16 +300,20 @@ def test_any_json_is_read_or_refused(changes):
         ({"logits_soft_cap": 0}, "logits_soft_cap=0"),
         ({"lru_width": 5120}, "lru_width=5120"),
         ({"gate_blocks": 16}, "gate_blocks=16"),
-        ({"block_pattern": HAWK}, "block_pattern without attention (Hawk)"),
-        ({"num_layers": 2}, "block_pattern without attention"),
-        ({"block_pattern": ("local_attention", "global_attention")}, "with global_attention"),
+        ({"block_pattern": HAWK}, "block_pattern=('recurrent',): its cache needs"),
+        ({"num_layers": 2}, "its cache needs an attention layer"),
+        (
+            {"block_pattern": ("local_attention", "global_attention")},
+            "its attention is always local",
+        ),
         ({"num_layers": 301}, "num_layers=301"),
     ],
 )
 def test_what_transformers_cannot_express(changes, fragment):
     config = dataclasses.replace(AS_PUBLISHED, **changes)
     message = refusal(to_huggingface, config)
-    assert message.startswith("transformers' RecurrentGemma cannot express")
+    assert message.startswith("hf cannot hold this model")
+    assert message.endswith("griffin-orbax") or "Formats that can: griffin" in message
     assert fragment in message
 
 

@@ -1,0 +1,133 @@
+"""The formats a checkpoint can be in: a container, a naming, and what they cannot express."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.naming import DEEPMIND_FLAX, DEEPMIND_TORCH, Row
+from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.hints import nearest
+
+
+class Format(NamedTuple):
+    """One format.
+
+    Attributes:
+        name: as typed after ``--to``.
+        container: ``safetensors``, ``orbax`` or ``torch``.
+        table: how it names parameters; None for the canonical names.
+        reader: who loads it.
+        summary: what it is, for a list of formats.
+    """
+
+    name: str
+    container: str
+    table: Sequence[Row] | None
+    reader: str
+    summary: str
+
+
+FORMATS = {
+    f.name: f
+    for f in (
+        Format("hf", "safetensors", None, "transformers", "safetensors that transformers loads"),
+        Format("griffin", "safetensors", None, "", "safetensors, canonical names, any model"),
+        Format("griffin-orbax", "orbax", None, "", "Orbax, canonical names, any model"),
+        Format(
+            "deepmind-flax",
+            "orbax",
+            DEEPMIND_FLAX,
+            "DeepMind's recurrentgemma",
+            "Orbax that DeepMind's recurrentgemma (JAX) restores",
+        ),
+        Format(
+            "deepmind-torch",
+            "torch",
+            DEEPMIND_TORCH,
+            "DeepMind's recurrentgemma",
+            ".pt that DeepMind's recurrentgemma (PyTorch) loads",
+        ),
+    )
+}
+
+
+def format_named(name: str) -> Format:
+    """The format of this name.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    if name not in FORMATS:
+        raise ArgumentError(
+            f"unknown format {name!r}: expected one of {', '.join(FORMATS)}{nearest(name, FORMATS)}"
+        )
+    return FORMATS[name]
+
+
+# What a reader cannot express: (config field, whether a config asks for it, what the reader does).
+_GATES = ("gate_blocks", lambda c: c.gate_blocks != c.num_heads, "it has num_heads of them")
+_GLOBAL = (
+    "block_pattern",
+    lambda c: "global_attention" in c.block_types,
+    "its attention is always local",
+)
+_LIMITS = {
+    "transformers": (
+        ("embedding_scale", lambda c: not c.embedding_scale, "it always scales embeddings"),
+        (
+            "logits_soft_cap",
+            lambda c: c.logits_soft_cap == 0,
+            "it always caps, and would divide by zero",
+        ),
+        ("lru_width", lambda c: c.lru_width != c.width, "its cache takes the width for it"),
+        _GATES,
+        _GLOBAL,
+        (
+            "block_pattern",
+            lambda c: set(c.block_types) == {"recurrent"},
+            "its cache needs an attention layer, and Hawk has none",
+        ),
+        (
+            "num_layers",
+            lambda c: c.num_layers > 100 * len(c.block_pattern),
+            "it repeats block_pattern 100 times only",
+        ),
+    ),
+    "DeepMind's recurrentgemma": (
+        _GATES,
+        _GLOBAL,
+        ("conv_width", lambda c: c.conv_width != 4, "its convolution has 4 taps"),
+        ("norm_eps", lambda c: c.norm_eps != 1e-6, "it adds 1e-6"),
+        ("rope_base", lambda c: c.rope_base != 10_000, "its base is 10000"),
+        ("rope_fraction", lambda c: c.rope_fraction != 0.5, "it rotates half of each head"),
+    ),
+    "": (),
+}
+
+
+def refusals(config: GriffinConfig, target: Format) -> list[str]:
+    """Why a format cannot hold a model: one clause per field of the config; empty if it can."""
+    return [
+        f"{field}={getattr(config, field)!r}: {reason}"
+        for field, asks, reason in _LIMITS[target.reader]
+        if asks(config)
+    ]
+
+
+def limits(target: Format) -> list[tuple[str, str]]:
+    """Every limit of a format: the field of the config, and what its reader does instead."""
+    return [(field, reason) for field, _, reason in _LIMITS[target.reader]]
+
+
+def check_expressible(config: GriffinConfig, target: Format) -> None:
+    """Refuses to write a model to a format that cannot say what it is.
+
+    Raises:
+        CheckpointError: naming each field of the config, and the formats that can hold the model.
+    """
+    if problems := refusals(config, target):
+        able = [f.name for f in FORMATS.values() if not refusals(config, f)]
+        raise CheckpointError(
+            f"{target.name} cannot hold this model, since {target.reader} cannot express "
+            f"{'; '.join(problems)}. Formats that can: {', '.join(able)}"
+        )
