@@ -5,6 +5,7 @@ same table converts in either direction, says which foreign names and shapes a c
 is what the refusals and the plans are printed from.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,13 +25,17 @@ class Op(NamedTuple):
         name: for plans and messages.
         to_canonical: foreign array -> its canonical arrays.
         to_foreign: canonical arrays -> the foreign array.
-        foreign_shape: canonical shapes -> the foreign shape.
+        canonical_shapes: foreign shape -> canonical shapes.
+        foreign_shape: canonical shapes -> foreign shape.
+        rank: of the foreign array.
     """
 
     name: str
     to_canonical: Callable[["np.ndarray"], tuple["np.ndarray", ...]]
     to_foreign: Callable[..., "np.ndarray"]
+    canonical_shapes: Callable[[Shape], tuple[Shape, ...]]
     foreign_shape: Callable[..., Shape]
+    rank: int | None = None
 
 
 def _stack(*parts: "np.ndarray") -> "np.ndarray":
@@ -39,22 +44,33 @@ def _stack(*parts: "np.ndarray") -> "np.ndarray":
     return np.stack(parts)
 
 
-SAME = Op("as it is", lambda x: (x,), lambda x: x, lambda s: s)
-TRANSPOSE = Op("transpose", lambda x: (x.T,), lambda x: x.T, lambda s: s[::-1])
+SAME = Op("as it is", lambda x: (x,), lambda x: x, lambda s: (s,), lambda s: s)
+TRANSPOSE = Op(
+    "transpose", lambda x: (x.T,), lambda x: x.T, lambda s: (s[::-1],), lambda s: s[::-1], 2
+)
 TAPS = Op(  # (K, L) <-> (L, 1, K)
-    "taps last", lambda x: (x.T[:, None],), lambda x: x[:, 0].T, lambda s: (s[2], s[0])
+    "taps last",
+    lambda x: (x.T[:, None],),
+    lambda x: x[:, 0].T,
+    lambda s: ((s[1], 1, s[0]),),
+    lambda s: (s[2], s[0]),
+    2,
 )
 SPLIT = Op(  # (2, W, E) <-> gate (E, W), up (E, W)
     "split, transpose",
     lambda x: (x[0].T, x[1].T),
     lambda gate, up: _stack(gate.T, up.T),
+    lambda s: (s[:0:-1], s[:0:-1]),
     lambda gate, up: (2, *gate[::-1]),
+    3,
 )
 SPLIT_BIAS = Op(  # (2, 1, 1, E) <-> gate (E), up (E)
     "split",
     lambda x: (x[0, 0, 0], x[1, 0, 0]),
     lambda gate, up: _stack(gate, up)[:, None, None],
+    lambda s: (s[3:], s[3:]),
     lambda gate, up: (2, 1, 1, *gate),
+    4,
 )
 
 
@@ -146,12 +162,19 @@ def bind(table: Sequence[Row] | None, config: GriffinConfig) -> list[Binding]:
     return bindings
 
 
-def mismatches(
-    bindings: Sequence[Binding], found: Mapping[str, Shape]
-) -> tuple[list[Binding], list[str], list[Binding]]:
-    """What separates a container from what it must hold: missing, unexpected, of another shape."""
-    expected = {b.foreign for b in bindings}
-    missing = [b for b in bindings if b.foreign not in found]
-    unexpected = [name for name in found if name not in expected]
-    reshaped = [b for b in bindings if found.get(b.foreign, b.shape) != b.shape]
-    return missing, unexpected, reshaped
+def canonical_shapes(table: Sequence[Row] | None, found: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Shapes by canonical name, of the tensors whose foreign name the table knows."""
+    if table is None:
+        return dict(found)
+    patterns = [
+        (re.compile(re.escape(row.foreign).replace(r"\{\}", "([0-9]+)")), row) for row in table
+    ]
+    shapes = {}
+    for name, shape in found.items():
+        for pattern, row in patterns:
+            match = pattern.fullmatch(name)
+            if match and row.op.rank in (None, len(shape)):
+                layer = match[1] if match.groups() else ""
+                names = [canonical.replace("{}", layer) for canonical in row.canonical]
+                shapes |= zip(names, row.op.canonical_shapes(shape), strict=True)
+    return shapes
