@@ -60,7 +60,7 @@ def test_source_distribution_holds_what_a_build_needs(dist):
     (path,) = dist.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"pyproject.toml", "setup.py", "LICENSE"} <= names
+    assert {"pyproject.toml", "setup.py", "LICENSE", "README.md"} <= names
 
 
 def test_constraints_pin_every_requirement():
