@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from griffin_eval.config import GriffinConfig
-from griffin_eval.converters.naming import DEEPMIND_FLAX, DEEPMIND_TORCH, Row
+from griffin_eval.converters.naming import CANONICAL_PATHS, DEEPMIND_FLAX, DEEPMIND_TORCH, Row
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.hints import nearest
 
@@ -32,7 +32,7 @@ FORMATS = {
     for f in (
         Format("hf", "safetensors", None, "transformers", "safetensors that transformers loads"),
         Format("griffin", "safetensors", None, "", "safetensors, canonical names, any model"),
-        Format("griffin-orbax", "orbax", None, "", "Orbax, canonical names, any model"),
+        Format("griffin-orbax", "orbax", CANONICAL_PATHS, "", "Orbax, canonical names, any model"),
         Format(
             "deepmind-flax",
             "orbax",

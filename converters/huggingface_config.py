@@ -167,13 +167,19 @@ def generation_pad_id(folder: str | Path) -> int | None:
     return next(iter(_token_ids(folder, "pad_token_id")), None)
 
 
+def token_ids(folder: str | Path) -> dict[str, Any]:
+    """The ids of BOS, EOS and padding as config.json writes them."""
+    ids = {key: list(_token_ids(folder, key)) for key in _TOKEN_IDS}
+    return {key: found if len(found) > 1 else (found or [None])[0] for key, found in ids.items()}
+
+
 def _token_ids(folder: str | Path, key: str) -> tuple[int, ...]:
     value, path = None, Path(folder) / GENERATION_FILE
     if path.is_file():
         value = read_json(path).get(key)
     if value is None:
-        path = Path(folder) / CONFIG_FILE
-        value = read_json(path).get(key, _TOKEN_IDS[key])
+        path = Path(folder) / CONFIG_FILE  # which other formats do without
+        value = (read_json(path) if path.is_file() else {}).get(key, _TOKEN_IDS[key])
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if any(type(i) is not int or i < 0 for i in ids):
         raise CheckpointError(

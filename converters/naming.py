@@ -122,6 +122,23 @@ def _deepmind(separator: str, kernel: str, linear: Op) -> tuple[Row, ...]:
     return tuple(row._replace(foreign=row.foreign.replace("/", separator)) for row in rows)
 
 
+def _canonical(separator: str) -> tuple[Row, ...]:
+    """The canonical names, joined otherwise."""
+    every_block = GriffinConfig(
+        vocab_size=1,
+        width=4,
+        mlp_width=1,
+        num_heads=1,
+        num_layers=2,
+        lru_width=1,
+        gate_blocks=1,
+        block_pattern=("recurrent", "local_attention"),
+    )
+    names = dict.fromkeys(re.sub(r"\.[01]\.", ".{}.", name) for name in param_specs(every_block))
+    return tuple(Row(name.replace(".", separator), (name,), SAME) for name in names)
+
+
+CANONICAL_PATHS = _canonical("/")
 DEEPMIND_FLAX = _deepmind("/", "kernel", TRANSPOSE)
 DEEPMIND_TORCH = _deepmind(".", "weight", SAME)
 

@@ -29,10 +29,10 @@ brief = _repr.repr
 
 
 def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | None = None) -> Path:
-    """The folder of a model, downloaded to huggingface_hub's cache if it is on the hub.
+    """Where a model is, downloaded to huggingface_hub's cache if it is on the hub.
 
     Args:
-        pretrained: an existing folder, or the hub id ``organisation/name`` of a model.
+        pretrained: an existing folder or ``.pt`` file, or a hub id, ``organisation/name``.
         revision: branch, tag or commit of a hub id.
         subfolder: the folder within it that holds the model.
 
@@ -49,6 +49,8 @@ def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | No
             raise CheckpointError(
                 f"revision={revision!r} only applies to a hub id, but {pretrained} is a folder"
             )
+    elif folder.suffix in (".pt", ".pth") and os.path.isfile(expanded):
+        return folder
     elif os.path.exists(expanded):
         raise CheckpointError(
             f"{pretrained} is a file: expected the folder that holds it, {folder.parent}"

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import griffin_eval
+from griffin_eval.cli_converters import register
 from griffin_eval.errors import BadInput, MissingExtraError
 
 app = typer.Typer(
@@ -59,6 +60,9 @@ def run(context: typer.Context) -> None:
     except ValueError as error:  # lm_eval's word for a task or an argument that does not exist
         logging.getLogger("lm_eval").debug("where it was raised:", exc_info=True)
         raise BadInput(error) from error
+
+
+register(app)
 
 
 def main() -> None:

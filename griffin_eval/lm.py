@@ -17,7 +17,9 @@ from lm_eval.models.utils import (
 from tqdm import tqdm
 
 import griffin_eval
-from griffin_eval.converters.huggingface_config import generation_eos_ids, read_config
+from griffin_eval.converters.checkpoint import Checkpoint, Overrides
+from griffin_eval.converters.huggingface_config import generation_eos_ids
+from griffin_eval.converters.manifest import chunks
 from griffin_eval.converters.resolve import resolve
 from griffin_eval.errors import ArgumentError
 from griffin_eval.generation import Prompt, Sampling, generate
@@ -45,7 +47,7 @@ class GriffinLM(TemplateLM):
     Arguments that hf's model has too mean the same here.
 
     Args:
-        pretrained: folder of a Hugging Face RecurrentGemma checkpoint, or a hub id.
+        pretrained: checkpoint in any format: a folder, a ``.pt`` file, or a hub id.
         framework: ``torch`` or ``jax``; by default the first of these that is installed.
         dtype: float32, bfloat16, float16, float64, or auto for the checkpoint's. Λ, the gates, the
             recurrence, norms and softmax are float32 at least in all of them.
@@ -63,6 +65,10 @@ class GriffinLM(TemplateLM):
         prefix_token_id: what an empty context is scored from; by default BOS, else EOS.
         softmax_dtype: in which logits are normalised, float32 by default (float64 if the model is).
         window: number of keys local attention sees, the query's own included, if not the config's.
+        preset: supplies what neither a config nor the shapes of the checkpoint say.
+        item: which item of an Orbax checkpoint holds the parameters.
+        embedding_scale: whether embeddings are scaled, if not as the config says.
+        logits_soft_cap: soft cap of the logits, 0 for none, if not the config's.
 
     Raises:
         BadInput: an argument or a checkpoint that cannot be used; one sentence says why. (It is a
@@ -85,6 +91,10 @@ class GriffinLM(TemplateLM):
         prefix_token_id: int | None = None,
         softmax_dtype: str | None = None,
         window: int | None = None,
+        preset: str | None = None,
+        item: str | None = None,
+        embedding_scale: bool | None = None,
+        logits_soft_cap: float | None = None,
         **unknown: Any,
     ):
         super().__init__()
@@ -102,24 +112,25 @@ class GriffinLM(TemplateLM):
                 f"{nearest(str(softmax_dtype), DTYPES)}"
             )
 
-        folder = resolve(str(pretrained), revision=revision, subfolder=subfolder)
-        config, raw = read_config(folder)
-        self.tokenizer = load_tokenizer(tokenizer or folder)
+        path = resolve(str(pretrained), revision=revision, subfolder=subfolder)
+        overrides = Overrides(preset, item, window, embedding_scale, logits_soft_cap)
+        self._checkpoint = checkpoint = Checkpoint(path, overrides)
+        config = checkpoint.config
+        self.tokenizer = load_tokenizer(tokenizer or checkpoint.folder)
         check_vocabulary(self.tokenizer, config.vocab_size)
-        self.runner = load_runner(
-            folder, framework=framework, dtype=dtype, device=device, visible_keys=window
-        )
-        self._pretrained, self._folder, self._revision = str(pretrained), folder, revision
+        self.runner = load_runner(checkpoint, framework=framework, dtype=dtype, device=device)
+        self._revision = revision
         self._softmax_dtype = softmax_dtype or (
             "float64" if self.runner.dtype == "float64" else "float32"
         )
         self._device = self.runner.device
+        dialect = config.embedding_scale and config.logits_soft_cap
         self._add_bos = (
-            default_add_bos(self.tokenizer, raw["model_type"])
+            default_add_bos(self.tokenizer, "recurrent_gemma" if dialect else "griffin")
             if add_bos_token is None
             else bool(add_bos_token)
         )
-        eos = set(generation_eos_ids(folder))
+        eos = set(generation_eos_ids(checkpoint.folder))
         if self.tokenizer.eos_token_id is not None:
             eos.add(self.tokenizer.eos_token_id)
         self._eos_ids = frozenset(eos)
@@ -223,10 +234,11 @@ class GriffinLM(TemplateLM):
     def _fingerprint(self) -> str:
         """A hash of all that an answer depends on: weights, config, tokenizer and settings."""
         digest = hashlib.sha256()
-        for file in sorted(self._folder.glob("*.safetensors")) + [self._folder / "config.json"]:
-            with open(file, "rb") as stream:
-                digest.update(hashlib.file_digest(stream, "sha256").digest())
+        for name in self._checkpoint.dtypes:
+            for piece in chunks(self._checkpoint.numpy(name)):
+                digest.update(piece.view(np.uint8))
         settings = self.get_model_info() | {
+            "config": self.runner.config,
             "tokenizer": self.tokenizer.name,
             "max_length": self._max_length,
             "prefix_token_id": self._prefix_token_id,

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError
 from griffin_eval.model_jax.griffin import Griffin
 from griffin_eval.model_jax.loading import load
@@ -46,14 +46,14 @@ class JaxRunner:
         self._init_state = jax.jit(model.init_state, static_argnums=(0, 1))
 
     @classmethod
-    def load(cls, folder: Path, dtype: str, device: str | None, visible_keys: int | None):
+    def load(cls, checkpoint: Checkpoint, dtype: str, device: str | None):
         """See `griffin_eval.runners.load_runner`."""
         if dtype == "float64" and not jax.config.read("jax_enable_x64"):
             raise ArgumentError(
                 "dtype=float64 in JAX needs the environment variable JAX_ENABLE_X64=1"
             )
         chosen = None if dtype == "auto" else jnp.dtype(dtype)
-        return cls(load(folder, chosen, choose_device(device), visible_keys))
+        return cls(load(checkpoint, chosen, choose_device(device)))
 
     def bucket(self, count: int, smallest: int = 16) -> int:
         return 1 if count == 1 else max(smallest, 1 << (count - 1).bit_length())

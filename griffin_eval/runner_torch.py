@@ -1,11 +1,11 @@
 """The PyTorch runner."""
 
 import logging
-from pathlib import Path
 
 import numpy as np
 import torch
 
+from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError
 from griffin_eval.model_torch.griffin import Griffin
 from griffin_eval.model_torch.loading import load
@@ -28,10 +28,10 @@ class TorchRunner:
         self.dtype = str(weight.dtype).removeprefix("torch.")
 
     @classmethod
-    def load(cls, folder: Path, dtype: str, device: str | None, visible_keys: int | None):
+    def load(cls, checkpoint: Checkpoint, dtype: str, device: str | None):
         """See `griffin_eval.runners.load_runner`."""
         chosen = None if dtype == "auto" else getattr(torch, dtype)
-        return cls(load(folder, chosen, choose_device(device), visible_keys))
+        return cls(load(checkpoint, chosen, choose_device(device)))
 
     def bucket(self, count: int, smallest: int = 16) -> int:
         return count

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError, MissingExtraError
 from griffin_eval.hints import nearest
 
@@ -75,25 +76,23 @@ class Runner(Protocol):
 
 
 def load_runner(
-    folder: str | Path,
+    checkpoint: str | Path | Checkpoint,
     *,
     framework: str | None = None,
     dtype: str = "auto",
     device: str | None = None,
-    visible_keys: int | None = None,
 ) -> Runner:
-    """Loads a Hugging Face RecurrentGemma folder into a runner.
+    """Loads a checkpoint of any format into a runner.
 
     Args:
-        folder: holds config.json and safetensors.
+        checkpoint: folder or file, or one that is open already.
         framework: ``torch`` or ``jax``; None takes the first of these that is installed.
         dtype: one of ``DTYPES``, or ``auto`` for the dtype of the checkpoint.
         device: as the framework names it; None, or an accelerator that is not there, takes what
             there is and says so in the log.
-        visible_keys: overrides the number of keys that local attention sees.
 
     Raises:
-        CheckpointError: the folder cannot be read as a model; says which file or tensor.
+        CheckpointError: it cannot be read as a model; says which file or tensor.
         ArgumentError: unknown framework, dtype or device.
         MissingExtraError: the framework is not installed.
     """
@@ -106,7 +105,9 @@ def load_runner(
         from griffin_eval.runner_torch import TorchRunner as Adapter
     else:
         from griffin_eval.runner_jax import JaxRunner as Adapter
-    return Adapter.load(Path(folder), dtype, device, visible_keys)
+    if not isinstance(checkpoint, Checkpoint):
+        checkpoint = Checkpoint(checkpoint)
+    return Adapter.load(checkpoint, dtype, device)
 
 
 def choose_framework(framework: str | None) -> str:

@@ -1,6 +1,5 @@
-"""From a checkpoint folder into the model: weights are copied from the mapped file one by one."""
+"""From a checkpoint into the model: weights are copied from the mapped file one by one."""
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,30 +13,27 @@ from griffin_eval.model_jax.griffin import Griffin, param_dtype
 
 
 def load(
-    folder: str | Path,
+    checkpoint: Checkpoint,
     dtype: Any = None,
     device: Any = None,
-    visible_keys: int | None = None,
 ) -> Griffin:
-    """Loads a Hugging Face RecurrentGemma folder, tensor by tensor.
+    """Loads a checkpoint of any format, tensor by tensor.
 
     JAX owns its memory, so every weight is copied; one at a time, so that the model is never in
     memory twice.
 
     Args:
-        folder: holds config.json and safetensors.
+        checkpoint: opened with ``Checkpoint(path)``.
         dtype: to run in; None for that of the checkpoint. Λ is float32 at least.
         device: the jax.Device to run on; None for JAX's default.
-        visible_keys: overrides the config's.
 
     Raises:
-        CheckpointError: the folder is not a checkpoint of this architecture.
+        CheckpointError: a tensor that cannot be read.
     """
-    checkpoint = Checkpoint(folder, visible_keys)
     run_dtype = jnp.dtype(dtype or checkpoint.dtype)
 
     def make(spec: ParamSpec) -> nnx.Param:
-        stored = checkpoint.tensors.numpy(spec.name)
+        stored = checkpoint.numpy(spec.name)
         with jax.default_device(device):
             # A copy even where JAX could alias the mapped file, which may change or be unmapped.
             value = jnp.array(stored.astype(param_dtype(spec, run_dtype), copy=False), copy=True)

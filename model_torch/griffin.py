@@ -120,7 +120,7 @@ class Griffin(nn.Module):
 
         Returns:
             Hidden vectors after the final norm, for `logits`, and the state after the chunk. Where
-            a document outgrows the capacity of global attention, its chunk is NaN from there on.
+            a document outgrows the capacity of global attention, its row is NaN: that chunk and after.
         """
         c = self.config
         batch, length = tokens.shape

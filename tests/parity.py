@@ -70,7 +70,8 @@ def compare(record_parity: Callable, pair: str, quantity: str, found, expected) 
     """Asserts that two arrays, or two sequences of arrays, agree within the table's tolerance."""
     if isinstance(found, np.ndarray):
         found, expected = [found], [expected]
-    error = max(relative_error(a, b) for a, b in zip(found, expected, strict=True))
+    errors = [relative_error(a, b) for a, b in zip(found, expected, strict=True)]
+    error = float(np.max(errors))  # unlike max, NaN where one of them is
     record_parity(pair, quantity, error, TOLERANCES[pair, quantity])
 
 

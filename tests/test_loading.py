@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.layout import parameter_count
 
 # Loads a folder in a process of its own and prints the largest RssAnon seen, less what was there
@@ -80,8 +81,12 @@ def test_both_twins_hold_what_the_file_holds(saved, shard, stored, asked):
     folder = saved / f"{stored}-{shard}"
     truth = RecurrentGemmaForCausalLM.from_pretrained(folder, dtype="auto").state_dict()
     truth.pop("lm_head.weight")
-    torch_model = torch_loading.load(folder, asked and getattr(torch, asked)).state_dict()
-    jax_model = nnx.to_flat_state(nnx.state(jax_loading.load(folder, asked and jnp.dtype(asked))))
+    torch_model = torch_loading.load(
+        Checkpoint(folder), asked and getattr(torch, asked)
+    ).state_dict()
+    jax_model = nnx.to_flat_state(
+        nnx.state(jax_loading.load(Checkpoint(folder), asked and jnp.dtype(asked)))
+    )
     jax_model = {".".join(map(str, path)): leaf[...] for path, leaf in jax_model}
     assert truth.keys() == torch_model.keys() == jax_model.keys()
     for name, weight in truth.items():

@@ -11,11 +11,22 @@ from griffin_eval.config import PRESETS, GriffinConfig
 from griffin_eval.converters import naming
 from griffin_eval.converters.formats import FORMATS, format_named, limits, refusals
 from griffin_eval.converters.infer import UNSEEN, complete_config, fields_from_shapes
-from griffin_eval.converters.naming import DEEPMIND_FLAX, DEEPMIND_TORCH, bind, canonical_shapes
+from griffin_eval.converters.naming import (
+    CANONICAL_PATHS,
+    DEEPMIND_FLAX,
+    DEEPMIND_TORCH,
+    bind,
+    canonical_shapes,
+)
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.layout import param_specs
 
-TABLES = {"canonical": None, "flax": DEEPMIND_FLAX, "torch": DEEPMIND_TORCH}
+TABLES = {
+    "canonical": None,
+    "paths": CANONICAL_PATHS,
+    "flax": DEEPMIND_FLAX,
+    "torch": DEEPMIND_TORCH,
+}
 OPS = [op for op in vars(naming).values() if isinstance(op, naming.Op)]
 TINY = GriffinConfig(
     vocab_size=11,
@@ -46,9 +57,7 @@ def test_every_operation_is_undone_by_its_inverse(op, data):
 def test_tables_cover_every_preset_exactly(preset, table):
     config = PRESETS[preset]
     bindings = bind(TABLES[table], config)
-    assert [s.name for b in bindings for s in b.canonical].sort() == list(
-        param_specs(config)
-    ).sort()
+    assert sorted(s.name for b in bindings for s in b.canonical) == sorted(param_specs(config))
     assert len({b.foreign for b in bindings}) == len(bindings)
     shapes = canonical_shapes(TABLES[table], {b.foreign: b.shape for b in bindings})
     assert shapes == {name: spec.shape for name, spec in param_specs(config).items()}

@@ -51,12 +51,10 @@ def read(model, documents, split, resets=None, seed=0):
                 starts[row, :n] = resets[row, done[row] : done[row] + n]
         before = [leaf.copy() for leaf in leaves(state)]
         y, after = model.step(chunk, lengths, state, None if resets is None else starts)
+        idle = np.array(lengths) == 0
         for old, kept, new in zip(before, leaves(state), leaves(after), strict=True):
-            np.testing.assert_array_equal(old, kept)  # the state given is not changed
-            idle = np.array(lengths) == 0
-            np.testing.assert_array_equal(
-                old[idle], new[idle]
-            )  # a row that reads nothing is frozen
+            np.testing.assert_array_equal(kept, old)  # the state given is not changed
+            np.testing.assert_array_equal(new[idle], old[idle])  # nor rows that read nothing
         for row, n in enumerate(lengths):
             hidden[row].append(y[row, :n])
         done += lengths
@@ -190,6 +188,25 @@ def test_queries_taken_in_blocks_give_the_same(ours, model, monkeypatch, record_
     expected = np.stack([reference_logits(config, values, row) for row in ids])
     found = subject.logits(ids, capacity=19)
     compare(record_parity, f"{ours} - equations", "logits", found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["recurrent last", "paper griffin"])
+@each_twin
+def test_a_long_document_does_not_drift(ours, model, record_parity):
+    subject = twin(ours, SPLIT[model])
+    ids = tokens(subject.config, 2, 3000)
+    whole, expected = subject.step(ids, [3000, 3000], subject.init_state(2))
+    hidden, state = [], subject.init_state(2)
+    for chunk in np.split(ids, 3000 // 60, axis=1):
+        y, state = subject.step(chunk, [60, 60], state)
+        hidden.append(y)
+    pair = f"{ours} chunks - whole"
+    compare(record_parity, pair, "hidden", np.concatenate(hidden, 1), whole)
+    compare(record_parity, pair, "state", leaves(state), leaves(expected))
+    equations = reference_logits(subject.config, weights(subject.config), ids[0])[None]
+    found = subject.logits(ids[:1])
+    compare(record_parity, f"{ours} - equations", "logits", found, equations)
 
 
 OUTGROWN = 6

@@ -168,3 +168,13 @@ def test_one_visible_key_more_or_less_shows():
     for visible in (BASE.visible_keys - 1, BASE.visible_keys + 1):
         other = reference_logits(replace(BASE, visible_keys=visible), values, ids)
         assert relative_error(other, expected) > 1e-2
+
+
+def test_no_array_hides_another_s_nan():
+    recorded = []
+    good, bad = np.ones(2), np.array([1.0, np.nan])
+    for found in ([good, bad], [bad, good]):
+        compare(
+            lambda *row: recorded.append(row[2]), "torch - equations", "logits", found, [good] * 2
+        )
+    assert np.isnan(recorded).all()

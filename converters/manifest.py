@@ -1,0 +1,58 @@
+"""The proof that comes with every output: what each parameter's bytes hash to, and where from."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import griffin_eval
+from griffin_eval.config import GriffinConfig
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MANIFEST_FILE = "griffin_manifest.json"
+CHUNK_BYTES = 64 << 20
+
+
+def chunks(array: "np.ndarray") -> Iterator["np.ndarray"]:
+    """An array in contiguous, little-endian pieces of its leading axis, of about 64 MiB."""
+    import numpy as np
+
+    if array.ndim == 0:
+        yield np.ascontiguousarray(array)
+        return
+    row_bytes = max(1, array[:1].nbytes)
+    rows = max(1, CHUNK_BYTES // row_bytes)
+    for start in range(0, len(array), rows):
+        yield np.ascontiguousarray(array[start : start + rows])
+
+
+def write_manifest(
+    folder: Path,
+    config: GriffinConfig,
+    tensors: dict[str, dict[str, Any]],
+    source: dict[str, Any],
+    target: str,
+    notes: dict[str, Any],
+) -> None:
+    """Writes the manifest of a converted checkpoint.
+
+    Args:
+        folder: of the output.
+        config: of the model.
+        tensors: by canonical name: ``sha256``, ``shape``, ``dtype``, and ``cast_from`` if it was.
+        source: path, format and layout of what was converted.
+        target: format of the output.
+        notes: what else was decided, such as a slice of the vocabulary.
+    """
+    content = {
+        "griffin_eval": griffin_eval.__version__,
+        "format": target,
+        "source": source,
+        "config": dataclasses.asdict(config),
+        **notes,
+        "tensors": tensors,
+    }
+    (folder / MANIFEST_FILE).write_text(json.dumps(content, indent=1) + "\n")

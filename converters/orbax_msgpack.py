@@ -1,0 +1,228 @@
+"""Reads the msgpack files of flax and of Orbax's first versions: arrays are mapped, never loaded.
+
+A file is one msgpack map of maps. An array is extension 1: a msgpack list of shape, numpy's name
+of the dtype, and bytes. Arrays beyond 1 GiB are maps of flat chunks. Where Orbax stored an array
+elsewhere, the leaf is a string ``PLACEHOLDER://name``.
+"""
+
+import math
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from griffin_eval.converters.resolve import DAMAGED
+from griffin_eval.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+PLACEHOLDER = "PLACEHOLDER://"
+
+_DEPTH = 64
+_CHUNKED = "__msgpack_chunked_array__"
+_ARRAY, _NUMPY_SCALAR = 1, 3
+_BAND = 32 << 20
+# First byte -> number of bytes that hold a length, and what the length is of.
+_SIZED = {
+    **{0xC4: (1, "bytes"), 0xC5: (2, "bytes"), 0xC6: (4, "bytes")},
+    **{0xC7: (1, "ext"), 0xC8: (2, "ext"), 0xC9: (4, "ext")},
+    **{0xD9: (1, "str"), 0xDA: (2, "str"), 0xDB: (4, "str")},
+    **{0xDC: (2, "list"), 0xDD: (4, "list"), 0xDE: (2, "map"), 0xDF: (4, "map")},
+}
+_NUMBERS = {
+    0xCA: 4,
+    0xCB: 8,
+    0xCC: 1,
+    0xCD: 2,
+    0xCE: 4,
+    0xCF: 8,
+    0xD0: 1,
+    0xD1: 2,
+    0xD2: 4,
+    0xD3: 8,
+}
+_EXTENSIONS = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
+_CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
+
+
+class MappedArray:
+    """An array in a msgpack file; the same methods as of an array in zarr.
+
+    Attributes:
+        shape: of the array.
+        dtype: its name in numpy.
+        rows: how many rows are best read at once.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: str, parts: "list[np.ndarray]"):
+        self.shape, self.dtype, self._parts = shape, dtype, parts
+        self.rows = max(1, _BAND // max(1, math.prod(shape[1:]) * parts[0].itemsize))
+
+    def read(self, start: int | None = None, stop: int | None = None) -> "np.ndarray":
+        """Rows of the array, or all of it, as a copy."""
+        import numpy as np
+
+        if start is None or stop is None:
+            start, stop = 0, self.shape[0] if self.shape else 1
+            shape = self.shape
+        else:
+            shape = (stop - start, *self.shape[1:])
+        out = np.empty(shape, self._parts[0].dtype)
+        flat, row, at = out.reshape(-1), math.prod(self.shape[1:]), 0
+        first, last = start * row, stop * row
+        for part in self._parts:
+            begin, end = max(first, at), min(last, at + part.size)
+            if begin < end:
+                flat[begin - first : end - first] = part[begin - at : end - at]
+            at += part.size
+        return out
+
+    def release(self) -> None:
+        """There is nothing to forget."""
+
+
+def read_msgpack(path: Path) -> dict[tuple[str, ...], Any]:
+    """Leaves by their keys: `MappedArray`, or numbers, strings and None as they are.
+
+    Raises:
+        CheckpointError: the file cannot be read, or is no msgpack of this kind.
+    """
+    try:
+        with open(path, "rb") as handle:
+            if os.fstat(handle.fileno()).st_size == 0:
+                raise ValueError("nothing in it")
+            data = memoryview(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ))
+        tree, end = _value(data, 0, 0)
+        if not isinstance(tree, dict):
+            raise ValueError("no map at its beginning")
+        if end != len(data):
+            raise ValueError(f"{len(data) - end} bytes after its end")
+        return dict(_leaves(tree, ()))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, TypeError, IndexError) as error:
+        raise CheckpointError(
+            f"{path}: expected msgpack as flax writes it, found {error}; {DAMAGED}"
+        ) from None
+
+
+def _leaves(tree: dict[str, Any], keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in tree.items():
+        if isinstance(value, list):
+            value = {str(i): item for i, item in enumerate(value)}
+        if not isinstance(value, dict):
+            yield (*keys, key), value
+        elif value.get(_CHUNKED) is True:
+            yield (*keys, key), _joined(value)
+        elif value:
+            yield from _leaves(value, (*keys, key))
+
+
+def _joined(value: dict[str, Any]) -> MappedArray:
+    chunks, sizes = value.get("chunks"), value.get("shape")
+    if not isinstance(chunks, dict) or not isinstance(sizes, dict) or not chunks:
+        raise ValueError("a chunked array without chunks or shape")
+    parts = [chunks.get(str(i)) for i in range(len(chunks))]
+    shape = tuple(sizes.get(str(i)) for i in range(len(sizes)))
+    if not all(isinstance(part, MappedArray) for part in parts) or not _naturals(shape):
+        raise ValueError("a chunked array whose chunks or shape are malformed")
+    arrays = [array for part in parts for array in part._parts]
+    if len({a.dtype for a in arrays}) > 1 or sum(a.size for a in arrays) != math.prod(shape):
+        raise ValueError(f"chunks that do not make up an array of shape {shape}")
+    return MappedArray(shape, parts[0].dtype, arrays)
+
+
+def _value(data: memoryview, at: int, depth: int) -> tuple[Any, int]:
+    """The value at an offset, and the offset after it."""
+    if depth > _DEPTH:
+        raise ValueError("maps nested too deeply")
+    first, at = data[at], at + 1
+    if first <= 0x7F:
+        return first, at
+    if first >= 0xE0:
+        return first - 0x100, at
+    if first in _CONSTANTS:
+        return _CONSTANTS[first], at
+    if first in _NUMBERS:  # which one does not matter, but for those of shapes
+        size = _NUMBERS[first]
+        raw = bytes(_taken(data, at, size))
+        number = int.from_bytes(raw, "big", signed=first >= 0xD0)
+        return (float("nan") if first in (0xCA, 0xCB) else number), at + size
+    if first <= 0x8F:
+        kind, count = "map", first & 0x0F
+    elif first <= 0x9F:
+        kind, count = "list", first & 0x0F
+    elif first <= 0xBF:
+        kind, count = "str", first & 0x1F
+    elif first in _EXTENSIONS:
+        kind, count = "ext", _EXTENSIONS[first]
+    elif first in _SIZED:
+        width, kind = _SIZED[first]
+        count, at = int.from_bytes(_taken(data, at, width), "big"), at + width
+    else:
+        raise ValueError(f"the byte {first:#x} at {at - 1}")
+    if kind == "map":
+        return _map(data, at, count, depth)
+    if kind == "list":
+        return _list(data, at, count, depth)
+    if kind == "ext":
+        code, at = data[at], at + 1
+        content = _taken(data, at, count)
+        return (_array(content) if code == _ARRAY else _Other(code)), at + count
+    content = _taken(data, at, count)
+    return (str(content, "utf-8") if kind == "str" else content), at + count
+
+
+def _map(data: memoryview, at: int, count: int, depth: int) -> tuple[dict[str, Any], int]:
+    found = {}
+    for _ in range(count):
+        key, at = _value(data, at, depth + 1)
+        if not isinstance(key, str | int):
+            raise ValueError("a key that is neither a string nor a number")
+        if str(key) in found:
+            raise ValueError(f"the key {str(key)!r} twice")
+        found[str(key)], at = _value(data, at, depth + 1)
+    return found, at
+
+
+def _list(data: memoryview, at: int, count: int, depth: int) -> tuple[list[Any], int]:
+    found = []
+    for _ in range(count):
+        item, at = _value(data, at, depth + 1)
+        found.append(item)
+    return found, at
+
+
+class _Other:
+    """An extension that is no array, such as a scalar."""
+
+    def __init__(self, code: int):
+        self.code = code
+
+
+def _array(content: memoryview) -> MappedArray:
+    import ml_dtypes
+    import numpy as np
+
+    fields, _ = _value(content, 0, _DEPTH - 2)
+    shape, name, data = fields
+    name = name if isinstance(name, str) else str(name, "ascii")
+    dtype = np.dtype(getattr(ml_dtypes, name) if name in _EXTRA else name)
+    if not _naturals(shape) or dtype.hasobject or dtype.itemsize * math.prod(shape) != len(data):
+        raise ValueError(f"an array of {name} and shape {shape} with {len(data)} bytes")
+    return MappedArray(tuple(shape), name, [np.frombuffer(data, dtype)])
+
+
+_EXTRA = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4")
+
+
+def _naturals(values: Any) -> bool:
+    return all(type(n) is int and n >= 0 for n in values)
+
+
+def _taken(data: memoryview, at: int, count: int) -> memoryview:
+    if at + count > len(data):
+        raise ValueError(f"an end at {len(data)}, expected {at + count} bytes")
+    return data[at : at + count]

@@ -1,0 +1,256 @@
+"""Reads the zarr arrays of an Orbax item through tensorstore, a band of rows at a time.
+
+tensorstore needs an array's whole chunk in memory, decoded, beside its result, and stock Orbax
+makes one chunk of every array. Where such a chunk is large it is decompressed as a stream instead,
+if pyarrow, which lm-eval brings along, is there.
+"""
+
+import math
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from griffin_eval.converters.orbax_layout import MANIFEST
+from griffin_eval.converters.orbax_stream import ChunkStream, stream_codec
+from griffin_eval.converters.resolve import DAMAGED, listed
+from griffin_eval.errors import CheckpointError, MissingExtraError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_BAND = 32 << 20  # bytes of rows that are read at a time
+_STREAMED = 128 << 20  # a chunk of this size is decompressed as a stream
+_METADATA_KEYS = {"zarr": ".zarray", "zarr3": "zarr.json"}
+_HEIGHT = 16  # of a tree in OCDBT; beyond it, it is damaged
+
+
+def tensorstore() -> Any:
+    """The module, imported when it is needed.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import tensorstore as ts
+    except ImportError:
+        raise MissingExtraError("tensorstore", "jax") from None
+    return ts
+
+
+def reason(error: BaseException) -> str:
+    """What tensorstore says, in one line and without the specification it repeats."""
+    text = re.sub(r"\s+", " ", str(error).split(" [", 1)[0])
+    return re.sub(r"^[A-Z_]+: ", "", text)[:500] or type(error).__name__
+
+
+class Store:
+    """The arrays of one item.
+
+    Attributes:
+        folder: the item's.
+        ocdbt: whether they are in an OCDBT database, rather than a folder each.
+        driver: ``zarr`` or ``zarr3``.
+
+    Raises:
+        CheckpointError: the database is damaged or was never completed.
+    """
+
+    def __init__(self, folder: Path, zarr3: bool):
+        self.folder, self.driver = folder, "zarr3" if zarr3 else "zarr"
+        self._ts = tensorstore()
+        self.ocdbt = (folder / MANIFEST).is_file()
+        self._context = self._ts.Context(
+            {
+                "cache_pool": {"total_bytes_limit": 0},
+                "cache_pool#ocdbt": {"total_bytes_limit": 20_000_000},
+                "data_copy_concurrency": {"limit": 2},
+                # Compressed data are then pages of the files, not memory.
+                "file_io_mode": {"mode": "memmap"},
+            }
+        )
+        self._base = {"driver": "file", "path": f"{folder.absolute()}/"}
+        if not self.ocdbt and list(folder.glob(f"ocdbt.process_*/{MANIFEST}")):
+            raise CheckpointError(
+                f"{folder}: {MANIFEST} is missing, though processes wrote their parts: the save "
+                "was cut off, or the download is incomplete"
+            )
+        self._stored = self._count_chunks() if self.ocdbt else {}
+        self._values: dict[str, tuple[Path, int, int]] | None = None
+
+    def open(self, names: list[str]) -> "dict[str, StoredArray]":
+        """Opens arrays by the names Orbax stores them under.
+
+        Raises:
+            CheckpointError: listing those that are missing, incomplete or damaged.
+        """
+        arrays, problems = {}, []
+        futures = {name: self._open(name) for name in names if self._is_safe(name)}
+        for name in names:
+            if name not in futures:
+                problems.append(f"{name!r} leads out of the folder")
+                continue
+            try:
+                arrays[name] = StoredArray(self, name, futures[name].result())
+            except (ValueError, OSError, OverflowError) as error:
+                problems.append(f"{name!r}: {reason(error)}")
+        if problems:
+            raise CheckpointError(
+                f"{self.folder}: {len(problems)} of {len(names)} arrays cannot be read: "
+                f"{listed(problems)}; {DAMAGED}"
+            )
+        return arrays
+
+    def chunks_of(self, name: str) -> int:
+        """How many chunks of an array are stored."""
+        if self.ocdbt:
+            return self._stored.get(name, 0)
+        entries = (f for _, _, files in os.walk(self.folder / name) for f in files)
+        return sum(file not in (".zarray", ".zattrs", ".zgroup", "zarr.json") for file in entries)
+
+    def value(self, key: str) -> tuple[Path, int, int] | None:
+        """File, offset and length of what is stored under a key; None where it is not a file's."""
+        if not self.ocdbt:
+            path = self.folder / key
+            return (path, 0, path.stat().st_size) if path.is_file() else None
+        if self._values is None:
+            self._values = {}
+            file = self._ts.KvStore.open(self._base, context=self._context).result()
+            roots = self._ts.ocdbt.dump(file, context=self._context).result()["versions"]
+            self._walk(file, roots[-1]["root"]["location"], b"", _HEIGHT)
+        return self._values.get(key)
+
+    def _walk(self, file: Any, location: str, prefix: bytes, height: int) -> None:
+        """Notes where the values of a node of the database, and of those below it, are."""
+        node = self._ts.ocdbt.dump(file, location, context=self._context).result()
+        for entry in node["entries"]:
+            key = prefix + bytes(entry.get("key", b""))
+            if "indirect_value" in entry:
+                # value:<folder>:<file>:<offset>:<length>, ":" and "%" quoted in the two paths
+                _, base, path, offset, length = str(entry["indirect_value"]).split(":")
+                where = self.folder / (unquote(base) + unquote(path))
+                assert self._values is not None
+                self._values[key.decode("utf-8", "replace")] = (where, int(offset), int(length))
+            elif "location" in entry and height:
+                below = prefix + bytes(entry.get("subtree_common_prefix", b""))
+                self._walk(file, entry["location"], below, height - 1)
+
+    def _open(self, name: str) -> Any:
+        kvstore = {**self._base, "path": f"{self._base['path']}{name}/"}
+        if self.ocdbt:
+            cache = {"cache_pool": "cache_pool#ocdbt"}
+            kvstore = {"driver": "ocdbt", "base": self._base, "path": f"{name}/", **cache}
+        spec = {
+            "driver": self.driver,
+            "kvstore": kvstore,
+            "recheck_cached_data": False,
+            "recheck_cached_metadata": False,
+            "fill_missing_data_reads": False,
+        }
+        return self._ts.open(spec, context=self._context, open=True, read=True)
+
+    def _is_safe(self, name: str) -> bool:
+        return self.ocdbt or not (name.startswith("/") or ".." in name.split("/"))
+
+    def _count_chunks(self) -> dict[str, int]:
+        spec = {"driver": "ocdbt", "base": self._base, "cache_pool": "cache_pool#ocdbt"}
+        counts: dict[str, int] = {}
+        try:
+            keys = self._ts.KvStore.open(spec, context=self._context).result().list().result()
+        except (ValueError, OSError) as error:
+            raise CheckpointError(
+                f"{self.folder / MANIFEST} cannot be read: {reason(error)}; {DAMAGED}"
+            ) from None
+        # "name/0.1" in zarr, "name/c/0/1" in zarr3, whose names may hold "/" as well.
+        ending = re.compile(r"/c(/[0-9]+)*" if self.driver == "zarr3" else r"/[0-9.]+")
+        for key in keys:
+            text = key.decode("utf-8", "replace")
+            for match in ending.finditer(text):
+                if match.end() == len(text):
+                    name = text[: match.start()]
+                    counts[name] = counts.get(name, 0) + 1
+        return counts
+
+
+class StoredArray:
+    """One array; rows are entries of its first axis.
+
+    Attributes:
+        shape: of the array.
+        dtype: its name in numpy, such as ``bfloat16``.
+        rows: how many rows are best read at once.
+
+    Raises:
+        ValueError: a phrase; it is larger than any memory, or some of its chunks are missing.
+    """
+
+    def __init__(self, store: Store, name: str, array: Any):
+        self._store, self._name, self._array = store, name, array
+        self.shape = tuple(int(n) for n in array.shape)
+        self.dtype = str(array.dtype.name)
+        item = array.dtype.numpy_dtype.itemsize
+        self._chunk = tuple(int(n) for n in array.chunk_layout.read_chunk.shape or ())
+        write = tuple(int(n) for n in array.chunk_layout.write_chunk.shape or ())
+        self._chunk_bytes = math.prod(self._chunk) * item
+        if max(math.prod(self.shape) * item, self._chunk_bytes) >= 1 << 48:
+            raise ValueError(f"has shape {self.shape}, larger than any memory")
+        count = math.prod(-(-n // c) for n, c in zip(self.shape, write, strict=True))
+        if (found := store.chunks_of(name)) < count:
+            raise ValueError(f"{count - found} of its {count} chunks are missing")
+        self._stream: ChunkStream | None = None
+        self._ahead: tuple[int, Any] = (0, None)
+        row = math.prod(self.shape[1:]) * item
+        self.rows = max(1, _BAND // max(1, row))
+        if self._chunk and self._chunk_bytes < _STREAMED:  # whole chunks
+            self.rows = -(-self.rows // self._chunk[0]) * self._chunk[0]
+
+    def read(self, start: int | None = None, stop: int | None = None) -> "np.ndarray":
+        """Rows of the array, or all of it; consecutive rows are read fastest.
+
+        Raises:
+            ValueError, OSError, MemoryError: it is damaged or too large.
+        """
+        import numpy as np
+
+        dtype = self._array.dtype.numpy_dtype
+        everything = start is None or stop is None
+        if everything:
+            start, stop = 0, self.shape[0] if self.shape else 1
+        if self._chunk_bytes >= _STREAMED and (stream := self._streamed(start)):
+            out = np.empty((stop - start, *self.shape[1:]), dtype)
+            stream.read_into(out, start * out[:1].nbytes)
+            return out
+        # tensorstore ends the process where memory cannot be had: ask for it first.
+        shape = self.shape if everything else (stop - start, *self.shape[1:])
+        np.empty(math.prod(shape) * dtype.itemsize + self._chunk_bytes, np.uint8)
+        if everything:
+            return self._array.read().result()
+        at, future = self._ahead
+        self._ahead = (0, None)
+        if future is None or at != start or future[0] != stop:
+            future = (stop, self._array[start:stop].read())
+        if stop < self.shape[0] and self._chunk_bytes < _STREAMED:  # while this one is used
+            end = min(stop + stop - start, self.shape[0])
+            self._ahead = (stop, (end, self._array[stop:end].read()))
+        return future[1].result()
+
+    def release(self) -> None:
+        """Forgets what was read ahead."""
+        self._ahead, self._stream = (0, None), None
+
+    def _streamed(self, start: int) -> "ChunkStream | None":
+        row = self._chunk_bytes // self._chunk[0] if self._chunk else 0
+        if self._stream is None or self._stream.position > start * row:
+            self._stream = self._open_stream()
+        return self._stream
+
+    def _open_stream(self) -> ChunkStream | None:
+        """A stream over the chunks, if they are one below the other and plain enough."""
+        codec = stream_codec(self._array.spec().to_json()["metadata"])
+        if codec is None or not self._chunk or self._chunk[1:] != self.shape[1:]:
+            return None
+        keys = (codec.key(i, len(self.shape)) for i in range(-(-self.shape[0] // self._chunk[0])))
+        parts = [self._store.value(f"{self._name}/{key}") for key in keys]
+        found = [part for part in parts if part is not None]
+        return ChunkStream(found, codec, self._chunk_bytes) if len(found) == len(parts) else None

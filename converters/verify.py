@@ -1,0 +1,88 @@
+"""Are two checkpoints the same model? Tensor by tensor, in whatever formats they are."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.manifest import CHUNK_BYTES
+
+
+class Difference(NamedTuple):
+    """One parameter that is not the same in both.
+
+    Attributes:
+        name: canonical.
+        what: one clause for people.
+        largest: largest absolute difference of two values; NaN where shapes differ or one of them
+            is NaN.
+    """
+
+    name: str
+    what: str
+    largest: float
+
+
+class Comparison(NamedTuple):
+    """The outcome: fields of the config that differ, and parameters that do."""
+
+    config: list[str]
+    tensors: list[Difference]
+    compared: int
+
+    @property
+    def same(self) -> bool:
+        """Bit for bit, in equal dtypes, under equal configs."""
+        return not self.config and not self.tensors
+
+
+def compare(
+    one: Checkpoint, other: Checkpoint, progress: Callable[[int], None] = lambda nbytes: None
+) -> Comparison:
+    """Compares every parameter of two checkpoints, a chunk at a time.
+
+    Args:
+        one: a checkpoint.
+        other: another, in any format.
+        progress: called with the number of bytes of ``one`` that were read.
+    """
+    differing = [
+        f"{field.name}: {getattr(one.config, field.name)} and {getattr(other.config, field.name)}"
+        for field in dataclasses.fields(one.config)
+        if getattr(one.config, field.name) != getattr(other.config, field.name)
+    ]
+    found = []
+    for name in one.dtypes | other.dtypes:
+        if name not in one.dtypes or name not in other.dtypes:
+            found.append(Difference(name, "only in one of them", float("nan")))
+        elif difference := _compare(name, one, other, progress):
+            found.append(difference)
+    return Comparison(differing, found, len(one.dtypes | other.dtypes))
+
+
+def _compare(
+    name: str, one: Checkpoint, other: Checkpoint, progress: Callable[[int], None]
+) -> Difference | None:
+    import numpy as np
+
+    a, b = one.numpy(name), other.numpy(name)
+    if a.shape != b.shape:
+        return Difference(name, f"shapes {a.shape} and {b.shape}", float("nan"))
+    values, largest = 0, 0.0
+    rows = max(1, CHUNK_BYTES // max(1, a[:1].nbytes, b[:1].nbytes))
+    for start in range(0, len(a), rows):
+        x, y = (np.ascontiguousarray(array[start : start + rows]) for array in (a, b))
+        progress(x.nbytes)
+        if a.dtype == b.dtype and np.array_equal(x.view(np.uint8), y.view(np.uint8)):
+            continue
+        wide_x, wide_y = x.astype(np.float64), y.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            gap = np.abs(wide_x - wide_y)
+        gap[wide_x == wide_y] = 0.0  # also two infinities
+        values += int(np.sum(~(gap == 0)))
+        largest = max(largest, float(gap.max())) if not np.isnan(gap).any() else float("nan")
+    if a.dtype != b.dtype:
+        return Difference(
+            name, f"{a.dtype.name} and {b.dtype.name}, {values} values differ", largest
+        )
+    return Difference(name, f"{values} values differ", largest) if values else None
