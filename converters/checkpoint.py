@@ -42,7 +42,8 @@ class Tensor(Protocol):
 class Container(Protocol):
     """A folder or file of named arrays, opened for reading."""
 
-    tensors: Mapping[str, Any]  # of Tensor
+    @property
+    def tensors(self) -> Mapping[str, Any]: ...  # of Tensor
 
     def numpy(self, name: str) -> "np.ndarray":
         """One tensor, mapped from its file where that is possible."""
@@ -228,11 +229,12 @@ def _table(names: Mapping[str, Any], kind: str, path: Path) -> Sequence[Row] | N
 
 def _own_config(raw: dict[str, Any], source: str) -> GriffinConfig:
     names = [field.name for field in dataclasses.fields(GriffinConfig)]
-    given = {key: value for key, value in raw.items() if key in names}
+    given: dict[str, Any] = {key: value for key, value in raw.items() if key in names}
     if missing := [n for n in names if n not in given]:
         raise CheckpointError(f"{source} lacks {', '.join(missing)}, which a griffin config has")
     try:
-        return GriffinConfig(**given | {"block_pattern": tuple(given["block_pattern"])})
+        given["block_pattern"] = tuple(given["block_pattern"])
+        return GriffinConfig(**given)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{source}: {error}") from None
 

@@ -215,7 +215,7 @@ class _Parameter:
                 piece = cast
             if not_finite := int(np.sum(~np.isfinite(piece))):
                 logger.warning("%s: %d values are NaN or infinite", self.spec.name, not_finite)
-            self._sha.update(piece.view(np.uint8))
+            self._sha.update(piece.view(np.uint8).data)
             yield piece
 
     def whole(self) -> "np.ndarray":

@@ -199,8 +199,10 @@ class OrbaxFolder:
             self._arrays[self._reading].release()
         self._reading = name
         try:
-            return self._arrays[name].read(start, stop)
+            array = self._arrays[name]
+            return array.whole() if start is None or stop is None else array.read(start, stop)
         except (ValueError, OSError) as error:
+            self._arrays[name].release()
             raise CheckpointError(
                 f"{self.folder}: {name!r} cannot be read: {reason(error)}; {DAMAGED}"
             ) from None

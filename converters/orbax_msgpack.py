@@ -57,25 +57,26 @@ class MappedArray:
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: str, parts: "list[np.ndarray]"):
-        self.shape, self.dtype, self._parts = shape, dtype, parts
+        self.shape, self.dtype, self.parts = shape, dtype, parts
         self.rows = max(1, _BAND // max(1, math.prod(shape[1:]) * parts[0].itemsize))
 
-    def read(self, start: int | None = None, stop: int | None = None) -> "np.ndarray":
-        """Rows of the array, or all of it, as a copy."""
+    def whole(self) -> "np.ndarray":
+        """All of it, as a copy."""
+        return self._copy(0, math.prod(self.shape)).reshape(self.shape)
+
+    def read(self, start: int, stop: int) -> "np.ndarray":
+        """Rows of the array, as a copy."""
+        row = math.prod(self.shape[1:])
+        return self._copy(start * row, stop * row).reshape(stop - start, *self.shape[1:])
+
+    def _copy(self, first: int, last: int) -> "np.ndarray":
         import numpy as np
 
-        if start is None or stop is None:
-            start, stop = 0, self.shape[0] if self.shape else 1
-            shape = self.shape
-        else:
-            shape = (stop - start, *self.shape[1:])
-        out = np.empty(shape, self._parts[0].dtype)
-        flat, row, at = out.reshape(-1), math.prod(self.shape[1:]), 0
-        first, last = start * row, stop * row
-        for part in self._parts:
+        out, at = np.empty(last - first, self.parts[0].dtype), 0
+        for part in self.parts:
             begin, end = max(first, at), min(last, at + part.size)
             if begin < end:
-                flat[begin - first : end - first] = part[begin - at : end - at]
+                out[begin - first : end - first] = part[begin - at : end - at]
             at += part.size
         return out
 
@@ -124,11 +125,13 @@ def _joined(value: dict[str, Any]) -> MappedArray:
     chunks, sizes = value.get("chunks"), value.get("shape")
     if not isinstance(chunks, dict) or not isinstance(sizes, dict) or not chunks:
         raise ValueError("a chunked array without chunks or shape")
-    parts = [chunks.get(str(i)) for i in range(len(chunks))]
-    shape = tuple(sizes.get(str(i)) for i in range(len(sizes)))
-    if not all(isinstance(part, MappedArray) for part in parts) or not _naturals(shape):
+    parts = [
+        part for i in range(len(chunks)) if isinstance(part := chunks.get(str(i)), MappedArray)
+    ]
+    shape = tuple(n for i in range(len(sizes)) if type(n := sizes.get(str(i))) is int)
+    if len(parts) < len(chunks) or len(shape) < len(sizes) or not _naturals(shape):
         raise ValueError("a chunked array whose chunks or shape are malformed")
-    arrays = [array for part in parts for array in part._parts]
+    arrays = [array for part in parts for array in part.parts]
     if len({a.dtype for a in arrays}) > 1 or sum(a.size for a in arrays) != math.prod(shape):
         raise ValueError(f"chunks that do not make up an array of shape {shape}")
     return MappedArray(shape, parts[0].dtype, arrays)

@@ -199,45 +199,71 @@ class StoredArray:
         if (found := store.chunks_of(name)) < count:
             raise ValueError(f"{count - found} of its {count} chunks are missing")
         self._stream: ChunkStream | None = None
-        self._ahead: tuple[int, Any] = (0, None)
+        self._ahead: tuple[int, int, Any] | None = None  # rows, and the future that reads them
+        self._held: tuple[int, np.ndarray] | None = None  # first row of a chunk, and the chunk
         row = math.prod(self.shape[1:]) * item
         self.rows = max(1, _BAND // max(1, row))
         if self._chunk and self._chunk_bytes < _STREAMED:  # whole chunks
             self.rows = -(-self.rows // self._chunk[0]) * self._chunk[0]
 
-    def read(self, start: int | None = None, stop: int | None = None) -> "np.ndarray":
-        """Rows of the array, or all of it; consecutive rows are read fastest.
+    def whole(self) -> "np.ndarray":
+        """All of it.
+
+        Raises:
+            ValueError, OSError, MemoryError: it is damaged or too large.
+        """
+        if self._chunk_bytes >= _STREAMED and self._streamed(0):
+            return self.read(0, self.shape[0])
+        self._check_memory(self.shape)
+        return self._array.read().result()
+
+    def read(self, start: int, stop: int) -> "np.ndarray":
+        """Rows of the array; consecutive rows are read fastest.
 
         Raises:
             ValueError, OSError, MemoryError: it is damaged or too large.
         """
         import numpy as np
 
-        dtype = self._array.dtype.numpy_dtype
-        everything = start is None or stop is None
-        if everything:
-            start, stop = 0, self.shape[0] if self.shape else 1
-        if self._chunk_bytes >= _STREAMED and (stream := self._streamed(start)):
-            out = np.empty((stop - start, *self.shape[1:]), dtype)
+        shape = (stop - start, *self.shape[1:])
+        if self._chunk_bytes < _STREAMED:
+            self._check_memory(shape)
+            ahead, self._ahead = self._ahead, None
+            if ahead is not None and ahead[:2] == (start, stop):
+                future = ahead[2]
+            else:
+                future = self._array[start:stop].read()
+            if stop < self.shape[0]:  # while this one is used
+                after = min(stop + stop - start, self.shape[0])
+                self._ahead = (stop, after, self._array[stop:after].read())
+            return future.result()
+        out = np.empty(shape, self._array.dtype.numpy_dtype)
+        if stream := self._streamed(start):
             stream.read_into(out, start * out[:1].nbytes)
             return out
-        # tensorstore ends the process where memory cannot be had: ask for it first.
-        shape = self.shape if everything else (stop - start, *self.shape[1:])
-        np.empty(math.prod(shape) * dtype.itemsize + self._chunk_bytes, np.uint8)
-        if everything:
-            return self._array.read().result()
-        at, future = self._ahead
-        self._ahead = (0, None)
-        if future is None or at != start or future[0] != stop:
-            future = (stop, self._array[start:stop].read())
-        if stop < self.shape[0] and self._chunk_bytes < _STREAMED:  # while this one is used
-            end = min(stop + stop - start, self.shape[0])
-            self._ahead = (stop, (end, self._array[stop:end].read()))
-        return future[1].result()
+        # Nothing but whole chunks can be read, and one is kept for the rows that come next.
+        step = self._chunk[0]
+        for band in range(start - start % step, stop, step):
+            if self._held is None or self._held[0] != band:
+                self._held = None
+                end = min(band + step, self.shape[0])
+                self._check_memory((end - band, *self.shape[1:]))
+                self._held = (band, self._array[band:end].read().result())
+            rows = self._held[1][max(start - band, 0) : stop - band]
+            at = max(start, band) - start
+            out[at : at + len(rows)] = rows
+        return out
 
     def release(self) -> None:
         """Forgets what was read ahead."""
-        self._ahead, self._stream = (0, None), None
+        self._ahead = self._stream = self._held = None
+
+    def _check_memory(self, shape: tuple[int, ...]) -> None:
+        """Asks for the memory of a result and a chunk: tensorstore ends the process without it."""
+        import numpy as np
+
+        dtype = self._array.dtype.numpy_dtype
+        np.empty(math.prod(shape) * dtype.itemsize + self._chunk_bytes, np.uint8)
 
     def _streamed(self, start: int) -> "ChunkStream | None":
         row = self._chunk_bytes // self._chunk[0] if self._chunk else 0

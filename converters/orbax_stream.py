@@ -92,8 +92,8 @@ class ChunkStream:
             self.position, self._source = chunk * self._chunk_bytes, None
         while self.position < start:
             skipped = np.empty(min(start - self.position, _SKIP), np.uint8)
-            self._fill(memoryview(skipped))
-        self._fill(memoryview(out.reshape(-1).view(np.uint8)))
+            self._fill(skipped.data)
+        self._fill(out.reshape(-1).view(np.uint8).data)
 
     def _fill(self, out: memoryview) -> None:
         at = 0

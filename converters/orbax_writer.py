@@ -87,8 +87,8 @@ class OrbaxWriter:
         if kind is None:
             self.close()
         else:
-            for commit, _ in self._pending:  # nothing may write there any more
-                commit.exception()
+            for pending in self._pending:  # nothing may write there any more
+                pending[0].exception()
             self._pending.clear()
 
     def write(self, name: str, chunks: "Iterable[np.ndarray]") -> None:

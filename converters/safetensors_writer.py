@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from griffin_eval.converters.output import write_array, writing
-from griffin_eval.errors import BadInput
 from griffin_eval.converters.resolve import INDEX_FILE, SINGLE_FILE, listed
+from griffin_eval.errors import BadInput
 
 if TYPE_CHECKING:
     import numpy as np

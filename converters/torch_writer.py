@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from griffin_eval.converters.output import write_array, writing
-from griffin_eval.errors import BadInput
 from griffin_eval.converters.resolve import listed
 from griffin_eval.converters.safetensors_writer import DTYPES, numpy_dtype
 from griffin_eval.converters.torch_file import zip_records
-from griffin_eval.errors import MissingExtraError
+from griffin_eval.errors import BadInput, MissingExtraError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -236,7 +236,7 @@ class GriffinLM(TemplateLM):
         digest = hashlib.sha256()
         for name in self._checkpoint.dtypes:
             for piece in chunks(self._checkpoint.numpy(name)):
-                digest.update(piece.view(np.uint8))
+                digest.update(piece.view(np.uint8).data)
         settings = self.get_model_info() | {
             "config": self.runner.config,
             "tokenizer": self.tokenizer.name,
