@@ -243,3 +243,39 @@ def test_sampling_follows_the_global_seed(lm):
         return lm.generate_until(request)
 
     assert text(1) == text(1) != text(2)
+
+
+def test_every_eos_of_the_generation_config_ends_a_text(checkpoint, tmp_path):
+    lm = GriffinLM(pretrained=str(checkpoint), framework="torch")
+    request = instances("generate_until", [("The", {"max_gen_toks": 12})])
+    (free,) = lm.generate_until(request)
+    ids = lm.tok_encode(free, add_special_tokens=False)
+    folder = shutil.copytree(checkpoint, tmp_path / "eos")
+    for ends in ([1, ids[4]], [1, ids[7], ids[4]]):
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+        (found,) = GriffinLM(pretrained=str(folder), framework="torch").generate_until(request)
+        cut = min(ids.index(end) for end in ends[1:])
+        assert found == lm.tokenizer.decode(ids[:cut], skip_special_tokens=True)
+
+
+def test_the_stock_chat_options(checkpoint, tmp_path):
+    """`--apply_chat_template --system_instruction` reach the prompt, which has one BOS."""
+    folder = shutil.copytree(checkpoint, tmp_path / "chat")
+    (folder / "chat_template.jinja").write_text(
+        "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<model>{% endif %}"
+    )
+    lm = GriffinLM(pretrained=str(folder), framework="torch")
+    results = simple_evaluate(
+        lm,
+        tasks=["griffin_pydoc_choice"],
+        limit=1,
+        bootstrap_iters=0,
+        apply_chat_template=True,
+        system_instruction="Be brief.",
+        log_samples=True,
+    )
+    (sample,) = results["samples"]["griffin_pydoc_choice"]
+    prompt = sample["arguments"][0][0]
+    assert prompt.startswith("<bos><system>Be brief.\n<user>") and prompt.endswith("<model>")
+    assert lm.tok_encode(prompt).count(lm.tokenizer.bos_token_id) == 1
