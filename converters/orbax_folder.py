@@ -98,7 +98,9 @@ class OrbaxFolder:
         for keys, array in arrays.items():
             if keys not in floats:
                 self.left_out["/".join(keys)] = not_a_parameter(keys, array.dtype, array.shape)
-        root = choose_root(str(self.folder), [keys[len(place.subtree) :] for keys in floats])
+        asked = (place.item, *place.subtree) if place.item and place.others else place.subtree
+        below = [keys[len(place.subtree) :] for keys in floats]
+        root = choose_root(str(self.folder), below, asked)
         root = (*place.subtree, *root)
         self.root = "/".join(root)
         chosen = {}

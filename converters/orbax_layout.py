@@ -139,12 +139,13 @@ def read_tree(folder: Path) -> tuple[list[Leaf], bool]:
     return leaves, zarr3
 
 
-def choose_root(source: str, keys: Iterable[Keys]) -> Keys:
+def choose_root(source: str, keys: Iterable[Keys], asked: Keys = ()) -> Keys:
     """Finds the parameters in a tree: its root, or below ``params`` and the like.
 
     Args:
         source: for the message.
         keys: of every floating-point array that is not of an optimizer.
+        asked: what ``item=`` has to begin with, for the message.
 
     Raises:
         CheckpointError: there are several sets of parameters.
@@ -161,7 +162,8 @@ def choose_root(source: str, keys: Iterable[Keys]) -> Keys:
         elif copies == ["params"]:
             chosen = "params"
         elif copies:
-            options = listed(["/".join((*root, top)) for top in tops], lambda name: f"item={name}")
+            paths = ("/".join((*asked, *root, top)) for top in tops)
+            options = listed(paths, lambda path: f"item={path}")
             raise CheckpointError(
                 f"{source} holds several sets of parameters; choose one: {options}"
             )

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 # Stock Orbax makes one chunk of every array, and compressing one takes three times its size. With
-# 32 MiB, compressing is as fast, two cores are busy with a single array, and the whole writer takes
-# under 200 MiB. Smaller ones are no faster and make more files.
+# 32 MiB, two cores are busy with a single array, and the writer takes 200 to 400 MiB, of which
+# about 200 are what malloc keeps. Smaller ones are no faster and make more files.
 _CHUNK = 32 << 20
 _IN_FLIGHT = 2 * _CHUNK  # bytes of arrays being compressed and written
 _DICT_KEY = 2  # Orbax's number for the key of a dict, as opposed to the index of a list

@@ -214,7 +214,35 @@ def verify(
         raise typer.Exit(1)
 
 
+bench = typer.Typer(help="Measure, beside peers and limits taken in the same run.")
+
+
+@bench.callback()
+def _bench() -> None:
+    pass
+
+
+@bench.command(name="convert")
+def bench_convert(
+    directory: Annotated[Path, typer.Argument(help="Where to write; about 6 times the model.")],
+    preset: Annotated[str, typer.Option(help="Whose shapes.")] = "recurrentgemma-2b",
+    rounds: Annotated[int, typer.Option(help="Measurements of each, in turn with cp.")] = 3,
+) -> None:
+    """Convert a model of a preset's shapes every way; time over cp, and memory."""
+    from griffin_eval.bench_convert import run
+    from griffin_eval.config import PRESETS
+    from griffin_eval.hints import nearest
+
+    if preset not in PRESETS:
+        raise ArgumentError(
+            f"unknown preset {preset!r}: expected one of {', '.join(PRESETS)}"
+            f"{nearest(preset, PRESETS)}"
+        )
+    run(Console(width=max(Console().width, 100)), preset, directory, rounds)
+
+
 def register(app: typer.Typer) -> None:
     """Adds the commands to the application."""
     for command in (convert, inspect, verify):
         app.command()(command)
+    app.add_typer(bench, name="bench")

@@ -220,8 +220,10 @@ def test_items_are_chosen(tmp_path):
     assert reader.left_out["item opt_state"] == "another item"
     check(tmp_path / "run", doubled, item="state/ema_params")
     check(tmp_path / "run/3/state", doubled, item="ema_params")
-    with pytest.raises(CheckpointError, match="item=ema_params; item=params$"):
+    with pytest.raises(CheckpointError, match="item=state/ema_params; item=state/params$"):
         OrbaxFolder(tmp_path / "run", item="state")
+    with pytest.raises(CheckpointError, match="choose one: item=ema_params; item=params$"):
+        OrbaxFolder(tmp_path / "run/3/state")
     with pytest.raises(CheckpointError, match=r"no item 'parms' \(did you mean 'params'\?\)"):
         OrbaxFolder(tmp_path / "run", item="parms")
     with pytest.raises(CheckpointError, match="expected one of ema_params; params$"):
