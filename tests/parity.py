@@ -51,7 +51,7 @@ _OF_EITHER_TWIN = {
     ("scan - loop", "gradients, float32"): 1.5e-6,
     ("scan - loop", "gradients, float64"): 5e-15,
 }
-# (pair, quantity) -> the largest error that passes: five to ten times the largest seen.
+# (pair, quantity) -> the error that passes: at most ten times the largest seen of either twin.
 TOLERANCES: dict[tuple[str, str], float] = {
     **{
         (f"{twin} {pair}", quantity): tolerance
