@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -10,7 +10,8 @@ from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.formats import FORMATS, Format
 from griffin_eval.converters.huggingface_config import to_griffin_config
 from griffin_eval.converters.infer import complete_config, fields_from_shapes
-from griffin_eval.converters.naming import Binding, Row, bind, canonical_shapes
+from griffin_eval.converters.manifest import chunks
+from griffin_eval.converters.naming import SAME, Binding, Row, bind, canonical_shapes
 from griffin_eval.converters.resolve import listed, read_json
 from griffin_eval.converters.safetensors_folder import SafetensorsFolder, name_and_shape_problems
 from griffin_eval.errors import CheckpointError
@@ -115,6 +116,7 @@ class Checkpoint:
             for binding in self.bindings
             for spec in binding.canonical
         }
+        self._shared: tuple[Binding, np.ndarray] | None = None
         self._homes = {
             spec.name: (binding, part)
             for binding in self.bindings
@@ -129,7 +131,19 @@ class Checkpoint:
     def numpy(self, name: str) -> "np.ndarray":
         """A parameter by canonical name, in canonical layout: a view of what was read."""
         binding, part = self._homes[name]
-        return binding.op.to_canonical(self.container.numpy(binding.foreign))[part]
+        if len(binding.canonical) == 1:
+            return binding.op.to_canonical(self.container.numpy(binding.foreign))[part]
+        if self._shared is None or self._shared[0] is not binding:  # read once for all its parts
+            self._shared = (binding, self.container.numpy(binding.foreign))
+        return binding.op.to_canonical(self._shared[1])[part]
+
+    def pieces(self, name: str) -> Iterator["np.ndarray"]:
+        """The same in contiguous pieces of its leading axis, read piece by piece where possible."""
+        binding, _ = self._homes[name]
+        if binding.op is SAME and hasattr(self.container, "pieces"):
+            yield from self.container.pieces(binding.foreign)  # type: ignore[attr-defined]
+        else:
+            yield from chunks(self.numpy(name))
 
     def torch(self, name: str) -> "torch.Tensor":
         """A parameter by canonical name, in canonical layout: the mapped file where it can be."""

@@ -194,14 +194,16 @@ class _Parameter:
     def __init__(self, plan: Plan, spec: ParamSpec, dtype: str):
         self.spec, self._dtype = spec, dtype
         self._stored = plan.source.dtypes[spec.name]
-        self._array = plan.source.numpy(spec.name)[: spec.shape[0]]
+        self._read = plan.source.pieces
         self._sha = hashlib.sha256()
 
     def pieces(self) -> Iterator["np.ndarray"]:
         import ml_dtypes  # noqa: F401  (teaches numpy the name bfloat16)
         import numpy as np
 
-        for piece in chunks(self._array):
+        rows = self.spec.shape[0]  # fewer than there are where the vocabulary is cut
+        for whole in self._read(self.spec.name):
+            piece, rows = whole[:rows], rows - len(whole)
             if self._dtype != self._stored:
                 with np.errstate(over="ignore"):  # said below, with the name
                     cast = piece.astype(self._dtype)
@@ -217,6 +219,8 @@ class _Parameter:
                 logger.warning("%s: %d values are NaN or infinite", self.spec.name, not_finite)
             self._sha.update(piece.view(np.uint8).data)
             yield piece
+            if rows <= 0:
+                break
 
     def whole(self) -> "np.ndarray":
         import numpy as np

@@ -57,6 +57,8 @@ class GriffinConfig:
     rope_fraction: float = 0.5
 
     def __post_init__(self):
+        if isinstance(self.block_pattern, list):  # as JSON has it
+            object.__setattr__(self, "block_pattern", tuple(self.block_pattern))
         problems = []
         for name in (
             "vocab_size",
@@ -78,15 +80,15 @@ class GriffinConfig:
                 f"found {self.block_pattern!r}"
             )
         numbers = {
-            "norm_eps": (self.norm_eps > 0, "above 0"),
-            "rope_base": (self.rope_base > 1, "above 1"),
-            "logits_soft_cap": (self.logits_soft_cap >= 0, "of at least 0"),
+            "norm_eps": (lambda x: x > 0, "above 0"),
+            "rope_base": (lambda x: x > 1, "above 1"),
+            "logits_soft_cap": (lambda x: x >= 0, "of at least 0"),
+            "rope_fraction": (lambda x: 0 < x <= 1, "above 0, at most 1"),
         }
         for name, (fits, bound) in numbers.items():
-            if not (fits and math.isfinite(getattr(self, name))):
-                problems.append(
-                    f"{name} must be a finite number {bound}, found {getattr(self, name)!r}"
-                )
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and math.isfinite(value) and fits(value)):
+                problems.append(f"{name} must be a finite number {bound}, found {value!r}")
         if not problems:
             if self.width % self.num_heads:
                 problems.append(f"num_heads ({self.num_heads}) must divide width ({self.width})")
@@ -94,7 +96,7 @@ class GriffinConfig:
                 problems.append(
                     f"gate_blocks ({self.gate_blocks}) must divide lru_width ({self.lru_width})"
                 )
-            if not 0 < self.rope_fraction <= 1 or self.rotary_dim % 2 or self.rotary_dim == 0:
+            if self.rotary_dim % 2 or self.rotary_dim == 0:
                 problems.append(
                     f"rope_fraction ({self.rope_fraction}) must select an even, positive number of "
                     f"the {self.head_dim} dimensions of a head"

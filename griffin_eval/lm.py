@@ -19,7 +19,6 @@ from tqdm import tqdm
 import griffin_eval
 from griffin_eval.converters.checkpoint import Checkpoint, Overrides
 from griffin_eval.converters.huggingface_config import generation_eos_ids
-from griffin_eval.converters.manifest import chunks
 from griffin_eval.converters.resolve import resolve
 from griffin_eval.errors import ArgumentError
 from griffin_eval.generation import Prompt, Sampling, generate
@@ -235,7 +234,7 @@ class GriffinLM(TemplateLM):
         """A hash of all that an answer depends on: weights, config, tokenizer and settings."""
         digest = hashlib.sha256()
         for name in self._checkpoint.dtypes:
-            for piece in chunks(self._checkpoint.numpy(name)):
+            for piece in self._checkpoint.pieces(name):
                 digest.update(piece.view(np.uint8).data)
         settings = self.get_model_info() | {
             "config": self.runner.config,

@@ -120,7 +120,7 @@ class Griffin(nn.Module):
 
         Returns:
             Hidden vectors after the final norm, for `logits`, and the state after the chunk. Where
-            a document outgrows the capacity of global attention, its row is NaN: that chunk and after.
+            a document outgrows the capacity of global attention, its row is NaN from that chunk on.
         """
         c = self.config
         batch, length = tokens.shape

@@ -244,7 +244,10 @@ def test_spellings(changes, fields):
         ({"rope_theta": None}, "rope_theta must be a positive, finite number, found None"),
         ({"rope_theta": 1.0}, "rope_base must be a finite number above 1"),
         ({"partial_rotary_factor": None}, "partial_rotary_factor must be"),
-        ({"partial_rotary_factor": 1.5}, "rope_fraction (1.5)"),
+        (
+            {"partial_rotary_factor": 1.5},
+            "rope_fraction must be a finite number above 0, at most 1",
+        ),
         ({"rope_parameters": {"partial_rotary_factor": None}}, "partial_rotary_factor must be"),
         (
             {"rope_parameters": {"rope_type": "linear"}},

@@ -252,10 +252,20 @@ def killed_at(count: int, action) -> bool:
 @pytest.mark.parametrize("swap", [True, False], ids=["swap", "two renames"])
 @pytest.mark.parametrize("before", [None, "old"])
 @pytest.mark.parametrize("resume", [False, True])
-def test_killed_at_every_step(tmp_path, monkeypatch, swap, before, resume):
+def test_killed_at_every_step(tmp_path, swap, before, resume):
+    # In a process of its own, since one that has loaded JAX must not fork.
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_output\n"
+        f"test_output.kill_at_every_step({str(tmp_path)!r}, {swap}, {before!r}, {resume})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def kill_at_every_step(root: str, swap: bool, before: str | None, resume: bool) -> None:
     if not swap:
-        monkeypatch.setattr(output, "_renameat2", lambda *_: False)
-    seen = set()
+        output._renameat2 = lambda *_: False
+    tmp_path, seen = Path(root), set()
     for count in range(1000):
         folder = tmp_path / str(count)
         folder.mkdir()
@@ -285,7 +295,7 @@ def test_killed_at_every_step(tmp_path, monkeypatch, swap, before, resume):
         shutil.rmtree(folder)
         if not killed:
             break
-    assert count > 20
+    assert count > 20  # as many steps at least
     assert seen == {before, "new"} | (set() if swap else {None})
 
 
