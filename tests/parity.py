@@ -58,6 +58,18 @@ TOLERANCES: dict[tuple[str, str], float] = {
         for twin in ("torch", "jax")
         for (pair, quantity), tolerance in _OF_EITHER_TWIN.items()
     },
+    # the lm-eval model: log-likelihoods relative above 1 nat, absolute below
+    **{
+        (f"{framework} {pair}", quantity): tolerance
+        for framework in ("torch", "jax")
+        for (pair, quantity), tolerance in {
+            ("- transformers", "log-probability of a token"): 3e-5,  # absolute
+            ("- transformers", "rolling log-likelihood"): 1e-6,
+            ("- lm-eval hf", "log-likelihood"): 1e-6,
+            ("bfloat16 - float32", "log-likelihood"): 2e-2,
+            ("float16 - float32", "log-likelihood"): 3e-3,
+        }.items()
+    },
     ("torch - jax", "gradients, float32"): 6e-5,
     ("torch - jax", "gradients, float64"): 1.5e-13,
 }

@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from parity_oracles import deepmind_config
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
@@ -114,26 +115,6 @@ def test_transformers_loads_hf_output(converted, checkpoint, tmp_path):
     text = "def f(x): return x"
     tokenizers = [AutoTokenizer.from_pretrained(folder) for folder in (back, checkpoint)]
     assert tokenizers[0](text)["input_ids"] == tokenizers[1](text)["input_ids"]
-
-
-def deepmind_config(config):
-    from recurrentgemma import common
-
-    kinds = {
-        "recurrent": common.TemporalBlockType.RECURRENT,
-        "local_attention": common.TemporalBlockType.ATTENTION,
-    }
-    return common.GriffinConfig(
-        vocab_size=config.vocab_size,
-        width=config.width,
-        mlp_expanded_width=config.mlp_width,
-        num_heads=config.num_heads,
-        block_types=tuple(kinds[t] for t in config.block_types),
-        embeddings_scale_by_sqrt_dim=config.embedding_scale,
-        attention_window_size=config.visible_keys - 1,
-        logits_soft_cap=config.logits_soft_cap,
-        lru_width=config.lru_width,
-    )
 
 
 def test_deepminds_torch_loads_its_format(converted, transformers_model):

@@ -10,6 +10,7 @@ import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.models.huggingface import HFLM
+from parity import TOLERANCES
 
 from griffin_eval.errors import ArgumentError
 from griffin_eval.generation import Prompt, generate
@@ -52,9 +53,8 @@ def test_loglikelihood_equals_hf(lm, hf, record_parity):
         lm.loglikelihood(requests), hf.loglikelihood(requests, disable_tqdm=True), strict=True
     ):
         error = relative(found[0], expected[0])
-        record_parity(
-            f"lm-eval hf - {lm.runner.framework}", "log-likelihood, relative", error, 1e-4
-        )
+        pair = f"{lm.runner.framework} - lm-eval hf"
+        record_parity(pair, "log-likelihood", error, TOLERANCES[pair, "log-likelihood"])
         assert found[1] == expected[1]
 
 
@@ -99,8 +99,9 @@ def test_rolling_is_one_pass_with_one_bos(lm, reference_logprobs, record_parity)
     for document, total in zip(documents, found, strict=True):
         ids = [lm.tokenizer.bos_token_id, *lm.tokenizer.encode(document)]
         error = relative(total, reference_logprobs(ids)[0].sum())
-        pair = f"transformers - {lm.runner.framework}"
-        record_parity(pair, "rolling log-likelihood, relative", error, 1e-5)
+        pair = f"{lm.runner.framework} - transformers"
+        quantity = "rolling log-likelihood"
+        record_parity(pair, quantity, error, TOLERANCES[pair, quantity])
 
 
 def test_hf_also_scores_bos_given_bos(lm, hf, reference_logprobs):
@@ -182,8 +183,8 @@ def test_half_precision_is_close(checkpoint, framework, dtype, record_parity):
     assert half.get_model_info()["model_dtype"] == dtype
     for low, high in zip(half.loglikelihood(requests), full.loglikelihood(requests), strict=True):
         error = relative(low[0], high[0])
-        bound = {"bfloat16": 0.02, "float16": 0.003}[dtype]
-        record_parity(f"float32 - {dtype}", f"{framework} log-likelihood, relative", error, bound)
+        pair = f"{framework} {dtype} - float32"
+        record_parity(pair, "log-likelihood", error, TOLERANCES[pair, "log-likelihood"])
 
 
 def test_chat_template_has_one_bos(checkpoint, tmp_path):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from parity_oracles import deepmind_config
 
 from griffin_eval.config import PRESETS, GriffinConfig
 from griffin_eval.converters import naming
@@ -74,26 +75,11 @@ def test_number_of_tensors_is_deepminds(preset, count):
 def test_names_and_shapes_are_those_of_deepminds_own_models(pattern, relaxed_jax):
     import jax
     import jax.numpy as jnp
-    from recurrentgemma import common
     from recurrentgemma.jax import griffin as flax_griffin
     from recurrentgemma.torch import griffin as torch_griffin
 
     config = dataclasses.replace(TINY, **({"block_pattern": pattern} if pattern else {}))
-    kinds = {
-        "recurrent": common.TemporalBlockType.RECURRENT,
-        "local_attention": common.TemporalBlockType.ATTENTION,
-    }
-    theirs = common.GriffinConfig(
-        vocab_size=11,
-        width=8,
-        mlp_expanded_width=12,
-        num_heads=2,
-        block_types=tuple(kinds[t] for t in config.block_types),
-        embeddings_scale_by_sqrt_dim=True,
-        attention_window_size=3,
-        logits_soft_cap=30.0,
-        lru_width=10,
-    )
+    theirs = deepmind_config(config)
     torch_shapes = {
         name: tuple(w.shape) for name, w in torch_griffin.Griffin(theirs).state_dict().items()
     }
