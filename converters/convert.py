@@ -264,11 +264,13 @@ def _open_writer(plan: Plan, folder: Path, max_shard_size: int):
 def _write_companions(plan: Plan, folder: Path) -> None:
     for path in plan.companions:
         shutil.copyfile(path, folder / path.name)
-    if plan.target.name == "hf":
-        raw = to_huggingface(plan.config)
-        raw["dtype"] = plan.source.dtype if not plan.writes else plan.writes[0].dtype
-    else:
-        fields = dataclasses.asdict(plan.config)
-        raw = {"model_type": MODEL_TYPE, **fields}
+    raw = config_json(plan.config, plan.target, plan.writes[0].dtype)
     raw |= token_ids(plan.source.folder)
     (folder / CONFIG_FILE).write_text(json.dumps(raw, indent=2) + "\n")
+
+
+def config_json(config: GriffinConfig, target: Format, dtype: str) -> dict[str, Any]:
+    """The config.json of a model in a format, but for the ids of its tokenizer."""
+    if target.name == "hf":
+        return to_huggingface(config) | {"dtype": dtype}
+    return {"model_type": MODEL_TYPE, **dataclasses.asdict(config)}

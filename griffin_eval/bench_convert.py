@@ -117,7 +117,7 @@ def _write_source(preset: str, target: str, folder: Path) -> None:
     import ml_dtypes
     import numpy as np
 
-    from griffin_eval.converters.huggingface_config import to_huggingface
+    from griffin_eval.converters.convert import config_json
     from griffin_eval.converters.safetensors_writer import SafetensorsWriter
 
     specs = param_specs(PRESETS[preset])
@@ -133,7 +133,7 @@ def _write_source(preset: str, target: str, folder: Path) -> None:
     with SafetensorsWriter(folder, {n: (s.shape, "bfloat16") for n, s in specs.items()}) as writer:
         for name, spec in specs.items():
             writer.write(name, pieces(spec.shape))
-    raw = to_huggingface(PRESETS[preset]) if target == "hf" else {}
+    raw = config_json(PRESETS[preset], FORMATS[target], "bfloat16")
     (folder / "config.json").write_text(json.dumps(raw))
 
 

@@ -262,3 +262,16 @@ def test_an_output_that_exists_is_left_alone(checkpoint, tmp_path):
     assert {p.name: p.read_bytes() for p in out.iterdir()} == before
     to("griffin", checkpoint, out, overwrite=True)
     assert Checkpoint(out).format.name == "griffin"
+
+
+@pytest.mark.slow
+def test_benchmark_measures_every_direction(tmp_path):
+    done = invoke("bench", "convert", tmp_path, "--preset", "griffin-100m", "--rounds", 1)
+    assert done.exit_code == 0, done.output
+    rows = [line for line in done.output.splitlines() if " to griffin" in line]
+    assert len(rows) == 2
+    for row in rows:
+        seconds, copy, ratio, memory, _ = (float(cell) for cell in row.strip("│ ").split("│")[1:])
+        assert seconds > 0 and copy > 0 and memory > 0
+        assert ratio == pytest.approx(seconds / copy, rel=0.2)
+    assert invoke("bench", "convert", tmp_path, "--preset", "griffin").exit_code != 0
