@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from griffin_eval.cli import app
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint, Overrides
-from griffin_eval.converters.convert import convert, make_plan, parse_dtypes
+from griffin_eval.converters.convert import _not_finite, convert, make_plan, parse_dtypes
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.manifest import MANIFEST_FILE
 from griffin_eval.converters.verify import compare
@@ -275,3 +275,12 @@ def test_benchmark_measures_every_direction(tmp_path):
         assert seconds > 0 and copy > 0 and memory > 0
         assert ratio == pytest.approx(seconds / copy, rel=0.2)
     assert invoke("bench", "convert", tmp_path, "--preset", "griffin").exit_code != 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("values", [[], [np.nan], [-np.nan], [np.inf, -np.inf], [-np.inf]])
+def test_values_that_are_not_finite_are_counted(dtype, values):
+    import ml_dtypes  # noqa: F401  (teaches numpy the name bfloat16)
+
+    finite = [0.0, -0.0, 1.0, -1.0, 3e4, -3e4, 1e-7]
+    assert _not_finite(np.array(finite + values).astype(dtype)) == len(values)
