@@ -4,7 +4,6 @@ Everything above this file (scoring, generation, the lm-eval model) speaks numpy
 and hidden vectors as opaque values. The adapters import their framework when they are loaded.
 """
 
-import logging
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,8 +17,6 @@ from griffin_eval.hints import nearest
 FRAMEWORKS = ("torch", "jax")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 LOGITS_AT_A_TIME = 1 << 25  # numbers of a block of logits, 128 MiB in float32
-
-logger = logging.getLogger(__name__)
 
 
 class Runner(Protocol):

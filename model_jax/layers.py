@@ -86,7 +86,6 @@ class RGLRU(nnx.Module):
     C = 8.0
 
     def __init__(self, config: GriffinConfig, params: Scope):
-        self.blocks = config.gate_blocks
         self.recurrent_param = params("recurrent_param")
         self.input_gate_weight = params("input_gate_weight")
         self.input_gate_bias = params("input_gate_bias")

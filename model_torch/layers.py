@@ -81,7 +81,6 @@ class RGLRU(nn.Module):
 
     def __init__(self, config: GriffinConfig, params: Scope):
         super().__init__()
-        self.blocks = config.gate_blocks
         self.recurrent_param = params("recurrent_param")
         self.input_gate_weight = params("input_gate_weight")
         self.input_gate_bias = params("input_gate_bias")
