@@ -8,6 +8,7 @@ import typer
 
 import griffin_eval
 from griffin_eval.cli_bench import bench_eval
+from griffin_eval.cli_bench_model import bench_model
 from griffin_eval.cli_converters import bench, register
 from griffin_eval.cli_memory import memory
 from griffin_eval.cli_report import report
@@ -67,6 +68,7 @@ def run(context: typer.Context) -> None:
 
 register(app)
 bench.command(name="eval")(bench_eval)
+bench.command(name="model")(bench_model)
 app.command()(memory)
 app.command()(report)
 

@@ -1,0 +1,350 @@
+"""The model's own speed on the CPU in float32, beside the public implementations and the limits.
+
+Every implementation has the same weights and a process of its own, and they take turns: in each
+round first the limits, then every workload in every implementation. Two kinds of work:
+
+- *prefill*: one document is read from its start, into a state to decode from, with the logits of
+  its last position or of all. DeepMind's code gives all logits or none: without all, none.
+- *decode*: every row reads one more token, for its logits, from a state that has read as many
+  tokens as attention sees.
+
+The limits: of prefill, the operations of its products of matrices (`griffin_eval.flops`) at the
+best rate that either framework reaches in this run on the shapes of the MLP; of decoding one row,
+the bytes of the weights at the best rate of reading as many; of more rows, the time of the
+products with all weights and nothing else, by the fastest way.
+
+Medians of the rounds, but the best of all of them for a limit. The logits of all implementations
+are compared at some positions of the document, and at the first decoded tokens.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from griffin_eval.bench_eval import Failed
+from griffin_eval.config import GriffinConfig
+from griffin_eval.flops import logit_flops, reading_flops
+from griffin_eval.layout import ParamSpec, param_specs
+
+# Modules that each implementation needs, the twins first.
+NEEDS = {
+    "torch": ("torch",),
+    "jax": ("jax", "flax"),
+    "transformers": ("torch", "transformers"),
+    "deepmind-torch": ("torch", "jax", "flax", "recurrentgemma"),  # which always imports JAX
+    "deepmind-jax": ("jax", "flax", "recurrentgemma"),
+}
+TWINS = ("torch", "jax")
+TOLERANCE = 5e-5  # of the largest logit
+
+
+class Workload(NamedTuple):
+    """Something to be timed.
+
+    Attributes:
+        name: for tables.
+        request: to `griffin_eval.bench_model_worker.Worker`.
+        tokens: that it reads.
+    """
+
+    name: str
+    request: dict[str, Any]
+    tokens: int
+
+
+def workloads(tokens: int, batches: list[int], steps: int) -> list[Workload]:
+    """What is timed, in this order.
+
+    Args:
+        tokens: of the document.
+        batches: rows that are decoded together, each a workload.
+        steps: tokens decoded in a round.
+    """
+    found = [
+        Workload("prefill", {"do": "read", "tokens": tokens, "every": False}, tokens),
+        Workload("prefill, all logits", {"do": "read", "tokens": tokens, "every": True}, tokens),
+    ]
+    for batch in batches:
+        request = {"do": "decode", "batch": batch, "steps": steps}
+        found.append(Workload(f"decode, batch {batch}", request, batch))
+    return found
+
+
+def make_config(
+    *, width: int, layers: int, heads: int, vocab_size: int, window: int
+) -> GriffinConfig:
+    """A RecurrentGemma of this size, which every implementation can express.
+
+    Raises:
+        ArgumentError: sizes that do not fit together.
+    """
+    return GriffinConfig(
+        vocab_size=vocab_size,
+        width=width,
+        mlp_width=3 * width,
+        num_heads=heads,
+        num_layers=layers,
+        lru_width=width,
+        gate_blocks=heads,
+        visible_keys=window,
+    )
+
+
+def write_checkpoint(config: GriffinConfig, folder: Path) -> None:
+    """Writes a folder that transformers reads, with seeded weights under which every part of the
+    model matters to its logits."""
+    from safetensors.numpy import save_file
+
+    from griffin_eval.converters.huggingface_config import to_huggingface
+
+    rng = np.random.default_rng(0)
+    weights = {name: _draw(spec, rng) for name, spec in param_specs(config).items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    raw = to_huggingface(config) | {"dtype": "float32", "pad_token_id": None}
+    (folder / "config.json").write_text(json.dumps(raw))
+
+
+def _draw(spec: ParamSpec, rng: np.random.Generator) -> np.ndarray:
+    noise = rng.standard_normal(spec.shape, np.float32)
+    if spec.init == "lambda":
+        return noise * np.float32(0.5) - 4
+    if spec.name.endswith(("bias", "norm.weight")):
+        return noise * np.float32(0.1)
+    inputs = spec.shape[-2] if "gate_weight" in spec.name else spec.shape[-1]
+    return noise * np.float32(inputs**-0.5)
+
+
+class Bench:
+    """A run of the benchmark.
+
+    Args:
+        config: a RecurrentGemma.
+        tokens: of the document.
+        batches: rows that are decoded together.
+        steps: tokens decoded in a round.
+    """
+
+    def __init__(self, config: GriffinConfig, tokens: int, batches: list[int], steps: int):
+        self._config, self._tokens, self._batches = config, tokens, batches
+        self._workloads = workloads(tokens, batches, steps)
+        self.absent = {
+            name: f"{' and '.join(missing)} not installed"
+            for name, needs in NEEDS.items()
+            if (missing := [module for module in needs if find_spec(module) is None])
+        }
+        self._names = [name for name in NEEDS if name not in self.absent]
+        self._twins = [name for name in TWINS if name in self._names]
+
+    def run(self, rounds: int, say: Any) -> dict[str, Any]:
+        """Measures, and gives what was found as it is written in JSON.
+
+        Args:
+            rounds: measurements of everything, in turn.
+            say: called with a line about each.
+
+        Raises:
+            Failed: an implementation did not come to its end.
+        """
+        seconds: dict[tuple[str, str], list[float]] = {}
+        limits: dict[str, dict[str, float]] = {}
+        processes: dict[str, _Process] = {}
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            write_checkpoint(self._config, folder)
+            try:
+                for name in self._names:
+                    say(f"loading and compiling: {name}")
+                    process = processes[name] = _Process(name, folder)
+                    process.ask(
+                        do="check",
+                        tokens=self._tokens,
+                        batches=self._batches,
+                        prompt=self._config.visible_keys,
+                        path=str(folder / f"{name}.npz"),
+                    )
+                for number in range(rounds):
+                    say(f"round {number + 1} of {rounds}")
+                    for name in self._twins:
+                        self._measure_limits(name, processes[name], limits)
+                    for work in self._workloads:
+                        for name, process in processes.items():
+                            found = process.ask(**work.request)["seconds"]
+                            seconds.setdefault((work.name, name), []).append(found)
+            finally:
+                for process in processes.values():
+                    process.close()
+            agreement = self._compare(folder)
+        return self._results(seconds, limits, agreement)
+
+    def _measure_limits(
+        self, framework: str, process: "_Process", limits: dict[str, dict[str, float]]
+    ) -> None:
+        asked: list[tuple[str, Any, dict[str, Any]]] = [
+            ("products", max, {"do": "products", "tokens": self._tokens}),
+            ("reading", max, {"do": "bandwidth", "nbytes": self._weight_bytes}),
+        ]
+        asked += [
+            (f"linears, batch {batch}", min, {"do": "linears", "batch": batch})
+            for batch in self._batches
+        ]
+        for name, best, request in asked:
+            found = limits.setdefault(name, {})
+            for way, value in process.ask(framework=framework, **request).items():
+                found[way] = best(value, found.get(way, value))
+
+    @property
+    def _weight_bytes(self) -> int:
+        return 4 * sum(spec.size for spec in param_specs(self._config).values())
+
+    def _limit(self, work: Workload, limits: dict[str, dict[str, float]]) -> float:
+        """Seconds."""
+        if work.request["do"] == "read":
+            flops = reading_flops(self._config, np.arange(self._tokens))
+            flops += logit_flops(self._config) * (self._tokens if work.request["every"] else 1)
+            return flops / max(limits["products"].values())
+        if work.tokens == 1:
+            return self._weight_bytes / max(limits["reading"].values())
+        return min(limits[f"linears, batch {work.tokens}"].values())
+
+    def _results(
+        self,
+        seconds: dict[tuple[str, str], list[float]],
+        limits: dict[str, dict[str, float]],
+        agreement: dict[str, dict[str, float]],
+    ) -> dict[str, Any]:
+        rows = []
+        for work in self._workloads:
+            limit = self._limit(work, limits)
+            medians = {n: statistics.median(seconds[work.name, n]) for n in self._names}
+            for name, median in medians.items():
+                rows.append(
+                    {
+                        "workload": work.name,
+                        "implementation": name,
+                        "tokens_per_second": work.tokens / median,
+                        "seconds": seconds[work.name, name],
+                        "of_limit": limit / median,
+                        "limit_tokens_per_second": work.tokens / limit,
+                        "times": {twin: median / medians[twin] for twin in self._twins},
+                    }
+                )
+        return {
+            "config": self._config.__dict__,
+            "threads": len(os.sched_getaffinity(0)),
+            "tokens": self._tokens,
+            "absent": self.absent,
+            "limits": limits,
+            "rows": rows,
+            "largest_difference": agreement,
+            "agree": all(d <= TOLERANCE for pair in agreement.values() for d in pair.values()),
+        }
+
+    def _compare(self, folder: Path) -> dict[str, dict[str, float]]:
+        """Largest difference of a logit from the reference's, over the largest logit: by workload,
+        of each implementation. The reference is the first that is not ours."""
+        reference = next((n for n in self._names if n not in TWINS), self._names[0])
+        arrays = {name: np.load(folder / f"{name}.npz") for name in self._names}
+        expected = arrays[reference]
+        return {
+            work: {
+                f"{name} - {reference}": float(
+                    np.abs(found[work] - expected[work]).max() / np.abs(expected[work]).max()
+                )
+                for name, found in arrays.items()
+                if name != reference and work in found
+            }
+            for work in expected
+        }
+
+
+class _Process:
+    """An implementation that waits to be asked."""
+
+    def __init__(self, name: str, folder: Path):
+        self._errors = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "griffin_eval.bench_model_worker", name, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        )
+        self._name = name
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """What a method of `griffin_eval.bench_model_worker.Worker` returns.
+
+        Raises:
+            Failed: the process has ended.
+        """
+        assert self._process.stdin and self._process.stdout
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass
+        if answer := self._process.stdout.readline():
+            return json.loads(answer)
+        self._errors.seek(0)
+        said = self._errors.read().strip().rpartition("\n")[2]
+        raise Failed(f"{self._name}: {said or 'it was killed'}")
+
+    def close(self) -> None:
+        """Ends the process."""
+        assert self._process.stdin and self._process.stdout
+        self._process.kill()
+        self._process.wait()
+        for file in (self._process.stdin, self._process.stdout, self._errors):
+            file.close()
+
+
+def print_results(console: Console, found: dict[str, Any]) -> None:
+    """Prints what `Bench.run` found: a table of times, the limits, and how the logits agree."""
+    twins = [name for name in TWINS if name not in found["absent"]]
+    table = Table(title=f"float32, {found['threads']} threads, medians")
+    for heading in ("workload", "implementation"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("tokens/s", "limit", "of limit", *(f"our {twin} is" for twin in twins)):
+        table.add_column(heading, justify="right")
+    before = None
+    for row in found["rows"]:
+        if before not in (None, row["workload"]):
+            table.add_section()
+        name = row["implementation"]
+        table.add_row(
+            row["workload"] if row["workload"] != before else "",
+            f"griffin {name}" if name in TWINS else name,
+            f"{row['tokens_per_second']:.0f}",
+            f"{row['limit_tokens_per_second']:.0f}",
+            f"{row['of_limit']:.2f}",
+            *("" if name == twin else f"{row['times'][twin]:.2f}x as fast" for twin in twins),
+        )
+        before = row["workload"]
+    console.print(table)
+    scales = {"products": (1e9, "GFLOP/s"), "reading": (1e9, "GB/s")}
+    for limit, ways in found["limits"].items():
+        scale, unit = scales.get(limit, (1e-3, "ms"))
+        text = ", ".join(f"{way} {value / scale:.1f}" for way, value in ways.items())
+        _line(console, f"limit of {limit}, {unit}: {text}")
+    for work, pairs in found["largest_difference"].items():
+        text = ", ".join(f"{pair} {value:.1e}" for pair, value in pairs.items())
+        _line(console, f"largest difference of logits, {work}: {text or 'nothing to compare'}")
+    for name, reason in found["absent"].items():
+        _line(console, f"{name} is left out: {reason}")
+    same = "agree" if found["agree"] else "do NOT agree"
+    _line(console, f"the logits {same} within {TOLERANCE:g} of the largest")
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
