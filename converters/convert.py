@@ -64,7 +64,7 @@ class Plan(NamedTuple):
 def parse_dtypes(text: str | None) -> dict[str, str]:
     """``bfloat16`` or ``bfloat16,recurrent_param=bfloat16``: ending of a name -> dtype.
 
-    The empty ending is the rule for all parameters but Λ, which keeps its dtype unless named.
+    The empty ending is the rule for all parameters but Λ and θ, which keep theirs unless named.
 
     Raises:
         ArgumentError: not of that form, or no dtype of that name.

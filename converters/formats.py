@@ -52,7 +52,7 @@ FORMATS = {
             "deepmind-torch",
             "torch",
             DEEPMIND_TORCH,
-            "DeepMind's recurrentgemma",
+            "DeepMind's recurrentgemma in PyTorch",
             ".pt that DeepMind's recurrentgemma (PyTorch) loads",
         ),
     )
@@ -79,6 +79,15 @@ _GLOBAL = (
     lambda c: "global_attention" in c.block_types,
     "its attention is always local",
 )
+_COMPLEX = ("complex_gates", lambda c: c.complex_gates, "its recurrence is real")
+_DEEPMIND = (
+    _GATES,
+    _GLOBAL,
+    ("conv_width", lambda c: c.conv_width != 4, "its convolution has 4 taps"),
+    ("norm_eps", lambda c: c.norm_eps != 1e-6, "it adds 1e-6"),
+    ("rope_base", lambda c: c.rope_base != 10_000, "its base is 10000"),
+    ("rope_fraction", lambda c: c.rope_fraction != 0.5, "it rotates half of each head"),
+)
 _LIMITS = {
     "transformers": (
         ("embedding_scale", lambda c: not c.embedding_scale, "it always scales embeddings"),
@@ -89,6 +98,7 @@ _LIMITS = {
         ),
         ("lru_width", lambda c: c.lru_width != c.width, "its cache takes the width for it"),
         _GATES,
+        _COMPLEX,
         _GLOBAL,
         (
             "block_pattern",
@@ -101,14 +111,8 @@ _LIMITS = {
             "it repeats block_pattern 100 times only",
         ),
     ),
-    "DeepMind's recurrentgemma": (
-        _GATES,
-        _GLOBAL,
-        ("conv_width", lambda c: c.conv_width != 4, "its convolution has 4 taps"),
-        ("norm_eps", lambda c: c.norm_eps != 1e-6, "it adds 1e-6"),
-        ("rope_base", lambda c: c.rope_base != 10_000, "its base is 10000"),
-        ("rope_fraction", lambda c: c.rope_fraction != 0.5, "it rotates half of each head"),
-    ),
+    "DeepMind's recurrentgemma": _DEEPMIND,  # the JAX one, whose RGLRU has only_real=False
+    "DeepMind's recurrentgemma in PyTorch": (*_DEEPMIND, _COMPLEX),
     "": (),
 }
 

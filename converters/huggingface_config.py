@@ -132,6 +132,7 @@ def stated_fields(raw: dict[str, Any]) -> set[str]:
         "mlp_width": ("intermediate_size",),
         "lru_width": ("lru_width", "hidden_size"),
         "gate_blocks": ("num_attention_heads",),
+        "complex_gates": ("model_type",),  # whose recurrence is real
         "block_pattern": ("block_types", "_block_types"),
         "rope_base": ("rope_theta",),
         "rope_fraction": ("partial_rotary_factor",),

@@ -52,6 +52,8 @@ def fields_from_shapes(shapes: Mapping[str, Shape], source: str) -> dict[str, An
             known["lru_width"] = linear[0]
         if gate := of(block + "rg_lru.input_gate_weight", 3):
             known["gate_blocks"] = gate[0]
+            imaginary = block + "rg_lru.imaginary_param" in shapes
+            known["complex_gates"] = imaginary or known.get("complex_gates", False)
         if conv := of(block + "conv_1d.weight", 3):
             known["conv_width"] = conv[2]
         if up := of(layer + "mlp_block.up_proj.weight", 2):
@@ -94,7 +96,7 @@ def complete_fields(
     add(given, "given")
     # Fields that no block of this model uses.
     heads = fields.get("num_heads", fields.get("gate_blocks", 1))
-    unused = {"num_heads": heads, "gate_blocks": heads}
+    unused = {"num_heads": heads, "gate_blocks": heads, "complex_gates": False}
     unused |= {"lru_width": fields["width"], "conv_width": 4}
     if "num_heads" not in fields:
         unused["visible_keys"] = 1

@@ -146,14 +146,15 @@ def _deepmind(separator: str, kernel: str, linear: Op) -> tuple[Row, ...]:
     return tuple(row._replace(foreign=row.foreign.replace("/", separator)) for row in rows)
 
 
-_EVERY_BLOCK = GriffinConfig(  # no two sizes are the same
+_EVERY_BLOCK = GriffinConfig(  # every parameter there is, and no two sizes are the same
     vocab_size=7,
     width=8,
     mlp_width=5,
     num_heads=2,
     num_layers=2,
-    lru_width=6,
+    lru_width=12,
     gate_blocks=2,
+    complex_gates=True,
     block_pattern=("recurrent", "local_attention"),
 )
 HEAD = "lm_head.weight"  # no parameter: where a file has one, it must equal the embedding
@@ -173,7 +174,14 @@ def _canonical(separator: str) -> tuple[Row, ...]:
 
 CANONICAL = _canonical(".")
 CANONICAL_PATHS = _canonical("/")
-DEEPMIND_FLAX = _deepmind("/", "kernel", TRANSPOSE)
+DEEPMIND_FLAX = (
+    *_deepmind("/", "kernel", TRANSPOSE),
+    Row(  # of its RGLRU with only_real=False, which the torch library lacks
+        "blocks.{layer}/recurrent_block/rg_lru/a_imag_param",
+        ("model.layers.{layer}.temporal_block.rg_lru.imaginary_param",),
+        SAME,
+    ),
+)
 DEEPMIND_TORCH = _deepmind(".", "weight", SAME)
 
 

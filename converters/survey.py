@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 CONFIG_FILE = "config.json"
 MODEL_TYPE = "griffin"  # of a config.json that holds the fields of GriffinConfig themselves
 FLOATS = ("bfloat16", "float16", "float32", "float64")
+_ADDED = ("complex_gates",)  # older files lack these fields, and mean their defaults
 _SAFETENSORS_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
 
@@ -234,13 +235,14 @@ class Survey:
             return GriffinConfig(**{**nothing, **fields})
         raw = read_json(written)
         if raw.get("model_type") == MODEL_TYPE:
-            config, stated = _own_config(raw, str(written)), set(raw)
+            config, stated, absent = _own_config(raw, str(written)), set(raw), "default"
             if self.format is FORMATS["hf"]:  # the same but for its config
                 self.format = FORMATS["griffin"]
         else:
             config, stated = to_griffin_config(raw, source=str(written)), stated_fields(raw)
+            absent = "transformers' default"
         self.origins = {
-            field.name: CONFIG_FILE if field.name in stated else "transformers' default"
+            field.name: CONFIG_FILE if field.name in stated else absent
             for field in dataclasses.fields(GriffinConfig)
         }
         for name, value in given.items():
@@ -414,7 +416,7 @@ def _foreign(table: Sequence[Row], canonical: str) -> str:
 def _own_config(raw: dict[str, Any], source: str) -> GriffinConfig:
     names = [field.name for field in dataclasses.fields(GriffinConfig)]
     given: dict[str, Any] = {key: value for key, value in raw.items() if key in names}
-    if missing := [n for n in names if n not in given]:
+    if missing := [n for n in names if n not in given and n not in _ADDED]:
         raise CheckpointError(f"{source} lacks {', '.join(missing)}, which a griffin config has")
     try:
         given["block_pattern"] = tuple(given["block_pattern"])

@@ -27,6 +27,9 @@ class GriffinConfig:
         block_pattern: temporal block types, cycled over the layers.
         lru_width: width of the RG-LRU, L (D_RNN in the paper).
         gate_blocks: diagonal blocks of the RG-LRU gates, G (paper: 16; RecurrentGemma: H).
+        complex_gates: the CG-LRU of appendix B (complex-gated) in the place of the RG-LRU: L / 2
+            complex channels, whose real parts are one half of its L numbers, and imaginary parts
+            the other. DeepMind's ``only_real=False``.
         visible_keys: keys a query of a local attention block sees, itself included.
             transformers' ``attention_window_size`` is this number, DeepMind's is one less.
         conv_width: taps of the causal depthwise convolution.
@@ -47,6 +50,7 @@ class GriffinConfig:
     num_layers: int
     lru_width: int
     gate_blocks: int
+    complex_gates: bool = False
     block_pattern: tuple[BlockType, ...] = GRIFFIN
     visible_keys: int = 2048
     conv_width: int = 4
@@ -89,12 +93,21 @@ class GriffinConfig:
             value = getattr(self, name)
             if not (isinstance(value, int | float) and math.isfinite(value) and fits(value)):
                 problems.append(f"{name} must be a finite number {bound}, found {value!r}")
+        if not isinstance(self.complex_gates, bool):
+            problems.append(f"complex_gates must be True or False, found {self.complex_gates!r}")
         if not problems:
             if self.width % self.num_heads:
                 problems.append(f"num_heads ({self.num_heads}) must divide width ({self.width})")
-            if self.lru_width % self.gate_blocks:
+            if self.complex_gates and self.lru_width % 2:
                 problems.append(
-                    f"gate_blocks ({self.gate_blocks}) must divide lru_width ({self.lru_width})"
+                    f"lru_width ({self.lru_width}) must be even with complex_gates: half of it is "
+                    "imaginary parts"
+                )
+            elif self.recurrent_channels % self.gate_blocks:
+                half = "half of " if self.complex_gates else ""
+                problems.append(
+                    f"gate_blocks ({self.gate_blocks}) must divide {half}lru_width "
+                    f"({self.lru_width})"
                 )
             if self.rotary_dim % 2 or self.rotary_dim == 0:
                 problems.append(
@@ -107,6 +120,11 @@ class GriffinConfig:
     @property
     def head_dim(self) -> int:
         return self.width // self.num_heads
+
+    @property
+    def recurrent_channels(self) -> int:
+        """Channels of the recurrence, each with a gate of its own: L, or L / 2 complex ones."""
+        return self.lru_width // 2 if self.complex_gates else self.lru_width
 
     @property
     def rotary_dim(self) -> int:

@@ -53,7 +53,7 @@ def reading_flops(config: GriffinConfig, positions: np.ndarray) -> int:
     """
     c = config
     mlp = 3 * 2 * c.width * c.mlp_width
-    gates = 2 * 2 * c.lru_width * (c.lru_width // c.gate_blocks)
+    gates = 2 * 2 * c.recurrent_channels * (c.lru_width // c.gate_blocks)
     projections = 2 * c.width * (2 * c.width + 2 * c.head_dim)  # q and output, k and v
     each = {
         "recurrent": mlp + 3 * 2 * c.width * c.lru_width + gates,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from griffin_eval.config import GriffinConfig
 
-InitKind = Literal["normal", "zeros", "lambda"]
+InitKind = Literal["normal", "zeros", "lambda", "theta"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +22,9 @@ class ParamSpec:
         name: canonical dotted name.
         shape: its shape.
         axes: a logical axis name per dimension, for sharding.
-        init: ``normal`` (mean 0, deviation ``std``), ``zeros``, or ``lambda``: the parameter Λ of
-            the RG-LRU, such that a^c = sigmoid(-Λ)^8 is uniform in [0.9, 0.999] (section 2.4).
+        init: ``normal`` (mean 0, deviation ``std``), ``zeros``, ``lambda``: the parameter Λ of the
+            RG-LRU, such that a^c = sigmoid(-Λ)^8 is uniform in [0.9, 0.999] (section 2.4), or
+            ``theta``: the parameter θ of the CG-LRU, uniform in [0, π/10) as in DeepMind's code.
         std: standard deviation of ``normal``.
         keep_float32: stays in float32 (or wider) whatever dtype the model runs in.
     """
@@ -86,22 +87,30 @@ def _specs(c: GriffinConfig) -> Iterator[ParamSpec]:
         )
         yield ParamSpec(
             name=f"{name}.rg_lru.recurrent_param",
-            shape=(c.lru_width,),
-            axes=("lru",),
+            shape=(c.recurrent_channels,),
+            axes=("channel",) if c.complex_gates else ("lru",),
             init="lambda",
             keep_float32=True,
         )
-        block = c.lru_width // c.gate_blocks
+        if c.complex_gates:
+            yield ParamSpec(
+                name=f"{name}.rg_lru.imaginary_param",
+                shape=(c.recurrent_channels,),
+                axes=("channel",),
+                init="theta",
+                keep_float32=True,
+            )
+        gate_in, gate_out = c.lru_width // c.gate_blocks, c.recurrent_channels // c.gate_blocks
         for gate in ("input", "recurrent"):
             yield ParamSpec(
                 name=f"{name}.rg_lru.{gate}_gate_weight",
-                shape=(c.gate_blocks, block, block),
+                shape=(c.gate_blocks, gate_in, gate_out),
                 axes=("gate", "gate_in", "gate_out"),
-                std=math.sqrt(1 / block),
+                std=math.sqrt(1 / gate_in),
             )
             yield ParamSpec(
                 name=f"{name}.rg_lru.{gate}_gate_bias",
-                shape=(c.gate_blocks, block),
+                shape=(c.gate_blocks, gate_out),
                 axes=("gate", "gate_out"),
                 init="zeros",
             )

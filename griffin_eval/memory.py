@@ -32,8 +32,9 @@ class Layer(NamedTuple):
 
     Attributes:
         number: of the layer in the model, from 0.
-        rate: float64 [L], 8 softplus(Λ): nats that a step with an open gate forgets.
-        mean_gate: float64 [L], the mean of r_t over the text; None if none was read.
+        rate: float64 [D], 8 softplus(Λ): nats that a step with an open gate forgets. D channels: L,
+            or L / 2 complex ones, of which this is the absolute value.
+        mean_gate: float64 [D], the mean of r_t over the text; None if none was read.
         histogram: int64 [BINS], of r_t over all channels and tokens; None if no text was read.
     """
 
@@ -126,10 +127,10 @@ def recurrence_gate(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.n
 
     Args:
         x: [T, L], what enters the RG-LRU.
-        weight: [G, L/G, L/G].
-        bias: [G, L/G].
+        weight: [G, L/G, D/G].
+        bias: [G, D/G].
     """
-    blocks = x.reshape(len(x), *bias.shape).swapaxes(0, 1)  # [G, T, L/G]
+    blocks = x.reshape(len(x), *weight.shape[:2]).swapaxes(0, 1)  # [G, T, L/G]
     z = (blocks @ weight + bias[:, None]).swapaxes(0, 1).reshape(len(x), -1)
     return np.exp(-np.logaddexp(0, -z))
 
@@ -160,7 +161,7 @@ def cache_sizes(config: GriffinConfig, length: int, itemsize: int) -> Caches:
 
 
 def parameter_bytes(config: GriffinConfig, itemsize: int) -> int:
-    """Bytes of the weights in the dtype the model runs in, Λ in float32 at least."""
+    """Bytes of the weights in the dtype the model runs in, Λ and θ in float32 at least."""
     specs = param_specs(config).values()
     return sum(s.size * (max(itemsize, 4) if s.keep_float32 else itemsize) for s in specs)
 

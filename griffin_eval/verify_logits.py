@@ -90,6 +90,8 @@ class Implementation(NamedTuple):
             return f"{' and '.join(missing)} not installed"
         if self.format and (problems := refusals(config, FORMATS[self.format])):
             return f"it cannot express {'; '.join(problems)}"
+        if self.name == "deepmind-jax" and config.complex_gates:
+            return "its RGLRU can be complex (only_real=False), but its Griffin never makes it so"
         return None
 
     def run(self, checkpoint: Checkpoint, probe: Probe) -> Trace:

@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Complex, Float, Int
 
+from griffin_eval.kernels.rglru.complex_jax import complex_linear_scan
 from griffin_eval.kernels.rglru.scan_jax import linear_scan
 
 QUERY_BLOCK = 512  # queries of a row whose scores are in memory at a time
@@ -50,6 +51,16 @@ class Rows(NamedTuple):
     ) -> tuple[Float[Array, "B T L"], Float[Array, "S L"]]:
         """h_t = a_t h_{t-1} + x_t from each row's state; padding must have a = 1 and x = 0."""
         h = linear_scan(a, x, h0)
+        return h, h[:, -1]
+
+    def complex_scan(
+        self,
+        a: Complex[Array, "B T Z"],
+        x: Complex[Array, "B T Z"],
+        h0: Complex[Array, "S Z"],
+    ) -> tuple[Complex[Array, "B T Z"], Complex[Array, "S Z"]]:
+        """The same of complex numbers."""
+        h = complex_linear_scan(a, x, h0)
         return h, h[:, -1]
 
     def tiles(
@@ -114,6 +125,20 @@ class Packed(NamedTuple):
         x = x.at[0, first].add(jnp.where(read, a[0, first] * h0, 0.0))
         a = jnp.where((self.offset == 0)[None, :, None], 0.0, a)
         h = linear_scan(a, x, jnp.zeros_like(h0[:1]))
+        return h, jnp.where(read, h[0, jnp.maximum(self.starts + self.lengths - 1, 0)], h0)
+
+    def complex_scan(
+        self,
+        a: Complex[Array, "1 N Z"],
+        x: Complex[Array, "1 N Z"],
+        h0: Complex[Array, "S Z"],
+    ) -> tuple[Complex[Array, "1 N Z"], Complex[Array, "S Z"]]:
+        # As in `scan`.
+        read = (self.lengths > 0)[:, None]
+        first = jnp.minimum(self.starts, len(self.offset) - 1)
+        x = x.at[0, first].add(jnp.where(read, a[0, first] * h0, 0.0))
+        a = jnp.where((self.offset == 0)[None, :, None], 0.0, a)
+        h = complex_linear_scan(a, x, jnp.zeros_like(h0[:1]))
         return h, jnp.where(read, h[0, jnp.maximum(self.starts + self.lengths - 1, 0)], h0)
 
     def tiles(

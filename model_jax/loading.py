@@ -24,7 +24,7 @@ def load(
 
     Args:
         checkpoint: opened with ``Checkpoint(path)``.
-        dtype: to run in; None for that of the checkpoint. Λ is float32 at least.
+        dtype: to run in; None for that of the checkpoint. Λ and θ are float32 at least.
         device: the jax.Device to run on; None for JAX's default.
 
     Raises:

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
+from griffin_eval.kernels.rglru.complex_torch import complex_linear_scan
 from griffin_eval.kernels.rglru.scan_torch import linear_scan
 
 QUERY_BLOCK = 512  # queries of a row whose scores are in memory at a time
@@ -52,6 +53,16 @@ class Rows(NamedTuple):
     ) -> tuple[Float[Tensor, "B T L"], Float[Tensor, "S L"]]:
         """h_t = a_t h_{t-1} + x_t from each row's state; padding must have a = 1 and x = 0."""
         h = linear_scan(a, x, h0)
+        return h, h[:, -1]
+
+    def complex_scan(
+        self,
+        a: Complex[Tensor, "B T Z"],
+        x: Complex[Tensor, "B T Z"],
+        h0: Complex[Tensor, "S Z"],
+    ) -> tuple[Complex[Tensor, "B T Z"], Complex[Tensor, "S Z"]]:
+        """The same of complex numbers."""
+        h = complex_linear_scan(a, x, h0)
         return h, h[:, -1]
 
     def tiles(
@@ -117,6 +128,20 @@ class Packed(NamedTuple):
         x = x.index_add(1, first, torch.where(read, a[0, first] * h0, 0.0)[None])
         a = torch.where((self.offset == 0)[None, :, None], 0.0, a)
         h = linear_scan(a, x, torch.zeros_like(h0[:1]))
+        return h, torch.where(read, h[0, (self.starts + self.lengths - 1).clamp(min=0)], h0)
+
+    def complex_scan(
+        self,
+        a: Complex[Tensor, "1 N Z"],
+        x: Complex[Tensor, "1 N Z"],
+        h0: Complex[Tensor, "S Z"],
+    ) -> tuple[Complex[Tensor, "1 N Z"], Complex[Tensor, "S Z"]]:
+        # As in `scan`.
+        read = (self.lengths > 0)[:, None]
+        first = self.starts.clamp(max=len(self.offset) - 1)
+        x = x.index_add(1, first, torch.where(read, a[0, first] * h0, 0.0)[None])
+        a = torch.where((self.offset == 0)[None, :, None], 0.0, a)
+        h = complex_linear_scan(a, x, torch.zeros_like(h0[:1]))
         return h, torch.where(read, h[0, (self.starts + self.lengths - 1).clamp(min=0)], h0)
 
     def tiles(

@@ -20,7 +20,7 @@ def load(
 
     Args:
         checkpoint: opened with ``Checkpoint(path)``.
-        dtype: to run in; None for that of the checkpoint. Λ is float32 at least.
+        dtype: to run in; None for that of the checkpoint. Λ and θ are float32 at least.
         device: to run on; None for the CPU.
 
     Raises:

@@ -106,6 +106,7 @@ BAD = {
     "rope_base": (1.0, -10.0, math.nan),
     "logits_soft_cap": (-1.0, math.nan, math.inf),
     "rope_fraction": (0.0, -0.5, 1.5, 0.01, 3 / 16, math.nan),
+    "complex_gates": (None, 1, "no"),
 }
 
 

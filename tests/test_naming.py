@@ -140,6 +140,10 @@ def test_what_no_shape_says_is_asked_for():
             {"gate_blocks": 4},
             dict.fromkeys(("hf", "deepmind-flax", "deepmind-torch"), "gate_blocks=4"),
         ),
+        (
+            {"complex_gates": True},
+            dict.fromkeys(("hf", "deepmind-torch"), "complex_gates=True: its recurrence is real"),
+        ),
         ({"conv_width": 3}, dict.fromkeys(("deepmind-flax", "deepmind-torch"), "conv_width=3")),
         ({"norm_eps": 1e-5}, dict.fromkeys(("deepmind-flax", "deepmind-torch"), "norm_eps=1e-05")),
         ({"rope_base": 1e6}, dict.fromkeys(("deepmind-flax", "deepmind-torch"), "rope_base=")),
@@ -158,7 +162,7 @@ def test_refusal_matrix(changes, refused_by):
             assert reason.startswith(refused_by[name])
         else:
             assert not found, name
-    assert not limits(FORMATS["griffin"]) and len(limits(FORMATS["hf"])) == 7
+    assert not limits(FORMATS["griffin"]) and len(limits(FORMATS["hf"])) == 8
 
 
 def test_unknown_format():

@@ -1,0 +1,75 @@
+"""The linear recurrence of complex numbers in PyTorch: blocked, with a backward pass of its own."""
+
+import math
+
+import torch
+from jaxtyping import Complex
+from torch import Tensor
+
+_STEPWISE = 8  # up to this length a plain loop is shorter than the two passes
+
+
+def complex_linear_scan(
+    a: Complex[Tensor, "B T D"], x: Complex[Tensor, "B T D"], h0: Complex[Tensor, "B D"]
+) -> Complex[Tensor, "B T D"]:
+    """Computes h_t = a_t * h_{t-1} + x_t (appendix B, its input already gated).
+
+    Args:
+        a: decay and rotation of each step, complex64 or complex128.
+        x: input of each step, of the same dtype.
+        h0: state before the first step, of the same dtype.
+
+    Returns:
+        Every h_t; the last one is the state to carry on. Differentiable in all three arguments.
+    """
+    return _ComplexScan.apply(a, x, h0)  # type: ignore[no-any-return]
+
+
+class _ComplexScan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
+        h = _scan(a, x, h0)
+        ctx.save_for_backward(a, h, h0)
+        return h
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # The gradient that torch hands on is dL/dRe + i dL/dIm, so that factors are conjugated:
+        # g_t = dh_t + conj(a_{t+1}) g_{t+1}, the same recurrence read backwards.
+        a, h, h0 = ctx.saved_tensors
+        (dh,) = grads
+        factor = a.conj().resolve_conj()
+        shifted = torch.cat([factor[:, 1:], torch.zeros_like(factor[:, :1])], 1)
+        g = _scan(shifted.flip(1), dh.flip(1), torch.zeros_like(h0)).flip(1)
+        previous = torch.cat([h0[:, None], h[:, :-1]], 1)
+        return g * previous.conj(), g, factor[:, 0] * g[:, 0]
+
+
+def _scan(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
+    batch, length, width = x.shape
+    if length <= _STEPWISE:
+        steps = []
+        h = h0
+        for t in range(length):
+            h = torch.addcmul(x[:, t], a[:, t], h)
+            steps.append(h)
+        return torch.stack(steps, 1)
+
+    # About sqrt(T) blocks of sqrt(T) steps: first every block by itself and all of them at once,
+    # then the state handed from block to block.
+    block = math.isqrt(length - 1) + 1
+    blocks = -(-length // block)
+    if pad := blocks * block - length:
+        a = torch.cat([a, a.new_ones(batch, pad, width)], 1)
+        x = torch.cat([x, x.new_zeros(batch, pad, width)], 1)
+    a = a.reshape(batch, blocks, block, width)
+    x = x.reshape(batch, blocks, block, width)
+    product, h = torch.empty_like(a), torch.empty_like(x)  # product of a since the block began
+    product[:, :, 0], h[:, :, 0] = a[:, :, 0], x[:, :, 0]
+    for k in range(1, block):
+        torch.mul(product[:, :, k - 1], a[:, :, k], out=product[:, :, k])
+        torch.addcmul(x[:, :, k], a[:, :, k], h[:, :, k - 1], out=h[:, :, k])
+    for n in range(blocks):
+        before = h0 if n == 0 else h[:, n - 1, -1]
+        h[:, n].addcmul_(product[:, n], before[:, None])
+    return h.reshape(batch, -1, width)[:, :length]
