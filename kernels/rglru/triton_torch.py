@@ -1,0 +1,415 @@
+"""The recurrence and the RG-LRU for torch on a CUDA device, in Triton, forward and backward.
+
+Bytes decide. Of the RG-LRU everything after its two products is in one kernel: sigmoids, decay,
+multiplier and recurrence. The backward pass keeps x and h only and makes products, gates and decays
+again, so that neither a_t nor a gate is ever stored.
+
+The products W_a x_t and W_x x_t are one batched matrix product of cuBLAS with a float32 result. In
+a kernel that walks through time they would have to be made by the few programs that the recurrence
+leaves, each with a block of weights that no multiprocessor holds (2 x 256 x 256), twice where the
+three phases of `triton_kernels` read everything twice; and the backward pass needs sums over all
+columns of a block (for x) and over all tokens (for the weights), which are matrix products again.
+The price is a float32 array of 2D written and read once a pass. In bfloat16 the products are exact
+before they are added up in float32, as in the models, at the speed of the matrix units.
+"""
+
+import functools
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from griffin_eval.errors import ArgumentError, MissingExtraError
+from griffin_eval.kernels.rglru.reference import C, Gates
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_COLUMNS = 64  # of a program, about; the kernels tune it
+_SHORTEST = 64  # tokens that a chunk should have, for a state costs as much as three of them
+_ROUND = 16  # a chunk's tokens are a multiple of it
+
+
+def linear_scan(
+    a: Float[Tensor, "B T D"],
+    x: Float[Tensor, "B T D"],
+    h0: Float[Tensor, "S D"] | None = None,
+    *,
+    resets: Bool[Tensor, "B T"] | None = None,
+    lengths: Int[Tensor, " S"] | None = None,
+    starts: Int[Tensor, " S"] | None = None,
+    chunks: int | None = None,
+) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "S D"]]:
+    """h_t = a_t h_{t-1} + x_t (equation 4), in float32.
+
+    Layouts, resets and padding are those of `reference`; padding of h, and of gradients, is 0.
+
+    Args:
+        a: decay of each step, float32, bfloat16 or float16.
+        x: input of each step, likewise, of a dtype of its own.
+        h0: states before the first step; zeros by default.
+        resets: where a document starts: there h_t = x_t.
+        lengths: tokens that are read; all by default. Neither they nor ``starts`` are checked.
+        starts: of packed segments; needs ``lengths``.
+        chunks: parts that time is cut into; by default `time_chunks` says.
+
+    Returns:
+        Every h_t in the dtype of x, and in float32 the states after the last step. Differentiable
+        in a, x and h0.
+
+    Raises:
+        ArgumentError: shapes do not fit together.
+        NotImplementedError: another dtype, or no CUDA device.
+        MissingExtraError: triton is not installed.
+    """
+    _check(x, h0, resets, lengths, starts, a=a)
+    layout = _layout(x, resets, lengths, starts, chunks)
+    return _LinearScan.apply(a, x, h0, layout)  # type: ignore[no-any-return]
+
+
+def rglru(
+    x: Float[Tensor, "B T L"],
+    gates: Gates,
+    h0: Float[Tensor, "S L"] | None = None,
+    *,
+    resets: Bool[Tensor, "B T"] | None = None,
+    lengths: Int[Tensor, " S"] | None = None,
+    starts: Int[Tensor, " S"] | None = None,
+    chunks: int | None = None,
+) -> tuple[Float[Tensor, "B T L"], Float[Tensor, "S L"]]:
+    """The RG-LRU (section 2.4, equations 1 to 4), its gates in float32.
+
+    Args:
+        x: float32, bfloat16 or float16.
+        gates: parameters of any of these dtypes.
+        h0, resets, lengths, starts, chunks: as of `linear_scan`.
+
+    Returns:
+        Every h_t in the dtype of x, and in float32 the states after the last step. Differentiable
+        in x, the parameters and h0; the derivative of sqrt is at most 1000, as in the models.
+
+    Raises:
+        As `linear_scan`, and NotImplementedError for the complex gates of appendix B.
+    """
+    if gates.imaginary_param is not None:
+        raise NotImplementedError("the Triton kernel has no complex gates: use the plain path")
+    _check(x, h0, resets, lengths, starts, **gates._asdict())
+    layout = _layout(x, resets, lengths, starts, chunks)
+    return _RGLRU.apply(x, h0, layout, *gates[:5])  # type: ignore[no-any-return]
+
+
+def time_chunks(segments: int, longest: int, width: int, processors: int) -> int:
+    """How many parts to cut time into so that the programs fill the device.
+
+    One, where segments and columns alone give every multiprocessor two programs: then each array is
+    read once. Otherwise as many as give it eight, though inputs are then read twice.
+
+    Args:
+        segments: recurrences that are independent of each other.
+        longest: tokens of the longest of them, at least an upper bound.
+        width: columns, D.
+        processors: multiprocessors of the device.
+    """
+    programs = segments * -(-width // _COLUMNS)
+    if not programs or programs >= 2 * processors:
+        return 1
+    return max(1, min(-(-8 * processors // programs), longest // _SHORTEST))
+
+
+class _Layout(NamedTuple):
+    """Where tokens lie, and how the kernels walk through them."""
+
+    resets: Tensor | None
+    starts: Tensor | None
+    lengths: Tensor | None
+    segments: int
+    tokens: int
+    rows: int  # tokens of a row
+    width: int
+    chunks: int
+    chunk: int  # tokens of a chunk
+
+    @property
+    def bucket(self) -> int:
+        """For what the kernels are tuned anew: how many programs there are, if time is long."""
+        return min((self.segments * self.chunks).bit_length(), 8) if self.chunk > _ROUND else 0
+
+    def empty(self, like: Tensor, *shape: int) -> Tensor:
+        """A result of the kernels, which write to tokens only: padding is 0."""
+        padded = self.starts is not None or self.lengths is not None
+        return (like.new_zeros if padded else like.new_empty)(shape or like.shape)
+
+    def states(self, like: Tensor) -> Tensor:
+        """Of every chunk [S, chunks, D], float32."""
+        shape = (self.segments, self.chunks, self.width)
+        return torch.empty(shape, dtype=torch.float32, device=like.device)
+
+    def launch(self, kernel: Any, **arguments: Any) -> None:
+        kernel[lambda config: (self.segments, -(-self.width // config["BLOCK"]), self.chunks)](
+            **arguments,
+            resets=self.resets,
+            starts=self.starts,
+            lengths=self.lengths,
+            tokens=self.tokens,
+            rows=self.rows,
+            width=self.width,
+            chunk=self.chunk,
+            bucket=self.bucket,
+            enable_fp_fusion=True,
+        )
+
+    def carry(
+        self, product: Tensor, end: Tensor, first: Tensor | None, reverse: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The states that the chunks start with, and the one after all of them."""
+        states, last = torch.empty_like(end), torch.empty_like(end[:, 0])
+        _kernels().carry[self.segments, -(-self.width // 32)](
+            product,
+            end,
+            first,
+            states,
+            last,
+            self.width,
+            self.chunks,
+            REVERSE=reverse,
+            STEPS=16,
+            BLOCK=32,
+            num_warps=1,
+            enable_fp_fusion=True,
+        )
+        return states, last
+
+
+class _LinearScan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a: Tensor, x: Tensor, h0: Tensor | None, layout: _Layout):
+        step = _plain(a)
+        h, last = _forward(layout, x.contiguous(), _float32(h0), step)
+        ctx.save_for_backward(a, h, h0)
+        ctx.layout = layout
+        return h, last
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *grads: Tensor):
+        a, h, h0 = ctx.saved_tensors
+        da, dx = ctx.layout.empty(a), ctx.layout.empty(h)
+        found = {"da": da, "dx": dx, **_NO_GATE_GRADIENTS}
+        dh0 = _backward(ctx.layout, h, _float32(h0), grads, {**_plain(a), "x": None}, found)
+        return da, dx, None if h0 is None else dh0.to(h0.dtype), None
+
+
+class _RGLRU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, h0: Tensor | None, layout: _Layout, *gates: Tensor):
+        x = x.contiguous()
+        h, last = _forward(layout, x, _float32(h0), _gated(x, Gates(*gates)))
+        ctx.save_for_backward(x, h, h0, *gates)
+        ctx.layout = layout
+        return h, last
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *grads: Tensor):
+        x, h, h0, *saved = ctx.saved_tensors
+        layout, gates = ctx.layout, Gates(*saved)
+        blocks, weight = _blocks(x, gates), _weight(gates)
+        dtype = torch.promote_types(x.dtype, weight.dtype)
+        dx = layout.empty(x.to(dtype))
+        dgates = layout.empty(dx, blocks.shape[0], layout.tokens, weight.shape[2])
+        sums = [layout.states(x) for _ in range(3)]
+        dh0 = _backward(
+            layout,
+            h,
+            _float32(h0),
+            grads,
+            {**_gated(x, gates), "x": x},
+            {"da": None, "dx": dx, "dgates": dgates}
+            | dict(zip(("dslope", "drecurrent_bias", "dinput_bias"), sums, strict=True)),
+        )
+        # What reached the products goes on to x and to the weights.
+        _blocks(dx, gates).baddbmm_(dgates, weight.mT.to(dtype))
+        dweight = _product(blocks.mT, dgates)
+        drecurrent, dinput = dweight.chunk(2, -1)
+        dslope, drecurrent_bias, dinput_bias = (s.sum((0, 1)) for s in sums)
+        found = Gates(
+            dslope * C * torch.sigmoid(gates.recurrent_param.float()),
+            dinput,
+            dinput_bias,
+            drecurrent,
+            drecurrent_bias,
+        )
+        dgates = (d.reshape(p.shape).to(p.dtype) for d, p in zip(found[:5], gates[:5], strict=True))
+        return dx.to(x.dtype), None if h0 is None else dh0.to(h0.dtype), None, *dgates
+
+
+_NO_GATE_GRADIENTS = dict.fromkeys(("dgates", "dslope", "drecurrent_bias", "dinput_bias"))
+
+
+def _plain(a: Tensor) -> dict[str, Any]:
+    """The kernels' arguments that say what a step is: here a_t itself."""
+    nothing = dict.fromkeys(("gates", "slope", "recurrent_bias", "input_bias"))
+    return {"a": a.contiguous(), "GATE": 1, **nothing}
+
+
+def _gated(x: Tensor, gates: Gates) -> dict[str, Any]:
+    """The same where a step is made of gates: their products, and what comes after."""
+    return {
+        "a": None,
+        "GATE": gates.input_weight.shape[2],
+        "gates": _product(_blocks(x, gates), _weight(gates)),
+        "slope": C * torch.nn.functional.softplus(gates.recurrent_param.float()),
+        "recurrent_bias": _float32(gates.recurrent_bias),
+        "input_bias": _float32(gates.input_bias),
+    }
+
+
+def _forward(
+    layout: _Layout, x: Tensor, h0: Tensor | None, step: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    h = layout.empty(x)
+    run = functools.partial(layout.launch, _kernels().forward, x=x, **step)
+    with torch.cuda.device_of(x):
+        last = layout.states(x)
+        if layout.chunks == 1:
+            run(h0=h0, h=h, last=last, product=None)
+            return h, last[:, 0]
+        product = torch.empty_like(last)
+        run(h0=None, h=None, last=last, product=product)
+        states, end = layout.carry(product, last, h0, reverse=False)
+        run(h0=states, h=h, last=None, product=None)
+        return h, end
+
+
+def _backward(
+    layout: _Layout,
+    h: Tensor,
+    h0: Tensor | None,
+    grads: tuple[Tensor, ...],
+    step: dict[str, Any],
+    found: dict[str, Tensor | None],
+) -> Tensor:
+    """Fills in what is to be ``found``, the kernel's results, and returns the gradient of h0."""
+    dh, dlast = (g.contiguous() for g in grads)
+    run = functools.partial(layout.launch, _kernels().backward, h=h, h0=h0, dh=dh, **step)
+    with torch.cuda.device_of(h):
+        if layout.chunks == 1:
+            before = layout.states(h)
+            run(after=dlast, before=before, product=None, **found)
+            return before[:, 0]
+        product, end = layout.states(h), layout.states(h)
+        run(after=None, before=end, product=product, **dict.fromkeys(found))
+        states, dh0 = layout.carry(product, end, dlast, reverse=True)
+        run(after=states, before=end, product=None, **found)
+        return dh0
+
+
+def _float32(array: Tensor | None) -> Tensor | None:
+    return None if array is None else array.float().contiguous()
+
+
+def _weight(gates: Gates) -> Tensor:
+    """Both matrices of every block beside each other, [G, L / G, 2 L / G]: W_a, then W_x."""
+    return torch.cat([gates.recurrent_weight, gates.input_weight], -1)
+
+
+def _blocks(x: Tensor, gates: Gates) -> Tensor:
+    """A view of [B, T, L] by block, [G, B T, L / G]."""
+    groups, size, _ = gates.input_weight.shape
+    return x.view(-1, groups, size).transpose(0, 1)
+
+
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    """x y of every block, summed up in float32 and left so."""
+    if x.dtype == y.dtype != torch.float32 and x.is_cuda:
+        return torch.bmm(x, y, out_dtype=torch.float32)
+    return torch.bmm(x.float(), y.float())
+
+
+def _layout(
+    x: Tensor,
+    resets: Tensor | None,
+    lengths: Tensor | None,
+    starts: Tensor | None,
+    chunks: int | None,
+) -> _Layout:
+    kernels = _kernels()
+    if not (x.is_cuda or kernels.INTERPRETED):
+        raise NotImplementedError(f"the Triton kernels need a CUDA device; x is on {x.device}")
+    batch, rows, width = x.shape
+    segments = batch if starts is None else len(starts)
+    if chunks is None:
+        chunks = time_chunks(segments, rows, width, _processors(x.device))
+    return _Layout(
+        resets=None if resets is None else resets.contiguous().view(torch.uint8),
+        starts=None if starts is None else starts.contiguous(),
+        lengths=None if lengths is None else lengths.contiguous(),
+        segments=segments,
+        tokens=batch * rows,
+        rows=rows,
+        width=width,
+        chunks=chunks,
+        chunk=-(-rows // (chunks * _ROUND)) * _ROUND,
+    )
+
+
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def _kernels() -> ModuleType:
+    try:
+        from griffin_eval.kernels.rglru import triton_kernels
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise MissingExtraError("triton", "torch") from None
+    return triton_kernels
+
+
+def _check(
+    x: Tensor,
+    h0: Tensor | None,
+    resets: Tensor | None,
+    lengths: Tensor | None,
+    starts: Tensor | None,
+    **others: Tensor | None,
+) -> None:
+    """All that does not fit together, in one error."""
+    batch, rows, width = x.shape
+    segments = batch if starts is None else len(starts)
+    expected: dict[str, tuple[Tensor | None, tuple[int, ...]]] = {
+        "h0": (h0, (segments, width)),
+        "resets": (resets, (batch, rows)),
+        "lengths": (lengths, (segments,)),
+    }
+    if "a" in others:
+        expected["a"] = others["a"], (batch, rows, width)
+    else:
+        assert others["input_weight"] is not None
+        groups = others["input_weight"].shape[0]
+        size = width // groups
+        for kind in ("input", "recurrent"):
+            expected[f"{kind}_weight"] = others[f"{kind}_weight"], (groups, size, size)
+            expected[f"{kind}_bias"] = others[f"{kind}_bias"], (groups, size)
+        expected["recurrent_param"] = others["recurrent_param"], (width,)
+    wrong = [
+        f"{name} is {list(array.shape)} and should be {list(shape)}"
+        for name, (array, shape) in expected.items()
+        if array is not None and tuple(array.shape) != shape
+    ]
+    if starts is not None and (batch != 1 or lengths is None):
+        wrong.append("packed segments need one row and lengths")
+    if wrong:
+        raise ArgumentError(f"x is {list(x.shape)}: " + "; ".join(wrong))
+    floats = {"x": x, **others} | ({} if h0 is None else {"h0": h0})
+    other = [f"{name} is {array.dtype}" for name, array in floats.items() if array is not None]
+    other = [words for words in other if not words.endswith(tuple(map(str, DTYPES)))]
+    if other:
+        raise NotImplementedError(
+            "the Triton kernels take float32, bfloat16 and float16: " + "; ".join(other)
+        )
