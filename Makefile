@@ -32,7 +32,7 @@ types: $(STAMP)
 	$(BIN)/python .ci/link_types.py
 
 # The constraints hold every version, torch's too: pip takes no other build of it.
-$(STAMP): pyproject.toml setup.py constraints.txt
+$(STAMP): pyproject.toml setup.py constraints.txt kernels/rglru/cpu.c
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[all,test]'
 	touch $@

@@ -1,8 +1,9 @@
-"""Adds the one-line .pth that starts the lm_eval plugin, in wheels and in editable installs."""
+"""Adds the one-line .pth that starts the lm_eval plugin, in wheels and in editable installs, and
+builds the kernels for the CPU where there is a C compiler."""
 
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 from setuptools.command.editable_wheel import editable_wheel
 
@@ -32,4 +33,17 @@ class EditableWheel(editable_wheel):
         return super()._run_build_commands(dist_name, unpacked_wheel, build_lib, tmp_dir)
 
 
-setup(cmdclass={"build_py": BuildPy, "editable_wheel": EditableWheel})
+# A library without Python in it, loaded by griffin_eval/kernels/rglru/cpu.py.
+KERNELS = Extension(
+    "griffin_eval.kernels.rglru._cpu",
+    ["kernels/rglru/cpu.c"],
+    extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+    + ["-pthread", "-Wno-psabi"],
+    extra_link_args=["-pthread"],
+    optional=True,  # without a compiler the plain implementations run
+)
+
+setup(
+    cmdclass={"build_py": BuildPy, "editable_wheel": EditableWheel},
+    ext_modules=[KERNELS],
+)

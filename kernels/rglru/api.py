@@ -1,0 +1,149 @@
+"""The recurrences for the models: one signature, and the fastest kernel that can compute it."""
+
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from griffin_eval.kernels.rglru.reference import Gates
+
+# The implementations of each framework, the one to prefer first; the last takes everything.
+IMPLEMENTATIONS = {
+    "torch": {"triton": "triton_torch", "cpu": "cpu_torch", "plain": "plain_torch"},
+    "jax": {"tpu": "tpu_jax", "cpu": "cpu_jax", "plain": "plain_jax"},
+    "numpy": {"reference": "reference"},
+}
+
+
+def linear_scan(
+    a: Any,
+    x: Any,
+    h0: Any = None,
+    *,
+    resets: Any = None,
+    lengths: Any = None,
+    starts: Any = None,
+    impl: str = "auto",
+) -> tuple[Any, Any]:
+    """Computes h_t = a_t h_{t-1} + x_t (equation 4, its input already gated).
+
+    Differentiable in a, x and h0. `griffin_eval.kernels.rglru.reference` describes the two layouts
+    of tokens, rows and packed segments.
+
+    Args:
+        a: [B, T, D] decay of each step, of PyTorch, JAX or numpy (then the reference runs).
+        x: [B, T, D] input of each step, of the same dtype: any float or complex one.
+        h0: [S, D] states before the first step, float32 or wider; zeros by default.
+        resets: [B, T] bool, where a document starts: there h_t = x_t.
+        lengths: [S] tokens that are read; all by default. What is behind them leaves the state as
+            it is, and h is arbitrary but finite there.
+        starts: [S] ascending starts of packed segments in the one row; None for rows.
+        impl: a key of `IMPLEMENTATIONS` of the framework, or ``auto``: see `choose`.
+
+    Returns:
+        [B, T, D], every h_t in the dtype of x, and [S, D], the states after the last step in
+        float32 or wider.
+
+    Raises:
+        NotImplementedError: if the implementation asked for cannot compute this, and why.
+    """
+    h0 = _states(x, h0, lengths)
+    module = _module(choose(x, None, starts, impl), x)
+    return module.linear_scan(a, x, h0, resets=resets, lengths=lengths, starts=starts)
+
+
+def rglru(
+    x: Any,
+    gates: Gates,
+    h0: Any = None,
+    *,
+    resets: Any = None,
+    lengths: Any = None,
+    starts: Any = None,
+    impl: str = "auto",
+) -> tuple[Any, Any]:
+    """The RG-LRU (equations 1-4), in float32 or wider whatever the dtype of x.
+
+    Differentiable in x, h0 and the gates' parameters; gates are computed again for the backward
+    pass instead of being kept. The derivative of the square root is at most 1000.
+
+    Args:
+        x: [B, T, L] input.
+        gates: parameters, without an imaginary part.
+        h0, resets, lengths, starts, impl: as of `linear_scan`.
+
+    Returns:
+        [B, T, L], every h_t in the dtype of x, and [S, L], the states after the last step in
+        float32 or wider.
+
+    Raises:
+        NotImplementedError: if the implementation asked for cannot compute this, and why.
+    """
+    h0 = _states(x, h0, lengths)
+    module = _module(choose(x, gates, starts, impl), x)
+    return module.rglru(x, gates, h0, resets=resets, lengths=lengths, starts=starts)
+
+
+def choose(x: Any, gates: Gates | None = None, starts: Any = None, impl: str = "auto") -> str:
+    """The implementation that will run: the first that takes these arrays where they are.
+
+    Raises:
+        NotImplementedError: if the one asked for does not take them, and why.
+    """
+    known = IMPLEMENTATIONS[_framework(x)]
+    if impl not in (*known, "auto"):
+        raise NotImplementedError(
+            f"there is no implementation {impl!r} in {_framework(x)}: expected auto, "
+            + ", ".join(known)
+        )
+    for name in known:
+        if impl not in (name, "auto"):
+            continue
+        reason = _unsupported(name, x, gates, starts)
+        if reason is None:
+            return name
+        if impl != "auto":
+            raise NotImplementedError(reason)
+    raise AssertionError("plain implementations take everything")
+
+
+def _unsupported(name: str, x: Any, gates: Gates | None, starts: Any) -> str | None:
+    if name in ("plain", "reference"):
+        return None
+    platform = _platform(x)
+    meant = {"cpu": "cpu", "triton": "cuda", "tpu": "tpu"}[name]
+    if platform != meant:
+        return f"{name} kernels run on {meant}, and x is on {platform}"
+    return _module(name, x).unsupported(x, gates, starts)
+
+
+def _platform(x: Any) -> str:
+    if _framework(x) == "torch":
+        return x.device.type
+    import jax
+
+    # Of an array that is being traced only the backend it will most likely run on is known.
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]
+    return getattr(device, "platform", device) or jax.default_backend()
+
+
+def _framework(x: Any) -> str:
+    top = type(x).__module__.partition(".")[0]
+    return {"torch": "torch", "jax": "jax", "jaxlib": "jax"}.get(top, "numpy")
+
+
+def _module(name: str, x: Any) -> ModuleType:
+    file = IMPLEMENTATIONS[_framework(x)][name]
+    return import_module(f"griffin_eval.kernels.rglru.{file}")
+
+
+def _states(x: Any, h0: Any, lengths: Any) -> Any:
+    if h0 is not None:
+        return h0
+    rows = len(x) if lengths is None else len(lengths)
+    framework = _framework(x)
+    if framework == "numpy":
+        return None
+    library = import_module({"torch": "torch", "jax": "jax.numpy"}[framework])
+    dtype = x.dtype if x.dtype.itemsize >= 4 else library.float32
+    where = {"device": x.device} if framework == "torch" else {}
+    return library.zeros((rows, x.shape[2]), dtype=dtype, **where)

@@ -1,0 +1,459 @@
+// The RG-LRU and its scan on a CPU, in float32: forward and backward, for PyTorch (ctypes) and JAX
+// (XLA's foreign function interface). griffin_eval/kernels/rglru/cpu.py says what the arguments are;
+// reference.py says what is computed. Neither Python nor XLA is needed to build it.
+//
+// Columns are independent, so every worker takes blocks of columns and walks over the tokens of all
+// segments, a row of a block at a time, with the state of the block in its cache. Loops over columns
+// are written for the compiler to vectorise.
+
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+#define EXPORT __attribute__((visibility("default")))
+#define INLINE static inline __attribute__((always_inline))
+#define RESTRICT __restrict__
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
+#define EVERY_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define EVERY_CPU
+#endif
+
+enum {
+  BLOCK = 272,        // most columns of a block of the gated kernels
+  SCAN_BLOCK = 2064,  // and of the scan's, which streams better over long rows
+  ROWS = 8,           // the scan keeps the state of 64 columns in registers for so many rows
+  MOST_THREADS = 256,
+  LARGE = 1 << 22,    // elements of an output that no cache holds
+};
+
+typedef enum { SCAN, SCAN_BACKWARD, GATED, GATED_BACKWARD } Kind;
+
+typedef struct {
+  Kind kind;
+  int64_t tokens;    // rows of the token arrays, N
+  int64_t width;     // columns, D
+  int64_t gates;     // blocks of the gates, G; 0 where there are none
+  int64_t segments;  // S
+  int64_t low, high; // tokens to read; the gates' products hold these alone
+  const int32_t *starts, *lengths;
+  const uint8_t *resets;
+  const float *a, *x, *input, *recurrent, *input_bias, *recurrent_bias, *decay;
+  const float *h0, *h, *dh, *dlast;
+  float *out, *last;  // forward; `last` holds the states before, then those after
+  float *da, *dx, *dinput, *drecurrent, *ddecay, *dh0;  // backward
+} Job;
+
+// ---- arithmetic of one element --------------------------------------------------------------
+
+INLINE float clamp(float x, float low, float high) {
+  x = x < low ? low : x;
+  return x > high ? high : x;
+}
+
+INLINE float power_of_two(int32_t n) {  // -126 <= n <= 127
+  int32_t bits = (n + 127) << 23;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// exp(x) - 1 in parts: *scale * (1 + *rest) - 1, with *rest = exp(r) - 1 for |r| <= ln(2) / 2.
+INLINE void split_exp(float x, float *scale, float *rest) {  // -87 <= x <= 88
+  const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  float n = (x * 1.44269504088896341f + shift) - shift;
+  float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  *rest = p * r * r + r;
+  *scale = power_of_two((int32_t)n);
+}
+
+// 1 + exp(-x), whose square is still a number.
+INLINE float one_and_exp(float x) {
+  float scale, rest;
+  split_exp(clamp(-x, -40.0f, 40.0f), &scale, &rest);
+  return (1.0f + scale) + scale * rest;
+}
+
+INLINE float sigmoid(float x) { return 1.0f / one_and_exp(x); }
+
+typedef struct {
+  float r, i, a, square;  // gates, decay, 1 - a^2
+} Gate;
+
+INLINE Gate gate(float input, float recurrent, float decay) {
+  Gate g;
+  float scale, rest;
+  const float below_r = one_and_exp(recurrent), below_i = one_and_exp(input);
+  const float both = 1.0f / (below_r * below_i);  // divisions are dear
+  g.r = below_i * both;
+  g.i = below_r * both;
+  const float log_a = decay * g.r;
+  split_exp(log_a < -87.0f ? -87.0f : log_a, &scale, &rest);
+  float less = (scale - 1.0f) + scale * rest;  // a - 1, exact where a is near 1
+  g.a = 1.0f + less;
+  g.square = -less * (1.0f + g.a);
+  return g;
+}
+
+// ---- one row of a block: n columns of one token ---------------------------------------------
+
+// Writes a row of an output, past the caches where they could not hold it.
+INLINE void put(float *RESTRICT out, const float *RESTRICT values, int n, int stream) {
+#if defined(__x86_64__)
+  if (stream && ((uintptr_t)out & 15) == 0) {
+    int c = 0;
+    for (; c + 4 <= n; c += 4) _mm_stream_ps(out + c, _mm_loadu_ps(values + c));
+    for (; c < n; c++) out[c] = values[c];
+    return;
+  }
+#endif
+  (void)stream;
+  memcpy(out, values, n * sizeof(float));
+}
+
+typedef float Vector __attribute__((vector_size(64), aligned(4)));
+enum { LANES = 16, STRIP = 4 };
+
+// Some rows of n columns, D apart. h: state before and after.
+INLINE void scan_rows(int n, int64_t rows, int64_t D, const uint8_t *resets, const float *RESTRICT a,
+                      const float *RESTRICT x, float *RESTRICT h, float *RESTRICT out, int stream) {
+  int c = 0;
+  for (; c + STRIP * LANES <= n; c += STRIP * LANES) {
+    Vector state[STRIP];
+    for (int k = 0; k < STRIP; k++) state[k] = *(const Vector *)(h + c + k * LANES);
+    for (int64_t t = 0; t < rows; t++) {
+      for (int k = 0; k < STRIP; k++) {
+        const int64_t at = t * D + c + k * LANES;
+        const Vector input = *(const Vector *)(x + at);
+        state[k] = resets[t] ? input : *(const Vector *)(a + at) * state[k] + input;
+      }
+      put(out + t * D + c, (const float *)state, STRIP * LANES, stream);
+    }
+    for (int k = 0; k < STRIP; k++) *(Vector *)(h + c + k * LANES) = state[k];
+  }
+  for (; c < n; c++) {
+    for (int64_t t = 0; t < rows; t++) {
+      const int64_t at = t * D + c;
+      out[at] = h[c] = resets[t] ? x[at] : a[at] * h[c] + x[at];
+    }
+  }
+}
+
+// g: what later steps pass back to h_t; on return what this one passes to h_{t-1}.
+INLINE void scan_row_backward(int n, int reset, const float *RESTRICT a, const float *RESTRICT before,
+                              const float *RESTRICT dh, float *RESTRICT g, float *RESTRICT da,
+                              float *RESTRICT dx) {
+  for (int c = 0; c < n; c++) {
+    float total = g[c] + dh[c];
+    dx[c] = total;
+    da[c] = reset ? 0.0f : total * before[c];
+    g[c] = reset ? 0.0f : total * a[c];
+  }
+}
+
+INLINE void gated_row(int n, int reset, const float *RESTRICT x, const float *RESTRICT input,
+                      const float *RESTRICT recurrent, const float *RESTRICT input_bias,
+                      const float *RESTRICT recurrent_bias, const float *RESTRICT decay,
+                      float *RESTRICT h) {
+  if (reset) {
+    for (int c = 0; c < n; c++) h[c] = sigmoid(input[c] + input_bias[c]) * x[c];
+    return;
+  }
+  for (int c = 0; c < n; c++) {
+    Gate g = gate(input[c] + input_bias[c], recurrent[c] + recurrent_bias[c], decay[c]);
+    h[c] = g.a * h[c] + __builtin_sqrtf(g.square) * g.i * x[c];
+  }
+}
+
+INLINE void gated_row_backward(int n, int reset, const float *RESTRICT x, const float *RESTRICT input,
+                               const float *RESTRICT recurrent, const float *RESTRICT input_bias,
+                               const float *RESTRICT recurrent_bias, const float *RESTRICT decay,
+                               const float *RESTRICT before, const float *RESTRICT dh,
+                               float *RESTRICT carry, float *RESTRICT dx, float *RESTRICT dinput,
+                               float *RESTRICT drecurrent, float *RESTRICT ddecay) {
+  const float keep = reset ? 0.0f : 1.0f;
+  for (int c = 0; c < n; c++) {
+    Gate g = gate(input[c] + input_bias[c], recurrent[c] + recurrent_bias[c], decay[c]);
+    float root = reset ? 1.0f : __builtin_sqrtf(g.square), total = carry[c] + dh[c];
+    float slope = 4.0f * g.square < 1e-6f ? 1e-6f : 4.0f * g.square;  // the root's, at most 1000
+    slope = 1.0f / __builtin_sqrtf(slope);
+    dx[c] = total * root * g.i;
+    dinput[c] = total * root * x[c] * g.i * (1.0f - g.i);
+    // d a = total * h_{t-1}; d (1 - a^2) = total * i * x * slope; both by log a = decay * r
+    float dlog = keep * (total * before[c] - 2.0f * g.a * (total * g.i * x[c] * slope)) * g.a;
+    drecurrent[c] = dlog * decay[c] * g.r * (1.0f - g.r);
+    ddecay[c] += dlog * g.r;
+    carry[c] = keep * total * g.a;
+  }
+}
+
+// ---- one block of columns, over all tokens --------------------------------------------------
+
+INLINE int64_t limit(int64_t value, int64_t low, int64_t high) {
+  return value < low ? low : value > high ? high : value;
+}
+
+// Where a gate's product for token t and this column lies: they are [G, tokens, D / G].
+INLINE int64_t product(const Job *j, int64_t t, int64_t column) {
+  const int64_t size = j->width / j->gates, gate = column / size;
+  return (gate * (j->high - j->low) + t - j->low) * size + column - gate * size;
+}
+
+EVERY_CPU static void forward(const Job *j, int64_t column, int n) {
+  const int64_t D = j->width;
+  const int stream = (j->high - j->low) * D >= LARGE;
+  float h[SCAN_BLOCK] __attribute__((aligned(64)));
+  int64_t done = j->low;
+  for (int64_t s = 0; s <= j->segments; s++) {
+    const int more = s < j->segments;
+    const int64_t from = more ? limit(j->starts[s], done, j->high) : j->high;
+    for (int64_t t = done; t < from; t++) memset(j->out + t * D + column, 0, n * sizeof(float));
+    if (!more) break;
+    done = limit((int64_t)j->starts[s] + j->lengths[s], from, j->high);
+    if (done == from) continue;
+    memcpy(h, j->last + s * D + column, n * sizeof(float));
+    if (j->kind == SCAN) {
+      for (int64_t t = from; t < done; t += ROWS) {
+        const int64_t at = t * D + column, rows = t + ROWS < done ? ROWS : done - t;
+        scan_rows(n, rows, D, j->resets + t, j->a + at, j->x + at, h, j->out + at, stream);
+      }
+    } else {
+      for (int64_t t = from; t < done; t++) {
+        const int64_t at = t * D + column, of = product(j, t, column);
+        gated_row(n, j->resets[t], j->x + at, j->input + of, j->recurrent + of,
+                  j->input_bias + column, j->recurrent_bias + column, j->decay + column, h);
+        put(j->out + at, h, n, stream);
+      }
+    }
+    memcpy(j->last + s * D + column, h, n * sizeof(float));
+  }
+}
+
+EVERY_CPU static void backward(const Job *j, int64_t column, int n) {
+  const int64_t D = j->width;
+  float carry[SCAN_BLOCK];
+  const size_t bytes = n * sizeof(float);
+  int64_t done = j->tokens;
+  if (j->kind == GATED_BACKWARD) memset(j->ddecay + column, 0, bytes);
+  for (int64_t s = j->segments - 1; s >= -1; s--) {
+    const int more = s >= 0;
+    const int64_t from = more ? limit((int64_t)j->starts[s] + j->lengths[s], 0, done) : 0;
+    for (int64_t t = from; t < done; t++) {
+      memset(j->dx + t * D + column, 0, bytes);
+      if (j->kind == SCAN_BACKWARD) {
+        memset(j->da + t * D + column, 0, bytes);
+      } else {
+        memset(j->dinput + product(j, t, column), 0, bytes);
+        memset(j->drecurrent + product(j, t, column), 0, bytes);
+      }
+    }
+    if (!more) break;
+    done = limit(j->starts[s], 0, from);
+    memcpy(carry, j->dlast + s * D + column, bytes);
+    for (int64_t t = from - 1; t >= done; t--) {
+      const int64_t at = t * D + column;
+      const float *before = t > done ? j->h + at - D : j->h0 + s * D + column;
+      if (j->kind == SCAN_BACKWARD) {
+        scan_row_backward(n, j->resets[t], j->a + at, before, j->dh + at, carry, j->da + at,
+                          j->dx + at);
+      } else {
+        const int64_t of = product(j, t, column);
+        gated_row_backward(n, j->resets[t], j->x + at, j->input + of, j->recurrent + of,
+                           j->input_bias + column, j->recurrent_bias + column, j->decay + column,
+                           before, j->dh + at, carry, j->dx + at, j->dinput + of,
+                           j->drecurrent + of, j->ddecay + column);
+      }
+    }
+    memcpy(j->dh0 + s * D + column, carry, bytes);
+  }
+}
+
+// ---- workers --------------------------------------------------------------------------------
+
+typedef struct {
+  const Job *job;
+  int64_t first, end;   // blocks of columns
+  int64_t size, pieces; // columns of a gate, and blocks of each: no block spans two gates
+} Share;
+
+static int64_t edge(const Share *share, int64_t piece) {
+  return piece == share->pieces ? share->size : share->size * piece / share->pieces & ~(int64_t)15;
+}
+
+static void *work(void *argument) {
+  const Share *share = argument;
+  const Job *j = share->job;
+  for (int64_t b = share->first; b < share->end; b++) {
+    const int64_t gate = b / share->pieces, piece = b % share->pieces;
+    const int64_t low = edge(share, piece), n = edge(share, piece + 1) - low;
+    if (j->kind == SCAN || j->kind == GATED)
+      forward(j, gate * share->size + low, (int)n);
+    else
+      backward(j, gate * share->size + low, (int)n);
+  }
+  return NULL;
+}
+
+static int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+static void run(const Job *j, int64_t threads) {
+  // A thread costs tens of microseconds to start: it must have more to do than that.
+  const int64_t enough = j->gates ? 1 << 15 : 1 << 18;
+  const int64_t worth = (j->high - j->low) * j->width / enough;
+  if (threads > worth) threads = worth;
+  if (threads > MOST_THREADS) threads = MOST_THREADS;
+  if (threads < 1) threads = 1;
+  Share shares[MOST_THREADS];
+  pthread_t others[MOST_THREADS];
+  int started[MOST_THREADS];
+  const int64_t gates = j->gates ? j->gates : 1, size = j->width / gates;
+  int64_t pieces = ceiling(size, j->gates ? BLOCK - 16 : SCAN_BLOCK - 16);
+  if (pieces * gates < threads) pieces = ceiling(threads, gates);
+  const int64_t all = gates * pieces;
+  for (int64_t i = threads - 1; i >= 0; i--) {
+    shares[i] = (Share){j, all * i / threads, all * (i + 1) / threads, size, pieces};
+    started[i] = i && pthread_create(&others[i], NULL, work, &shares[i]) == 0;
+    if (!started[i]) work(&shares[i]);
+  }
+  for (int64_t i = 1; i < threads; i++) {
+    if (started[i]) pthread_join(others[i], NULL);
+  }
+}
+
+// The arrays of each kind, in order. `sizes` is N, D, G, S, low, high.
+EXPORT void griffin_rglru(int kind, const int64_t *sizes, void *const *in, void *const *out,
+                          int64_t threads) {
+  Job j = {.kind = (Kind)kind,
+           .tokens = sizes[0],
+           .width = sizes[1],
+           .gates = sizes[2],
+           .segments = sizes[3],
+           .low = sizes[4],
+           .high = sizes[5],
+           .starts = in[0],
+           .lengths = in[1],
+           .resets = in[2]};
+  if (j.width == 0) return;
+  switch (j.kind) {
+    case SCAN:
+      j.a = in[3], j.x = in[4];
+      j.out = out[0], j.last = out[1];
+      break;
+    case SCAN_BACKWARD:
+      j.a = in[3], j.h0 = in[4], j.h = in[5], j.dh = in[6], j.dlast = in[7];
+      j.da = out[0], j.dx = out[1], j.dh0 = out[2];
+      break;
+    case GATED:
+    case GATED_BACKWARD:
+      j.x = in[3], j.input = in[4], j.recurrent = in[5];
+      j.input_bias = in[6], j.recurrent_bias = in[7], j.decay = in[8];
+      if (j.kind == GATED) {
+        j.out = out[0], j.last = out[1];
+      } else {
+        j.h0 = in[9], j.h = in[10], j.dh = in[11], j.dlast = in[12];
+        j.dx = out[0], j.dinput = out[1], j.drecurrent = out[2];
+        j.ddecay = out[3], j.dh0 = out[4];
+      }
+      break;
+  }
+  run(&j, threads);
+}
+
+// ---- XLA ------------------------------------------------------------------------------------
+
+// The part of XLA's stable C interface (xla/ffi/api/c_api.h, version 0.3) that is needed here.
+typedef struct Extension {
+  size_t struct_size;
+  int type;
+  struct Extension *next;
+} Extension;
+
+typedef struct {
+  size_t struct_size;
+  Extension *extension_start;
+  int major_version, minor_version;
+} Version;
+
+typedef struct {
+  size_t struct_size;
+  Version api_version;
+  uint32_t traits;
+} Metadata;
+
+typedef struct {
+  Extension base;
+  Metadata *metadata;
+} MetadataExtension;
+
+typedef struct {
+  size_t struct_size;
+  Extension *extension_start;
+  int dtype;
+  void *data;
+  int64_t rank;
+  int64_t *dims;
+} Buffer;
+
+typedef struct {
+  size_t struct_size;
+  Extension *extension_start;
+  int64_t size;
+  int *types;
+  Buffer **values;
+} Buffers;
+
+typedef struct {
+  size_t struct_size;
+  Extension *extension_start;
+  const void *api;
+  void *context;
+  int stage;
+  Buffers in, out;
+} CallFrame;
+
+enum { METADATA = 1, MOST_ARRAYS = 16 };
+
+static int64_t xla_threads = 1;
+
+EXPORT void griffin_xla_threads(int64_t threads) { xla_threads = threads; }
+
+// Inputs are those of griffin_rglru; the states before, which a forward pass takes in `last`, come
+// behind them. The first dimension of a token array is N, whatever its shape.
+static void *call(Kind kind, CallFrame *frame) {
+  Extension *extension = frame->extension_start;
+  if (extension && extension->type == METADATA) {
+    Metadata *metadata = ((MetadataExtension *)extension)->metadata;
+    metadata->api_version.major_version = 0;
+    metadata->api_version.minor_version = 3;
+    return NULL;
+  }
+  void *in[MOST_ARRAYS], *out[MOST_ARRAYS];
+  Buffer **arrays = frame->in.values, **results = frame->out.values;
+  for (int64_t i = 0; i < frame->in.size; i++) in[i] = arrays[i]->data;
+  for (int64_t i = 0; i < frame->out.size; i++) out[i] = results[i]->data;
+  const int gated = kind == GATED || kind == GATED_BACKWARD;
+  const Buffer *x = arrays[3], *resets = arrays[2];
+  const int64_t tokens = resets->dims[0], width = x->dims[1];
+  const int64_t sizes[] = {tokens, width,  gated ? arrays[4]->dims[0] : 0,
+                           arrays[0]->dims[0], 0, tokens};
+  if (kind == SCAN || kind == GATED) {
+    memcpy(out[1], in[frame->in.size - 1], sizes[3] * width * sizeof(float));
+  }
+  griffin_rglru(kind, sizes, in, out, xla_threads);
+  return NULL;
+}
+
+EXPORT void *griffin_xla_scan(CallFrame *frame) { return call(SCAN, frame); }
+EXPORT void *griffin_xla_scan_backward(CallFrame *frame) { return call(SCAN_BACKWARD, frame); }
+EXPORT void *griffin_xla_gated(CallFrame *frame) { return call(GATED, frame); }
+EXPORT void *griffin_xla_gated_backward(CallFrame *frame) { return call(GATED_BACKWARD, frame); }

@@ -1,0 +1,167 @@
+"""The recurrences in JAX on a CPU, in float32, by the compiled kernels as calls from XLA."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, ShapeDtypeStruct
+from jaxtyping import Bool, Float, Int
+
+from griffin_eval.kernels.rglru import cpu
+from griffin_eval.kernels.rglru.reference import C, Gates
+
+
+def unsupported(x: Array, gates: Gates | None, starts: Array | None) -> str | None:
+    """Why these kernels cannot read x, if they cannot."""
+    if x.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+        return f"the compiled kernels compute in float32, and x is {x.dtype}"
+    return _missing()
+
+
+@functools.cache
+def _missing() -> str | None:
+    library = cpu.library()
+    if library is None:
+        return cpu.NOT_BUILT
+    for name in ("scan", "scan_backward", "gated", "gated_backward"):
+        handler = jax.ffi.pycapsule(getattr(library, f"griffin_xla_{name}"))
+        jax.ffi.register_ffi_target(f"griffin_{name}", handler, platform="cpu")
+    library.griffin_xla_threads(cpu.usable_cpus())
+    # XLA says which versions of its interface it takes when it compiles.
+    one = np.ones((1, 1), np.float32)
+    try:
+        with jax.ensure_compile_time_eval(), jax.default_device(jax.devices("cpu")[0]):
+            h, _ = _scan(one, one, one, np.zeros(1, np.int32), np.ones(1, np.int32), one[0] > 1)
+            works = float(h[0, 0]) == 2.0
+    except jax.errors.JaxRuntimeError as error:
+        return f"this version of JAX does not call the compiled kernels: {error}"
+    return None if works else "this version of JAX does not call the compiled kernels as it should"
+
+
+def linear_scan(
+    a: Float[Array, "B T D"],
+    x: Float[Array, "B T D"],
+    h0: Float[Array, "S D"],
+    *,
+    resets: Bool[Array, "B T"] | None = None,
+    lengths: Int[Array, " S"] | None = None,
+    starts: Int[Array, " S"] | None = None,
+) -> tuple[Float[Array, "B T D"], Float[Array, "S D"]]:
+    """See `griffin_eval.kernels.rglru.api.linear_scan`."""
+    layout = _layout(x, resets, lengths, starts)
+    h, last = _scan(_flat(a), _flat(x), h0.astype(jnp.float32), *layout)
+    return h.reshape(x.shape).astype(x.dtype), last
+
+
+def rglru(
+    x: Float[Array, "B T L"],
+    gates: Gates,
+    h0: Float[Array, "S L"],
+    *,
+    resets: Bool[Array, "B T"] | None = None,
+    lengths: Int[Array, " S"] | None = None,
+    starts: Int[Array, " S"] | None = None,
+) -> tuple[Float[Array, "B T L"], Float[Array, "S L"]]:
+    """See `griffin_eval.kernels.rglru.api.rglru`."""
+    h, last = _gated(
+        _flat(x),
+        gates.input_weight.astype(jnp.float32),
+        gates.recurrent_weight.astype(jnp.float32),
+        gates.input_bias.astype(jnp.float32).reshape(-1),
+        gates.recurrent_bias.astype(jnp.float32).reshape(-1),
+        -C * jax.nn.softplus(gates.recurrent_param.astype(jnp.float32)),
+        h0.astype(jnp.float32),
+        *_layout(x, resets, lengths, starts),
+    )
+    return h.reshape(x.shape).astype(x.dtype), last
+
+
+def _flat(x: Array) -> Array:
+    return x.astype(jnp.float32).reshape(-1, x.shape[2])
+
+
+def _layout(
+    x: Array, resets: Array | None, lengths: Array | None, starts: Array | None
+) -> tuple[Any, Any, Any]:
+    """Starts, lengths and resets as the kernels take them."""
+    batch, time, _ = x.shape
+    if starts is None:
+        starts = jnp.arange(batch) * time
+    if lengths is None:
+        lengths = jnp.full((batch,), time)
+    if resets is None:
+        resets = jnp.zeros((batch, time), bool)
+    return starts.astype(jnp.int32), lengths.astype(jnp.int32), resets.reshape(-1)
+
+
+def _call(name: str, outputs: tuple[Any, ...], *arrays: Any) -> Any:
+    shapes = [ShapeDtypeStruct(array.shape, jnp.float32) for array in outputs]
+    return jax.ffi.ffi_call(f"griffin_{name}", shapes, vmap_method="sequential")(*arrays)
+
+
+@jax.custom_vjp
+def _scan(a, x, h0, starts, lengths, resets):
+    return _call("scan", (x, h0), starts, lengths, resets, a, x, h0)
+
+
+def _scan_forward(a, x, h0, *layout):
+    h, last = _scan(a, x, h0, *layout)
+    return (h, last), (a, h0, h, layout)
+
+
+def _scan_backward(saved, grads):
+    a, h0, h, layout = saved
+    da, dx, dh0 = _call("scan_backward", (a, h, h0), *layout, a, h0, h, *grads)
+    return da, dx, dh0, None, None, None
+
+
+_scan.defvjp(_scan_forward, _scan_backward)
+
+
+@jax.custom_vjp
+def _gated(x, input_weight, recurrent_weight, input_bias, recurrent_bias, decay, h0, *layout):
+    products = _products(x, input_weight, recurrent_weight)
+    return _call("gated", (x, h0), *layout, x, *products, input_bias, recurrent_bias, decay, h0)
+
+
+def _gated_forward(*arrays):
+    h, last = _gated(*arrays)
+    return (h, last), (arrays, h)
+
+
+def _gated_backward(saved, grads):
+    (x, input_weight, recurrent_weight, input_bias, recurrent_bias, decay, h0, *layout), h = saved
+    products = _products(x, input_weight, recurrent_weight)
+    dx, dinput, drecurrent, ddecay, dh0 = _call(
+        "gated_backward",
+        (x, *products, decay, h0),
+        *(*layout, x, *products, input_bias, recurrent_bias, decay, h0, h, *grads),
+    )
+    blocks = _blocks(x, input_weight)
+    through = jnp.einsum("gno,gio->ngi", dinput, input_weight)
+    through = through + jnp.einsum("gno,gio->ngi", drecurrent, recurrent_weight)
+    return (
+        dx + through.reshape(x.shape),
+        jnp.einsum("ngi,gno->gio", blocks, dinput),
+        jnp.einsum("ngi,gno->gio", blocks, drecurrent),
+        dinput.sum(1).reshape(-1),
+        drecurrent.sum(1).reshape(-1),
+        ddecay,
+        dh0,
+        None,
+        None,
+        None,
+    )
+
+
+def _products(x, *weights):
+    return [jnp.einsum("ngi,gio->gno", _blocks(x, weight), weight) for weight in weights]
+
+
+def _blocks(x, weight):
+    return x.reshape(len(x), weight.shape[0], -1)
+
+
+_gated.defvjp(_gated_forward, _gated_backward)

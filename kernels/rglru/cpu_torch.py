@@ -1,0 +1,182 @@
+"""The recurrences in PyTorch on a CPU, in float32, by the compiled kernels."""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from griffin_eval.kernels.rglru import cpu
+from griffin_eval.kernels.rglru.reference import C, Gates
+
+TILE = 1024  # tokens whose gate products are in memory at a time
+
+
+def unsupported(x: Tensor, gates: Gates | None, starts: Tensor | None) -> str | None:
+    """Why these kernels cannot read x, if they cannot."""
+    if x.device.type != "cpu":
+        return f"the compiled kernels run on a CPU, and x is on {x.device}"
+    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"the compiled kernels compute in float32, and x is {x.dtype}"
+    if torch.compiler.is_compiling():
+        return "torch.compile cannot look into the compiled kernels"
+    return None if cpu.library() else cpu.NOT_BUILT
+
+
+def linear_scan(
+    a: Float[Tensor, "B T D"],
+    x: Float[Tensor, "B T D"],
+    h0: Float[Tensor, "S D"],
+    *,
+    resets: Bool[Tensor, "B T"] | None = None,
+    lengths: Int[Tensor, " S"] | None = None,
+    starts: Int[Tensor, " S"] | None = None,
+) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "S D"]]:
+    """See `griffin_eval.kernels.rglru.api.linear_scan`."""
+    flat = _flat(x)
+    h, last = _Scan.apply(_flat(a), flat, _dense(h0), *_layout(x, resets, lengths, starts))
+    return h.view(x.shape).to(x.dtype), last
+
+
+def rglru(
+    x: Float[Tensor, "B T L"],
+    gates: Gates,
+    h0: Float[Tensor, "S L"],
+    *,
+    resets: Bool[Tensor, "B T"] | None = None,
+    lengths: Int[Tensor, " S"] | None = None,
+    starts: Int[Tensor, " S"] | None = None,
+) -> tuple[Float[Tensor, "B T L"], Float[Tensor, "S L"]]:
+    """See `griffin_eval.kernels.rglru.api.rglru`."""
+    h, last = _Gated.apply(
+        _flat(x),
+        _dense(gates.input_weight),
+        _dense(gates.recurrent_weight),
+        _dense(gates.input_bias).flatten(),
+        _dense(gates.recurrent_bias).flatten(),
+        -C * F.softplus(gates.recurrent_param.float()),
+        _dense(h0),
+        *_layout(x, resets, lengths, starts),
+    )
+    return h.view(x.shape).to(x.dtype), last
+
+
+def _flat(x: Tensor) -> Tensor:
+    return _dense(x).view(-1, x.shape[2])
+
+
+def _dense(x: Tensor) -> Tensor:
+    return x.float().contiguous()
+
+
+def _layout(
+    x: Tensor, resets: Tensor | None, lengths: Tensor | None, starts: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Starts, lengths and resets as the kernels take them."""
+    batch, time, _ = x.shape
+    if starts is None:
+        starts = torch.arange(0, batch * time, max(time, 1), dtype=torch.int32)[:batch]
+    if lengths is None:
+        lengths = torch.full((batch,), time, dtype=torch.int32)
+    if resets is None:
+        resets = torch.zeros(batch * time, dtype=torch.bool)
+    return (
+        starts.to(torch.int32).contiguous(),
+        lengths.to(torch.int32).contiguous(),
+        resets.contiguous().view(torch.uint8).flatten(),
+    )
+
+
+def _run(
+    kind: int,
+    into: Sequence[Tensor],
+    out: Sequence[Tensor],
+    gates: int = 0,
+    part: tuple[int, int] | None = None,
+) -> None:
+    """Calls a kernel; the fourth array of ``into`` is [N, D], and ``part`` the tokens to read."""
+    tokens, width = into[3].shape
+    low, high = part or (0, tokens)
+    sizes = (ctypes.c_int64 * 6)(tokens, width, gates, len(into[0]), low, high)
+    pointers = [
+        (ctypes.c_void_p * len(arrays))(*[array.data_ptr() for array in arrays])
+        for arrays in (into, out)
+    ]
+    library = cpu.library()
+    assert library is not None
+    library.griffin_rglru(kind, sizes, *pointers, torch.get_num_threads())
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, x, h0, *layout: Tensor) -> tuple[Tensor, Tensor]:
+        h, last = torch.empty_like(x), h0.clone()
+        _run(cpu.SCAN, [*layout, a, x], [h, last])
+        ctx.save_for_backward(a, h0, h, *layout)
+        return h, last
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor):
+        a, h0, h, *layout = ctx.saved_tensors
+        da, dx, dh0 = torch.empty_like(a), torch.empty_like(a), torch.empty_like(h0)
+        into = [*layout, a, h0, h, *(grad.contiguous() for grad in grads)]
+        _run(cpu.SCAN_BACKWARD, into, [da, dx, dh0])
+        return da, dx, dh0, None, None, None
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx, x, input_weight, recurrent_weight, input_bias, recurrent_bias, decay, h0, *layout
+    ) -> tuple[Tensor, Tensor]:
+        h, last = torch.empty_like(x), h0.clone()
+        weights, biases = (input_weight, recurrent_weight), (input_bias, recurrent_bias)
+        blocks = _blocks(x, input_weight)
+        # In tiles, so that what the products write is read again from a cache.
+        for low in range(0, len(x), TILE):
+            high = min(low + TILE, len(x))
+            products = [torch.bmm(blocks[:, low:high], weight) for weight in weights]
+            into = [*layout, x, *products, *biases, decay]
+            _run(cpu.GATED, into, [h, last], len(input_weight), (low, high))
+        ctx.save_for_backward(x, *weights, *biases, decay, h0, h, *layout)
+        return h, last
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor):
+        x, input_weight, recurrent_weight, *rest = ctx.saved_tensors
+        input_bias, recurrent_bias, decay, h0, h, *layout = rest
+        blocks = _blocks(x, input_weight)
+        products = [torch.bmm(blocks, weight) for weight in (input_weight, recurrent_weight)]
+        dx, dinput, drecurrent, ddecay, dh0 = (
+            torch.empty_like(like) for like in (x, *products, decay, h0)
+        )
+        into = [*layout, x, *products, input_bias, recurrent_bias, decay, h0, h]
+        into += [grad.contiguous() for grad in grads]
+        _run(
+            cpu.GATED_BACKWARD,
+            into,
+            [dx, dinput, drecurrent, ddecay, dh0],
+            len(input_weight),
+        )
+        through = _blocks(dx, input_weight)  # a view
+        through.baddbmm_(dinput, input_weight.transpose(1, 2))
+        through.baddbmm_(drecurrent, recurrent_weight.transpose(1, 2))
+        return (
+            dx,
+            torch.bmm(blocks.transpose(1, 2), dinput),
+            torch.bmm(blocks.transpose(1, 2), drecurrent),
+            dinput.sum(1).flatten(),
+            drecurrent.sum(1).flatten(),
+            ddecay,
+            dh0,
+            None,
+            None,
+            None,
+        )
+
+
+def _blocks(x: Tensor, weight: Tensor) -> Tensor:
+    """[N, L] as [G, N, L / G]."""
+    return x.view(len(x), weight.shape[0], -1).transpose(0, 1)

@@ -1,0 +1,99 @@
+"""The recurrences in plain JAX, on any device and in any precision."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Inexact, Int
+
+from griffin_eval.kernels.rglru.reference import C, Gates
+from griffin_eval.kernels.rglru.scan_jax import linear_scan as blocked_scan
+
+MAX_SQRT_GRADIENT = 1000.0
+
+
+def wide_dtype(dtype: Any) -> Any:
+    """float32, or the dtype itself where it is wider."""
+    return dtype if dtype.itemsize >= 4 else jnp.float32
+
+
+def linear_scan(
+    a: Inexact[Array, "B T D"],
+    x: Inexact[Array, "B T D"],
+    h0: Inexact[Array, "S D"],
+    *,
+    resets: Bool[Array, "B T"] | None = None,
+    lengths: Int[Array, " S"] | None = None,
+    starts: Int[Array, " S"] | None = None,
+) -> tuple[Inexact[Array, "B T D"], Inexact[Array, "S D"]]:
+    """See `griffin_eval.kernels.rglru.api.linear_scan`."""
+    dtype, wider = x.dtype, wide_dtype(x.dtype)
+    a, x, h0 = a.astype(wider), x.astype(wider), h0.astype(wider)
+    if resets is not None:
+        a = jnp.where(resets[:, :, None], 0.0, a)
+    time = x.shape[1]
+    if starts is None:
+        if lengths is not None:
+            padding = (jnp.arange(time, dtype=lengths.dtype)[None] >= lengths[:, None])[:, :, None]
+            a, x = jnp.where(padding, 1.0, a), jnp.where(padding, 0.0, x)
+        h = blocked_scan(a, x, h0)
+        return h.astype(dtype), h[:, -1]
+    # One recurrence over the whole row, in which a segment's first step forgets what was before it
+    # (a = 0) and takes its own state as part of its input (a h0 + x).
+    assert lengths is not None
+    read = (lengths > 0)[:, None]
+    first = jnp.minimum(starts, time - 1)
+    x = x.at[0, first].add(jnp.where(read, a[0, first] * h0, 0.0))
+    begins = jnp.zeros(time, bool).at[first].max(lengths > 0)
+    a = jnp.where(begins[None, :, None], 0.0, a)
+    h = blocked_scan(a, x, jnp.zeros_like(h0[:1]))
+    return h.astype(dtype), jnp.where(read, h[0, jnp.maximum(starts + lengths - 1, 0)], h0)
+
+
+def rglru(
+    x: Float[Array, "B T L"],
+    gates: Gates,
+    h0: Float[Array, "S L"],
+    *,
+    resets: Bool[Array, "B T"] | None = None,
+    lengths: Int[Array, " S"] | None = None,
+    starts: Int[Array, " S"] | None = None,
+) -> tuple[Float[Array, "B T L"], Float[Array, "S L"]]:
+    """See `griffin_eval.kernels.rglru.api.rglru`."""
+    wider = wide_dtype(x.dtype)
+    x_t = x.astype(wider)
+    # (1) and (2): r_t = sigma(W_a x_t + b_a), i_t = sigma(W_x x_t + b_x)
+    r_t = jax.nn.sigmoid(block_diagonal(x_t, gates.recurrent_weight, gates.recurrent_bias))
+    i_t = jax.nn.sigmoid(block_diagonal(x_t, gates.input_weight, gates.input_bias))
+    # (3) in log space: a_t = sigma(-Lambda)^(c r_t)
+    log_a = -C * jax.nn.softplus(gates.recurrent_param.astype(wider))[None, None] * r_t
+    # (4): h_t = a_t h_{t-1} + sqrt(1 - a_t^2) (i_t x_t); a document starts with h_t = i_t x_t.
+    multiplier = bounded_sqrt(-jnp.expm1(2 * log_a))
+    if resets is not None:
+        multiplier = jnp.where(resets[:, :, None], 1.0, multiplier)
+    layout = {"resets": resets, "lengths": lengths, "starts": starts}
+    h, last = linear_scan(jnp.exp(log_a), multiplier * i_t * x_t, h0, **layout)
+    return h.astype(x.dtype), last
+
+
+def block_diagonal(
+    x: Float[Array, "B T L"], weight: Float[Array, "G I O"], bias: Float[Array, "G O"]
+) -> Float[Array, "B T M"]:
+    """x W + b in the precision of x, W having G blocks of I x O on its diagonal; M = G O."""
+    batch, length, _ = x.shape
+    blocks = x.reshape(batch, length, *weight.shape[:2])
+    y = jnp.einsum("btgi,gio->btgo", blocks, weight.astype(x.dtype))
+    return (y + bias.astype(x.dtype)[None, None]).reshape(batch, length, -1)
+
+
+@jax.custom_vjp
+def bounded_sqrt(x: Array) -> Array:
+    """sqrt whose derivative is at most ``MAX_SQRT_GRADIENT``, so that a_t near 1 cannot blow up."""
+    return jnp.sqrt(x)
+
+
+bounded_sqrt.defvjp(
+    lambda x: (jnp.sqrt(x), x),
+    lambda x, g: (g / jnp.sqrt(jnp.maximum(4 * x, MAX_SQRT_GRADIENT**-2)),),
+)

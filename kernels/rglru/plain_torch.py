@@ -1,0 +1,98 @@
+"""The recurrences in plain PyTorch, on any device and in any precision."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Inexact, Int
+from torch import Tensor
+
+from griffin_eval.kernels.rglru.reference import C, Gates
+from griffin_eval.kernels.rglru.scan_torch import linear_scan as blocked_scan
+
+MAX_SQRT_GRADIENT = 1000.0
+
+
+def linear_scan(
+    a: Inexact[Tensor, "B T D"],
+    x: Inexact[Tensor, "B T D"],
+    h0: Inexact[Tensor, "S D"],
+    *,
+    resets: Bool[Tensor, "B T"] | None = None,
+    lengths: Int[Tensor, " S"] | None = None,
+    starts: Int[Tensor, " S"] | None = None,
+) -> tuple[Inexact[Tensor, "B T D"], Inexact[Tensor, "S D"]]:
+    """See `griffin_eval.kernels.rglru.api.linear_scan`."""
+    dtype, wider = x.dtype, torch.promote_types(x.dtype, torch.float32)
+    a, x, h0 = a.to(wider), x.to(wider), h0.to(wider)
+    if resets is not None:
+        a = torch.where(resets[:, :, None], 0.0, a)
+    t = torch.arange(x.shape[1], device=x.device)
+    if starts is None:
+        if lengths is not None:
+            padding = (t >= lengths[:, None])[:, :, None]
+            a, x = torch.where(padding, 1.0, a), torch.where(padding, 0.0, x)
+        h = blocked_scan(a, x, h0)
+        return h.to(dtype), h[:, -1]
+    # One recurrence over the whole row, in which a segment's first step forgets what was before it
+    # (a = 0) and takes its own state as part of its input (a h0 + x).
+    assert lengths is not None
+    read = (lengths > 0)[:, None]
+    first = starts.clamp(max=len(t) - 1)
+    x = x.index_add(1, first, torch.where(read, a[0, first] * h0, 0.0)[None])
+    begins = torch.zeros(len(t), dtype=torch.int64, device=x.device)
+    begins = begins.index_add(0, first, (lengths > 0).long()) > 0
+    a = torch.where(begins[None, :, None], 0.0, a)
+    h = blocked_scan(a, x, torch.zeros_like(h0[:1]))
+    return h.to(dtype), torch.where(read, h[0, (starts + lengths - 1).clamp(min=0)], h0)
+
+
+def rglru(
+    x: Float[Tensor, "B T L"],
+    gates: Gates,
+    h0: Float[Tensor, "S L"],
+    *,
+    resets: Bool[Tensor, "B T"] | None = None,
+    lengths: Int[Tensor, " S"] | None = None,
+    starts: Int[Tensor, " S"] | None = None,
+) -> tuple[Float[Tensor, "B T L"], Float[Tensor, "S L"]]:
+    """See `griffin_eval.kernels.rglru.api.rglru`."""
+    wider = torch.promote_types(x.dtype, torch.float32)
+    x_t = x.to(wider)
+    # (1) and (2): r_t = sigma(W_a x_t + b_a), i_t = sigma(W_x x_t + b_x)
+    r_t = torch.sigmoid(block_diagonal(x_t, gates.recurrent_weight, gates.recurrent_bias))
+    i_t = torch.sigmoid(block_diagonal(x_t, gates.input_weight, gates.input_bias))
+    # (3) in log space: a_t = sigma(-Lambda)^(c r_t)
+    log_a = -C * F.softplus(gates.recurrent_param.to(wider)) * r_t
+    # (4): h_t = a_t h_{t-1} + sqrt(1 - a_t^2) (i_t x_t); a document starts with h_t = i_t x_t.
+    multiplier = bounded_sqrt(-torch.expm1(2 * log_a))
+    if resets is not None:
+        multiplier = torch.where(resets[:, :, None], 1.0, multiplier)
+    layout = {"resets": resets, "lengths": lengths, "starts": starts}
+    h, last = linear_scan(torch.exp(log_a), multiplier * i_t * x_t, h0, **layout)
+    return h.to(x.dtype), last
+
+
+def block_diagonal(
+    x: Float[Tensor, "B T L"], weight: Float[Tensor, "G I O"], bias: Float[Tensor, "G O"]
+) -> Float[Tensor, "B T M"]:
+    """x W + b in the precision of x, W having G blocks of I x O on its diagonal; M = G O."""
+    batch, length, _ = x.shape
+    blocks = x.reshape(batch * length, *weight.shape[:2]).transpose(0, 1)
+    y = torch.baddbmm(bias.to(x.dtype)[:, None], blocks, weight.to(x.dtype))
+    return y.transpose(0, 1).reshape(batch, length, -1)
+
+
+class _BoundedSqrt(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.sqrt(x)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grads[0] / torch.sqrt(torch.clamp(4 * x, min=MAX_SQRT_GRADIENT**-2))
+
+
+def bounded_sqrt(x: Tensor) -> Tensor:
+    """sqrt whose derivative is at most ``MAX_SQRT_GRADIENT``, so that a_t near 1 cannot blow up."""
+    return _BoundedSqrt.apply(x)  # type: ignore[no-any-return]

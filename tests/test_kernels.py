@@ -1,0 +1,258 @@
+"""The scan and the RG-LRU of every implementation that runs here, against the float64 reference."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parity import QUICK_COMPILE, compare
+
+from griffin_eval.kernels.rglru import api, cpu_jax, cpu_torch, reference
+from griffin_eval.kernels.rglru.reference import Gates
+
+SUBJECTS = [("torch", "plain"), ("torch", "cpu"), ("jax", "plain"), ("jax", "cpu")]
+each_subject = pytest.mark.parametrize("framework, impl", SUBJECTS)
+OPERATORS = {"scan": ("a", "x", "h0"), "rglru": ("x", *Gates._fields[:5], "h0")}
+each_operator = pytest.mark.parametrize("operator", OPERATORS)
+
+# Rows of any length with documents starting anywhere; segments behind each other with gaps.
+LAYOUTS = {
+    "rows": {"batch": 2, "time": 21},
+    "ragged": {"batch": 4, "time": 17, "lengths": [17, 0, 1, 12], "resets": 0.1},
+    "resets": {"batch": 2, "time": 13, "resets": 0.3},
+    "packed": {"batch": 1, "time": 26, "starts": [0, 3, 3, 10, 24], "lengths": [3, 0, 6, 12, 2]},
+    "packed, resets": {
+        "batch": 1,
+        "time": 20,
+        "starts": [2, 10, 19],
+        "lengths": [8, 6, 0],
+        "resets": 0.2,
+    },
+    "one token": {"batch": 5, "time": 1},
+}
+each_layout = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+class Case:
+    """Arrays of one problem, in float64, and the tokens that are not padding."""
+
+    def __init__(self, layout, width=24, gates=3, seed=0):
+        spec = LAYOUTS[layout] if isinstance(layout, str) else layout
+        rng = np.random.default_rng(seed)
+        batch, time = spec["batch"], spec["time"]
+        self.where = {}
+        for name in ("starts", "lengths"):
+            if name in spec:
+                self.where[name] = np.array(spec[name])
+        if "resets" in spec:
+            self.where["resets"] = rng.random((batch, time)) < spec["resets"]
+        states = len(self.where.get("lengths", range(batch)))
+        block = (gates, width // gates)
+        self.arrays = {
+            "a": rng.uniform(0, 1, (batch, time, width)) ** rng.choice([0.01, 1.0], width),
+            "x": rng.standard_normal((batch, time, width)),
+            "h0": rng.standard_normal((states, width)),
+            "recurrent_param": rng.uniform(-6, 1, width),
+            "input_weight": rng.standard_normal((*block, block[1])) / block[1] ** 0.5,
+            "input_bias": rng.standard_normal(block),
+            "recurrent_weight": rng.standard_normal((*block, block[1])) / block[1] ** 0.5,
+            "recurrent_bias": rng.standard_normal(block),
+        }
+        self.read = np.ones((batch, time), bool)
+        if "starts" in spec:
+            self.read[:] = False
+            for start, length in zip(spec["starts"], spec["lengths"], strict=True):
+                self.read[0, start : start + length] = True
+        elif "lengths" in spec:
+            self.read = np.arange(time) < self.where["lengths"][:, None]
+        self.dh = rng.standard_normal((batch, time, width)) * self.read[:, :, None]
+        self.dlast = rng.standard_normal((states, width))
+
+    def inputs(self, operator):
+        return [self.arrays[name] for name in OPERATORS[operator]]
+
+
+def apply(operator, inputs, where, **options):
+    if operator == "scan":
+        a, x, h0 = inputs
+        return options.pop("module", api).linear_scan(a, x, h0, **where, **options)
+    x, *gates, h0 = inputs
+    return options.pop("module", api).rglru(x, Gates(*gates), h0, **where, **options)
+
+
+def run(framework, impl, operator, case, dtype, gradients=False):
+    """h of what is read, last, and the gradients of <h, dh> + <last, dlast>, in float64."""
+    inputs = case.inputs(operator)
+    if framework == "torch":
+        kind = getattr(torch, dtype)
+        put = [torch.tensor(v).to(kind).requires_grad_(gradients) for v in inputs]
+        put[-1] = torch.tensor(inputs[-1]).to(torch.promote_types(kind, torch.float32))
+        put[-1].requires_grad_(gradients)
+        where = {name: torch.tensor(v) for name, v in case.where.items()}
+        h, last = apply(operator, put, where, impl=impl)
+        found = [h, last]
+        if gradients:
+            pull = (torch.tensor(case.dh).to(h.dtype), torch.tensor(case.dlast).to(last.dtype))
+            found += torch.autograd.grad((h, last), put, pull)
+        found = [v.detach().double().numpy() for v in found]
+    else:
+        with jax.enable_x64(dtype == "float64"):
+            put = [jnp.asarray(v, dtype) for v in inputs]
+            put[-1] = jnp.asarray(inputs[-1], "float64" if dtype == "float64" else "float32")
+            where = {name: jnp.asarray(v) for name, v in case.where.items()}
+            found = _jax(operator, impl, gradients, put, where, case.dh, case.dlast)
+            found = [np.asarray(v, np.float64) for v in found]
+    found[0] = found[0] * case.read[:, :, None]
+    return found
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), compiler_options=QUICK_COMPILE)
+def _jax(operator, impl, gradients, inputs, where, dh, dlast):
+    def function(*inputs):
+        return apply(operator, inputs, where, impl=impl)
+
+    (h, last), pull = jax.vjp(function, *inputs)
+    return [h, last, *(pull((dh.astype(h.dtype), dlast.astype(last.dtype))) if gradients else ())]
+
+
+def expected(operator, case, gradients=False):
+    """The same by the reference, differentiated by JAX."""
+    where = case.where
+    if not gradients:
+        return list(apply(operator, case.inputs(operator), where, module=reference))
+
+    def function(*inputs):
+        return apply(operator, inputs, where, module=reference, xp=jnp)
+
+    def all_of_it(inputs, pulled):
+        values, pull = jax.vjp(function, *inputs)
+        return [*values, *pull(pulled)]
+
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        differentiate = jax.jit(all_of_it, compiler_options=QUICK_COMPILE)
+        found = differentiate(case.inputs(operator), (case.dh, case.dlast))
+    return [np.asarray(v) for v in found]
+
+
+@functools.cache
+def differentiated(operator, layout):
+    """A case by name, its values and its gradients."""
+    case = Case(layout)
+    return case, expected(operator, case, gradients=True)
+
+
+@pytest.fixture(autouse=True)
+def compiled():
+    """The kernels are built wherever the tests run; a fallback would leave them untested."""
+    assert cpu_torch.unsupported(torch.zeros(1, 1, 1), None, None) is None
+    assert cpu_jax.unsupported(jnp.zeros((1, 1, 1)), None, None) is None
+
+
+@each_subject
+@each_operator
+@each_layout
+def test_float32_equals_the_reference(framework, impl, operator, layout, record_parity):
+    case, wanted = differentiated(operator, layout)
+    found = run(framework, impl, operator, case, "float32", gradients=True)
+    name = f"{framework} {impl} {operator} - reference"
+    compare(record_parity, name, "float32", found[:2], wanted[:2])
+    compare(record_parity, name, "gradients, float32", found[2:], wanted[2:])
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+@each_operator
+@each_layout
+def test_float64_equals_the_reference(framework, operator, layout, record_parity):
+    case, wanted = differentiated(operator, layout)
+    found = run(framework, "auto", operator, case, "float64", gradients=True)
+    name = f"{framework} plain {operator} - reference"
+    compare(record_parity, name, "float64", found[:2], wanted[:2])
+    compare(record_parity, name, "gradients, float64", found[2:], wanted[2:])
+
+
+@each_subject
+@pytest.mark.parametrize("width, gates", [(1, 1), (5, 1), (70, 1), (600, 2), (544, 1), (48, 16)])
+def test_any_width(framework, impl, width, gates, record_parity):
+    case = Case({"batch": 2, "time": 6, "resets": 0.1, "lengths": [6, 4]}, width, gates)
+    for operator in OPERATORS:
+        found = run(framework, impl, operator, case, "float32", gradients=True)
+        wanted = expected(operator, case, gradients=True)
+        name = f"{framework} {impl} {operator} - reference"
+        compare(record_parity, name, "float32", found[:2], wanted[:2])
+        compare(record_parity, name, "gradients, float32", found[2:], wanted[2:])
+
+
+@each_subject
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=6),
+    gap=st.integers(0, 3),
+    seed=st.integers(0, 2**32),
+)
+def test_any_segments(framework, impl, lengths, gap, seed, record_parity):
+    starts = np.cumsum([gap, *(n + gap for n in lengths)])[:-1].tolist()
+    time = starts[-1] + lengths[-1] + 1
+    layout = {"batch": 1, "time": time, "starts": starts, "lengths": lengths, "resets": 0.1}
+    case = Case(layout, width=6, gates=2, seed=seed)
+    for operator in OPERATORS:
+        found = run(framework, impl, operator, case, "float32")
+        name = f"{framework} {impl} {operator} - reference"
+        compare(record_parity, name, "float32", found, expected(operator, case))
+
+
+@each_subject
+@each_operator
+def test_bfloat16_is_read_exactly_and_rounded_once(framework, impl, operator):
+    case = Case("resets")
+    for name in ("a", "x", *Gates._fields[:5]):
+        rounded = torch.tensor(case.arrays[name]).bfloat16()
+        case.arrays[name] = rounded.double().numpy()
+    case.arrays["h0"] = case.arrays["h0"].astype(np.float32).astype(np.float64)
+    found, last = run(framework, impl, operator, case, "bfloat16")
+    wanted, wanted_last = expected(operator, case)
+    np.testing.assert_allclose(last, wanted_last, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found, wanted, rtol=2**-8, atol=1e-5)
+
+
+@each_subject
+def test_many_tokens_in_tiles_and_threads(framework, impl, record_parity):
+    """Long enough for several tiles of tokens and for every thread."""
+    case = Case({"batch": 1, "time": 2100, "starts": [3, 1500], "lengths": [1200, 600]}, 256, 1)
+    found = run(framework, impl, "rglru", case, "float32")
+    wanted = expected("rglru", case)
+    compare(record_parity, f"{framework} {impl} rglru - reference", "float32", found, wanted)
+
+
+@each_subject
+@pytest.mark.parametrize("gate", [-200.0, -50.0, 0.0, 50.0, 200.0])
+@pytest.mark.parametrize("param", [-80.0, -20.0, 0.0, 20.0, 80.0])
+def test_extreme_gates(framework, impl, gate, param):
+    """Products and Λ that no sigmoid tells from 0 and 1: finite, near the reference."""
+    case = Case("rows")
+    for name in ("input_bias", "recurrent_bias"):
+        case.arrays[name] = np.full_like(case.arrays[name], gate)
+    case.arrays["recurrent_param"] = np.full_like(case.arrays["recurrent_param"], param)
+    found = run(framework, impl, "rglru", case, "float32", gradients=True)
+    assert all(np.isfinite(v).all() for v in found)
+    for got, wanted in zip(found[:2], expected("rglru", case), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_what_cannot_run_says_why():
+    x = torch.zeros(1, 2, 3)
+    with pytest.raises(NotImplementedError, match="triton kernels run on cuda, and x is on cpu"):
+        api.linear_scan(x, x, impl="triton")
+    with pytest.raises(NotImplementedError, match="float32, and x is torch.float64"):
+        api.linear_scan(x.double(), x.double(), impl="cpu")
+    with pytest.raises(NotImplementedError, match="'fast' in torch: expected auto, triton, cpu"):
+        api.linear_scan(x, x, impl="fast")
+    with pytest.raises(NotImplementedError, match="tpu kernels run on tpu, and x is on cpu"):
+        api.linear_scan(jnp.zeros((1, 2, 3)), jnp.zeros((1, 2, 3)), impl="tpu")
+    assert api.choose(x) == "cpu"
+    assert api.choose(x.double()) == api.choose(jnp.zeros((1, 2, 3), complex)) == "plain"
+    assert api.choose(x.to("meta")) == "plain"
+    assert api.choose(np.zeros((1, 2, 3))) == "reference"
