@@ -124,9 +124,9 @@ INLINE void put(float *RESTRICT out, const float *RESTRICT values, int n, int st
 typedef float Vector __attribute__((vector_size(64), aligned(4)));
 enum { LANES = 16, STRIP = 4 };
 
-// Some rows of n columns, D apart. h: state before and after.
+// Some rows of n columns, D apart. h: state before and after. `out` may be x.
 INLINE void scan_rows(int n, int64_t rows, int64_t D, const uint8_t *resets, const float *RESTRICT a,
-                      const float *RESTRICT x, float *RESTRICT h, float *RESTRICT out, int stream) {
+                      const float *x, float *RESTRICT h, float *out, int stream) {
   int c = 0;
   for (; c + STRIP * LANES <= n; c += STRIP * LANES) {
     Vector state[STRIP];
@@ -330,7 +330,7 @@ static void run(const Job *j, int64_t threads) {
   }
 }
 
-// The arrays of each kind, in order. `sizes` is N, D, G, S, low, high.
+// The arrays of each kind, in order; h may lie where x was. `sizes` is N, D, G, S, low, high.
 EXPORT void griffin_rglru(int kind, const int64_t *sizes, void *const *in, void *const *out,
                           int64_t threads) {
   Job j = {.kind = (Kind)kind,
@@ -367,6 +367,42 @@ EXPORT void griffin_rglru(int kind, const int64_t *sizes, void *const *in, void 
       break;
   }
   run(&j, threads);
+}
+
+// out = a + x: what the scan could at best cost, for benchmarks. n is a multiple of 4.
+typedef struct {
+  const float *a, *x;
+  float *out;
+  int64_t n;
+} Sum;
+
+EVERY_CPU static void *sum(void *argument) {
+  const Sum *s = argument;
+  float part[64];
+  for (int64_t i = 0; i < s->n; i += 64) {
+    const int count = s->n - i < 64 ? (int)(s->n - i) : 64;
+    for (int k = 0; k < count; k++) part[k] = s->a[i + k] + s->x[i + k];
+    put(s->out + i, part, count, s->n >= LARGE / 2);
+  }
+  return NULL;
+}
+
+EXPORT void griffin_sum(const float *a, const float *x, float *out, int64_t n, int64_t threads) {
+  if (threads > MOST_THREADS) threads = MOST_THREADS;
+  if (threads < 1 || n < 1 << 18) threads = 1;
+  Sum shares[MOST_THREADS];
+  pthread_t others[MOST_THREADS];
+  int started[MOST_THREADS];
+  for (int64_t i = threads - 1; i >= 0; i--) {
+    const int64_t low = n * i / threads & ~(int64_t)15;
+    const int64_t high = i == threads - 1 ? n : n * (i + 1) / threads & ~(int64_t)15;
+    shares[i] = (Sum){a + low, x + low, out + low, high - low};
+    started[i] = i && pthread_create(&others[i], NULL, sum, &shares[i]) == 0;
+    if (!started[i]) sum(&shares[i]);
+  }
+  for (int64_t i = 1; i < threads; i++) {
+    if (started[i]) pthread_join(others[i], NULL);
+  }
 }
 
 // ---- XLA ------------------------------------------------------------------------------------

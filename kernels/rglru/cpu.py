@@ -25,6 +25,8 @@ def library() -> ctypes.CDLL | None:
     loaded = ctypes.CDLL(found.origin)
     loaded.griffin_rglru.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 3, ctypes.c_int64]
     loaded.griffin_rglru.restype = None
+    loaded.griffin_sum.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int64]
+    loaded.griffin_sum.restype = None
     loaded.griffin_xla_threads.argtypes = [ctypes.c_int64]
     loaded.griffin_xla_threads.restype = None
     return loaded

@@ -96,18 +96,23 @@ def _layout(
     return starts.astype(jnp.int32), lengths.astype(jnp.int32), resets.reshape(-1)
 
 
-def _call(name: str, outputs: tuple[Any, ...], *arrays: Any) -> Any:
+def _call(name: str, outputs: tuple[Any, ...], *arrays: Any, over: int | None = None) -> Any:
+    """Calls a kernel, whose results are of the shapes of ``outputs``; the first may lie where the
+    array ``over`` was."""
     shapes = [ShapeDtypeStruct(array.shape, jnp.float32) for array in outputs]
-    return jax.ffi.ffi_call(f"griffin_{name}", shapes, vmap_method="sequential")(*arrays)
+    aliases = {} if over is None else {over: 0}
+    return jax.ffi.ffi_call(
+        f"griffin_{name}", shapes, vmap_method="sequential", input_output_aliases=aliases
+    )(*arrays)
 
 
 @jax.custom_vjp
 def _scan(a, x, h0, starts, lengths, resets):
-    return _call("scan", (x, h0), starts, lengths, resets, a, x, h0)
+    return _call("scan", (x, h0), starts, lengths, resets, a, x, h0, over=4)
 
 
 def _scan_forward(a, x, h0, *layout):
-    h, last = _scan(a, x, h0, *layout)
+    h, last = _call("scan", (x, h0), *layout, a, x, h0)
     return (h, last), (a, h0, h, layout)
 
 
@@ -123,12 +128,15 @@ _scan.defvjp(_scan_forward, _scan_backward)
 @jax.custom_vjp
 def _gated(x, input_weight, recurrent_weight, input_bias, recurrent_bias, decay, h0, *layout):
     products = _products(x, input_weight, recurrent_weight)
-    return _call("gated", (x, h0), *layout, x, *products, input_bias, recurrent_bias, decay, h0)
+    arrays = (*layout, x, *products, input_bias, recurrent_bias, decay, h0)
+    return _call("gated", (x, h0), *arrays, over=3)
 
 
-def _gated_forward(*arrays):
-    h, last = _gated(*arrays)
-    return (h, last), (arrays, h)
+def _gated_forward(x, input_weight, recurrent_weight, *rest):
+    biases_decay_h0, layout = rest[:4], rest[4:]
+    products = _products(x, input_weight, recurrent_weight)
+    h, last = _call("gated", (x, rest[3]), *layout, x, *products, *biases_decay_h0)
+    return (h, last), ((x, input_weight, recurrent_weight, *rest), h)
 
 
 def _gated_backward(saved, grads):

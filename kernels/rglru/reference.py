@@ -7,7 +7,7 @@ All operators read tokens in one of two layouts. **Rows**: x is [B, T, L], every
 its own, so S = B; of row b only the first ``lengths[b]`` tokens are read, the rest is padding.
 **Packed** (``starts`` is given): x is [1, N, L], S segments lie in its one row, segment s at
 ``starts[s] … starts[s] + lengths[s]``, each with a state of its own; segments do not overlap, and
-what is in none of them is padding. Padding leaves the state as it is; what h is there means nothing.
+what is in none of them is padding. Padding leaves the state as it is; h means nothing there.
 """
 
 from types import ModuleType
