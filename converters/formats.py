@@ -111,7 +111,7 @@ _LIMITS = {
             "it repeats block_pattern 100 times only",
         ),
     ),
-    "DeepMind's recurrentgemma": _DEEPMIND,  # the JAX one, whose RGLRU has only_real=False
+    "DeepMind's recurrentgemma": _DEEPMIND,  # the JAX one, whose blocks have lru_only_real
     "DeepMind's recurrentgemma in PyTorch": (*_DEEPMIND, _COMPLEX),
     "": (),
 }

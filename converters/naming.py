@@ -176,7 +176,7 @@ CANONICAL = _canonical(".")
 CANONICAL_PATHS = _canonical("/")
 DEEPMIND_FLAX = (
     *_deepmind("/", "kernel", TRANSPOSE),
-    Row(  # of its RGLRU with only_real=False, which the torch library lacks
+    Row(  # with lru_only_real=False, an option that the torch library lacks
         "blocks.{layer}/recurrent_block/rg_lru/a_imag_param",
         ("model.layers.{layer}.temporal_block.rg_lru.imaginary_param",),
         SAME,

@@ -29,7 +29,7 @@ class GriffinConfig:
         gate_blocks: diagonal blocks of the RG-LRU gates, G (paper: 16; RecurrentGemma: H).
         complex_gates: the CG-LRU of appendix B (complex-gated) in the place of the RG-LRU: L / 2
             complex channels, whose real parts are one half of its L numbers, and imaginary parts
-            the other. DeepMind's ``only_real=False``.
+            the other. DeepMind's ``lru_only_real=False``.
         visible_keys: keys a query of a local attention block sees, itself included.
             transformers' ``attention_window_size`` is this number, DeepMind's is one less.
         conv_width: taps of the causal depthwise convolution.
