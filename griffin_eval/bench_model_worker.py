@@ -16,10 +16,11 @@ import numpy as np
 
 from griffin_eval.bench_worker import products_jax, products_torch
 from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.runners import step_tokens
 
 KEPT = 32  # positions of a document whose logits are compared
 CHECKED = 3  # tokens after the prompts whose logits are compared
-STEP = 512  # tokens that our PyTorch model reads at a time; the fastest on the CPUs tried
+STEP = step_tokens("cpu")  # tokens that ours read at a time, as when they evaluate
 
 
 class Implementation(Protocol):
@@ -97,27 +98,31 @@ def make_jax(checkpoint: Checkpoint) -> Implementation:
     def logits(params, hidden):
         return nnx.merge(graph, params).logits(hidden)
 
-    def read(state, params, tokens, every):
-        hidden, state = step(state, params, tokens)
-        return logits(params, hidden[0] if every else hidden[0, -1:]), state
-
     def decode(state, params, tokens):
         hidden, state = step(state, params, tokens[:, None])
         return logits(params, hidden[:, 0]), state
 
-    read = jax.jit(read, donate_argnums=0, static_argnums=3)
-    begin = jax.jit(lambda *arguments: step(*arguments)[1], donate_argnums=0)
-    decode = jax.jit(decode, donate_argnums=0)
+    read_chunk, read_one = (jax.jit(function, donate_argnums=0) for function in (step, decode))
+    compiled_logits = jax.jit(logits)
 
     class Jax:
         def read(self, tokens, every):
-            return jax.block_until_ready(read(model.init_state(1), params, tokens, every))[0]
+            hidden, state = self._read(tokens)
+            wanted = jnp.concatenate(hidden, 1)[0] if every else hidden[-1][0, -1:]
+            return jax.block_until_ready((compiled_logits(params, wanted), state))[0]
 
         def begin(self, tokens):
-            return begin(model.init_state(len(tokens)), params, tokens)
+            return self._read(tokens)[1]
 
         def decode(self, state, tokens):
-            return jax.block_until_ready(decode(state, params, tokens))
+            return jax.block_until_ready(read_one(state, params, tokens))
+
+        def _read(self, tokens):
+            state, hidden = model.init_state(len(tokens)), []
+            for start in range(0, tokens.shape[1], STEP):
+                h, state = read_chunk(state, params, tokens[:, start : start + STEP])
+                hidden.append(h)
+            return hidden, state
 
     return Jax()  # type: ignore[return-value]
 
