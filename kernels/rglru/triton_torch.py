@@ -14,6 +14,7 @@ before they are added up in float32, as in the models, at the speed of the matri
 """
 
 import functools
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -93,7 +94,7 @@ def rglru(
         As `linear_scan`, and NotImplementedError for the complex gates of appendix B.
     """
     if gates.imaginary_param is not None:
-        raise NotImplementedError("the Triton kernel has no complex gates: use the plain path")
+        raise NotImplementedError("the Triton kernels have no complex gates")
     _check(x, h0, resets, lengths, starts, **gates._asdict())
     layout = _layout(x, resets, lengths, starts, chunks)
     return _RGLRU.apply(x, h0, layout, *gates[:5])  # type: ignore[no-any-return]
@@ -115,6 +116,19 @@ def time_chunks(segments: int, longest: int, width: int, processors: int) -> int
     if not programs or programs >= 2 * processors:
         return 1
     return max(1, min(-(-8 * processors // programs), longest // _SHORTEST))
+
+
+def unsupported(x: Tensor, gates: Gates | None, starts: Tensor | None) -> str | None:
+    """Why these kernels cannot read x, if they cannot."""
+    if not x.is_cuda:
+        return f"the Triton kernels need a CUDA device, and x is on {x.device}"
+    if x.dtype not in DTYPES:
+        return f"the Triton kernels compute in float32, and x is {x.dtype}"
+    if gates is not None and gates.imaginary_param is not None:
+        return "the Triton kernels have no complex gates"
+    if find_spec("triton") is None:
+        return str(MissingExtraError("triton", "torch"))
+    return None
 
 
 class _Layout(NamedTuple):
@@ -336,7 +350,7 @@ def _layout(
 ) -> _Layout:
     kernels = _kernels()
     if not (x.is_cuda or kernels.INTERPRETED):
-        raise NotImplementedError(f"the Triton kernels need a CUDA device; x is on {x.device}")
+        raise NotImplementedError(f"the Triton kernels need a CUDA device, and x is on {x.device}")
     batch, rows, width = x.shape
     segments = batch if starts is None else len(starts)
     if chunks is None:
