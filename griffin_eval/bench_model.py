@@ -13,8 +13,9 @@ best rate that either framework reaches in this run on the shapes of the MLP; of
 the bytes of the weights at the best rate of reading as many; of more rows, the time of the
 products with all weights and nothing else, by the fastest way.
 
-Medians of the rounds, but the best of all of them for a limit. The logits of all implementations
-are compared at some positions of the document, and at the first decoded tokens.
+Times are medians of the rounds, and so are the fractions of the limits, each taken with the limit
+of its own round, since a shared machine is not always equally fast. The logits of all
+implementations are compared at some positions of the document, and at the first decoded tokens.
 """
 
 import json
@@ -156,7 +157,7 @@ class Bench:
             Failed: an implementation did not come to its end.
         """
         seconds: dict[tuple[str, str], list[float]] = {}
-        limits: dict[str, dict[str, float]] = {}
+        limits: dict[str, dict[str, list[float]]] = {}
         processes: dict[str, _Process] = {}
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
@@ -187,54 +188,57 @@ class Bench:
         return self._results(seconds, limits, agreement)
 
     def _measure_limits(
-        self, framework: str, process: "_Process", limits: dict[str, dict[str, float]]
+        self, framework: str, process: "_Process", limits: dict[str, dict[str, list[float]]]
     ) -> None:
-        asked: list[tuple[str, Any, dict[str, Any]]] = [
-            ("products", max, {"do": "products", "tokens": self._tokens}),
-            ("reading", max, {"do": "bandwidth", "nbytes": self._weight_bytes}),
-        ]
-        asked += [
-            (f"linears, batch {batch}", min, {"do": "linears", "batch": batch})
-            for batch in self._batches
-        ]
-        for name, best, request in asked:
-            found = limits.setdefault(name, {})
+        asked: dict[str, dict[str, Any]] = {
+            "products": {"do": "products", "tokens": self._tokens},
+            "reading": {"do": "bandwidth", "nbytes": self._weight_bytes},
+        }
+        for batch in self._batches:
+            asked[f"linears, batch {batch}"] = {"do": "linears", "batch": batch}
+        for name, request in asked.items():
             for way, value in process.ask(framework=framework, **request).items():
-                found[way] = best(value, found.get(way, value))
+                limits.setdefault(name, {}).setdefault(way, []).append(value)
 
     @property
     def _weight_bytes(self) -> int:
         return 4 * sum(spec.size for spec in param_specs(self._config).values())
 
-    def _limit(self, work: Workload, limits: dict[str, dict[str, float]]) -> float:
-        """Seconds."""
+    def _limits(self, work: Workload, limits: dict[str, dict[str, list[float]]]) -> list[float]:
+        """Seconds, in each round."""
+
+        def best(name: str, choose: Any) -> list[float]:
+            return [choose(ways) for ways in zip(*limits[name].values(), strict=True)]
+
         if work.request["do"] == "read":
             flops = reading_flops(self._config, np.arange(self._tokens))
             flops += logit_flops(self._config) * (self._tokens if work.request["every"] else 1)
-            return flops / max(limits["products"].values())
+            return [flops / rate for rate in best("products", max)]
         if work.tokens == 1:
-            return self._weight_bytes / max(limits["reading"].values())
-        return min(limits[f"linears, batch {work.tokens}"].values())
+            return [self._weight_bytes / rate for rate in best("reading", max)]
+        return best(f"linears, batch {work.tokens}", min)
 
     def _results(
         self,
         seconds: dict[tuple[str, str], list[float]],
-        limits: dict[str, dict[str, float]],
+        limits: dict[str, dict[str, list[float]]],
         agreement: dict[str, dict[str, float]],
     ) -> dict[str, Any]:
         rows = []
         for work in self._workloads:
-            limit = self._limit(work, limits)
+            least = self._limits(work, limits)
             medians = {n: statistics.median(seconds[work.name, n]) for n in self._names}
             for name, median in medians.items():
+                taken = seconds[work.name, name]
+                parts = [limit / each for limit, each in zip(least, taken, strict=True)]
                 rows.append(
                     {
                         "workload": work.name,
                         "implementation": name,
                         "tokens_per_second": work.tokens / median,
-                        "seconds": seconds[work.name, name],
-                        "of_limit": limit / median,
-                        "limit_tokens_per_second": work.tokens / limit,
+                        "seconds": taken,
+                        "of_limit": statistics.median(parts),
+                        "limit_tokens_per_second": work.tokens / statistics.median(least),
                         "times": {twin: median / medians[twin] for twin in self._twins},
                     }
                 )
@@ -335,7 +339,8 @@ def print_results(console: Console, found: dict[str, Any]) -> None:
     scales = {"products": (1e9, "GFLOP/s"), "reading": (1e9, "GB/s")}
     for limit, ways in found["limits"].items():
         scale, unit = scales.get(limit, (1e-3, "ms"))
-        text = ", ".join(f"{way} {value / scale:.1f}" for way, value in ways.items())
+        medians = {way: statistics.median(values) for way, values in ways.items()}
+        text = ", ".join(f"{way} {value / scale:.1f}" for way, value in medians.items())
         _line(console, f"limit of {limit}, {unit}: {text}")
     for work, pairs in found["largest_difference"].items():
         text = ", ".join(f"{pair} {value:.1e}" for pair, value in pairs.items())
