@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Bool, Float, Int
 
 from griffin_eval.kernels.rglru.tpu_block import (
@@ -29,7 +28,7 @@ def linear_scan(
     h0: Float[Array, "B D"],
     *,
     resets: Bool[Array, "B T"] | None = None,
-    lengths: Int[Array, "B"] | None = None,
+    lengths: Int[Array, " B"] | None = None,
     interpret: Any = False,
 ) -> tuple[Float[Array, "B T D"], Float[Array, "B D"]]:
     """Computes h_t = a_t h_{t-1} + x_t (equation 4, its input already gated) on a TPU.

@@ -57,9 +57,7 @@ class Columns:
         return jnp.concatenate([self.ref[self._tile(c, k)] for c in range(self.count)], 1)
 
 
-def scan(
-    a: Columns, x: Columns, state: Ref, *, reverse: bool = False, unroll: int = 8
-) -> None:
+def scan(a: Columns, x: Columns, state: Ref, *, reverse: bool = False, unroll: int = 8) -> None:
     """Scans a block in place.
 
     Forward: h_t = a_t h_{t-1} + x_t. Reverse: g_t = x_t + c_{t+1} with c_t = a_t g_t, the state.
@@ -174,8 +172,8 @@ class Blocks(NamedTuple):
     ) -> "Blocks":
         """Blocks of at most so many steps, and by default of the lanes that waste the least."""
         batch, time, width = shape
-        rows = _round_up(pl.cdiv(time, pl.cdiv(time, most)), SUBLANES * TILE)
-        lanes = lanes or min((512, 384, 256, 128), key=lambda n: _round_up(width, n))
+        rows = round_up(pl.cdiv(time, pl.cdiv(time, most)), SUBLANES * TILE)
+        lanes = lanes or min((512, 384, 256, 128), key=lambda n: round_up(width, n))
         return cls(batch, time, width, rows, lanes, reverse, interpret)
 
     @property
@@ -191,9 +189,7 @@ class Blocks(NamedTuple):
 
     def sequence(self) -> pl.BlockSpec:
         """[R, L] of [B, T, D]."""
-        return pl.BlockSpec(
-            (None, self.rows, self.lanes), lambda i, b, t: (b, self._order(t), i)
-        )
+        return pl.BlockSpec((None, self.rows, self.lanes), lambda i, b, t: (b, self._order(t), i))
 
     def before(self) -> pl.BlockSpec:
         """[16, L] of [B, T, D], the steps before a block; of the first one, any."""
@@ -252,7 +248,7 @@ class Blocks(NamedTuple):
 
     @contextmanager
     def carry(self, state: Ref, first: Ref, last: Ref) -> Iterator[None]:
-        """Takes the state from ``first`` before the first block, gives it to ``last`` at the end."""
+        """Takes the state from ``first`` before the first block, gives ``last`` the final one."""
         row = self.row()
 
         @pl.when(pl.program_id(2) == 0)
@@ -335,5 +331,5 @@ def check_dtypes(**arrays: Array) -> None:
         )
 
 
-def _round_up(n: int, multiple: int) -> int:
+def round_up(n: int, multiple: int) -> int:
     return pl.cdiv(n, multiple) * multiple
