@@ -40,8 +40,8 @@ typedef struct {
   int64_t gates;     // blocks of the gates, G; 0 where there are none
   int64_t segments;  // S
   int64_t low, high; // tokens to read; the gates' products hold these alone
-  const int32_t *starts, *lengths;
-  const uint8_t *resets;
+  const int32_t *starts, *lengths;  // NULL: S segments of N / S tokens
+  const uint8_t *resets;            // NULL: none
   const float *a, *x, *input, *recurrent, *input_bias, *recurrent_bias, *decay;
   const float *h0, *h, *dh, *dlast;
   float *out, *last;  // forward; `last` holds the states before, then those after
@@ -135,7 +135,7 @@ INLINE void scan_rows(int n, int64_t rows, int64_t D, const uint8_t *resets, con
       for (int k = 0; k < STRIP; k++) {
         const int64_t at = t * D + c + k * LANES;
         const Vector input = *(const Vector *)(x + at);
-        state[k] = resets[t] ? input : *(const Vector *)(a + at) * state[k] + input;
+        state[k] = resets && resets[t] ? input : *(const Vector *)(a + at) * state[k] + input;
       }
       put(out + t * D + c, (const float *)state, STRIP * LANES, stream);
     }
@@ -144,7 +144,7 @@ INLINE void scan_rows(int n, int64_t rows, int64_t D, const uint8_t *resets, con
   for (; c < n; c++) {
     for (int64_t t = 0; t < rows; t++) {
       const int64_t at = t * D + c;
-      out[at] = h[c] = resets[t] ? x[at] : a[at] * h[c] + x[at];
+      out[at] = h[c] = resets && resets[t] ? x[at] : a[at] * h[c] + x[at];
     }
   }
 }
@@ -203,6 +203,16 @@ INLINE int64_t limit(int64_t value, int64_t low, int64_t high) {
   return value < low ? low : value > high ? high : value;
 }
 
+INLINE int64_t start(const Job *j, int64_t s) {
+  return j->starts ? j->starts[s] : s * (j->tokens / j->segments);
+}
+
+INLINE int64_t end(const Job *j, int64_t s) {
+  return start(j, s) + (j->lengths ? j->lengths[s] : j->tokens / j->segments);
+}
+
+INLINE int reset(const Job *j, int64_t t) { return j->resets && j->resets[t]; }
+
 // Where a gate's product for token t and this column lies: they are [G, tokens, D / G].
 INLINE int64_t product(const Job *j, int64_t t, int64_t column) {
   const int64_t size = j->width / j->gates, gate = column / size;
@@ -216,21 +226,21 @@ EVERY_CPU static void forward(const Job *j, int64_t column, int n) {
   int64_t done = j->low;
   for (int64_t s = 0; s <= j->segments; s++) {
     const int more = s < j->segments;
-    const int64_t from = more ? limit(j->starts[s], done, j->high) : j->high;
+    const int64_t from = more ? limit(start(j, s), done, j->high) : j->high;
     for (int64_t t = done; t < from; t++) memset(j->out + t * D + column, 0, n * sizeof(float));
     if (!more) break;
-    done = limit((int64_t)j->starts[s] + j->lengths[s], from, j->high);
+    done = limit(end(j, s), from, j->high);
     if (done == from) continue;
     memcpy(h, j->last + s * D + column, n * sizeof(float));
     if (j->kind == SCAN) {
       for (int64_t t = from; t < done; t += ROWS) {
         const int64_t at = t * D + column, rows = t + ROWS < done ? ROWS : done - t;
-        scan_rows(n, rows, D, j->resets + t, j->a + at, j->x + at, h, j->out + at, stream);
+        scan_rows(n, rows, D, j->resets ? j->resets + t : NULL, j->a + at, j->x + at, h, j->out + at, stream);
       }
     } else {
       for (int64_t t = from; t < done; t++) {
         const int64_t at = t * D + column, of = product(j, t, column);
-        gated_row(n, j->resets[t], j->x + at, j->input + of, j->recurrent + of,
+        gated_row(n, reset(j, t), j->x + at, j->input + of, j->recurrent + of,
                   j->input_bias + column, j->recurrent_bias + column, j->decay + column, h);
         put(j->out + at, h, n, stream);
       }
@@ -247,7 +257,7 @@ EVERY_CPU static void backward(const Job *j, int64_t column, int n) {
   if (j->kind == GATED_BACKWARD) memset(j->ddecay + column, 0, bytes);
   for (int64_t s = j->segments - 1; s >= -1; s--) {
     const int more = s >= 0;
-    const int64_t from = more ? limit((int64_t)j->starts[s] + j->lengths[s], 0, done) : 0;
+    const int64_t from = more ? limit(end(j, s), 0, done) : 0;
     for (int64_t t = from; t < done; t++) {
       memset(j->dx + t * D + column, 0, bytes);
       if (j->kind == SCAN_BACKWARD) {
@@ -258,17 +268,17 @@ EVERY_CPU static void backward(const Job *j, int64_t column, int n) {
       }
     }
     if (!more) break;
-    done = limit(j->starts[s], 0, from);
+    done = limit(start(j, s), 0, from);
     memcpy(carry, j->dlast + s * D + column, bytes);
     for (int64_t t = from - 1; t >= done; t--) {
       const int64_t at = t * D + column;
       const float *before = t > done ? j->h + at - D : j->h0 + s * D + column;
       if (j->kind == SCAN_BACKWARD) {
-        scan_row_backward(n, j->resets[t], j->a + at, before, j->dh + at, carry, j->da + at,
+        scan_row_backward(n, reset(j, t), j->a + at, before, j->dh + at, carry, j->da + at,
                           j->dx + at);
       } else {
         const int64_t of = product(j, t, column);
-        gated_row_backward(n, j->resets[t], j->x + at, j->input + of, j->recurrent + of,
+        gated_row_backward(n, reset(j, t), j->x + at, j->input + of, j->recurrent + of,
                            j->input_bias + column, j->recurrent_bias + column, j->decay + column,
                            before, j->dh + at, carry, j->dx + at, j->dinput + of,
                            j->drecurrent + of, j->ddecay + column);

@@ -78,6 +78,13 @@ def rglru(
     return h.reshape(x.shape).astype(x.dtype), last
 
 
+def from_products(x: Array, *arrays: Array) -> Array:
+    """h [B, T, L] from x and what `products` and biases and decay are; no derivative."""
+    flat, h0 = _flat(x), jnp.zeros((len(x), x.shape[2]), jnp.float32)
+    layout = _layout(x, None, None, None)
+    return _call("gated", (flat, h0), *layout, flat, *arrays, h0, over=3)[0].reshape(x.shape)
+
+
 def _flat(x: Array) -> Array:
     return x.astype(jnp.float32).reshape(-1, x.shape[2])
 
@@ -127,25 +134,25 @@ _scan.defvjp(_scan_forward, _scan_backward)
 
 @jax.custom_vjp
 def _gated(x, input_weight, recurrent_weight, input_bias, recurrent_bias, decay, h0, *layout):
-    products = _products(x, input_weight, recurrent_weight)
-    arrays = (*layout, x, *products, input_bias, recurrent_bias, decay, h0)
+    both = products(x, input_weight, recurrent_weight)
+    arrays = (*layout, x, *both, input_bias, recurrent_bias, decay, h0)
     return _call("gated", (x, h0), *arrays, over=3)
 
 
 def _gated_forward(x, input_weight, recurrent_weight, *rest):
     biases_decay_h0, layout = rest[:4], rest[4:]
-    products = _products(x, input_weight, recurrent_weight)
-    h, last = _call("gated", (x, rest[3]), *layout, x, *products, *biases_decay_h0)
+    both = products(x, input_weight, recurrent_weight)
+    h, last = _call("gated", (x, rest[3]), *layout, x, *both, *biases_decay_h0)
     return (h, last), ((x, input_weight, recurrent_weight, *rest), h)
 
 
 def _gated_backward(saved, grads):
     (x, input_weight, recurrent_weight, input_bias, recurrent_bias, decay, h0, *layout), h = saved
-    products = _products(x, input_weight, recurrent_weight)
+    both = products(x, input_weight, recurrent_weight)
     dx, dinput, drecurrent, ddecay, dh0 = _call(
         "gated_backward",
-        (x, *products, decay, h0),
-        *(*layout, x, *products, input_bias, recurrent_bias, decay, h0, h, *grads),
+        (x, *both, decay, h0),
+        *(*layout, x, *both, input_bias, recurrent_bias, decay, h0, h, *grads),
     )
     blocks = _blocks(x, input_weight)
     through = jnp.einsum("gno,gio->ngi", dinput, input_weight)
@@ -164,7 +171,8 @@ def _gated_backward(saved, grads):
     )
 
 
-def _products(x, *weights):
+def products(x, *weights):
+    """Of the gates' weights [G, I, O] with x [N, L]: each [G, N, O]."""
     return [jnp.einsum("ngi,gio->gno", _blocks(x, weight), weight) for weight in weights]
 
 

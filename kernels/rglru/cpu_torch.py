@@ -36,7 +36,7 @@ def linear_scan(
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "S D"]]:
     """See `griffin_eval.kernels.rglru.api.linear_scan`."""
     flat = _flat(x)
-    h, last = _Scan.apply(_flat(a), flat, _dense(h0), *_layout(x, resets, lengths, starts))
+    h, last = _Scan.apply(_flat(a), flat, _dense(h0), *layout(x, resets, lengths, starts))
     return h.view(x.shape).to(x.dtype), last
 
 
@@ -58,7 +58,7 @@ def rglru(
         _dense(gates.recurrent_bias).flatten(),
         -C * F.softplus(gates.recurrent_param.float()),
         _dense(h0),
-        *_layout(x, resets, lengths, starts),
+        *layout(x, resets, lengths, starts),
     )
     return h.view(x.shape).to(x.dtype), last
 
@@ -71,37 +71,40 @@ def _dense(x: Tensor) -> Tensor:
     return x.float().contiguous()
 
 
-def _layout(
-    x: Tensor, resets: Tensor | None, lengths: Tensor | None, starts: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Starts, lengths and resets as the kernels take them."""
+def layout(
+    x: Tensor,
+    resets: Tensor | None = None,
+    lengths: Tensor | None = None,
+    starts: Tensor | None = None,
+) -> tuple[Tensor | None, ...]:
+    """Starts, lengths and resets as the kernels take them; None is what they assume."""
     batch, time, _ = x.shape
-    if starts is None:
-        starts = torch.arange(0, batch * time, max(time, 1), dtype=torch.int32)[:batch]
-    if lengths is None:
-        lengths = torch.full((batch,), time, dtype=torch.int32)
-    if resets is None:
-        resets = torch.zeros(batch * time, dtype=torch.bool)
+    if starts is None and lengths is not None:
+        starts = torch.arange(batch, dtype=torch.int32) * time
     return (
-        starts.to(torch.int32).contiguous(),
-        lengths.to(torch.int32).contiguous(),
-        resets.contiguous().view(torch.uint8).flatten(),
+        None if starts is None else starts.to(torch.int32).contiguous(),
+        None if lengths is None else lengths.to(torch.int32).contiguous(),
+        None if resets is None else resets.contiguous().view(torch.uint8),
     )
 
 
-def _run(
+def run(
     kind: int,
-    into: Sequence[Tensor],
+    into: Sequence[Tensor | None],
     out: Sequence[Tensor],
+    states: int,
     gates: int = 0,
     part: tuple[int, int] | None = None,
 ) -> None:
-    """Calls a kernel; the fourth array of ``into`` is [N, D], and ``part`` the tokens to read."""
+    """Calls a kernel of `cpu`. The fourth array of ``into`` is [N, D]; ``part``: tokens to read."""
+    assert into[3] is not None
     tokens, width = into[3].shape
     low, high = part or (0, tokens)
-    sizes = (ctypes.c_int64 * 6)(tokens, width, gates, len(into[0]), low, high)
+    sizes = (ctypes.c_int64 * 6)(tokens, width, gates, states, low, high)
     pointers = [
-        (ctypes.c_void_p * len(arrays))(*[array.data_ptr() for array in arrays])
+        (ctypes.c_void_p * len(arrays))(
+            *[None if array is None else array.data_ptr() for array in arrays]
+        )
         for arrays in (into, out)
     ]
     library = cpu.library()
@@ -111,25 +114,25 @@ def _run(
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, a, x, h0, *layout: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx, a, x, h0, *where: Tensor | None) -> tuple[Tensor, Tensor]:
         h, last = torch.empty_like(x), h0.clone()
-        _run(cpu.SCAN, [*layout, a, x], [h, last])
-        ctx.save_for_backward(a, h0, h, *layout)
+        run(cpu.SCAN, [*where, a, x], [h, last], len(h0))
+        ctx.save_for_backward(a, h0, h, *where)
         return h, last
 
     @staticmethod
     def backward(ctx, *grads: Tensor):
-        a, h0, h, *layout = ctx.saved_tensors
+        a, h0, h, *where = ctx.saved_tensors
         da, dx, dh0 = torch.empty_like(a), torch.empty_like(a), torch.empty_like(h0)
-        into = [*layout, a, h0, h, *(grad.contiguous() for grad in grads)]
-        _run(cpu.SCAN_BACKWARD, into, [da, dx, dh0])
+        into = [*where, a, h0, h, *(grad.contiguous() for grad in grads)]
+        run(cpu.SCAN_BACKWARD, into, [da, dx, dh0], len(h0))
         return da, dx, dh0, None, None, None
 
 
 class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, x, input_weight, recurrent_weight, input_bias, recurrent_bias, decay, h0, *layout
+        ctx, x, input_weight, recurrent_weight, input_bias, recurrent_bias, decay, h0, *where
     ) -> tuple[Tensor, Tensor]:
         h, last = torch.empty_like(x), h0.clone()
         weights, biases = (input_weight, recurrent_weight), (input_bias, recurrent_bias)
@@ -138,26 +141,27 @@ class _Gated(torch.autograd.Function):
         for low in range(0, len(x), TILE):
             high = min(low + TILE, len(x))
             products = [torch.bmm(blocks[:, low:high], weight) for weight in weights]
-            into = [*layout, x, *products, *biases, decay]
-            _run(cpu.GATED, into, [h, last], len(input_weight), (low, high))
-        ctx.save_for_backward(x, *weights, *biases, decay, h0, h, *layout)
+            into = [*where, x, *products, *biases, decay]
+            run(cpu.GATED, into, [h, last], len(h0), len(input_weight), (low, high))
+        ctx.save_for_backward(x, *weights, *biases, decay, h0, h, *where)
         return h, last
 
     @staticmethod
     def backward(ctx, *grads: Tensor):
         x, input_weight, recurrent_weight, *rest = ctx.saved_tensors
-        input_bias, recurrent_bias, decay, h0, h, *layout = rest
+        input_bias, recurrent_bias, decay, h0, h, *where = rest
         blocks = _blocks(x, input_weight)
         products = [torch.bmm(blocks, weight) for weight in (input_weight, recurrent_weight)]
         dx, dinput, drecurrent, ddecay, dh0 = (
             torch.empty_like(like) for like in (x, *products, decay, h0)
         )
-        into = [*layout, x, *products, input_bias, recurrent_bias, decay, h0, h]
+        into = [*where, x, *products, input_bias, recurrent_bias, decay, h0, h]
         into += [grad.contiguous() for grad in grads]
-        _run(
+        run(
             cpu.GATED_BACKWARD,
             into,
             [dx, dinput, drecurrent, ddecay, dh0],
+            len(h0),
             len(input_weight),
         )
         through = _blocks(dx, input_weight)  # a view
