@@ -16,6 +16,7 @@ import pytest
 import torch
 from parity import relative_error
 
+from griffin_eval import bench_scan_gpu
 from griffin_eval.errors import ArgumentError, MissingExtraError
 from griffin_eval.kernels.rglru import reference, triton_torch
 from griffin_eval.kernels.rglru.reference import Gates
@@ -293,6 +294,18 @@ def test_no_device_and_no_triton_are_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(MissingExtraError, match="triton is not installed"):
         triton_torch.linear_scan(x, x)
+
+
+def test_benchmark_runs_what_it_times(device, monkeypatch, capsys):
+    if device == "cpu":
+        monkeypatch.setattr(bench_scan_gpu, "_seconds", lambda call: call() is None or 1.0)
+    rows = bench_scan_gpu.measure([(1, 4, 6)], ["float32"], device)
+    ours = [row["operation"] for row in rows if row["implementation"] == "griffin"]
+    assert ours == ["scan", "scan, backward", "RG-LRU", "RG-LRU, backward"]
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == len(rows) and all("of a copy" in line for line in printed)
+    if device == "cpu":  # a second each: against a copy, a scan moves three arrays for two
+        assert [row["copy_fraction"] for row in rows[:4]] == [1.5, 2.5, 1.0, 2.0]
 
 
 class Launch(NamedTuple):
