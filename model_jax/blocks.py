@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from griffin_eval.config import BlockType, GriffinConfig
 from griffin_eval.layout import Scope
 from griffin_eval.model_jax.cglru import CGLRU
-from griffin_eval.model_jax.chunks import Chunk
+from griffin_eval.model_jax.chunks import Chunk, Tile
 from griffin_eval.model_jax.layers import RGLRU, Conv1D, Linear, RMSNorm, rotate, wide, wide_dtype
 from griffin_eval.model_jax.state import AttentionState, RecurrentState
 
@@ -63,29 +63,20 @@ class AttentionBlock(nnx.Module):
         keys, values = chunk.layout.join(state.k, k), chunk.layout.join(state.v, v)
 
         past = state.k.shape[1]
-        mixed = []
-        for tile in chunk.layout.tiles(q, keys, values, chunk.reach):
-            reach = jnp.minimum(tile.reach[:, :, None], past)
-            mixed.append(_attend(tile.q, tile.k, tile.v, (tile.age >= 0) & (tile.age <= reach)))
-        y = self.o_proj(chunk.layout.untile(mixed))
+        y = self.o_proj(chunk.layout.by_tiles(_attend, q, keys, values, chunk.reach))
         return y, AttentionState(chunk.layout.last(keys, past), chunk.layout.last(values, past))
 
 
-def _attend(
-    q: Float[Array, "M t H D"],
-    k: Float[Array, "M s D"],
-    v: Float[Array, "M s D"],
-    mask: Bool[Array, "M t s"],
-) -> Float[Array, "M t H D"]:
+def _attend(tile: Tile) -> Float[Array, "M t H D"]:
     # jax.nn.dot_product_attention takes its softmax in float32 even where the model is float64.
-    # Keys go first: on a CPU the product is half as fast the other way round.
-    batch, length, heads, size = q.shape
-    flat = q.reshape(batch, length * heads, size)
+    # Keys go first: on a CPU few queries are read half as fast the other way round.
+    batch, length, heads, size = tile.q.shape
+    q = tile.q.reshape(batch, length * heads, size)
     wider = wide_dtype(q.dtype)
-    scores = jnp.einsum("bsd,bqd->bsq", k, flat, preferred_element_type=wider) * size**-0.5
-    seen = jnp.repeat(mask.transpose(0, 2, 1), heads, axis=2)
-    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=1).astype(v.dtype)
-    return jnp.einsum("bsq,bsd->bqd", weights, v).reshape(q.shape)
+    scores = jnp.einsum("bsd,bqd->bsq", tile.k, q, preferred_element_type=wider) * size**-0.5
+    seen = jnp.repeat(tile.seen.transpose(0, 2, 1), heads, axis=2)
+    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=1).astype(q.dtype)
+    return jnp.einsum("bsq,bsd->bqd", weights, tile.v).reshape(tile.q.shape)
 
 
 class MLPBlock(nnx.Module):

@@ -1,35 +1,33 @@
 """How the tokens of a step lie: rows padded to one length, or segments packed without padding."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Bool, Complex, Float, Int
 
 from griffin_eval.kernels.rglru.complex_jax import complex_linear_scan
 from griffin_eval.kernels.rglru.scan_jax import linear_scan
 
-QUERY_BLOCK = 512  # queries of a row whose scores are in memory at a time
+QUERY_BLOCK = 128  # queries of a row whose scores are in memory at a time
 
 
 class Tile(NamedTuple):
-    """Neighbouring queries and all keys that any of them may see.
-
-    ``age[m, t, s]`` is how many tokens before query t key s was read; negative if after it.
-    """
+    """Neighbouring queries, all keys that any of them may see, and which of them each sees."""
 
     q: Float[Array, "M t H D"]
     k: Float[Array, "M s D"]
     v: Float[Array, "M s D"]
-    reach: Int[Array, "M t"]  # the age of the oldest key that a query may see, were all remembered
-    age: Int[Array, "#M t s"]
+    seen: Bool[Array, "M t s"]
 
 
 class Rows(NamedTuple):
     """B rows of T tokens, each with its own state; what is past a row's length is padding."""
 
     lengths: Int[Array, " B"]
+    starts = None  # no row lies behind another
 
     def join(
         self, past: Float[Array, "S P X"], new: Float[Array, "B T X"]
@@ -43,8 +41,9 @@ class Rows(NamedTuple):
 
     def last(self, joined: Float[Array, "S Q X"], past: int) -> Float[Array, "S P X"]:
         """What to remember: the last ``past`` joined values of each row, padding left out."""
-        index = self.lengths[:, None] + jnp.arange(past, dtype=jnp.int32)[None]
-        return jnp.take_along_axis(joined, index[:, :, None], axis=1)
+        if joined.shape[1] == past + 1:
+            return jnp.where(self.lengths[:, None, None] > 0, joined[:, 1:], joined[:, :-1])
+        return jax.vmap(lambda x, n: lax.dynamic_slice_in_dim(x, n, past))(joined, self.lengths)
 
     def scan(
         self, a: Float[Array, "B T L"], x: Float[Array, "B T L"], h0: Float[Array, "S L"]
@@ -63,29 +62,41 @@ class Rows(NamedTuple):
         h = complex_linear_scan(a, x, h0)
         return h, h[:, -1]
 
-    def tiles(
+    def by_tiles(
         self,
+        attend: Callable[[Tile], Array],
         q: Float[Array, "B T H D"],
         keys: Float[Array, "S Q D"],
         values: Float[Array, "S Q D"],
         reach: Int[Array, "B T"],
-    ) -> Iterator[Tile]:
-        """Cuts queries and joined keys so that scores of T x T are never in memory."""
-        length = q.shape[1]
-        past = keys.shape[1] - length
-        for start in range(0, length, QUERY_BLOCK):
-            end = min(start + QUERY_BLOCK, length)
-            query = jnp.arange(start, end, dtype=jnp.int32)[None, :, None]
-            age = query - jnp.arange(start - past, end, dtype=jnp.int32)[None, None]
-            window = slice(start, end + past)
-            yield Tile(
-                q[:, start:end], keys[:, window], values[:, window], reach[:, start:end], age
-            )
+    ) -> Float[Array, "B T W"]:
+        """Attention a tile at a time, so that scores of T x T are never in memory; heads joined.
 
-    def untile(self, mixed: list[Float[Array, "M _ H D"]]) -> Float[Array, "B T W"]:
-        """Puts what became of the tiles behind each other, heads joined."""
-        y = jnp.concatenate(mixed, 1)
-        return y.reshape(*y.shape[:2], -1)
+        Args:
+            attend: from a tile to what its queries get, [M, t, H, D].
+            q: queries.
+            keys, values: joined.
+            reach: how many tokens before a query a key may have been read, if it is remembered.
+        """
+        batch, length, heads, size = q.shape
+        past = keys.shape[1] - length
+
+        def tile(start: Array | int, queries: int) -> Array:
+            def cut(x: Array, count: int) -> Array:
+                return lax.dynamic_slice_in_dim(x, start, count, 1)
+
+            seen = _seen(cut(reach, queries), past)
+            window = queries + past
+            return attend(Tile(cut(q, queries), cut(keys, window), cut(values, window), seen))
+
+        mixed = []
+        if whole := length // QUERY_BLOCK:  # one after the other, and compiled once
+            starts = QUERY_BLOCK * jnp.arange(whole, dtype=jnp.int32)
+            tiles = lax.map(lambda start: tile(start, QUERY_BLOCK), starts)
+            mixed = [jnp.moveaxis(tiles, 0, 1).reshape(batch, -1, heads * size)]
+        if rest := length % QUERY_BLOCK:
+            mixed.append(tile(length - rest, rest).reshape(batch, rest, heads * size))
+        return jnp.concatenate(mixed, 1)
 
 
 class Packed(NamedTuple):
@@ -141,13 +152,14 @@ class Packed(NamedTuple):
         h = complex_linear_scan(a, x, jnp.zeros_like(h0[:1]))
         return h, jnp.where(read, h[0, jnp.maximum(self.starts + self.lengths - 1, 0)], h0)
 
-    def tiles(
+    def by_tiles(
         self,
+        attend: Callable[[Tile], Array],
         q: Float[Array, "1 N H D"],
         keys: Float[Array, "Q D"],
         values: Float[Array, "Q D"],
         reach: Int[Array, "1 N"],
-    ) -> Iterator[Tile]:
+    ) -> Float[Array, "1 N W"]:
         count = len(self.offset)
         past = (len(keys) - count) // len(self.lengths)
         within = jnp.arange(self.tile, dtype=jnp.int32)[None]
@@ -159,11 +171,8 @@ class Packed(NamedTuple):
             self.tile_offset[:, None] + key, self.lengths[self.tile_segment][:, None] - 1
         )
         index = self._index(self.tile_segment[:, None], position, past)
-        age = within[:, :, None] - key[:, None]
-        yield Tile(q[0, query], keys[index], values[index], reach[0, query], age)
-
-    def untile(self, mixed: list[Float[Array, "M _ H D"]]) -> Float[Array, "1 N W"]:
-        (tiles,) = mixed
+        seen = _seen(reach[0, query], past)
+        tiles = attend(Tile(q[0, query], keys[index], values[index], seen))
         where = jnp.minimum(
             self.first_tile[self.segment] * self.tile + self.offset,
             tiles.shape[0] * self.tile - 1,
@@ -202,6 +211,15 @@ def pack(lengths: Int[Array, " S"], tokens: int, tile: int) -> Packed:
     return Packed(
         lengths, starts, segment, offset, tile, first_tile, tile_segment, tile_number * tile
     )
+
+
+def _seen(reach: Int[Array, "M t"], past: int) -> Bool[Array, "M t s"]:
+    """Which keys of a tile each of its queries sees; its first key is ``past`` tokens before its
+    first query, its last key the last query's own."""
+    query = jnp.arange(reach.shape[1], dtype=jnp.int32)
+    key = jnp.arange(-past, reach.shape[1], dtype=jnp.int32)
+    age = (query[:, None] - key[None])[None]  # in tokens, negative if the key is read after
+    return (age >= 0) & (age <= jnp.minimum(reach, past)[:, :, None])
 
 
 class Chunk(NamedTuple):

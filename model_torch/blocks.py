@@ -7,15 +7,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from griffin_eval.config import BlockType, GriffinConfig
+from griffin_eval.kernels.linear_torch import linear
 from griffin_eval.layout import Scope
 from griffin_eval.model_torch.cglru import CGLRU
-from griffin_eval.model_torch.chunks import Chunk
+from griffin_eval.model_torch.chunks import Chunk, Tile
 from griffin_eval.model_torch.layers import RGLRU, Conv1D, Linear, RMSNorm, rotate
 from griffin_eval.model_torch.state import AttentionState, RecurrentState
-
-
-def gelu(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
 
 
 class RecurrentBlock(nn.Module):
@@ -33,7 +30,7 @@ class RecurrentBlock(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T W"], chunk: Chunk, state: RecurrentState
     ) -> tuple[Float[Tensor, "B T W"], RecurrentState]:
-        y_branch = gelu(self.linear_y(x))
+        y_branch = linear(x, self.linear_y.weight, self.linear_y.bias, "gelu")
         x_branch, conv = self.conv_1d(self.linear_x(x), chunk, state.conv)
         x_branch, h = self.rg_lru(x_branch, chunk, state.h)
         return self.linear_out(x_branch * y_branch), RecurrentState(h, conv)
@@ -63,19 +60,18 @@ class AttentionBlock(nn.Module):
         keys, values = chunk.layout.join(state.k, k), chunk.layout.join(state.v, v)
 
         past = state.k.shape[1]
-        mixed = []
-        for tile in chunk.layout.tiles(q, keys, values, chunk.reach):
-            reach = tile.reach[:, :, None].clamp(max=past)
-            mixed.append(
-                F.scaled_dot_product_attention(
-                    tile.q.transpose(1, 2),
-                    tile.k[:, None].expand(-1, self.heads, -1, -1),
-                    tile.v[:, None].expand(-1, self.heads, -1, -1),
-                    attn_mask=((tile.age >= 0) & (tile.age <= reach))[:, None],
-                ).transpose(1, 2)
-            )
-        y = self.o_proj(chunk.layout.untile(mixed))
+        y = self.o_proj(chunk.layout.by_tiles(_attend, q, keys, values, chunk.reach))
         return y, AttentionState(chunk.layout.last(keys, past), chunk.layout.last(values, past))
+
+
+def _attend(tile: Tile) -> Float[Tensor, "M t H D"]:
+    heads = tile.q.shape[2]
+    return F.scaled_dot_product_attention(
+        tile.q.transpose(1, 2),
+        tile.k[:, None].expand(-1, heads, -1, -1),
+        tile.v[:, None].expand(-1, heads, -1, -1),
+        attn_mask=tile.seen[:, None],
+    ).transpose(1, 2)
 
 
 class MLPBlock(nn.Module):
@@ -88,7 +84,8 @@ class MLPBlock(nn.Module):
         self.down_proj = Linear(params / "down_proj")
 
     def forward(self, x: Float[Tensor, "B T W"]) -> Float[Tensor, "B T W"]:
-        return self.down_proj(gelu(self.gate_proj(x)) * self.up_proj(x))
+        y = linear(x, self.gate_proj.weight, self.gate_proj.bias, "gelu")
+        return self.down_proj(linear(x, self.up_proj.weight, self.up_proj.bias, "mul", y))
 
 
 class ResidualBlock(nn.Module):

@@ -1,6 +1,6 @@
 """How the tokens of a step lie: rows padded to one length, or segments packed without padding."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,26 +10,24 @@ from torch import Tensor
 from griffin_eval.kernels.rglru.complex_torch import complex_linear_scan
 from griffin_eval.kernels.rglru.scan_torch import linear_scan
 
-QUERY_BLOCK = 512  # queries of a row whose scores are in memory at a time
+QUERY_BLOCK = 128  # queries of a row whose scores are in memory at a time
 
 
 class Tile(NamedTuple):
-    """Neighbouring queries and all keys that any of them may see.
-
-    ``age[m, t, s]`` is how many tokens before query t key s was read; negative if after it.
-    """
+    """Neighbouring queries, all keys that any of them may see, and which of them each sees."""
 
     q: Float[Tensor, "M t H D"]
     k: Float[Tensor, "M s D"]
     v: Float[Tensor, "M s D"]
-    reach: Int[Tensor, "M t"]  # the age of the oldest key that a query may see, were all remembered
-    age: Int[Tensor, "#M t s"]
+    seen: Bool[Tensor, "M t s"]
 
 
 class Rows(NamedTuple):
     """B rows of T tokens, each with its own state; what is past a row's length is padding."""
 
     lengths: Int[Tensor, " B"]
+    full: bool = False  # whether it is known that no row has padding
+    starts = None  # no row lies behind another
 
     def join(
         self, past: Float[Tensor, "S P X"], new: Float[Tensor, "B T X"]
@@ -45,8 +43,13 @@ class Rows(NamedTuple):
 
     def last(self, joined: Float[Tensor, "S Q X"], past: int) -> Float[Tensor, "S P X"]:
         """What to remember: the last ``past`` joined values of each row, padding left out."""
-        index = self.lengths[:, None] + torch.arange(past, device=joined.device)
-        return joined.gather(1, index[:, :, None].expand(-1, -1, joined.shape[2]))
+        rows, length, _ = joined.shape
+        if self.full:  # then there is nothing to gather, nor to copy if most of it is kept
+            kept = joined[:, length - past :]
+            return kept if length == past + 1 else kept.clone()
+        first = self.lengths + length * torch.arange(rows, device=joined.device)
+        index = first[:, None] + torch.arange(past, device=joined.device)
+        return joined.flatten(0, 1)[index]
 
     def scan(
         self, a: Float[Tensor, "B T L"], x: Float[Tensor, "B T L"], h0: Float[Tensor, "S L"]
@@ -65,27 +68,30 @@ class Rows(NamedTuple):
         h = complex_linear_scan(a, x, h0)
         return h, h[:, -1]
 
-    def tiles(
+    def by_tiles(
         self,
+        attend: Callable[[Tile], Tensor],
         q: Float[Tensor, "B T H D"],
         keys: Float[Tensor, "S Q D"],
         values: Float[Tensor, "S Q D"],
         reach: Int[Tensor, "B T"],
-    ) -> Iterator[Tile]:
-        """Cuts queries and joined keys so that scores of T x T are never in memory."""
+    ) -> Float[Tensor, "B T W"]:
+        """Attention a tile at a time, so that scores of T x T are never in memory; heads joined.
+
+        Args:
+            attend: from a tile to what its queries get, [M, t, H, D].
+            q: queries.
+            keys, values: joined.
+            reach: how many tokens before a query a key may have been read, if it is remembered.
+        """
         length = q.shape[1]
         past = keys.shape[1] - length
+        mixed = []
         for start in range(0, length, QUERY_BLOCK):
             end = min(start + QUERY_BLOCK, length)
-            query = torch.arange(start, end, device=q.device)[None, :, None]
-            age = query - torch.arange(start - past, end, device=q.device)
             window = slice(start, end + past)
-            yield Tile(
-                q[:, start:end], keys[:, window], values[:, window], reach[:, start:end], age
-            )
-
-    def untile(self, mixed: list[Float[Tensor, "M _ H D"]]) -> Float[Tensor, "B T W"]:
-        """Puts what became of the tiles behind each other, heads joined."""
+            seen = _seen(reach[:, start:end], past)
+            mixed.append(attend(Tile(q[:, start:end], keys[:, window], values[:, window], seen)))
         return torch.cat(mixed, 1).flatten(2)
 
 
@@ -144,13 +150,14 @@ class Packed(NamedTuple):
         h = complex_linear_scan(a, x, torch.zeros_like(h0[:1]))
         return h, torch.where(read, h[0, (self.starts + self.lengths - 1).clamp(min=0)], h0)
 
-    def tiles(
+    def by_tiles(
         self,
+        attend: Callable[[Tile], Tensor],
         q: Float[Tensor, "1 N H D"],
         keys: Float[Tensor, "Q D"],
         values: Float[Tensor, "Q D"],
         reach: Int[Tensor, "1 N"],
-    ) -> Iterator[Tile]:
+    ) -> Float[Tensor, "1 N W"]:
         count = len(self.offset)
         past = (len(keys) - count) // len(self.lengths)
         within = torch.arange(self.tile, device=q.device)
@@ -162,11 +169,8 @@ class Packed(NamedTuple):
             self.lengths[self.tile_segment][:, None] - 1
         )
         index = self._index(self.tile_segment[:, None], position, past)
-        age = (within[:, None] - key)[None]
-        yield Tile(q[0, query], keys[index], values[index], reach[0, query], age)
-
-    def untile(self, mixed: list[Float[Tensor, "M _ H D"]]) -> Float[Tensor, "1 N W"]:
-        (tiles,) = mixed
+        seen = _seen(reach[0, query], past)
+        tiles = attend(Tile(q[0, query], keys[index], values[index], seen))
         where = (self.first_tile[self.segment] * self.tile + self.offset).clamp(
             max=tiles.shape[0] * self.tile - 1
         )
@@ -203,6 +207,15 @@ def pack(lengths: Int[Tensor, " S"], tokens: int, tile: int) -> Packed:
     return Packed(
         lengths, starts, segment, offset, tile, first_tile, tile_segment, tile_number * tile
     )
+
+
+def _seen(reach: Int[Tensor, "M t"], past: int) -> Bool[Tensor, "M t s"]:
+    """Which keys of a tile each of its queries sees; its first key is ``past`` tokens before its
+    first query, its last key the last query's own."""
+    query = torch.arange(reach.shape[1], dtype=torch.int32, device=reach.device)
+    key = torch.arange(-past, reach.shape[1], dtype=torch.int32, device=reach.device)
+    age = query[:, None] - key  # in tokens, negative if the key is read after the query
+    return (age >= 0) & (age <= reach.clamp(max=past)[:, :, None])
 
 
 class Chunk(NamedTuple):

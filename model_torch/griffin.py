@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.initializers import initial_value
+from griffin_eval.kernels.linear_torch import linear
 from griffin_eval.layout import ParamSpec, Scope, param_specs
 from griffin_eval.model_torch.blocks import ResidualBlock
 from griffin_eval.model_torch.chunks import Chunk, Packed, Rows, pack
@@ -33,7 +34,7 @@ class Embedding(nn.Module):
     def decode(self, hidden: Float[Tensor, "*N W"]) -> Float[Tensor, "*N V"]:
         """Products with every embedding, accumulated and returned in float32 or wider."""
         if wide(hidden) is hidden:
-            return F.linear(hidden, self.weight)
+            return linear(hidden, self.weight)
         rows = self.weight.split(LOGIT_ROWS)
         return torch.cat([F.linear(wide(hidden), wide(w)) for w in rows], -1)
 
@@ -131,7 +132,10 @@ class Griffin(nn.Module):
             last_reset = torch.where(resets, t, -1).cummax(1).values
             positions = torch.where(last_reset >= 0, t - last_reset, positions)
             since = torch.where(last_reset >= 0, 0, since)
-        chunk = self._chunk(positions, positions - since, t >= lengths[:, None], Rows(lengths))
+        padding = t >= lengths[:, None]
+        # Elsewhere than on the CPU looking would be waiting.
+        full = padding.device.type == "cpu" and not padding.any()
+        chunk = self._chunk(positions, positions - since, padding, Rows(lengths, full))
         hidden, layers = self._read(tokens, chunk, state)
         last = (lengths - 1).clamp(min=0)[:, None].to(torch.int64)
         pos = torch.where(lengths > 0, positions.gather(1, last)[:, 0] + 1, state.pos)
@@ -196,6 +200,8 @@ class Griffin(nn.Module):
         """Logits of the next token in float32 or wider, soft-capped as the config says."""
         logits = self.model.embed_tokens.decode(hidden)
         cap = self.config.logits_soft_cap
+        if cap and not logits.requires_grad:  # a copy of them all would cost more than the products
+            return logits.div_(cap).tanh_().mul_(cap)
         return cap * torch.tanh(logits / cap) if cap else logits
 
 

@@ -1,5 +1,7 @@
 """The leaves of the model: linear map, norm, convolution, RG-LRU, rotary embedding."""
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -7,6 +9,7 @@ from torch import Tensor, nn
 
 from griffin_eval import rope
 from griffin_eval.config import GriffinConfig
+from griffin_eval.kernels.linear_torch import linear
 from griffin_eval.layout import Scope
 from griffin_eval.model_torch.chunks import Chunk
 
@@ -32,7 +35,7 @@ class Linear(nn.Module):
         self.bias = params("bias") if "bias" in params else None
 
     def forward(self, x: Float[Tensor, "B T I"]) -> Float[Tensor, "B T O"]:
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 class RMSNorm(nn.Module):
@@ -45,8 +48,9 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "B T W"]) -> Float[Tensor, "B T W"]:
         y = wide(x)
-        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
-        return (y * (1 + wide(self.weight))).to(x.dtype)
+        mean_square = torch.linalg.vector_norm(y, dim=-1, keepdim=True).square() / y.shape[-1]
+        y = y * torch.rsqrt(mean_square + self.eps)
+        return torch.addcmul(y, y, wide(self.weight)).to(x.dtype)
 
 
 class Conv1D(nn.Module):
@@ -62,12 +66,12 @@ class Conv1D(nn.Module):
         self, x: Float[Tensor, "B T L"], chunk: Chunk, past: Float[Tensor, "S K L"]
     ) -> tuple[Float[Tensor, "B T L"], Float[Tensor, "S K L"]]:
         joined, taps = chunk.layout.join(past, x), self.width - 1
-        weight = wide(self.weight)
-        y = wide(self.bias) + wide(x) * weight[:, 0, -1]
+        weight = wide(self.weight)[:, 0].T.contiguous()
+        y = torch.addcmul(wide(self.bias), wide(x), weight[-1])
         for age in range(1, self.width):
             earlier = wide(chunk.layout.earlier(joined, taps, age))
             same_document = (chunk.positions >= age)[:, :, None]
-            y = y + torch.where(same_document, earlier * weight[:, 0, -1 - age], 0.0)
+            y.addcmul_(torch.where(same_document, earlier, 0.0), weight[-1 - age])
         return y.to(x.dtype), chunk.layout.last(joined, taps)
 
 
@@ -133,14 +137,20 @@ def _bounded_sqrt(x: Tensor) -> Tensor:
     return _BoundedSqrt.apply(x)  # type: ignore[no-any-return]
 
 
+@cache
+def _digit_tables(
+    rotary_dim: int, rope_base: float, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False):  # else it would be of no use to a training step
+        cos, sin = rope.digit_tables(rotary_dim, rope_base)
+        return tuple(torch.tensor(t, dtype=dtype, device=device) for t in (cos, sin))
+
+
 def rotation(
     positions: Int[Tensor, "B T"], rotary_dim: int, rope_base: float, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "B T R"], Float[Tensor, "B T R"]]:
     """Cosine and sine of RoPE's angles, exact to rounding at any position below 2**32."""
-    tables = rope.digit_tables(rotary_dim, rope_base)
-    cos_table, sin_table = (
-        torch.tensor(t, dtype=wide_dtype(dtype), device=positions.device) for t in tables
-    )
+    cos_table, sin_table = _digit_tables(rotary_dim, rope_base, wide_dtype(dtype), positions.device)
     cos, sin = cos_table[0][positions % rope.BASE], sin_table[0][positions % rope.BASE]
     for place in range(1, rope.DIGITS):
         digit = positions // rope.BASE**place % rope.BASE

@@ -33,10 +33,11 @@ SAME_WORD = {
 # What one of them alone has, and why.
 ALONE = {
     "_like": "torch broadcasts vectors by itself, JAX is told their rank",
-    "_attend": "one operation of torch",
+    "gelu": "torch's linear map takes it along",
+    "Rows.full": "torch can look, JAX compiles one step for all lengths",
+    "_digit_tables": "JAX makes them part of what it compiles",
     "_map": "JAX maps trees itself",
     "_leaves": "JAX maps trees itself",
-    "_BoundedSqrt": "torch's autograd wants a class, JAX a pair of functions",
     "LOGIT_ROWS": "JAX widens as it multiplies, torch a part of the vocabulary at a time",
 }
 
