@@ -24,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,17 +134,26 @@ class Bench:
         tokens: of the document.
         batches: rows that are decoded together.
         steps: tokens decoded in a round.
+        chosen: of `NEEDS`, what is measured if it is installed.
     """
 
-    def __init__(self, config: GriffinConfig, tokens: int, batches: list[int], steps: int):
+    def __init__(
+        self,
+        config: GriffinConfig,
+        tokens: int,
+        batches: list[int],
+        steps: int,
+        chosen: Collection[str],
+    ):
         self._config, self._tokens, self._batches = config, tokens, batches
         self._workloads = workloads(tokens, batches, steps)
         self.absent = {
             name: f"{' and '.join(missing)} not installed"
             for name, needs in NEEDS.items()
-            if (missing := [module for module in needs if find_spec(module) is None])
+            if name in chosen
+            and (missing := [module for module in needs if find_spec(module) is None])
         }
-        self._names = [name for name in NEEDS if name not in self.absent]
+        self._names = [name for name in NEEDS if name in chosen and name not in self.absent]
         self._twins = [name for name in TWINS if name in self._names]
 
     def run(self, rounds: int, say: Any) -> dict[str, Any]:
@@ -315,7 +325,7 @@ class _Process:
 
 def print_results(console: Console, found: dict[str, Any]) -> None:
     """Prints what `Bench.run` found: a table of times, the limits, and how the logits agree."""
-    twins = [name for name in TWINS if name not in found["absent"]]
+    twins = list(found["rows"][0]["times"])
     table = Table(title=f"float32, {found['threads']} threads, medians")
     for heading in ("workload", "implementation"):
         table.add_column(heading, no_wrap=True)

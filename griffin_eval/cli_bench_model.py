@@ -19,6 +19,9 @@ def bench_model(
     batches: Annotated[str, typer.Option(help="Rows decoded together.")] = "1,16",
     steps: Annotated[int, typer.Option(help="Tokens decoded in a round.", min=1)] = 32,
     rounds: Annotated[int, typer.Option(help="Measurements of each, in turn.", min=1)] = 5,
+    implementations: Annotated[
+        str, typer.Option(help="Which, ours or others', at least one of ours.")
+    ] = "torch,jax,transformers,deepmind-torch,deepmind-jax",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
 ) -> None:
     """Read and decode on the CPU, beside transformers and DeepMind's code; speed over its limit.
@@ -26,15 +29,23 @@ def bench_model(
     Exit code 1 if the logits differ.
     """
     from griffin_eval.bench_eval import Failed
-    from griffin_eval.bench_model import Bench, make_config, print_results
-    from griffin_eval.runners import choose_framework
+    from griffin_eval.bench_model import NEEDS, TWINS, Bench, make_config, print_results
+    from griffin_eval.hints import nearest
 
     rows = batches.split(",")
     if not all(row.isdecimal() and int(row) for row in rows):
         raise ArgumentError(f"--batches {batches!r}: expected numbers of rows such as 1,16")
     config = make_config(width=width, layers=layers, heads=heads, vocab_size=vocab, window=window)
-    choose_framework(None)
-    bench = Bench(config, tokens, sorted({int(row) for row in rows}), steps)
+    chosen = implementations.split(",")
+    for name in chosen:
+        if name not in NEEDS:
+            raise ArgumentError(
+                f"unknown implementation {name!r}: expected some of {', '.join(NEEDS)}"
+                f"{nearest(name, NEEDS)}"
+            )
+    bench = Bench(config, tokens, sorted({int(row) for row in rows}), steps, chosen)
+    if not set(TWINS) & set(chosen) - set(bench.absent):
+        raise ArgumentError("limits need one of ours, torch or jax, chosen and installed")
     try:
         found = bench.run(rounds, lambda text: typer.echo(text, err=True))
     except Failed as error:

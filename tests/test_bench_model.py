@@ -60,7 +60,7 @@ def found(monkeypatch):
     monkeypatch.setattr(bench_model, "_Process", Fake)
     monkeypatch.setattr(bench_model, "NEEDS", {name: () for name in READ} | {"other": ("no.such",)})
     monkeypatch.setattr(bench_model, "find_spec", lambda name: None)
-    return Bench(CONFIG, TOKENS, [1, 3], 7).run(3, lambda text: None)
+    return Bench(CONFIG, TOKENS, [1, 3], 7, [*READ, "other"]).run(3, lambda text: None)
 
 
 def row(found, workload, name):
@@ -121,6 +121,8 @@ def test_the_checkpoint_is_one_that_ours_reads_and_every_part_matters(tmp_path):
     [
         (["--batches", "1,0"], "--batches '1,0'"),
         (["--batches", "x"], "--batches 'x'"),
+        (["--implementations", "torhc"], "unknown implementation 'torhc'"),
+        (["--implementations", "transformers"], "limits need one of ours"),
         (["--width", "30", "--heads", "4"], "num_heads (4) must divide width (30)"),
     ],
 )
