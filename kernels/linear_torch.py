@@ -34,18 +34,21 @@ def linear(
 
     Returns:
         A new tensor of the same dtype, the same to rounding either way. Differentiable.
+
+    Raises:
+        ValueError: ``other`` is missing, or given for nothing.
     """
+    if (other is not None) != (then in ("mul", "add")):
+        raise ValueError(f"linear: other goes with 'mul' and 'add', found then={then!r}")
     if _fits_onednn(x, weight):
         ops = torch.ops.mkldnn
         if other is not None:
             return ops._linear_pointwise.binary(x, other, weight, bias, then)
         return ops._linear_pointwise(x, weight, bias, then, [], "tanh" if then == "gelu" else "")
     y = F.linear(x, weight, bias)
-    if then == "gelu":
-        return F.gelu(y, approximate="tanh")
-    if then == "mul":
-        return y * other
-    return y + other if then == "add" else y
+    if other is None:
+        return F.gelu(y, approximate="tanh") if then == "gelu" else y
+    return y * other if then == "mul" else y + other
 
 
 def _fits_onednn(x: Tensor, weight: Tensor) -> bool:

@@ -104,6 +104,13 @@ def test_gradients_are_those_of_float64(then):
             assert (found.grad.double() - reference.grad).abs().max() < 1e-5 * scale
 
 
+def test_what_is_missing_or_for_nothing_is_refused():
+    x, weight, bias, other = inputs()
+    for arguments in (("mul",), ("gelu", other)):
+        with pytest.raises(ValueError, match="other goes with 'mul' and 'add'"):
+            linear(x, weight, bias, *arguments)
+
+
 def test_nothing_in_is_nothing_out():
     x, weight, bias, other = inputs((0, 40))
     assert run("mul", x, weight, bias, other).shape == (0, 40, 48)
