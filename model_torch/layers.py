@@ -143,7 +143,8 @@ def _digit_tables(
 ) -> tuple[Tensor, Tensor]:
     with torch.inference_mode(False):  # else it would be of no use to a training step
         cos, sin = rope.digit_tables(rotary_dim, rope_base)
-        return tuple(torch.tensor(t, dtype=dtype, device=device) for t in (cos, sin))
+        where = {"dtype": dtype, "device": device}
+        return torch.tensor(cos, **where), torch.tensor(sin, **where)
 
 
 def rotation(
