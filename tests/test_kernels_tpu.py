@@ -1,6 +1,7 @@
 """The TPU kernels: their numbers in interpret mode, and what the compiler says of them."""
 
 import functools
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,24 @@ DTYPES = ("float32", "bfloat16")
 # Largest difference over largest value. h, its dtype's rounding; states; gradients.
 TOLERANCES = {"float32": (1e-6, 1e-6, 3e-6), "bfloat16": (4e-3, 1e-6, 1.2e-2)}
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def rolled_scan(a, x, h0, *, resets=None, lengths=None, starts=None, xp=jnp):
+    """`reference.linear_scan` as one loop, which JAX compiles and differentiates quickly."""
+    batch, time, _ = x.shape
+    start = jnp.zeros((batch, time), bool) if resets is None else jnp.asarray(resets)
+    count = np.full(batch, time) if lengths is None else np.asarray(lengths)
+    read = jnp.asarray(np.arange(time) < count[:, None])
+
+    def step(h, now):
+        a_t, x_t, start_t, read_t = now
+        new = jnp.where(start_t[:, None], x_t, a_t * h + x_t)
+        h = jnp.where(read_t[:, None], new, h)
+        return h, h
+
+    steps = [jnp.moveaxis(v, 1, 0) for v in (a, x, start, read)]
+    last, h = jax.lax.scan(step, h0, tuple(steps))
+    return jnp.moveaxis(h, 0, 1), last
 
 
 def check(kernel, expected, arrays, cotangents, keep, dtype):
@@ -37,10 +56,15 @@ def check(kernel, expected, arrays, cotangents, keep, dtype):
 
         arrays, dh, dlast = jax.tree.map(_wide, (arrays, dh, dlast))
         dh = jnp.where(keep, dh, 0.0)  # what is in padding means nothing
-        h_true, last_true, true = jax.jit(theirs, compiler_options=QUICK_COMPILE)(arrays, dh, dlast)
+        with mock.patch.object(reference, "linear_scan", rolled_scan):
+            h_true, last_true, true = jax.jit(theirs)(arrays, dh, dlast)
+    exact = expected(*jax.tree.map(np.asarray, arrays), xp=np)
+    h_true = np.where(keep, h_true, 0)
+    assert relative_error(h_true, np.where(keep, exact[0], 0)) <= 1e-12
+    assert relative_error(np.asarray(last_true), exact[1]) <= 1e-12
 
     of_h, of_last, of_gradient = TOLERANCES[dtype]
-    assert relative_error(np.where(keep, h, 0), np.where(keep, h_true, 0)) <= of_h
+    assert relative_error(np.where(keep, h, 0), h_true) <= of_h
     assert relative_error(np.asarray(last), np.asarray(last_true)) <= of_last
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(true), strict=True):
         assert relative_error(np.asarray(a), np.asarray(b)) <= of_gradient
@@ -96,7 +120,7 @@ class Case:
 def check_scan(case, interpret=True):
     check(
         functools.partial(scan_tpu.linear_scan, **case.masks, interpret=interpret),
-        functools.partial(reference.linear_scan, **case.layout, xp=jnp),
+        lambda *z, xp=jnp: reference.linear_scan(*z, **case.layout, xp=xp),
         (case.a, case.x, case.h0),
         (case.dh, case.dlast),
         case.keep,
@@ -107,7 +131,7 @@ def check_scan(case, interpret=True):
 def check_rglru(case, blocks, interpret=True):
     check(
         functools.partial(rglru_tpu.rglru, **case.masks, interpret=interpret),
-        functools.partial(reference.rglru, **case.layout, xp=jnp),
+        lambda *z, xp=jnp: reference.rglru(*z, **case.layout, xp=xp),
         (case.x, case.gates(blocks), case.h0),
         (case.dh, case.dlast),
         case.keep,
@@ -148,3 +172,131 @@ def test_the_rglru_with_resets_and_lengths_equals_the_equations(dtype):
 
 def test_gates_of_many_programs():
     check_rglru(Case(1, 3, 1024, "float32"), 16)
+
+
+def test_what_the_kernels_do_not_take_is_named():
+    case = Case(1, 4, 8, "float32")
+    gates = case.gates(2)
+    with pytest.raises(NotImplementedError, match="complex"):
+        rglru_tpu.rglru(case.x, gates._replace(imaginary_param=case.h0[0]), case.h0)
+    with pytest.raises(NotImplementedError, match="a is float16"):
+        scan_tpu.linear_scan(case.a.astype(jnp.float16), case.x, case.h0)
+    shape = jax.ShapeDtypeStruct((1, 4, 6000), jnp.float32)
+    wide = jax.ShapeDtypeStruct((1, 6000, 6000), jnp.float32)
+    bias, vector = (jax.ShapeDtypeStruct((n, 6000), jnp.float32) for n in (1, 1))
+    flat = jax.ShapeDtypeStruct((6000,), jnp.float32)
+    with pytest.raises(NotImplementedError, match="1 gate blocks of 6000 channels"):
+        jax.eval_shape(rglru_tpu.rglru, shape, Gates(flat, wide, bias, wide, bias), vector)
+
+
+# What the compiler says. Nothing below runs.
+
+MODELS = {  # width, gate blocks
+    "RecurrentGemma 2B": (2560, 10),
+    "RecurrentGemma 9B": (4096, 16),
+    "100M": (1024, 16),
+    "200M": (1536, 16),
+    "400M": (2048, 16),
+    "1.3B": (2560, 16),
+    "7B": (5632, 16),
+    "14B": (8192, 16),
+}
+VMEM = 16 * 2**20  # the smallest default limit
+
+
+def array(*shape, dtype):
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+
+def with_gradient(op):
+    def run(arguments, masks, dh, dlast):
+        outputs, pull_back = jax.vjp(functools.partial(op, **masks), *arguments)
+        return outputs, pull_back((dh, dlast))
+
+    return run
+
+
+def compiled(target, op, model, dtype, batch=1, time=8192, lengths=False):
+    """Report of an op and its gradient with resets, and the bytes that they must move."""
+    width, blocks = MODELS[model]
+    x, h0 = array(batch, time, width, dtype=dtype), array(batch, width, dtype="float32")
+    masks = {
+        "resets": array(batch, time, dtype=bool),
+        "lengths": array(batch, dtype="int32") if lengths else None,
+    }
+    sequence = batch * time * width * jnp.dtype(dtype).itemsize
+    if op is scan_tpu.linear_scan:
+        arguments, ideal = (x, x, h0), 8 * sequence
+    else:
+        size = width // blocks
+        weight, bias = array(blocks, size, size, dtype=dtype), array(blocks, size, dtype=dtype)
+        gates = Gates(array(width, dtype=dtype), weight, bias, weight, bias)
+        arguments = x, gates, h0
+        ideal = 6 * sequence + 3 * 2 * width * size * jnp.dtype(dtype).itemsize
+    return compile_for(target, with_gradient(op), arguments, masks, x, h0), ideal
+
+
+def check_report(report, ideal):
+    assert report.temporary_bytes == 0
+    assert report.hbm_bytes <= 1.05 * ideal
+    assert all(kernel.vmem_bytes <= VMEM for kernel in report.kernels)
+    assert len(report.kernels) == 2
+
+
+OPS = {"scan": scan_tpu.linear_scan, "RG-LRU": rglru_tpu.rglru}
+each_op = pytest.mark.parametrize("op", OPS)
+
+
+@pytest.mark.parametrize("target", ["v5e", "v6e"])
+@each_dtype
+@each_op
+def test_no_copies_and_no_more_bytes_than_needed(op, dtype, target):
+    check_report(*compiled(target, OPS[op], "RecurrentGemma 2B", dtype))
+
+
+@pytest.mark.tpu_compile
+@pytest.mark.parametrize("target", sorted(TARGETS))
+@pytest.mark.parametrize("model", MODELS)
+@each_dtype
+@each_op
+def test_every_shape_compiles_for_every_target(op, dtype, model, target):
+    if target in ("v5e", "v6e") and model == "RecurrentGemma 2B":
+        pytest.skip("in every run")
+    check_report(*compiled(target, OPS[op], model, dtype))
+
+
+@each_op
+def test_awkward_shapes_compile(op):
+    report, _ = compiled("v5e", OPS[op], "200M", "bfloat16", batch=3, time=777, lengths=True)
+    assert len(report.kernels) == 2
+
+
+@pytest.mark.parametrize("target", ["v5e", "v6e"])
+@each_dtype
+def test_the_scan_is_bound_by_memory(dtype, target):
+    x, h0 = array(1, 8192, 2560, dtype=dtype), array(1, 2560, dtype="float32")
+    report = compile_for(target, scan_tpu.linear_scan, x, x, h0)
+    (kernel,) = report.kernels
+    ideal = 3 * 8192 * 2560 * jnp.dtype(dtype).itemsize
+    assert report.temporary_bytes == 0
+    assert report.hbm_bytes <= 1.01 * ideal
+    assert kernel.bundles <= ideal / TARGETS[target].bytes_per_cycle
+
+
+def test_the_rglru_moves_little_more_than_its_input_and_output():
+    x, h0 = array(1, 8192, 2560, dtype="bfloat16"), array(1, 2560, dtype="float32")
+    weight, bias = (array(10, *rest, dtype="bfloat16") for rest in ((256, 256), (256,)))
+    gates = Gates(array(2560, dtype="bfloat16"), weight, bias, weight, bias)
+    report = compile_for("v5e", rglru_tpu.rglru, x, gates, h0)
+    assert report.temporary_bytes == 0
+    assert report.hbm_bytes <= 1.1 * 2 * 8192 * 2560 * 2
+
+
+def test_a_copy_is_seen():
+    """What is asserted above can fail: a sum over a transposed copy, and a loop in XLA."""
+    x = array(1, 1024, 2560, dtype="float32")
+    size = 1024 * 2560 * 4
+    report = compile_for("v5e", lambda x: jnp.sin(x.swapaxes(0, 1)), x)
+    assert report.hbm_bytes >= 2 * size and report.xla_cycles > 0 and not report.kernels
+    with pytest.raises(ValueError, match="unknown TPU 'v9'"):
+        compile_for("v9", jnp.sin, x)

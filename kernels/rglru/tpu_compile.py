@@ -151,9 +151,7 @@ def compile_for(target: str, function: Callable, *arguments: Any) -> Report:
         hbm = module.hbm_bytes + sum(kernel.hbm_bytes for kernel in kernels)
     else:
         hbm = int(compiled.cost_analysis()["bytes accessed"])
-    return Report(
-        memory.temp_size_in_bytes, hbm, module.cycles(), tuple(kernels), TARGETS[target]
-    )
+    return Report(memory.temp_size_in_bytes, hbm, module.cycles(), tuple(kernels), TARGETS[target])
 
 
 @cache

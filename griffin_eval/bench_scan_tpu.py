@@ -1,0 +1,214 @@
+"""The recurrence on TPUs, as a compiler without one sees it: the table of ``bench scan --target``.
+
+Every figure is the compiler's or follows from its schedule (`griffin_eval.kernels.rglru.
+tpu_compile`); none is measured on a TPU.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from rich.table import Table
+
+from griffin_eval.errors import MissingExtraError
+from griffin_eval.kernels.rglru.reference import Gates
+from griffin_eval.kernels.rglru.rglru_tpu import rglru
+from griffin_eval.kernels.rglru.scan_tpu import linear_scan
+from griffin_eval.kernels.rglru.tpu_compile import TARGETS, compile_for
+
+_TILE = 8 * 128
+
+
+class Shape(NamedTuple):
+    """An input of the recurrent block."""
+
+    name: str
+    batch: int
+    time: int
+    width: int
+    blocks: int
+
+
+SHAPES = (
+    Shape("RecurrentGemma 2B", 1, 8192, 2560, 10),
+    Shape("RecurrentGemma 9B", 1, 8192, 4096, 16),
+    Shape("Griffin 1.3B", 1, 8192, 2560, 16),
+)
+DTYPES = ("float32", "bfloat16")
+
+
+def measure(
+    targets: Sequence[str], shapes: Sequence[Shape] = SHAPES, dtypes: Sequence[str] = DTYPES
+) -> list[dict[str, Any]]:
+    """Compiles every implementation for every target.
+
+    Args:
+        targets: of `griffin_eval.kernels.rglru.tpu_compile.TARGETS`.
+        shapes: inputs.
+        dtypes: of the inputs.
+
+    Returns:
+        One dict a row: ``target``, ``shape``, ``batch``, ``time``, ``width``, ``dtype``, ``what``
+        (``scan``, ``RG-LRU``, either ``and gradient``, or ``block``: convolution, gates, scan and
+        the product with the other branch) and ``implementation``; ``hbm_over_ideal``;
+        ``bundles_per_tile`` of 8 x 128 numbers and ``bundles_over_memory``, those over the cycles
+        that the ideal bytes take; ``cycles``, estimated; ``temporary_bytes``. None where the
+        compiler does not say; ``error`` holds its words where it refuses.
+
+    Raises:
+        ValueError: an unknown target.
+    """
+    unknown = [target for target in targets if target not in TARGETS]
+    if unknown:
+        raise ValueError(f"unknown TPU {', '.join(unknown)}: one of {', '.join(TARGETS)}")
+    return [
+        _row(target, shape, dtype, *entry)
+        for target in targets
+        for shape in shapes
+        for dtype in dtypes
+        for entry in _entries(shape, jnp.dtype(dtype))
+    ]
+
+
+def _row(
+    target: str,
+    shape: Shape,
+    dtype: str,
+    what: str,
+    implementation: str,
+    ideal: int,
+    function: Callable,
+    arguments: tuple,
+) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "target": target,
+        "shape": shape.name,
+        "batch": shape.batch,
+        "time": shape.time,
+        "width": shape.width,
+        "dtype": dtype,
+        "what": what,
+        "implementation": implementation,
+    }
+    empty = ("hbm_over_ideal", "bundles_per_tile", "bundles_over_memory", "cycles")
+    row |= dict.fromkeys((*empty, "temporary_bytes", "error"))
+    try:
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            report = compile_for(target, function, *arguments)
+    except jax.errors.JaxRuntimeError as error:
+        return row | {"error": str(error).splitlines()[0]}
+    tiles = shape.batch * shape.time * shape.width / _TILE
+    memory = ideal / TARGETS[target].bytes_per_cycle
+    bundles = [kernel.bundles for kernel in report.kernels]
+    if bundles and None not in bundles:
+        scheduled = sum(b for b in bundles if b is not None)
+        row |= {
+            "bundles_per_tile": scheduled / tiles,
+            "bundles_over_memory": scheduled / memory,
+        }
+    if report.hbm_bytes is not None:
+        row["hbm_over_ideal"] = report.hbm_bytes / ideal
+    return row | {"cycles": report.cycles, "temporary_bytes": report.temporary_bytes}
+
+
+def _entries(shape: Shape, dtype: Any) -> Iterator[tuple]:
+    """(what, implementation, ideal bytes, function, arguments)."""
+
+    def array(*dimensions: int, dtype: Any = dtype) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dimensions, dtype)
+
+    x = array(shape.batch, shape.time, shape.width)
+    h0 = array(shape.batch, shape.width, dtype=jnp.dtype("float32"))
+    size = shape.width // shape.blocks
+    weight, bias = array(shape.blocks, size, size), array(shape.blocks, size)
+    gates = Gates(array(shape.width), weight, bias, weight, bias)
+    conv = (array(4, shape.width), array(shape.width))
+    one = x.size * dtype.itemsize
+
+    yield "scan", "griffin", 3 * one, linear_scan, (x, x, h0)
+    for name, other in _other_scans():
+        yield "scan", name, 3 * one, other, (x, x, h0)
+    yield "RG-LRU", "griffin", 2 * one, rglru, (x, gates, h0)
+    yield "scan and gradient", "griffin", 8 * one, _with_gradient(linear_scan), ((x, x, h0), x, h0)
+    yield "RG-LRU and gradient", "griffin", 6 * one, _with_gradient(rglru), ((x, gates, h0), x, h0)
+
+    def of(scan: Callable) -> Callable:
+        return lambda x, gates, h0: _by_xla(scan, x, gates, h0)
+
+    recurrences = [("griffin", rglru), *((name, of(scan)) for name, scan in _other_scans())]
+    for name, recurrence in recurrences:
+        yield "block", name, 3 * one, _block(recurrence), (x, x, conv, gates, h0)
+
+
+def _with_gradient(function: Callable) -> Callable:
+    def run(arguments: tuple, dh: Array, dlast: Array) -> Any:
+        outputs, pull_back = jax.vjp(function, *arguments)
+        return outputs, pull_back((dh, dlast))
+
+    return run
+
+
+def _other_scans() -> list[tuple[str, Callable]]:
+    try:
+        from recurrentgemma.jax import pallas, scan
+    except ImportError:
+        raise MissingExtraError("recurrentgemma", "test") from None
+    return [
+        ("DeepMind", lambda a, x, h0: pallas.lru_pallas_scan(x, a, h0)),
+        ("lax.scan", lambda a, x, h0: scan.lru_linear_scan(x, a, h0)),
+        ("associative_scan", lambda a, x, h0: scan.lru_associative_scan(x, a, h0)),
+    ]
+
+
+def _block(recurrence: Callable) -> Callable:
+    """The recurrent block between its linear layers: convolution, RG-LRU, product of branches."""
+
+    def run(x: Array, y: Array, conv: tuple[Array, Array], gates: Gates, h0: Array) -> Any:
+        weight, bias = (p.astype(jnp.float32) for p in conv)
+        taps, time = weight.shape[0], x.shape[1]
+        padded = jnp.pad(x, ((0, 0), (taps - 1, 0), (0, 0)))
+        total = bias
+        for k in range(taps):
+            total = total + padded[:, k : k + time].astype(jnp.float32) * weight[k]
+        h, last = recurrence(total.astype(x.dtype), gates, h0)
+        return h * jax.nn.gelu(y, approximate=True), last
+
+    return run
+
+
+def _by_xla(scan: Callable, x: Array, gates: Gates, h0: Array) -> tuple[Array, Array]:
+    """The RG-LRU with its gates left to XLA, around another scan."""
+    batch, time, width = x.shape
+    blocks = x.reshape(batch, time, *gates.input_weight.shape[:2])
+
+    def gate(weight: Array, bias: Array) -> Array:
+        product = jnp.einsum("btgi,gio->btgo", blocks, weight, preferred_element_type=jnp.float32)
+        return jax.nn.sigmoid((product + bias.astype(jnp.float32)).reshape(batch, time, width))
+
+    i_t = gate(gates.input_weight, gates.input_bias)
+    r_t = gate(gates.recurrent_weight, gates.recurrent_bias)
+    log_a = -8.0 * jax.nn.softplus(gates.recurrent_param.astype(jnp.float32)) * r_t
+    gated = jnp.sqrt(-jnp.expm1(2 * log_a)) * i_t * x.astype(jnp.float32)
+    return scan(jnp.exp(log_a).astype(x.dtype), gated.astype(x.dtype), h0)
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """The rows of `measure` for a terminal."""
+    found = Table(title="compiled without a TPU; bundles and cycles are lower bounds")
+    for heading in ("target", "shape", "dtype", "what", "implementation"):
+        found.add_column(heading, no_wrap=True)
+    for heading in ("HBM / ideal", "bundles / tile", "/ memory", "cycles", "temporaries"):
+        found.add_column(heading, justify="right")
+    for row in rows:
+        words = [str(row[key]) for key in ("target", "shape", "dtype", "what", "implementation")]
+        ratios = ("hbm_over_ideal", "bundles_per_tile", "bundles_over_memory")
+        numbers = ["" if row[key] is None else f"{row[key]:.2f}" for key in ratios]
+        cycles = "" if row["cycles"] is None else f"{row['cycles']:,.0f}"
+        temporaries = row["temporary_bytes"]
+        memory = "" if temporaries is None else f"{temporaries / 1e6:.1f} MB"
+        if row["error"]:
+            cycles = "refused"
+        found.add_row(*words, *numbers, cycles, memory)
+    return found
