@@ -113,7 +113,8 @@ def _both(
 def _seconds(call: Callable[[], Any]) -> float:
     from triton.testing import do_bench  # empties the caches before each call
 
-    return do_bench(call, warmup=100, rep=300, return_mode="median") / 1000
+    milliseconds: Any = do_bench(call, warmup=100, rep=300, return_mode="median")
+    return milliseconds / 1000
 
 
 if __name__ == "__main__":

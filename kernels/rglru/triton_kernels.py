@@ -18,6 +18,7 @@ from typing import no_type_check
 
 import triton
 import triton.language as tl
+from triton import knobs
 
 # As in the models: the derivative of sqrt is at most 1000, 1 / sqrt(MIN_FOUR_Y).
 MIN_FOUR_Y = tl.constexpr(1e-6)
@@ -34,7 +35,7 @@ CONFIGS = [
         (4, 64, 1, 4),
     ]
 ]
-INTERPRETED = triton.knobs.runtime.interpret
+INTERPRETED = knobs.runtime.interpret
 if INTERPRETED:
     CONFIGS = CONFIGS[:1]  # no device to time others on
 TUNED_FOR = ["width", "bucket"]

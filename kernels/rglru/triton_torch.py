@@ -206,7 +206,7 @@ class _LinearScan(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, *grads: Tensor):
+    def backward(ctx, *grads: Tensor):  # type: ignore[override]
         a, h, h0 = ctx.saved_tensors
         da, dx = ctx.layout.empty(a), ctx.layout.empty(h)
         found = {"da": da, "dx": dx, **_NO_GATE_GRADIENTS}
@@ -225,7 +225,7 @@ class _RGLRU(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, *grads: Tensor):
+    def backward(ctx, *grads: Tensor):  # type: ignore[override]
         x, h, h0, *saved = ctx.saved_tensors
         layout, gates = ctx.layout, Gates(*saved)
         blocks, weight = _blocks(x, gates), _weight(gates)
