@@ -323,7 +323,7 @@ class GriffinLM(TemplateLM):
             "compilations": sum(runner.compilations for runner in self._runners),
             "peak_memory_bytes": max(runner.peak_memory() for runner in self._runners),
             "devices": len(self._runners) * self._world_size,
-            "kernel": f"kernels.rglru.scan_{self.runner.framework}",
+            "kernel": f"kernels.rglru, {self.runner.kernel}",
         }
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:

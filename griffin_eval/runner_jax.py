@@ -15,6 +15,7 @@ from jax import Array
 
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError
+from griffin_eval.kernels.rglru.api import choose
 from griffin_eval.model_jax.griffin import Griffin
 from griffin_eval.model_jax.loading import load
 from griffin_eval.model_jax.state import State, gather, nbytes, store
@@ -45,6 +46,8 @@ class JaxRunner:
         (self._device,) = weight.devices()
         self.device = f"{self._device.platform}:{self._device.id}"
         self.step_tokens = self._full_step = step_tokens(self.device)
+        kind = jnp.complex64 if self.config.complex_gates else weight.dtype
+        self.kernel = choose(jnp.empty((1, 1, 1), kind))
         graph, self._params = nnx.split(model)
 
         def take(pool: State, sources: Array) -> State:

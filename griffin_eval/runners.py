@@ -30,6 +30,7 @@ class Runner(Protocol):
         dtype: of weights and activations; Λ, gates, recurrence, norms and softmax are float32 at
             least.
         step_tokens: how many tokens a step should read to keep the device busy.
+        kernel: which implementation of `griffin_eval.kernels.rglru.api` runs.
     """
 
     config: GriffinConfig
@@ -37,6 +38,7 @@ class Runner(Protocol):
     device: str
     dtype: str
     step_tokens: int
+    kernel: str
 
     def bucket(self, count: int, smallest: int = 16) -> int:
         """What to pad a number of tokens or rows to, so that few shapes are ever compiled."""

@@ -7,9 +7,12 @@ from jax import Array, lax
 from jaxtyping import Complex, Float
 
 from griffin_eval.config import GriffinConfig
+from griffin_eval.kernels.rglru.api import linear_scan
+from griffin_eval.kernels.rglru.plain_jax import block_diagonal, bounded_sqrt
+from griffin_eval.kernels.rglru.reference import C
 from griffin_eval.layout import Scope
 from griffin_eval.model_jax.chunks import Chunk
-from griffin_eval.model_jax.layers import _bounded_sqrt, _like, wide
+from griffin_eval.model_jax.layers import _like, wide
 
 
 class CGLRU(nnx.Module):
@@ -18,8 +21,6 @@ class CGLRU(nnx.Module):
     The first half of x, h and the states is the real parts of Z = L / 2 channels, the second half
     the imaginary parts.
     """
-
-    C = 8.0
 
     def __init__(self, config: GriffinConfig, params: Scope):
         self.recurrent_param = params("recurrent_param")
@@ -34,33 +35,31 @@ class CGLRU(nnx.Module):
     ) -> tuple[Float[Array, "B T L"], Float[Array, "S L"]]:
         x_t = wide(x)
         # r_t = sigma(W_a x_t + b_a), i_t = sigma(W_x x_t + b_x), real, of all of x_t
-        r_t = _gate(x_t, self.recurrent_gate_weight[...], self.recurrent_gate_bias[...])
-        i_t = _gate(x_t, self.input_gate_weight[...], self.input_gate_bias[...])
+        r_t = jax.nn.sigmoid(
+            block_diagonal(x_t, self.recurrent_gate_weight[...], self.recurrent_gate_bias[...])
+        )
+        i_t = jax.nn.sigmoid(
+            block_diagonal(x_t, self.input_gate_weight[...], self.input_gate_bias[...])
+        )
         # log a_t = (-c softplus(Lambda) + i theta) r_t
-        log_a = -self.C * _like(jax.nn.softplus(wide(self.recurrent_param[...])), x) * r_t
+        log_a = -C * _like(jax.nn.softplus(wide(self.recurrent_param[...])), x) * r_t
         angle = _like(wide(self.imaginary_param[...]), x) * r_t
-        # h_t = a_t h_{t-1} + sqrt(1 - |a_t|^2) (i_t x_t); a document starts with h_t = i_t x_t, and
-        # padding leaves the state as it is.
-        starts = (chunk.positions == 0)[:, :, None]
-        padding = chunk.padding[:, :, None]
-        radius = jnp.where(starts, 0.0, jnp.exp(log_a))
-        multiplier = jnp.where(starts, 1.0, _bounded_sqrt(-jnp.expm1(2 * log_a)))
-        radius = jnp.where(padding, 1.0, radius)
-        angle = jnp.where(padding, 0.0, angle)
+        # h_t = a_t h_{t-1} + sqrt(1 - |a_t|^2) (i_t x_t); a document starts with h_t = i_t x_t.
+        radius, starts = jnp.exp(log_a), chunk.positions == 0
         a_t = lax.complex(radius * jnp.cos(angle), radius * jnp.sin(angle))
-        gated = jnp.where(padding, 0.0, jnp.concatenate([multiplier * i_t] * 2, -1) * x_t)
-        h, last = chunk.layout.complex_scan(a_t, _joined(gated), _joined(h0))
+        multiplier = bounded_sqrt(-jnp.expm1(2 * log_a))
+        multiplier = jnp.where(starts[:, :, None], 1.0, multiplier)
+        gated = jnp.concatenate([multiplier * i_t] * 2, -1) * x_t
+        layout = chunk.layout
+        h, last = linear_scan(
+            a_t,
+            _joined(gated),
+            _joined(h0),
+            resets=starts,
+            lengths=layout.lengths,
+            starts=layout.starts,
+        )
         return _halves(h).astype(x.dtype), _halves(last)
-
-
-def _gate(
-    x: Float[Array, "B T L"], weight: Float[Array, "G I O"], bias: Float[Array, "G O"]
-) -> Float[Array, "B T Z"]:
-    """sigma(W x + b), where W has G blocks."""
-    batch, length, _ = x.shape
-    blocks = x.reshape(batch, length, *weight.shape[:2])
-    y = jnp.einsum("btgi,gio->btgo", blocks, wide(weight)) + _like(wide(bias), blocks[:, :, 0])
-    return jax.nn.sigmoid(y.reshape(batch, length, -1))
 
 
 def _joined(halves: Float[Array, "*N L"]) -> Complex[Array, "*N Z"]:

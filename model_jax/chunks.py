@@ -6,10 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Bool, Complex, Float, Int
-
-from griffin_eval.kernels.rglru.complex_jax import complex_linear_scan
-from griffin_eval.kernels.rglru.scan_jax import linear_scan
+from jaxtyping import Bool, Float, Int
 
 QUERY_BLOCK = 128  # queries of a row whose scores are in memory at a time
 
@@ -44,23 +41,6 @@ class Rows(NamedTuple):
         if joined.shape[1] == past + 1:
             return jnp.where(self.lengths[:, None, None] > 0, joined[:, 1:], joined[:, :-1])
         return jax.vmap(lambda x, n: lax.dynamic_slice_in_dim(x, n, past))(joined, self.lengths)
-
-    def scan(
-        self, a: Float[Array, "B T L"], x: Float[Array, "B T L"], h0: Float[Array, "S L"]
-    ) -> tuple[Float[Array, "B T L"], Float[Array, "S L"]]:
-        """h_t = a_t h_{t-1} + x_t from each row's state; padding must have a = 1 and x = 0."""
-        h = linear_scan(a, x, h0)
-        return h, h[:, -1]
-
-    def complex_scan(
-        self,
-        a: Complex[Array, "B T Z"],
-        x: Complex[Array, "B T Z"],
-        h0: Complex[Array, "S Z"],
-    ) -> tuple[Complex[Array, "B T Z"], Complex[Array, "S Z"]]:
-        """The same of complex numbers."""
-        h = complex_linear_scan(a, x, h0)
-        return h, h[:, -1]
 
     def by_tiles(
         self,
@@ -125,32 +105,6 @@ class Packed(NamedTuple):
         segment = jnp.arange(len(self.lengths), dtype=jnp.int32)[:, None]
         back = jnp.arange(-past, 0, dtype=jnp.int32)[None]
         return joined[self._index(segment, self.lengths[:, None] + back, past)]
-
-    def scan(
-        self, a: Float[Array, "1 N L"], x: Float[Array, "1 N L"], h0: Float[Array, "S L"]
-    ) -> tuple[Float[Array, "1 N L"], Float[Array, "S L"]]:
-        # One recurrence over the whole row, in which a segment's first step forgets the segment
-        # before (a = 0) and takes its own state as part of its input (a h0 + x).
-        read = (self.lengths > 0)[:, None]
-        first = jnp.minimum(self.starts, len(self.offset) - 1)
-        x = x.at[0, first].add(jnp.where(read, a[0, first] * h0, 0.0))
-        a = jnp.where((self.offset == 0)[None, :, None], 0.0, a)
-        h = linear_scan(a, x, jnp.zeros_like(h0[:1]))
-        return h, jnp.where(read, h[0, jnp.maximum(self.starts + self.lengths - 1, 0)], h0)
-
-    def complex_scan(
-        self,
-        a: Complex[Array, "1 N Z"],
-        x: Complex[Array, "1 N Z"],
-        h0: Complex[Array, "S Z"],
-    ) -> tuple[Complex[Array, "1 N Z"], Complex[Array, "S Z"]]:
-        # As in `scan`.
-        read = (self.lengths > 0)[:, None]
-        first = jnp.minimum(self.starts, len(self.offset) - 1)
-        x = x.at[0, first].add(jnp.where(read, a[0, first] * h0, 0.0))
-        a = jnp.where((self.offset == 0)[None, :, None], 0.0, a)
-        h = complex_linear_scan(a, x, jnp.zeros_like(h0[:1]))
-        return h, jnp.where(read, h[0, jnp.maximum(self.starts + self.lengths - 1, 0)], h0)
 
     def by_tiles(
         self,

@@ -10,10 +10,10 @@ from jaxtyping import Float, Int
 
 from griffin_eval import rope
 from griffin_eval.config import GriffinConfig
+from griffin_eval.kernels.rglru.api import rglru
+from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.layout import Scope
 from griffin_eval.model_jax.chunks import Chunk
-
-MAX_SQRT_GRADIENT = 1000.0
 
 
 def wide_dtype(dtype: Any) -> Any:
@@ -80,8 +80,6 @@ class Conv1D(nnx.Module):
 class RGLRU(nnx.Module):
     """Real-gated linear recurrent unit (section 2.4), in float32 or wider throughout."""
 
-    C = 8.0
-
     def __init__(self, config: GriffinConfig, params: Scope):
         self.recurrent_param = params("recurrent_param")
         self.input_gate_weight = params("input_gate_weight")
@@ -92,47 +90,22 @@ class RGLRU(nnx.Module):
     def __call__(
         self, x: Float[Array, "B T L"], chunk: Chunk, h0: Float[Array, "S L"]
     ) -> tuple[Float[Array, "B T L"], Float[Array, "S L"]]:
-        x_t = wide(x)
-        # (1) and (2): r_t = sigma(W_a x_t + b_a), i_t = sigma(W_x x_t + b_x)
-        r_t = jax.nn.sigmoid(
-            _block_diagonal(x_t, self.recurrent_gate_weight[...], self.recurrent_gate_bias[...])
+        gates = Gates(
+            self.recurrent_param[...],
+            self.input_gate_weight[...],
+            self.input_gate_bias[...],
+            self.recurrent_gate_weight[...],
+            self.recurrent_gate_bias[...],
         )
-        i_t = jax.nn.sigmoid(
-            _block_diagonal(x_t, self.input_gate_weight[...], self.input_gate_bias[...])
+        layout = chunk.layout
+        return rglru(
+            x,
+            gates,
+            h0,
+            resets=chunk.positions == 0,
+            lengths=layout.lengths,
+            starts=layout.starts,
         )
-        # (3) in log space: a_t = sigma(-Lambda)^(c r_t)
-        log_a = -self.C * _like(jax.nn.softplus(wide(self.recurrent_param[...])), x) * r_t
-        # (4): h_t = a_t h_{t-1} + sqrt(1 - a_t^2) (i_t x_t); a document starts with h_t = i_t x_t,
-        # and padding leaves the state as it is.
-        starts = (chunk.positions == 0)[:, :, None]
-        padding = chunk.padding[:, :, None]
-        a_t = jnp.where(starts, 0.0, jnp.exp(log_a))
-        multiplier = jnp.where(starts, 1.0, _bounded_sqrt(-jnp.expm1(2 * log_a)))
-        a_t = jnp.where(padding, 1.0, a_t)
-        gated = jnp.where(padding, 0.0, multiplier * i_t * x_t)
-        h, last = chunk.layout.scan(a_t, gated, h0)
-        return h.astype(x.dtype), last
-
-
-def _block_diagonal(
-    x: Float[Array, "B T L"], weight: Float[Array, "G I O"], bias: Float[Array, "G O"]
-) -> Float[Array, "B T L"]:
-    batch, length, _ = x.shape
-    blocks = x.reshape(batch, length, *weight.shape[:2])
-    y = jnp.einsum("btgi,gio->btgo", blocks, wide(weight)) + _like(wide(bias), blocks[:, :, 0])
-    return y.reshape(batch, length, -1)
-
-
-@jax.custom_vjp
-def _bounded_sqrt(x: Array) -> Array:
-    """sqrt whose derivative is at most ``MAX_SQRT_GRADIENT``, so that a_t near 1 cannot blow up."""
-    return jnp.sqrt(x)
-
-
-_bounded_sqrt.defvjp(
-    lambda x: (jnp.sqrt(x), x),
-    lambda x, g: (g / jnp.sqrt(jnp.maximum(4 * x, MAX_SQRT_GRADIENT**-2)),),
-)
 
 
 def rotation(

@@ -6,9 +6,12 @@ from jaxtyping import Complex, Float
 from torch import Tensor, nn
 
 from griffin_eval.config import GriffinConfig
+from griffin_eval.kernels.rglru.api import linear_scan
+from griffin_eval.kernels.rglru.plain_torch import block_diagonal, bounded_sqrt
+from griffin_eval.kernels.rglru.reference import C
 from griffin_eval.layout import Scope
 from griffin_eval.model_torch.chunks import Chunk
-from griffin_eval.model_torch.layers import _bounded_sqrt, wide
+from griffin_eval.model_torch.layers import wide
 
 
 class CGLRU(nn.Module):
@@ -17,8 +20,6 @@ class CGLRU(nn.Module):
     The first half of x, h and the states is the real parts of Z = L / 2 channels, the second half
     the imaginary parts.
     """
-
-    C = 8.0
 
     def __init__(self, config: GriffinConfig, params: Scope):
         super().__init__()
@@ -34,33 +35,29 @@ class CGLRU(nn.Module):
     ) -> tuple[Float[Tensor, "B T L"], Float[Tensor, "S L"]]:
         x_t = wide(x)
         # r_t = sigma(W_a x_t + b_a), i_t = sigma(W_x x_t + b_x), real, of all of x_t
-        r_t = _gate(x_t, self.recurrent_gate_weight, self.recurrent_gate_bias)
-        i_t = _gate(x_t, self.input_gate_weight, self.input_gate_bias)
+        r_t = torch.sigmoid(
+            block_diagonal(x_t, self.recurrent_gate_weight, self.recurrent_gate_bias)
+        )
+        i_t = torch.sigmoid(block_diagonal(x_t, self.input_gate_weight, self.input_gate_bias))
         # log a_t = (-c softplus(Lambda) + i theta) r_t
-        log_a = -self.C * F.softplus(wide(self.recurrent_param)) * r_t
+        log_a = -C * F.softplus(wide(self.recurrent_param)) * r_t
         angle = wide(self.imaginary_param) * r_t
-        # h_t = a_t h_{t-1} + sqrt(1 - |a_t|^2) (i_t x_t); a document starts with h_t = i_t x_t, and
-        # padding leaves the state as it is.
-        starts = (chunk.positions == 0)[:, :, None]
-        padding = chunk.padding[:, :, None]
-        radius = torch.where(starts, 0.0, torch.exp(log_a))
-        multiplier = torch.where(starts, 1.0, _bounded_sqrt(-torch.expm1(2 * log_a)))
-        radius = torch.where(padding, 1.0, radius)
-        angle = torch.where(padding, 0.0, angle)
+        # h_t = a_t h_{t-1} + sqrt(1 - |a_t|^2) (i_t x_t); a document starts with h_t = i_t x_t.
+        radius, starts = torch.exp(log_a), chunk.positions == 0
         a_t = torch.complex(radius * torch.cos(angle), radius * torch.sin(angle))
-        gated = torch.where(padding, 0.0, torch.cat([multiplier * i_t] * 2, -1) * x_t)
-        h, last = chunk.layout.complex_scan(a_t, _joined(gated), _joined(h0))
+        multiplier = bounded_sqrt(-torch.expm1(2 * log_a))
+        multiplier = torch.where(starts[:, :, None], 1.0, multiplier)
+        gated = torch.cat([multiplier * i_t] * 2, -1) * x_t
+        layout = chunk.layout
+        h, last = linear_scan(
+            a_t,
+            _joined(gated),
+            _joined(h0),
+            resets=starts,
+            lengths=layout.lengths,
+            starts=layout.starts,
+        )
         return _halves(h).to(x.dtype), _halves(last)
-
-
-def _gate(
-    x: Float[Tensor, "B T L"], weight: Float[Tensor, "G I O"], bias: Float[Tensor, "G O"]
-) -> Float[Tensor, "B T Z"]:
-    """sigma(W x + b), where W has G blocks."""
-    batch, length, _ = x.shape
-    blocks = x.reshape(batch * length, *weight.shape[:2]).transpose(0, 1)
-    y = torch.baddbmm(wide(bias)[:, None], blocks, wide(weight))
-    return torch.sigmoid(y.transpose(0, 1).reshape(batch, length, -1))
 
 
 def _joined(halves: Float[Tensor, "*N L"]) -> Complex[Tensor, "*N Z"]:

@@ -4,11 +4,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Complex, Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
-
-from griffin_eval.kernels.rglru.complex_torch import complex_linear_scan
-from griffin_eval.kernels.rglru.scan_torch import linear_scan
 
 QUERY_BLOCK = 128  # queries of a row whose scores are in memory at a time
 
@@ -50,23 +47,6 @@ class Rows(NamedTuple):
         first = self.lengths + length * torch.arange(rows, device=joined.device)
         index = first[:, None] + torch.arange(past, device=joined.device)
         return joined.flatten(0, 1)[index]
-
-    def scan(
-        self, a: Float[Tensor, "B T L"], x: Float[Tensor, "B T L"], h0: Float[Tensor, "S L"]
-    ) -> tuple[Float[Tensor, "B T L"], Float[Tensor, "S L"]]:
-        """h_t = a_t h_{t-1} + x_t from each row's state; padding must have a = 1 and x = 0."""
-        h = linear_scan(a, x, h0)
-        return h, h[:, -1]
-
-    def complex_scan(
-        self,
-        a: Complex[Tensor, "B T Z"],
-        x: Complex[Tensor, "B T Z"],
-        h0: Complex[Tensor, "S Z"],
-    ) -> tuple[Complex[Tensor, "B T Z"], Complex[Tensor, "S Z"]]:
-        """The same of complex numbers."""
-        h = complex_linear_scan(a, x, h0)
-        return h, h[:, -1]
 
     def by_tiles(
         self,
@@ -123,32 +103,6 @@ class Packed(NamedTuple):
         segment = torch.arange(len(self.lengths), device=joined.device)[:, None]
         back = torch.arange(-past, 0, device=joined.device)
         return joined[self._index(segment, self.lengths[:, None] + back, past)]
-
-    def scan(
-        self, a: Float[Tensor, "1 N L"], x: Float[Tensor, "1 N L"], h0: Float[Tensor, "S L"]
-    ) -> tuple[Float[Tensor, "1 N L"], Float[Tensor, "S L"]]:
-        # One recurrence over the whole row, in which a segment's first step forgets the segment
-        # before (a = 0) and takes its own state as part of its input (a h0 + x).
-        read = (self.lengths > 0)[:, None]
-        first = self.starts.clamp(max=len(self.offset) - 1)
-        x = x.index_add(1, first, torch.where(read, a[0, first] * h0, 0.0)[None])
-        a = torch.where((self.offset == 0)[None, :, None], 0.0, a)
-        h = linear_scan(a, x, torch.zeros_like(h0[:1]))
-        return h, torch.where(read, h[0, (self.starts + self.lengths - 1).clamp(min=0)], h0)
-
-    def complex_scan(
-        self,
-        a: Complex[Tensor, "1 N Z"],
-        x: Complex[Tensor, "1 N Z"],
-        h0: Complex[Tensor, "S Z"],
-    ) -> tuple[Complex[Tensor, "1 N Z"], Complex[Tensor, "S Z"]]:
-        # As in `scan`.
-        read = (self.lengths > 0)[:, None]
-        first = self.starts.clamp(max=len(self.offset) - 1)
-        x = x.index_add(1, first, torch.where(read, a[0, first] * h0, 0.0)[None])
-        a = torch.where((self.offset == 0)[None, :, None], 0.0, a)
-        h = complex_linear_scan(a, x, torch.zeros_like(h0[:1]))
-        return h, torch.where(read, h[0, (self.starts + self.lengths - 1).clamp(min=0)], h0)
 
     def by_tiles(
         self,

@@ -3,17 +3,16 @@
 from functools import cache
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from griffin_eval import rope
 from griffin_eval.config import GriffinConfig
 from griffin_eval.kernels.linear_torch import linear
+from griffin_eval.kernels.rglru.api import rglru
+from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.layout import Scope
 from griffin_eval.model_torch.chunks import Chunk
-
-MAX_SQRT_GRADIENT = 1000.0
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -78,8 +77,6 @@ class Conv1D(nn.Module):
 class RGLRU(nn.Module):
     """Real-gated linear recurrent unit (section 2.4), in float32 or wider throughout."""
 
-    C = 8.0
-
     def __init__(self, config: GriffinConfig, params: Scope):
         super().__init__()
         self.recurrent_param = params("recurrent_param")
@@ -91,50 +88,22 @@ class RGLRU(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T L"], chunk: Chunk, h0: Float[Tensor, "S L"]
     ) -> tuple[Float[Tensor, "B T L"], Float[Tensor, "S L"]]:
-        x_t = wide(x)
-        # (1) and (2): r_t = sigma(W_a x_t + b_a), i_t = sigma(W_x x_t + b_x)
-        r_t = torch.sigmoid(
-            _block_diagonal(x_t, self.recurrent_gate_weight, self.recurrent_gate_bias)
+        gates = Gates(
+            self.recurrent_param,
+            self.input_gate_weight,
+            self.input_gate_bias,
+            self.recurrent_gate_weight,
+            self.recurrent_gate_bias,
         )
-        i_t = torch.sigmoid(_block_diagonal(x_t, self.input_gate_weight, self.input_gate_bias))
-        # (3) in log space: a_t = sigma(-Lambda)^(c r_t)
-        log_a = -self.C * F.softplus(wide(self.recurrent_param)) * r_t
-        # (4): h_t = a_t h_{t-1} + sqrt(1 - a_t^2) (i_t x_t); a document starts with h_t = i_t x_t,
-        # and padding leaves the state as it is.
-        starts = (chunk.positions == 0)[:, :, None]
-        padding = chunk.padding[:, :, None]
-        a_t = torch.where(starts, 0.0, torch.exp(log_a))
-        multiplier = torch.where(starts, 1.0, _bounded_sqrt(-torch.expm1(2 * log_a)))
-        a_t = torch.where(padding, 1.0, a_t)
-        gated = torch.where(padding, 0.0, multiplier * i_t * x_t)
-        h, last = chunk.layout.scan(a_t, gated, h0)
-        return h.to(x.dtype), last
-
-
-def _block_diagonal(
-    x: Float[Tensor, "B T L"], weight: Float[Tensor, "G I O"], bias: Float[Tensor, "G O"]
-) -> Float[Tensor, "B T L"]:
-    batch, length, _ = x.shape
-    blocks = x.reshape(batch * length, *weight.shape[:2]).transpose(0, 1)
-    y = torch.baddbmm(wide(bias)[:, None], blocks, wide(weight))
-    return y.transpose(0, 1).reshape(batch, length, -1)
-
-
-class _BoundedSqrt(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return torch.sqrt(x)
-
-    @staticmethod
-    def backward(ctx, *grads: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return grads[0] / torch.sqrt(torch.clamp(4 * x, min=MAX_SQRT_GRADIENT**-2))
-
-
-def _bounded_sqrt(x: Tensor) -> Tensor:
-    """sqrt whose derivative is at most ``MAX_SQRT_GRADIENT``, so that a_t near 1 cannot blow up."""
-    return _BoundedSqrt.apply(x)  # type: ignore[no-any-return]
+        layout = chunk.layout
+        return rglru(
+            x,
+            gates,
+            h0,
+            resets=chunk.positions == 0,
+            lengths=layout.lengths,
+            starts=layout.starts,
+        )
 
 
 @cache

@@ -19,7 +19,7 @@ from recurrentgemma.jax import layers as deepmind_layers
 from recurrentgemma.jax import modules as deepmind_modules
 
 from griffin_eval.config import HAWK
-from griffin_eval.kernels.rglru import complex_jax, complex_torch, reference
+from griffin_eval.kernels.rglru import reference, scan_jax, scan_torch
 from griffin_eval.layout import Scope, param_specs
 from griffin_eval.model_jax import cglru as jax_cglru
 from griffin_eval.model_jax import chunks as jax_chunks
@@ -88,13 +88,13 @@ def reference_scan(a_re, a_im, x_re, x_im, h_re, h_im, xp=np):
 
 def torch_scan(*arrays):
     a, x, h0 = (torch.complex(*arrays[i : i + 2]) for i in (0, 2, 4))
-    h = complex_torch.complex_linear_scan(a, x, h0)
+    h = scan_torch.linear_scan(a, x, h0)
     return h.real, h.imag
 
 
 def jax_scan(*arrays):
     a, x, h0 = (jax.lax.complex(*arrays[i : i + 2]) for i in (0, 2, 4))
-    h = complex_jax.complex_linear_scan(a, x, h0)
+    h = scan_jax.linear_scan(a, x, h0)
     return h.real, h.imag
 
 

@@ -107,7 +107,7 @@ def run(framework, impl, operator, case, dtype, gradients=False):
             where = {name: jnp.asarray(v) for name, v in case.where.items()}
             found = _jax(operator, impl, gradients, put, where, case.dh, case.dlast)
             found = [np.asarray(v, np.float64) for v in found]
-    found[0] = found[0] * case.read[:, :, None]
+    found[0] = np.where(case.read[:, :, None], found[0], 0.0)
     return found
 
 
@@ -202,6 +202,18 @@ def test_any_segments(framework, impl, lengths, gap, seed, record_parity):
         found = run(framework, impl, operator, case, "float32")
         name = f"{framework} {impl} {operator} - reference"
         compare(record_parity, name, "float32", found, expected(operator, case))
+
+
+@each_subject
+@each_operator
+@pytest.mark.parametrize("layout", ["ragged", "packed, resets"])
+def test_padding_is_not_read(framework, impl, operator, layout, record_parity):
+    clean, dirty = Case(layout), Case(layout)
+    for name in ("a", "x"):
+        dirty.arrays[name][~dirty.read] = np.nan
+    found = run(framework, impl, operator, dirty, "float32")
+    wanted = expected(operator, clean)
+    compare(record_parity, f"{framework} {impl} {operator} - reference", "float32", found, wanted)
 
 
 @each_subject

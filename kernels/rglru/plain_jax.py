@@ -1,5 +1,6 @@
 """The recurrences in plain JAX, on any device and in any precision."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,8 +27,9 @@ def linear_scan(
     resets: Bool[Array, "B T"] | None = None,
     lengths: Int[Array, " S"] | None = None,
     starts: Int[Array, " S"] | None = None,
+    scan: Callable[[Array, Array, Array], Array] = blocked_scan,
 ) -> tuple[Inexact[Array, "B T D"], Inexact[Array, "S D"]]:
-    """See `griffin_eval.kernels.rglru.api.linear_scan`."""
+    """See `griffin_eval.kernels.rglru.api.linear_scan`; ``scan`` is that of rows without resets."""
     dtype, wider = x.dtype, wide_dtype(x.dtype)
     a, x, h0 = a.astype(wider), x.astype(wider), h0.astype(wider)
     if resets is not None:
@@ -37,17 +39,19 @@ def linear_scan(
         if lengths is not None:
             padding = (jnp.arange(time, dtype=lengths.dtype)[None] >= lengths[:, None])[:, :, None]
             a, x = jnp.where(padding, 1.0, a), jnp.where(padding, 0.0, x)
-        h = blocked_scan(a, x, h0)
+        h = scan(a, x, h0)
         return h.astype(dtype), h[:, -1]
     # One recurrence over the whole row, in which a segment's first step forgets what was before it
     # (a = 0) and takes its own state as part of its input (a h0 + x).
     assert lengths is not None
     read = (lengths > 0)[:, None]
-    first = jnp.minimum(starts, time - 1)
+    some, first = (lengths > 0).astype(jnp.int32), jnp.minimum(starts, time - 1)
+    begins = jnp.zeros(time + 1, jnp.int32).at[first].add(some)
+    inside = jnp.cumsum(begins.at[first + lengths].add(-some))[None, :-1, None] > 0
+    x = jnp.where(inside, x, 0.0)
     x = x.at[0, first].add(jnp.where(read, a[0, first] * h0, 0.0))
-    begins = jnp.zeros(time, bool).at[first].max(lengths > 0)
-    a = jnp.where(begins[None, :, None], 0.0, a)
-    h = blocked_scan(a, x, jnp.zeros_like(h0[:1]))
+    a = jnp.where(inside & (begins[None, :-1, None] == 0), a, 0.0)
+    h = scan(a, x, jnp.zeros_like(h0[:1]))
     return h.astype(dtype), jnp.where(read, h[0, jnp.maximum(starts + lengths - 1, 0)], h0)
 
 
@@ -59,8 +63,9 @@ def rglru(
     resets: Bool[Array, "B T"] | None = None,
     lengths: Int[Array, " S"] | None = None,
     starts: Int[Array, " S"] | None = None,
+    scan: Callable[[Array, Array, Array], Array] = blocked_scan,
 ) -> tuple[Float[Array, "B T L"], Float[Array, "S L"]]:
-    """See `griffin_eval.kernels.rglru.api.rglru`."""
+    """See `griffin_eval.kernels.rglru.api.rglru`; ``scan`` is that of rows without resets."""
     wider = wide_dtype(x.dtype)
     x_t = x.astype(wider)
     # (1) and (2): r_t = sigma(W_a x_t + b_a), i_t = sigma(W_x x_t + b_x)
@@ -72,7 +77,7 @@ def rglru(
     multiplier = bounded_sqrt(-jnp.expm1(2 * log_a))
     if resets is not None:
         multiplier = jnp.where(resets[:, :, None], 1.0, multiplier)
-    layout = {"resets": resets, "lengths": lengths, "starts": starts}
+    layout = {"resets": resets, "lengths": lengths, "starts": starts, "scan": scan}
     h, last = linear_scan(jnp.exp(log_a), multiplier * i_t * x_t, h0, **layout)
     return h.astype(x.dtype), last
 

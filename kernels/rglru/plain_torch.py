@@ -35,12 +35,14 @@ def linear_scan(
     # One recurrence over the whole row, in which a segment's first step forgets what was before it
     # (a = 0) and takes its own state as part of its input (a h0 + x).
     assert lengths is not None
-    read = (lengths > 0)[:, None]
+    some, read = (lengths > 0).long(), (lengths > 0)[:, None]
     first = starts.clamp(max=len(t) - 1)
+    begins = torch.zeros(len(t) + 1, dtype=torch.int64, device=x.device)
+    begins = begins.index_add(0, first, some)
+    inside = begins.index_add(0, (first + lengths).long(), -some).cumsum(0)[None, :-1, None] > 0
+    x = torch.where(inside, x, 0.0)
     x = x.index_add(1, first, torch.where(read, a[0, first] * h0, 0.0)[None])
-    begins = torch.zeros(len(t), dtype=torch.int64, device=x.device)
-    begins = begins.index_add(0, first, (lengths > 0).long()) > 0
-    a = torch.where(begins[None, :, None], 0.0, a)
+    a = torch.where(inside & (begins[None, :-1, None] == 0), a, 0.0)
     h = blocked_scan(a, x, torch.zeros_like(h0[:1]))
     return h.to(dtype), torch.where(read, h[0, (starts + lengths - 1).clamp(min=0)], h0)
 

@@ -5,19 +5,19 @@ import math
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Float
+from jaxtyping import Inexact
 
 _STEPWISE = 8  # up to this length an unrolled loop is shorter than the two passes
 
 
 @jax.custom_vjp
 def linear_scan(
-    a: Float[Array, "B T D"], x: Float[Array, "B T D"], h0: Float[Array, "B D"]
-) -> Float[Array, "B T D"]:
+    a: Inexact[Array, "B T D"], x: Inexact[Array, "B T D"], h0: Inexact[Array, "B D"]
+) -> Inexact[Array, "B T D"]:
     """Computes h_t = a_t * h_{t-1} + x_t (equation 4, its input already gated).
 
     Args:
-        a: decay of each step, float32 or float64.
+        a: decay of each step, float32 or float64, or complex numbers of these.
         x: input of each step, of the same dtype.
         h0: state before the first step, of the same dtype.
 
@@ -33,7 +33,8 @@ def _forward(a, x, h0):
 
 
 def _backward(saved, dh):
-    # The adjoint is the same recurrence read backwards: g_t = dh_t + a_{t+1} g_{t+1}.
+    # The adjoint is the same recurrence read backwards: g_t = dh_t + a_{t+1} g_{t+1}. Of a complex
+    # number JAX hands on dL/dRe - i dL/dIm, so that nothing is conjugated.
     a, h, h0 = saved
     shifted = jnp.concatenate([a[:, 1:], jnp.zeros_like(a[:, :1])], 1)
     g = _scan(shifted[:, ::-1], dh[:, ::-1], jnp.zeros_like(h0))[:, ::-1]

@@ -3,19 +3,19 @@
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Inexact
 from torch import Tensor
 
 _STEPWISE = 8  # up to this length a plain loop is shorter than the two passes
 
 
 def linear_scan(
-    a: Float[Tensor, "B T D"], x: Float[Tensor, "B T D"], h0: Float[Tensor, "B D"]
-) -> Float[Tensor, "B T D"]:
+    a: Inexact[Tensor, "B T D"], x: Inexact[Tensor, "B T D"], h0: Inexact[Tensor, "B D"]
+) -> Inexact[Tensor, "B T D"]:
     """Computes h_t = a_t * h_{t-1} + x_t (equation 4, its input already gated).
 
     Args:
-        a: decay of each step, float32 or float64.
+        a: decay of each step, float32 or float64, or complex numbers of these.
         x: input of each step, of the same dtype.
         h0: state before the first step, of the same dtype.
 
@@ -34,13 +34,15 @@ class _LinearScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        # The adjoint is the same recurrence read backwards: g_t = dh_t + a_{t+1} g_{t+1}.
+        # The adjoint is the same recurrence read backwards: g_t = dh_t + a_{t+1} g_{t+1}. Of a
+        # complex number torch hands on dL/dRe + i dL/dIm, so that factors are conjugated.
         a, h, h0 = ctx.saved_tensors
         (dh,) = grads
+        a = a.conj().resolve_conj()
         shifted = torch.cat([a[:, 1:], torch.zeros_like(a[:, :1])], 1)
         g = _scan(shifted.flip(1), dh.flip(1), torch.zeros_like(h0)).flip(1)
         previous = torch.cat([h0[:, None], h[:, :-1]], 1)
-        return g * previous, g, a[:, 0] * g[:, 0]
+        return g * previous.conj(), g, a[:, 0] * g[:, 0]
 
 
 def _scan(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:

@@ -1,0 +1,61 @@
+"""The recurrences in JAX on a TPU. Rows have kernels of their own; packed segments become one row,
+whose gates plain JAX computes."""
+
+import functools
+from typing import Any
+
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from griffin_eval.kernels.rglru import plain_jax, rglru_tpu, scan_tpu
+from griffin_eval.kernels.rglru.reference import Gates
+
+
+def unsupported(x: Array, gates: Gates | None, starts: Array | None) -> str | None:
+    """Why these kernels cannot read x, if they cannot."""
+    try:
+        scan_tpu.check_dtypes(x=x)
+        if gates is not None and starts is None:
+            rglru_tpu.check(x, gates)
+    except NotImplementedError as error:
+        return str(error)
+    return None
+
+
+def linear_scan(
+    a: Float[Array, "B T D"],
+    x: Float[Array, "B T D"],
+    h0: Float[Array, "S D"],
+    *,
+    resets: Bool[Array, "B T"] | None = None,
+    lengths: Int[Array, " S"] | None = None,
+    starts: Int[Array, " S"] | None = None,
+    interpret: Any = False,
+) -> tuple[Float[Array, "B T D"], Float[Array, "S D"]]:
+    """See `griffin_eval.kernels.rglru.api.linear_scan`."""
+    layout = {"resets": resets, "lengths": lengths}
+    if starts is None:
+        return scan_tpu.linear_scan(a, x, h0, interpret=interpret, **layout)
+    return plain_jax.linear_scan(a, x, h0, starts=starts, scan=_rows(interpret), **layout)
+
+
+def rglru(
+    x: Float[Array, "B T L"],
+    gates: Gates,
+    h0: Float[Array, "S L"],
+    *,
+    resets: Bool[Array, "B T"] | None = None,
+    lengths: Int[Array, " S"] | None = None,
+    starts: Int[Array, " S"] | None = None,
+    interpret: Any = False,
+) -> tuple[Float[Array, "B T L"], Float[Array, "S L"]]:
+    """See `griffin_eval.kernels.rglru.api.rglru`."""
+    layout = {"resets": resets, "lengths": lengths}
+    if starts is None:
+        return rglru_tpu.rglru(x, gates, h0, interpret=interpret, **layout)
+    return plain_jax.rglru(x, gates, h0, starts=starts, scan=_rows(interpret), **layout)
+
+
+def _rows(interpret: Any) -> Any:
+    scan = functools.partial(scan_tpu.linear_scan, interpret=interpret)
+    return lambda a, x, h0: scan(a, x, h0)[0]
