@@ -152,7 +152,7 @@ def short_blocks(monkeypatch):
 
 @each_dtype
 def test_the_scan_equals_the_loop(dtype, short_blocks):
-    check_scan(Case(2, 137, 130, dtype))
+    check_scan(Case(2, 137, 130, dtype, masks=dtype == "bfloat16"))
 
 
 @each_dtype
@@ -162,7 +162,7 @@ def test_the_scan_with_resets_and_lengths_equals_the_loop(dtype):
 
 @each_dtype
 def test_the_rglru_equals_the_equations(dtype, short_blocks):
-    check_rglru(Case(2, 137, 16, dtype), 2)
+    check_rglru(Case(2, 137, 16, dtype, masks=dtype == "bfloat16"), 2)
 
 
 @each_dtype
@@ -171,7 +171,7 @@ def test_the_rglru_with_resets_and_lengths_equals_the_equations(dtype):
 
 
 def test_gates_of_many_programs():
-    check_rglru(Case(1, 3, 1024, "float32"), 16)
+    check_rglru(Case(1, 3, 640, "float32"), 5)
 
 
 def test_what_the_kernels_do_not_take_is_named():

@@ -65,9 +65,8 @@ def rglru(
     if gates.imaginary_param is not None:
         raise NotImplementedError("the TPU kernel has no complex gates (imaginary_param)")
     check_dtypes(x=x, **{name: p for name, p in gates._asdict().items() if p is not None})
-    blocks = _blocks(x, gates, interpret, reverse=False)
     lengths = None if lengths is None else lengths.astype(jnp.int32)
-    return _rglru(x, gates, h0, blocks.pack(resets), lengths, interpret)
+    return _rglru(x, gates, h0, resets, lengths, interpret)
 
 
 def _blocks(x: Array, gates: Gates, interpret: Any, reverse: bool) -> Blocks:
@@ -114,8 +113,9 @@ def _parameters(gates: Gates) -> tuple[Array, ...]:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _rglru(x, gates, h0, words, lengths, interpret):
+def _rglru(x, gates, h0, resets, lengths, interpret):
     blocks = _blocks(x, gates, interpret, reverse=False)
+    words = blocks.pack(resets)
     specs = _Specs(blocks, gates)
     block = pltpu.VMEM((blocks.rows, blocks.lanes), jnp.float32)
     return blocks.call(
@@ -238,15 +238,16 @@ def _one_minus_square(log_a: Array, a: Array) -> Array:
     return jnp.where(z < 0.5, series * z, 1.0 - a * a)
 
 
-def _forward(x, gates, h0, words, lengths, interpret):
-    h, last = _rglru(x, gates, h0, words, lengths, interpret)
-    return (h, last), (x, gates, h, h0, words, lengths)
+def _forward(x, gates, h0, resets, lengths, interpret):
+    h, last = _rglru(x, gates, h0, resets, lengths, interpret)
+    return (h, last), (x, gates, h, h0, resets, lengths)
 
 
 def _backward(interpret, saved, cotangents):
-    x, gates, h, h0, words, lengths = saved
+    x, gates, h, h0, resets, lengths = saved
     dh, dlast = cotangents
     blocks = _blocks(x, gates, interpret, reverse=True)
+    words = blocks.pack(resets)
     specs = _Specs(blocks, gates)
     block = pltpu.VMEM((blocks.rows, blocks.lanes), jnp.float32)
     narrow = pltpu.VMEM((blocks.rows, blocks.lanes), _product_dtype(x, gates))

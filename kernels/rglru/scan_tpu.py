@@ -49,14 +49,14 @@ def linear_scan(
         NotImplementedError: a dtype that the kernel does not take.
     """
     check_dtypes(a=a, x=x)
-    blocks = Blocks.of(x.shape, interpret=interpret)
     lengths = None if lengths is None else lengths.astype(jnp.int32)
-    return _linear_scan(a, x, h0, blocks.pack(resets), lengths, interpret)
+    return _linear_scan(a, x, h0, resets, lengths, interpret)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _linear_scan(a, x, h0, words, lengths, interpret):
+def _linear_scan(a, x, h0, resets, lengths, interpret):
     blocks = Blocks.of(x.shape, interpret=interpret)
+    words = blocks.pack(resets)
     return blocks.call(
         functools.partial(_forward_kernel, blocks),
         in_specs=[
@@ -104,15 +104,16 @@ def _forward_kernel(
     blocks.each_tile(finish)
 
 
-def _forward(a, x, h0, words, lengths, interpret):
-    h, last = _linear_scan(a, x, h0, words, lengths, interpret)
-    return (h, last), (a, h, h0, words, lengths)
+def _forward(a, x, h0, resets, lengths, interpret):
+    h, last = _linear_scan(a, x, h0, resets, lengths, interpret)
+    return (h, last), (a, h, h0, resets, lengths)
 
 
 def _backward(interpret, saved, cotangents):
-    a, h, h0, words, lengths = saved
+    a, h, h0, resets, lengths = saved
     dh, dlast = cotangents
     blocks = Blocks.of(a.shape, interpret=interpret, reverse=True)
+    words = blocks.pack(resets)
     da, dx, dh0 = blocks.call(
         functools.partial(_backward_kernel, blocks),
         in_specs=[

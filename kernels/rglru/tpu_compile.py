@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
+from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
@@ -127,6 +128,7 @@ def compile_for(target: str, function: Callable, *arguments: Any) -> Report:
     text = compiled.as_text()
     files = [path for path in folder.iterdir() if path not in known]
     calls = list(_pallas_calls(traced.jaxpr.jaxpr))
+    memory, module = compiled.memory_analysis(), _Module(text, TARGETS[target])
     kernels = []
     for line in re.findall(r".*custom_call_target=\"tpu_custom_call\".*", text):
         name = line.split("=")[0].replace("ROOT", "").strip().lstrip("%")
@@ -137,14 +139,19 @@ def compile_for(target: str, function: Callable, *arguments: Any) -> Report:
         kernels.append(
             Kernel(
                 name.rpartition(".")[0] or name,
-                sum(_traffic(block, mapping.grid) for block in mapping.block_mappings),
+                sum(
+                    _traffic(block, mapping.grid)
+                    for block, in_hbm in zip(
+                        mapping.block_mappings, module.in_hbm(line), strict=True
+                    )
+                    if in_hbm
+                ),
                 None if bundles is None else bundles * steps,
                 _vmem(_file(files, name, "pre-finalize-registers-and-allocations")),
             )
         )
     for path in files:
         path.unlink()
-    memory, module = compiled.memory_analysis(), _Module(text, TARGETS[target])
     if module.has_loop:
         hbm = None
     elif kernels:
@@ -190,7 +197,7 @@ def _pallas_calls(jaxpr: Any) -> Iterator[Any]:
         if equation.primitive.name == "pallas_call":
             yield equation
         else:
-            for inner in jax.core.jaxprs_in_params(equation.params):
+            for inner in jaxprs_in_params(equation.params):
                 yield from _pallas_calls(inner)
 
 
@@ -246,6 +253,9 @@ def _vmem(text: str) -> int:
     return sum(int(size, 16) for size in sizes)
 
 
+_SHAPE = re.compile(r"\w+\[[\d,]*\](?:\{[^}]*\})?")
+
+
 class _Module:
     """What an optimised HLO module says of its operations."""
 
@@ -262,8 +272,16 @@ class _Module:
                     self._entry = start.group(1)
             elif line.startswith("  ") and " = " in line:
                 lines.append(line)
+        self._sizes: dict[str, int] = {}
         self.has_loop = " while(" in text
         self.hbm_bytes = sum(self._bytes(self._computations[self._entry]).values())
+
+    def in_hbm(self, line: str) -> list[bool]:
+        """Of a kernel's inputs and outputs, which XLA has not put into VMEM beforehand."""
+        result, _, operands = line.partition(" custom-call(")
+        names = operands.partition(")")[0].split(",")
+        outputs = _SHAPE.findall(result.partition(" = ")[2])
+        return [self._sizes[name.strip()] > 0 for name in names] + [_size(s) > 0 for s in outputs]
 
     def cycles(self, computation: str | None = None) -> int:
         """Estimated; where the compiler says nothing, of the bytes that must move."""
@@ -284,15 +302,14 @@ class _Module:
 
     def _bytes(self, lines: list[str]) -> dict[str, int]:
         """Bytes of HBM that each operation reads and writes."""
-        sizes: dict[str, int] = {}
-        found = {}
+        sizes, found = self._sizes, {}
         for line in lines:
             name, _, rest = line.replace("ROOT ", "").strip().partition(" = ")
             match = re.match(r"(.*?) ([a-z][\w-]*)\((.*?)\)", rest)
             if match is None:
                 continue
             shapes, operation, operands = match.groups()
-            sizes[name] = sum(map(_size, re.findall(r"\w+\[[\d,]*\](?:\{[^}]*\})?", shapes)))
+            sizes[name] = sum(map(_size, _SHAPE.findall(shapes)))
             if operation not in self._FREE and not operation.endswith(("-done", "-start")):
                 read = sum(sizes.get(o.strip(), 0) for o in operands.split(","))
                 found[line] = sizes[name] + read
