@@ -1,7 +1,5 @@
 """The scan and the RG-LRU on a CUDA device: bandwidth over that of a copy, beside other libraries.
 
-python -m griffin_eval.bench_scan_gpu
-
 ``copy_fraction`` is the bytes that an operation cannot do without, over seconds, over the bytes a
 copy moves in a second. The scan reads a and x and writes h, backward it reads a, h and dh and
 writes da and dx. The RG-LRU reads x and writes h, backward it reads x, h and dh and writes dx.
@@ -17,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
+
+from rich.table import Table
 
 from griffin_eval.errors import ArgumentError
 
@@ -34,7 +34,7 @@ def measure(
     dtypes: Sequence[str] = ("float32", "bfloat16"),
     device: str = "cuda",
 ) -> list[dict[str, Any]]:
-    """Times everything, medians, and returns rows of `COLUMNS`, printed as soon as they are known.
+    """Times everything: medians, as rows of `COLUMNS`.
 
     Raises:
         ArgumentError: there is no CUDA device.
@@ -42,7 +42,7 @@ def measure(
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError("bench_scan_gpu needs a CUDA device, and torch finds none")
+        raise ArgumentError("--target cuda needs a CUDA device, and torch finds none")
     found = []
     for shape, dtype in itertools.product(shapes, dtypes):
         x = torch.randn(shape, dtype=getattr(torch, dtype), device=device)
@@ -54,10 +54,6 @@ def measure(
             fraction = arrays * x.nbytes / seconds / rate
             row = (operation, implementation, shape, dtype, seconds, fraction)
             found.append(dict(zip(COLUMNS, row, strict=True)))
-            print(
-                f"{operation:18} {implementation:26} {shape!s:18} {dtype:9} "
-                f"{seconds * 1e6:10.1f} us {fraction:6.1%} of a copy"
-            )
     return found
 
 
@@ -117,5 +113,15 @@ def _seconds(call: Callable[[], Any]) -> float:
     return milliseconds / 1000
 
 
-if __name__ == "__main__":
-    measure()
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """The rows as they are printed."""
+    found = Table(title="microseconds, medians; bandwidth over that of a copy")
+    for heading in ("operation", "implementation", "shape", "dtype"):
+        found.add_column(heading, no_wrap=True)
+    for heading in ("time", "of a copy"):
+        found.add_column(heading, justify="right")
+    for row in rows:
+        shape = " x ".join(map(str, row["shape"]))
+        names = row["operation"], row["implementation"], shape, row["dtype"]
+        found.add_row(*names, f"{row['seconds'] * 1e6:.1f}", f"{row['copy_fraction']:.0%}")
+    return found
