@@ -125,7 +125,7 @@ def compile_for(target: str, function: Callable, *arguments: Any) -> Report:
 
     traced = jax.jit(function).trace(*jax.tree.map(placed, arguments))
     compiled = traced.lower(lowering_platforms=("tpu",)).compile()
-    text = compiled.as_text()
+    text = re.sub(r"/\*index=\d+\*/", "", compiled.as_text())
     files = [path for path in folder.iterdir() if path not in known]
     calls = list(_pallas_calls(traced.jaxpr.jaxpr))
     memory, module = compiled.memory_analysis(), _Module(text, TARGETS[target])
