@@ -236,8 +236,8 @@ def compiled(target, op, model, dtype, batch=1, time=8192, lengths=False):
     return compile_for(target, with_gradient(op), arguments, masks, x, h0), ideal
 
 
-def check_report(report, ideal):
-    assert report.temporary_bytes == 0
+def check_report(report, ideal, temporaries=0.0):
+    assert report.temporary_bytes <= temporaries * ideal  # relayout of a gradient of biases
     assert report.hbm_bytes <= 1.05 * ideal
     assert all(kernel.vmem_bytes <= VMEM for kernel in report.kernels)
     assert len(report.kernels) == 2
@@ -262,7 +262,11 @@ def test_no_copies_and_no_more_bytes_than_needed(op, dtype, target):
 def test_every_shape_compiles_for_every_target(op, dtype, model, target):
     if target in ("v5e", "v6e") and model == "RecurrentGemma 2B":
         pytest.skip("in every run")
-    check_report(*compiled(target, OPS[op], model, dtype))
+    if model == "7B" and op == "RG-LRU":  # four blocks of 352: too wide for the backward pass
+        with pytest.raises(NotImplementedError, match="at most 1024"):
+            compiled(target, OPS[op], model, dtype)
+        return
+    check_report(*compiled(target, OPS[op], model, dtype), temporaries=1e-3)
 
 
 @each_op

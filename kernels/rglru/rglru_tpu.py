@@ -85,6 +85,11 @@ def _blocks(x: Array, gates: Gates, interpret: Any, reverse: bool) -> Blocks:
             f"{number} gate blocks of {size} channels: {widest} channels belong together, "
             f"and the TPU kernel takes at most {_BLOCK // LANES}"
         )
+    if reverse and widest > 1024:
+        raise NotImplementedError(
+            f"{number} gate blocks of {size} channels: {widest} channels belong together, "
+            "and the backward TPU kernel takes at most 1024"
+        )
     rows = min(rows, 256) if reverse else min(rows, 512)
     return Blocks.of(
         x.shape, interpret=interpret, lanes=round_up(widest, LANES), most=rows, reverse=reverse
@@ -113,7 +118,7 @@ def _parameters(gates: Gates) -> tuple[Array, ...]:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _rglru(x, gates, h0, resets, lengths, interpret):
+def _rglru(x, gates, h0, resets, lengths, interpret) -> Any:
     blocks = _blocks(x, gates, interpret, reverse=False)
     words = blocks.pack(resets)
     specs = _Specs(blocks, gates)
@@ -256,7 +261,7 @@ def _backward(interpret, saved, cotangents):
     shapes = [x.shape, (1, blocks.width)]
     shapes += [gates.input_weight.shape, specs.rows, gates.input_weight.shape, specs.rows]
     dtypes = [x.dtype, *(p.dtype for p in gates[:5])]
-    dx, dparam, *dgates, dh0 = blocks.call(
+    call: Any = blocks.call(
         functools.partial(_backward_kernel, blocks),
         in_specs=[
             blocks.lengths(lengths),
@@ -282,7 +287,8 @@ def _backward(interpret, saved, cotangents):
             *[vector, weight, vector, weight, vector],
         ],
         name="rglru_backward",
-    )(lengths, words, x, *_parameters(gates), h, h, dh, h0, dlast)
+    )
+    dx, dparam, *dgates, dh0 = call(lengths, words, x, *_parameters(gates), h, h, dh, h0, dlast)
     shapes = [p.shape for p in gates[:5]]
     gradients = [g.reshape(s) for g, s in zip([dparam, *dgates], shapes, strict=True)]
     return dx, Gates(*gradients), dh0, None, None

@@ -54,7 +54,7 @@ def linear_scan(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _linear_scan(a, x, h0, resets, lengths, interpret):
+def _linear_scan(a, x, h0, resets, lengths, interpret) -> Any:
     blocks = Blocks.of(x.shape, interpret=interpret)
     words = blocks.pack(resets)
     return blocks.call(

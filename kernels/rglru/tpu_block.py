@@ -99,7 +99,9 @@ def scan(a: Columns, x: Columns, state: Ref, *, reverse: bool = False, unroll: i
 
     lanes = [pl.ds(c * LANES, LANES) for c in columns]
     zeros = jnp.zeros((SUBLANES, LANES), jnp.float32)
-    effects = lax.fori_loop(0, x.steps, effect, [(zeros + 1.0, zeros)] * x.count, unroll=unroll)
+    effects: list = lax.fori_loop(
+        0, x.steps, effect, [(zeros + 1.0, zeros)] * x.count, unroll=unroll
+    )
     entering = [_entering(*effects[c], state[:, lanes[c]], reverse) for c in columns]
     leaving = lax.fori_loop(0, x.steps, write, entering, unroll=unroll)
     for c in columns:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import eval_jaxpr  # pyright: ignore
 from jax.experimental import topologies
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -125,10 +126,11 @@ def compile_for(target: str, function: Callable, *arguments: Any) -> Report:
 
     traced = jax.jit(function).trace(*jax.tree.map(placed, arguments))
     compiled = traced.lower(lowering_platforms=("tpu",)).compile()
-    text = re.sub(r"/\*index=\d+\*/", "", compiled.as_text())
+    text = re.sub(r"/\*index=\d+\*/", "", compiled.as_text() or "")
     files = [path for path in folder.iterdir() if path not in known]
     calls = list(_pallas_calls(traced.jaxpr.jaxpr))
-    memory, module = compiled.memory_analysis(), _Module(text, TARGETS[target])
+    memory: Any = compiled.memory_analysis()
+    module = _Module(text, TARGETS[target])
     kernels = []
     for line in re.findall(r".*custom_call_target=\"tpu_custom_call\".*", text):
         name = line.split("=")[0].replace("ROOT", "").strip().lstrip("%")
@@ -157,7 +159,7 @@ def compile_for(target: str, function: Callable, *arguments: Any) -> Report:
     elif kernels:
         hbm = module.hbm_bytes + sum(kernel.hbm_bytes for kernel in kernels)
     else:
-        hbm = int(compiled.cost_analysis()["bytes accessed"])
+        hbm = int((compiled.cost_analysis() or {})["bytes accessed"])
     return Report(memory.temp_size_in_bytes, hbm, module.cycles(), tuple(kernels), TARGETS[target])
 
 
@@ -212,7 +214,7 @@ def _traffic(block: Any, grid: tuple[int, ...]) -> int:
     closed = block.index_map_jaxpr
 
     def place(step: Any) -> list:
-        return jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *step.astype(jnp.int32))
+        return eval_jaxpr(closed.jaxpr, closed.consts, *step.astype(jnp.int32))
 
     places = np.stack([np.broadcast_to(p, len(steps)) for p in jax.vmap(place)(steps)], 1)
     changed = np.ones(len(places), bool)
@@ -264,6 +266,7 @@ class _Module:
     def __init__(self, text: str, target: Target):
         self._target = target
         self._computations: dict[str, list[str]] = {}
+        lines: list[str] = []
         for line in text.splitlines():
             start = re.match(r"(?:ENTRY )?%(\S+) \(.*\{$", line)
             if start:
@@ -320,7 +323,7 @@ class _Module:
 
 def _size(shape: str) -> int:
     """Bytes of a shape such as ``bf16[1,8,128]{2,1,0}``; none where it lies in VMEM, ``S(1)``."""
-    kind, dimensions = re.match(r"(\w+)\[([\d,]*)\]", shape).groups()
+    kind, _, dimensions = shape.partition("]")[0].partition("[")
     if "S(" in shape:
         return 0
     bits = re.search(r"\d+$", kind)
