@@ -244,7 +244,8 @@ def _one_minus_square(log_a: Array, a: Array) -> Array:
 
 
 def _forward(x, gates, h0, resets, lengths, interpret):
-    h, last = _rglru(x, gates, h0, resets, lengths, interpret)
+    outputs: Any = _rglru(x, gates, h0, resets, lengths, interpret)
+    h, last = outputs
     return (h, last), (x, gates, h, h0, resets, lengths)
 
 

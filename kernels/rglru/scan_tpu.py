@@ -105,7 +105,8 @@ def _forward_kernel(
 
 
 def _forward(a, x, h0, resets, lengths, interpret):
-    h, last = _linear_scan(a, x, h0, resets, lengths, interpret)
+    outputs: Any = _linear_scan(a, x, h0, resets, lengths, interpret)
+    h, last = outputs
     return (h, last), (a, h, h0, resets, lengths)
 
 

@@ -102,7 +102,9 @@ def scan(a: Columns, x: Columns, state: Ref, *, reverse: bool = False, unroll: i
     effects: list = lax.fori_loop(
         0, x.steps, effect, [(zeros + 1.0, zeros)] * x.count, unroll=unroll
     )
-    entering = [_entering(*effects[c], state[:, lanes[c]], reverse) for c in columns]
+    entering = [
+        _entering(effects[c][0], effects[c][1], state[:, lanes[c]], reverse) for c in columns
+    ]
     leaving = lax.fori_loop(0, x.steps, write, entering, unroll=unroll)
     for c in columns:
         state[:, lanes[c]] = leaving[c][:1] if reverse else leaving[c][-1:]
