@@ -26,6 +26,7 @@
 enum {
   BLOCK = 272,        // most columns of a block of the gated kernels
   SCAN_BLOCK = 2064,  // and of the scan's, which streams better over long rows
+  AHEAD = 8,          // rows that are asked for before they are read
   ROWS = 8,           // the scan keeps the state of 64 columns in registers for so many rows
   MOST_THREADS = 256,
   LARGE = 1 << 22,    // elements of an output that no cache holds
@@ -219,6 +220,11 @@ INLINE int64_t product(const Job *j, int64_t t, int64_t column) {
   return (gate * (j->high - j->low) + t - j->low) * size + column - gate * size;
 }
 
+// Asks for a row that is read soon: rows of a block are too far apart to be foreseen.
+INLINE void ask(const float *row, int n) {
+  for (int c = 0; c < n; c += 16) __builtin_prefetch(row + c);
+}
+
 EVERY_CPU static void forward(const Job *j, int64_t column, int n) {
   const int64_t D = j->width;
   const int stream = (j->high - j->low) * D >= LARGE;
@@ -240,6 +246,7 @@ EVERY_CPU static void forward(const Job *j, int64_t column, int n) {
     } else {
       for (int64_t t = from; t < done; t++) {
         const int64_t at = t * D + column, of = product(j, t, column);
+        if (t + AHEAD < done) ask(j->x + at + AHEAD * D, n);
         gated_row(n, reset(j, t), j->x + at, j->input + of, j->recurrent + of,
                   j->input_bias + column, j->recurrent_bias + column, j->decay + column, h);
         put(j->out + at, h, n, stream);
@@ -251,7 +258,8 @@ EVERY_CPU static void forward(const Job *j, int64_t column, int n) {
 
 EVERY_CPU static void backward(const Job *j, int64_t column, int n) {
   const int64_t D = j->width;
-  float carry[SCAN_BLOCK];
+  const int stream = j->tokens * D >= LARGE;
+  float carry[SCAN_BLOCK], da[SCAN_BLOCK], dx[SCAN_BLOCK];
   const size_t bytes = n * sizeof(float);
   int64_t done = j->tokens;
   if (j->kind == GATED_BACKWARD) memset(j->ddecay + column, 0, bytes);
@@ -274,10 +282,12 @@ EVERY_CPU static void backward(const Job *j, int64_t column, int n) {
       const int64_t at = t * D + column;
       const float *before = t > done ? j->h + at - D : j->h0 + s * D + column;
       if (j->kind == SCAN_BACKWARD) {
-        scan_row_backward(n, reset(j, t), j->a + at, before, j->dh + at, carry, j->da + at,
-                          j->dx + at);
+        scan_row_backward(n, reset(j, t), j->a + at, before, j->dh + at, carry, da, dx);
+        put(j->da + at, da, n, stream);
+        put(j->dx + at, dx, n, stream);
       } else {
-        const int64_t of = product(j, t, column);
+        const int64_t of = product(j, t, column), next = at - AHEAD * D;
+        if (t - AHEAD > done) ask(j->x + next, n), ask(j->h + next - D, n), ask(j->dh + next, n);
         gated_row_backward(n, reset(j, t), j->x + at, j->input + of, j->recurrent + of,
                            j->input_bias + column, j->recurrent_bias + column, j->decay + column,
                            before, j->dh + at, carry, j->dx + at, j->dinput + of,
