@@ -173,7 +173,7 @@ def _jax(problem: Problem) -> _Calls:
         return lambda: jax.block_until_ready(compiled(*arrays))
 
     def products(x: Any, gates: Gates) -> Any:
-        return cpu_jax.products(x[0], gates.input_weight, gates.recurrent_weight)
+        return cpu_jax.products(x, gates.input_weight, gates.recurrent_weight)
 
     calls: _Calls = {(PRODUCTS, JAX): ready(products, x, gates)}
     for name in ("cpu", "plain"):

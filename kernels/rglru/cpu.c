@@ -484,7 +484,7 @@ static int64_t xla_threads = 1;
 EXPORT void griffin_xla_threads(int64_t threads) { xla_threads = threads; }
 
 // Inputs are those of griffin_rglru; the states before, which a forward pass takes in `last`, come
-// behind them. The first dimension of a token array is N, whatever its shape.
+// behind them. Token arrays may be [B, T, D]; `resets` is [N].
 static void *call(Kind kind, CallFrame *frame) {
   Extension *extension = frame->extension_start;
   if (extension && extension->type == METADATA) {
@@ -499,7 +499,7 @@ static void *call(Kind kind, CallFrame *frame) {
   for (int64_t i = 0; i < frame->out.size; i++) out[i] = results[i]->data;
   const int gated = kind == GATED || kind == GATED_BACKWARD;
   const Buffer *x = arrays[3], *resets = arrays[2];
-  const int64_t tokens = resets->dims[0], width = x->dims[1];
+  const int64_t tokens = resets->dims[0], width = x->dims[x->rank - 1];
   const int64_t sizes[] = {tokens, width,  gated ? arrays[4]->dims[0] : 0,
                            arrays[0]->dims[0], 0, tokens};
   if (kind == SCAN || kind == GATED) {

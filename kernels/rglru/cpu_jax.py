@@ -33,8 +33,9 @@ def _missing() -> str | None:
     one = np.ones((1, 1), np.float32)
     try:
         with jax.ensure_compile_time_eval(), jax.default_device(jax.devices("cpu")[0]):
-            h, _ = _scan(one, one, one, np.zeros(1, np.int32), np.ones(1, np.int32), one[0] > 1)
-            works = float(h[0, 0]) == 2.0
+            where = np.zeros(1, np.int32), np.ones(1, np.int32), np.zeros(1, bool)
+            h, _ = _scan(one[None], one[None], one, *where)
+            works = float(h[0, 0, 0]) == 2.0
     except jax.errors.JaxRuntimeError as error:
         return f"this version of JAX does not call the compiled kernels: {error}"
     return None if works else "this version of JAX does not call the compiled kernels as it should"
@@ -51,8 +52,8 @@ def linear_scan(
 ) -> tuple[Float[Array, "B T D"], Float[Array, "S D"]]:
     """See `griffin_eval.kernels.rglru.api.linear_scan`."""
     layout = _layout(x, resets, lengths, starts)
-    h, last = _scan(_flat(a), _flat(x), h0.astype(jnp.float32), *layout)
-    return h.reshape(x.shape).astype(x.dtype), last
+    h, last = _scan(*(v.astype(jnp.float32) for v in (a, x, h0)), *layout)
+    return h.astype(x.dtype), last
 
 
 def rglru(
@@ -66,7 +67,7 @@ def rglru(
 ) -> tuple[Float[Array, "B T L"], Float[Array, "S L"]]:
     """See `griffin_eval.kernels.rglru.api.rglru`."""
     h, last = _gated(
-        _flat(x),
+        x.astype(jnp.float32),
         gates.input_weight.astype(jnp.float32),
         gates.recurrent_weight.astype(jnp.float32),
         gates.input_bias.astype(jnp.float32).reshape(-1),
@@ -75,18 +76,13 @@ def rglru(
         h0.astype(jnp.float32),
         *_layout(x, resets, lengths, starts),
     )
-    return h.reshape(x.shape).astype(x.dtype), last
+    return h.astype(x.dtype), last
 
 
 def from_products(x: Array, *arrays: Array) -> Array:
     """h [B, T, L] from x and what `products` and biases and decay are; no derivative."""
-    flat, h0 = _flat(x), jnp.zeros((len(x), x.shape[2]), jnp.float32)
-    layout = _layout(x, None, None, None)
-    return _call("gated", (flat, h0), *layout, flat, *arrays, h0, over=3)[0].reshape(x.shape)
-
-
-def _flat(x: Array) -> Array:
-    return x.astype(jnp.float32).reshape(-1, x.shape[2])
+    h0 = jnp.zeros((len(x), x.shape[2]), jnp.float32)
+    return _call("gated", (x, h0), *_layout(x, None, None, None), x, *arrays, h0, over=3)[0]
 
 
 def _layout(
@@ -172,12 +168,12 @@ def _gated_backward(saved, grads):
 
 
 def products(x, *weights):
-    """Of the gates' weights [G, I, O] with x [N, L]: each [G, N, O]."""
+    """Of the gates' weights [G, I, O] with x [B, T, L]: each [G, B T, O]."""
     return [jnp.einsum("ngi,gio->gno", _blocks(x, weight), weight) for weight in weights]
 
 
 def _blocks(x, weight):
-    return x.reshape(len(x), weight.shape[0], -1)
+    return x.reshape(-1, weight.shape[0], weight.shape[1])
 
 
 _gated.defvjp(_gated_forward, _gated_backward)
