@@ -34,7 +34,7 @@ class Shape(NamedTuple):
 SHAPES = (
     Shape("RecurrentGemma 2B", 1, 8192, 2560, 10),
     Shape("RecurrentGemma 9B", 1, 8192, 4096, 16),
-    Shape("Griffin 1.3B", 1, 8192, 2560, 16),
+    Shape("Griffin 400M", 1, 8192, 2048, 16),
 )
 DTYPES = ("float32", "bfloat16")
 SHORT = 1024

@@ -14,6 +14,7 @@ from parity import compare
 
 from griffin_eval.kernels.rglru import reference, scan_jax, scan_torch
 
+
 def linear_scan(*arrays):
     return reference.linear_scan(*arrays)[0]
 
