@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity import QUICK_COMPILE, compare
 
-from griffin_eval.kernels.rglru import api, cpu_jax, cpu_torch, reference
+from griffin_eval.kernels.rglru import api, cpu_jax, cpu_torch, reference, tpu_jax
 from griffin_eval.kernels.rglru.reference import Gates
 
 SUBJECTS = [("torch", "plain"), ("torch", "cpu"), ("jax", "plain"), ("jax", "cpu")]
@@ -252,6 +252,28 @@ def test_extreme_gates(framework, impl, gate, param):
     assert all(np.isfinite(v).all() for v in found)
     for got, wanted in zip(found[:2], expected("rglru", case), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@each_operator
+@pytest.mark.parametrize("layout", ["ragged", "packed, resets"])
+def test_the_layouts_of_a_tpu(operator, layout):
+    """What `tpu_jax` makes of both layouts; its kernels, interpreted here, have their own tests."""
+    case = Case(layout, width=128, gates=1)
+    inputs = [jnp.asarray(v, "float32") for v in case.inputs(operator)]
+    where = {name: jnp.asarray(v) for name, v in case.where.items()}
+    found, last = apply(operator, inputs, where, module=tpu_jax, interpret=True)
+    wanted, wanted_last = expected(operator, case)
+    read = case.read[:, :, None]
+    np.testing.assert_allclose(np.where(read, found, 0), wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(last, wanted_last, rtol=1e-4, atol=1e-5)
+
+
+def test_a_tpu_says_what_it_cannot_read():
+    x = jnp.zeros((1, 2, 128))
+    assert tpu_jax.unsupported(x, None, None) is None
+    assert "float16" in tpu_jax.unsupported(x.astype("float16"), None, None)
+    gates = Gates(*(jnp.zeros(n) for n in (64, (1, 128, 64), (1, 64), (1, 128, 64), (1, 64), 64)))
+    assert "complex gates" in tpu_jax.unsupported(x, gates, None)
 
 
 def test_what_cannot_run_says_why():

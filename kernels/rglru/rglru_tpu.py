@@ -69,6 +69,18 @@ def rglru(
     return _rglru(x, gates, h0, resets, lengths, interpret)
 
 
+def check(x: Array, gates: Gates, interpret: Any = False) -> Blocks:
+    """How the kernel cuts x.
+
+    Raises:
+        NotImplementedError: as of `rglru`.
+    """
+    if gates.imaginary_param is not None:
+        raise NotImplementedError("the TPU kernel has no complex gates (imaginary_param)")
+    check_dtypes(x=x, **{name: p for name, p in gates._asdict().items() if p is not None})
+    return _blocks(x, gates, interpret, reverse=False)
+
+
 def _blocks(x: Array, gates: Gates, interpret: Any, reverse: bool) -> Blocks:
     """Blocks of whole gates: as many as fill registers, and up to 512 lanes."""
     number, size, _ = gates.input_weight.shape
