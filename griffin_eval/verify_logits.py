@@ -91,7 +91,7 @@ class Implementation(NamedTuple):
         if self.format and (problems := refusals(config, FORMATS[self.format])):
             return f"it cannot express {'; '.join(problems)}"
         if self.name == "deepmind-jax" and config.complex_gates:
-            return "its blocks can be complex (lru_only_real=False), but its Griffin never makes them so"
+            return "its blocks can be complex (lru_only_real=False), but its Griffin makes none"
         return None
 
     def run(self, checkpoint: Checkpoint, probe: Probe) -> Trace:

@@ -102,7 +102,10 @@ def _blocks(x: Array, gates: Gates, interpret: Any, reverse: bool) -> Blocks:
             f"{number} gate blocks of {size} channels: {widest} channels belong together, "
             "and the backward TPU kernel takes at most 1024"
         )
-    rows = min(rows, 256) if reverse else min(rows, 512)
+    most = (256 if widest <= 512 else 128) if reverse else 512
+    if size > 256 and x.dtype.itemsize > 2:  # whose weights need room too
+        most //= 2
+    rows = min(rows, most)
     return Blocks.of(
         x.shape, interpret=interpret, lanes=round_up(widest, LANES), most=rows, reverse=reverse
     )
