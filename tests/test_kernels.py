@@ -1,6 +1,7 @@
 """The scan and the RG-LRU of every implementation that runs here, against the float64 reference."""
 
 import functools
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity import QUICK_COMPILE, compare
 
-from griffin_eval.kernels.rglru import api, cpu_jax, cpu_torch, reference, tpu_jax
+from griffin_eval.kernels.rglru import (
+    api,
+    cpu_jax,
+    cpu_torch,
+    plain_jax,
+    plain_torch,
+    reference,
+    tpu_jax,
+)
 from griffin_eval.kernels.rglru.reference import Gates
 
 SUBJECTS = [("torch", "plain"), ("torch", "cpu"), ("jax", "plain"), ("jax", "cpu")]
@@ -274,6 +283,44 @@ def test_a_tpu_says_what_it_cannot_read():
     assert "float16" in tpu_jax.unsupported(x.astype("float16"), None, None)
     gates = Gates(*(jnp.zeros(n) for n in (64, (1, 128, 64), (1, 64), (1, 128, 64), (1, 64), 64)))
     assert "complex gates" in tpu_jax.unsupported(x, gates, None)
+
+
+class Stub(ModuleType):
+    """Stands for the kernels of a device that is not here."""
+
+    def __init__(self, rglru):
+        super().__init__("stub")
+        self.rglru = rglru
+
+    def unsupported(self, x, gates, starts):
+        return None
+
+
+def broken(*arrays, **layout):
+    raise RuntimeError("no such instruction")
+
+
+@pytest.mark.parametrize("starts", [None, np.zeros(1)])
+@pytest.mark.parametrize("framework, name", [("torch", "triton"), ("jax", "tpu")])
+def test_kernels_that_fail_on_their_device_are_not_chosen(framework, name, starts, monkeypatch):
+    x = torch.zeros(1, 2, 3) if framework == "torch" else jnp.zeros((1, 2, 3))
+    plain = {"torch": plain_torch, "jax": plain_jax}[framework]
+
+    def half(*arrays, **layout):
+        return tuple(v / 2 for v in plain.rglru(*arrays, **layout))
+
+    monkeypatch.setattr(api, "_platform", lambda x: {"torch": "cuda", "jax": "tpu"}[framework])
+    for rglru, chosen, said in [
+        (broken, "plain", "do not run here: no such instruction"),
+        (half, "plain", "are wrong here: off by"),
+        (plain.rglru, name, None),
+    ]:
+        stub = Stub(rglru)
+        monkeypatch.setattr(api, "_module", lambda name, x, stub=stub: stub)
+        assert api.choose(x, starts=starts) == chosen
+        if said:
+            with pytest.raises(NotImplementedError, match=said):
+                api.choose(x, starts=starts, impl=name)
 
 
 def test_what_cannot_run_says_why():

@@ -1,10 +1,17 @@
 """The recurrences for the models: one signature, and the fastest kernel that can compute it."""
 
+import contextlib
+import functools
+import logging
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from griffin_eval.kernels.rglru.reference import Gates
+
+logger = logging.getLogger(__name__)
 
 # The implementations of each framework, the one to prefer first; the last takes everything.
 IMPLEMENTATIONS = {
@@ -113,7 +120,52 @@ def _unsupported(name: str, x: Any, gates: Gates | None, starts: Any) -> str | N
     meant = {"cpu": "cpu", "triton": "cuda", "tpu": "tpu"}[name]
     if platform != meant:
         return f"{name} kernels run on {meant}, and x is on {platform}"
-    return _module(name, x).unsupported(x, gates, starts)
+    module = _module(name, x)
+    reason = module.unsupported(x, gates, starts)
+    if reason is None and name != "cpu":
+        where = str(x.device) if _framework(x) == "torch" else ""
+        reason = _fault(module, _framework(x), where, starts is not None)
+    return reason
+
+
+@functools.cache
+def _fault(module: ModuleType, framework: str, device: str, packed: bool) -> str | None:
+    """What is wrong with kernels that a test cannot run everywhere, by a small problem: what they
+    raise, or that they are not near the plain implementation."""
+    rng = np.random.default_rng(0)
+    lengths, starts = [150, 0, 90], [0, 150, 160]
+    batch, time = (1, 260) if packed else (3, 160)
+    block = (2, 128)
+    shapes = [(256,), (*block, 128), block, (*block, 128), block, (batch, time, 256), (3, 256)]
+    scales = [1, 0.1, 1, 0.1, 1, 1, 1]
+    arrays = [k * rng.standard_normal(n, np.float32) for k, n in zip(scales, shapes, strict=True)]
+    index = [np.array(v, np.int32) for v in ([lengths, starts] if packed else [lengths])]
+    plain = import_module(f"griffin_eval.kernels.rglru.plain_{framework}")
+    scope: Any = contextlib.nullcontext()
+    if framework == "torch":
+        import torch
+
+        put, scope = (lambda v: torch.from_numpy(v).to(device)), torch.no_grad()
+    else:
+        import jax
+
+        put, scope = jax.numpy.asarray, jax.ensure_compile_time_eval()
+    try:
+        with scope:
+            *gates, x, h0 = map(put, arrays)
+            layout = dict(zip(("lengths", "starts"), map(put, index), strict=False))
+            (_, found), (_, right) = (
+                m.rglru(x, Gates(*gates), h0, **layout) for m in (module, plain)
+            )
+            error = float(abs(found - right).max())
+        said = f"are wrong here: off by {error:.2g} in a small problem"
+    except Exception as problem:  # of a compiler or a driver: anything
+        error, said = float("inf"), f"do not run here: {problem}"
+    if error <= 0.05:
+        return None
+    reason = f"the kernels of {module.__name__} {said}"
+    logger.warning("%s; plain ones do their work", reason)
+    return reason
 
 
 def _platform(x: Any) -> str:
