@@ -236,8 +236,8 @@ def compiled(target, op, model, dtype, batch=1, time=8192, lengths=False):
     return compile_for(target, with_gradient(op), arguments, masks, x, h0), ideal
 
 
-def check_report(report, ideal, temporaries=0.0, bytes_over_ideal=1.05):
-    assert report.temporary_bytes <= temporaries * ideal  # relayout of a gradient of biases
+def check_report(report, ideal, temporaries=0, bytes_over_ideal=1.05):
+    assert report.temporary_bytes <= temporaries
     assert report.hbm_bytes <= bytes_over_ideal * ideal
     assert all(kernel.vmem_bytes <= VMEM for kernel in report.kernels)
     assert len(report.kernels) == 2
@@ -280,7 +280,8 @@ def test_every_shape_compiles_for_every_target(op, dtype, model, target):
         return
     most = MOVED.get((op, dtype, model, target), 1.05)
     report, ideal = compiled(target, OPS[op], model, dtype)
-    check_report(report, ideal, temporaries=1e-3, bytes_over_ideal=most)
+    # Gradients of biases change their layout on some targets: a few rows.
+    check_report(report, ideal, temporaries=2**18, bytes_over_ideal=most)
 
 
 @each_op

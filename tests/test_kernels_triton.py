@@ -431,13 +431,13 @@ def test_phases_build_without_a_device(compiled, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("op", ["linear_scan", "rglru"])
 def test_every_config_builds(op, capability, dtype, number, compiled, monkeypatch, tmp_path):
     configs = importlib.import_module(KERNELS).CONFIGS
-    assert len(configs) == 4
+    assert len(configs) == 3
     for chunks in (1, 2):
         found = launches(monkeypatch, op, dtype, chunks)
         check_builds(found, capability, dtype, configs[number], tmp_path)

@@ -31,7 +31,6 @@ CONFIGS = [
     for steps, block, warps, stages in [
         (8, 64, 1, 1),
         (16, 32, 1, 1),
-        (8, 128, 1, 1),
         (4, 64, 1, 4),
     ]
 ]
