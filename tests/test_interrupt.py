@@ -128,7 +128,7 @@ def command(checkpoint, out, *more) -> list[str]:
     return [
         *(str(BIN / "lm_eval"), "--model", "griffin", "--tasks", "griffin_phonebook"),
         *("--model_args", f"pretrained={checkpoint},framework=torch", "--device", "cpu"),
-        *("--limit", "40", "--output_path", str(out), *more),
+        *("--limit", "80", "--output_path", str(out), *more),
     ]
 
 
