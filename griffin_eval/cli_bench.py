@@ -83,6 +83,13 @@ def bench_eval(
         raise typer.Exit(1)
 
 
+def tell(text: str) -> None:
+    """Prints a line about long work on a terminal, nothing in a pipe."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        console.print(text, highlight=False, markup=False)
+
+
 def _open(path: Path) -> "Checkpoint":
     from griffin_eval.converters.checkpoint import Checkpoint
 

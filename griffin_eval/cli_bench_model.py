@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from griffin_eval.cli_bench import tell
 from griffin_eval.errors import ArgumentError
 
 
@@ -47,7 +48,7 @@ def bench_model(
     if not set(TWINS) & set(chosen) - set(bench.absent):
         raise ArgumentError("limits need one of ours, torch or jax, chosen and installed")
     try:
-        found = bench.run(rounds, lambda text: typer.echo(text, err=True))
+        found = bench.run(rounds, tell)
     except Failed as error:
         typer.echo(f"a measurement failed: {error}", err=True)
         raise typer.Exit(1) from None

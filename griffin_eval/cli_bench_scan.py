@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from griffin_eval.cli_bench import tell
 from griffin_eval.errors import ArgumentError
 
 
@@ -41,7 +42,7 @@ def bench_scan(
             width,
             gates,
             rounds,
-            lambda text: typer.echo(text, err=True),
+            tell,
         )
         rows = rows if not as_json else [row._asdict() for row in rows]
     elif target == "cuda":

@@ -16,6 +16,7 @@ from jax import Array
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError
 from griffin_eval.kernels.rglru.api import choose
+from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.model_jax.griffin import Griffin
 from griffin_eval.model_jax.loading import load
 from griffin_eval.model_jax.state import State, gather, nbytes, store
@@ -46,8 +47,9 @@ class JaxRunner:
         (self._device,) = weight.devices()
         self.device = f"{self._device.platform}:{self._device.id}"
         self.step_tokens = self._full_step = step_tokens(self.device)
-        kind = jnp.complex64 if self.config.complex_gates else weight.dtype
-        self.kernel = choose(jnp.empty((1, 1, 1), kind))
+        one = jnp.empty((1, 1, 1), weight.dtype)
+        gates = Gates(*[one] * 6) if self.config.complex_gates else None
+        self.kernel = choose(one, gates, starts=one)
         graph, self._params = nnx.split(model)
 
         def take(pool: State, sources: Array) -> State:

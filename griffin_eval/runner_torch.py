@@ -10,6 +10,7 @@ import torch
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError
 from griffin_eval.kernels.rglru.api import choose
+from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.model_torch.griffin import Griffin
 from griffin_eval.model_torch.loading import load
 from griffin_eval.model_torch.state import State, gather, nbytes, store
@@ -38,7 +39,8 @@ class TorchRunner:
         self.dtype = str(weight.dtype).removeprefix("torch.")
         self.step_tokens = step_tokens(self.device)
         one = weight.new_empty(1, 1, 1)
-        self.kernel = choose(one.to(torch.complex64) if self.config.complex_gates else one)
+        gates = Gates(*[one] * 6) if self.config.complex_gates else None
+        self.kernel = choose(one, gates, starts=one)
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str, device: str | None):

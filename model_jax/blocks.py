@@ -10,7 +10,6 @@ from jaxtyping import Float
 
 from griffin_eval.config import BlockType, GriffinConfig
 from griffin_eval.layout import Scope
-from griffin_eval.model_jax.cglru import CGLRU
 from griffin_eval.model_jax.chunks import Chunk, Tile
 from griffin_eval.model_jax.layers import RGLRU, Conv1D, Linear, RMSNorm, rotate, wide, wide_dtype
 from griffin_eval.model_jax.state import AttentionState, RecurrentState
@@ -21,15 +20,14 @@ def gelu(x: Array) -> Array:
 
 
 class RecurrentBlock(nnx.Module):
-    """Convolution, then RG-LRU or CG-LRU, and GeLU: two branches, and their product (figure 2c)."""
+    """Convolution and RG-LRU on one branch, GeLU on the other, merged by a product (figure 2c)."""
 
     def __init__(self, config: GriffinConfig, params: Scope):
         self.linear_y = Linear(params / "linear_y")
         self.linear_x = Linear(params / "linear_x")
         self.linear_out = Linear(params / "linear_out")
         self.conv_1d = Conv1D(config, params / "conv_1d")
-        unit = CGLRU if config.complex_gates else RGLRU
-        self.rg_lru = unit(config, params / "rg_lru")
+        self.rg_lru = RGLRU(config, params / "rg_lru")
 
     def __call__(
         self, x: Float[Array, "B T W"], chunk: Chunk, state: RecurrentState

@@ -1,7 +1,5 @@
 """The leaves of the model: linear map, norm, convolution, RG-LRU, rotary embedding."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -11,14 +9,10 @@ from jaxtyping import Float, Int
 from griffin_eval import rope
 from griffin_eval.config import GriffinConfig
 from griffin_eval.kernels.rglru.api import rglru
+from griffin_eval.kernels.rglru.plain_jax import wide_dtype
 from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.layout import Scope
 from griffin_eval.model_jax.chunks import Chunk
-
-
-def wide_dtype(dtype: Any) -> Any:
-    """float32, or the dtype itself where it is wider."""
-    return dtype if jnp.finfo(dtype).bits > 32 else jnp.float32
 
 
 def wide(x: Array) -> Array:
@@ -78,7 +72,8 @@ class Conv1D(nnx.Module):
 
 
 class RGLRU(nnx.Module):
-    """Real-gated linear recurrent unit (section 2.4), in float32 or wider throughout."""
+    """Real-gated linear recurrent unit (section 2.4), or, with an imaginary parameter, the
+    complex-gated one (appendix B), in float32 or wider throughout."""
 
     def __init__(self, config: GriffinConfig, params: Scope):
         self.recurrent_param = params("recurrent_param")
@@ -86,6 +81,7 @@ class RGLRU(nnx.Module):
         self.input_gate_bias = params("input_gate_bias")
         self.recurrent_gate_weight = params("recurrent_gate_weight")
         self.recurrent_gate_bias = params("recurrent_gate_bias")
+        self.imaginary_param = params("imaginary_param") if "imaginary_param" in params else None
 
     def __call__(
         self, x: Float[Array, "B T L"], chunk: Chunk, h0: Float[Array, "S L"]
@@ -96,6 +92,7 @@ class RGLRU(nnx.Module):
             self.input_gate_bias[...],
             self.recurrent_gate_weight[...],
             self.recurrent_gate_bias[...],
+            None if self.imaginary_param is None else self.imaginary_param[...],
         )
         layout = chunk.layout
         return rglru(

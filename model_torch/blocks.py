@@ -9,14 +9,13 @@ from torch import Tensor, nn
 from griffin_eval.config import BlockType, GriffinConfig
 from griffin_eval.kernels.linear_torch import linear
 from griffin_eval.layout import Scope
-from griffin_eval.model_torch.cglru import CGLRU
 from griffin_eval.model_torch.chunks import Chunk, Tile
 from griffin_eval.model_torch.layers import RGLRU, Conv1D, Linear, RMSNorm, rotate
 from griffin_eval.model_torch.state import AttentionState, RecurrentState
 
 
 class RecurrentBlock(nn.Module):
-    """Convolution, then RG-LRU or CG-LRU, and GeLU: two branches, and their product (figure 2c)."""
+    """Convolution and RG-LRU on one branch, GeLU on the other, merged by a product (figure 2c)."""
 
     def __init__(self, config: GriffinConfig, params: Scope):
         super().__init__()
@@ -24,8 +23,7 @@ class RecurrentBlock(nn.Module):
         self.linear_x = Linear(params / "linear_x")
         self.linear_out = Linear(params / "linear_out")
         self.conv_1d = Conv1D(config, params / "conv_1d")
-        unit = CGLRU if config.complex_gates else RGLRU
-        self.rg_lru = unit(config, params / "rg_lru")
+        self.rg_lru = RGLRU(config, params / "rg_lru")
 
     def forward(
         self, x: Float[Tensor, "B T W"], chunk: Chunk, state: RecurrentState

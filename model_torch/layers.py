@@ -10,14 +10,10 @@ from griffin_eval import rope
 from griffin_eval.config import GriffinConfig
 from griffin_eval.kernels.linear_torch import linear
 from griffin_eval.kernels.rglru.api import rglru
+from griffin_eval.kernels.rglru.plain_torch import wide_dtype
 from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.layout import Scope
 from griffin_eval.model_torch.chunks import Chunk
-
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float32, or the dtype itself where it is wider."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 def wide(x: Tensor) -> Tensor:
@@ -75,7 +71,8 @@ class Conv1D(nn.Module):
 
 
 class RGLRU(nn.Module):
-    """Real-gated linear recurrent unit (section 2.4), in float32 or wider throughout."""
+    """Real-gated linear recurrent unit (section 2.4), or, with an imaginary parameter, the
+    complex-gated one (appendix B), in float32 or wider throughout."""
 
     def __init__(self, config: GriffinConfig, params: Scope):
         super().__init__()
@@ -84,6 +81,7 @@ class RGLRU(nn.Module):
         self.input_gate_bias = params("input_gate_bias")
         self.recurrent_gate_weight = params("recurrent_gate_weight")
         self.recurrent_gate_bias = params("recurrent_gate_bias")
+        self.imaginary_param = params("imaginary_param") if "imaginary_param" in params else None
 
     def forward(
         self, x: Float[Tensor, "B T L"], chunk: Chunk, h0: Float[Tensor, "S L"]
@@ -94,6 +92,7 @@ class RGLRU(nn.Module):
             self.input_gate_bias,
             self.recurrent_gate_weight,
             self.recurrent_gate_bias,
+            self.imaginary_param,
         )
         layout = chunk.layout
         return rglru(

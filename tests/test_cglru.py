@@ -21,10 +21,10 @@ from recurrentgemma.jax import modules as deepmind_modules
 from griffin_eval.config import HAWK
 from griffin_eval.kernels.rglru import reference, scan_jax, scan_torch
 from griffin_eval.layout import Scope, param_specs
-from griffin_eval.model_jax import cglru as jax_cglru
 from griffin_eval.model_jax import chunks as jax_chunks
-from griffin_eval.model_torch import cglru as torch_cglru
+from griffin_eval.model_jax import layers as jax_layers
 from griffin_eval.model_torch import chunks as torch_chunks
+from griffin_eval.model_torch import layers as torch_layers
 
 CONFIG = replace(BASE, complex_gates=True, lru_width=36, gate_blocks=3)
 PREFIX = "model.layers.0.temporal_block.rg_lru."
@@ -217,7 +217,7 @@ def expected(name):
 def torch_layer(case, *arrays):
     *gates, x, h0 = arrays
     values = dict(zip(NAMES, gates, strict=True))
-    unit = torch_cglru.CGLRU(CONFIG, Scope(SPECS, lambda s: values[s.name[len(PREFIX) :]], PREFIX))
+    unit = torch_layers.RGLRU(CONFIG, Scope(SPECS, lambda s: values[s.name[len(PREFIX) :]], PREFIX))
     lengths = torch.from_numpy(case.lengths)
     packs = case.starts is not None
     layout = torch_chunks.pack(lengths, x.shape[1], 4) if packs else torch_chunks.Rows(lengths)
@@ -229,7 +229,7 @@ def torch_layer(case, *arrays):
 def jax_layer(case, *arrays):
     *gates, x, h0 = arrays
     values = {name: nnx.Param(gate) for name, gate in zip(NAMES, gates, strict=True)}
-    unit = jax_cglru.CGLRU(CONFIG, Scope(SPECS, lambda s: values[s.name[len(PREFIX) :]], PREFIX))
+    unit = jax_layers.RGLRU(CONFIG, Scope(SPECS, lambda s: values[s.name[len(PREFIX) :]], PREFIX))
     lengths = jnp.asarray(case.lengths, jnp.int32)
     packs = case.starts is not None
     layout = jax_chunks.pack(lengths, x.shape[1], 4) if packs else jax_chunks.Rows(lengths)

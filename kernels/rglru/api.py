@@ -75,7 +75,8 @@ def rglru(
 
     Args:
         x: [B, T, L] input.
-        gates: parameters, without an imaginary part.
+        gates: parameters; with an imaginary part of the CG-LRU (appendix B), whose x, h and states
+            have real parts in one half, imaginary parts in the other.
         h0, resets, lengths, starts, impl: as of `linear_scan`.
 
     Returns:
@@ -120,16 +121,18 @@ def _unsupported(name: str, x: Any, gates: Gates | None, starts: Any) -> str | N
     meant = {"cpu": "cpu", "triton": "cuda", "tpu": "tpu"}[name]
     if platform != meant:
         return f"{name} kernels run on {meant}, and x is on {platform}"
+    if gates is not None and gates.imaginary_param is not None:
+        return f"{name} kernels have no complex gates"
     module = _module(name, x)
     reason = module.unsupported(x, gates, starts)
     if reason is None and name != "cpu":
         where = str(x.device) if _framework(x) == "torch" else ""
-        reason = _fault(module, _framework(x), where, starts is not None)
+        reason = _fault(module, _framework(x), where, x.dtype, starts is not None)
     return reason
 
 
 @functools.cache
-def _fault(module: ModuleType, framework: str, device: str, packed: bool) -> str | None:
+def _fault(module: ModuleType, framework: str, device: str, dtype: Any, packed: bool) -> str | None:
     """What is wrong with kernels that a test cannot run everywhere, by a small problem: what they
     raise, or that they are not near the plain implementation."""
     rng = np.random.default_rng(0)
@@ -146,18 +149,23 @@ def _fault(module: ModuleType, framework: str, device: str, packed: bool) -> str
         import torch
 
         put, scope = (lambda v: torch.from_numpy(v).to(device)), torch.no_grad()
+        cast = torch.Tensor.to
     else:
         import jax
 
         put, scope = jax.numpy.asarray, jax.ensure_compile_time_eval()
+        cast = jax.numpy.astype
     try:
         with scope:
-            *gates, x, h0 = map(put, arrays)
+            *rest, h0 = map(put, arrays)
+            *gates, x = (cast(v, dtype) for v in rest)
             layout = dict(zip(("lengths", "starts"), map(put, index), strict=False))
-            (_, found), (_, right) = (
-                m.rglru(x, Gates(*gates), h0, **layout) for m in (module, plain)
+            ours, right = (m.rglru(x, Gates(*gates), h0, **layout) for m in (module, plain))
+            read = lengths[0]  # of the first row the first segment, in both layouts
+            error = max(
+                float(abs(ours[0][0, :read] - right[0][0, :read]).max()),
+                float(abs(ours[1] - right[1]).max()),
             )
-            error = float(abs(found - right).max())
         said = f"are wrong here: off by {error:.2g} in a small problem"
     except Exception as problem:  # of a compiler or a driver: anything
         error, said = float("inf"), f"do not run here: {problem}"

@@ -122,7 +122,15 @@ INLINE void put(float *RESTRICT out, const float *RESTRICT values, int n, int st
   memcpy(out, values, n * sizeof(float));
 }
 
-typedef float Vector __attribute__((vector_size(64), aligned(4)));
+// Before another thread may read what was written past the caches.
+INLINE void settle(void) {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
+typedef float Vector __attribute__((vector_size(64)));
+typedef float Stored __attribute__((vector_size(64), aligned(4), may_alias));  // 16 floats of an array
 enum { LANES = 16, STRIP = 4 };
 
 // Some rows of n columns, D apart. h: state before and after. `out` may be x.
@@ -131,16 +139,16 @@ INLINE void scan_rows(int n, int64_t rows, int64_t D, const uint8_t *resets, con
   int c = 0;
   for (; c + STRIP * LANES <= n; c += STRIP * LANES) {
     Vector state[STRIP];
-    for (int k = 0; k < STRIP; k++) state[k] = *(const Vector *)(h + c + k * LANES);
+    for (int k = 0; k < STRIP; k++) state[k] = *(const Stored *)(h + c + k * LANES);
     for (int64_t t = 0; t < rows; t++) {
       for (int k = 0; k < STRIP; k++) {
         const int64_t at = t * D + c + k * LANES;
-        const Vector input = *(const Vector *)(x + at);
-        state[k] = resets && resets[t] ? input : *(const Vector *)(a + at) * state[k] + input;
+        const Vector input = *(const Stored *)(x + at), decay = *(const Stored *)(a + at);
+        state[k] = resets && resets[t] ? input : decay * state[k] + input;
       }
       put(out + t * D + c, (const float *)state, STRIP * LANES, stream);
     }
-    for (int k = 0; k < STRIP; k++) *(Vector *)(h + c + k * LANES) = state[k];
+    for (int k = 0; k < STRIP; k++) *(Stored *)(h + c + k * LANES) = state[k];
   }
   for (; c < n; c++) {
     for (int64_t t = 0; t < rows; t++) {
@@ -241,7 +249,8 @@ EVERY_CPU static void forward(const Job *j, int64_t column, int n) {
     if (j->kind == SCAN) {
       for (int64_t t = from; t < done; t += ROWS) {
         const int64_t at = t * D + column, rows = t + ROWS < done ? ROWS : done - t;
-        scan_rows(n, rows, D, j->resets ? j->resets + t : NULL, j->a + at, j->x + at, h, j->out + at, stream);
+        const uint8_t *resets = j->resets ? j->resets + t : NULL;
+        scan_rows(n, rows, D, resets, j->a + at, j->x + at, h, j->out + at, stream);
       }
     } else {
       for (int64_t t = from; t < done; t++) {
@@ -321,6 +330,7 @@ static void *work(void *argument) {
     else
       backward(j, gate * share->size + low, (int)n);
   }
+  settle();
   return NULL;
 }
 
@@ -404,6 +414,7 @@ EVERY_CPU static void *sum(void *argument) {
     for (int k = 0; k < count; k++) part[k] = s->a[i + k] + s->x[i + k];
     put(s->out + i, part, count, s->n >= LARGE / 2);
   }
+  settle();
   return NULL;
 }
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from griffin_eval.kernels.rglru import cpu
 from griffin_eval.kernels.rglru.reference import C, Gates
@@ -121,7 +122,8 @@ class _Scan(torch.autograd.Function):
         return h, last
 
     @staticmethod
-    def backward(ctx, *grads: Tensor):
+    @once_differentiable
+    def backward(ctx, *grads: Tensor):  # type: ignore[override]
         a, h0, h, *where = ctx.saved_tensors
         da, dx, dh0 = torch.empty_like(a), torch.empty_like(a), torch.empty_like(h0)
         into = [*where, a, h0, h, *(grad.contiguous() for grad in grads)]
@@ -147,7 +149,8 @@ class _Gated(torch.autograd.Function):
         return h, last
 
     @staticmethod
-    def backward(ctx, *grads: Tensor):
+    @once_differentiable
+    def backward(ctx, *grads: Tensor):  # type: ignore[override]
         x, input_weight, recurrent_weight, *rest = ctx.saved_tensors
         input_bias, recurrent_bias, decay, h0, h, *where = rest
         blocks = _blocks(x, input_weight)

@@ -5,13 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
-from jaxtyping import Bool, Float, Inexact, Int
+from jax import Array, lax
+from jaxtyping import Bool, Complex, Float, Inexact, Int
 
-from griffin_eval.kernels.rglru.reference import C, Gates
+from griffin_eval.kernels.rglru.reference import MAX_SQRT_GRADIENT, C, Gates
 from griffin_eval.kernels.rglru.scan_jax import linear_scan as blocked_scan
-
-MAX_SQRT_GRADIENT = 1000.0
 
 
 def wide_dtype(dtype: Any) -> Any:
@@ -78,8 +76,24 @@ def rglru(
     if resets is not None:
         multiplier = jnp.where(resets[:, :, None], 1.0, multiplier)
     layout = {"resets": resets, "lengths": lengths, "starts": starts, "scan": scan}
-    h, last = linear_scan(jnp.exp(log_a), multiplier * i_t * x_t, h0, **layout)
-    return h.astype(x.dtype), last
+    if gates.imaginary_param is None:
+        h, last = linear_scan(jnp.exp(log_a), multiplier * i_t * x_t, h0, **layout)
+        return h.astype(x.dtype), last
+    radius, angle = jnp.exp(log_a), gates.imaginary_param.astype(wider)[None, None] * r_t
+    a_t = lax.complex(radius * jnp.cos(angle), radius * jnp.sin(angle))
+    gated = jnp.concatenate([multiplier * i_t] * 2, -1) * x_t
+    h, last = linear_scan(a_t, _joined(gated), _joined(h0.astype(wider)), **layout)
+    return _halves(h).astype(x.dtype), _halves(last)
+
+
+def _joined(halves: Float[Array, "*N L"]) -> Complex[Array, "*N Z"]:
+    """Complex numbers, from their real parts and, behind these, their imaginary parts."""
+    return lax.complex(*jnp.split(halves, 2, -1))
+
+
+def _halves(numbers: Complex[Array, "*N Z"]) -> Float[Array, "*N L"]:
+    """The reverse of `_joined`."""
+    return jnp.concatenate([numbers.real, numbers.imag], -1)
 
 
 def block_diagonal(

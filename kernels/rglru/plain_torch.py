@@ -2,13 +2,16 @@
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Inexact, Int
+from jaxtyping import Bool, Complex, Float, Inexact, Int
 from torch import Tensor
 
-from griffin_eval.kernels.rglru.reference import C, Gates
+from griffin_eval.kernels.rglru.reference import MAX_SQRT_GRADIENT, C, Gates
 from griffin_eval.kernels.rglru.scan_torch import linear_scan as blocked_scan
 
-MAX_SQRT_GRADIENT = 1000.0
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float32, or the dtype itself where it is wider."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def linear_scan(
@@ -21,7 +24,7 @@ def linear_scan(
     starts: Int[Tensor, " S"] | None = None,
 ) -> tuple[Inexact[Tensor, "B T D"], Inexact[Tensor, "S D"]]:
     """See `griffin_eval.kernels.rglru.api.linear_scan`."""
-    dtype, wider = x.dtype, torch.promote_types(x.dtype, torch.float32)
+    dtype, wider = x.dtype, wide_dtype(x.dtype)
     a, x, h0 = a.to(wider), x.to(wider), h0.to(wider)
     if resets is not None:
         a = torch.where(resets[:, :, None], 0.0, a)
@@ -57,7 +60,7 @@ def rglru(
     starts: Int[Tensor, " S"] | None = None,
 ) -> tuple[Float[Tensor, "B T L"], Float[Tensor, "S L"]]:
     """See `griffin_eval.kernels.rglru.api.rglru`."""
-    wider = torch.promote_types(x.dtype, torch.float32)
+    wider = wide_dtype(x.dtype)
     x_t = x.to(wider)
     # (1) and (2): r_t = sigma(W_a x_t + b_a), i_t = sigma(W_x x_t + b_x)
     r_t = torch.sigmoid(block_diagonal(x_t, gates.recurrent_weight, gates.recurrent_bias))
@@ -69,8 +72,23 @@ def rglru(
     if resets is not None:
         multiplier = torch.where(resets[:, :, None], 1.0, multiplier)
     layout = {"resets": resets, "lengths": lengths, "starts": starts}
-    h, last = linear_scan(torch.exp(log_a), multiplier * i_t * x_t, h0, **layout)
-    return h.to(x.dtype), last
+    if gates.imaginary_param is None:
+        h, last = linear_scan(torch.exp(log_a), multiplier * i_t * x_t, h0, **layout)
+        return h.to(x.dtype), last
+    a_t = torch.polar(torch.exp(log_a), gates.imaginary_param.to(wider) * r_t)
+    gated = torch.cat([multiplier * i_t] * 2, -1) * x_t
+    h, last = linear_scan(a_t, _joined(gated), _joined(h0.to(wider)), **layout)
+    return _halves(h).to(x.dtype), _halves(last)
+
+
+def _joined(halves: Float[Tensor, "*N L"]) -> Complex[Tensor, "*N Z"]:
+    """Complex numbers, from their real parts and, behind these, their imaginary parts."""
+    return torch.complex(*halves.chunk(2, -1))
+
+
+def _halves(numbers: Complex[Tensor, "*N Z"]) -> Float[Tensor, "*N L"]:
+    """The reverse of `_joined`."""
+    return torch.cat([numbers.real, numbers.imag], -1)
 
 
 def block_diagonal(

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 C = 8.0  # equation 3
+MAX_SQRT_GRADIENT = 1000.0  # of the square root of equation 4, by everything but this file
 
 
 class Gates(NamedTuple):

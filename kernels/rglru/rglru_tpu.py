@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Bool, Float, Int
 
-from griffin_eval.kernels.rglru.reference import C, Gates
+from griffin_eval.kernels.rglru.reference import MAX_SQRT_GRADIENT, C, Gates
 from griffin_eval.kernels.rglru.tpu_block import (
     LANES,
     SUBLANES,
@@ -27,7 +27,6 @@ from griffin_eval.kernels.rglru.tpu_block import (
     round_up,
 )
 
-MAX_SQRT_GRADIENT = 1000.0  # as in the models
 # (1 - e^-z) / z on [0, 0.5], to 2e-9 (Chebyshev's points): there 1 - a * a would lose digits.
 _SERIES = (0.9999999988, -0.4999998207, 0.1666624492, -0.0416302434, 0.0081900028, -0.0011237151)
 _BLOCK = 512 * 512  # elements of a block: what fits in VMEM
@@ -62,23 +61,17 @@ def rglru(
         NotImplementedError: complex gates, or a dtype or blocks of gates that the kernel does not
             take.
     """
-    if gates.imaginary_param is not None:
-        raise NotImplementedError("the TPU kernel has no complex gates (imaginary_param)")
-    check_dtypes(x=x, **{name: p for name, p in gates._asdict().items() if p is not None})
+    check(x, gates)
     lengths = None if lengths is None else lengths.astype(jnp.int32)
     return _rglru(x, gates, h0, resets, lengths, interpret)
 
 
-def check(x: Array, gates: Gates, interpret: Any = False) -> Blocks:
-    """How the kernel cuts x.
-
-    Raises:
-        NotImplementedError: as of `rglru`.
-    """
+def check(x: Array, gates: Gates) -> None:
+    """Raises NotImplementedError where `rglru` would."""
     if gates.imaginary_param is not None:
         raise NotImplementedError("the TPU kernel has no complex gates (imaginary_param)")
     check_dtypes(x=x, **{name: p for name, p in gates._asdict().items() if p is not None})
-    return _blocks(x, gates, interpret, reverse=False)
+    _blocks(x, gates, False, reverse=False)
 
 
 def _blocks(x: Array, gates: Gates, interpret: Any, reverse: bool) -> Blocks:
