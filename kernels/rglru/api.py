@@ -1,6 +1,5 @@
 """The recurrences for the models: one signature, and the fastest kernel that can compute it."""
 
-import contextlib
 import functools
 import logging
 from importlib import import_module
@@ -144,7 +143,9 @@ def _fault(module: ModuleType, framework: str, device: str, dtype: Any, packed: 
     arrays = [k * rng.standard_normal(n, np.float32) for k, n in zip(scales, shapes, strict=True)]
     index = [np.array(v, np.int32) for v in ([lengths, starts] if packed else [lengths])]
     plain = import_module(f"griffin_eval.kernels.rglru.plain_{framework}")
-    scope: Any = contextlib.nullcontext()
+    put: Any
+    cast: Any
+    scope: Any
     if framework == "torch":
         import torch
 

@@ -14,7 +14,7 @@ from griffin_eval.kernels.rglru.scan_jax import linear_scan as blocked_scan
 
 def wide_dtype(dtype: Any) -> Any:
     """float32, or the dtype itself where it is wider."""
-    return dtype if dtype.itemsize >= 4 else jnp.float32
+    return dtype if jnp.dtype(dtype).itemsize >= 4 else jnp.float32
 
 
 def linear_scan(
