@@ -13,6 +13,7 @@ from griffin_eval.cli_bench_scan import bench_scan
 from griffin_eval.cli_converters import bench, register
 from griffin_eval.cli_memory import memory
 from griffin_eval.cli_report import report
+from griffin_eval.cli_train import train
 from griffin_eval.errors import BadInput, MissingExtraError
 
 app = typer.Typer(
@@ -73,6 +74,7 @@ bench.command(name="model")(bench_model)
 bench.command(name="scan")(bench_scan)
 app.command()(memory)
 app.command()(report)
+app.command()(train)
 
 
 def main() -> None:

@@ -106,7 +106,7 @@ class JaxRunner:
                 "dtype=float64 in JAX needs the environment variable JAX_ENABLE_X64=1"
             )
         chosen = None if dtype == "auto" else jnp.dtype(dtype)
-        _keep_compilations()
+        keep_compilations()
         return cls(load(checkpoint, chosen, choose_device(device)))
 
     def bucket(self, count: int, smallest: int = 16) -> int:
@@ -234,7 +234,7 @@ class JaxRunner:
         )
 
 
-def _keep_compilations() -> None:
+def keep_compilations() -> None:
     """Keeps what is compiled for the next process, unless the user has said where, or not to."""
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")

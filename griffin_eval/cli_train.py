@@ -1,0 +1,77 @@
+"""The command ``train``."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from griffin_eval.errors import ArgumentError
+from griffin_eval.hints import nearest
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="selective_copy, induction_heads or bytes.")],
+    model: Annotated[str, typer.Option(help="griffin, hawk or mqa.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the run.")],
+    seed: Annotated[int, typer.Option(help="Of weights and data.", min=0)] = 0,
+    steps: Annotated[int | None, typer.Option(help="Instead of the recipe's.", min=1)] = None,
+    length: Annotated[
+        int | None, typer.Option(help="Tokens of a training sequence; others per step stay.", min=8)
+    ] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="The highest.")] = None,
+) -> None:
+    """Train a small model of section 6.2 with the JAX twin.
+
+    A folder with an unfinished run goes on from its latest checkpoint; `convert` and `lm_eval` read
+    the folder as it is.
+    """
+    try:
+        import jax  # noqa: F401
+        import optax  # noqa: F401
+    except ImportError:
+        from griffin_eval.errors import MissingExtraError
+
+        raise MissingExtraError("jax", "jax") from None
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    from griffin_eval.training.curves import draw
+    from griffin_eval.training.recipes import MODELS, recipe_named
+    from griffin_eval.training.trainer import Run
+    from griffin_eval.training.trainer import train as carry_out
+
+    given = {"steps": steps, "length": length, "learning_rate": learning_rate}
+    changes: Any = {key: value for key, value in given.items() if value is not None}
+    chosen = dataclasses.replace(recipe_named(recipe), **changes)
+    if model not in MODELS:
+        raise ArgumentError(
+            f"unknown model {model!r}: expected {', '.join(MODELS)}{nearest(model, MODELS)}"
+        )
+    if not chosen.learning_rate > 0:
+        raise ArgumentError(f"--learning-rate must be above 0, found {learning_rate}")
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(f"{recipe} {model}", total=chosen.steps)
+
+        def progress(metrics: dict[str, Any]) -> None:
+            if "loss" in metrics:
+                text = f"loss {metrics['loss']:.3f}, accuracy {metrics['accuracy']:.1%}"
+                bar.update(task, description=f"{recipe} {model}: {text}")
+            bar.update(task, completed=metrics["step"])
+
+        last = carry_out(Run(recipe=chosen, model=model, seed=seed), output, progress=progress)
+    figure = draw([output], output / "curves")
+    typer.echo(
+        f"{output}: step {last['step']}, test loss {last['test_loss']:.4f}, "
+        f"accuracy {last['accuracy']:.1%}; curves in {figure}"
+    )

@@ -1,0 +1,270 @@
+"""Trains a recipe's model with the JAX twin: AdamW, warm-up and cosine, Orbax checkpoints.
+
+A run's folder holds ``run.json`` (what was asked for), ``config.json`` and the tokenizer, so that
+``griffin-eval convert`` and ``lm_eval --model griffin`` read its latest checkpoint as it is,
+``metrics.jsonl``, the curves, and a folder for each checkpoint that is kept, with the items
+``params`` (canonical names) and ``optimizer``.
+"""
+
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+from flax import nnx, traverse_util
+
+from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.convert import config_json
+from griffin_eval.converters.formats import FORMATS
+from griffin_eval.converters.resolve import read_json
+from griffin_eval.converters.survey import CONFIG_FILE
+from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.initializers import initial_value
+from griffin_eval.layout import param_specs
+from griffin_eval.model_jax.griffin import Griffin
+from griffin_eval.runner_jax import keep_compilations
+from griffin_eval.training.recipes import Batch, Recipe
+
+logger = logging.getLogger(__name__)
+
+Params = dict[str, jax.Array]  # by canonical name
+
+WARM_UP = 0.05  # of the steps
+LAST_RATE = 0.1  # of the highest learning rate
+WEIGHT_DECAY = 0.1  # of matrices
+CLIP = 1.0  # of the gradient's norm
+BETAS = (0.9, 0.98)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """What fixes a run; a run that goes on must have been asked for the same.
+
+    Attributes:
+        recipe: with its steps, learning rate and length as they are used.
+        model: one of `griffin_eval.training.recipes.MODELS`.
+        seed: of the weights and of the data.
+    """
+
+    recipe: Recipe
+    model: str
+    seed: int
+
+    def settings(self) -> dict[str, Any]:
+        """As ``run.json`` has them."""
+        fields = dataclasses.asdict(self.recipe)
+        del fields["draw"], fields["write_tokenizer"]
+        return json.loads(json.dumps({"recipe": fields, "model": self.model, "seed": self.seed}))
+
+
+def train(
+    run: Run,
+    folder: Path,
+    *,
+    every: int = 100,
+    progress: Callable[[dict[str, Any]], Any] = lambda metrics: None,
+) -> dict[str, Any]:
+    """Trains to the last step, from the latest checkpoint of the folder if there is one.
+
+    Args:
+        run: what to train.
+        folder: of the run; made if it is not there.
+        every: steps between two lines of metrics, each with a test and a checkpoint.
+        progress: called after every step with its number and what is known of it.
+
+    Returns:
+        The last line of metrics.
+
+    Raises:
+        CheckpointError: the folder is of another run.
+    """
+    recipe, config = run.recipe, run.recipe.config(run.model)
+    _claim(run, config, folder)
+    keep_compilations()
+    rate = _schedule(recipe)
+    optimizer = _optimizer(rate)
+    params = {n: jnp.asarray(initial_value(s, run.seed)) for n, s in param_specs(config).items()}
+    state = optimizer.init(params)
+    update, evaluate = _compiled(config, optimizer)
+    held_out = recipe.held_out()
+    with ocp.CheckpointManager(
+        folder.resolve(), options=ocp.CheckpointManagerOptions(max_to_keep=2)
+    ) as manager:
+        first = manager.latest_step() or 0
+        if first:
+            params, state = _restore(manager, first, params, state)
+        lines = _lines_until(folder / "metrics.jsonl", first)
+        metrics = lines[-1] if lines else {}
+        losses, started = [], time.monotonic() - metrics.get("seconds", 0.0)
+        tokens = metrics.get("tokens", 0)
+        for step in range(first, recipe.steps):
+            batch = recipe.batch(run.seed, step)
+            params, state, loss, norm = update(params, state, batch)
+            losses.append(loss)
+            tokens += batch.tokens.size
+            now = {"step": step + 1, "tokens": tokens}
+            if (step + 1) % every == 0 or step + 1 == recipe.steps:
+                mean = float(np.mean(jax.device_get(losses)))
+                losses.clear()
+                now |= {"length": recipe.length_at(step), "loss": mean}
+                now |= {"learning_rate": float(rate(step)), "gradient_norm": float(norm)}
+                now |= _test(evaluate, params, held_out)
+                now["seconds"] = round(time.monotonic() - started, 1)
+                if not np.isfinite(mean):
+                    raise ArgumentError(
+                        f"the loss is {mean} at step {step + 1}; the checkpoint before it is kept: "
+                        f"a learning rate below {recipe.learning_rate} may do"
+                    )
+                manager.save(
+                    step + 1,
+                    args=ocp.args.Composite(
+                        params=ocp.args.StandardSave(_nested(params)),
+                        optimizer=ocp.args.StandardSave(_plain(state)),
+                    ),
+                )
+                manager.wait_until_finished()
+                with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+                    file.write(json.dumps(now) + "\n")
+                metrics = now
+            progress(now)
+    return metrics
+
+
+def loss_of(config: GriffinConfig, params: Mapping[str, jax.Array], batch: Batch):
+    """The weighted mean cross-entropy in nats, and how many targets were asked for and right.
+
+    The model starts each row from nothing; rows are as long as the batch.
+    """
+    model = Griffin(config, lambda spec: nnx.Param(params[spec.name]))
+    batch = Batch(*map(jnp.asarray, batch))
+    rows, length = batch.tokens.shape
+    lengths = jnp.full(rows, length, jnp.int32)
+    hidden, _ = model.step(batch.tokens, lengths, model.init_state(rows, length))
+    logits = model.logits(hidden)
+    each = optax.softmax_cross_entropy_with_integer_labels(logits, batch.targets)
+    right = (jnp.argmax(logits, -1) == batch.targets) & batch.asked
+    return jnp.sum(each * batch.weights) / jnp.sum(batch.weights), right.sum()
+
+
+def _compiled(config: GriffinConfig, optimizer: optax.GradientTransformation):
+    def update(params: Params, state: Any, batch: Batch):
+        (loss, _), gradients = jax.value_and_grad(loss_of, argnums=1, has_aux=True)(
+            config, params, batch
+        )
+        with jax.numpy_dtype_promotion("standard"):  # which optax counts on
+            changes, state = optimizer.update(gradients, state, params)
+            return optax.apply_updates(params, changes), state, loss, optax.tree.norm(gradients)
+
+    def evaluate(params: Params, batch: Batch):
+        return loss_of(config, params, batch)
+
+    return jax.jit(update, donate_argnums=(0, 1)), jax.jit(evaluate)
+
+
+def _test(evaluate: Callable, params: Params, batches: list[Batch]) -> dict[str, float]:
+    """Loss and accuracy on the rows that are not trained on."""
+    found = [evaluate(params, batch) for batch in batches]
+    asked = sum(int(batch.asked.sum()) for batch in batches)
+    loss = float(np.mean([float(loss) for loss, _ in found]))
+    return {"test_loss": loss, "accuracy": sum(int(right) for _, right in found) / max(asked, 1)}
+
+
+def _schedule(recipe: Recipe) -> optax.Schedule:
+    warm_up = max(1, round(WARM_UP * recipe.steps))
+    return optax.warmup_cosine_decay_schedule(
+        0.0,
+        recipe.learning_rate,
+        warm_up,
+        max(recipe.steps, warm_up + 1),
+        LAST_RATE * recipe.learning_rate,
+    )
+
+
+def _optimizer(rate: optax.Schedule) -> optax.GradientTransformation:
+    def decayed(params: Params) -> dict[str, bool]:
+        return {name: value.ndim > 1 and "conv_1d" not in name for name, value in params.items()}
+
+    return optax.chain(
+        optax.clip_by_global_norm(CLIP),
+        optax.adamw(rate, *BETAS, weight_decay=WEIGHT_DECAY, mask=decayed),
+    )
+
+
+def _claim(run: Run, config: GriffinConfig, folder: Path) -> None:
+    """Makes a run's folder, or checks that it is of this run.
+
+    Raises:
+        CheckpointError: it is of another, or of none.
+    """
+    file, wanted = folder / "run.json", run.settings()
+    if file.is_file():
+        differing = _differing(read_json(file), wanted)
+        if differing:
+            raise CheckpointError(
+                f"{folder} is of another run ({'; '.join(differing)}): name another folder"
+            )
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise CheckpointError(f"{folder} is there and no run: name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(wanted, indent=2) + "\n")
+    raw = config_json(config, FORMATS["griffin-orbax"], "float32")
+    (folder / CONFIG_FILE).write_text(json.dumps(raw, indent=2) + "\n")
+    run.recipe.write_tokenizer(folder)
+
+
+def _differing(found: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> list[str]:
+    problems = []
+    for key in wanted:
+        if isinstance(wanted[key], dict):
+            problems += _differing(found.get(key, {}), wanted[key], f"{prefix}{key}.")
+        elif found.get(key) != wanted[key]:
+            problems.append(f"{prefix}{key} {found.get(key)} there, {wanted[key]} asked for")
+    return problems
+
+
+def _restore(manager: ocp.CheckpointManager, step: int, params: Params, state: Any):
+    template = ocp.args.Composite(
+        params=ocp.args.StandardRestore(_nested(params)),
+        optimizer=ocp.args.StandardRestore(_plain(state)),
+    )
+    found = manager.restore(step, args=template)
+    params = traverse_util.flatten_dict(found["params"], sep=".")
+    leaves = [found["optimizer"][str(i)] for i in range(len(jax.tree.leaves(state)))]
+    return params, jax.tree.unflatten(jax.tree.structure(state), leaves)
+
+
+def _nested(params: Params) -> dict[str, Any]:
+    return traverse_util.unflatten_dict(params, sep=".")
+
+
+def _plain(state: Any) -> dict[str, jax.Array]:
+    """The optimizer's state as Orbax keeps it: its leaves by their number."""
+    return {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(state))}
+
+
+def _lines_until(path: Path, step: int) -> list[dict[str, Any]]:
+    """The metrics up to a step; later lines, of a run that was cut off, are removed."""
+    lines = read_metrics(path) if path.is_file() else []
+    kept = [line for line in lines if line["step"] <= step]
+    if len(kept) < len(lines):
+        path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+    return kept
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a ``metrics.jsonl``; one that was cut off is left out."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            logger.warning("%s: a line that is not whole is left out", path)
+    return lines
