@@ -10,6 +10,7 @@ import griffin_eval
 from griffin_eval.cli_bench import bench_eval
 from griffin_eval.cli_bench_model import bench_model
 from griffin_eval.cli_bench_scan import bench_scan
+from griffin_eval.cli_checkpoints import checkpoints
 from griffin_eval.cli_converters import bench, register
 from griffin_eval.cli_memory import memory
 from griffin_eval.cli_report import report
@@ -72,6 +73,7 @@ register(app)
 bench.command(name="eval")(bench_eval)
 bench.command(name="model")(bench_model)
 bench.command(name="scan")(bench_scan)
+app.command()(checkpoints)
 app.command()(memory)
 app.command()(report)
 app.command()(train)

@@ -19,9 +19,7 @@ TASKS = "griffin_pydoc_choice,griffin_phonebook,griffin_pydoc_rolling"
 def bench_eval(
     checkpoint: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder that transformers reads; by default the demo writes a small one."
-        ),
+        typer.Option(help="Folder that transformers reads; by default a small random one."),
     ] = None,
     tasks: Annotated[
         str,
@@ -48,7 +46,7 @@ def bench_eval(
     Exit code 1 if answers differ from hf's.
     """
     from griffin_eval.bench_eval import Bench, Failed, parse_workloads
-    from griffin_eval.demo import write_checkpoint
+    from griffin_eval.random_checkpoint import write_checkpoint
     from griffin_eval.runners import choose_framework
 
     workloads = parse_workloads(tasks, limit)

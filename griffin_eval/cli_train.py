@@ -18,7 +18,7 @@ def train(
     seed: Annotated[int, typer.Option(help="Of weights and data.", min=0)] = 0,
     steps: Annotated[int | None, typer.Option(help="Instead of the recipe's.", min=1)] = None,
     length: Annotated[
-        int | None, typer.Option(help="Tokens of a training sequence; others per step stay.", min=8)
+        int | None, typer.Option(help="Tokens of a training sequence; a step reads as many in all.")
     ] = None,
     learning_rate: Annotated[float | None, typer.Option(help="The highest.")] = None,
 ) -> None:
@@ -43,7 +43,7 @@ def train(
     )
 
     from griffin_eval.training.curves import draw
-    from griffin_eval.training.recipes import MODELS, recipe_named
+    from griffin_eval.training.recipes import MODELS, SHORTEST, recipe_named
     from griffin_eval.training.trainer import Run
     from griffin_eval.training.trainer import train as carry_out
 
@@ -54,6 +54,8 @@ def train(
         raise ArgumentError(
             f"unknown model {model!r}: expected {', '.join(MODELS)}{nearest(model, MODELS)}"
         )
+    if chosen.length < SHORTEST:
+        raise ArgumentError(f"--length must be at least {SHORTEST}, found {length}")
     if not chosen.learning_rate > 0:
         raise ArgumentError(f"--learning-rate must be above 0, found {learning_rate}")
     console = Console(stderr=True)

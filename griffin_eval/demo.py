@@ -1,8 +1,9 @@
-"""``make demo``: one checkpoint, both frameworks and hf, through the stock lm_eval command.
+"""``make demo``: from a training to figures, on weights that have learnt something.
 
-transformers writes a small RecurrentGemma with seeded random weights; `lm_eval` evaluates it with
-``--model griffin`` in PyTorch and in JAX and with ``--model hf``; one table shows that they agree,
-request by request. Random weights answer at chance: the demo is about agreement.
+1. A short training writes an Orbax checkpoint, which is carried through every format and back.
+2. The stock `lm_eval` runs two checkpoints of this package with ``--model griffin`` in PyTorch and
+   in JAX and with ``--model hf``; one table shows that they agree, request by request.
+3. The other models of induction heads are run too, and `griffin-eval report` draws all of them.
 """
 
 import argparse
@@ -11,170 +12,190 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-SCORED = ("griffin_pydoc_choice", "griffin_phonebook")
-ROLLING = ("griffin_pydoc_rolling",)
-TASKS = SCORED + ROLLING
-VOCABULARY = 1024
+from griffin_eval.checkpoints import folder as shipped
+
 TOLERANCE = 1e-4  # of a log-likelihood, relative above 1 nat and absolute below
 
 
-class Column(NamedTuple):
-    """One column of the table: a model of the stock command, and the runs that fill it."""
+class Part(NamedTuple):
+    """A checkpoint and the tasks that it is for.
 
-    title: str
-    model: str
-    runs: tuple[tuple[tuple[str, ...], str], ...]  # tasks, model_args
+    Attributes:
+        checkpoint: name of the one that ships.
+        tasks: of lm_eval.
+        metadata: of the tasks; ``samples`` is the demo's ``--samples``.
+    """
+
+    checkpoint: str
+    tasks: tuple[str, ...]
+    metadata: dict[str, Any]
 
 
-COLUMNS = (
-    Column("griffin torch", "griffin", ((TASKS, "framework=torch"),)),
-    Column("griffin jax", "griffin", ((TASKS, "framework=jax"),)),
-    # hf stops at 2048 tokens unless told otherwise, and counts P(BOS | BOS) in rolling
-    # log-likelihoods unless its tokenizer adds no BOS.
-    Column(
-        "hf",
-        "hf",
-        (
-            (SCORED, "dtype=float32,max_length=8192"),
-            (ROLLING, "dtype=float32,max_length=8192,add_bos_token=False"),
-        ),
+PARTS = (
+    Part("induction_heads_griffin", ("griffin_induction_heads",), {"lengths": [64, 256, 1024]}),
+    Part(
+        "bytes_griffin",
+        ("griffin_phonebook", "griffin_longctx_context"),
+        {"entries": [4, 8, 16], "queries": 2, "contexts": [128, 512], "max_tokens": 4000},
     ),
 )
+CURVES = Part("", ("griffin_induction_heads",), {"lengths": [2**n for n in range(6, 13)]})
+MODELS = ("griffin", "hawk", "mqa")
+HF = ("--to", "hf")
+# hf stops at 2048 tokens unless told otherwise.
+BACKENDS = {
+    "griffin torch": ("griffin", "framework=torch,dtype=float32"),
+    "griffin jax": ("griffin", "framework=jax,dtype=float32"),
+    "hf": ("hf", "dtype=float32,max_length=8192"),
+}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Evaluate one checkpoint three ways and compare.")
-    parser.add_argument("--limit", type=int, default=8, help="documents per task")
-    parser.add_argument("--keep", type=Path, help="keep the checkpoint and the results here")
+    parser = argparse.ArgumentParser(description="Train, convert, evaluate, compare and draw.")
+    parser.add_argument("--samples", type=int, default=8, help="documents of each length")
+    parser.add_argument("--steps", type=int, default=60, help="of the training")
+    parser.add_argument("--keep", type=Path, help="keep everything here")
     arguments = parser.parse_args()
-    console = Console(width=max(Console().width, 120))  # no column of the table is cut
-    with tempfile.TemporaryDirectory() as temporary:
+    console = Console(width=max(Console().width, 130))  # no column of the table is cut
+    report = Path("demo-report")
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(2) as pool:
         folder = arguments.keep or Path(temporary)
-        checkpoint = folder / "checkpoint"
-        console.print(f"writing a RecurrentGemma checkpoint with transformers to {checkpoint}")
-        write_checkpoint(checkpoint)
-        results = [run(console, column, checkpoint, folder, arguments.limit) for column in COLUMNS]
-    table, agree = compare(results)
-    console.print(table)
+        started = time.monotonic()
+        carry_through(console, folder, arguments.steps)
+        waiting = []
+        for part in PARTS:
+            checkpoint = folder / part.checkpoint
+            run(console, "griffin-eval", "convert", shipped(part.checkpoint), checkpoint, *HF)
+            found = {
+                title: pool.submit(
+                    evaluate, console, title, checkpoint, part, folder, arguments.samples
+                )
+                for title in BACKENDS
+            }
+            waiting.append((part, found))
+        title = next(iter(BACKENDS))
+        curves = [
+            pool.submit(
+                *(evaluate, console, title, shipped(f"induction_heads_{model}"), CURVES),
+                *(folder / "curves", arguments.samples),
+            )
+            for model in MODELS
+        ]
+        compared = [
+            compare(part, {title: done.result() for title, done in found.items()})
+            for part, found in waiting
+        ]
+        for done in curves:
+            done.result()
+        run(
+            console,
+            "griffin-eval",
+            *("report", folder / "curves", "--labels", ",".join(MODELS), "--train-length", "256"),
+            *("--output", report, "--overwrite"),
+        )
+    for table, _ in compared:
+        console.print(table)
+    agree = all(same for _, same in compared)
     console.print("All three agree." if agree else "They do NOT agree.")
+    console.print(
+        f"{report / 'report.html'} has the figures; {time.monotonic() - started:.0f} s in all"
+    )
     return 0 if agree else 1
 
 
-def write_checkpoint(folder: Path) -> None:
-    """A RecurrentGemma of transformers' own class with a byte-level BPE tokenizer, both seeded."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import (
-        PreTrainedTokenizerFast,
-        RecurrentGemmaConfig,
-        RecurrentGemmaForCausalLM,
-    )
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    torch.manual_seed(0)
-    config = RecurrentGemmaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=6 * 128,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        num_hidden_layers=5,
-        attention_window_size=128,
-    )
-    model = RecurrentGemmaForCausalLM(config)
-    with torch.no_grad():  # as initialised most branches are near zero, which would hide errors
-        for name, p in model.named_parameters():
-            scale = 0.1 if "norm" in name or name.endswith("bias") else p.shape[-1] ** -0.5
-            if name.endswith("recurrent_param"):
-                p.normal_(-4.0, 0.5)
-            else:
-                p.normal_(0.0, scale)
-    model.save_pretrained(folder)
-
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    special = {"pad_token": "<pad>", "eos_token": "<eos>", "bos_token": "<bos>"}
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=list(special.values()),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    bpe.train_from_iterator((topics[name] for name in sorted(topics)), trainer)
-    bpe.post_processor = processors.TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", bpe.token_to_id("<bos>"))]
-    )
-    PreTrainedTokenizerFast(tokenizer_object=bpe, **special).save_pretrained(folder)
+def carry_through(console: Console, folder: Path, steps: int) -> None:
+    """Trains for a moment, converts what training wrote to each format in turn, and verifies that
+    the last holds the same numbers as the first."""
+    first = folder / "trained"
+    training = ("train", "induction_heads", "--model", "griffin", "--length", "64")
+    run(console, "griffin-eval", *training, "--steps", steps, "--output", first)
+    here = first
+    for target in ("griffin", "deepmind-flax", "deepmind-torch", "hf"):
+        there = folder / f"trained-{target}"
+        run(console, "griffin-eval", "convert", here, there, "--to", target)
+        here = there
+    run(console, "griffin-eval", "verify", first, here)
 
 
-def run(
-    console: Console, column: Column, checkpoint: Path, folder: Path, limit: int
+def evaluate(
+    console: Console, title: str, checkpoint: Path, part: Part, folder: Path, samples: int
 ) -> dict[str, Any]:
     """Runs the stock command; gives for every task its metrics and the answers to its requests."""
+    model, arguments = BACKENDS[title]
+    output = folder / f"{checkpoint.name}-{title.replace(' ', '-')}"
+    metadata = json.dumps(part.metadata | {"samples": samples})
+    run(
+        console,
+        "lm_eval",
+        *("--model", model, "--model_args", f"pretrained={checkpoint},{arguments}"),
+        *("--tasks", ",".join(part.tasks), "--metadata", metadata),
+        *("--batch_size", "1", "--device", "cpu", "--log_samples", "--output_path", output),
+    )
+    metrics = json.loads(next(output.rglob("results_*.json")).read_text())["results"]
     found: dict[str, Any] = {}
-    for tasks, arguments in column.runs:
-        output = folder / f"{column.title.replace(' ', '-')}-{len(found)}"
-        command = ["lm_eval", "--model", column.model]
-        command += ["--model_args", f"pretrained={checkpoint},{arguments}"]
-        command += ["--tasks", ",".join(tasks), "--batch_size", "1", "--device", "cpu"]
-        command += ["--limit", str(limit), "--log_samples", "--output_path", str(output)]
-        console.print("$ " + shlex.join(command), soft_wrap=True, highlight=False)
-        program = str(Path(sys.executable).with_name(command[0]))
-        with console.status("running"):
-            done = subprocess.run([program, *command[1:]], capture_output=True, text=True)
-        if done.returncode:
-            sys.exit(f"{done.stdout}{done.stderr}\nlm_eval failed: exit code {done.returncode}")
-        metrics = json.loads(next(output.rglob("results_*.json")).read_text())["results"]
-        for task in tasks:
-            samples = next(output.rglob(f"samples_{task}_*.jsonl")).read_text().splitlines()
-            answers = [a for line in samples for a in _answers(json.loads(line)["resps"])]
-            values = {
-                name.removesuffix(",none"): value
-                for name, value in metrics[task].items()
-                if isinstance(value, float) and "stderr" not in name
-            }
-            found[task] = (values, answers)
+    for task in part.tasks:
+        samples_file = next(output.rglob(f"samples_{task}_*.jsonl"))
+        lines = map(json.loads, samples_file.read_text().splitlines())
+        answers = [answer for line in lines for answer in _answers(line["resps"])]
+        values = {
+            name.removesuffix(",none"): value
+            for name, value in metrics[task].items()
+            if isinstance(value, float) and _is_headline(name.removesuffix(",none"))
+        }
+        found[task] = (values, answers)
     return found
+
+
+def run(console: Console, program: str, *arguments: Any) -> None:
+    """Prints a command and runs it; its own words only if it fails."""
+    words = [program, *map(str, arguments)]
+    console.print("$ " + shlex.join(words), soft_wrap=True, highlight=False)
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name(program)), *words[1:]], capture_output=True, text=True
+    )
+    if done.returncode:
+        sys.exit(f"{done.stdout}{done.stderr}\n{program} failed: exit code {done.returncode}")
+
+
+def _is_headline(metric: str) -> bool:
+    """Whether it is shown: curves over the length, without their bounds."""
+    quantity, _, x = metric.partition("@")
+    return quantity in ("accuracy", "exact_match", "bits_per_byte") and x.isdigit()
 
 
 def _answers(responses: list[Any]) -> list[tuple[float | None, str]]:
     """Of every request of a document: its log-likelihood, if it has one, and the rest as text."""
-    answers = []
-    for (response,) in responses:
-        if isinstance(response, list):
-            answers.append((float(response[0]), f"greedy {response[1]}"))
-        else:
-            try:
-                answers.append((float(response), ""))
-            except ValueError:
-                answers.append((None, response))
-    return answers
+    return [
+        (float(response[0]), f"greedy {response[1]}")
+        if isinstance(response, list)
+        else (None, str(response))
+        for (response,) in responses
+    ]
 
 
-def compare(results: list[dict[str, Any]]) -> tuple[Table, bool]:
+def compare(part: Part, results: dict[str, dict[str, Any]]) -> tuple[Table, bool]:
     """The table of metrics, and whether all agree.
 
     Its last two columns compare the requests of a task one by one: how many greedy flags or texts
-    are the same in all three, and the largest difference of a log-likelihood (relative to it, or
+    are the same in all of them, and the largest difference of a log-likelihood (relative to it, or
     absolute below 1 nat).
     """
-    table = Table(title="one checkpoint, three ways")
+    table = Table(title=part.checkpoint)
     for heading in ("task", "metric"):
         table.add_column(heading, no_wrap=True)
-    for heading in (*(c.title for c in COLUMNS), "same answers", "largest difference"):
+    for heading in (*results, "same answers", "largest difference"):
         table.add_column(heading, justify="right", no_wrap=True)
     agree = True
-    for task in TASKS:
-        answers = [found[task][1] for found in results]
+    for task in part.tasks:
+        answers = [found[task][1] for found in results.values()]
         differences, same = [], 0
         for request in zip(*answers, strict=True):
             same += len({text for _, text in request}) == 1
@@ -183,13 +204,10 @@ def compare(results: list[dict[str, Any]]) -> tuple[Table, bool]:
                 differences.append((max(numbers) - min(numbers)) / max(1, abs(numbers[-1])))
         largest = max(differences, default=0.0)
         agree = agree and same == len(answers[0]) and largest <= TOLERANCE
-        texts = any(text for _, text in answers[0])
-        verdict = [
-            f"{same}/{len(answers[0])}" if texts else "",
-            f"{largest:.0e}" if differences else "",
-        ]
-        for row, metric in enumerate(results[0][task][0]):
-            values = [found[task][0][metric] for found in results]
+        verdict = [f"{same}/{len(answers[0])}", f"{largest:.0e}" if differences else ""]
+        metrics = [found[task][0] for found in results.values()]
+        for row, metric in enumerate(metrics[0]):
+            values = [each[metric] for each in metrics]
             agree = agree and max(values) - min(values) <= TOLERANCE
             cells = [f"{value:.4f}" for value in values]
             table.add_row("" if row else task, metric, *cells, *([] if row else verdict))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from griffin_eval.demo import VOCABULARY, write_checkpoint
+from griffin_eval.random_checkpoint import VOCABULARY, write_checkpoint
 
 
 @pytest.fixture(scope="session")

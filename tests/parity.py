@@ -74,6 +74,14 @@ TOLERANCES: dict[tuple[str, str], float] = {
         for twin in ("torch", "jax")
         for (pair, quantity), tolerance in _OF_EITHER_TWIN.items()
     },
+    # each implementation of the RG-LRU in the twins, against float64
+    **{
+        (f"{implementation} - float64", "gradients of the model"): 2e-5
+        for implementation in (
+            *("torch cpu", "torch plain", "torch triton"),
+            *("jax cpu", "jax plain", "jax tpu"),
+        )
+    },
     # the lm-eval model: log-likelihoods relative above 1 nat, absolute below
     **{
         (f"{framework} {pair}", quantity): tolerance

@@ -114,7 +114,9 @@ def test_help_and_version_import_no_framework():
 
 
 @pytest.mark.slow
-def test_demo_agrees():
-    done = run("python", "-m", "griffin_eval.demo", "--limit", "2")
+def test_demo_agrees(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run("python", "-m", "griffin_eval.demo", "--samples", "2", "--steps", "5")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "All three agree." in done.stdout
+    assert (tmp_path / "demo-report" / "report.html").is_file()

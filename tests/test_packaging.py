@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+DATA = "griffin_eval/checkpoints/"  # trained weights, with their cards and tokenizers
 PACKAGE_OF = {folder: name.replace(".", "/") for name, folder in SETUPTOOLS["package-dir"].items()}
 
 
@@ -43,7 +44,7 @@ def test_wheel_holds_the_tree(dist):
     expected = {"griffin_eval_plugin.pth", kernels}
     for name in tree():
         folder, _, rest = name.partition("/")
-        if folder in PACKAGE_OF and name.endswith((".py", ".yaml")):
+        if folder in PACKAGE_OF and (name.endswith((".py", ".yaml")) or name.startswith(DATA)):
             expected.add(f"{PACKAGE_OF[folder]}/{rest}")
     assert sorted(inside) == sorted(expected)
     assert wheel.read("griffin_eval_plugin.pth").count(b"\n") == 1
@@ -54,7 +55,9 @@ def test_every_file_of_a_package_folder_is_code_or_a_task():
     assert [
         name
         for name in tree()
-        if name.partition("/")[0] in PACKAGE_OF and not name.endswith((".py", ".yaml", ".md"))
+        if name.partition("/")[0] in PACKAGE_OF
+        and not name.endswith((".py", ".yaml", ".md"))
+        and not name.startswith(DATA)
     ] == ["kernels/rglru/cpu.c"]
 
 

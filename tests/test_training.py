@@ -19,10 +19,14 @@ from griffin_eval.initializers import initial_value
 from griffin_eval.layout import param_specs
 from griffin_eval.tasks import symbols, texts
 from griffin_eval.training import byte_texts
-from griffin_eval.training.recipes import MODELS, RECIPES
+from griffin_eval.training.recipes import RECIPES
 from griffin_eval.training.trainer import Run, loss_of, read_metrics, train
 
 SMALL = dict(layers=3, length=16, tokens=256, steps=40, curriculum=((0.5, 1 / 2),))
+
+ONE_MODEL_QUICKLY = pytest.mark.parametrize(
+    "model", ["griffin", *(pytest.param(m, marks=pytest.mark.slow) for m in ("hawk", "mqa"))]
+)
 
 
 def small_run(model: str = "griffin", recipe: str = "induction_heads", **changes) -> Run:
@@ -120,7 +124,7 @@ def test_the_byte_tokenizer_is_the_one_that_training_used(tmp_path):
     assert theirs.decode(ids) == text == ours.decode(ids, skip_special_tokens=True)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@ONE_MODEL_QUICKLY
 def test_gradients_flow_through_every_parameter(model):
     recipe = dataclasses.replace(RECIPES["bytes"], length=256, tokens=512, width=32, layers=3)
     config = recipe.config(model)
@@ -137,9 +141,7 @@ class Interrupted(Exception):
     pass
 
 
-@pytest.mark.parametrize(
-    "model", ["griffin", *(pytest.param(m, marks=pytest.mark.slow) for m in ("hawk", "mqa"))]
-)
+@ONE_MODEL_QUICKLY
 def test_a_run_lowers_the_loss_and_goes_on_to_the_same_state(model, tmp_path):
     run, whole, cut = small_run(model), tmp_path / "whole", tmp_path / "cut"
     train(run, whole, every=10)
@@ -221,6 +223,7 @@ def test_the_command_trains_what_convert_reads(tmp_path):
     [
         (("byte", "--model", "griffin"), "unknown recipe 'byte': expected one of"),
         (("bytes", "--model", "hawke"), "did you mean 'hawk'?"),
+        (("bytes", "--model", "hawk", "--length", "7"), "--length must be at least 8, found 7"),
         (("bytes", "--model", "hawk", "--learning-rate", "0"), "--learning-rate must be above 0"),
     ],
 )

@@ -79,8 +79,11 @@ def write_byte_tokenizer(folder: str | Path) -> None:
     )
     folder = Path(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
-    settings["clean_up_tokenization_spaces"] = False
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        **special,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
 
 

@@ -8,7 +8,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from griffin_eval.memory_figures import BLUE, GREEN, ORANGE
-from griffin_eval.training.trainer import read_metrics
+from griffin_eval.training.trainer import METRICS_FILE, RUN_FILE, read_metrics
 
 STYLES = {"griffin": (BLUE, "-"), "hawk": (ORANGE, "--"), "mqa": (GREEN, "-.")}
 
@@ -25,32 +25,23 @@ def draw(runs: Sequence[Path], stem: Path) -> Path:
     """
     figure = Figure(figsize=(8, 3), layout="constrained")
     quantities = {"test_loss": "held-out loss, nats", "accuracy": "held-out accuracy"}
+    panels = dict(zip(quantities, figure.subplots(1, 2), strict=True))
     labelled = set()
     for run in runs:
-        model = json.loads((run / "run.json").read_text())["model"]
-        lines = read_metrics(run / "metrics.jsonl")
+        model = json.loads((run / RUN_FILE).read_text())["model"]
+        lines = read_metrics(run / METRICS_FILE)
         color, dashes = STYLES[model]
         label = None if model in labelled else model
         labelled.add(model)
-        for number, quantity in enumerate(quantities):
-            axes = (
-                figure.axes[number]
-                if len(figure.axes) > number
-                else figure.add_subplot(1, 2, number + 1)
-            )
-            axes.plot(
-                [line["step"] for line in lines],
-                [line[quantity] for line in lines],
-                dashes,
-                color=color,
-                label=label,
-            )
-    for axes, (quantity, title) in zip(figure.axes, quantities.items(), strict=True):
+        steps = [line["step"] for line in lines]
+        for quantity, axes in panels.items():
+            values = [line[quantity] for line in lines]
+            axes.plot(steps, values, dashes, color=color, label=label)
+    for quantity, axes in panels.items():
         axes.set_xlabel("step")
-        axes.set_ylabel(title)
-        if quantity == "accuracy":
-            axes.set_ylim(-0.02, 1.02)
+        axes.set_ylabel(quantities[quantity])
         axes.legend(frameon=False)
+    panels["accuracy"].set_ylim(-0.02, 1.02)
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "griffin-eval"}):
         figure.savefig(f"{stem}.svg", metadata={"Date": None})
         figure.savefig(f"{stem}.png", dpi=160)

@@ -24,6 +24,7 @@ from griffin_eval.training import byte_texts
 
 MODELS = {"griffin": GRIFFIN, "hawk": HAWK, "mqa": MQA}
 HELD_OUT = 8  # steps' worth of rows that a run is tested on at most
+SHORTEST = 8  # tokens of a sequence
 QUESTIONS = 8  # in a training sequence of induction heads, at most
 
 
@@ -76,7 +77,8 @@ class Recipe:
     learning_rate: float = 3e-3
 
     def config(self, model: str) -> GriffinConfig:
-        """The architecture of one of `MODELS`."""
+        """The architecture of one of `MODELS`. RoPE rotates all of the Transformer's heads, half of
+        each of Griffin's, as in RecurrentGemma."""
         return GriffinConfig(
             vocab_size=self.vocab_size,
             width=self.width,
@@ -87,6 +89,7 @@ class Recipe:
             gate_blocks=self.heads,
             block_pattern=MODELS[model],
             visible_keys=self.window,
+            rope_fraction=1.0 if model == "mqa" else 0.5,
         )
 
     def length_at(self, step: int) -> int:
@@ -95,7 +98,7 @@ class Recipe:
         for share, part in self.curriculum:
             end += share
             if step < end * self.steps:
-                return round(part * self.length)
+                return max(SHORTEST, round(part * self.length))
         return self.length
 
     def batch(self, seed: int, step: int) -> Batch:
@@ -175,7 +178,7 @@ RECIPES = {
             length=256,
             curriculum=((0.15, 1 / 8), (0.15, 1 / 4), (0.15, 1 / 2)),
             tokens=4096,
-            steps=3000,
+            steps=1500,
         ),
         Recipe(
             name="induction_heads",

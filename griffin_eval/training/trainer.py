@@ -35,6 +35,7 @@ from griffin_eval.training.recipes import Batch, Recipe
 
 logger = logging.getLogger(__name__)
 
+RUN_FILE, METRICS_FILE = "run.json", "metrics.jsonl"
 Params = dict[str, jax.Array]  # by canonical name
 
 WARM_UP = 0.05  # of the steps
@@ -101,7 +102,7 @@ def train(
         first = manager.latest_step() or 0
         if first:
             params, state = _restore(manager, first, params, state)
-        lines = _lines_until(folder / "metrics.jsonl", first)
+        lines = _lines_until(folder / METRICS_FILE, first)
         metrics = lines[-1] if lines else {}
         losses, started = [], time.monotonic() - metrics.get("seconds", 0.0)
         tokens = metrics.get("tokens", 0)
@@ -115,7 +116,10 @@ def train(
                 mean = float(np.mean(jax.device_get(losses)))
                 losses.clear()
                 now |= {"length": recipe.length_at(step), "loss": mean}
-                now |= {"learning_rate": float(rate(step)), "gradient_norm": float(norm)}
+                now |= {
+                    "learning_rate": float(np.asarray(rate(step))),
+                    "gradient_norm": float(norm),
+                }
                 now |= _test(evaluate, params, held_out)
                 now["seconds"] = round(time.monotonic() - started, 1)
                 if not np.isfinite(mean):
@@ -123,16 +127,10 @@ def train(
                         f"the loss is {mean} at step {step + 1}; the checkpoint before it is kept: "
                         f"a learning rate below {recipe.learning_rate} may do"
                     )
-                manager.save(
-                    step + 1,
-                    args=ocp.args.Composite(
-                        params=ocp.args.StandardSave(_nested(params)),
-                        optimizer=ocp.args.StandardSave(_plain(state)),
-                    ),
-                )
-                manager.wait_until_finished()
-                with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+                # A line without its checkpoint is removed when the run goes on; not the reverse.
+                with open(folder / METRICS_FILE, "a", encoding="utf-8") as file:
                     file.write(json.dumps(now) + "\n")
+                _save(manager, step + 1, params, state)
                 metrics = now
             progress(now)
     return metrics
@@ -144,14 +142,14 @@ def loss_of(config: GriffinConfig, params: Mapping[str, jax.Array], batch: Batch
     The model starts each row from nothing; rows are as long as the batch.
     """
     model = Griffin(config, lambda spec: nnx.Param(params[spec.name]))
-    batch = Batch(*map(jnp.asarray, batch))
-    rows, length = batch.tokens.shape
+    tokens, targets, weights, asked = map(jnp.asarray, batch)
+    rows, length = tokens.shape
     lengths = jnp.full(rows, length, jnp.int32)
-    hidden, _ = model.step(batch.tokens, lengths, model.init_state(rows, length))
+    hidden, _ = model.step(tokens, lengths, model.init_state(rows, length))
     logits = model.logits(hidden)
-    each = optax.softmax_cross_entropy_with_integer_labels(logits, batch.targets)
-    right = (jnp.argmax(logits, -1) == batch.targets) & batch.asked
-    return jnp.sum(each * batch.weights) / jnp.sum(batch.weights), right.sum()
+    each = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    right = (jnp.argmax(logits, -1) == targets) & asked
+    return jnp.sum(each * weights) / jnp.sum(weights), right.sum()
 
 
 def _compiled(config: GriffinConfig, optimizer: optax.GradientTransformation):
@@ -204,7 +202,7 @@ def _claim(run: Run, config: GriffinConfig, folder: Path) -> None:
     Raises:
         CheckpointError: it is of another, or of none.
     """
-    file, wanted = folder / "run.json", run.settings()
+    file, wanted = folder / RUN_FILE, run.settings()
     if file.is_file():
         differing = _differing(read_json(file), wanted)
         if differing:
@@ -230,15 +228,24 @@ def _differing(found: dict[str, Any], wanted: dict[str, Any], prefix: str = "") 
     return problems
 
 
+def _save(manager: ocp.CheckpointManager, step: int, params: Params, state: Any) -> None:
+    items = ocp.args.Composite(
+        params=ocp.args.StandardSave(_nested(params)),
+        optimizer=ocp.args.StandardSave(_plain(state)),
+    )
+    manager.save(step, args=items)
+    manager.wait_until_finished()  # the arrays are donated to the next step
+
+
 def _restore(manager: ocp.CheckpointManager, step: int, params: Params, state: Any):
     template = ocp.args.Composite(
         params=ocp.args.StandardRestore(_nested(params)),
         optimizer=ocp.args.StandardRestore(_plain(state)),
     )
     found = manager.restore(step, args=template)
-    params = traverse_util.flatten_dict(found["params"], sep=".")
+    restored: Any = traverse_util.flatten_dict(found["params"], sep=".")
     leaves = [found["optimizer"][str(i)] for i in range(len(jax.tree.leaves(state)))]
-    return params, jax.tree.unflatten(jax.tree.structure(state), leaves)
+    return restored, jax.tree.unflatten(jax.tree.structure(state), leaves)
 
 
 def _nested(params: Params) -> dict[str, Any]:
