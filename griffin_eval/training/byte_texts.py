@@ -6,7 +6,6 @@ between versions of Python, so a run records its hash.
 """
 
 import functools
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -31,10 +30,6 @@ def corpus() -> bytes:
     folder = Path(os.__file__).parent
     files = sorted(p for p in folder.glob("*.py") if p.stem not in MODULES)
     return b"\n".join(file.read_bytes() for file in files)
-
-
-def corpus_sha256() -> str:
-    return hashlib.sha256(corpus()).hexdigest()
 
 
 def text(rng: np.random.Generator, length: int) -> Row:

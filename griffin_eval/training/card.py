@@ -17,7 +17,6 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.layout import parameter_count
 from griffin_eval.report.results import Run, read
-from griffin_eval.training import byte_texts
 from griffin_eval.training.trainer import METRICS_FILE, RUN_FILE, read_metrics
 
 QUANTITIES = ("accuracy", "token_accuracy", "exact_match", "bits_per_byte")
@@ -26,8 +25,7 @@ DATA = {
     "induction_heads": "Generated: random symbols with a trigger (section 6.2 of the paper).",
     "bytes": (
         "Seven of ten sequences are generated phonebooks, the others parts of the standard library "
-        f"of Python {platform.python_version()}, one token a byte (SHA-256 of the text: "
-        f"{byte_texts.corpus_sha256()})."
+        f"of Python {platform.python_version()}, one token a byte (SHA-256 of the text: {{text}})."
     ),
 }
 LINEAGE = {
@@ -74,7 +72,7 @@ def write_card(run: Path, checkpoint: Path, results: list[Path]) -> Path:
         f"- Recipe `{recipe['name']}`, seed {asked['seed']}, {last['step']:,} steps, "
         f"{last['tokens']:,} tokens, sequences of up to {recipe['length']} tokens; "
         f"{last['seconds'] / 60:.0f} minutes on one CPU core.",
-        f"- Data: {DATA[recipe['name']]}",
+        f"- Data: {DATA[recipe['name']].format(text=recipe.get('text'))}",
         f"- Held out in training: loss {last['test_loss']:.4g} nats, accuracy "
         f"{last['accuracy']:.1%}.",
         "- To train it again:",

@@ -53,6 +53,7 @@ class Recipe:
         draw: one row: random numbers and a length in tokens to tokens, targets, weights and asked,
             each [T]; T may be more than the length, the same for every row of a length.
         write_tokenizer: puts the tokenizer's files in a folder.
+        text: what rows are taken from, if they are not generated.
         vocab_size, width, heads, layers: as in `GriffinConfig`.
         window: keys that local attention sees.
         length: of the training sequences.
@@ -65,6 +66,7 @@ class Recipe:
     name: str
     draw: Callable[[np.random.Generator, int], Batch]
     write_tokenizer: Callable[[Path], None]
+    text: Callable[[], bytes] | None = None
     vocab_size: int
     width: int = 64
     heads: int = 2
@@ -195,6 +197,7 @@ RECIPES = {
             name="bytes",
             draw=byte_text,
             write_tokenizer=byte_texts.write_byte_tokenizer,
+            text=byte_texts.corpus,
             vocab_size=byte_texts.VOCABULARY,
             layers=6,
             window=256,

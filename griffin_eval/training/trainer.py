@@ -7,6 +7,7 @@ A run's folder holds ``run.json`` (what was asked for), ``config.json`` and the 
 """
 
 import dataclasses
+import hashlib
 import json
 import logging
 import time
@@ -60,10 +61,12 @@ class Run:
     seed: int
 
     def settings(self) -> dict[str, Any]:
-        """As ``run.json`` has them."""
+        """As ``run.json`` has them; of a text its hash."""
         fields = dataclasses.asdict(self.recipe)
-        del fields["draw"], fields["write_tokenizer"]
-        return json.loads(json.dumps({"recipe": fields, "model": self.model, "seed": self.seed}))
+        found = {key: value for key, value in fields.items() if not callable(value)}
+        if self.recipe.text is not None:
+            found["text"] = hashlib.sha256(self.recipe.text()).hexdigest()
+        return json.loads(json.dumps({"recipe": found, "model": self.model, "seed": self.seed}))
 
 
 def train(
