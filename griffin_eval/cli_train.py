@@ -1,6 +1,7 @@
 """The command ``train``."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,13 +28,6 @@ def train(
     A folder with an unfinished run goes on from its latest checkpoint; `convert` and `lm_eval` read
     the folder as it is.
     """
-    try:
-        import jax  # noqa: F401
-        import optax  # noqa: F401
-    except ImportError:
-        from griffin_eval.errors import MissingExtraError
-
-        raise MissingExtraError("jax", "jax") from None
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -42,6 +36,9 @@ def train(
         TimeRemainingColumn,
     )
 
+    from griffin_eval.runners import choose_framework
+
+    choose_framework("jax")
     from griffin_eval.training.curves import draw
     from griffin_eval.training.recipes import MODELS, SHORTEST, recipe_named
     from griffin_eval.training.trainer import Run
@@ -56,8 +53,8 @@ def train(
         )
     if chosen.length < SHORTEST:
         raise ArgumentError(f"--length must be at least {SHORTEST}, found {length}")
-    if not chosen.learning_rate > 0:
-        raise ArgumentError(f"--learning-rate must be above 0, found {learning_rate}")
+    if not 0 < chosen.learning_rate < math.inf:
+        raise ArgumentError(f"--learning-rate must be a number above 0, found {learning_rate}")
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(

@@ -26,30 +26,21 @@ TOLERANCE = 1e-4  # of a log-likelihood, relative above 1 nat and absolute below
 
 
 class Part(NamedTuple):
-    """A checkpoint and the tasks that it is for.
+    """Tasks of lm_eval and their metadata; ``samples`` is the demo's ``--samples``."""
 
-    Attributes:
-        checkpoint: name of the one that ships.
-        tasks: of lm_eval.
-        metadata: of the tasks; ``samples`` is the demo's ``--samples``.
-    """
-
-    checkpoint: str
     tasks: tuple[str, ...]
     metadata: dict[str, Any]
 
 
-PARTS = (
-    Part("induction_heads_griffin", ("griffin_induction_heads",), {"lengths": [64, 256, 1024]}),
-    Part(
-        "bytes_griffin",
+PARTS = {  # by the checkpoint of this package that they are for
+    "induction_heads_griffin": Part(("griffin_induction_heads",), {"lengths": [64, 256, 1024]}),
+    "bytes_griffin": Part(
         ("griffin_phonebook", "griffin_longctx_context"),
         {"entries": [4, 8, 16], "queries": 2, "contexts": [128, 512], "max_tokens": 4000},
     ),
-)
-CURVES = Part("", ("griffin_induction_heads",), {"lengths": [2**n for n in range(6, 13)]})
+}
+CURVES = Part(("griffin_induction_heads",), {"lengths": [2**n for n in range(6, 13)]})
 MODELS = ("griffin", "hawk", "mqa")
-HF = ("--to", "hf")
 # hf stops at 2048 tokens unless told otherwise.
 BACKENDS = {
     "griffin torch": ("griffin", "framework=torch,dtype=float32"),
@@ -62,36 +53,33 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Train, convert, evaluate, compare and draw.")
     parser.add_argument("--samples", type=int, default=8, help="documents of each length")
     parser.add_argument("--steps", type=int, default=60, help="of the training")
-    parser.add_argument("--keep", type=Path, help="keep everything here")
     arguments = parser.parse_args()
     console = Console(width=max(Console().width, 130))  # no column of the table is cut
     report = Path("demo-report")
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(2) as pool:
-        folder = arguments.keep or Path(temporary)
+        folder = Path(temporary)
         started = time.monotonic()
         carry_through(console, folder, arguments.steps)
-        waiting = []
-        for part in PARTS:
-            checkpoint = folder / part.checkpoint
-            run(console, "griffin-eval", "convert", shipped(part.checkpoint), checkpoint, *HF)
-            found = {
-                title: pool.submit(
-                    evaluate, console, title, checkpoint, part, folder, arguments.samples
-                )
-                for title in BACKENDS
-            }
-            waiting.append((part, found))
-        title = next(iter(BACKENDS))
-        curves = [
-            pool.submit(
-                *(evaluate, console, title, shipped(f"induction_heads_{model}"), CURVES),
-                *(folder / "curves", arguments.samples),
+
+        def start(title: str, checkpoint: Path, part: Part, output: Path):
+            return pool.submit(
+                evaluate, console, title, checkpoint, part, output, arguments.samples
             )
+
+        waiting = {}
+        for name, part in PARTS.items():
+            checkpoint = folder / name
+            run(console, "griffin-eval", "convert", shipped(name), checkpoint, "--to", "hf")
+            waiting[name] = {title: start(title, checkpoint, part, folder) for title in BACKENDS}
+        curves = [
+            start("griffin torch", shipped(f"induction_heads_{model}"), CURVES, folder / "curves")
             for model in MODELS
         ]
         compared = [
-            compare(part, {title: done.result() for title, done in found.items()})
-            for part, found in waiting
+            compare(
+                name, PARTS[name].tasks, {title: done.result() for title, done in found.items()}
+            )
+            for name, found in waiting.items()
         ]
         for done in curves:
             done.result()
@@ -181,20 +169,22 @@ def _answers(responses: list[Any]) -> list[tuple[float | None, str]]:
     ]
 
 
-def compare(part: Part, results: dict[str, dict[str, Any]]) -> tuple[Table, bool]:
+def compare(
+    name: str, tasks: tuple[str, ...], results: dict[str, dict[str, Any]]
+) -> tuple[Table, bool]:
     """The table of metrics, and whether all agree.
 
     Its last two columns compare the requests of a task one by one: how many greedy flags or texts
     are the same in all of them, and the largest difference of a log-likelihood (relative to it, or
     absolute below 1 nat).
     """
-    table = Table(title=part.checkpoint)
+    table = Table(title=name)
     for heading in ("task", "metric"):
         table.add_column(heading, no_wrap=True)
     for heading in (*results, "same answers", "largest difference"):
         table.add_column(heading, justify="right", no_wrap=True)
     agree = True
-    for task in part.tasks:
+    for task in tasks:
         answers = [found[task][1] for found in results.values()]
         differences, same = [], 0
         for request in zip(*answers, strict=True):

@@ -2,22 +2,16 @@
 
 import json
 import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import griffin_eval
 from symbol_models import evaluate, points
 
 from griffin_eval.checkpoints import folder, names, scores
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError
 from griffin_eval.training.recipes import MODELS, RECIPES
-
-
-def command(*arguments) -> subprocess.CompletedProcess:
-    program = Path(sys.executable).with_name("griffin-eval")
-    return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True)
 
 
 def test_all_of_them_together_are_small():
@@ -30,7 +24,7 @@ def test_a_checkpoint_is_the_model_of_its_recipe_and_its_card_says_how_to_train_
     recipe, _, model = name.rpartition("_")
     checkpoint = Checkpoint(folder(name))
     assert checkpoint.config == RECIPES[recipe].config(model)
-    assert not any(checkpoint.left_out)
+    assert not checkpoint.left_out
     card = (folder(name) / "README.md").read_text()
     (line,) = [line.strip() for line in card.splitlines() if "griffin-eval train" in line]
     words = dict(zip(line.split()[3::2], line.split()[4::2], strict=True))
@@ -60,12 +54,12 @@ def test_a_checkpoint_scores_what_its_card_says(name):
 
 
 def test_the_command_lists_them_and_says_where_they_are():
-    done = command("checkpoints")
+    done = griffin_eval("checkpoints")
     assert done.returncode == 0, done.stderr
     for name in names():
         assert name in done.stdout
-        assert Path(command("checkpoints", name).stdout.strip()) == folder(name)
-    done = command("checkpoints", "bytes_grifin")
+        assert Path(griffin_eval("checkpoints", name).stdout.strip()) == folder(name)
+    done = griffin_eval("checkpoints", "bytes_grifin")
     assert done.returncode == 2
     assert "did you mean 'bytes_griffin'?" in done.stderr
     with pytest.raises(ArgumentError, match="no checkpoint 'x' ships"):
@@ -75,10 +69,10 @@ def test_the_command_lists_them_and_says_where_they_are():
 def test_griffins_go_into_every_format_without_loss(tmp_path):
     here = folder("bytes_griffin")
     for target in ("hf", "deepmind-flax", "deepmind-torch", "griffin-orbax", "griffin"):
-        done = command("convert", here, tmp_path / target, "--to", target)
+        done = griffin_eval("convert", here, tmp_path / target, "--to", target)
         assert done.returncode == 0, done.stderr
         here = tmp_path / target
-    done = command("verify", folder("bytes_griffin"), here)
+    done = griffin_eval("verify", folder("bytes_griffin"), here)
     assert done.returncode == 0, done.stdout
 
 
@@ -90,10 +84,10 @@ def test_a_card_holds_the_run_and_its_scores(tmp_path):
 
     run, checkpoint, results = (tmp_path / name for name in ("run", "small_griffin", "results"))
     training = ("train", "induction_heads", "--model", "griffin", "--steps", 1, "--length", 8)
-    assert command(*training, "-o", run).returncode == 0
-    assert command("convert", run, checkpoint, "--to", "griffin").returncode == 0
-    metadata = {"lengths": [8, 16], "samples": 2}
-    done = command(
+    assert griffin_eval(*training, "-o", run).returncode == 0
+    assert griffin_eval("convert", run, checkpoint, "--to", "griffin").returncode == 0
+    metadata = {"lengths": [8, 16], "samples": 2, "window": 4}
+    done = griffin_eval(
         *("run", "--model", "griffin", "--model_args", f"pretrained={checkpoint}"),
         *("--tasks", "griffin_induction_heads", "--metadata", json.dumps(metadata)),
         *("--output_path", results),

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import griffin_eval
 
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import CheckpointError
@@ -33,11 +32,6 @@ def small_run(model: str = "griffin", recipe: str = "induction_heads", **changes
     return Run(
         recipe=dataclasses.replace(RECIPES[recipe], **(SMALL | changes)), model=model, seed=1
     )
-
-
-def command(*arguments) -> subprocess.CompletedProcess:
-    program = Path(sys.executable).with_name("griffin-eval")
-    return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True)
 
 
 seeds = st.integers(0, 2**32)
@@ -186,6 +180,13 @@ def test_lines_of_steps_that_were_lost_are_removed(tmp_path):
     last = train(run, tmp_path / "run", every=2)
     assert last["step"] == 4
     assert [line["step"] for line in read_metrics(file)] == [2, 4]
+    kept = file.read_text()
+    file.write_text(kept + '{"step": 6, "lo')  # the next line must not be glued to it
+    train(run, tmp_path / "run", every=2)
+    assert file.read_text() == kept
+    file.write_text(kept.splitlines(keepends=True)[0])
+    with pytest.raises(CheckpointError, match="no line of step 4"):
+        train(run, tmp_path / "run", every=2)
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path):
@@ -201,7 +202,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
 
 def test_the_command_trains_what_convert_reads(tmp_path):
     folder, flax, back = (tmp_path / name for name in ("run", "flax", "back"))
-    done = command(
+    done = griffin_eval(
         "train", "bytes", "--model", "griffin", "--steps", 2, "--length", 64, "-o", folder
     )
     assert done.returncode == 0, done.stderr
@@ -213,7 +214,7 @@ def test_the_command_trains_what_convert_reads(tmp_path):
         ("convert", flax, back, "--to", "hf"),
         ("verify", folder, back),
     ):
-        done = command(*arguments)
+        done = griffin_eval(*arguments)
         assert done.returncode == 0, done.stdout + done.stderr
     assert (back / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
 
@@ -224,11 +225,12 @@ def test_the_command_trains_what_convert_reads(tmp_path):
         (("byte", "--model", "griffin"), "unknown recipe 'byte': expected one of"),
         (("bytes", "--model", "hawke"), "did you mean 'hawk'?"),
         (("bytes", "--model", "hawk", "--length", "7"), "--length must be at least 8, found 7"),
-        (("bytes", "--model", "hawk", "--learning-rate", "0"), "--learning-rate must be above 0"),
+        (("bytes", "--model", "hawk", "--learning-rate", "0"), "must be a number above 0, found 0"),
+        (("bytes", "--model", "hawk", "--learning-rate", "inf"), "above 0, found inf"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(arguments, message, tmp_path):
-    done = command("train", *arguments, "-o", tmp_path / "run")
+    done = griffin_eval("train", *arguments, "-o", tmp_path / "run")
     assert done.returncode == 2
     assert message in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()

@@ -20,6 +20,7 @@ from griffin_eval.report.results import Run, read
 from griffin_eval.training.trainer import METRICS_FILE, RUN_FILE, read_metrics
 
 QUANTITIES = ("accuracy", "token_accuracy", "exact_match", "bits_per_byte")
+ADDED = ("version", "config_source", "dataset_sha256", "chance")  # by lm_eval and the tasks
 DATA = {
     "selective_copy": "Generated: data symbols among noise (section 6.2 of the paper).",
     "induction_heads": "Generated: random symbols with a trigger (section 6.2 of the paper).",
@@ -71,7 +72,7 @@ def write_card(run: Path, checkpoint: Path, results: list[Path]) -> Path:
         "",
         f"- Recipe `{recipe['name']}`, seed {asked['seed']}, {last['step']:,} steps, "
         f"{last['tokens']:,} tokens, sequences of up to {recipe['length']} tokens; "
-        f"{last['seconds'] / 60:.0f} minutes on one CPU core.",
+        f"{last['seconds'] / 60:.0f} minutes.",
         f"- Data: {DATA[recipe['name']].format(text=recipe.get('text'))}",
         f"- Held out in training: loss {last['test_loss']:.4g} nats, accuracy "
         f"{last['accuracy']:.1%}.",
@@ -106,7 +107,7 @@ def _scores(run: Run) -> list[EvalResult]:
                 task_type="text-generation",
                 dataset_type=point.task,
                 dataset_name=point.task,
-                dataset_args=_given(run.metadata[point.task]),
+                dataset_args=_given(run, point.task),
                 metric_type=metric,
                 metric_value=point.value,
             )
@@ -114,10 +115,13 @@ def _scores(run: Run) -> list[EvalResult]:
     return found
 
 
-def _given(metadata: dict[str, Any]) -> dict[str, Any]:
-    """What ``--metadata`` said of a task, without the model's arguments."""
-    kept = ("lengths", "samples", "entries", "queries", "contexts", "max_tokens", "targets", "seed")
-    return {key: metadata[key] for key in kept if key in metadata}
+def _given(run: Run, task: str) -> dict[str, Any]:
+    """What ``--metadata`` said of a task: all but the model's arguments and what others add."""
+    return {
+        key: value
+        for key, value in run.metadata[task].items()
+        if key not in run.arguments and key not in ADDED
+    }
 
 
 if __name__ == "__main__":

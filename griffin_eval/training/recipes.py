@@ -9,6 +9,7 @@ lru_width = width), so that Griffin's go into Hugging Face's and DeepMind's form
 """
 
 import dataclasses
+import functools
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from griffin_eval.tasks import symbols
 from griffin_eval.training import byte_texts
 
 MODELS = {"griffin": GRIFFIN, "hawk": HAWK, "mqa": MQA}
-HELD_OUT = 8  # steps' worth of rows that a run is tested on at most
+HELD_OUT = 8  # batches that a run is tested on
 SHORTEST = 8  # tokens of a sequence
 QUESTIONS = 8  # in a training sequence of induction heads, at most
 
@@ -105,16 +106,14 @@ class Recipe:
 
     def batch(self, seed: int, step: int) -> Batch:
         """The rows of a step."""
-        length = self.length_at(step)
-        return self._rows("train", seed, step, length, max(1, self.tokens // length))
+        return self._rows("train", seed, step, self.length_at(step))
 
     def held_out(self) -> list[Batch]:
         """Rows of the whole length to test a run on."""
-        rows = max(1, self.tokens // self.length)
-        count = min(HELD_OUT, -(-256 // rows))
-        return [self._rows("test", 0, index, self.length, rows) for index in range(count)]
+        return [self._rows("test", 0, index, self.length) for index in range(HELD_OUT)]
 
-    def _rows(self, purpose: str, seed: int, step: int, length: int, rows: int) -> Batch:
+    def _rows(self, purpose: str, seed: int, step: int, length: int) -> Batch:
+        rows = max(1, self.tokens // length)
         name = zlib.crc32(f"{self.name} {purpose}".encode())
         found = [
             self.draw(np.random.Generator(np.random.PCG64([name, seed, step, row])), length)
@@ -168,31 +167,21 @@ def byte_text(rng: np.random.Generator, length: int) -> Batch:
     return Batch(*document(rng, length))
 
 
+_of_symbols = functools.partial(
+    Recipe,
+    write_tokenizer=symbols.write_symbol_tokenizer,
+    vocab_size=symbols.VOCABULARY,
+    window=128,
+    length=256,
+    curriculum=((0.15, 1 / 8), (0.15, 1 / 4), (0.15, 1 / 2)),
+    tokens=4096,
+    steps=1500,
+)
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe(
-            name="selective_copy",
-            draw=selective_copying,
-            write_tokenizer=symbols.write_symbol_tokenizer,
-            vocab_size=symbols.VOCABULARY,
-            window=128,
-            length=256,
-            curriculum=((0.15, 1 / 8), (0.15, 1 / 4), (0.15, 1 / 2)),
-            tokens=4096,
-            steps=1500,
-        ),
-        Recipe(
-            name="induction_heads",
-            draw=induction_heads,
-            write_tokenizer=symbols.write_symbol_tokenizer,
-            vocab_size=symbols.VOCABULARY,
-            window=128,
-            length=256,
-            curriculum=((0.15, 1 / 8), (0.15, 1 / 4), (0.15, 1 / 2)),
-            tokens=4096,
-            steps=1500,
-        ),
+        _of_symbols(name="selective_copy", draw=selective_copying),
+        _of_symbols(name="induction_heads", draw=induction_heads),
         Recipe(
             name="bytes",
             draw=byte_text,

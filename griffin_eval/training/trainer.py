@@ -7,6 +7,7 @@ A run's folder holds ``run.json`` (what was asked for), ``config.json`` and the 
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
@@ -89,6 +90,7 @@ def train(
 
     Raises:
         CheckpointError: the folder is of another run.
+        ArgumentError: the loss is not finite.
     """
     recipe, config = run.recipe, run.recipe.config(run.model)
     _claim(run, config, folder)
@@ -115,26 +117,28 @@ def train(
             losses.append(loss)
             tokens += batch.tokens.size
             now = {"step": step + 1, "tokens": tokens}
-            if (step + 1) % every == 0 or step + 1 == recipe.steps:
-                mean = float(np.mean(jax.device_get(losses)))
-                losses.clear()
-                now |= {"length": recipe.length_at(step), "loss": mean}
-                now |= {
-                    "learning_rate": float(np.asarray(rate(step))),
-                    "gradient_norm": float(norm),
-                }
-                now |= _test(evaluate, params, held_out)
-                now["seconds"] = round(time.monotonic() - started, 1)
-                if not np.isfinite(mean):
-                    raise ArgumentError(
-                        f"the loss is {mean} at step {step + 1}; the checkpoint before it is kept: "
-                        f"a learning rate below {recipe.learning_rate} may do"
-                    )
-                # A line without its checkpoint is removed when the run goes on; not the reverse.
-                with open(folder / METRICS_FILE, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(now) + "\n")
-                _save(manager, step + 1, params, state)
-                metrics = now
+            if (step + 1) % every and step + 1 < recipe.steps:
+                progress(now)
+                continue
+            now |= {
+                "length": recipe.length_at(step),
+                "loss": float(np.mean(jax.device_get(losses))),
+                "learning_rate": float(np.asarray(rate(step))),
+                "gradient_norm": float(norm),
+                **_test(evaluate, params, held_out),
+                "seconds": round(time.monotonic() - started, 1),
+            }
+            losses.clear()
+            if not np.isfinite(now["loss"]):
+                raise ArgumentError(
+                    f"the loss is {now['loss']} at step {step + 1}; the checkpoint before it is "
+                    f"kept: a learning rate below {recipe.learning_rate} may do"
+                )
+            # A line without its checkpoint is removed when the run goes on; not the reverse.
+            with open(folder / METRICS_FILE, "a", encoding="utf-8") as file:
+                file.write(json.dumps(now) + "\n")
+            _save(manager, step + 1, params, state)
+            metrics = now
             progress(now)
     return metrics
 
@@ -156,16 +160,13 @@ def loss_of(config: GriffinConfig, params: Mapping[str, jax.Array], batch: Batch
 
 
 def _compiled(config: GriffinConfig, optimizer: optax.GradientTransformation):
+    evaluate = functools.partial(loss_of, config)
+
     def update(params: Params, state: Any, batch: Batch):
-        (loss, _), gradients = jax.value_and_grad(loss_of, argnums=1, has_aux=True)(
-            config, params, batch
-        )
+        (loss, _), gradients = jax.value_and_grad(evaluate, has_aux=True)(params, batch)
         with jax.numpy_dtype_promotion("standard"):  # which optax counts on
             changes, state = optimizer.update(gradients, state, params)
             return optax.apply_updates(params, changes), state, loss, optax.tree.norm(gradients)
-
-    def evaluate(params: Params, batch: Batch):
-        return loss_of(config, params, batch)
 
     return jax.jit(update, donate_argnums=(0, 1)), jax.jit(evaluate)
 
@@ -221,14 +222,13 @@ def _claim(run: Run, config: GriffinConfig, folder: Path) -> None:
     run.recipe.write_tokenizer(folder)
 
 
-def _differing(found: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> list[str]:
-    problems = []
-    for key in wanted:
-        if isinstance(wanted[key], dict):
-            problems += _differing(found.get(key, {}), wanted[key], f"{prefix}{key}.")
-        elif found.get(key) != wanted[key]:
-            problems.append(f"{prefix}{key} {found.get(key)} there, {wanted[key]} asked for")
-    return problems
+def _differing(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    there, asked = (traverse_util.flatten_dict(settings, sep=".") for settings in (found, wanted))
+    return [
+        f"{key} {there.get(key)} there, {value} asked for"
+        for key, value in asked.items()
+        if there.get(key) != value
+    ]
 
 
 def _save(manager: ocp.CheckpointManager, step: int, params: Params, state: Any) -> None:
@@ -261,11 +261,19 @@ def _plain(state: Any) -> dict[str, jax.Array]:
 
 
 def _lines_until(path: Path, step: int) -> list[dict[str, Any]]:
-    """The metrics up to a step; later lines, of a run that was cut off, are removed."""
+    """The metrics up to a checkpoint's step; what follows, of a run that was cut off, is removed.
+
+    Raises:
+        CheckpointError: they do not reach the step.
+    """
     lines = read_metrics(path) if path.is_file() else []
     kept = [line for line in lines if line["step"] <= step]
-    if len(kept) < len(lines):
-        path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+    if step and (not kept or kept[-1]["step"] != step):
+        raise CheckpointError(
+            f"{path} has no line of step {step}, whose checkpoint is there: put the file back, or "
+            "name another folder"
+        )
+    path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
     return kept
 
 
