@@ -1,4 +1,4 @@
-"""The recurrence on TPUs, as a compiler without one sees it: the table of ``bench scan --target``.
+"""Recurrence and attention on TPUs, as a compiler without one sees them: ``bench scan --target``.
 
 Every figure is the compiler's or follows from its schedule (`griffin_eval.kernels.rglru.
 tpu_compile`); none is measured on a TPU.
@@ -13,6 +13,7 @@ from jax import Array
 from rich.table import Table
 
 from griffin_eval.errors import ArgumentError, MissingExtraError
+from griffin_eval.kernels.attention_tpu import local_attention
 from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.kernels.rglru.rglru_tpu import rglru
 from griffin_eval.kernels.rglru.scan_tpu import linear_scan
@@ -22,19 +23,22 @@ _TILE = 8 * 128
 
 
 class Shape(NamedTuple):
-    """An input of the recurrent block."""
+    """Inputs of the recurrent block, and of attention."""
 
     name: str
     batch: int
     time: int
     width: int
     blocks: int
+    heads: int
+    head_dim: int
+    window: int
 
 
 SHAPES = (
-    Shape("RecurrentGemma 2B", 1, 8192, 2560, 10),
-    Shape("RecurrentGemma 9B", 1, 8192, 4096, 16),
-    Shape("Griffin 400M", 1, 8192, 2048, 16),
+    Shape("RecurrentGemma 2B", 1, 8192, 2560, 10, 10, 256, 2048),
+    Shape("RecurrentGemma 9B", 1, 8192, 4096, 16, 16, 256, 2048),
+    Shape("Griffin 400M", 1, 8192, 2048, 16, 12, 128, 1024),
 )
 DTYPES = ("float32", "bfloat16")
 SHORT = 1024
@@ -52,8 +56,9 @@ def measure(
 
     Returns:
         One dict a row: ``target``, ``shape``, ``batch``, ``time``, ``width``, ``dtype``, ``what``
-        (``scan``, ``RG-LRU``, either ``and gradient``, or ``block``: convolution, gates, scan and
-        the product with the other branch) and ``implementation``; ``hbm_over_ideal``;
+        (``scan``, ``RG-LRU``, ``attention``, each also ``and gradient``, or ``block``: convolution,
+        gates, scan and the product with the other branch) and ``implementation``; ``width``, of
+        attention too, that of the recurrence; ``hbm_over_ideal``;
         ``bundles_per_tile`` of 8 x 128 numbers and ``bundles_over_memory``, those over the cycles
         that the ideal bytes take; ``cycles``, estimated; ``temporary_bytes``. None where the
         compiler does not say; ``error`` holds its words where it refuses.
@@ -140,6 +145,14 @@ def _entries(shape: Shape, dtype: Any) -> Iterator[tuple]:
     yield "scan and gradient", "griffin", 8 * one, _with_gradient(linear_scan), ((x, x, h0), x, h0)
     yield "RG-LRU and gradient", "griffin", 6 * one, _with_gradient(rglru), ((x, gates, h0), x, h0)
 
+    q = array(shape.batch, shape.time, shape.heads, shape.head_dim)
+    keys = array(shape.batch, shape.window - 1 + shape.time, shape.head_dim)
+    reach = array(shape.batch, shape.time, dtype=jnp.dtype("int32"))
+    ideal = 2 * (q.size + keys.size) * dtype.itemsize
+    yield "attention", "griffin", ideal, _attention, (q, keys, keys, reach)
+    whole = (_with_gradient(_attention), ((q, keys, keys, reach), q))
+    yield "attention and gradient", "griffin", 2 * ideal, *whole
+
     def of(scan: Callable) -> Callable:
         return lambda x, gates, h0: _by_xla(scan, x, gates, h0)
 
@@ -155,11 +168,17 @@ def _associative_scan(a: Array, x: Array, h0: Array) -> Any:
 
 
 def _with_gradient(function: Callable) -> Callable:
-    def run(arguments: tuple, dh: Array, dlast: Array) -> Any:
+    def run(arguments: tuple, *cotangents: Array) -> Any:
         outputs, pull_back = jax.vjp(function, *arguments)
-        return outputs, pull_back((dh, dlast))
+        return outputs, pull_back(jax.tree.unflatten(jax.tree.structure(outputs), cotangents))
 
     return run
+
+
+def _attention(q: Array, keys: Array, values: Array, reach: Array) -> Array:
+    exact = "highest" if q.dtype == jnp.float32 else "default"  # as models are run
+    with jax.default_matmul_precision(exact):
+        return local_attention(q, keys, values, reach)
 
 
 def _other_scans() -> list[tuple[str, Callable]]:

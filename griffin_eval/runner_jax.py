@@ -17,6 +17,7 @@ from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError
 from griffin_eval.kernels.rglru.api import choose
 from griffin_eval.kernels.rglru.reference import Gates
+from griffin_eval.model_jax.chunks import has_kernel
 from griffin_eval.model_jax.griffin import Griffin
 from griffin_eval.model_jax.loading import load
 from griffin_eval.model_jax.state import State, gather, nbytes, store
@@ -50,6 +51,9 @@ class JaxRunner:
         one = jnp.empty((1, 1, 1), weight.dtype)
         gates = Gates(*[one] * 6) if self.config.complex_gates else None
         self.kernel = choose(one, gates, starts=one)
+        queries = jnp.empty((1, self._full_step, self.config.num_heads, self.config.head_dim))
+        if has_kernel(queries.astype(weight.dtype)):
+            self.kernel += ", splash attention"
         graph, self._params = nnx.split(model)
 
         def take(pool: State, sources: Array) -> State:

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int
 
+from griffin_eval.kernels import devices
+
 QUERY_BLOCK = 128  # queries of a row whose scores are in memory at a time
 
 
@@ -52,6 +54,8 @@ class Rows(NamedTuple):
     ) -> Float[Array, "B T W"]:
         """Attention a tile at a time, so that scores of T x T are never in memory; heads joined.
 
+        On a TPU its own kernel takes the place of ``attend`` where it can.
+
         Args:
             attend: from a tile to what its queries get, [M, t, H, D].
             q: queries.
@@ -60,6 +64,8 @@ class Rows(NamedTuple):
         """
         batch, length, heads, size = q.shape
         past = keys.shape[1] - length
+        if has_kernel(q):
+            return _by_kernel(q, keys, values, reach)
 
         def tile(start: Array | int, queries: int) -> Array:
             def cut(x: Array, count: int) -> Array:
@@ -114,6 +120,8 @@ class Packed(NamedTuple):
         values: Float[Array, "Q D"],
         reach: Int[Array, "1 N"],
     ) -> Float[Array, "1 N W"]:
+        if len(self.lengths) == 1 and has_kernel(q):
+            return _by_kernel(q, keys[None], values[None], reach)
         count = len(self.offset)
         past = (len(keys) - count) // len(self.lengths)
         within = jnp.arange(self.tile, dtype=jnp.int32)[None]
@@ -174,6 +182,27 @@ def _seen(reach: Int[Array, "M t"], past: int) -> Bool[Array, "M t s"]:
     key = jnp.arange(-past, reach.shape[1], dtype=jnp.int32)
     age = (query[:, None] - key[None])[None]  # in tokens, negative if the key is read after
     return (age >= 0) & (age <= jnp.minimum(reach, past)[:, :, None])
+
+
+def has_kernel(q: Float[Array, "B T H D"]) -> bool:
+    """Whether there is a kernel for attention over rows of such queries."""
+    if devices.platform(q) != "tpu":
+        return False
+    from griffin_eval.kernels import attention_tpu
+
+    return attention_tpu.unsupported(q) is None
+
+
+def _by_kernel(
+    q: Float[Array, "B T H D"],
+    keys: Float[Array, "B Q D"],
+    values: Float[Array, "B Q D"],
+    reach: Int[Array, "B T"],
+) -> Float[Array, "B T W"]:
+    """Attention of rows by the kernel for this device, heads joined."""
+    from griffin_eval.kernels import attention_tpu
+
+    return attention_tpu.local_attention(q, keys, values, reach).reshape(*q.shape[:2], -1)
 
 
 class Chunk(NamedTuple):

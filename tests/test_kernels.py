@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity import QUICK_COMPILE, compare
 
+from griffin_eval.kernels import devices
 from griffin_eval.kernels.rglru import (
     api,
     cpu_jax,
@@ -309,7 +310,7 @@ def test_kernels_that_fail_on_their_device_are_not_chosen(framework, name, start
     def half(*arrays, **layout):
         return tuple(v / 2 for v in plain.rglru(*arrays, **layout))
 
-    monkeypatch.setattr(api, "_platform", lambda x: {"torch": "cuda", "jax": "tpu"}[framework])
+    monkeypatch.setattr(devices, "platform", lambda x: {"torch": "cuda", "jax": "tpu"}[framework])
     for rglru, chosen, said in [
         (broken, "plain", "do not run here: no such instruction"),
         (half, "plain", "are wrong here: off by"),

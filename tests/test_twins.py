@@ -36,6 +36,8 @@ ALONE = {
     "gelu": "torch's linear map takes it along",
     "Rows.full": "torch can look, JAX compiles one step for all lengths",
     "_digit_tables": "JAX makes them part of what it compiles",
+    "has_kernel": "torch has no TPU",
+    "_by_kernel": "torch has no TPU",
     "_map": "JAX maps trees itself",
     "_leaves": "JAX maps trees itself",
     "LOGIT_ROWS": "JAX widens as it multiplies, torch a part of the vocabulary at a time",

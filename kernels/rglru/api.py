@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from griffin_eval.kernels import devices
 from griffin_eval.kernels.rglru.reference import Gates
 
 logger = logging.getLogger(__name__)
@@ -96,10 +97,10 @@ def choose(x: Any, gates: Gates | None = None, starts: Any = None, impl: str = "
     Raises:
         NotImplementedError: if the one asked for does not take them, and why.
     """
-    known = IMPLEMENTATIONS[_framework(x)]
+    known = IMPLEMENTATIONS[devices.framework(x)]
     if impl not in (*known, "auto"):
         raise NotImplementedError(
-            f"there is no implementation {impl!r} in {_framework(x)}: expected auto, "
+            f"there is no implementation {impl!r} in {devices.framework(x)}: expected auto, "
             + ", ".join(known)
         )
     for name in known:
@@ -116,7 +117,7 @@ def choose(x: Any, gates: Gates | None = None, starts: Any = None, impl: str = "
 def _unsupported(name: str, x: Any, gates: Gates | None, starts: Any) -> str | None:
     if name in ("plain", "reference"):
         return None
-    platform = _platform(x)
+    platform = devices.platform(x)
     meant = {"cpu": "cpu", "triton": "cuda", "tpu": "tpu"}[name]
     if platform != meant:
         return f"{name} kernels run on {meant}, and x is on {platform}"
@@ -125,8 +126,8 @@ def _unsupported(name: str, x: Any, gates: Gates | None, starts: Any) -> str | N
     module = _module(name, x)
     reason = module.unsupported(x, gates, starts)
     if reason is None and name != "cpu":
-        where = str(x.device) if _framework(x) == "torch" else ""
-        reason = _fault(module, _framework(x), where, x.dtype, starts is not None)
+        where = str(x.device) if devices.framework(x) == "torch" else ""
+        reason = _fault(module, devices.framework(x), where, x.dtype, starts is not None)
     return reason
 
 
@@ -177,23 +178,8 @@ def _fault(module: ModuleType, framework: str, device: str, dtype: Any, packed: 
     return reason
 
 
-def _platform(x: Any) -> str:
-    if _framework(x) == "torch":
-        return x.device.type
-    import jax
-
-    # Of an array that is being traced only the backend it will most likely run on is known.
-    device = jax.config.jax_default_device  # type: ignore[attr-defined]
-    return getattr(device, "platform", device) or jax.default_backend()
-
-
-def _framework(x: Any) -> str:
-    top = type(x).__module__.partition(".")[0]
-    return {"torch": "torch", "jax": "jax", "jaxlib": "jax"}.get(top, "numpy")
-
-
 def _module(name: str, x: Any) -> ModuleType:
-    file = IMPLEMENTATIONS[_framework(x)][name]
+    file = IMPLEMENTATIONS[devices.framework(x)][name]
     return import_module(f"griffin_eval.kernels.rglru.{file}")
 
 
@@ -201,7 +187,7 @@ def _states(x: Any, h0: Any, lengths: Any) -> Any:
     if h0 is not None:
         return h0
     rows = len(x) if lengths is None else len(lengths)
-    framework = _framework(x)
+    framework = devices.framework(x)
     if framework == "numpy":
         return None
     library = import_module({"torch": "torch", "jax": "jax.numpy"}[framework])

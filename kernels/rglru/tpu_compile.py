@@ -66,13 +66,15 @@ class Kernel(NamedTuple):
 
     Attributes:
         name: its name.
-        hbm_bytes: that its blocks move, each fetched when its place changes.
-        bundles: of all programs; None where a loop has no fixed length.
+        hbm_bytes: that its blocks move, each fetched when its place changes; None where a table
+            that it is given says which.
+        bundles: of all programs; None where a loop has no fixed length, or such a table says which
+            of them work.
         vmem_bytes: that it takes.
     """
 
     name: str
-    hbm_bytes: int
+    hbm_bytes: int | None
     bundles: int | None
     vmem_bytes: int
 
@@ -82,7 +84,7 @@ class Report(NamedTuple):
 
     Attributes:
         temporary_bytes: of HBM between its operations.
-        hbm_bytes: that all operations move; None where a loop hides it.
+        hbm_bytes: that all operations move; None where a loop or a kernel hides it.
         xla_cycles: estimated by the compiler, of all that is no kernel.
         kernels: in order.
         target: for which it was compiled.
@@ -99,7 +101,7 @@ class Report(NamedTuple):
         """Of kernels the larger of bundles and bytes over bandwidth, and what XLA estimates."""
         total = float(self.xla_cycles)
         for kernel in self.kernels:
-            if kernel.bundles is None:
+            if kernel.bundles is None or kernel.hbm_bytes is None:
                 return None
             total += max(kernel.bundles, kernel.hbm_bytes / self.target.bytes_per_cycle)
         return total
@@ -136,28 +138,29 @@ def compile_for(target: str, function: Callable, *arguments: Any) -> Report:
         name = line.split("=")[0].replace("ROOT", "").strip().lstrip("%")
         call = calls.pop(0)  # in the order of the program, as XLA keeps it
         mapping = call.params["grid_mapping"]
-        steps = math.prod(mapping.grid)
-        bundles = _bundles(_file(files, name, "final_bundles"), target)
+        moved = bundles = None
+        if not mapping.num_index_operands:
+            moved = sum(
+                _traffic(block, mapping.grid)
+                for block, in_hbm in zip(mapping.block_mappings, module.in_hbm(line), strict=True)
+                if in_hbm
+            )
+            bundles = _bundles(_file(files, name, "final_bundles"), target)
         kernels.append(
             Kernel(
                 name.rpartition(".")[0] or name,
-                sum(
-                    _traffic(block, mapping.grid)
-                    for block, in_hbm in zip(
-                        mapping.block_mappings, module.in_hbm(line), strict=True
-                    )
-                    if in_hbm
-                ),
-                None if bundles is None else bundles * steps,
+                moved,
+                None if bundles is None else bundles * math.prod(mapping.grid),
                 _vmem(_file(files, name, "pre-finalize-registers-and-allocations")),
             )
         )
     for path in files:
         path.unlink()
-    if module.has_loop:
+    of_kernels = [kernel.hbm_bytes for kernel in kernels]
+    if module.has_loop or None in of_kernels:
         hbm = None
     elif kernels:
-        hbm = module.hbm_bytes + sum(kernel.hbm_bytes for kernel in kernels)
+        hbm = module.hbm_bytes + sum(of_kernels)
     else:
         hbm = int((compiled.cost_analysis() or {})["bytes accessed"])
     return Report(memory.temp_size_in_bytes, hbm, module.cycles(), tuple(kernels), TARGETS[target])
