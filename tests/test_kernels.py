@@ -1,6 +1,7 @@
 """The scan and the RG-LRU of every implementation that runs here, against the float64 reference."""
 
 import functools
+from pathlib import Path
 from types import ModuleType
 
 import jax
@@ -15,6 +16,7 @@ from parity import QUICK_COMPILE, compare
 from griffin_eval.kernels import devices
 from griffin_eval.kernels.rglru import (
     api,
+    cpu,
     cpu_jax,
     cpu_torch,
     plain_jax,
@@ -247,6 +249,26 @@ def test_many_tokens_in_tiles_and_threads(framework, impl, record_parity):
     found = run(framework, impl, "rglru", case, "float32")
     wanted = expected("rglru", case)
     compare(record_parity, f"{framework} {impl} rglru - reference", "float32", found, wanted)
+
+
+def test_threads_of_their_own_give_the_same(monkeypatch):
+    """Where PyTorch has no GNU OpenMP to share, the kernels start threads."""
+    case = Case({"batch": 1, "time": 2100, "starts": [3, 1500], "lengths": [1200, 600]}, 256, 1)
+    shared = run("torch", "cpu", "rglru", case, "float32", gradients=True)
+    opened = []
+
+    def refuse(path, mode):
+        opened.append(Path(path).name)
+        raise OSError("not loaded")
+
+    monkeypatch.setattr(cpu_torch.ctypes, "CDLL", refuse)
+    cpu_torch._library.cache_clear()
+    cpu.library().griffin_pool(None)
+    own = run("torch", "cpu", "rglru", case, "float32", gradients=True)
+    cpu_torch._library.cache_clear()
+    assert opened == [path.name for path in Path(torch.__file__).parent.glob("lib/libgomp*.so*")]
+    for one, other in zip(shared, own, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @each_subject

@@ -26,7 +26,7 @@
 enum {
   BLOCK = 272,        // most columns of a block of the gated kernels
   SCAN_BLOCK = 2064,  // and of the scan's, which streams better over long rows
-  AHEAD = 8,          // rows that are asked for before they are read
+  AHEAD = 4,          // rows that are asked for before they are read
   ROWS = 8,           // the scan keeps the state of 64 columns in registers for so many rows
   MOST_THREADS = 256,
   LARGE = 1 << 22,    // elements of an output that no cache holds
@@ -170,40 +170,72 @@ INLINE void scan_row_backward(int n, int reset, const float *RESTRICT a, const f
   }
 }
 
-INLINE void gated_row(int n, int reset, const float *RESTRICT x, const float *RESTRICT input,
-                      const float *RESTRICT recurrent, const float *RESTRICT input_bias,
-                      const float *RESTRICT recurrent_bias, const float *RESTRICT decay,
-                      float *RESTRICT h) {
-  if (reset) {
-    for (int c = 0; c < n; c++) h[c] = sigmoid(input[c] + input_bias[c]) * x[c];
-    return;
-  }
-  for (int c = 0; c < n; c++) {
-    Gate g = gate(input[c] + input_bias[c], recurrent[c] + recurrent_bias[c], decay[c]);
-    h[c] = g.a * h[c] + __builtin_sqrtf(g.square) * g.i * x[c];
+// What the rows of a gated kernel read, from their first column on. Rows of a block are too far apart
+// to be foreseen: while one is worked on, those AHEAD of it are asked for, a line at a time.
+typedef struct {
+  int reset;
+  const float *x, *input, *recurrent, *input_bias, *recurrent_bias, *decay;
+  const float *before, *dh;     // backward
+  int64_t next, next_product;   // from a row to the one that is asked for
+} Row;
+
+INLINE void ask(const Row *r, int c) {
+  __builtin_prefetch(r->x + c + r->next);
+  __builtin_prefetch(r->input + c + r->next_product);
+  __builtin_prefetch(r->recurrent + c + r->next_product);
+}
+
+INLINE void gated_columns(int low, int high, const Row *r, float *RESTRICT h) {
+  for (int c = low; c < high; c++) {
+    const float input = r->input[c] + r->input_bias[c];
+    Gate g = gate(input, r->recurrent[c] + r->recurrent_bias[c], r->decay[c]);
+    h[c] = g.a * h[c] + __builtin_sqrtf(g.square) * g.i * r->x[c];
   }
 }
 
-INLINE void gated_row_backward(int n, int reset, const float *RESTRICT x, const float *RESTRICT input,
-                               const float *RESTRICT recurrent, const float *RESTRICT input_bias,
-                               const float *RESTRICT recurrent_bias, const float *RESTRICT decay,
-                               const float *RESTRICT before, const float *RESTRICT dh,
-                               float *RESTRICT carry, float *RESTRICT dx, float *RESTRICT dinput,
-                               float *RESTRICT drecurrent, float *RESTRICT ddecay) {
-  const float keep = reset ? 0.0f : 1.0f;
-  for (int c = 0; c < n; c++) {
-    Gate g = gate(input[c] + input_bias[c], recurrent[c] + recurrent_bias[c], decay[c]);
-    float root = reset ? 1.0f : __builtin_sqrtf(g.square), total = carry[c] + dh[c];
+INLINE void gated_row(int n, const Row *r, float *RESTRICT h) {
+  if (r->reset) {
+    for (int c = 0; c < n; c++) h[c] = sigmoid(r->input[c] + r->input_bias[c]) * r->x[c];
+    return;
+  }
+  int c = 0;
+  for (; c + LANES <= n; c += LANES) {
+    ask(r, c);
+    gated_columns(c, c + LANES, r, h);
+  }
+  gated_columns(c, n, r, h);
+}
+
+INLINE void gated_columns_backward(int low, int high, const Row *r, float *RESTRICT carry,
+                                   float *RESTRICT dx, float *RESTRICT dinput,
+                                   float *RESTRICT drecurrent, float *RESTRICT ddecay) {
+  const float keep = r->reset ? 0.0f : 1.0f;
+  for (int c = low; c < high; c++) {
+    const float input = r->input[c] + r->input_bias[c], x = r->x[c], decay = r->decay[c];
+    Gate g = gate(input, r->recurrent[c] + r->recurrent_bias[c], decay);
+    float root = r->reset ? 1.0f : __builtin_sqrtf(g.square), total = carry[c] + r->dh[c];
     float slope = 4.0f * g.square < 1e-6f ? 1e-6f : 4.0f * g.square;  // the root's, at most 1000
     slope = 1.0f / __builtin_sqrtf(slope);
     dx[c] = total * root * g.i;
-    dinput[c] = total * root * x[c] * g.i * (1.0f - g.i);
+    dinput[c] = total * root * x * g.i * (1.0f - g.i);
     // d a = total * h_{t-1}; d (1 - a^2) = total * i * x * slope; both by log a = decay * r
-    float dlog = keep * (total * before[c] - 2.0f * g.a * (total * g.i * x[c] * slope)) * g.a;
-    drecurrent[c] = dlog * decay[c] * g.r * (1.0f - g.r);
+    float dlog = keep * (total * r->before[c] - 2.0f * g.a * (total * g.i * x * slope)) * g.a;
+    drecurrent[c] = dlog * decay * g.r * (1.0f - g.r);
     ddecay[c] += dlog * g.r;
     carry[c] = keep * total * g.a;
   }
+}
+
+INLINE void gated_row_backward(int n, const Row *r, float *RESTRICT carry, float *RESTRICT dx,
+                               float *RESTRICT dinput, float *RESTRICT drecurrent,
+                               float *RESTRICT ddecay) {
+  int c = 0;
+  for (; c + LANES <= n; c += LANES) {
+    ask(r, c);
+    __builtin_prefetch(r->before + c + r->next), __builtin_prefetch(r->dh + c + r->next);
+    gated_columns_backward(c, c + LANES, r, carry, dx, dinput, drecurrent, ddecay);
+  }
+  gated_columns_backward(c, n, r, carry, dx, dinput, drecurrent, ddecay);
 }
 
 // ---- one block of columns, over all tokens --------------------------------------------------
@@ -228,14 +260,25 @@ INLINE int64_t product(const Job *j, int64_t t, int64_t column) {
   return (gate * (j->high - j->low) + t - j->low) * size + column - gate * size;
 }
 
-// Asks for a row that is read soon: rows of a block are too far apart to be foreseen.
-INLINE void ask(const float *row, int n) {
-  for (int c = 0; c < n; c += 16) __builtin_prefetch(row + c);
+// A token's row of the gated kernels, `steps` tokens before the one to ask for.
+INLINE Row row(const Job *j, int64_t t, int64_t column, int64_t steps) {
+  const int64_t at = t * j->width + column, of = product(j, t, column);
+  return (Row){reset(j, t),
+               j->x + at,
+               j->input + of,
+               j->recurrent + of,
+               j->input_bias + column,
+               j->recurrent_bias + column,
+               j->decay + column,
+               NULL,
+               NULL,
+               steps * j->width,
+               steps * (j->width / j->gates)};
 }
 
 EVERY_CPU static void forward(const Job *j, int64_t column, int n) {
   const int64_t D = j->width;
-  const int stream = (j->high - j->low) * D >= LARGE;
+  const int stream = j->tokens * D >= LARGE;
   float h[SCAN_BLOCK] __attribute__((aligned(64)));
   int64_t done = j->low;
   for (int64_t s = 0; s <= j->segments; s++) {
@@ -254,11 +297,9 @@ EVERY_CPU static void forward(const Job *j, int64_t column, int n) {
       }
     } else {
       for (int64_t t = from; t < done; t++) {
-        const int64_t at = t * D + column, of = product(j, t, column);
-        if (t + AHEAD < done) ask(j->x + at + AHEAD * D, n);
-        gated_row(n, reset(j, t), j->x + at, j->input + of, j->recurrent + of,
-                  j->input_bias + column, j->recurrent_bias + column, j->decay + column, h);
-        put(j->out + at, h, n, stream);
+        const Row r = row(j, t, column, AHEAD);
+        gated_row(n, &r, h);
+        put(j->out + t * D + column, h, n, stream);
       }
     }
     memcpy(j->last + s * D + column, h, n * sizeof(float));
@@ -268,7 +309,7 @@ EVERY_CPU static void forward(const Job *j, int64_t column, int n) {
 EVERY_CPU static void backward(const Job *j, int64_t column, int n) {
   const int64_t D = j->width;
   const int stream = j->tokens * D >= LARGE;
-  float carry[SCAN_BLOCK], da[SCAN_BLOCK], dx[SCAN_BLOCK];
+  float carry[SCAN_BLOCK], da[SCAN_BLOCK], dx[SCAN_BLOCK], dinput[BLOCK], drecurrent[BLOCK];
   const size_t bytes = n * sizeof(float);
   int64_t done = j->tokens;
   if (j->kind == GATED_BACKWARD) memset(j->ddecay + column, 0, bytes);
@@ -295,12 +336,13 @@ EVERY_CPU static void backward(const Job *j, int64_t column, int n) {
         put(j->da + at, da, n, stream);
         put(j->dx + at, dx, n, stream);
       } else {
-        const int64_t of = product(j, t, column), next = at - AHEAD * D;
-        if (t - AHEAD > done) ask(j->x + next, n), ask(j->h + next - D, n), ask(j->dh + next, n);
-        gated_row_backward(n, reset(j, t), j->x + at, j->input + of, j->recurrent + of,
-                           j->input_bias + column, j->recurrent_bias + column, j->decay + column,
-                           before, j->dh + at, carry, j->dx + at, j->dinput + of,
-                           j->drecurrent + of, j->ddecay + column);
+        const int64_t of = product(j, t, column);
+        Row r = row(j, t, column, -AHEAD);
+        r.before = before, r.dh = j->dh + at;
+        gated_row_backward(n, &r, carry, dx, dinput, drecurrent, j->ddecay + column);
+        put(j->dx + at, dx, n, stream);
+        put(j->dinput + of, dinput, n, stream);
+        put(j->drecurrent + of, drecurrent, n, stream);
       }
     }
     memcpy(j->dh0 + s * D + column, carry, bytes);
@@ -336,33 +378,65 @@ static void *work(void *argument) {
 
 static int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-static void run(const Job *j, int64_t threads) {
+// Work in equal parts, `size` bytes each, which workers take one after the other.
+typedef struct {
+  void *(*work)(void *);
+  char *parts;
+  size_t size;
+  int64_t count, next;
+} Parts;
+
+static void *take(void *argument) {
+  Parts *p = argument;
+  for (;;) {
+    const int64_t i = __atomic_fetch_add(&p->next, 1, __ATOMIC_RELAXED);
+    if (i >= p->count) return NULL;
+    p->work(p->parts + i * p->size);
+  }
+}
+
+static void take_all(void *argument) { take(argument); }
+
+// GOMP_parallel of the OpenMP that the caller's other work runs on, if it has one: its threads are
+// there already, and spin for a while after that work, in the way of any others.
+typedef void (*Pool)(void (*)(void *), void *, unsigned, unsigned);
+static Pool pool = NULL;
+
+EXPORT void griffin_pool(void *gomp_parallel) { pool = (Pool)gomp_parallel; }
+
+static void share_out(Parts *p, Pool team) {
+  if (team && p->count > 1) {
+    team(take_all, p, (unsigned)p->count, 0);
+    return;
+  }
+  pthread_t others[MOST_THREADS];
+  int64_t started = 0;
+  while (started < p->count - 1 && pthread_create(&others[started], NULL, take, p) == 0) started++;
+  take(p);
+  for (int64_t i = 0; i < started; i++) pthread_join(others[i], NULL);
+}
+
+static void run(const Job *j, int64_t threads, Pool team) {
   // A thread costs tens of microseconds to start: it must have more to do than that.
-  const int64_t enough = j->gates ? 1 << 15 : 1 << 18;
+  const int64_t enough = (j->gates ? 1 << 15 : 1 << 18) >> (team ? 2 : 0);
   const int64_t worth = (j->high - j->low) * j->width / enough;
   if (threads > worth) threads = worth;
   if (threads > MOST_THREADS) threads = MOST_THREADS;
   if (threads < 1) threads = 1;
   Share shares[MOST_THREADS];
-  pthread_t others[MOST_THREADS];
-  int started[MOST_THREADS];
   const int64_t gates = j->gates ? j->gates : 1, size = j->width / gates;
   int64_t pieces = ceiling(size, j->gates ? BLOCK - 16 : SCAN_BLOCK - 16);
   if (pieces * gates < threads) pieces = ceiling(threads, gates);
   const int64_t all = gates * pieces;
-  for (int64_t i = threads - 1; i >= 0; i--) {
+  for (int64_t i = 0; i < threads; i++) {
     shares[i] = (Share){j, all * i / threads, all * (i + 1) / threads, size, pieces};
-    started[i] = i && pthread_create(&others[i], NULL, work, &shares[i]) == 0;
-    if (!started[i]) work(&shares[i]);
   }
-  for (int64_t i = 1; i < threads; i++) {
-    if (started[i]) pthread_join(others[i], NULL);
-  }
+  share_out(&(Parts){work, (char *)shares, sizeof *shares, threads, 0}, team);
 }
 
 // The arrays of each kind, in order; h may lie where x was. `sizes` is N, D, G, S, low, high.
-EXPORT void griffin_rglru(int kind, const int64_t *sizes, void *const *in, void *const *out,
-                          int64_t threads) {
+static void compute(int kind, const int64_t *sizes, void *const *in, void *const *out,
+                    int64_t threads, Pool team) {
   Job j = {.kind = (Kind)kind,
            .tokens = sizes[0],
            .width = sizes[1],
@@ -396,7 +470,12 @@ EXPORT void griffin_rglru(int kind, const int64_t *sizes, void *const *in, void 
       }
       break;
   }
-  run(&j, threads);
+  run(&j, threads, team);
+}
+
+EXPORT void griffin_rglru(int kind, const int64_t *sizes, void *const *in, void *const *out,
+                          int64_t threads) {
+  compute(kind, sizes, in, out, threads, pool);
 }
 
 // out = a + x: what the scan could at best cost, for benchmarks. n is a multiple of 4.
@@ -422,18 +501,12 @@ EXPORT void griffin_sum(const float *a, const float *x, float *out, int64_t n, i
   if (threads > MOST_THREADS) threads = MOST_THREADS;
   if (threads < 1 || n < 1 << 18) threads = 1;
   Sum shares[MOST_THREADS];
-  pthread_t others[MOST_THREADS];
-  int started[MOST_THREADS];
-  for (int64_t i = threads - 1; i >= 0; i--) {
+  for (int64_t i = 0; i < threads; i++) {
     const int64_t low = n * i / threads & ~(int64_t)15;
     const int64_t high = i == threads - 1 ? n : n * (i + 1) / threads & ~(int64_t)15;
     shares[i] = (Sum){a + low, x + low, out + low, high - low};
-    started[i] = i && pthread_create(&others[i], NULL, sum, &shares[i]) == 0;
-    if (!started[i]) sum(&shares[i]);
   }
-  for (int64_t i = 1; i < threads; i++) {
-    if (started[i]) pthread_join(others[i], NULL);
-  }
+  share_out(&(Parts){sum, (char *)shares, sizeof *shares, threads, 0}, pool);
 }
 
 // ---- XLA ------------------------------------------------------------------------------------
@@ -516,7 +589,7 @@ static void *call(Kind kind, CallFrame *frame) {
   if (kind == SCAN || kind == GATED) {
     memcpy(out[1], in[frame->in.size - 1], sizes[3] * width * sizeof(float));
   }
-  griffin_rglru(kind, sizes, in, out, xla_threads);
+  compute(kind, sizes, in, out, xla_threads, NULL);
   return NULL;
 }
 

@@ -27,6 +27,8 @@ def library() -> ctypes.CDLL | None:
     loaded.griffin_rglru.restype = None
     loaded.griffin_sum.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int64]
     loaded.griffin_sum.restype = None
+    loaded.griffin_pool.argtypes = [ctypes.c_void_p]
+    loaded.griffin_pool.restype = None
     loaded.griffin_xla_threads.argtypes = [ctypes.c_int64]
     loaded.griffin_xla_threads.restype = None
     return loaded

@@ -1,7 +1,11 @@
 """The recurrences in PyTorch on a CPU, in float32, by the compiled kernels."""
 
+import contextlib
 import ctypes
+import functools
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -108,9 +112,21 @@ def run(
         )
         for arrays in (into, out)
     ]
-    library = cpu.library()
+    library = _library()
     assert library is not None
     library.griffin_rglru(kind, sizes, *pointers, torch.get_num_threads())
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    """The kernels, on PyTorch's threads where these are of the GNU OpenMP that it brings."""
+    library = cpu.library()
+    for path in Path(torch.__file__).with_name("lib").glob("libgomp*.so*"):
+        with contextlib.suppress(OSError):  # it is there, but PyTorch has not loaded it
+            loaded = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD)
+            if library is not None:
+                library.griffin_pool(ctypes.cast(loaded.GOMP_parallel, ctypes.c_void_p))
+    return library
 
 
 class _Scan(torch.autograd.Function):
