@@ -13,6 +13,7 @@ from symbol_models import Rule, evaluate, guessing, points, write_symbol_checkpo
 
 from griffin_eval.errors import ArgumentError
 from griffin_eval.tasks import induction_heads, symbols
+from griffin_eval.tasks.metadata import window_of
 
 TASK = "griffin_induction_heads"
 
@@ -155,9 +156,9 @@ def test_a_limit_that_leaves_a_length_out():
 
 
 def test_the_window_of_a_checkpoint(symbol_checkpoint, tmp_path):
-    assert induction_heads.window_of(str(symbol_checkpoint)) == 16
+    assert window_of(pretrained=str(symbol_checkpoint)) == 16
     for other in (None, "gpt2", str(tmp_path)):
-        assert induction_heads.window_of(other) is None
+        assert window_of(pretrained=other) is None
 
 
 def test_no_sequence_depends_on_the_window():

@@ -26,9 +26,10 @@ import griffin_eval.tasks
 from griffin_eval.errors import ArgumentError
 from griffin_eval.lm import GriffinLM
 from griffin_eval.tasks import phonebook_names, phonebook_published, phonebook_rows
+from griffin_eval.tasks.metadata import window_of
 from griffin_eval.tasks.phonebook import first_line
 from griffin_eval.tasks.phonebook_books import draw_book
-from griffin_eval.tasks.phonebook_places import Place, find_window, places
+from griffin_eval.tasks.phonebook_places import Place, places
 
 FOLDER = Path(griffin_eval.tasks.__file__).parent
 TASK = "griffin_phonebook"
@@ -351,9 +352,9 @@ def test_inside_and_outside():
 
 
 def test_window(checkpoint):
-    assert find_window({}) is find_window({"pretrained": "/nowhere"}) is None
-    assert find_window({"pretrained": str(checkpoint)}) == 128
-    assert find_window({"pretrained": str(checkpoint), "window": 77}) == 77
+    assert window_of() is window_of(pretrained="/nowhere") is None
+    assert window_of(pretrained=str(checkpoint)) == 128
+    assert window_of(pretrained=str(checkpoint), window=77) == 77
 
 
 def test_the_hash_is_of_the_questions_alone(checkpoint):

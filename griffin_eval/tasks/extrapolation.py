@@ -23,17 +23,14 @@ after it and for both controls. All the others are plain log-likelihoods.
 """
 
 import logging
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from griffin_eval.config import GriffinConfig
-from griffin_eval.converters.checkpoint import Checkpoint, Overrides
-from griffin_eval.converters.resolve import resolve
-from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.errors import ArgumentError
 from griffin_eval.tasks.curves import Item, as_split
 from griffin_eval.tasks.longctx import SPAN, TARGETS, LossTask, places, row
-from griffin_eval.tasks.texts import integers, is_ours, ordered
+from griffin_eval.tasks.metadata import config_of, integers, is_ours, ordered
 
 TASK = "griffin_extrapolation"
 MULTIPLES = (1, 2, 4, 8, 16, 32, 64)
@@ -148,35 +145,6 @@ def dataset(
         more = {"forget": list(forget), "window": window or 0, "train_length": train_length}
         rows.append(row(found, labels, spans) | more)
     return as_split(rows)
-
-
-def config_of(
-    pretrained: str | None = None,
-    revision: str | None = None,
-    subfolder: str | None = None,
-    preset: str | None = None,
-    item: str | None = None,
-    window: int | None = None,
-    embedding_scale: bool | None = None,
-    logits_soft_cap: float | None = None,
-    names: str | None = None,
-    **_: Any,
-) -> GriffinConfig | None:
-    """The architecture, from the arguments of the model; None if they name nothing of the Griffin
-    family. Of a model that is not run as one, only a checkpoint that is on this machine is read."""
-    ours = is_ours()
-    if pretrained is None or not (ours or os.path.exists(os.path.expanduser(str(pretrained)))):
-        return None
-    try:
-        path = resolve(str(pretrained), revision=revision, subfolder=subfolder)
-        overrides = Overrides(preset, item, window, embedding_scale, logits_soft_cap, names)
-        checkpoint = Checkpoint(path, overrides)
-        checkpoint.close()
-        return checkpoint.config
-    except CheckpointError:
-        if ours:
-            raise
-        return None
 
 
 def _memories(asked: bool | None, config: GriffinConfig | None) -> list[str]:

@@ -12,12 +12,11 @@ Gu and Dao (2023) test lengths from 2^6 to 2^20, trained like the paper's models
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from griffin_eval.errors import BadInput
 from griffin_eval.tasks import symbols
 from griffin_eval.tasks.curves import Item, as_split
+from griffin_eval.tasks.metadata import window_of
 from griffin_eval.tasks.symbol_task import SymbolTask, check, documents
 
 NAME = "griffin_induction_heads"
@@ -30,7 +29,7 @@ class InductionHeads(SymbolTask):
     def __init__(self, config: dict[str, Any]):
         super().__init__(config)
         rows, given = self.dataset["test"], self.config.metadata or {}
-        self._window = given.get("window") or window_of(given.get("pretrained"))
+        self._window = window_of(**given)
         length, distance = sorted(set(rows["length"])), sorted(set(rows["distance"]))
         points = [f"accuracy@{n}" for n in length]
         points += [_by_distance(n) for n in distance]
@@ -75,7 +74,7 @@ def dataset(
         samples: sequences of each length.
         seed: of all that is drawn.
         window: keys that local attention sees, the query's own included, which no sequence
-            depends on; by default `window_of` the checkpoint.
+            depends on; by default what the checkpoint says.
         pretrained: the model's argument.
 
     Raises:
@@ -87,18 +86,3 @@ def dataset(
     for row in rows:
         row["distance"] = row["length"] - 1 - row["tokens"].index(symbols.ALPHABET[symbols.TRIGGER])
     return as_split(rows)
-
-
-def window_of(pretrained: str | None) -> int | None:
-    """Keys that local attention of a checkpoint sees; None without one here, or without such."""
-    from griffin_eval.converters.checkpoint import Checkpoint
-
-    if not pretrained or not Path(pretrained).exists():
-        return None
-    try:
-        checkpoint = Checkpoint(pretrained)
-    except BadInput:  # a model of another kind, or one that needs more arguments than its place
-        return None
-    checkpoint.close()
-    config = checkpoint.config
-    return config.visible_keys if "local_attention" in config.block_types else None

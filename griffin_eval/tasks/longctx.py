@@ -25,7 +25,8 @@ from lm_eval.api.instance import Instance
 
 from griffin_eval.errors import ArgumentError
 from griffin_eval.tasks.curves import CurveTask, Item, as_split
-from griffin_eval.tasks.texts import SLACK, Document, documents, integers, ordered, tokenizer_of
+from griffin_eval.tasks.metadata import integers, ordered, tokenizer_of
+from griffin_eval.tasks.texts import SLACK, Document, documents
 
 FIRST = 128
 CONTEXTS = tuple(128 << n for n in range(9))  # to 32768

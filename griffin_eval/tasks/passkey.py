@@ -34,7 +34,8 @@ from typing import Any
 
 from griffin_eval.errors import ArgumentError
 from griffin_eval.tasks.curves import CurveTask, Item, as_split
-from griffin_eval.tasks.texts import SLACK, Document, documents, integers, ordered, tokenizer_of
+from griffin_eval.tasks.metadata import integers, ordered, tokenizer_of
+from griffin_eval.tasks.texts import SLACK, Document, documents
 from griffin_eval.tokenizer import Tokenizer
 
 TASK = "griffin_passkey"

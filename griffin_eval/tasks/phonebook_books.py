@@ -11,6 +11,7 @@ import random
 from typing import Any, NamedTuple
 
 from griffin_eval.errors import ArgumentError
+from griffin_eval.tasks.metadata import is_integer
 from griffin_eval.tasks.phonebook_names import PEOPLE, person
 
 ENTRIES = (20, 50, 100, 200)  # the last is longer than RecurrentGemma's window of 2048 tokens
@@ -99,13 +100,13 @@ class Shelf:
         problems = [
             f"{name} must be an integer of at least {bound}, found {value!r}"
             for name, bound in least.items()
-            if not _is_integer(value := getattr(self, name)) or value < bound
+            if not is_integer(value := getattr(self, name)) or value < bound
         ]
         name = "entries" if self.tokens is None else "tokens"
         given = getattr(self, name)
         lengths = list(given) if isinstance(given, (list, tuple)) else [given]
         low, high = EXAMPLES + 1, PEOPLE - (0 if problems else self.queries)
-        if not lengths or not all(_is_integer(n) and low <= n for n in lengths):
+        if not lengths or not all(is_integer(n) and low <= n for n in lengths):
             problems.append(
                 f"{name} must be an integer of at least {low} (two examples and the name asked "
                 f"for), or a list of such, found {given!r}"
@@ -174,7 +175,3 @@ def draw(rng: random.Random, population: int, count: int) -> list[int]:
         drawn.append(moved.get(there, there))
         moved[there] = moved.get(here, here)
     return drawn
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

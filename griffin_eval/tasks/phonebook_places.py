@@ -2,15 +2,13 @@
 
 import functools
 import logging
-import os
 from typing import Any, NamedTuple
 
-from griffin_eval.converters.checkpoint import Checkpoint, Overrides
-from griffin_eval.converters.resolve import resolve, tokenizer_folder
 from griffin_eval.errors import ArgumentError, BadInput, MissingExtraError
 from griffin_eval.shared_prefixes import encode_all
+from griffin_eval.tasks.metadata import tokenizer_of
 from griffin_eval.tasks.phonebook_books import EXAMPLES, PEOPLE, Book, Shelf, draw_book
-from griffin_eval.tokenizer import Tokenizer, load_tokenizer
+from griffin_eval.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -45,30 +43,12 @@ def find_tokenizer(metadata: dict[str, Any]) -> Tokenizer | None:
     Args:
         metadata: with ``tokenizer``, or ``pretrained``, ``revision`` and ``subfolder``.
     """
+    if metadata.get("tokenizer") is metadata.get("pretrained") is None:
+        return None
     try:
-        return _tokenizer(*(_text(metadata, key) for key in _NAMES))
+        return tokenizer_of(**metadata)
     except (BadInput, MissingExtraError) as error:
         logger.warning("the phonebook is not measured in tokens: %s", error)
-        return None
-
-
-def find_window(metadata: dict[str, Any]) -> int | None:
-    """How many keys a query of the model's local attention sees, itself included.
-
-    It is ``window`` if the metadata has it, else the checkpoint's, of the formats that this package
-    reads; None where there is no such attention.
-    """
-    window = metadata.get("window")
-    if window is not None:
-        if not isinstance(window, int) or isinstance(window, bool) or window < 1:
-            raise ArgumentError(f"window must be an integer of at least 1, found {window!r}")
-        return window
-    if _text(metadata, "pretrained") is None:
-        return None
-    keys = ("pretrained", "revision", "subfolder", "preset", "item", "names")
-    try:
-        return _window(*(_text(metadata, key) for key in keys))
-    except (BadInput, MissingExtraError):
         return None
 
 
@@ -130,40 +110,3 @@ def _largest(shelf: Shelf, tokenizer: Tokenizer, tokens: int, index: int) -> Boo
             f"found {tokens}"
         )
     return draw(entries)
-
-
-_NAMES = ("tokenizer", "pretrained", "revision", "subfolder")
-
-
-def _text(metadata: dict[str, Any], key: str) -> str | None:
-    value = metadata.get(key)
-    return None if value is None else str(value)
-
-
-@functools.lru_cache(1)
-def _tokenizer(
-    tokenizer: str | None, pretrained: str | None, revision: str | None, subfolder: str | None
-) -> Tokenizer | None:
-    if tokenizer is not None:
-        return load_tokenizer(tokenizer)
-    if pretrained is None:
-        return None
-    if not os.path.exists(os.path.expanduser(pretrained)):  # on the hub: no weights are needed
-        return load_tokenizer(pretrained, revision=revision, subfolder=subfolder)
-    return load_tokenizer(tokenizer_folder(resolve(pretrained, subfolder=subfolder)))
-
-
-@functools.lru_cache(1)
-def _window(
-    pretrained: str,
-    revision: str | None,
-    subfolder: str | None,
-    preset: str | None,
-    item: str | None,
-    names: str | None,
-) -> int | None:
-    path = resolve(pretrained, revision=revision, subfolder=subfolder)
-    checkpoint = Checkpoint(path, Overrides(preset=preset, item=item, names=names))
-    checkpoint.close()
-    local = "local_attention" in checkpoint.config.block_types
-    return checkpoint.config.visible_keys if local else None

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from griffin_eval.tasks.curves import as_split
+from griffin_eval.tasks.metadata import integers, window_of
 from griffin_eval.tasks.phonebook_books import Book, Shelf, draw
-from griffin_eval.tasks.phonebook_places import Place, fill, find_tokenizer, find_window, places
+from griffin_eval.tasks.phonebook_places import Place, fill, find_tokenizer, places
 
 TASK = "griffin_phonebook"
 NO_PLACE = {"prompt_tokens": None, "reach": None, "gap": None, "inside_window": None}
@@ -107,7 +108,9 @@ def _split(
 ) -> dict[str, Any]:
     """The split ``test``. The lengths take turns, then the books: the first few documents have all
     lengths, different books, and entries at different depths."""
-    tokenizer, window = find_tokenizer(metadata), find_window(metadata)
+    if (given := metadata.get("window")) is not None:
+        integers(shelf.task, window=given)
+    tokenizer, window = find_tokenizer(metadata), window_of(**metadata)
     books = fill(shelf, tokenizer)
     where: dict[tuple[int, int], list[Place]] = {}
     if tokenizer is not None and located:

@@ -9,6 +9,7 @@ from lm_eval.api.instance import Instance
 from griffin_eval.errors import ArgumentError
 from griffin_eval.tasks import symbols
 from griffin_eval.tasks.curves import CurveTask
+from griffin_eval.tasks.metadata import is_integer
 
 
 class SymbolTask(CurveTask):
@@ -77,11 +78,11 @@ def check(task: str, pretrained: Any, lengths: Any, least: int, **numbers: Any) 
     problems = [
         f"{name} must be an integer of at least {minima[name]}, found {value!r}"
         for name, value in numbers.items()
-        if not _is_integer(value) or value < minima[name]
+        if not is_integer(value) or value < minima[name]
     ]
     several = list(lengths) if isinstance(lengths, (list, tuple)) else [lengths]
-    least = least if _is_integer(least) else 1
-    if not several or any(not _is_integer(n) or n < least for n in several):
+    least = least if is_integer(least) else 1
+    if not several or any(not is_integer(n) or n < least for n in several):
         problems.append(f"lengths must be integers of at least {least}, found {lengths!r}")
     if problems:
         raise ArgumentError(f"{task}: {'; '.join(problems)}")
@@ -100,7 +101,3 @@ def _reads_symbols(file: Path) -> bool:
     tokenizer = Tokenizer.from_file(str(file))
     ids = list(range(symbols.VOCABULARY))
     return tokenizer.encode(symbols.ALPHABET, add_special_tokens=False).ids == ids
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -11,16 +11,14 @@ import logging
 import os
 import random
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from griffin_eval.converters.resolve import resolve, tokenizer_folder
 from griffin_eval.errors import ArgumentError
-from griffin_eval.tokenizer import Tokenizer, load_tokenizer
+from griffin_eval.tokenizer import Tokenizer
 
 # Of the standard library, all that has 90,000 characters or more and is there without an extra.
 MODULES = (
@@ -118,68 +116,6 @@ def _tokenised(tokenizer: Tokenizer, text: str) -> Document:
     clean = np.ones(len(places), bool)
     clean[1:-1] = (spans[1:, 0] >= spans[:-1, 1]) & (spans[1:, 0] > spans[:-1, 0])
     return Document("", text, places, clean)
-
-
-def tokenizer_of(
-    tokenizer: str | None = None,
-    pretrained: str | None = None,
-    revision: str | None = None,
-    subfolder: str | None = None,
-    **_: Any,
-) -> Tokenizer:
-    """The tokenizer in which lengths are counted: one that is named, else the model's own.
-
-    Args:
-        tokenizer: folder or hub id, from ``--metadata`` or the arguments of the model.
-        pretrained, revision, subfolder: arguments of the model.
-
-    Raises:
-        ArgumentError: neither is given.
-    """
-    if tokenizer is None and pretrained is None:
-        raise ArgumentError(
-            "lengths are counted in tokens, and no model_args name a pretrained= or tokenizer=: "
-            """name a tokenizer with --metadata '{"tokenizer": "…"}'"""
-        )
-    return _load(tokenizer, pretrained, revision, subfolder)
-
-
-@functools.lru_cache(maxsize=4)  # by which the tasks of a run share what they have tokenised
-def _load(
-    tokenizer: str | None, pretrained: str | None, revision: str | None, subfolder: str | None
-) -> Tokenizer:
-    if tokenizer is not None:
-        return load_tokenizer(tokenizer)
-    if is_ours() or os.path.exists(os.path.expanduser(str(pretrained))):
-        path = resolve(str(pretrained), revision=revision, subfolder=subfolder)
-        return load_tokenizer(tokenizer_folder(path if path.is_dir() else path.parent))
-    return load_tokenizer(str(pretrained), revision=revision, subfolder=subfolder)
-
-
-def is_ours() -> bool:
-    """Whether lm_eval runs ``--model griffin``, for which alone it imports that module."""
-    return "griffin_eval.lm" in sys.modules
-
-
-def integers(task: str, least: int = 1, **given: Any) -> None:
-    """Checks metadata.
-
-    Raises:
-        ArgumentError: one is neither an integer of at least ``least`` nor a list of such.
-    """
-    for name, value in given.items():
-        numbers = value if isinstance(value, (list, tuple)) else [value]
-        right = [isinstance(n, int) and not isinstance(n, bool) and n >= least for n in numbers]
-        if not right or not all(right):
-            kind = "integers" if numbers is value else "an integer"
-            raise ArgumentError(
-                f"{task}: {name} must be {kind} of at least {least}, found {value!r}"
-            )
-
-
-def ordered(numbers: Any) -> list[int]:
-    """A number, or each of several once, in order."""
-    return sorted(set(numbers) if isinstance(numbers, (list, tuple)) else {numbers})
 
 
 def _texts(document: Any) -> list[tuple[str, str]]:
