@@ -51,9 +51,10 @@ class JaxRunner:
         one = jnp.empty((1, 1, 1), weight.dtype)
         gates = Gates(*[one] * 6) if self.config.complex_gates else None
         self.kernel = choose(one, gates, starts=one)
-        queries = jnp.empty((1, self._full_step, self.config.num_heads, self.config.head_dim))
-        if has_kernel(queries.astype(weight.dtype)):
-            self.kernel += ", splash attention"
+        queries = 1, self._full_step, self.config.num_heads, self.config.head_dim
+        attention = "local_attention" in self.config.block_types
+        if attention and has_kernel(jax.ShapeDtypeStruct(queries, weight.dtype)):
+            self.kernel += ", splash attention in steps of one text"
         graph, self._params = nnx.split(model)
 
         def take(pool: State, sources: Array) -> State:

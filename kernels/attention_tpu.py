@@ -21,7 +21,7 @@ BLOCKS = {2: (512, 256, LANES), 4: (256, LANES)}
 VOID = jnp.iinfo(jnp.int32).max  # the document of padding, and of keys that nobody sees
 
 
-def unsupported(q: Float[Array, "B T H D"]) -> str | None:
+def unsupported(q: Float[Array | jax.ShapeDtypeStruct, "B T H D"]) -> str | None:
     """Why this kernel cannot read these queries, if it cannot."""
     _, length, _, size = q.shape
     if q.dtype not in (jnp.float32, jnp.bfloat16):

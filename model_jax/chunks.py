@@ -184,7 +184,7 @@ def _seen(reach: Int[Array, "M t"], past: int) -> Bool[Array, "M t s"]:
     return (age >= 0) & (age <= jnp.minimum(reach, past)[:, :, None])
 
 
-def has_kernel(q: Float[Array, "B T H D"]) -> bool:
+def has_kernel(q: Float[Array | jax.ShapeDtypeStruct, "B T H D"]) -> bool:
     """Whether there is a kernel for attention over rows of such queries."""
     if devices.platform(q) != "tpu":
         return False

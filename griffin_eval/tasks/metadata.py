@@ -63,7 +63,7 @@ def tokenizer_of(
             "lengths are counted in tokens, and no model_args name a pretrained= or tokenizer=: "
             """name a tokenizer with --metadata '{"tokenizer": "…"}'"""
         )
-    return _tokenizer(tokenizer, pretrained, revision, subfolder)
+    return _tokenizer(*(v and str(v) for v in (tokenizer, pretrained, revision, subfolder)))
 
 
 @functools.lru_cache(maxsize=4)  # by which the tasks of a run share what they have tokenised
@@ -99,11 +99,15 @@ def config_of(
         return None
     overrides = Overrides(preset, item, window, embedding_scale, logits_soft_cap, names)
     try:
-        return _config(str(pretrained), revision, subfolder, overrides)
+        checkpoint = Checkpoint(
+            resolve(str(pretrained), revision=revision, subfolder=subfolder), overrides
+        )
     except CheckpointError:
         if is_ours():
             raise
         return None
+    checkpoint.close()
+    return checkpoint.config
 
 
 def window_of(window: int | None = None, **model: Any) -> int | None:
@@ -112,20 +116,10 @@ def window_of(window: int | None = None, **model: Any) -> int | None:
     if window is not None:
         return window
     try:
-        config = config_of(download=True, **model)
+        config = config_of(**{**model, "download": True})
     except (BadInput, MissingExtraError):
         return None
     return config.visible_keys if config and "local_attention" in config.block_types else None
-
-
-@functools.lru_cache(maxsize=4)
-def _config(
-    pretrained: str, revision: str | None, subfolder: str | None, overrides: Overrides
-) -> GriffinConfig:
-    path = resolve(pretrained, revision=revision, subfolder=subfolder)
-    checkpoint = Checkpoint(path, overrides)
-    checkpoint.close()
-    return checkpoint.config
 
 
 def _is_here(pretrained: Any) -> bool:

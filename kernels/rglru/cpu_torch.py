@@ -121,11 +121,12 @@ def run(
 def _library() -> ctypes.CDLL | None:
     """The kernels, on PyTorch's threads where these are of the GNU OpenMP that it brings."""
     library = cpu.library()
+    if library is None:
+        return None
     for path in Path(torch.__file__).with_name("lib").glob("libgomp*.so*"):
         with contextlib.suppress(OSError):  # it is there, but PyTorch has not loaded it
             loaded = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD)
-            if library is not None:
-                library.griffin_pool(ctypes.cast(loaded.GOMP_parallel, ctypes.c_void_p))
+            library.griffin_pool(ctypes.cast(loaded.GOMP_parallel, ctypes.c_void_p))
     return library
 
 
