@@ -101,7 +101,9 @@ class JaxRunner:
         )
         # Shapes of steps that are compiled, and how often each was wanted, by size of the pool.
         self._shapes: dict[int, tuple[set[tuple[int, int]], Counter[tuple[int, int]]]] = {}
-        self._init_state = jax.jit(model.init_state, static_argnums=(0, 1))
+        # Placed as what steps return is, else the first step would be compiled twice.
+        here = jax.sharding.SingleDeviceSharding(self._device)
+        self._init_state = jax.jit(model.init_state, static_argnums=(0, 1), out_shardings=here)
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str, device: str | None):
@@ -166,8 +168,7 @@ class JaxRunner:
         return wanted
 
     def init_state(self, batch: int, capacity: int) -> State:
-        with jax.default_device(self._device):
-            return self._init_state(batch, capacity)
+        return self._init_state(batch, capacity)
 
     def decode(self, tokens: np.ndarray, active: np.ndarray, state: State) -> tuple[Array, State]:
         with self._exact():
@@ -245,7 +246,7 @@ def keep_compilations() -> None:
         caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         folder = os.path.join(caches, "griffin_eval", "jax")
         jax.config.update("jax_compilation_cache_dir", folder)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.02)
 
 
 @jax.jit(static_argnums=3)
