@@ -300,6 +300,26 @@ def test_the_layouts_of_a_tpu(operator, layout):
     np.testing.assert_allclose(last, wanted_last, rtol=1e-4, atol=1e-5)
 
 
+@each_operator
+@pytest.mark.parametrize("wrap", [jax.jit, jax.checkpoint])
+@pytest.mark.parametrize(
+    "options", [{"impl": "plain"}, {"impl": "cpu"}, {"module": tpu_jax, "interpret": True}]
+)
+def test_gradients_through_what_is_compiled_or_computed_again(options, wrap, operator):
+    case = Case("rows", width=128, gates=1)
+    inputs = [jnp.asarray(v, "float32") for v in case.inputs(operator)]
+
+    def loss(*inputs):
+        h, last = apply(operator, inputs, {}, **options)
+        return jnp.square(h).sum() + last.sum()
+
+    every = range(len(inputs))
+    for ours, right in zip(
+        jax.grad(wrap(loss), every)(*inputs), jax.grad(loss, every)(*inputs), strict=True
+    ):
+        np.testing.assert_allclose(ours, right, rtol=1e-5, atol=1e-5 * float(abs(right).max()))
+
+
 def test_a_tpu_says_what_it_cannot_read():
     x = jnp.zeros((1, 2, 128))
     assert tpu_jax.unsupported(x, None, None) is None

@@ -99,14 +99,17 @@ def _layout(
     return starts.astype(jnp.int32), lengths.astype(jnp.int32), resets.reshape(-1)
 
 
-def _call(name: str, outputs: tuple[Any, ...], *arrays: Any, over: int | None = None) -> Any:
+def _call(
+    name: str, outputs: tuple[Any, ...], *arrays: Any, over: int | None = None
+) -> tuple[Array, ...]:
     """Calls a kernel, whose results are of the shapes of ``outputs``; the first may lie where the
     array ``over`` was."""
     shapes = [ShapeDtypeStruct(array.shape, jnp.float32) for array in outputs]
     aliases = {} if over is None else {over: 0}
-    return jax.ffi.ffi_call(
+    call = jax.ffi.ffi_call(
         f"griffin_{name}", shapes, vmap_method="sequential", input_output_aliases=aliases
-    )(*arrays)
+    )
+    return tuple(call(*arrays))
 
 
 @jax.custom_vjp

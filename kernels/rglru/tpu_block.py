@@ -303,9 +303,9 @@ class Blocks(NamedTuple):
         """`scan` in the direction of time, or against it."""
         scan(a, x, state, reverse=self.reverse, unroll=1 if self.interpret else 8)
 
-    def call(self, kernel: Callable, **arguments: Any) -> Callable:
+    def call(self, kernel: Callable, **arguments: Any) -> Callable[..., tuple[Array, ...]]:
         """`pl.pallas_call` over the grid."""
-        return pl.pallas_call(
+        call = pl.pallas_call(
             kernel,
             grid=self.grid,
             interpret=self.interpret,
@@ -314,6 +314,7 @@ class Blocks(NamedTuple):
             ),
             **arguments,
         )
+        return lambda *arrays: tuple(call(*arrays))
 
 
 def previous(h: Array, before: Array) -> Array:
