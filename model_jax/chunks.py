@@ -96,10 +96,14 @@ class Packed(NamedTuple):
     starts: Int[Array, " S"]
     segment: Int[Array, " N"]  # of each token
     offset: Int[Array, " N"]  # tokens of its segment before it
-    tile: int
+    within: Int[Array, " t"]  # of each query of a tile, how many of the tile are before it
     first_tile: Int[Array, " S"]
     tile_segment: Int[Array, " M"]
     tile_offset: Int[Array, " M"]
+
+    @property
+    def tile(self) -> int:
+        return len(self.within)
 
     def join(self, past: Float[Array, "S P X"], new: Float[Array, "1 N X"]) -> Float[Array, "Q X"]:
         return jnp.concatenate([past.reshape(-1, past.shape[2]), new[0]])
@@ -124,8 +128,7 @@ class Packed(NamedTuple):
             return _by_kernel(q, keys[None], values[None], reach)
         count = len(self.offset)
         past = (len(keys) - count) // len(self.lengths)
-        within = jnp.arange(self.tile, dtype=jnp.int32)[None]
-        query = (self.starts[self.tile_segment] + self.tile_offset)[:, None] + within
+        query = (self.starts[self.tile_segment] + self.tile_offset)[:, None] + self.within[None]
         query = jnp.minimum(query, count - 1)
         key = jnp.arange(-past, self.tile, dtype=jnp.int32)[None]
         # A tile may end behind its segment: there its last key is repeated, which is too young.
@@ -170,8 +173,9 @@ def pack(lengths: Int[Array, " S"], tokens: int, tile: int) -> Packed:
     first_tile, tile_segment, tile_number = locate(
         (lengths + tile - 1) // tile, -(-tokens // tile) + len(lengths)
     )
+    within = jnp.arange(tile, dtype=jnp.int32)
     return Packed(
-        lengths, starts, segment, offset, tile, first_tile, tile_segment, tile_number * tile
+        lengths, starts, segment, offset, within, first_tile, tile_segment, tile_number * tile
     )
 
 

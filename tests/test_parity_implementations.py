@@ -24,7 +24,9 @@ IMPLEMENTATIONS = {
 
 
 @pytest.mark.parametrize(("framework", "name"), IMPLEMENTATIONS, ids=map("-".join, IMPLEMENTATIONS))
-def test_gradients_of_the_model_are_those_in_float64(framework, name, monkeypatch, record_parity):
+def test_gradients_of_the_model_are_those_in_float64(
+    framework, name, monkeypatch, trace_anew, record_parity
+):
     if (framework, name) == ("torch", "triton"):
         pytest.importorskip("triton")
         from test_kernels_triton import interpreted_kernels
@@ -38,7 +40,9 @@ def test_gradients_of_the_model_are_those_in_float64(framework, name, monkeypatc
 
     expected = twin(framework, config, "float64").gradients(*batch(config), WHOLE)
     monkeypatch.setattr(LAYERS[framework], "rglru", rglru)
+    trace_anew()
     found = TWINS[framework](config, weights(config)).gradients(*batch(config), WHOLE)
-    assert len(calls) >= config.block_types.count("recurrent")
+    # JAX traces a block of a kind once.
+    assert len(calls) >= (1 if framework == "jax" else config.block_types.count("recurrent"))
     pair = f"{framework} {name} - float64"
     compare_gradients(record_parity, pair, "gradients of the model", found, expected)

@@ -1,7 +1,8 @@
 """The RG-LRU as a Pallas kernel for TPUs: gates, their products and the scan in one, both ways.
 
 Forward reads x and writes h; backward reads x, h and dh, computes the gates again and writes dx.
-The gradients of the parameters are summed in float32 in VMEM over batch and time.
+The gradients of the parameters are summed in float32 in VMEM over batch and time. Where the weights
+of gates that belong together leave no room for that, XLA computes what is around the scan.
 """
 
 import functools
@@ -14,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Bool, Float, Int
 
+from griffin_eval.kernels.rglru import plain_jax, scan_tpu
 from griffin_eval.kernels.rglru.reference import MAX_SQRT_GRADIENT, C, Gates
 from griffin_eval.kernels.rglru.tpu_block import (
     LANES,
@@ -30,6 +32,7 @@ from griffin_eval.kernels.rglru.tpu_block import (
 # (1 - e^-z) / z on [0, 0.5], to 2e-9 (Chebyshev's points): there 1 - a * a would lose digits.
 _SERIES = (0.9999999988, -0.4999998207, 0.1666624492, -0.0416302434, 0.0081900028, -0.0011237151)
 _BLOCK = 512 * 512  # elements of a block: what fits in VMEM
+_BACKWARD = 1024  # channels that may belong together in the backward pass
 
 
 def rglru(
@@ -74,8 +77,8 @@ def check(x: Array, gates: Gates) -> None:
     _blocks(x, gates, False, reverse=False)
 
 
-def _blocks(x: Array, gates: Gates, interpret: Any, reverse: bool) -> Blocks:
-    """Blocks of whole gates: as many as fill registers, and up to 512 lanes."""
+def _widest(gates: Gates) -> int:
+    """Channels of whole gates that a program works on: as many as fill registers, and up to 512."""
     number, size, _ = gates.input_weight.shape
     together = [
         k
@@ -83,17 +86,17 @@ def _blocks(x: Array, gates: Gates, interpret: Any, reverse: bool) -> Blocks:
         if number % k == 0 and (k * size % LANES == 0 or k == number)
     ]
     lanes = [k * size for k in together]
-    widest = max((n for n in lanes if n <= 512), default=lanes[0])
+    return max((n for n in lanes if n <= 512), default=lanes[0])
+
+
+def _blocks(x: Array, gates: Gates, interpret: Any, reverse: bool) -> Blocks:
+    number, size, _ = gates.input_weight.shape
+    widest = _widest(gates)
     rows = _BLOCK // widest // LANES * LANES
     if not rows:
         raise NotImplementedError(
             f"{number} gate blocks of {size} channels: {widest} channels belong together, "
             f"and the TPU kernel takes at most {_BLOCK // LANES}"
-        )
-    if reverse and widest > 1024:
-        raise NotImplementedError(
-            f"{number} gate blocks of {size} channels: {widest} channels belong together, "
-            "and the backward TPU kernel takes at most 1024"
         )
     most = (256 if widest <= 512 else 128) if reverse else 512
     if size > 256 and x.dtype.itemsize > 2:  # whose weights need room too
@@ -260,6 +263,16 @@ def _forward(x, gates, h0, resets, lengths, interpret):
 def _backward(interpret, saved, cotangents):
     x, gates, h, h0, resets, lengths = saved
     dh, dlast = cotangents
+    if _widest(gates) > _BACKWARD:
+        if lengths is not None:  # what lies behind the end may be no number, which would spread
+            time = jnp.arange(x.shape[1], dtype=jnp.int32)[None]
+            padding = (time >= lengths[:, None])[:, :, None]
+            x, dh = (jnp.where(padding, 0, array) for array in (x, dh))
+        plain = functools.partial(
+            plain_jax.rglru, resets=resets, lengths=lengths, scan=scan_tpu.rows(interpret)
+        )
+        _, pull_back = jax.vjp(plain, x, gates, h0)
+        return *pull_back((dh, dlast)), None, None
     blocks = _blocks(x, gates, interpret, reverse=True)
     words = blocks.pack(resets)
     specs = _Specs(blocks, gates)

@@ -5,6 +5,7 @@ a and x and writes h; backward reads a, h and dh and writes da and dx.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -51,6 +52,11 @@ def linear_scan(
     check_dtypes(a=a, x=x)
     lengths = None if lengths is None else lengths.astype(jnp.int32)
     return _linear_scan(a, x, h0, resets, lengths, interpret)
+
+
+def rows(interpret: Any) -> Callable[[Array, Array, Array], Array]:
+    """The scan as `griffin_eval.kernels.rglru.plain_jax` takes it."""
+    return lambda a, x, h0: linear_scan(a, x, h0, interpret=interpret)[0]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))

@@ -136,7 +136,11 @@ def compile_for(target: str, function: Callable, *arguments: Any) -> Report:
     kernels = []
     for line in re.findall(r".*custom_call_target=\"tpu_custom_call\".*", text):
         name = line.split("=")[0].replace("ROOT", "").strip().lstrip("%")
-        call = calls.pop(0)  # in the order of the program, as XLA keeps it
+        # XLA names a kernel after the transformations it came through too; those of one name are in
+        # the order of the program.
+        named = [call for call in calls if call.params["name"] in name]
+        call = max(named, key=lambda call: len(call.params["name"]))
+        calls.remove(call)
         mapping = call.params["grid_mapping"]
         moved = bundles = None
         if not mapping.num_index_operands:
@@ -148,7 +152,7 @@ def compile_for(target: str, function: Callable, *arguments: Any) -> Report:
             bundles = _bundles(_file(files, name, "final_bundles"), target)
         kernels.append(
             Kernel(
-                name.rpartition(".")[0] or name,
+                call.params["name"],
                 moved,
                 None if bundles is None else bundles * math.prod(mapping.grid),
                 _vmem(_file(files, name, "pre-finalize-registers-and-allocations")),

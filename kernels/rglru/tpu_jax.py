@@ -1,7 +1,6 @@
 """The recurrences in JAX on a TPU. Rows have kernels of their own; packed segments become one row,
 whose gates plain JAX computes."""
 
-import functools
 from typing import Any
 
 from jax import Array
@@ -36,7 +35,7 @@ def linear_scan(
     layout = {"resets": resets, "lengths": lengths}
     if starts is None:
         return scan_tpu.linear_scan(a, x, h0, interpret=interpret, **layout)
-    return plain_jax.linear_scan(a, x, h0, starts=starts, scan=_rows(interpret), **layout)
+    return plain_jax.linear_scan(a, x, h0, starts=starts, scan=scan_tpu.rows(interpret), **layout)
 
 
 def rglru(
@@ -53,9 +52,4 @@ def rglru(
     layout = {"resets": resets, "lengths": lengths}
     if starts is None:
         return rglru_tpu.rglru(x, gates, h0, interpret=interpret, **layout)
-    return plain_jax.rglru(x, gates, h0, starts=starts, scan=_rows(interpret), **layout)
-
-
-def _rows(interpret: Any) -> Any:
-    scan = functools.partial(scan_tpu.linear_scan, interpret=interpret)
-    return lambda a, x, h0: scan(a, x, h0)[0]
+    return plain_jax.rglru(x, gates, h0, starts=starts, scan=scan_tpu.rows(interpret), **layout)
