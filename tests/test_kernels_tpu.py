@@ -174,7 +174,7 @@ def test_gates_of_many_programs():
     check_rglru(Case(1, 3, 640, "float32"), 5)
 
 
-def test_gates_too_wide_for_the_backward_kernel():
+def test_gates_too_wide_for_the_kernel():
     case = Case(3, 9, 1200, "float32", masks=True)
     check_rglru(case, 2)
     gates = case.gates(2)
@@ -202,12 +202,6 @@ def test_what_the_kernels_do_not_take_is_named():
         rglru_tpu.rglru(case.x, gates._replace(imaginary_param=case.h0[0]), case.h0)
     with pytest.raises(NotImplementedError, match="a is float16"):
         scan_tpu.linear_scan(case.a.astype(jnp.float16), case.x, case.h0)
-    shape = jax.ShapeDtypeStruct((1, 4, 6000), jnp.float32)
-    wide = jax.ShapeDtypeStruct((1, 6000, 6000), jnp.float32)
-    bias, vector = (jax.ShapeDtypeStruct((n, 6000), jnp.float32) for n in (1, 1))
-    flat = jax.ShapeDtypeStruct((6000,), jnp.float32)
-    with pytest.raises(NotImplementedError, match="1 gate blocks of 6000 channels"):
-        jax.eval_shape(rglru_tpu.rglru, shape, Gates(flat, wide, bias, wide, bias), vector)
 
 
 # What the compiler says. Nothing below runs.
@@ -297,9 +291,9 @@ SHAPES = [
 def test_every_shape_compiles_for_every_target(op, dtype, model, target):
     most = MOVED.get((op, dtype, model, target), 1.05)
     report, ideal = compiled(target, OPS[op], model, dtype)
-    if model == "7B" and op == "RG-LRU":  # four blocks of 352: too wide for the backward kernel
+    if model == "7B" and op == "RG-LRU":  # four blocks of 352: too wide
         names = [kernel.name for kernel in report.kernels]
-        assert sorted(names) == ["linear_scan", "linear_scan_backward", "rglru"]
+        assert names == ["linear_scan", "linear_scan_backward"]
         return
     # Gradients of biases change their layout on some targets: a few rows.
     check_report(report, ideal, temporaries=2**18, bytes_over_ideal=most)

@@ -1,8 +1,8 @@
 """The RG-LRU as a Pallas kernel for TPUs: gates, their products and the scan in one, both ways.
 
 Forward reads x and writes h; backward reads x, h and dh, computes the gates again and writes dx.
-The gradients of the parameters are summed in float32 in VMEM over batch and time. Where the weights
-of gates that belong together leave no room for that, XLA computes what is around the scan.
+The gradients of the parameters are summed in float32 in VMEM over batch and time. Gates that belong
+together and whose weights leave no room for that are XLA's, around the kernel of the scan.
 """
 
 import functools
@@ -32,7 +32,7 @@ from griffin_eval.kernels.rglru.tpu_block import (
 # (1 - e^-z) / z on [0, 0.5], to 2e-9 (Chebyshev's points): there 1 - a * a would lose digits.
 _SERIES = (0.9999999988, -0.4999998207, 0.1666624492, -0.0416302434, 0.0081900028, -0.0011237151)
 _BLOCK = 512 * 512  # elements of a block: what fits in VMEM
-_BACKWARD = 1024  # channels that may belong together in the backward pass
+_WIDEST = 1024  # channels that may belong together
 
 
 def rglru(
@@ -61,11 +61,12 @@ def rglru(
         padding h holds finite numbers that mean nothing.
 
     Raises:
-        NotImplementedError: complex gates, or a dtype or blocks of gates that the kernel does not
-            take.
+        NotImplementedError: complex gates, or a dtype that the kernel does not take.
     """
     check(x, gates)
     lengths = None if lengths is None else lengths.astype(jnp.int32)
+    if _together(gates) > _WIDEST:
+        return _around_scan(x, gates, h0, resets, lengths, interpret)
     return _rglru(x, gates, h0, resets, lengths, interpret)
 
 
@@ -74,10 +75,27 @@ def check(x: Array, gates: Gates) -> None:
     if gates.imaginary_param is not None:
         raise NotImplementedError("the TPU kernel has no complex gates (imaginary_param)")
     check_dtypes(x=x, **{name: p for name, p in gates._asdict().items() if p is not None})
-    _blocks(x, gates, False, reverse=False)
 
 
-def _widest(gates: Gates) -> int:
+def _around_scan(
+    x: Array,
+    gates: Gates,
+    h0: Array,
+    resets: Array | None,
+    lengths: Array | None,
+    interpret: Any,
+) -> tuple[Array, Array]:
+    read = jnp.ones((1, 1, 1), bool)
+    if lengths is not None:  # what lies behind the end may be no number, which would spread
+        time = jnp.arange(x.shape[1], dtype=jnp.int32)[None]
+        read = (time < lengths[:, None])[:, :, None]
+    scan = scan_tpu.rows(interpret)
+    x = jnp.where(read, x, 0)
+    h, last = plain_jax.rglru(x, gates, h0, resets=resets, lengths=lengths, scan=scan)
+    return jnp.where(read, h, 0), last
+
+
+def _together(gates: Gates) -> int:
     """Channels of whole gates that a program works on: as many as fill registers, and up to 512."""
     number, size, _ = gates.input_weight.shape
     together = [
@@ -90,14 +108,9 @@ def _widest(gates: Gates) -> int:
 
 
 def _blocks(x: Array, gates: Gates, interpret: Any, reverse: bool) -> Blocks:
-    number, size, _ = gates.input_weight.shape
-    widest = _widest(gates)
+    size = gates.input_weight.shape[1]
+    widest = _together(gates)
     rows = _BLOCK // widest // LANES * LANES
-    if not rows:
-        raise NotImplementedError(
-            f"{number} gate blocks of {size} channels: {widest} channels belong together, "
-            f"and the TPU kernel takes at most {_BLOCK // LANES}"
-        )
     most = (256 if widest <= 512 else 128) if reverse else 512
     if size > 256 and x.dtype.itemsize > 2:  # whose weights need room too
         most //= 2
@@ -263,16 +276,6 @@ def _forward(x, gates, h0, resets, lengths, interpret):
 def _backward(interpret, saved, cotangents):
     x, gates, h, h0, resets, lengths = saved
     dh, dlast = cotangents
-    if _widest(gates) > _BACKWARD:
-        if lengths is not None:  # what lies behind the end may be no number, which would spread
-            time = jnp.arange(x.shape[1], dtype=jnp.int32)[None]
-            padding = (time >= lengths[:, None])[:, :, None]
-            x, dh = (jnp.where(padding, 0, array) for array in (x, dh))
-        plain = functools.partial(
-            plain_jax.rglru, resets=resets, lengths=lengths, scan=scan_tpu.rows(interpret)
-        )
-        _, pull_back = jax.vjp(plain, x, gates, h0)
-        return *pull_back((dh, dlast)), None, None
     blocks = _blocks(x, gates, interpret, reverse=True)
     words = blocks.pack(resets)
     specs = _Specs(blocks, gates)
