@@ -1,5 +1,6 @@
 """Which framework an array is of, and where it is."""
 
+import contextlib
 from typing import Any
 
 
@@ -18,3 +19,14 @@ def platform(x: Any) -> str:
     # Of an array that is being traced only the backend it will most likely run on is known.
     device = jax.config.jax_default_device  # type: ignore[attr-defined]
     return getattr(device, "platform", device) or jax.default_backend()
+
+
+def without_autocast(x: Any) -> contextlib.AbstractContextManager[Any]:
+    """In PyTorch no autocast where x is; of other arrays nothing."""
+    if framework(x) == "torch":
+        import torch
+
+        kind = x.device.type
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+            return torch.autocast(kind, enabled=False)
+    return contextlib.nullcontext()

@@ -366,6 +366,56 @@ def test_kernels_that_fail_on_their_device_are_not_chosen(framework, name, start
                 api.choose(x, starts=starts, impl=name)
 
 
+@each_subject
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {"h0": (1, 8)},
+            r"h0 must have the shape \[2, 8\] beside an x of \[2, 3, 8\], found \[1, 8\]",
+        ),
+        ({"h0": (3, 8)}, "found .3, 8."),
+        ({"lengths": (3,)}, "lengths must"),
+        ({"resets": (2, 2)}, "resets must"),
+        ({"a": (2, 4, 8)}, "a must"),
+        ({"input_weight": (2, 5, 4)}, "input_weight must have the shape .2, 4, 4."),
+        ({"recurrent_weight": (2, 4, 3)}, "recurrent_weight must"),
+        ({"recurrent_bias": (1, 4)}, "recurrent_bias must"),
+        ({"recurrent_param": (4,)}, "recurrent_param must"),
+        ({"starts": (2,)}, "lie in one row"),
+    ],
+)
+def test_shapes_that_do_not_belong_together_are_named(framework, impl, changed, said):
+    make = torch.zeros if framework == "torch" else jnp.zeros
+    shapes = {"x": (2, 3, 8), "a": (2, 3, 8), "h0": (2, 8), "lengths": (2,), "resets": (2, 3)}
+    shapes |= {"recurrent_param": (8,), "input_weight": (2, 4, 4), "recurrent_weight": (2, 4, 4)}
+    shapes |= {"input_bias": (2, 4), "recurrent_bias": (2, 4), **changed}
+    v = {name: make(shape) for name, shape in shapes.items()}
+    gates = Gates(*(v[name] for name in Gates._fields[:5]))
+    where = {name: v[name] for name in ("resets", "lengths", "starts") if name in v}
+    with pytest.raises(ValueError, match=said):
+        if "a" in changed:
+            api.linear_scan(v["a"], v["x"], v["h0"], impl=impl, **where)
+        else:
+            api.rglru(v["x"], gates, v["h0"], impl=impl, **where)
+
+
+@pytest.mark.parametrize(
+    ("impl", "backward_inside"), [("plain", False), ("cpu", False), ("cpu", True)]
+)
+def test_autocast_leaves_the_recurrence_as_it_is(impl, backward_inside):
+    inputs = [torch.tensor(v).float().requires_grad_() for v in Case("rows").inputs("rglru")]
+
+    def results(forward, backward):
+        with torch.autocast("cpu", torch.bfloat16, enabled=forward):
+            h, last = apply("rglru", inputs, {}, impl=impl)
+        with torch.autocast("cpu", torch.bfloat16, enabled=backward):
+            return h, last, *torch.autograd.grad(h.square().sum(), inputs)
+
+    for found, right in zip(results(True, backward_inside), results(False, False), strict=True):
+        torch.testing.assert_close(found, right, rtol=0, atol=0)
+
+
 def test_what_cannot_run_says_why():
     x = torch.zeros(1, 2, 3)
     with pytest.raises(NotImplementedError, match="triton kernels run on cuda, and x is on cpu"):

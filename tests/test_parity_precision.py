@@ -190,3 +190,21 @@ def test_a_million_tokens_on_nothing_changes_but_the_position(ours, position, re
     assert leaves(far[1])[0].tolist() == [position + n for n in lengths]
     found, expected = (np.concatenate([h[0], h[1][: LONG - 4]]) for h, _ in (far, near))
     compare(record_parity, f"{ours} far - near", "hidden", found, expected)
+
+
+def test_a_float32_model_under_autocast():
+    """Products of matrices are bfloat16's there, and no array is taken for one of another dtype."""
+    model = TWINS["torch"](BASE, weights(BASE)).model.requires_grad_()
+    ids = torch.tensor(tokens(BASE, 2, LONG))
+
+    def results(enabled):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            hidden, _ = model.step(ids, torch.full((2,), LONG), model.init_state(2))
+            logits = model.logits(hidden).float()
+        gradients = torch.autograd.grad(logits.logsumexp(-1).mean(), list(model.parameters()))
+        return [v.detach().numpy() for v in (logits, *gradients)]
+
+    (logits, *found), (expected_logits, *expected) = results(True), results(False)
+    assert 0 < relative_error(logits, expected_logits) <= 0.05
+    for ours, right in zip(found, expected, strict=True):
+        assert relative_error(ours, right) <= 0.25

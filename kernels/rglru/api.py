@@ -2,6 +2,7 @@
 
 import functools
 import logging
+from collections.abc import Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -52,10 +53,13 @@ def linear_scan(
 
     Raises:
         NotImplementedError: if the implementation asked for cannot compute this, and why.
+        ValueError: shapes that do not belong together.
     """
     h0 = _states(x, h0, lengths)
+    _check_shapes(x, {"a": (a, x.shape)}, h0, resets, lengths, starts)
     module = _module(choose(x, None, starts, impl), x)
-    return module.linear_scan(a, x, h0, resets=resets, lengths=lengths, starts=starts)
+    with devices.without_autocast(x):
+        return module.linear_scan(a, x, h0, resets=resets, lengths=lengths, starts=starts)
 
 
 def rglru(
@@ -68,7 +72,7 @@ def rglru(
     starts: Any = None,
     impl: str = "auto",
 ) -> tuple[Any, Any]:
-    """The RG-LRU (equations 1-4), in float32 or wider whatever the dtype of x.
+    """The RG-LRU (equations 1-4), in float32 or wider whatever the dtype of x, or of autocast.
 
     Differentiable in x, h0 and the gates' parameters; gates are computed again for the backward
     pass instead of being kept. The derivative of the square root is at most 1000.
@@ -85,10 +89,21 @@ def rglru(
 
     Raises:
         NotImplementedError: if the implementation asked for cannot compute this, and why.
+        ValueError: shapes that do not belong together.
     """
     h0 = _states(x, h0, lengths)
+    blocks, size, out = gates.input_weight.shape
+    expected = {
+        "recurrent_param": (gates.recurrent_param, (blocks * out,)),
+        "input_weight": (gates.input_weight, (blocks, x.shape[2] // blocks, out)),
+        "input_bias": (gates.input_bias, (blocks, out)),
+        "recurrent_weight": (gates.recurrent_weight, (blocks, size, out)),
+        "recurrent_bias": (gates.recurrent_bias, (blocks, out)),
+    }
+    _check_shapes(x, expected, h0, resets, lengths, starts)
     module = _module(choose(x, gates, starts, impl), x)
-    return module.rglru(x, gates, h0, resets=resets, lengths=lengths, starts=starts)
+    with devices.without_autocast(x):
+        return module.rglru(x, gates, h0, resets=resets, lengths=lengths, starts=starts)
 
 
 def choose(x: Any, gates: Gates | None = None, starts: Any = None, impl: str = "auto") -> str:
@@ -181,6 +196,35 @@ def _fault(module: ModuleType, framework: str, device: str, dtype: Any, packed: 
 def _module(name: str, x: Any) -> ModuleType:
     file = IMPLEMENTATIONS[devices.framework(x)][name]
     return import_module(f"griffin_eval.kernels.rglru.{file}")
+
+
+def _check_shapes(
+    x: Any,
+    expected: Mapping[str, tuple[Any, tuple[int, ...]]],
+    h0: Any,
+    resets: Any,
+    lengths: Any,
+    starts: Any,
+) -> None:
+    """Raises ValueError where arrays do not belong together: kernels would read what is behind."""
+    batch, time, width = x.shape
+    states = batch
+    if starts is not None:
+        if batch != 1 or lengths is None:
+            raise ValueError("packed segments (starts) lie in one row and have lengths")
+        states = len(starts)
+    expected = {
+        **expected,
+        "h0": (h0, (states, width)),
+        "resets": (resets, (batch, time)),
+        "lengths": (lengths, (states,)),
+    }
+    for name, (array, shape) in expected.items():
+        if array is not None and tuple(array.shape) != tuple(shape):
+            raise ValueError(
+                f"{name} must have the shape {list(shape)} beside an x of {list(x.shape)}, "
+                f"found {list(array.shape)}"
+            )
 
 
 def _states(x: Any, h0: Any, lengths: Any) -> Any:

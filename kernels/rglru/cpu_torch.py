@@ -150,6 +150,7 @@ class _Scan(torch.autograd.Function):
 
 class _Gated(torch.autograd.Function):
     @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
     def forward(
         ctx, x, input_weight, recurrent_weight, input_bias, recurrent_bias, decay, h0, *where
     ) -> tuple[Tensor, Tensor]:
@@ -167,6 +168,7 @@ class _Gated(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @torch.amp.custom_bwd(device_type="cpu")
     def backward(ctx, *grads: Tensor):  # type: ignore[override]
         x, input_weight, recurrent_weight, *rest = ctx.saved_tensors
         input_bias, recurrent_bias, decay, h0, h, *where = rest

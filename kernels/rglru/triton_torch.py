@@ -216,6 +216,7 @@ class _LinearScan(torch.autograd.Function):
 
 class _RGLRU(torch.autograd.Function):
     @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda")
     def forward(ctx, x: Tensor, h0: Tensor | None, layout: _Layout, *gates: Tensor):
         x = x.contiguous()
         h, last = _forward(layout, x, _float32(h0), _gated(x, Gates(*gates)))
@@ -225,6 +226,7 @@ class _RGLRU(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @torch.amp.custom_bwd(device_type="cuda")
     def backward(ctx, *grads: Tensor):  # type: ignore[override]
         x, h, h0, *saved = ctx.saved_tensors
         layout, gates = ctx.layout, Gates(*saved)
