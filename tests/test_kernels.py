@@ -383,6 +383,11 @@ def test_kernels_that_fail_on_their_device_are_not_chosen(framework, name, start
         ({"recurrent_bias": (1, 4)}, "recurrent_bias must"),
         ({"recurrent_param": (4,)}, "recurrent_param must"),
         ({"starts": (2,)}, "lie in one row"),
+        ({"input_weight": (3, 2, 2), "recurrent_weight": (3, 2, 2)}, "gates of 3 blocks"),
+        (
+            {"recurrent_param": (6,), "input_weight": (2, 4, 3), "recurrent_weight": (2, 4, 3)},
+            "recurrent_param must have the shape .8.",
+        ),
     ],
 )
 def test_shapes_that_do_not_belong_together_are_named(framework, impl, changed, said):

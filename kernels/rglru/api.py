@@ -92,14 +92,18 @@ def rglru(
         ValueError: shapes that do not belong together.
     """
     h0 = _states(x, h0, lengths)
-    blocks, size, out = gates.input_weight.shape
+    blocks, _, out = gates.input_weight.shape
+    if gates.imaginary_param is None:
+        out = x.shape[2] // blocks
     expected = {
         "recurrent_param": (gates.recurrent_param, (blocks * out,)),
         "input_weight": (gates.input_weight, (blocks, x.shape[2] // blocks, out)),
         "input_bias": (gates.input_bias, (blocks, out)),
-        "recurrent_weight": (gates.recurrent_weight, (blocks, size, out)),
+        "recurrent_weight": (gates.recurrent_weight, (blocks, x.shape[2] // blocks, out)),
         "recurrent_bias": (gates.recurrent_bias, (blocks, out)),
     }
+    if x.shape[2] % blocks:
+        raise ValueError(f"gates of {blocks} blocks do not divide an x of {list(x.shape)}")
     _check_shapes(x, expected, h0, resets, lengths, starts)
     module = _module(choose(x, gates, starts, impl), x)
     with devices.without_autocast(x):
