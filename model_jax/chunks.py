@@ -1,5 +1,6 @@
 """How the tokens of a step lie: rows padded to one length, or segments packed without padding."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -67,6 +68,7 @@ class Rows(NamedTuple):
         if has_kernel(q):
             return _by_kernel(q, keys, values, reach)
 
+        @functools.partial(jax.checkpoint, static_argnums=1)  # a gradient computes scores again
         def tile(start: Array | int, queries: int) -> Array:
             def cut(x: Array, count: int) -> Array:
                 return lax.dynamic_slice_in_dim(x, start, count, 1)

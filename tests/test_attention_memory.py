@@ -91,3 +91,22 @@ def test_scores_of_all_pairs_would_be_seen(ours, monkeypatch, trace_anew):
     peak, chunks = PEAKS[ours]
     monkeypatch.setattr(chunks, "QUERY_BLOCK", LENGTHS[-1])
     assert peak(LENGTHS[-1]) > LENGTHS[-1] ** 2
+
+
+def test_a_gradient_keeps_no_scores():
+    """What a training step needs more for a wider window is less than the scores of one step."""
+    length, narrow, wide = 2048, 64, 1024
+
+    def peak(keys):
+        graph, params = nnx.split(jax_griffin.initialize(replace(CONFIG, visible_keys=keys)))
+        tokens, lengths = jnp.zeros((1, length), jnp.int32), jnp.full(1, length, jnp.int32)
+
+        def loss(params):
+            model = nnx.merge(graph, params)
+            return jnp.square(model.step(tokens, lengths, model.init_state(1))[0]).sum()
+
+        compiled = jax.jit(jax.grad(loss)).lower(params).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    scores = CONFIG.num_heads * length * (wide - narrow) * 4
+    assert 0 < peak(wide) - peak(narrow) < scores / 4
