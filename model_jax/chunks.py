@@ -98,14 +98,10 @@ class Packed(NamedTuple):
     starts: Int[Array, " S"]
     segment: Int[Array, " N"]  # of each token
     offset: Int[Array, " N"]  # tokens of its segment before it
-    within: Int[Array, " t"]  # of each query of a tile, how many of the tile are before it
+    tile: int
     first_tile: Int[Array, " S"]
     tile_segment: Int[Array, " M"]
     tile_offset: Int[Array, " M"]
-
-    @property
-    def tile(self) -> int:
-        return len(self.within)
 
     def join(self, past: Float[Array, "S P X"], new: Float[Array, "1 N X"]) -> Float[Array, "Q X"]:
         return jnp.concatenate([past.reshape(-1, past.shape[2]), new[0]])
@@ -130,7 +126,8 @@ class Packed(NamedTuple):
             return _by_kernel(q, keys[None], values[None], reach)
         count = len(self.offset)
         past = (len(keys) - count) // len(self.lengths)
-        query = (self.starts[self.tile_segment] + self.tile_offset)[:, None] + self.within[None]
+        within = jnp.arange(self.tile, dtype=jnp.int32)[None]
+        query = (self.starts[self.tile_segment] + self.tile_offset)[:, None] + within
         query = jnp.minimum(query, count - 1)
         key = jnp.arange(-past, self.tile, dtype=jnp.int32)[None]
         # A tile may end behind its segment: there its last key is repeated, which is too young.
@@ -175,9 +172,8 @@ def pack(lengths: Int[Array, " S"], tokens: int, tile: int) -> Packed:
     first_tile, tile_segment, tile_number = locate(
         (lengths + tile - 1) // tile, -(-tokens // tile) + len(lengths)
     )
-    within = jnp.arange(tile, dtype=jnp.int32)
     return Packed(
-        lengths, starts, segment, offset, within, first_tile, tile_segment, tile_number * tile
+        lengths, starts, segment, offset, tile, first_tile, tile_segment, tile_number * tile
     )
 
 

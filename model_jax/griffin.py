@@ -1,10 +1,8 @@
 """The whole model: a pure step from tokens and a state to hidden vectors and the next state."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
@@ -189,7 +187,7 @@ class Griffin(nnx.Module):
                 assert isinstance(before, AttentionState)
                 lost = (chunk.positions > before.k.shape[1]) & ~chunk.padding
                 x = jnp.where(lost[:, :, None], jnp.nan, x)
-            x, after = apply_block(*nnx.split(block), x, chunk, before)
+            x, after = block(x, chunk, before)
             layers.append(after)
         return self.model.final_norm(x), tuple(layers)
 
@@ -198,19 +196,6 @@ class Griffin(nnx.Module):
         logits = self.model.embed_tokens.decode(hidden)
         cap = self.config.logits_soft_cap
         return cap * jnp.tanh(logits / cap) if cap else logits
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def apply_block(
-    graph: Any,
-    params: Any,
-    x: Float[Array, "B T W"],
-    chunk: Chunk,
-    before: RecurrentState | AttentionState,
-) -> tuple[Float[Array, "B T W"], RecurrentState | AttentionState]:
-    """What a residual block makes of a chunk, and its state after it; JAX traces all blocks of a
-    kind once."""
-    return nnx.merge(graph, params)(x, chunk, before)
 
 
 def initialize(config: GriffinConfig, seed: int = 0, dtype: Any = jnp.float32) -> Griffin:

@@ -45,17 +45,6 @@ def relaxed_jax():
     return relaxed
 
 
-@pytest.fixture
-def trace_anew():
-    """JAX keeps what it has traced of a block: a function that makes it forget. It forgets before
-    and after the test anyway, in which something else may stand for a part of the model."""
-    from griffin_eval.model_jax.griffin import apply_block
-
-    apply_block.clear_cache()
-    yield apply_block.clear_cache
-    apply_block.clear_cache()
-
-
 # The parity table: (pair, quantity) -> (largest error, its tolerance).
 Parity = dict[tuple[str, str], tuple[float, float]]
 PARITY = pytest.StashKey[Parity]()

@@ -87,7 +87,7 @@ def test_memory_is_linear_in_the_tokens_of_a_step(ours, record_property):
 
 
 @each_twin
-def test_scores_of_all_pairs_would_be_seen(ours, monkeypatch, trace_anew):
+def test_scores_of_all_pairs_would_be_seen(ours, monkeypatch):
     peak, chunks = PEAKS[ours]
     monkeypatch.setattr(chunks, "QUERY_BLOCK", LENGTHS[-1])
     assert peak(LENGTHS[-1]) > LENGTHS[-1] ** 2

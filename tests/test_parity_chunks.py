@@ -208,7 +208,7 @@ def test_forks_continue_as_if_alone(ours, model, record_parity):
 
 @pytest.mark.parametrize("model", ["recurrent last", "mqa"])
 @each_twin
-def test_queries_taken_in_blocks_give_the_same(ours, model, monkeypatch, trace_anew, record_parity):
+def test_queries_taken_in_blocks_give_the_same(ours, model, monkeypatch, record_parity):
     config, values = SPLIT[model], weights(SPLIT[model])
     monkeypatch.setattr(jax_chunks, "QUERY_BLOCK", 4)
     monkeypatch.setattr(torch_chunks, "QUERY_BLOCK", 4)
