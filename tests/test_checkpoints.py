@@ -14,6 +14,9 @@ from griffin_eval.errors import ArgumentError
 from griffin_eval.training.recipes import MODELS, RECIPES
 
 
+RATES = {"induction_heads_hawk": 0.01}  # where the best of a grid is not what its recipe says
+
+
 def test_all_of_them_together_are_small():
     files = [file for name in names() for file in folder(name).iterdir()]
     assert sum(file.stat().st_size for file in files) < 3e6
@@ -31,7 +34,7 @@ def test_a_checkpoint_is_the_model_of_its_recipe_and_its_card_says_how_to_train_
     expected = RECIPES[recipe]
     assert words["--model"] == model in MODELS
     assert int(words["--steps"]) == expected.steps and int(words["--length"]) == expected.length
-    assert float(words["--learning-rate"]) == expected.learning_rate
+    assert float(words["--learning-rate"]) == RATES.get(name, expected.learning_rate)
 
 
 @pytest.mark.slow
