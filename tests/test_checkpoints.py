@@ -13,7 +13,6 @@ from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError
 from griffin_eval.training.recipes import MODELS, RECIPES
 
-
 RATES = {"induction_heads_hawk": 0.01}  # where the best of a grid is not what its recipe says
 
 
