@@ -143,6 +143,7 @@ def test_ctrl_c_in_the_stock_command(checkpoint, tmp_path):
     file = Path(f"{cache}_rank0.db")
     with_cache = command(checkpoint, tmp_path / "out", "--use_cache", str(cache))
     log = tmp_path / "log"
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs behind a shell's & ignore it
     with log.open("w") as out:
         running = subprocess.Popen(with_cache, stdout=out, stderr=out)
     while not (file.exists() and any_known(file)):
