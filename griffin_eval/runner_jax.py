@@ -5,7 +5,7 @@ import logging
 import math
 import os
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,11 @@ from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.model_jax.chunks import has_kernel
 from griffin_eval.model_jax.griffin import Griffin
 from griffin_eval.model_jax.loading import load
-from griffin_eval.model_jax.state import State, gather, nbytes, store
+from griffin_eval.model_jax.state import State, gather, nbytes, rewind, store
+from griffin_eval.model_jax.state import enter as enter_moved
 from griffin_eval.model_jax.state import forget as forget_in
 from griffin_eval.runners import (
+    ROOM,
     attention_tile,
     host_memory,
     in_blocks,
@@ -34,6 +36,13 @@ RARE = 4  # times that a shape of steps is wanted before it is compiled
 SCORED = 64  # scored positions are padded to no fewer
 
 logger = logging.getLogger(__name__)
+
+
+class Decoding(NamedTuple):
+    """States of documents that are continued, with `ROOM`, and how far their windows moved."""
+
+    rows: State
+    moved: int
 
 
 class JaxRunner:
@@ -78,12 +87,17 @@ class JaxRunner:
             # Whatever nobody wants goes to a row that is not there.
             return hidden[0], store(pool, jnp.where(targets < 0, len(pool.pos), targets), after)
 
-        def decode(state: State, params: Any, tokens: Array, active: Array) -> tuple[Array, State]:
-            hidden, state = nnx.merge(graph, params).step(tokens[:, None], active, state)
-            return hidden[:, 0], state
+        def decode(
+            state: State, params: Any, tokens: Array, active: Array, moved: Array
+        ) -> tuple[Array, State]:
+            return nnx.merge(graph, params).step_one(tokens, active, state, ROOM, moved)
 
-        def enter(state: State, rows: Array, pool: State, sources: Array) -> State:
-            return store(state, rows, take(pool, sources))
+        def enter(state: State, rows: Array, pool: State, sources: Array, moved: Array) -> State:
+            return enter_moved(state, rows, take(pool, sources), moved)
+
+        def grow(larger: State, pool: State) -> State:
+            rows = jnp.arange(len(pool.pos) - 1)
+            return store(larger, rows, gather(pool, rows))
 
         def logits(params: Any, hidden: Array, at: Array) -> Array:
             return nnx.merge(graph, params).logits(hidden[at])
@@ -92,9 +106,9 @@ class JaxRunner:
             return jnp.argmax(logits(params, hidden, at), axis=1)
 
         # The first argument is given up, so that its memory is written again.
-        self._read, self._decode, self._enter = (
+        self._read, self._decode, self._enter, self._grow, self._rewind = (
             jax.jit(function, donate_argnums=0, compiler_options=compiler_options)
-            for function in (read, decode, enter)
+            for function in (read, decode, enter, grow, lambda state: rewind(state, ROOM))
         )
         self._logits, self._greedy = (
             jax.jit(function, compiler_options=compiler_options) for function in (logits, greedy)
@@ -103,7 +117,7 @@ class JaxRunner:
         self._shapes: dict[int, tuple[set[tuple[int, int]], Counter[tuple[int, int]]]] = {}
         # Placed as what steps return is, else the first step would be compiled twice.
         here = jax.sharding.SingleDeviceSharding(self._device)
-        self._init_state = jax.jit(model.init_state, static_argnums=(0, 1), out_shardings=here)
+        self._init_state = jax.jit(model.init_state, static_argnums=(0, 1, 2), out_shardings=here)
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str, device: str | None):
@@ -127,7 +141,10 @@ class JaxRunner:
         return memory.get("bytes_limit", host_memory()) - memory.get("bytes_in_use", 0)
 
     def open_pool(self, rows: int, capacity: int) -> State:
-        return self.init_state(rows + 1, capacity)  # one more, which stays at the start
+        return self._init_state(rows + 1, capacity)  # one more, which stays at the start
+
+    def grow_pool(self, pool: State, rows: int, capacity: int) -> State:
+        return self._grow(self.open_pool(rows, capacity), pool)
 
     def read(
         self,
@@ -167,18 +184,28 @@ class JaxRunner:
         compiled.add(wanted)
         return wanted
 
-    def init_state(self, batch: int, capacity: int) -> State:
-        return self._init_state(batch, capacity)
+    def init_state(self, batch: int, capacity: int) -> "Decoding":
+        return Decoding(self._init_state(batch, capacity, ROOM), 0)
 
-    def decode(self, tokens: np.ndarray, active: np.ndarray, state: State) -> tuple[Array, State]:
+    def decode(
+        self, tokens: np.ndarray, active: np.ndarray, state: "Decoding"
+    ) -> tuple[Array, "Decoding"]:
+        rows, moved = state
+        if moved == ROOM:
+            rows, moved = self._rewind(rows), 0
+        arrays = map(self._put, (tokens, active, np.array(moved)))
         with self._exact():
-            return self._decode(state, self._params, self._put(tokens), self._put(active))
+            hidden, rows = self._decode(rows, self._params, *arrays)
+        return hidden, Decoding(rows, moved + 1)
 
-    def enter(self, state: State, rows: np.ndarray, pool: State, sources: np.ndarray) -> State:
+    def enter(
+        self, state: "Decoding", rows: np.ndarray, pool: State, sources: np.ndarray
+    ) -> "Decoding":
         # One shape, however many rows enter: what is missing goes to a row that is not there.
-        batch = len(state.pos)
+        batch = len(state.rows.pos)
         rows, sources = self._padded(rows, batch, batch), self._padded(sources, batch)
-        return self._enter(state, self._put(rows), pool, self._put(sources))
+        arrays = map(self._put, (sources, np.array(state.moved)))
+        return Decoding(self._enter(state.rows, self._put(rows), pool, *arrays), state.moved)
 
     def score(
         self,
@@ -218,7 +245,10 @@ class JaxRunner:
 
     @property
     def compilations(self) -> int:
-        jitted = (self._read, self._decode, self._enter, self._logits, self._greedy)
+        jitted = (
+            *(self._read, self._decode, self._enter, self._grow, self._rewind),
+            *(self._logits, self._greedy),
+        )
         return sum(f._cache_size() for f in jitted)  # type: ignore[attr-defined]
 
     def _logits_at(self, hidden: Array, at: np.ndarray) -> Array:

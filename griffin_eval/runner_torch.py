@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import logging
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +14,18 @@ from griffin_eval.kernels.rglru.api import choose
 from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.model_torch.griffin import Griffin
 from griffin_eval.model_torch.loading import load
-from griffin_eval.model_torch.state import State, gather, nbytes, store
+from griffin_eval.model_torch.state import (
+    State,
+    empty,
+    enter,
+    gather,
+    nbytes,
+    rewind,
+    store,
+)
 from griffin_eval.model_torch.state import forget as forget_in
 from griffin_eval.runners import (
+    ROOM,
     attention_tile,
     host_memory,
     in_blocks,
@@ -24,6 +34,13 @@ from griffin_eval.runners import (
 )
 
 logger = logging.getLogger(__name__)
+
+
+class Decoding(NamedTuple):
+    """States of documents that are continued, with `ROOM`, and how far their windows moved."""
+
+    rows: State
+    moved: int
 
 
 class TorchRunner:
@@ -61,7 +78,13 @@ class TorchRunner:
         return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory()
 
     def open_pool(self, rows: int, capacity: int) -> State:
-        return self.model.init_state(rows + 1, capacity)  # one more, which stays at the start
+        start = self.model.init_state(1, capacity)
+        pool = empty(start, rows + 1)  # one more, which stays at the start
+        return store(pool, self._put(np.array([rows])), start)
+
+    def grow_pool(self, pool: State, rows: int, capacity: int) -> State:
+        old = torch.arange(len(pool.pos) - 1, device=self.device)
+        return store(self.open_pool(rows, capacity), old, gather(pool, old))
 
     @torch.inference_mode()
     def read(
@@ -84,19 +107,25 @@ class TorchRunner:
             store(pool, self._put(targets[wanted]), gather(after, self._put(wanted)))
         return hidden[0], pool
 
-    def init_state(self, batch: int, capacity: int) -> State:
-        return self.model.init_state(batch, capacity)
+    def init_state(self, batch: int, capacity: int) -> "Decoding":
+        return Decoding(self.model.init_state(batch, capacity, ROOM), 0)
 
     @torch.inference_mode()
     def decode(
-        self, tokens: np.ndarray, active: np.ndarray, state: State
-    ) -> tuple[torch.Tensor, State]:
-        hidden, state = self.model.step(self._put(tokens[:, None]), self._put(active), state)
-        return hidden[:, 0], state
+        self, tokens: np.ndarray, active: np.ndarray, state: "Decoding"
+    ) -> tuple[torch.Tensor, "Decoding"]:
+        rows, moved = state
+        if moved == ROOM:
+            rows, moved = rewind(rows, ROOM), 0
+        hidden, rows = self.model.step_one(self._put(tokens), self._put(active), rows, ROOM, moved)
+        return hidden, Decoding(rows, moved + 1)
 
     @torch.inference_mode()
-    def enter(self, state: State, rows: np.ndarray, pool: State, sources: np.ndarray) -> State:
-        return store(state, self._put(rows), self._take(pool, sources))
+    def enter(
+        self, state: "Decoding", rows: np.ndarray, pool: State, sources: np.ndarray
+    ) -> "Decoding":
+        enter(state.rows, self._put(rows), self._take(pool, sources), state.moved)
+        return state
 
     @torch.inference_mode()
     def score(
@@ -112,9 +141,12 @@ class TorchRunner:
         first = 0
         for positions, mine in in_blocks(at, which, self.config.vocab_size):
             logits = self._logits(hidden, positions).to(getattr(torch, softmax_dtype))
-            total, best = logits.logsumexp(1), logits.argmax(1)
             row, target = self._put(which[mine] - first), self._put(targets[mine])
-            logprobs[mine] = (logits[row, target] - total[row]).double().cpu().numpy()
+            best, chosen = logits.argmax(1), logits[row, target]
+            largest = logits.gather(1, best[:, None])
+            # logits.logsumexp(1), in the place of the logits
+            total = logits.sub_(largest).exp_().sum(1).log_().add_(largest[:, 0])
+            logprobs[mine] = (chosen - total[row]).double().cpu().numpy()
             greedy[mine] = (best[row] == target).cpu().numpy()
             first += len(positions)
         return logprobs, greedy

@@ -17,6 +17,7 @@ from griffin_eval.hints import nearest
 
 FRAMEWORKS = ("torch", "jax")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+ROOM = 64  # steps that decoding goes on before what it remembers is moved back
 LOGITS_AT_A_TIME = 1 << 25  # numbers of a block of logits, 128 MiB in float32
 
 
@@ -57,7 +58,12 @@ class Runner(Protocol):
         ...
 
     def open_pool(self, rows: int, capacity: int) -> Any:
-        """Room for the states of ``rows`` documents of up to ``capacity`` tokens."""
+        """Room for the states of ``rows`` documents of up to ``capacity`` tokens. What is there
+        before a state is written means nothing."""
+        ...
+
+    def grow_pool(self, pool: Any, rows: int, capacity: int) -> Any:
+        """Room for more states, beside those of a pool, which is not to be used again."""
         ...
 
     def read(
@@ -88,7 +94,8 @@ class Runner(Protocol):
         ...
 
     def decode(self, tokens: np.ndarray, active: np.ndarray, state: Any) -> tuple[Any, Any]:
-        """Reads one token of each active row of ``tokens[B]``; gives (hidden, state)."""
+        """Reads one token of each active row of ``tokens[B]``; gives (hidden, state). The state is
+        not to be used again, nor are rows that were not active before another state enters."""
         ...
 
     def init_state(self, batch: int, capacity: int) -> Any:
@@ -238,7 +245,7 @@ def in_blocks(
 def attention_tile(tokens: int, rows: int) -> int:
     """Tokens that attention works on together in a step: about half of an average row's, since
     what a tile does not fill is lost."""
-    return int(np.clip(1 << max(tokens // (2 * rows), 1).bit_length() - 1, 16, 128))
+    return int(np.clip(1 << max(tokens // (2 * rows), 1).bit_length() - 1, 8, 128))
 
 
 def step_tokens(device: str) -> int:

@@ -1,4 +1,5 @@
-"""How the tokens of a step lie: rows padded to one length, or segments packed without padding."""
+"""How the tokens of a step lie: rows padded to one length, segments packed without padding, or one
+token of every row."""
 
 import functools
 from collections.abc import Callable
@@ -28,6 +29,7 @@ class Rows(NamedTuple):
 
     lengths: Int[Array, " B"]
     starts = None  # no row lies behind another
+    room = 0  # places of what was remembered that hold nothing
 
     def join(
         self, past: Float[Array, "S P X"], new: Float[Array, "B T X"]
@@ -39,8 +41,11 @@ class Rows(NamedTuple):
         """Of every token, the joined value ``age`` tokens before it."""
         return joined[:, past - age : joined.shape[1] - age]
 
-    def last(self, joined: Float[Array, "S Q X"], past: int) -> Float[Array, "S P X"]:
-        """What to remember: the last ``past`` joined values of each row, padding left out."""
+    def last(
+        self, remembered: Float[Array, "S P X"], joined: Float[Array, "S Q X"]
+    ) -> Float[Array, "S P X"]:
+        """What to remember: as many of the last joined values of each row, padding left out."""
+        past = remembered.shape[1]
         if joined.shape[1] == past + 1:
             return jnp.where(self.lengths[:, None, None] > 0, joined[:, 1:], joined[:, :-1])
         return jax.vmap(lambda x, n: lax.dynamic_slice_in_dim(x, n, past))(joined, self.lengths)
@@ -102,6 +107,7 @@ class Packed(NamedTuple):
     first_tile: Int[Array, " S"]
     tile_segment: Int[Array, " M"]
     tile_offset: Int[Array, " M"]
+    room = 0
 
     def join(self, past: Float[Array, "S P X"], new: Float[Array, "1 N X"]) -> Float[Array, "Q X"]:
         return jnp.concatenate([past.reshape(-1, past.shape[2]), new[0]])
@@ -109,7 +115,10 @@ class Packed(NamedTuple):
     def earlier(self, joined: Float[Array, "Q X"], past: int, age: int) -> Float[Array, "1 N X"]:
         return joined[self._index(self.segment, self.offset - age, past)][None]
 
-    def last(self, joined: Float[Array, "Q X"], past: int) -> Float[Array, "S P X"]:
+    def last(
+        self, remembered: Float[Array, "S P X"], joined: Float[Array, "Q X"]
+    ) -> Float[Array, "S P X"]:
+        past = remembered.shape[1]
         segment = jnp.arange(len(self.lengths), dtype=jnp.int32)[:, None]
         back = jnp.arange(-past, 0, dtype=jnp.int32)[None]
         return joined[self._index(segment, self.lengths[:, None] + back, past)]
@@ -150,6 +159,48 @@ class Packed(NamedTuple):
         remembered = segment * past + past + offset
         new = len(self.lengths) * past + self.starts[segment] + offset
         return jnp.where(offset < 0, remembered, new)
+
+
+class Single(NamedTuple):
+    """One token of each of B rows, whose memory has room behind it (``init_state``). What is
+    remembered is a window that moves by one place at a step, so that nothing is copied where the
+    state is given up: the new value is written behind it. What is joined are all places.
+
+    The methods mean the same as those of `Rows`.
+    """
+
+    lengths: Int[Array, " B"]
+    room: int
+    moved: int | Int[Array, ""]  # places that the window has moved, less than ``room``
+    starts = None
+
+    def join(
+        self, past: Float[Array, "B P X"], new: Float[Array, "B 1 X"]
+    ) -> Float[Array, "B Q X"]:
+        newest = past.shape[1] - self.room + self.moved
+        return lax.dynamic_update_slice_in_dim(past, new, newest, 1)
+
+    def earlier(self, joined: Float[Array, "B Q X"], past: int, age: int) -> Float[Array, "B 1 X"]:
+        return lax.dynamic_slice_in_dim(joined, past + self.moved - age, 1, 1)
+
+    def last(
+        self, remembered: Float[Array, "B P X"], joined: Float[Array, "B Q X"]
+    ) -> Float[Array, "B P X"]:
+        return joined
+
+    def by_tiles(
+        self,
+        attend: Callable[[Tile], Array],
+        q: Float[Array, "B 1 H D"],
+        keys: Float[Array, "B Q D"],
+        values: Float[Array, "B Q D"],
+        reach: Int[Array, "B 1"],
+    ) -> Float[Array, "B 1 W"]:
+        places = keys.shape[1]
+        past = places - self.room
+        age = (past + self.moved - jnp.arange(places, dtype=jnp.int32))[None, None]
+        seen = (age >= 0) & (age <= jnp.minimum(reach, past)[:, :, None])
+        return attend(Tile(q, keys, values, seen)).reshape(len(q), 1, -1)
 
 
 def pack(lengths: Int[Array, " S"], tokens: int, tile: int) -> Packed:
@@ -215,4 +266,4 @@ class Chunk(NamedTuple):
     padding: Bool[Array, "B T"]
     cos: Float[Array, "B T R"]
     sin: Float[Array, "B T R"]
-    layout: Rows | Packed
+    layout: Rows | Packed | Single

@@ -12,7 +12,7 @@ from griffin_eval.config import GriffinConfig
 from griffin_eval.initializers import initial_value
 from griffin_eval.layout import ParamSpec, Scope, param_specs
 from griffin_eval.model_jax.blocks import ResidualBlock
-from griffin_eval.model_jax.chunks import Chunk, Packed, Rows, pack
+from griffin_eval.model_jax.chunks import Chunk, Packed, Rows, Single, pack
 from griffin_eval.model_jax.layers import RMSNorm, rotation, wide_dtype
 from griffin_eval.model_jax.state import AttentionState, RecurrentState, State
 
@@ -60,13 +60,14 @@ class Griffin(nnx.Module):
         self.config = config
         self.model = Backbone(config, Scope(param_specs(config), make) / "model")
 
-    def init_state(self, batch: int, capacity: int | None = None) -> State:
+    def init_state(self, batch: int, capacity: int | None = None, room: int = 0) -> State:
         """The state before the first token.
 
         Args:
             batch: rows, B.
             capacity: tokens a document may have; needed by global attention, whose state grows with
                 it, and by no other block.
+            room: places behind what convolutions and attention remember, for `step_one` only.
 
         Raises:
             ValueError: if the model has global attention and no capacity is given.
@@ -87,11 +88,11 @@ class Griffin(nnx.Module):
         for block_type in c.block_types:
             if block_type == "recurrent":
                 h = zeros(c.lru_width, dtype=h_dtype)
-                layers.append(RecurrentState(h, zeros(c.conv_width - 1, c.lru_width)))
+                layers.append(RecurrentState(h, zeros(c.conv_width - 1 + room, c.lru_width)))
             else:
                 keys = c.visible_keys if block_type == "local_attention" else capacity
                 assert keys is not None
-                past = keys - 1
+                past = keys - 1 + room
                 layers.append(AttentionState(zeros(past, c.head_dim), zeros(past, c.head_dim)))
         return State(zeros(dtype=jnp.int32), zeros(dtype=jnp.int32), tuple(layers))
 
@@ -163,12 +164,42 @@ class Griffin(nnx.Module):
         hidden, layers = self._read(tokens[None], chunk, state)
         return hidden, State(state.pos + lengths, state.since, layers)
 
+    def step_one(
+        self,
+        tokens: Int[Array, " B"],
+        active: Int[Array, " B"],
+        state: State,
+        room: int,
+        moved: int | Int[Array, ""],
+    ) -> tuple[Float[Array, "B W"], State]:
+        """Reads one token of every row, without copying what the state remembers.
+
+        Args:
+            tokens: ids.
+            active: 1 for rows that read theirs. The others mean nothing from here on.
+            state: from `init_state` with room or an earlier call; it is not to be used again.
+            room: how much it has.
+            moved: how many such steps were made since `init_state`, or since
+                `griffin_eval.model_jax.state.rewind`; less than ``room``.
+
+        Returns:
+            The same as `step`.
+        """
+        positions = state.pos[:, None]
+        reach = positions - state.since[:, None]
+        layout = Single(active, room, moved)
+        hidden, layers = self._read(
+            tokens[:, None], self._chunk(positions, reach, active[:, None] == 0, layout), state
+        )
+        pos = state.pos + active.astype(jnp.int32)
+        return hidden[:, 0], State(pos, state.since, layers)
+
     def _chunk(
         self,
         positions: Int[Array, "B T"],
         reach: Int[Array, "B T"],
         padding: Bool[Array, "B T"],
-        layout: Rows | Packed,
+        layout: Rows | Packed | Single,
     ) -> Chunk:
         c = self.config
         dtype = self.model.embed_tokens.weight.dtype
@@ -185,7 +216,8 @@ class Griffin(nnx.Module):
         ):
             if block_type == "global_attention":
                 assert isinstance(before, AttentionState)
-                lost = (chunk.positions > before.k.shape[1]) & ~chunk.padding
+                most = before.k.shape[1] - chunk.layout.room
+                lost = (chunk.positions > most) & ~chunk.padding
                 x = jnp.where(lost[:, :, None], jnp.nan, x)
             x, after = block(x, chunk, before)
             layers.append(after)

@@ -68,7 +68,7 @@ class Conv1D(nnx.Module):
             earlier = wide(chunk.layout.earlier(joined, taps, age))
             same_document = (chunk.positions >= age)[:, :, None]
             y = y + jnp.where(same_document, earlier * _like(weight[:, 0, -1 - age], x), 0.0)
-        return y.astype(x.dtype), chunk.layout.last(joined, taps)
+        return y.astype(x.dtype), chunk.layout.last(past, joined)
 
 
 class RGLRU(nnx.Module):

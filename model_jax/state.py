@@ -6,7 +6,7 @@ dimensions of a head, R rotated pairs of a head, C remembered keys, K taps of th
 one, V vocabulary, E expanded MLP width, G blocks of a gate, Z complex channels of a CG-LRU.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -74,6 +74,29 @@ def forget(state: State, recurrent: Bool[Array, " S"], attention: Bool[Array, " 
     return State(state.pos, since, tuple(layers))
 
 
+def rewind(state: State, room: int) -> State:
+    """The state after ``room`` steps of `griffin_eval.model_jax.griffin.Griffin.step_one`, as if
+    it had never moved."""
+    return _windows(lambda x: jnp.roll(x, -room, axis=1), state)
+
+
+def enter(state: State, rows: Int[Array, " N"], new: State, moved: int | Int[Array, ""]) -> State:
+    """Writes the rows of a state over these rows of one that has room and was moved; as `store`."""
+
+    def write(leaf: Array, rest: Array) -> Array:
+        if leaf.ndim < 3:
+            return leaf.at[rows].set(rest, mode="drop")
+        places = moved + jnp.arange(rest.shape[1], dtype=jnp.int32)
+        return leaf.at[rows[:, None], places].set(rest, mode="drop")
+
+    return jax.tree.map(write, state, new)
+
+
 def nbytes(state: State) -> int:
     """Bytes of a state."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+
+
+def _windows(function: Callable[[Array], Array], state: State) -> State:
+    """Changes those of the layers' arrays that have an axis of remembered tokens."""
+    return jax.tree.map(lambda leaf: function(leaf) if leaf.ndim == 3 else leaf, state)

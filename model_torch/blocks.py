@@ -57,9 +57,9 @@ class AttentionBlock(nn.Module):
         v = self.v_proj(x)
         keys, values = chunk.layout.join(state.k, k), chunk.layout.join(state.v, v)
 
-        past = state.k.shape[1]
         y = self.o_proj(chunk.layout.by_tiles(_attend, q, keys, values, chunk.reach))
-        return y, AttentionState(chunk.layout.last(keys, past), chunk.layout.last(values, past))
+        k, v = chunk.layout.last(state.k, keys), chunk.layout.last(state.v, values)
+        return y, AttentionState(k, v)
 
 
 def _attend(tile: Tile) -> Float[Tensor, "M t H D"]:

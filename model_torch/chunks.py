@@ -1,4 +1,5 @@
-"""How the tokens of a step lie: rows padded to one length, or segments packed without padding."""
+"""How the tokens of a step lie: rows padded to one length, segments packed without padding, or one
+token of every row."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -25,6 +26,7 @@ class Rows(NamedTuple):
     lengths: Int[Tensor, " B"]
     full: bool = False  # whether it is known that no row has padding
     starts = None  # no row lies behind another
+    room = 0  # places of what was remembered that hold nothing
 
     def join(
         self, past: Float[Tensor, "S P X"], new: Float[Tensor, "B T X"]
@@ -38,9 +40,12 @@ class Rows(NamedTuple):
         """Of every token, the joined value ``age`` tokens before it."""
         return joined[:, past - age : joined.shape[1] - age]
 
-    def last(self, joined: Float[Tensor, "S Q X"], past: int) -> Float[Tensor, "S P X"]:
-        """What to remember: the last ``past`` joined values of each row, padding left out."""
+    def last(
+        self, remembered: Float[Tensor, "S P X"], joined: Float[Tensor, "S Q X"]
+    ) -> Float[Tensor, "S P X"]:
+        """What to remember: as many of the last joined values of each row, padding left out."""
         rows, length, _ = joined.shape
+        past = remembered.shape[1]
         if self.full:  # then there is nothing to gather, nor to copy if most of it is kept
             kept = joined[:, length - past :]
             return kept if length == past + 1 else kept.clone()
@@ -90,6 +95,7 @@ class Packed(NamedTuple):
     first_tile: Int[Tensor, " S"]
     tile_segment: Int[Tensor, " M"]
     tile_offset: Int[Tensor, " M"]
+    room = 0
 
     def join(
         self, past: Float[Tensor, "S P X"], new: Float[Tensor, "1 N X"]
@@ -97,12 +103,15 @@ class Packed(NamedTuple):
         return torch.cat([past.flatten(0, 1), new[0]])
 
     def earlier(self, joined: Float[Tensor, "Q X"], past: int, age: int) -> Float[Tensor, "1 N X"]:
-        return joined[self._index(self.segment, self.offset - age, past)][None]
+        return _rows(joined, self._index(self.segment, self.offset - age, past))[None]
 
-    def last(self, joined: Float[Tensor, "Q X"], past: int) -> Float[Tensor, "S P X"]:
+    def last(
+        self, remembered: Float[Tensor, "S P X"], joined: Float[Tensor, "Q X"]
+    ) -> Float[Tensor, "S P X"]:
+        past = remembered.shape[1]
         segment = torch.arange(len(self.lengths), device=joined.device)[:, None]
         back = torch.arange(-past, 0, device=joined.device)
-        return joined[self._index(segment, self.lengths[:, None] + back, past)]
+        return _rows(joined, self._index(segment, self.lengths[:, None] + back, past))
 
     def by_tiles(
         self,
@@ -124,19 +133,47 @@ class Packed(NamedTuple):
         )
         index = self._index(self.tile_segment[:, None], position, past)
         seen = _seen(reach[0, query], past)
-        tiles = attend(Tile(q[0, query], keys[index], values[index], seen))
+        tiles = attend(Tile(_rows(q[0], query), _rows(keys, index), _rows(values, index), seen))
         where = (self.first_tile[self.segment] * self.tile + self.offset).clamp(
             max=tiles.shape[0] * self.tile - 1
         )
-        return tiles.flatten(0, 1)[where].flatten(1)[None]
+        return _rows(tiles.flatten(0, 1), where).flatten(1)[None]
 
     def _index(
         self, segment: Int[Tensor, "*#A"], offset: Int[Tensor, "*#A"], past: int
     ) -> Int[Tensor, "*A"]:
         """Where the joined values hold a token of a segment; negative offsets are remembered."""
-        remembered = segment * past + past + offset
+        remembered = (segment * past + past + offset).clamp(min=0)  # where no token is
         new = len(self.lengths) * past + self.starts[segment] + offset
         return torch.where(offset < 0, remembered, new)
+
+
+class Single(NamedTuple):
+    """One token of each of B rows, whose memory has room behind it (``init_state``). What is
+    remembered is a window that moves by one place at a step, so that nothing is copied: the new
+    value is written behind it, over what the state holds.
+
+    The methods mean the same as those of `Rows`.
+    """
+
+    lengths: Int[Tensor, " B"]
+    room: int
+    moved: int  # places that the window has moved, less than ``room``
+    starts = None
+
+    def join(
+        self, past: Float[Tensor, "B P X"], new: Float[Tensor, "B 1 X"]
+    ) -> Float[Tensor, "B Q X"]:
+        end = past.shape[1] - self.room + self.moved + 1
+        past[:, end - 1] = new[:, 0]
+        return past[:, self.moved : end]
+
+    def last(
+        self, remembered: Float[Tensor, "B P X"], joined: Float[Tensor, "B Q X"]
+    ) -> Float[Tensor, "B P X"]:
+        return remembered
+
+    earlier, by_tiles = Rows.earlier, Rows.by_tiles
 
 
 def pack(lengths: Int[Tensor, " S"], tokens: int, tile: int) -> Packed:
@@ -155,12 +192,18 @@ def pack(lengths: Int[Tensor, " S"], tokens: int, tile: int) -> Packed:
         return ends - counts, owner, place - (ends - counts)[owner]
 
     starts, segment, offset = locate(lengths, tokens)
-    first_tile, tile_segment, tile_number = locate(
-        (lengths + tile - 1) // tile, -(-tokens // tile) + len(lengths)
-    )
+    tiles = (lengths + tile - 1) // tile
+    most = -(-tokens // tile) + len(lengths)  # elsewhere counting them would wait for the device
+    places = max(int(tiles.sum()), 1) if lengths.device.type == "cpu" else most
+    first_tile, tile_segment, tile_number = locate(tiles, places)
     return Packed(
         lengths, starts, segment, offset, tile, first_tile, tile_segment, tile_number * tile
     )
+
+
+def _rows(x: Float[Tensor, "Q ..."], index: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """``x[index]``, which on a CPU takes three times as long."""
+    return x.index_select(0, index.flatten()).view(*index.shape, *x.shape[1:])
 
 
 def _seen(reach: Int[Tensor, "M t"], past: int) -> Bool[Tensor, "M t s"]:
@@ -180,4 +223,4 @@ class Chunk(NamedTuple):
     padding: Bool[Tensor, "B T"]
     cos: Float[Tensor, "B T R"]
     sin: Float[Tensor, "B T R"]
-    layout: Rows | Packed
+    layout: Rows | Packed | Single

@@ -13,7 +13,7 @@ from griffin_eval.initializers import initial_value
 from griffin_eval.kernels.linear_torch import linear
 from griffin_eval.layout import ParamSpec, Scope, param_specs
 from griffin_eval.model_torch.blocks import ResidualBlock
-from griffin_eval.model_torch.chunks import Chunk, Packed, Rows, pack
+from griffin_eval.model_torch.chunks import Chunk, Packed, Rows, Single, pack
 from griffin_eval.model_torch.layers import RMSNorm, rotation, wide, wide_dtype
 from griffin_eval.model_torch.state import AttentionState, RecurrentState, State
 
@@ -66,13 +66,14 @@ class Griffin(nn.Module):
         self.config = config
         self.model = Backbone(config, Scope(param_specs(config), make) / "model")
 
-    def init_state(self, batch: int, capacity: int | None = None) -> State:
+    def init_state(self, batch: int, capacity: int | None = None, room: int = 0) -> State:
         """The state before the first token.
 
         Args:
             batch: rows, B.
             capacity: tokens a document may have; needed by global attention, whose state grows with
                 it, and by no other block.
+            room: places behind what convolutions and attention remember, for `step_one` only.
 
         Raises:
             ValueError: if the model has global attention and no capacity is given.
@@ -93,11 +94,11 @@ class Griffin(nn.Module):
         for block_type in c.block_types:
             if block_type == "recurrent":
                 h = zeros(c.lru_width, dtype=h_dtype)
-                layers.append(RecurrentState(h, zeros(c.conv_width - 1, c.lru_width)))
+                layers.append(RecurrentState(h, zeros(c.conv_width - 1 + room, c.lru_width)))
             else:
                 keys = c.visible_keys if block_type == "local_attention" else capacity
                 assert keys is not None
-                past = keys - 1
+                past = keys - 1 + room
                 layers.append(AttentionState(zeros(past, c.head_dim), zeros(past, c.head_dim)))
         return State(zeros(dtype=torch.int32), zeros(dtype=torch.int32), tuple(layers))
 
@@ -168,12 +169,42 @@ class Griffin(nn.Module):
         hidden, layers = self._read(tokens[None], chunk, state)
         return hidden, State((state.pos + lengths).to(state.pos.dtype), state.since, layers)
 
+    def step_one(
+        self,
+        tokens: Int[Tensor, " B"],
+        active: Int[Tensor, " B"],
+        state: State,
+        room: int,
+        moved: int,
+    ) -> tuple[Float[Tensor, "B W"], State]:
+        """Reads one token of every row, without copying what the state remembers.
+
+        Args:
+            tokens: ids.
+            active: 1 for rows that read theirs. The others mean nothing from here on.
+            state: from `init_state` with room or an earlier call; it is not to be used again.
+            room: how much it has.
+            moved: how many such steps were made since `init_state`, or since
+                `griffin_eval.model_torch.state.rewind`; less than ``room``.
+
+        Returns:
+            The same as `step`.
+        """
+        positions = state.pos[:, None]
+        reach = positions - state.since[:, None]
+        layout = Single(active, room, moved)
+        hidden, layers = self._read(
+            tokens[:, None], self._chunk(positions, reach, active[:, None] == 0, layout), state
+        )
+        pos = (state.pos + active).to(state.pos.dtype)
+        return hidden[:, 0], State(pos, state.since, layers)
+
     def _chunk(
         self,
         positions: Int[Tensor, "B T"],
         reach: Int[Tensor, "B T"],
         padding: Bool[Tensor, "B T"],
-        layout: Rows | Packed,
+        layout: Rows | Packed | Single,
     ) -> Chunk:
         c = self.config
         dtype = self.model.embed_tokens.weight.dtype
@@ -190,7 +221,8 @@ class Griffin(nn.Module):
         ):
             if block_type == "global_attention":
                 assert isinstance(before, AttentionState)
-                lost = (chunk.positions > before.k.shape[1]) & ~chunk.padding
+                most = before.k.shape[1] - chunk.layout.room
+                lost = (chunk.positions > most) & ~chunk.padding
                 x = torch.where(lost[:, :, None], torch.nan, x)
             x, after = block(x, chunk, before)
             layers.append(after)

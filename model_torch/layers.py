@@ -67,7 +67,7 @@ class Conv1D(nn.Module):
             earlier = wide(chunk.layout.earlier(joined, taps, age))
             same_document = (chunk.positions >= age)[:, :, None]
             y.addcmul_(torch.where(same_document, earlier, 0.0), weight[-1 - age])
-        return y.to(x.dtype), chunk.layout.last(joined, taps)
+        return y.to(x.dtype), chunk.layout.last(past, joined)
 
 
 class RGLRU(nn.Module):

@@ -6,7 +6,7 @@ dimensions of a head, R rotated pairs of a head, C remembered keys, K taps of th
 one, V vocabulary, E expanded MLP width, G blocks of a gate, Z complex channels of a CG-LRU.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -36,6 +36,11 @@ class State(NamedTuple):
     pos: Int[Tensor, " S"]
     since: Int[Tensor, " S"]
     layers: tuple[RecurrentState | AttentionState, ...]
+
+
+def empty(like: State, rows: int) -> State:
+    """Room for as many rows, in which anything may stand."""
+    return _map(lambda leaf: leaf.new_empty(rows, *leaf.shape[1:]), like)
 
 
 def gather(state: State, rows: Int[Tensor, " N"]) -> State:
@@ -77,6 +82,26 @@ def forget(state: State, recurrent: Bool[Tensor, " S"], attention: Bool[Tensor, 
     return State(state.pos, since, tuple(layers))
 
 
+def rewind(state: State, room: int) -> State:
+    """The state after ``room`` steps of `griffin_eval.model_torch.griffin.Griffin.step_one`, as if
+    it had never moved; it is not to be used again."""
+
+    def move(x: Tensor) -> Tensor:
+        x[:, : x.shape[1] - room] = x[:, room:].clone()
+        return x
+
+    return _windows(move, state)
+
+
+def enter(state: State, rows: Int[Tensor, " N"], new: State, moved: int) -> State:
+    """Writes the rows of a state over these rows of one that has room and was moved; Torch writes
+    in place."""
+    for leaf, rest in zip(_leaves(state), _leaves(new), strict=True):
+        place = leaf if leaf.ndim < 3 else leaf[:, moved : moved + rest.shape[1]]
+        place.index_copy_(0, rows, rest)
+    return state
+
+
 def nbytes(state: State) -> int:
     """Bytes of a state."""
     return sum(leaf.nbytes for leaf in _leaves(state))
@@ -88,6 +113,11 @@ def _map(function, state: State) -> State:
         function(state.since),
         tuple(type(s)(*(function(leaf) for leaf in s)) for s in state.layers),
     )
+
+
+def _windows(function: Callable[[Tensor], Tensor], state: State) -> State:
+    """Of the layers' arrays those with an axis of remembered tokens."""
+    return _map(lambda leaf: function(leaf) if leaf.ndim == 3 else leaf, state)
 
 
 def _leaves(state: State):

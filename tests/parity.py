@@ -43,6 +43,7 @@ _OF_EITHER_TWIN = {
     ("packed - alone", "state"): 1e-5,
     ("packed - padded", "hidden"): 1.5e-5,
     ("packed - padded", "state"): 1e-5,
+    ("single - whole", "hidden"): 2e-5,
     ("batch - single", "hidden"): 7e-6,
     ("batch - single", "state"): 6e-6,
     ("forks - alone", "hidden"): 7e-6,

@@ -32,8 +32,8 @@ class TorchTwin:
         self.config = config
         self.model = torch_griffin.Griffin(config, make)
 
-    def init_state(self, batch, capacity=None):
-        return self.model.init_state(batch, capacity)
+    def init_state(self, batch, capacity=None, room=0):
+        return self.model.init_state(batch, capacity, room)
 
     @torch.no_grad()
     def step(self, tokens, lengths, state, resets=None):
@@ -44,6 +44,17 @@ class TorchTwin:
     def step_packed(self, tokens, lengths, state, tile):
         hidden, state = self.model.step_packed(*self._inputs(tokens, lengths), state, tile)
         return to_numpy(hidden), state
+
+    @torch.no_grad()
+    def step_one(self, tokens, active, state, room, moved):
+        hidden, state = self.model.step_one(*self._inputs(tokens, active), state, room, moved)
+        return to_numpy(hidden), state
+
+    def rewind(self, state, room):
+        return torch_state.rewind(state, room)
+
+    def enter(self, state, rows, new, moved):
+        return torch_state.enter(state, self._array(np.asarray(rows)), new, moved)
 
     @torch.no_grad()
     def logits(self, tokens, lengths=None, resets=None, capacity=None):
@@ -114,12 +125,16 @@ class JaxTwin:
         def step_packed(params, tokens, lengths, state, tile):
             return nnx.merge(self.graph, params).step_packed(tokens, lengths, state, tile)
 
+        def step_one(params, tokens, active, state, moved, room):
+            return nnx.merge(self.graph, params).step_one(tokens, active, state, room, moved)
+
         self._step, self._decode, self._gradients = (
             jax.jit(function, compiler_options=compiler_options)
             for function in (step, decode, jax.grad(self._loss))
         )
-        self._step_packed = jax.jit(
-            step_packed, static_argnames="tile", compiler_options=compiler_options
+        self._step_packed, self._step_one = (
+            jax.jit(function, static_argnames=static, compiler_options=compiler_options)
+            for function, static in ((step_packed, "tile"), (step_one, "room"))
         )
 
     def precision(self):
@@ -129,9 +144,9 @@ class JaxTwin:
     def model(self):
         return nnx.merge(self.graph, self.params)
 
-    def init_state(self, batch, capacity=None):
+    def init_state(self, batch, capacity=None, room=0):
         with self.precision():
-            return self.model.init_state(batch, capacity)
+            return self.model.init_state(batch, capacity, room)
 
     def step(self, tokens, lengths, state, resets=None):
         with self.precision():
@@ -144,6 +159,19 @@ class JaxTwin:
             inputs = self._inputs(tokens, lengths)
             hidden, state = self._step_packed(self.params, *inputs, state, tile=tile)
         return to_numpy(hidden), state
+
+    def step_one(self, tokens, active, state, room, moved):
+        with self.precision():
+            inputs = self._inputs(tokens, active)
+            moved = jnp.asarray(moved, jnp.int32)
+            hidden, state = self._step_one(self.params, *inputs, state, moved, room=room)
+        return to_numpy(hidden), state
+
+    def rewind(self, state, room):
+        return jax_state.rewind(state, room)
+
+    def enter(self, state, rows, new, moved):
+        return jax_state.enter(state, self._array(np.asarray(rows)), new, moved)
 
     def logits(self, tokens, lengths=None, resets=None, capacity=None):
         with self.precision():

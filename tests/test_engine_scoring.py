@@ -77,12 +77,28 @@ def test_states_that_do_not_fit_are_computed_again(framework):
     stem = np.random.default_rng(0).integers(60, size=14).tolist()
     sequences = [Scorable([*stem[:n], 60, *stem[:5]], n) for n in range(2, 14, 2)]
     free = scores(runner, sequences, Limits(16, 1, states(runner, 8)))
-    assert scores.stats.tokens_again == 0
+    assert scores.stats.tokens_again == scores.stats.states_evicted == 0
     tight = scores(runner, sequences, Limits(16, 1, states(runner, 1)))
     assert scores.stats.tokens_again > 0
     assert scores.stats.states_evicted > 0
-    for a, b in zip(free, tight, strict=True):
+    no_more = scores(NoLargerPool(runner), sequences, Limits(16, 1, states(runner, 8)))
+    assert scores.stats.tokens_again > 0
+    for a, b, c in zip(free, tight, no_more, strict=True):
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-5)
+        np.testing.assert_allclose(a.logprobs, c.logprobs, atol=2e-5)
+
+
+class NoLargerPool:
+    """A runner on a device that has no memory for more states than it begins with."""
+
+    def __init__(self, runner):
+        self._runner = runner
+
+    def __getattr__(self, name):
+        return getattr(self._runner, name)
+
+    def grow_pool(self, pool, rows, capacity):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

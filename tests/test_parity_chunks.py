@@ -183,6 +183,49 @@ def test_what_stands_in_the_padding_does_not_matter(ours, model):
         assert np.isfinite(one).all()
 
 
+@pytest.mark.parametrize("model", SPLIT)
+@each_twin
+def test_tokens_read_one_at_a_time_where_memory_has_room(ours, model, record_parity):
+    """Rows enter when they like, with and without a past, and leave; the memory is moved back."""
+    subject, room = twin(ours, SPLIT[model]), 5
+    ids = tokens(subject.config, ROWS, CAPACITY)
+    whole, _ = subject.step(ids, [CAPACITY] * ROWS, subject.init_state(ROWS, CAPACITY))
+    past, enters, leaves_at = np.array([0, 9, 17]), np.array([0, 3, 8]), np.array([23, 11, 31])
+    _, known = subject.step(ids[:, :17], past, subject.init_state(ROWS, CAPACITY))
+    state, moved = subject.init_state(ROWS, CAPACITY, room), 0
+    found = [[] for _ in range(ROWS)]
+    for now in range(max(leaves_at)):
+        if moved == room:
+            state, moved = subject.rewind(state, room), 0
+        if len(new := np.flatnonzero(enters == now)):
+            state = subject.enter(state, new, subject.gather(known, new), moved)
+        active = (enters <= now) & (now < leaves_at)
+        at = np.where(active, past + now - enters, 0)
+        hidden, state = subject.step_one(
+            ids[range(ROWS), at], active.astype(np.int64), state, room, moved
+        )
+        moved += 1
+        for row in np.flatnonzero(active):
+            found[row].append(hidden[row])
+    count = leaves_at - enters
+    expected = [whole[row, past[row] : past[row] + count[row]] for row in range(ROWS)]
+    assert [len(rows) for rows in found] == count.tolist() and (past + count <= CAPACITY).all()
+    compare(record_parity, f"{ours} single - whole", "hidden", map(np.array, found), expected)
+
+
+@pytest.mark.parametrize("model", ["recurrent last", "mqa"])
+@each_twin
+def test_a_row_that_outgrows_global_attention_is_nan_with_room_too(ours, model):
+    subject = twin(ours, SPLIT[model])
+    ids, state = tokens(subject.config, 2, 6), subject.init_state(2, 4, 8)
+    finite = []
+    for moved in range(6):
+        hidden, state = subject.step_one(ids[:, moved], np.ones(2), state, 8, moved)
+        finite.append(bool(np.isfinite(hidden).all()))
+    outgrown = "global_attention" in subject.config.block_types
+    assert finite == [True] * 4 + [not outgrown] * 2
+
+
 @pytest.mark.parametrize("model", ["recurrent last", "mqa"])
 @each_twin
 def test_forks_continue_as_if_alone(ours, model, record_parity):

@@ -29,6 +29,7 @@ SAME_WORD = {
     "nn.Module": "nnx.Module",
     "nn.Parameter": "nnx.Param",
     "forward": "__call__",
+    "int | Int[Array, '']": "int",  # JAX compiles one step for all of them
 }
 # What one of them alone has, and why.
 ALONE = {
@@ -40,6 +41,11 @@ ALONE = {
     "_by_kernel": "torch has no TPU",
     "_map": "JAX maps trees itself",
     "_leaves": "JAX maps trees itself",
+    "_rows": "JAX has one way to take rows",
+    "empty": "JAX has no memory that was never written",
+    "Single.(earlier, by_tiles)": "torch looks at a window as at a padded row",
+    "Single.earlier": "JAX reads where it is told while it runs",
+    "Single.by_tiles": "JAX looks at all of the memory, a slice would be a copy",
     "LOGIT_ROWS": "JAX widens as it multiplies, torch a part of the vocabulary at a time",
 }
 

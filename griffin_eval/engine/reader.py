@@ -81,7 +81,6 @@ class Reader:
         self._capacity = runner.bucket(capacity)
         self._visit, self._progress, self._name = visit, progress, name
         stats.tokens_unique += tree.tokens
-        self._forks = tree.forks
         self._stack = tree.roots[::-1]
         self._active: list[Row] = []
         self._held: dict[Edge, int] = {}  # edges read to their end, and the slots of their states
@@ -149,13 +148,29 @@ class Reader:
 
     def _open_pool(self) -> None:
         budget = self._limits.state_bytes or self._runner.free_memory() // 4
-        fit = budget // self._runner.state_bytes(self._capacity)
-        # Pools of few sizes, since each of them may be compiled for.
-        rows = self._limits.rows
-        enough = 2 * rows if self._forks <= rows else 8 * rows
-        states = 1 << min(max(fit, 1), enough).bit_length() - 1
-        self._free = list(range(states))[::-1]
-        self.pool: Any = self._runner.open_pool(states, self._capacity)
+        fit = max(budget // self._runner.state_bytes(self._capacity), 1)
+        # Pools of two sizes, since each of them may be compiled for.
+        few, self._most = (
+            1 << min(fit, times * self._limits.rows).bit_length() - 1 for times in (2, 8)
+        )
+        self._free = list(range(few))[::-1]
+        self.pool: Any = self._runner.open_pool(few, self._capacity)
+        self._states = few
+
+    def _grow_pool(self) -> bool:
+        """Makes room for more states, if there may be more."""
+        if self._states == self._most:
+            return False
+        try:
+            self.pool = self._runner.grow_pool(self.pool, self._most, self._capacity)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._most = self._states
+            return False
+        self._free = list(range(self._states, self._most))[::-1]
+        self._states = self._most
+        return True
 
     def _step(self) -> None:
         chunk = self._chunk()
@@ -219,7 +234,7 @@ class Reader:
             slot = -1
         elif last and parent in self._held:
             slot = self._held.pop(parent)
-        elif self._free:
+        elif self._free or self._grow_pool():
             slot = self._free.pop()
         elif self._held:
             slot = self._held.pop(next(iter(self._held)))

@@ -100,12 +100,10 @@ class Edge:
 
 
 class Tree(NamedTuple):
-    """The edges that begin at the root, how many tokens all edges hold together, and how many of
-    them others follow, whose states are needed at their ends."""
+    """The edges that begin at the root, and how many tokens all edges hold together."""
 
     roots: list[Edge]
     tokens: int
-    forks: int
 
 
 def build(sequences: Sequence[Scorable]) -> Tree:
@@ -182,15 +180,14 @@ def _grow(paths: list[np.ndarray], *, merge: bool) -> tuple[Edge, list[Edge]]:
 
 
 def _rooted(root: Edge) -> Tree:
-    total, forks, pending = 0, 0, list(root.children)
+    total, pending = 0, list(root.children)
     for edge in root.children:
         edge.parent = None
     while pending:
         edge = pending.pop()
         total += edge.end - edge.start
-        forks += bool(edge.children)
         pending += edge.children
-    return Tree(root.children, total, forks)
+    return Tree(root.children, total)
 
 
 def _child(parent: Edge, path: np.ndarray) -> Edge:
