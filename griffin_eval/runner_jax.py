@@ -1,10 +1,13 @@
 """The JAX runner."""
 
 import contextlib
+import functools
 import logging
 import math
 import os
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +26,9 @@ from griffin_eval.model_jax.loading import load
 from griffin_eval.model_jax.state import State, gather, nbytes, rewind, store
 from griffin_eval.model_jax.state import enter as enter_moved
 from griffin_eval.model_jax.state import forget as forget_in
+from griffin_eval.programs_jax import Program, Programs, kept_programs
 from griffin_eval.runners import (
+    DTYPES,
     ROOM,
     attention_tile,
     host_memory,
@@ -50,7 +55,12 @@ class JaxRunner:
 
     framework = "jax"
 
-    def __init__(self, model: Griffin, compiler_options: dict[str, Any] | None = None):
+    def __init__(
+        self,
+        model: Griffin,
+        compiler_options: dict[str, Any] | None = None,
+        programs_folder: Path | None = None,
+    ):
         weight = model.model.embed_tokens.weight[...]
         self.config = model.config
         self.dtype = weight.dtype.name
@@ -64,14 +74,20 @@ class JaxRunner:
         attention = "local_attention" in self.config.block_types
         if attention and has_kernel(jax.ShapeDtypeStruct(queries, weight.dtype)):
             self.kernel += ", splash attention in steps of one text"
-        graph, self._params = nnx.split(model)
+        graph, values = nnx.split(model)
+        self._params, tree = jax.tree.flatten(values)
+        made_from = self.config, self.kernel, compiler_options
+        self._programs = Programs(self._device, self._params, made_from, programs_folder)
+
+        def merged(params: list[Array]) -> Griffin:
+            return nnx.merge(graph, jax.tree.unflatten(tree, params))
 
         def take(pool: State, sources: Array) -> State:
             return gather(pool, jnp.where(sources < 0, len(pool.pos) - 1, sources))
 
         def read(
             pool: State,
-            params: Any,
+            params: list[Array],
             tokens: Array,
             lengths: Array,
             sources: Array,
@@ -81,16 +97,15 @@ class JaxRunner:
             state = take(pool, sources)
             if forget is not None:
                 state = forget_in(state, recurrent=forget & 1 > 0, attention=forget & 2 > 0)
-            hidden, after = nnx.merge(graph, params).step_packed(
-                tokens, lengths, state, attention_tile(len(tokens), len(lengths))
-            )
+            tile = attention_tile(len(tokens), len(lengths))
+            hidden, after = merged(params).step_packed(tokens, lengths, state, tile)
             # Whatever nobody wants goes to a row that is not there.
             return hidden[0], store(pool, jnp.where(targets < 0, len(pool.pos), targets), after)
 
         def decode(
-            state: State, params: Any, tokens: Array, active: Array, moved: Array
+            state: State, params: list[Array], tokens: Array, active: Array, moved: Array
         ) -> tuple[Array, State]:
-            return nnx.merge(graph, params).step_one(tokens, active, state, ROOM, moved)
+            return merged(params).step_one(tokens, active, state, ROOM, moved)
 
         def enter(state: State, rows: Array, pool: State, sources: Array, moved: Array) -> State:
             return enter_moved(state, rows, take(pool, sources), moved)
@@ -99,25 +114,38 @@ class JaxRunner:
             rows = jnp.arange(len(pool.pos) - 1)
             return store(larger, rows, gather(pool, rows))
 
-        def logits(params: Any, hidden: Array, at: Array) -> Array:
-            return nnx.merge(graph, params).logits(hidden[at])
+        def logits(params: list[Array], hidden: Array, at: Array) -> Array:
+            return merged(params).logits(hidden[at])
 
-        def greedy(params: Any, hidden: Array, at: Array) -> Array:
+        def greedy(params: list[Array], hidden: Array, at: Array) -> Array:
             return jnp.argmax(logits(params, hidden, at), axis=1)
 
+        options = {"compiler_options": compiler_options}
         # The first argument is given up, so that its memory is written again.
         self._read, self._decode, self._enter, self._grow, self._rewind = (
-            jax.jit(function, donate_argnums=0, compiler_options=compiler_options)
-            for function in (read, decode, enter, grow, lambda state: rewind(state, ROOM))
+            self._programs.program(name, function, self._exact, donate_argnums=0, **options)
+            for name, function in {
+                "read": read,
+                "decode": decode,
+                "enter": enter,
+                "grow": grow,
+                "rewind": lambda state: rewind(state, ROOM),
+            }.items()
         )
         self._logits, self._greedy = (
-            jax.jit(function, compiler_options=compiler_options) for function in (logits, greedy)
+            self._programs.program(name, function, self._exact, **options)
+            for name, function in {"logits": logits, "greedy": greedy}.items()
         )
+        self._normalise = {
+            dtype: self._programs.program(
+                f"normalise {dtype}", functools.partial(_normalise, dtype=dtype), _wide(dtype)
+            )
+            for dtype in DTYPES
+        }
+        self._init: dict[tuple[int, ...], Program] = {}
+        self._model = model
         # Shapes of steps that are compiled, and how often each was wanted, by size of the pool.
         self._shapes: dict[int, tuple[set[tuple[int, int]], Counter[tuple[int, int]]]] = {}
-        # Placed as what steps return is, else the first step would be compiled twice.
-        here = jax.sharding.SingleDeviceSharding(self._device)
-        self._init_state = jax.jit(model.init_state, static_argnums=(0, 1, 2), out_shardings=here)
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str, device: str | None):
@@ -127,21 +155,24 @@ class JaxRunner:
                 "dtype=float64 in JAX needs the environment variable JAX_ENABLE_X64=1"
             )
         chosen = None if dtype == "auto" else jnp.dtype(dtype)
-        keep_compilations()
-        return cls(load(checkpoint, chosen, choose_device(device)))
+        folder = kept_programs()  # before JAX's own cache is given a folder
+        where = choose_device(device)
+        if where.platform != "cpu":
+            keep_compilations()
+        return cls(load(checkpoint, chosen, where), programs_folder=folder)
 
     def bucket(self, count: int, smallest: int = 16) -> int:
         return 1 if count == 1 else max(smallest, 1 << (count - 1).bit_length())
 
     def state_bytes(self, capacity: int) -> int:
-        return nbytes(jax.eval_shape(lambda: self._init_state(1, capacity)))
+        return nbytes(jax.eval_shape(lambda: self._model.init_state(1, capacity)))
 
     def free_memory(self) -> int:
         memory = self._device.memory_stats() or {}
         return memory.get("bytes_limit", host_memory()) - memory.get("bytes_in_use", 0)
 
     def open_pool(self, rows: int, capacity: int) -> State:
-        return self._init_state(rows + 1, capacity)  # one more, which stays at the start
+        return self._start(rows + 1, capacity)  # one more, which stays at the start
 
     def grow_pool(self, pool: State, rows: int, capacity: int) -> State:
         return self._grow(self.open_pool(rows, capacity), pool)
@@ -164,8 +195,7 @@ class JaxRunner:
         )
         what = None if forget is None else self._put(self._padded(forget, rows))
         try:
-            with self._exact():
-                return self._read(pool, self._params, *map(self._put, arrays), what)
+            return self._read(pool, self._params, *map(self._put, arrays), what)
         except RuntimeError:  # such as no memory: what is tried next must not be padded to this
             self._full_step = size // 2
             self._shapes.clear()
@@ -185,7 +215,7 @@ class JaxRunner:
         return wanted
 
     def init_state(self, batch: int, capacity: int) -> "Decoding":
-        return Decoding(self._init_state(batch, capacity, ROOM), 0)
+        return Decoding(self._start(batch, capacity, ROOM), 0)
 
     def decode(
         self, tokens: np.ndarray, active: np.ndarray, state: "Decoding"
@@ -194,8 +224,7 @@ class JaxRunner:
         if moved == ROOM:
             rows, moved = self._rewind(rows), 0
         arrays = map(self._put, (tokens, active, np.array(moved)))
-        with self._exact():
-            hidden, rows = self._decode(rows, self._params, *arrays)
+        hidden, rows = self._decode(rows, self._params, *arrays)
         return hidden, Decoding(rows, moved + 1)
 
     def enter(
@@ -217,15 +246,15 @@ class JaxRunner:
     ) -> tuple[np.ndarray, np.ndarray]:
         logprobs = np.empty(len(targets), np.float64)
         greedy = np.empty(len(targets), bool)
-        wide = jax.enable_x64(True) if softmax_dtype == "float64" else contextlib.nullcontext()
+        normalise, wide = self._normalise[softmax_dtype], _wide(softmax_dtype)
         first = 0
         for positions, mine in in_blocks(at, which, self.config.vocab_size):
             logits = self._logits_at(hidden, positions)
             size = self.bucket(len(mine), SCORED)
             row = self._padded(which[mine] - first, size)
             target = self._padded(targets[mine], size)
-            with wide:
-                chosen, best = _normalise(logits, self._put(row), self._put(target), softmax_dtype)
+            with wide():
+                chosen, best = normalise(logits, self._put(row), self._put(target))
             logprobs[mine] = np.asarray(chosen, np.float64)[: len(mine)]
             greedy[mine] = (np.asarray(best) == target)[: len(mine)]
             first += len(positions)
@@ -236,8 +265,7 @@ class JaxRunner:
 
     def greedy(self, hidden: Array, at: np.ndarray) -> np.ndarray:
         positions = self._put(self._padded(at, self.bucket(len(at))))
-        with self._exact():
-            return np.asarray(self._greedy(self._params, hidden, positions))[: len(at)]
+        return np.asarray(self._greedy(self._params, hidden, positions))[: len(at)]
 
     def peak_memory(self) -> int:
         memory = self._device.memory_stats() or {}
@@ -245,16 +273,22 @@ class JaxRunner:
 
     @property
     def compilations(self) -> int:
-        jitted = (
-            *(self._read, self._decode, self._enter, self._grow, self._rewind),
-            *(self._logits, self._greedy),
-        )
-        return sum(f._cache_size() for f in jitted)  # type: ignore[attr-defined]
+        return self._programs.count
+
+    def _start(self, *sizes: int) -> State:
+        """`Griffin.init_state`."""
+        if sizes not in self._init:
+            self._init[sizes] = self._programs.program(
+                f"init {sizes}",
+                functools.partial(self._model.init_state, *sizes),
+                # Placed as what steps return is.
+                out_shardings=jax.sharding.SingleDeviceSharding(self._device),
+            )
+        return self._init[sizes]()
 
     def _logits_at(self, hidden: Array, at: np.ndarray) -> Array:
         positions = self._put(self._padded(at, self.bucket(len(at), SCORED)))
-        with self._exact():
-            return self._logits(self._params, hidden, positions)
+        return self._logits(self._params, hidden, positions)
 
     @staticmethod
     def _padded(array: np.ndarray, length: int, value: int = 0) -> np.ndarray:
@@ -279,7 +313,10 @@ def keep_compilations() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.02)
 
 
-@jax.jit(static_argnums=3)
+def _wide(dtype: str) -> Callable[[], contextlib.AbstractContextManager]:
+    return functools.partial(jax.enable_x64, True) if dtype == "float64" else contextlib.nullcontext
+
+
 def _normalise(logits: Array, row: Array, target: Array, dtype: str) -> tuple[Array, Array]:
     logits = logits.astype(dtype)
     total, best = jax.nn.logsumexp(logits, axis=1), jnp.argmax(logits, axis=1)
