@@ -8,6 +8,7 @@ thread loads those that were used before while the process does something else.
 
 import contextlib
 import hashlib
+import inspect
 import logging
 import os
 import pickle
@@ -16,18 +17,19 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import flax
 import jax
-import jaxlib
 from jax.experimental import serialize_executable
 
-from griffin_eval import kernels, model_jax
+from griffin_eval.kernels import devices
 from griffin_eval.kernels.rglru.cpu import usable_cpus
+from griffin_eval.model_jax import griffin
 
 MODELS = 8  # for which programs are kept
+CODE = [Path(inspect.getfile(module)).parent for module in (devices, griffin)]  # beside this folder
 AHEAD = 16  # programs that are loaded before anybody asks for them
 
 logger = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ class Programs:
             but a CPU, where this was not tried.
     """
 
-    def __init__(self, device: jax.Device, parameters: Any, made_from: Any, folder: Path | None):
+    def __init__(self, device: Any, parameters: Any, made_from: Any, folder: Path | None):
         self._parameters, self._device = parameters, device
         self._shapes = _signature(parameters)
         self._functions: list[Program] = []
@@ -183,7 +185,7 @@ def kept_programs() -> Path | None:
     return None if "://" in chosen else Path(chosen, "griffin_eval")
 
 
-def _load(path: Path, device: jax.Device) -> Any:
+def _load(path: Path, device: Any) -> Any:
     try:
         payload, inputs, outputs = pickle.loads(path.read_bytes())
         return serialize_executable.deserialize_and_load(
@@ -201,13 +203,12 @@ def _signature(argument: Any) -> tuple[Any, ...]:
     return tree, tuple((x.shape, x.dtype, x.weak_type) for x in leaves)
 
 
-def _surroundings(device: jax.Device) -> Iterator[Any]:
+def _surroundings(device: Any) -> Iterator[Any]:
     """All that makes what is compiled for the same model differ."""
-    for folder in (Path(__file__).parent, *map(Path, (*kernels.__path__, *model_jax.__path__))):
-        files = folder.glob("*") if folder == Path(__file__).parent else folder.rglob("*")
-        for file in sorted(f for f in files if f.suffix in (".py", ".c", ".so")):
-            yield file.name, hashlib.sha256(file.read_bytes()).hexdigest()
-    yield jax.__version__, jaxlib.__version__, flax.__version__, platform.python_version()
+    files = [*Path(__file__).parent.glob("*"), *(f for folder in CODE for f in folder.rglob("*"))]
+    for file in sorted(f for f in files if f.suffix in (".py", ".c", ".so")):
+        yield file.name, hashlib.sha256(file.read_bytes()).hexdigest()
+    yield [version(library) for library in ("jax", "jaxlib", "flax")], platform.python_version()
     yield device.platform, device.device_kind, device.id, device.client.platform_version
     yield platform.machine(), _processor(), usable_cpus()
     yield sorted((k, repr(v)) for k, v in jax.config.values.items() if "cache" not in k)

@@ -142,7 +142,7 @@ class JaxRunner:
             )
             for dtype in DTYPES
         }
-        self._init: dict[tuple[int, ...], Program] = {}
+        self._init: dict[tuple[int, int | None, int], Program] = {}
         self._model = model
         # Shapes of steps that are compiled, and how often each was wanted, by size of the pool.
         self._shapes: dict[int, tuple[set[tuple[int, int]], Counter[tuple[int, int]]]] = {}
@@ -172,7 +172,7 @@ class JaxRunner:
         return memory.get("bytes_limit", host_memory()) - memory.get("bytes_in_use", 0)
 
     def open_pool(self, rows: int, capacity: int) -> State:
-        return self._start(rows + 1, capacity)  # one more, which stays at the start
+        return self._start(rows + 1, capacity, 0)  # one more, which stays at the start
 
     def grow_pool(self, pool: State, rows: int, capacity: int) -> State:
         return self._grow(self.open_pool(rows, capacity), pool)
@@ -203,7 +203,8 @@ class JaxRunner:
 
     def _step_shape(self, tokens: int, rows: int, pool: int) -> tuple[int, int]:
         """What to pad a step to. While its own shape is rare it is a full step, or the smallest
-        shape that is compiled already, since compiling takes the time of many steps."""
+        shape that is compiled already, since compiling takes the time of many steps. (What an
+        earlier process compiled does not count, so that all processes round alike.)"""
         wanted = self.bucket(tokens), 8 ** math.ceil(math.log(rows, 8))
         compiled, count = self._shapes.setdefault(pool, (set(), Counter()))
         count[wanted] += 1
@@ -275,11 +276,13 @@ class JaxRunner:
     def compilations(self) -> int:
         return self._programs.count
 
-    def _start(self, *sizes: int) -> State:
+    def _start(self, batch: int, capacity: int, room: int) -> State:
         """`Griffin.init_state`."""
+        needed = "global_attention" in self.config.block_types
+        sizes = batch, capacity if needed else None, room
         if sizes not in self._init:
             self._init[sizes] = self._programs.program(
-                f"init {sizes}",
+                f"start {sizes}",
                 functools.partial(self._model.init_state, *sizes),
                 # Placed as what steps return is.
                 out_shardings=jax.sharding.SingleDeviceSharding(self._device),

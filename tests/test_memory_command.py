@@ -139,7 +139,7 @@ def test_caches_are_what_the_runners_keep(name):
     for length in (3, config.visible_keys + 50):
         # Room for a capacity of tokens less the one that is being read; local attention has it all
         # from the start.
-        state = small_runner("torch", config).init_state(1, length + 1)
+        state = small_runner("torch", config).model.init_state(1, length + 1)
         kept = sum(leaf.nbytes for layer in state.layers for leaf in layer)
         found = cache_sizes(config, length, 4).total
         assert found == kept or (found < kept and length < config.visible_keys)

@@ -151,7 +151,7 @@ class Reader:
         fit = max(budget // self._runner.state_bytes(self._capacity), 1)
         # Pools of two sizes, since each of them may be compiled for.
         few, self._most = (
-            1 << min(fit, times * self._limits.rows).bit_length() - 1 for times in (2, 8)
+            1 << min(fit, times * self._limits.rows).bit_length() - 1 for times in (1, 8)
         )
         self._free = list(range(few))[::-1]
         self.pool: Any = self._runner.open_pool(few, self._capacity)
