@@ -14,14 +14,15 @@ import os
 import pickle
 import platform
 import shutil
-import tempfile
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import serialize_executable
 
 from griffin_eval.kernels import devices
@@ -30,6 +31,7 @@ from griffin_eval.model_jax import griffin
 
 MODELS = 8  # for which programs are kept
 CODE = [Path(inspect.getfile(module)).parent for module in (devices, griffin)]  # beside this folder
+SMALL = 1 << 29  # bytes of parameters of a model whose steps take little time
 AHEAD = 16  # programs that are loaded before anybody asks for them
 
 logger = logging.getLogger(__name__)
@@ -59,8 +61,8 @@ class Programs:
         self._parameters, self._device = parameters, device
         self._shapes = _signature(parameters)
         self._functions: list[Program] = []
-        self._loading: dict[str, Future[Any]] = {}
         self._folder = None
+        self._loading: dict[str, Future[Any]] = {}
         if folder is not None and device.platform == "cpu":
             self._folder = folder / _digest(_surroundings(device), made_from, self._shapes)
             self._load_ahead(self._folder)
@@ -107,14 +109,16 @@ class Programs:
         """Keeps a program for the next process."""
         if self._folder is None:
             return
+        unfinished = self._folder / f".{name}-{os.getpid()}"
         try:
             kept = pickle.dumps(serialize_executable.serialize(program))
             self._folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
-                file.write(kept)
-            os.replace(file.name, self._folder / name)
+            unfinished.write_bytes(kept)
+            unfinished.replace(self._folder / name)
         except (OSError, ValueError, NotImplementedError) as error:
             logger.warning("compiled programs are not kept in %s: %s", self._folder, error)
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
             self._folder = None
 
     def _load_ahead(self, folder: Path) -> None:
@@ -126,11 +130,42 @@ class Programs:
             for old in others[MODELS:]:
                 shutil.rmtree(old, ignore_errors=True)
         names = sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))[:AHEAD]
+        self._loading = {name: Future() for name in names}
         if names:
-            pool = ThreadPoolExecutor(1, "programs")
-            for name in names:
-                self._loading[name] = pool.submit(_load, folder / name, self._device)
-            pool.shutdown(wait=False)
+            waiting = list(self._loading.items())
+            threading.Thread(target=self._load_all, args=(folder, waiting), name="programs").start()
+
+    def _load_all(self, folder: Path, waiting: list[tuple[str, Future[Any]]]) -> None:
+        for name, future in waiting:
+            if not threading.main_thread().is_alive():  # the process ends: it need not wait
+                return
+            if future.set_running_or_notify_cancel():
+                program = _load(folder / name, self._device)
+                with contextlib.suppress(Exception):  # such as no memory: it has run once, or not
+                    self._run_on_zeros(program)
+                future.set_result(program)
+
+    def _run_on_zeros(self, program: jax.stages.Compiled | None) -> None:
+        """The first run prepares products of matrices; so one is made if the model is small, and
+        alone."""
+        small = sum(x.nbytes for x in self._parameters) <= SMALL
+        if program is None or not small or jax.local_device_count() > 1:
+            return
+
+        def zeros(x: Any) -> jax.Array:
+            return jax.device_put(np.zeros(x.shape, x.dtype), self._device)
+
+        arguments, _ = program.args_info
+        jax.block_until_ready(
+            program(
+                *(
+                    self._parameters
+                    if _signature(each) == self._shapes
+                    else jax.tree.map(zeros, each)
+                    for each in arguments
+                )
+            )
+        )
 
 
 class Program:
@@ -200,7 +235,7 @@ def _load(path: Path, device: Any) -> Any:
 
 def _signature(argument: Any) -> tuple[Any, ...]:
     leaves, tree = jax.tree.flatten(argument)
-    return tree, tuple((x.shape, x.dtype, x.weak_type) for x in leaves)
+    return tree, tuple((x.shape, x.dtype, getattr(x, "weak_type", False)) for x in leaves)
 
 
 def _surroundings(device: Any) -> Iterator[Any]:

@@ -220,9 +220,8 @@ def pack(lengths: Int[Array, " S"], tokens: int, tile: int) -> Packed:
         return ends - counts, owner, place - (ends - counts)[owner]
 
     starts, segment, offset = locate(lengths, tokens)
-    first_tile, tile_segment, tile_number = locate(
-        (lengths + tile - 1) // tile, -(-tokens // tile) + len(lengths)
-    )
+    most = len(lengths) + max(tokens - len(lengths), 0) // tile
+    first_tile, tile_segment, tile_number = locate((lengths + tile - 1) // tile, most)
     return Packed(
         lengths, starts, segment, offset, tile, first_tile, tile_segment, tile_number * tile
     )

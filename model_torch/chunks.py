@@ -193,7 +193,7 @@ def pack(lengths: Int[Tensor, " S"], tokens: int, tile: int) -> Packed:
 
     starts, segment, offset = locate(lengths, tokens)
     tiles = (lengths + tile - 1) // tile
-    most = -(-tokens // tile) + len(lengths)  # elsewhere counting them would wait for the device
+    most = len(lengths) + max(tokens - len(lengths), 0) // tile  # counting would wait for a device
     places = max(int(tiles.sum()), 1) if lengths.device.type == "cpu" else most
     first_tile, tile_segment, tile_number = locate(tiles, places)
     return Packed(
