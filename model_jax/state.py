@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Bool, Float, Int
 
 
@@ -84,10 +84,10 @@ def enter(state: State, rows: Int[Array, " N"], new: State, moved: int | Int[Arr
     """Writes the rows of a state over these rows of one that has room and was moved; as `store`."""
 
     def write(leaf: Array, rest: Array) -> Array:
-        if leaf.ndim < 3:
-            return leaf.at[rows].set(rest, mode="drop")
-        places = moved + jnp.arange(rest.shape[1], dtype=jnp.int32)
-        return leaf.at[rows[:, None], places].set(rest, mode="drop")
+        if leaf.ndim == 3:  # zeros around it, since all places are read: NaN times zero is NaN
+            around = jnp.zeros((len(rest), *leaf.shape[1:]), leaf.dtype)
+            rest = lax.dynamic_update_slice_in_dim(around, rest, moved, 1)
+        return leaf.at[rows].set(rest, mode="drop")
 
     return jax.tree.map(write, state, new)
 

@@ -79,6 +79,10 @@ class TorchTwin:
     def with_position(self, state, position):
         return state._replace(pos=torch.full_like(state.pos, position))
 
+    def with_values(self, state, value):
+        layers = (type(s)(*(torch.full_like(x, value) for x in s)) for s in state.layers)
+        return state._replace(layers=tuple(layers))
+
     def _logits(self, tokens, lengths, resets, capacity):
         state = self.model.init_state(len(tokens), capacity)
         hidden, _ = self.model.step(*self._inputs(tokens, lengths), state, self._array(resets))
@@ -208,6 +212,10 @@ class JaxTwin:
 
     def with_position(self, state, position):
         return state._replace(pos=jnp.full_like(state.pos, position))
+
+    def with_values(self, state, value):
+        layers = jax.tree.map(lambda x: jnp.full_like(x, value), state.layers)
+        return state._replace(layers=layers)
 
     def _inputs(self, tokens, lengths):
         lengths = full_lengths(tokens) if lengths is None else lengths

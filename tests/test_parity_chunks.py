@@ -215,6 +215,24 @@ def test_tokens_read_one_at_a_time_where_memory_has_room(ours, model, record_par
 
 @pytest.mark.parametrize("model", ["recurrent last", "mqa"])
 @each_twin
+def test_who_enters_a_row_sees_nothing_of_who_was_there(ours, model, record_parity):
+    subject, room = twin(ours, SPLIT[model]), 5
+    ids = tokens(subject.config, ROWS, CAPACITY)
+    whole, _ = subject.step(ids, [CAPACITY] * ROWS, subject.init_state(ROWS, CAPACITY))
+    _, known = subject.step(ids[:, :12], [12] * ROWS, subject.init_state(ROWS, CAPACITY))
+    state = subject.with_values(subject.init_state(ROWS, CAPACITY, room), np.nan)
+    state = subject.enter(state, np.arange(ROWS), known, 2)
+    found = []
+    for moved in (2, 3, 4):
+        active = np.ones(ROWS, np.int64)
+        hidden, state = subject.step_one(ids[:, 10 + moved], active, state, room, moved)
+        found.append(hidden)
+    expected = whole[:, 12:15]
+    compare(record_parity, f"{ours} single - whole", "hidden", np.stack(found, 1), expected)
+
+
+@pytest.mark.parametrize("model", ["recurrent last", "mqa"])
+@each_twin
 def test_a_row_that_outgrows_global_attention_is_nan_with_room_too(ours, model):
     subject = twin(ours, SPLIT[model])
     ids, state = tokens(subject.config, 2, 6), subject.init_state(2, 4, 8)
