@@ -16,7 +16,7 @@ import numpy as np
 
 from griffin_eval.bench_worker import products_jax, products_torch
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.runners import step_tokens
+from griffin_eval.runners import ROOM, step_tokens
 
 KEPT = 32  # positions of a document whose logits are compared
 CHECKED = 3  # tokens after the prompts whose logits are compared
@@ -51,6 +51,7 @@ def make_torch(checkpoint: Checkpoint) -> Implementation:
     import torch
 
     from griffin_eval.model_torch.loading import load
+    from griffin_eval.model_torch.state import enter, rewind
     from griffin_eval.runner_torch import keep_freed_memory
 
     keep_freed_memory()
@@ -62,12 +63,16 @@ def make_torch(checkpoint: Checkpoint) -> Implementation:
             return model.logits(torch.cat(hidden, 1)[0] if every else hidden[-1][0, -1:])
 
         def begin(self, tokens):
-            return self._read(tokens)[1]
+            rows = model.init_state(len(tokens), room=ROOM)
+            return enter(rows, torch.arange(len(tokens)), self._read(tokens)[1], 0), 0
 
         def decode(self, state, tokens):
+            rows, moved = state
+            if moved == ROOM:
+                rows, moved = rewind(rows, ROOM), 0
             ones = torch.ones(len(tokens), dtype=torch.int64)
-            hidden, state = model.step(torch.from_numpy(tokens[:, None]), ones, state)
-            return model.logits(hidden[:, 0]), state
+            hidden, rows = model.step_one(torch.from_numpy(tokens), ones, rows, ROOM, moved)
+            return model.logits(hidden), (rows, moved + 1)
 
         def _read(self, tokens):
             state, hidden = model.init_state(len(tokens)), []
@@ -87,6 +92,7 @@ def make_jax(checkpoint: Checkpoint) -> Implementation:
     from flax import nnx
 
     from griffin_eval.model_jax.loading import load
+    from griffin_eval.model_jax.state import enter, rewind
 
     model = load(checkpoint, jnp.float32)
     graph, params = nnx.split(model)
@@ -98,11 +104,15 @@ def make_jax(checkpoint: Checkpoint) -> Implementation:
     def logits(params, hidden):
         return nnx.merge(graph, params).logits(hidden)
 
-    def decode(state, params, tokens):
-        hidden, state = step(state, params, tokens[:, None])
-        return logits(params, hidden[:, 0]), state
+    def decode(rows, params, tokens, moved):
+        active = jnp.ones(len(tokens), jnp.int32)
+        hidden, rows = nnx.merge(graph, params).step_one(tokens, active, rows, ROOM, moved)
+        return logits(params, hidden), rows
 
-    read_chunk, read_one = (jax.jit(function, donate_argnums=0) for function in (step, decode))
+    read_chunk, read_one, back, take = (
+        jax.jit(function, donate_argnums=0)
+        for function in (step, decode, lambda rows: rewind(rows, ROOM), enter)
+    )
     compiled_logits = jax.jit(logits)
 
     class Jax:
@@ -112,10 +122,15 @@ def make_jax(checkpoint: Checkpoint) -> Implementation:
             return jax.block_until_ready((compiled_logits(params, wanted), state))[0]
 
         def begin(self, tokens):
-            return self._read(tokens)[1]
+            rows = model.init_state(len(tokens), room=ROOM)
+            return take(rows, jnp.arange(len(tokens)), self._read(tokens)[1], 0), 0
 
         def decode(self, state, tokens):
-            return jax.block_until_ready(read_one(state, params, tokens))
+            rows, moved = state
+            if moved == ROOM:
+                rows, moved = back(rows), 0
+            found, rows = jax.block_until_ready(read_one(rows, params, tokens, moved))
+            return found, (rows, moved + 1)
 
         def _read(self, tokens):
             state, hidden = model.init_state(len(tokens)), []
