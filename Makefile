@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+KERNELS := $(wildcard kernels/*.[ch] kernels/*/*.[ch])
 # The constraints take builds for the CPU; libtpu is there to compile with, not to look for a TPU.
 export JAX_PLATFORMS ?= cpu
 
@@ -34,7 +35,7 @@ types: $(STAMP)
 	$(BIN)/python .ci/link_types.py
 
 # The constraints hold every version, torch's too: pip takes no other build of it.
-$(STAMP): pyproject.toml setup.py constraints.txt kernels/rglru/cpu.c
+$(STAMP): pyproject.toml setup.py constraints.txt $(KERNELS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[all,test]'
 	touch $@

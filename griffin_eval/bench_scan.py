@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.table import Table
 
-from griffin_eval.kernels.rglru import api, cpu
+from griffin_eval.kernels import cpu
+from griffin_eval.kernels.rglru import api
 from griffin_eval.kernels.rglru.reference import C, Gates
 
 SLOWEST = 0.5  # seconds; what takes longer is measured once
@@ -143,7 +144,7 @@ def _torch(problem: Problem) -> _Calls:
         arrays = [*cpu_torch.layout(x), x[0], *products(), *biases]
         arrays.append(-C * F.softplus(gates.recurrent_param))
         calls[FUSED, TORCH] = lambda: cpu_torch.run(
-            cpu.GATED, arrays, [out, last], 1, problem.count
+            cpu_torch.GATED, arrays, [out, last], 1, problem.count
         )
     return {
         key: torch.inference_mode()(call) if key[0] != BACK else call for key, call in calls.items()

@@ -26,7 +26,7 @@ import numpy as np
 from jax.experimental import serialize_executable
 
 from griffin_eval.kernels import devices
-from griffin_eval.kernels.rglru.cpu import usable_cpus
+from griffin_eval.kernels.cpu import usable_cpus
 from griffin_eval.model_jax import griffin
 
 MODELS = 8  # for which programs are kept

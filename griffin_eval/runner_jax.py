@@ -18,6 +18,7 @@ from jax import Array
 
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError
+from griffin_eval.kernels import attention_cpu_jax
 from griffin_eval.kernels.rglru.api import choose
 from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.model_jax.chunks import has_kernel
@@ -74,6 +75,8 @@ class JaxRunner:
         attention = "local_attention" in self.config.block_types
         if attention and has_kernel(jax.ShapeDtypeStruct(queries, weight.dtype)):
             self.kernel += ", splash attention in steps of one text"
+        # Before a program is loaded that calls it, since it is registered then.
+        attention_cpu_jax.unsupported(jax.ShapeDtypeStruct(queries, weight.dtype))
         graph, values = nnx.split(model)
         self._params, tree = jax.tree.flatten(values)
         made_from = self.config, self.kernel, compiler_options

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from griffin_eval.config import BlockType, GriffinConfig
 from griffin_eval.layout import Scope
-from griffin_eval.model_jax.chunks import Chunk, Tile
+from griffin_eval.model_jax.chunks import Chunk, Tile, local_attention
 from griffin_eval.model_jax.layers import RGLRU, Conv1D, Linear, RMSNorm, rotate, wide, wide_dtype
 from griffin_eval.model_jax.state import AttentionState, RecurrentState
 
@@ -60,9 +60,9 @@ class AttentionBlock(nnx.Module):
         v = self.v_proj(x)
         keys, values = chunk.layout.join(state.k, k), chunk.layout.join(state.v, v)
 
-        y = self.o_proj(chunk.layout.by_tiles(_attend, q, keys, values, chunk.reach))
+        y = local_attention(chunk.layout, _attend, q, keys, values, chunk.reach)
         k, v = chunk.layout.last(state.k, keys), chunk.layout.last(state.v, values)
-        return y, AttentionState(k, v)
+        return self.o_proj(y), AttentionState(k, v)
 
 
 def _attend(tile: Tile) -> Float[Array, "M t H D"]:

@@ -3,14 +3,14 @@ token of every row."""
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int
 
-from griffin_eval.kernels import devices
+from griffin_eval.kernels import attention_cpu_jax, devices
 
 QUERY_BLOCK = 128  # queries of a row whose scores are in memory at a time
 
@@ -201,6 +201,68 @@ class Single(NamedTuple):
         age = (past + self.moved - jnp.arange(places, dtype=jnp.int32))[None, None]
         seen = (age >= 0) & (age <= jnp.minimum(reach, past)[:, :, None])
         return attend(Tile(q, keys, values, seen)).reshape(len(q), 1, -1)
+
+
+def local_attention(
+    layout: Rows | Packed | Single,
+    attend: Callable[[Tile], Array],
+    q: Float[Array, "B T H D"],
+    keys: Float[Array, "*S Q D"],
+    values: Float[Array, "*S Q D"],
+    reach: Int[Array, "B T"],
+) -> Float[Array, "B T W"]:
+    """What `Rows.by_tiles` says, by the compiled kernel where it can."""
+    if devices.platform(q) != "cpu" or attention_cpu_jax.unsupported(q):
+        return layout.by_tiles(attend, q, keys, values, reach)
+    fields = layout._asdict()
+    shape = type(layout), *((name, fields.pop(name)) for name in ("tile", "room") if name in fields)
+    return _compiled(attend, shape, fields, q, keys, values, reach)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _compiled(
+    attend: Callable[[Tile], Array],
+    shape: tuple[Any, ...],  # the layout's type and the fields that are no arrays
+    fields: dict[str, Array],
+    q: Array,
+    keys: Array,
+    values: Array,
+    reach: Array,
+) -> Array:
+    layout = _layout(shape, fields)
+    batch, length, _, _ = q.shape
+    if layout.starts is None:
+        starts = length * jnp.arange(batch, dtype=jnp.int32)
+        newest = past = keys.shape[1] - length
+        if isinstance(layout, Single):
+            past = keys.shape[1] - layout.room
+            newest = past + layout.moved
+    else:
+        starts = layout.starts
+        newest = past = (len(keys) - length) // len(starts)
+    return attention_cpu_jax.local_attention(
+        q, keys, values, jnp.minimum(reach, past), starts, layout.lengths, newest
+    )
+
+
+def _layout(shape: tuple[Any, ...], fields: dict[str, Array]) -> Rows | Packed | Single:
+    return shape[0](**dict(shape[1:]), **fields)
+
+
+def _compiled_and_saved(attend, shape, *arrays):
+    return _compiled(attend, shape, *arrays), arrays
+
+
+def _compiled_pulled_back(attend, shape, saved, grad):  # by tiles, whose scores are computed again
+    fields, *floats, reach = saved
+
+    def by_tiles(q, keys, values):
+        return _layout(shape, fields).by_tiles(attend, q, keys, values, reach)
+
+    return None, *jax.vjp(by_tiles, *floats)[1](grad), None
+
+
+_compiled.defvjp(_compiled_and_saved, _compiled_pulled_back)
 
 
 def pack(lengths: Int[Array, " S"], tokens: int, tile: int) -> Packed:

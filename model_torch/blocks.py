@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from griffin_eval.config import BlockType, GriffinConfig
 from griffin_eval.kernels.linear_torch import linear
 from griffin_eval.layout import Scope
-from griffin_eval.model_torch.chunks import Chunk, Tile
+from griffin_eval.model_torch.chunks import Chunk, Tile, local_attention
 from griffin_eval.model_torch.layers import RGLRU, Conv1D, Linear, RMSNorm, rotate
 from griffin_eval.model_torch.state import AttentionState, RecurrentState
 
@@ -57,9 +57,9 @@ class AttentionBlock(nn.Module):
         v = self.v_proj(x)
         keys, values = chunk.layout.join(state.k, k), chunk.layout.join(state.v, v)
 
-        y = self.o_proj(chunk.layout.by_tiles(_attend, q, keys, values, chunk.reach))
+        y = local_attention(chunk.layout, _attend, q, keys, values, chunk.reach)
         k, v = chunk.layout.last(state.k, keys), chunk.layout.last(state.v, values)
-        return y, AttentionState(k, v)
+        return self.o_proj(y), AttentionState(k, v)
 
 
 def _attend(tile: Tile) -> Float[Tensor, "M t H D"]:

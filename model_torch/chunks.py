@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from griffin_eval.kernels import attention_cpu_torch
+
 QUERY_BLOCK = 128  # queries of a row whose scores are in memory at a time
 
 
@@ -174,6 +176,29 @@ class Single(NamedTuple):
         return remembered
 
     earlier, by_tiles = Rows.earlier, Rows.by_tiles
+
+
+def local_attention(
+    layout: Rows | Packed | Single,
+    attend: Callable[[Tile], Tensor],
+    q: Float[Tensor, "B T H D"],
+    keys: Float[Tensor, "*S Q D"],
+    values: Float[Tensor, "*S Q D"],
+    reach: Int[Tensor, "B T"],
+) -> Float[Tensor, "B T W"]:
+    """What `Rows.by_tiles` says, by the compiled kernel where it can."""
+    if attention_cpu_torch.unsupported(q, keys, values):
+        return layout.by_tiles(attend, q, keys, values, reach)
+    batch, length, _, _ = q.shape
+    if layout.starts is None:
+        starts = length * torch.arange(batch)
+        newest = past = keys.shape[1] - length
+    else:
+        starts = layout.starts
+        newest = past = (len(keys) - length) // len(starts)
+    return attention_cpu_torch.local_attention(
+        q, keys, values, reach.clamp(max=past), starts, layout.lengths, newest
+    )
 
 
 def pack(lengths: Int[Tensor, " S"], tokens: int, tile: int) -> Packed:

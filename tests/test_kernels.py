@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity import QUICK_COMPILE, compare
 
-from griffin_eval.kernels import devices
+from griffin_eval.kernels import cpu, devices
 from griffin_eval.kernels.rglru import (
     api,
-    cpu,
     cpu_jax,
     cpu_torch,
     plain_jax,
@@ -261,11 +260,11 @@ def test_threads_of_their_own_give_the_same(monkeypatch):
         opened.append(Path(path).name)
         raise OSError("not loaded")
 
-    monkeypatch.setattr(cpu_torch.ctypes, "CDLL", refuse)
-    cpu_torch._library.cache_clear()
+    monkeypatch.setattr(cpu.ctypes, "CDLL", refuse)
+    cpu.library_for_torch.cache_clear()
     cpu.library().griffin_pool(None)
     own = run("torch", "cpu", "rglru", case, "float32", gradients=True)
-    cpu_torch._library.cache_clear()
+    cpu.library_for_torch.cache_clear()
     assert opened == [path.name for path in Path(torch.__file__).parent.glob("lib/libgomp*.so*")]
     for one, other in zip(shared, own, strict=True):
         np.testing.assert_array_equal(one, other)

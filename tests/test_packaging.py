@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 DATA = "griffin_eval/checkpoints/"  # trained weights, with their cards and tokenizers
+SOURCES = ["kernels/attention_cpu.c", "kernels/cpu.c", "kernels/cpu.h", "kernels/rglru/cpu.c"]
 PACKAGE_OF = {folder: name.replace(".", "/") for name, folder in SETUPTOOLS["package-dir"].items()}
 
 
@@ -40,7 +41,7 @@ def test_wheel_holds_the_tree(dist):
     (path,) = dist.glob("*.whl")
     wheel = zipfile.ZipFile(path)
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    kernels = "griffin_eval/kernels/rglru/_cpu" + sysconfig.get_config_var("EXT_SUFFIX")
+    kernels = "griffin_eval/kernels/_cpu" + sysconfig.get_config_var("EXT_SUFFIX")
     expected = {"griffin_eval_plugin.pth", kernels}
     for name in tree():
         folder, _, rest = name.partition("/")
@@ -58,14 +59,14 @@ def test_every_file_of_a_package_folder_is_code_or_a_task():
         if name.partition("/")[0] in PACKAGE_OF
         and not name.endswith((".py", ".yaml", ".md"))
         and not name.startswith(DATA)
-    ] == ["kernels/rglru/cpu.c"]
+    ] == SOURCES
 
 
 def test_source_distribution_holds_what_a_build_needs(dist):
     (path,) = dist.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    needed = {"pyproject.toml", "setup.py", "LICENSE", "README.md", "kernels/rglru/cpu.c"}
+    needed = {"pyproject.toml", "setup.py", "LICENSE", "README.md", *SOURCES}
     assert needed <= names
 
 

@@ -1,26 +1,15 @@
 // The RG-LRU and its scan on a CPU, in float32: forward and backward, for PyTorch (ctypes) and JAX
-// (XLA's foreign function interface). griffin_eval/kernels/rglru/cpu.py says what the arguments are;
-// reference.py says what is computed. Neither Python nor XLA is needed to build it.
+// (XLA's foreign function interface). cpu_torch.py says what the arguments are; reference.py what is
+// computed.
 //
 // Columns are independent, so every worker takes blocks of columns and walks over the tokens of all
 // segments, a row of a block at a time, with the state of the block in its cache. Loops over columns
 // are written for the compiler to vectorise.
 
-#include <pthread.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
+#include "../cpu.h"
+
 #if defined(__x86_64__)
 #include <xmmintrin.h>
-#endif
-
-#define EXPORT __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
-#define RESTRICT __restrict__
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
-#define EVERY_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define EVERY_CPU
 #endif
 
 enum {
@@ -28,7 +17,6 @@ enum {
   SCAN_BLOCK = 2064,  // and of the scan's, which streams better over long rows
   AHEAD = 4,          // rows that are asked for before they are read
   ROWS = 8,           // the scan keeps the state of 64 columns in registers for so many rows
-  MOST_THREADS = 256,
   LARGE = 1 << 22,    // elements of an output that no cache holds
 };
 
@@ -54,28 +42,6 @@ typedef struct {
 INLINE float clamp(float x, float low, float high) {
   x = x < low ? low : x;
   return x > high ? high : x;
-}
-
-INLINE float power_of_two(int32_t n) {  // -126 <= n <= 127
-  int32_t bits = (n + 127) << 23;
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-// exp(x) - 1 in parts: *scale * (1 + *rest) - 1, with *rest = exp(r) - 1 for |r| <= ln(2) / 2.
-INLINE void split_exp(float x, float *scale, float *rest) {  // -87 <= x <= 88
-  const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  float n = (x * 1.44269504088896341f + shift) - shift;
-  float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  *rest = p * r * r + r;
-  *scale = power_of_two((int32_t)n);
 }
 
 // 1 + exp(-x), whose square is still a number.
@@ -129,9 +95,7 @@ INLINE void settle(void) {
 #endif
 }
 
-typedef float Vector __attribute__((vector_size(64)));
-typedef float Stored __attribute__((vector_size(64), aligned(4), may_alias));  // 16 floats of an array
-enum { LANES = 16, STRIP = 4 };
+enum { STRIP = 4 };
 
 // Some rows of n columns, D apart. h: state before and after. `out` may be x.
 INLINE void scan_rows(int n, int64_t rows, int64_t D, const uint8_t *resets, const float *RESTRICT a,
@@ -378,44 +342,6 @@ static void *work(void *argument) {
 
 static int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Work in equal parts, `size` bytes each, which workers take one after the other.
-typedef struct {
-  void *(*work)(void *);
-  char *parts;
-  size_t size;
-  int64_t count, next;
-} Parts;
-
-static void *take(void *argument) {
-  Parts *p = argument;
-  for (;;) {
-    const int64_t i = __atomic_fetch_add(&p->next, 1, __ATOMIC_RELAXED);
-    if (i >= p->count) return NULL;
-    p->work(p->parts + i * p->size);
-  }
-}
-
-static void take_all(void *argument) { take(argument); }
-
-// GOMP_parallel of the OpenMP that the caller's other work runs on, if it has one: its threads are
-// there already, and spin for a while after that work, in the way of any others.
-typedef void (*Pool)(void (*)(void *), void *, unsigned, unsigned);
-static Pool pool = NULL;
-
-EXPORT void griffin_pool(void *gomp_parallel) { pool = (Pool)gomp_parallel; }
-
-static void share_out(Parts *p, Pool team) {
-  if (team && p->count > 1) {
-    team(take_all, p, (unsigned)p->count, 0);
-    return;
-  }
-  pthread_t others[MOST_THREADS];
-  int64_t started = 0;
-  while (started < p->count - 1 && pthread_create(&others[started], NULL, take, p) == 0) started++;
-  take(p);
-  for (int64_t i = 0; i < started; i++) pthread_join(others[i], NULL);
-}
-
 static void run(const Job *j, int64_t threads, Pool team) {
   // A thread costs tens of microseconds to start: it must have more to do than that.
   const int64_t enough = (j->gates ? 1 << 15 : 1 << 18) >> (team ? 2 : 0);
@@ -475,7 +401,7 @@ static void compute(int kind, const int64_t *sizes, void *const *in, void *const
 
 EXPORT void griffin_rglru(int kind, const int64_t *sizes, void *const *in, void *const *out,
                           int64_t threads) {
-  compute(kind, sizes, in, out, threads, pool);
+  compute(kind, sizes, in, out, threads, griffin_team);
 }
 
 // out = a + x: what the scan could at best cost, for benchmarks. n is a multiple of 4.
@@ -506,77 +432,16 @@ EXPORT void griffin_sum(const float *a, const float *x, float *out, int64_t n, i
     const int64_t high = i == threads - 1 ? n : n * (i + 1) / threads & ~(int64_t)15;
     shares[i] = (Sum){a + low, x + low, out + low, high - low};
   }
-  share_out(&(Parts){sum, (char *)shares, sizeof *shares, threads, 0}, pool);
+  share_out(&(Parts){sum, (char *)shares, sizeof *shares, threads, 0}, griffin_team);
 }
 
 // ---- XLA ------------------------------------------------------------------------------------
 
-// The part of XLA's stable C interface (xla/ffi/api/c_api.h, version 0.3) that is needed here.
-typedef struct Extension {
-  size_t struct_size;
-  int type;
-  struct Extension *next;
-} Extension;
-
-typedef struct {
-  size_t struct_size;
-  Extension *extension_start;
-  int major_version, minor_version;
-} Version;
-
-typedef struct {
-  size_t struct_size;
-  Version api_version;
-  uint32_t traits;
-} Metadata;
-
-typedef struct {
-  Extension base;
-  Metadata *metadata;
-} MetadataExtension;
-
-typedef struct {
-  size_t struct_size;
-  Extension *extension_start;
-  int dtype;
-  void *data;
-  int64_t rank;
-  int64_t *dims;
-} Buffer;
-
-typedef struct {
-  size_t struct_size;
-  Extension *extension_start;
-  int64_t size;
-  int *types;
-  Buffer **values;
-} Buffers;
-
-typedef struct {
-  size_t struct_size;
-  Extension *extension_start;
-  const void *api;
-  void *context;
-  int stage;
-  Buffers in, out;
-} CallFrame;
-
-enum { METADATA = 1, MOST_ARRAYS = 16 };
-
-static int64_t xla_threads = 1;
-
-EXPORT void griffin_xla_threads(int64_t threads) { xla_threads = threads; }
-
 // Inputs are those of griffin_rglru; the states before, which a forward pass takes in `last`, come
 // behind them. Token arrays may be [B, T, D]; `resets` is [N].
 static void *call(Kind kind, CallFrame *frame) {
-  Extension *extension = frame->extension_start;
-  if (extension && extension->type == METADATA) {
-    Metadata *metadata = ((MetadataExtension *)extension)->metadata;
-    metadata->api_version.major_version = 0;
-    metadata->api_version.minor_version = 3;
-    return NULL;
-  }
+  if (only_asked(frame)) return NULL;
+  enum { MOST_ARRAYS = 16 };
   void *in[MOST_ARRAYS], *out[MOST_ARRAYS];
   Buffer **arrays = frame->in.values, **results = frame->out.values;
   for (int64_t i = 0; i < frame->in.size; i++) in[i] = arrays[i]->data;
@@ -589,7 +454,7 @@ static void *call(Kind kind, CallFrame *frame) {
   if (kind == SCAN || kind == GATED) {
     memcpy(out[1], in[frame->in.size - 1], sizes[3] * width * sizeof(float));
   }
-  compute(kind, sizes, in, out, xla_threads, NULL);
+  compute(kind, sizes, in, out, griffin_threads, NULL);
   return NULL;
 }
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array, ShapeDtypeStruct
 from jaxtyping import Bool, Float, Int
 
-from griffin_eval.kernels.rglru import cpu
+from griffin_eval.kernels import cpu
 from griffin_eval.kernels.rglru.reference import C, Gates
 
 
@@ -22,23 +22,14 @@ def unsupported(x: Array, gates: Gates | None, starts: Array | None) -> str | No
 
 @functools.cache
 def _missing() -> str | None:
-    library = cpu.library()
-    if library is None:
-        return cpu.NOT_BUILT
-    for name in ("scan", "scan_backward", "gated", "gated_backward"):
-        handler = jax.ffi.pycapsule(getattr(library, f"griffin_xla_{name}"))
-        jax.ffi.register_ffi_target(f"griffin_{name}", handler, platform="cpu")
-    library.griffin_xla_threads(cpu.usable_cpus())
-    # XLA says which versions of its interface it takes when it compiles.
+    return cpu.missing_in_jax(["scan", "scan_backward", "gated", "gated_backward"], _works)
+
+
+def _works() -> bool:
     one = np.ones((1, 1), np.float32)
-    try:
-        with jax.ensure_compile_time_eval(), jax.default_device(jax.devices("cpu")[0]):
-            where = np.zeros(1, np.int32), np.ones(1, np.int32), np.zeros(1, bool)
-            h, _ = _scan(one[None], one[None], one, *where)
-            works = float(h[0, 0, 0]) == 2.0
-    except jax.errors.JaxRuntimeError as error:
-        return f"this version of JAX does not call the compiled kernels: {error}"
-    return None if works else "this version of JAX does not call the compiled kernels as it should"
+    where = np.zeros(1, np.int32), np.ones(1, np.int32), np.zeros(1, bool)
+    h, _ = _scan(one[None], one[None], one, *where)
+    return float(h[0, 0, 0]) == 2.0
 
 
 def linear_scan(

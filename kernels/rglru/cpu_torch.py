@@ -1,11 +1,7 @@
 """The recurrences in PyTorch on a CPU, in float32, by the compiled kernels."""
 
-import contextlib
 import ctypes
-import functools
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +9,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from griffin_eval.kernels.rglru import cpu
+from griffin_eval.kernels import cpu
 from griffin_eval.kernels.rglru.reference import C, Gates
+
+# What `griffin_rglru` computes, and the arrays it takes: float32 but for starts and lengths [S],
+# which are int32, and resets [N], uint8. D columns, N tokens, S segments in ascending order; the
+# products of the gates with x are [G, N, D / G]; decay = -8 softplus(Λ).
+SCAN = 0  # starts lengths resets a x -> h last; `last` holds the states before when it is called
+SCAN_BACKWARD = 1  # starts lengths resets a h0 h dh dlast -> da dx dh0
+GATED = 2  # starts lengths resets x input recurrent input_bias recurrent_bias decay -> h last
+GATED_BACKWARD = 3  # …as GATED, h0 h dh dlast -> dx dinput drecurrent ddecay dh0
 
 TILE = 1024  # tokens whose gate products are in memory at a time
 
@@ -101,7 +105,7 @@ def run(
     gates: int = 0,
     part: tuple[int, int] | None = None,
 ) -> None:
-    """Calls a kernel of `cpu`. The fourth array of ``into`` is [N, D]; ``part``: tokens to read."""
+    """Calls a kernel of cpu.c. The fourth array of ``into`` is [N, D]; ``part``: tokens to read."""
     assert into[3] is not None
     tokens, width = into[3].shape
     low, high = part or (0, tokens)
@@ -112,29 +116,16 @@ def run(
         )
         for arrays in (into, out)
     ]
-    library = _library()
+    library = cpu.library_for_torch()
     assert library is not None
     library.griffin_rglru(kind, sizes, *pointers, torch.get_num_threads())
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | None:
-    """The kernels, on PyTorch's threads where these are of the GNU OpenMP that it brings."""
-    library = cpu.library()
-    if library is None:
-        return None
-    for path in Path(torch.__file__).with_name("lib").glob("libgomp*.so*"):
-        with contextlib.suppress(OSError):  # it is there, but PyTorch has not loaded it
-            loaded = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD)
-            library.griffin_pool(ctypes.cast(loaded.GOMP_parallel, ctypes.c_void_p))
-    return library
 
 
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx, a, x, h0, *where: Tensor | None) -> tuple[Tensor, Tensor]:
         h, last = torch.empty_like(x), h0.clone()
-        run(cpu.SCAN, [*where, a, x], [h, last], len(h0))
+        run(SCAN, [*where, a, x], [h, last], len(h0))
         ctx.save_for_backward(a, h0, h, *where)
         return h, last
 
@@ -144,7 +135,7 @@ class _Scan(torch.autograd.Function):
         a, h0, h, *where = ctx.saved_tensors
         da, dx, dh0 = torch.empty_like(a), torch.empty_like(a), torch.empty_like(h0)
         into = [*where, a, h0, h, *(grad.contiguous() for grad in grads)]
-        run(cpu.SCAN_BACKWARD, into, [da, dx, dh0], len(h0))
+        run(SCAN_BACKWARD, into, [da, dx, dh0], len(h0))
         return da, dx, dh0, None, None, None
 
 
@@ -162,7 +153,7 @@ class _Gated(torch.autograd.Function):
             high = min(low + TILE, len(x))
             products = [torch.bmm(blocks[:, low:high], weight) for weight in weights]
             into = [*where, x, *products, *biases, decay]
-            run(cpu.GATED, into, [h, last], len(h0), len(input_weight), (low, high))
+            run(GATED, into, [h, last], len(h0), len(input_weight), (low, high))
         ctx.save_for_backward(x, *weights, *biases, decay, h0, h, *where)
         return h, last
 
@@ -180,7 +171,7 @@ class _Gated(torch.autograd.Function):
         into = [*where, x, *products, input_bias, recurrent_bias, decay, h0, h]
         into += [grad.contiguous() for grad in grads]
         run(
-            cpu.GATED_BACKWARD,
+            GATED_BACKWARD,
             into,
             [dx, dinput, drecurrent, ddecay, dh0],
             len(h0),
