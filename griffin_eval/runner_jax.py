@@ -121,7 +121,7 @@ class JaxRunner:
             return merged(params).logits(hidden[at])
 
         def greedy(params: list[Array], hidden: Array, at: Array) -> Array:
-            return jnp.argmax(logits(params, hidden, at), axis=1)
+            return _likeliest(logits(params, hidden, at))
 
         options = {"compiler_options": compiler_options}
         # The first argument is given up, so that its memory is written again.
@@ -326,11 +326,16 @@ def _wide(dtype: str) -> Callable[[], contextlib.AbstractContextManager]:
 def _normalise(logits: Array, row: Array, target: Array, dtype: str) -> tuple[Array, Array]:
     logits = logits.astype(dtype)
     total = jax.nn.logsumexp(logits, axis=1)
-    # argmax, which on a CPU takes longer than all of this
+    return logits[row, target] - total[row], _likeliest(logits)[row]
+
+
+def _likeliest(logits: Array) -> Array:
+    """The first of the largest of each row, or -1 where one is NaN. (On a CPU argmax takes several
+    times as long.)"""
     place = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
     largest = logits == jnp.max(logits, axis=1, keepdims=True)
-    best = jnp.min(jnp.where(largest, place, logits.shape[1]), axis=1)
-    return logits[row, target] - total[row], best[row]
+    first = jnp.min(jnp.where(largest, place, logits.shape[1]), axis=1)
+    return jnp.where(first == logits.shape[1], -1, first)
 
 
 def choose_device(device: str | None) -> Any:

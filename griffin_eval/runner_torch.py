@@ -157,7 +157,8 @@ class TorchRunner:
 
     @torch.inference_mode()
     def greedy(self, hidden: torch.Tensor, at: np.ndarray) -> np.ndarray:
-        return self._logits(hidden, at).argmax(1).cpu().numpy()
+        best, token = self._logits(hidden, at).max(1)
+        return torch.where(best.isnan(), -1, token).cpu().numpy()
 
     def _take(self, pool: State, sources: np.ndarray) -> State:
         return gather(pool, self._put(np.where(sources < 0, len(pool.pos) - 1, sources)))

@@ -134,7 +134,7 @@ class Runner(Protocol):
         ...
 
     def greedy(self, hidden: Any, at: np.ndarray) -> np.ndarray:
-        """int [M], the most likely next token after the given ones."""
+        """int [M], the most likely next token after the given ones; -1 where logits are NaN."""
         ...
 
     def peak_memory(self) -> int:

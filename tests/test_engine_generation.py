@@ -10,8 +10,9 @@ from parity import BASE, weights
 from parity_reference import reference_logits
 
 from griffin_eval.engine import generation
-from griffin_eval.engine.generation import Prompt, Sampling
+from griffin_eval.engine.generation import GREEDY, Prompt, Sampling
 from griffin_eval.engine.limits import Limits
+from griffin_eval.engine.scoring import NotFinite
 
 
 @pytest.mark.parametrize("length", [1, 2, 130])
@@ -131,3 +132,35 @@ def test_top_k_and_top_p_leave_out_the_rest(sampling, possible):
     logits = np.log(np.array([0.1, 0.6, 0.29, 0.01]))
     chooser = generation._Chooser(sampling, 0, 0)
     assert {chooser(logits) for _ in range(2_000)} == possible
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.8)])
+def test_logits_that_are_nan_are_named_and_the_rest_delivered(framework, sampling, monkeypatch):
+    runner = small_runner(framework)
+    decode = runner.decode
+    asked = [Prompt(tokens, 4, sampling) for tokens in ([3, 5], [3, 7], [4, 4, 4])]
+    expected = continuations(runner, asked)
+    alone = []
+
+    def damaged(tokens, active, state):
+        """A prompt that ends in 7 damages all that are in the step, and itself for good."""
+        hidden, state = decode(tokens, active, state)
+        if 7 in tokens[active > 0]:
+            alone.append(active.sum() == 1)
+            hidden = hidden * np.nan
+        return hidden, state
+
+    monkeypatch.setattr(runner, "decode", damaged)
+    delivered = {}
+    with pytest.raises(NotFinite, match="1 of 3 generations are NaN.*: question 1;"):
+        generation.generate(
+            runner,
+            asked,
+            limits=Limits(16, 4),
+            eos_ids=frozenset(),
+            done=delivered.__setitem__,
+            name="question {}".format,
+        )
+    assert alone == [False, True]
+    assert delivered == {0: expected[0], 2: expected[2]}

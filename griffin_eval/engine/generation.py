@@ -9,6 +9,7 @@ import numpy as np
 
 from griffin_eval.engine.limits import Limits, is_out_of_memory
 from griffin_eval.engine.reader import Reader
+from griffin_eval.engine.scoring import NotFinite
 from griffin_eval.engine.stats import Stats
 from griffin_eval.engine.tree import build_prompts
 from griffin_eval.runners import Runner
@@ -80,31 +81,43 @@ def generate(
         What was read and what was saved.
 
     Raises:
+        NotFinite: logits of some prompts were NaN; after all others were handed to ``done``.
         MemoryError: not even one prompt at a time fits, naming it.
     """
     begin = time.perf_counter()
     stats = Stats()
     left = dict.fromkeys(range(len(prompts)) if which is None else which)
+    asked, suspects, failed = len(left), set[int](), list[int]()
 
     def finish(index: int, ids: list[int]) -> None:
         del left[index]
         stats.tokens_requested += len(prompts[index].tokens) - 1 + len(ids)
         done(index, ids)
 
+    def give_up(index: int) -> None:
+        if index in suspects:
+            del left[index]
+            failed.append(index)
+        suspects.add(index)  # the NaN may have come from a prompt in the same step
+
     while left:
+        indices = [i for i in left if i not in suspects] or [next(iter(left))]
+        ends = finish, give_up
         try:
-            batch = _Batch(runner, prompts, list(left), limits, eos_ids, seed, stop, finish, stats)
+            batch = _Batch(runner, prompts, indices, limits, eos_ids, seed, stop, ends, stats)
             batch.run(name)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             if limits == limits.halved():
                 raise MemoryError(
-                    f"{name(next(iter(left)))}: not even one row at a time fits into memory"
+                    f"{name(indices[0])}: not even one row at a time fits into memory"
                 ) from error
             limits = limits.halved()
             logger.warning("out of memory: unfinished prompts start again with %s", limits)
     stats.seconds = time.perf_counter() - begin
+    if failed:
+        raise NotFinite("generations", [*map(name, failed)], asked, runner.dtype)
     return stats
 
 
@@ -120,12 +133,13 @@ class _Batch:
         eos_ids: frozenset[int],
         seed: int,
         stop: Callable[[int, list[int]], bool],
-        finish: Callable[[int, list[int]], None],
+        ends: tuple[Callable[[int, list[int]], None], Callable[[int], None]],
         stats: Stats,
     ):
         self._runner, self._prompts, self._indices = runner, prompts, indices
         self._limits, self._stats = limits, stats
-        self._eos_ids, self._seed, self._stop, self._finish = eos_ids, seed, stop, finish
+        self._eos_ids, self._seed, self._stop = eos_ids, seed, stop
+        self._finish, self._give_up = ends
         rows = min(limits.rows, runner.bucket(len(indices), smallest=1))
         capacity = max(len(prompts[i].tokens) + prompts[i].max_new_tokens for i in indices)
         self._capacity = runner.bucket(capacity)
@@ -186,12 +200,17 @@ class _Batch:
             for row, logits in zip(
                 drawn, self._runner.logits(hidden, np.array(drawn)), strict=True
             ):
-                chosen[row] = self._choosers[row](logits)
+                if chosen[row] >= 0:
+                    chosen[row] = self._choosers[row](logits)
         self._stats.steps += 1
         self._stats.tokens_computed += int(active.sum())
         for row in np.flatnonzero(active):
             token, index, ids = int(chosen[row]), self._who[row], self._new[row]
             assert index is not None
+            if token < 0:
+                self._who[row] = None
+                self._give_up(index)
+                continue
             ended = token in self._eos_ids
             if not ended:
                 ids.append(token)

@@ -22,7 +22,14 @@ class Scored(NamedTuple):
 
 
 class NotFinite(BadInput):
-    """A request whose log-likelihood is not a finite number, read by itself too."""
+    """Requests whose results are not finite numbers, read by themselves too."""
+
+    def __init__(self, what: str, named: Sequence[str], of: int, dtype: str):
+        names = "; ".join(named[:3]) + ("; …" if len(named) > 3 else "")
+        super().__init__(
+            f"{len(named)} of {of} {what} are NaN or infinite: {names}; the weights may be "
+            f"damaged, or {dtype} too narrow for them: try dtype=float32"
+        )
 
 
 def score(
@@ -62,11 +69,8 @@ def score(
     failed = scorer.run()
     scorer.stats.seconds = time.perf_counter() - begin
     if failed:
-        names = "; ".join(map(name, failed[:3])) + ("; …" if len(failed) > 3 else "")
-        raise NotFinite(
-            f"{len(failed)} of {len(sequences)} log-likelihoods are NaN or infinite: {names}; the "
-            f"weights may be damaged, or {runner.dtype} too narrow for them: try dtype=float32"
-        )
+        named = [*map(name, failed)]
+        raise NotFinite("log-likelihoods", named, len(sequences), runner.dtype)
     return scorer.stats
 
 
