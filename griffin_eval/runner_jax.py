@@ -167,6 +167,13 @@ class JaxRunner:
     def bucket(self, count: int, smallest: int = 16) -> int:
         return 1 if count == 1 else max(smallest, 1 << (count - 1).bit_length())
 
+    def row_bucket(self, count: int) -> int:
+        """Up to 16 a power of two; then also what lies a quarter, half or three quarters on the way to
+        the next, in eights."""
+        above = (count - 1).bit_length()
+        step = 1 << max(above - 3, min(above, 3))
+        return -(-count // step) * step
+
     def state_bytes(self, capacity: int) -> int:
         return nbytes(jax.eval_shape(lambda: self._model.init_state(1, capacity)))
 
@@ -268,8 +275,7 @@ class JaxRunner:
         return np.asarray(self._logits_at(hidden, at))[: len(at)]
 
     def greedy(self, hidden: Array, at: np.ndarray) -> np.ndarray:
-        positions = self._put(self._padded(at, self.bucket(len(at))))
-        return np.asarray(self._greedy(self._params, hidden, positions))[: len(at)]
+        return np.asarray(self._greedy(self._params, hidden, self._put(at)))
 
     def peak_memory(self) -> int:
         memory = self._device.memory_stats() or {}

@@ -70,6 +70,9 @@ class TorchRunner:
     def bucket(self, count: int, smallest: int = 16) -> int:
         return count
 
+    def row_bucket(self, count: int) -> int:
+        return count
+
     def state_bytes(self, capacity: int) -> int:
         return nbytes(self.model.init_state(1, capacity))
 

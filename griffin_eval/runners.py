@@ -42,7 +42,11 @@ class Runner(Protocol):
     kernel: str
 
     def bucket(self, count: int, smallest: int = 16) -> int:
-        """What to pad a number of tokens or rows to, so that few shapes are ever compiled."""
+        """What to pad a number of tokens to, so that few shapes are ever compiled."""
+        ...
+
+    def row_bucket(self, count: int) -> int:
+        """What to pad a number of rows to that are continued together, which is not many steps."""
         ...
 
     def state_bytes(self, capacity: int) -> int:

@@ -164,3 +164,11 @@ def test_logits_that_are_nan_are_named_and_the_rest_delivered(framework, samplin
         )
     assert alone == [False, True]
     assert delivered == {0: expected[0], 2: expected[2]}
+
+
+def test_jax_continues_few_different_numbers_of_rows():
+    runner = small_runner("jax")
+    found = [runner.row_bucket(count) for count in range(1, 257)]
+    assert all(count <= rows < 2 * count for count, rows in enumerate(found, 1))
+    eights = [*range(8, 64, 8), *range(64, 128, 16), *range(128, 257, 32)]
+    assert sorted(set(found)) == [1, 2, 4, *eights]

@@ -140,7 +140,7 @@ class _Batch:
         self._limits, self._stats = limits, stats
         self._eos_ids, self._seed, self._stop = eos_ids, seed, stop
         self._finish, self._give_up = ends
-        rows = min(limits.rows, runner.bucket(len(indices), smallest=1))
+        rows = min(limits.rows, runner.row_bucket(len(indices)))
         capacity = max(len(prompts[i].tokens) + prompts[i].max_new_tokens for i in indices)
         self._capacity = runner.bucket(capacity)
         self._state = runner.init_state(rows, self._capacity)
