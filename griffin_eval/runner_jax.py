@@ -168,8 +168,8 @@ class JaxRunner:
         return 1 if count == 1 else max(smallest, 1 << (count - 1).bit_length())
 
     def row_bucket(self, count: int) -> int:
-        """Up to 16 a power of two; then also what lies a quarter, half or three quarters on the way to
-        the next, in eights."""
+        """Powers of two; above 16 also what lies one to three quarters on the way to the next one,
+        if it is a multiple of eight."""
         above = (count - 1).bit_length()
         step = 1 << max(above - 3, min(above, 3))
         return -(-count // step) * step

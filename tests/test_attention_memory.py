@@ -12,6 +12,7 @@ from parity import BASE
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from griffin_eval.kernels import attention_cpu_jax, attention_cpu_torch
 from griffin_eval.model_jax import chunks as jax_chunks
 from griffin_eval.model_jax import griffin as jax_griffin
 from griffin_eval.model_torch import chunks as torch_chunks
@@ -77,8 +78,24 @@ PEAKS = {"torch": (torch_peak, torch_chunks), "jax": (jax_peak, jax_chunks)}
 each_twin = pytest.mark.parametrize("ours", PEAKS)
 
 
+@pytest.fixture
+def by_tiles(monkeypatch):
+    """As where there is no compiled kernel."""
+    for module in (attention_cpu_torch, attention_cpu_jax):
+        monkeypatch.setattr(module, "unsupported", lambda *arrays: "not asked for")
+
+
 @each_twin
 def test_memory_is_linear_in_the_tokens_of_a_step(ours, record_property):
+    _check_linear(ours, record_property)
+
+
+@each_twin
+def test_memory_is_linear_without_the_kernel_too(ours, by_tiles, record_property):
+    _check_linear(ours, record_property)
+
+
+def _check_linear(ours, record_property):
     peaks = [PEAKS[ours][0](length) for length in LENGTHS]
     record_property("peaks", dict(zip(LENGTHS, peaks, strict=True)))
     first, second = peaks[1] - peaks[0], peaks[2] - peaks[1]
@@ -87,7 +104,7 @@ def test_memory_is_linear_in_the_tokens_of_a_step(ours, record_property):
 
 
 @each_twin
-def test_scores_of_all_pairs_would_be_seen(ours, monkeypatch):
+def test_scores_of_all_pairs_would_be_seen(ours, by_tiles, monkeypatch):
     peak, chunks = PEAKS[ours]
     monkeypatch.setattr(chunks, "QUERY_BLOCK", LENGTHS[-1])
     assert peak(LENGTHS[-1]) > LENGTHS[-1] ** 2

@@ -100,7 +100,9 @@ def test_models_read_rows_and_single_segments_with_it(monkeypatch):
 
     def read(count):
         def rows(params, tokens, state, resets):
-            return nnx.merge(graph, params).step(tokens, lengths, state, resets)
+            hidden, after = nnx.merge(graph, params).step(tokens, lengths, state, resets)
+            read = jnp.arange(tokens.shape[1])[None] < lengths[:, None]  # else it means nothing
+            return jnp.where(read[:, :, None], hidden, 0.0), after
 
         def segment(params, tokens, state):
             return nnx.merge(graph, params).step_packed(tokens, lengths[:1], state)
