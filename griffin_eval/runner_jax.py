@@ -75,8 +75,8 @@ class JaxRunner:
         attention = "local_attention" in self.config.block_types
         if attention and has_kernel(jax.ShapeDtypeStruct(queries, weight.dtype)):
             self.kernel += ", splash attention in steps of one text"
-        # Before a program is loaded that calls it, since it is registered then.
-        attention_cpu_jax.unsupported(jax.ShapeDtypeStruct(queries, weight.dtype))
+        if self._device.platform == "cpu":  # registered before a program is loaded that calls it
+            attention_cpu_jax.unsupported(jax.ShapeDtypeStruct(queries, weight.dtype))
         graph, values = nnx.split(model)
         self._params, tree = jax.tree.flatten(values)
         made_from = self.config, self.kernel, compiler_options

@@ -46,4 +46,5 @@ def local_attention(
     out = jax.ShapeDtypeStruct((batch * length, heads, size), jnp.float32)
     call = jax.ffi.ffi_call("griffin_attention", out, vmap_method="sequential")
     places = (jnp.asarray(x, jnp.int32) for x in (newest, starts, lengths, reach))
-    return call(*places, q.reshape(out.shape), keys, values).reshape(batch, length, -1)
+    floats = (x.astype(jnp.float32) for x in (q.reshape(out.shape), keys, values))
+    return call(*places, *floats).reshape(batch, length, -1)

@@ -12,8 +12,9 @@ from griffin_eval.kernels.cpu import MOST_HEAD_DIM
 
 def unsupported(q: Float[Tensor, "B T H D"], keys: Tensor, values: Tensor) -> str | None:
     """Why the kernel cannot read these, if it cannot."""
-    if q.device.type != "cpu" or q.dtype != torch.float32:
-        return f"the compiled kernel is for float32 on a CPU, and q is {q.dtype} on {q.device}"
+    for x in (q, keys, values):
+        if x.device.type != "cpu" or x.dtype != torch.float32:
+            return f"the compiled kernel is for float32 on a CPU, not {x.dtype} on {x.device}"
     if q.shape[3] > MOST_HEAD_DIM:
         return f"the compiled kernel takes heads of {MOST_HEAD_DIM} dimensions, not {q.shape[3]}"
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, keys, values)):
@@ -45,8 +46,10 @@ def local_attention(
     """
     batch, length, heads, size = q.shape
     packed = keys.ndim == 2
-    q, keys, values = q.contiguous(), _rows(keys), _rows(values)
-    assert keys.stride() == values.stride()
+    q = q.contiguous()
+    behind_each_other = keys.stride()[-2:] == (size, 1) and keys.stride(0) % size == 0
+    if not behind_each_other or keys.stride() != values.stride():
+        keys, values = keys.contiguous(), values.contiguous()
     out = torch.empty(batch, length, heads * size)
     stride = newest if packed else keys.stride(0) // size
     numbers = (batch * length, heads, size, len(lengths), stride, newest, packed)
@@ -60,9 +63,3 @@ def local_attention(
         torch.get_num_threads(),
     )
     return out
-
-
-def _rows(x: Tensor) -> Tensor:
-    """The same, if need be copied, so that the rows of a segment lie behind each other."""
-    whole = x.stride()[-2:] == (x.shape[-1], 1) and x.stride(0) % x.shape[-1] == 0
-    return x if whole else x.contiguous()

@@ -225,6 +225,7 @@ def test_reasons():
     q = torch.zeros(1, 1, 1, 8)
     reason = attention_cpu_torch.unsupported
     assert reason(q, q, q) is None
+    assert "not torch.float64 on cpu" in reason(q, q, q.double())
     assert "torch.bfloat16 on cpu" in reason(q.bfloat16(), q, q)
     assert "256 dimensions, not 300" in reason(torch.zeros(1, 1, 1, 300), q, q)
     assert "no derivative" in reason(q, q, q.clone().requires_grad_())
@@ -232,6 +233,19 @@ def test_reasons():
         assert reason(q, q, q.clone().requires_grad_()) is None
     assert "not bfloat16" in attention_cpu_jax.unsupported(jnp.zeros((1, 1, 1, 8), jnp.bfloat16))
     assert "256 dimensions" in attention_cpu_jax.unsupported(jnp.zeros((1, 1, 1, 300)))
+
+
+def test_keys_that_lie_elsewhere_than_values():
+    problem = Problem([5, 3], past=6)
+    layout, (q, keys, values), reach, _ = problem.rows(torch_chunks, torch.from_numpy)
+    q, keys, values = (torch.from_numpy(x).float() for x in (q, keys, values))
+    reach = torch.from_numpy(reach.astype(np.int32))
+    right = torch_chunks.local_attention(layout, never, q, keys, values, reach)
+    turned = keys.transpose(1, 2).contiguous().transpose(1, 2)
+    wide = torch.cat([values, values], 2)[:, :, : values.shape[2]]
+    for other in ((turned, values), (keys, wide), (turned, wide)):
+        found = torch_chunks.local_attention(layout, never, q, *other, reach)
+        assert torch.equal(found.nan_to_num(), right.nan_to_num())
 
 
 @pytest.mark.parametrize("kind", ["packed", "rows"])
