@@ -155,7 +155,7 @@ problems = st.builds(
 
 @each_framework
 @pytest.mark.parametrize("kind", ["packed", "rows"])
-@settings(max_examples=25)
+@settings(max_examples=12, deadline=None)
 @example(Problem([300, 1, 7], past=200, heads=8, size=64))
 @example(Problem([3, 1], past=70, heads=70, size=256))
 @given(problem=problems)
@@ -164,7 +164,7 @@ def test_numbers_are_those_of_attention_written_out(framework, kind, problem):
 
 
 @each_framework
-@settings(max_examples=25)
+@settings(max_examples=12, deadline=None)
 @given(
     problem=problems,
     places=st.integers(1, 5).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))),

@@ -133,6 +133,7 @@ def test_deepminds_torch_loads_its_format(converted, transformers_model):
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_deepminds_jax_restores_its_format(converted, transformers_model, relaxed_jax):
     import jax.numpy as jnp
     import orbax.checkpoint as ocp

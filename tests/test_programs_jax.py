@@ -64,6 +64,7 @@ def test_the_next_process_compiles_nothing(model, tmp_path, no_compiling):
         answers(runner(None, config))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "other",
     [{"config": replace(BASE, logits_soft_cap=5.0)}, {"options": None}],
@@ -157,6 +158,7 @@ score(runner, [Scorable(list(range(3, 60)), 1)], limits=Limits(512, 4), softmax_
 """
 
 
+@pytest.mark.slow
 def test_the_users_own_cache(checkpoint, tmp_path):
     """JAX's cache holds ours too; what it has loaded is used, though it cannot be saved again."""
 
