@@ -8,15 +8,16 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from griffin_eval.kernels import cpu
-from griffin_eval.kernels.cpu import MOST_HEAD_DIM
 
 
 def unsupported(q: Float[Array | jax.ShapeDtypeStruct, "B T H D"]) -> str | None:
     """Why the kernel cannot read these queries, if it cannot."""
     if q.dtype != jnp.float32:
         return f"the compiled kernel takes float32, not {q.dtype}"
-    if q.shape[3] > MOST_HEAD_DIM:
-        return f"the compiled kernel takes heads of {MOST_HEAD_DIM} dimensions, not {q.shape[3]}"
+    if q.shape[3] > cpu.MOST_HEAD_DIM:
+        return (
+            f"the compiled kernel takes heads of {cpu.MOST_HEAD_DIM} dimensions, not {q.shape[3]}"
+        )
     return _missing()
 
 

@@ -7,7 +7,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from griffin_eval.kernels import cpu
-from griffin_eval.kernels.cpu import MOST_HEAD_DIM
 
 
 def unsupported(q: Float[Tensor, "B T H D"], keys: Tensor, values: Tensor) -> str | None:
@@ -15,8 +14,10 @@ def unsupported(q: Float[Tensor, "B T H D"], keys: Tensor, values: Tensor) -> st
     for x in (q, keys, values):
         if x.device.type != "cpu" or x.dtype != torch.float32:
             return f"the compiled kernel is for float32 on a CPU, not {x.dtype} on {x.device}"
-    if q.shape[3] > MOST_HEAD_DIM:
-        return f"the compiled kernel takes heads of {MOST_HEAD_DIM} dimensions, not {q.shape[3]}"
+    if q.shape[3] > cpu.MOST_HEAD_DIM:
+        return (
+            f"the compiled kernel takes heads of {cpu.MOST_HEAD_DIM} dimensions, not {q.shape[3]}"
+        )
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, keys, values)):
         return "the compiled kernel has no derivative"
     if torch.compiler.is_compiling():

@@ -9,7 +9,7 @@ import numpy as np
 
 from griffin_eval.engine.limits import Limits, is_out_of_memory
 from griffin_eval.engine.reader import Reader
-from griffin_eval.engine.scoring import NotFinite
+from griffin_eval.engine.scoring import not_finite
 from griffin_eval.engine.stats import Stats
 from griffin_eval.engine.tree import build_prompts
 from griffin_eval.runners import Runner
@@ -89,22 +89,21 @@ def generate(
     left = dict.fromkeys(range(len(prompts)) if which is None else which)
     asked, suspects, failed = len(left), set[int](), list[int]()
 
-    def finish(index: int, ids: list[int]) -> None:
+    def finish(index: int, ids: list[int] | None) -> None:
+        if ids is None and index not in suspects:
+            suspects.add(index)  # the NaN may have come from a prompt in the same step
+            return
         del left[index]
+        if ids is None:
+            failed.append(index)
+            return
         stats.tokens_requested += len(prompts[index].tokens) - 1 + len(ids)
         done(index, ids)
 
-    def give_up(index: int) -> None:
-        if index in suspects:
-            del left[index]
-            failed.append(index)
-        suspects.add(index)  # the NaN may have come from a prompt in the same step
-
     while left:
         indices = [i for i in left if i not in suspects] or [next(iter(left))]
-        ends = finish, give_up
         try:
-            batch = _Batch(runner, prompts, indices, limits, eos_ids, seed, stop, ends, stats)
+            batch = _Batch(runner, prompts, indices, limits, eos_ids, seed, stop, finish, stats)
             batch.run(name)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
@@ -117,7 +116,7 @@ def generate(
             logger.warning("out of memory: unfinished prompts start again with %s", limits)
     stats.seconds = time.perf_counter() - begin
     if failed:
-        raise NotFinite("generations", [*map(name, failed)], asked, runner.dtype)
+        raise not_finite("generations", [*map(name, failed)], asked, runner.dtype)
     return stats
 
 
@@ -133,13 +132,12 @@ class _Batch:
         eos_ids: frozenset[int],
         seed: int,
         stop: Callable[[int, list[int]], bool],
-        ends: tuple[Callable[[int, list[int]], None], Callable[[int], None]],
+        finish: Callable[[int, list[int] | None], None],
         stats: Stats,
     ):
         self._runner, self._prompts, self._indices = runner, prompts, indices
         self._limits, self._stats = limits, stats
-        self._eos_ids, self._seed, self._stop = eos_ids, seed, stop
-        self._finish, self._give_up = ends
+        self._eos_ids, self._seed, self._stop, self._finish = eos_ids, seed, stop, finish
         rows = min(limits.rows, runner.row_bucket(len(indices)))
         capacity = max(len(prompts[i].tokens) + prompts[i].max_new_tokens for i in indices)
         self._capacity = runner.bucket(capacity)
@@ -209,7 +207,7 @@ class _Batch:
             assert index is not None
             if token < 0:
                 self._who[row] = None
-                self._give_up(index)
+                self._finish(index, None)
                 continue
             ended = token in self._eos_ids
             if not ended:

@@ -24,12 +24,14 @@ class Scored(NamedTuple):
 class NotFinite(BadInput):
     """Requests whose results are not finite numbers, read by themselves too."""
 
-    def __init__(self, what: str, named: Sequence[str], of: int, dtype: str):
-        names = "; ".join(named[:3]) + ("; …" if len(named) > 3 else "")
-        super().__init__(
-            f"{len(named)} of {of} {what} are NaN or infinite: {names}; the weights may be "
-            f"damaged, or {dtype} too narrow for them: try dtype=float32"
-        )
+
+def not_finite(what: str, named: Sequence[str], of: int, dtype: str) -> NotFinite:
+    """What to raise for the named ones of so many."""
+    names = "; ".join(named[:3]) + ("; …" if len(named) > 3 else "")
+    return NotFinite(
+        f"{len(named)} of {of} {what} are NaN or infinite: {names}; the weights may be "
+        f"damaged, or {dtype} too narrow for them: try dtype=float32"
+    )
 
 
 def score(
@@ -70,7 +72,7 @@ def score(
     scorer.stats.seconds = time.perf_counter() - begin
     if failed:
         named = [*map(name, failed)]
-        raise NotFinite("log-likelihoods", named, len(sequences), runner.dtype)
+        raise not_finite("log-likelihoods", named, len(sequences), runner.dtype)
     return scorer.stats
 
 
