@@ -1,4 +1,4 @@
-# `make test` and `make demo` build what they need. Everything lands in .venv and build/.
+# `make test` and `make demo` (with FULL=1: all of it) build what they need. Everything lands in .venv and build/.
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,23 +8,30 @@ KERNELS := $(wildcard kernels/*.[ch] kernels/*/*.[ch])
 # The constraints take builds for the CPU; libtpu is there to compile with, not to look for a TPU.
 export JAX_PLATFORMS ?= cpu
 
+# Tests of one file share what they compiled: each worker takes a half, and from the other's at last.
+WORKERS := -n 2 --dist worksteal
+# Fast tests that test-slow runs again, where JAX compiles as it does for users.
+COMPILED := tests/engine tests/lm/test_lm.py tests/model/test_parity_precision.py
+
 .PHONY: demo test test-slow types check format clean
 
 demo: $(STAMP)
-	$(BIN)/python -m griffin_eval.demo
+	$(BIN)/python -m griffin_eval.demo $(if $(FULL),--full)
 
 test: $(STAMP)
-	$(BIN)/pytest -n 2 $(ARGS)
+	$(BIN)/pytest $(WORKERS) $(ARGS)
 
 test-slow: $(STAMP)
-	$(BIN)/pytest -n 2 -m "(slow or tpu_compile) and not gpu" $(ARGS) \
+	XLA_FLAGS= $(BIN)/pytest $(WORKERS) -m "(slow or tpu_compile) and not gpu" $(ARGS) \
 		|| test $$? = 5  # pytest's word for: there are none
+	XLA_FLAGS= $(BIN)/pytest $(WORKERS) $(COMPILED)
 
 check: $(STAMP) types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
-	$(BIN)/pytest -q tests/test_packaging.py
+	cd build/types && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml --no-logo --no-cache
+	$(BIN)/pytest -q tests/install/test_packaging.py tests/install/test_structure.py
 
 format: $(STAMP)
 	$(BIN)/ruff format .

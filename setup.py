@@ -33,11 +33,16 @@ class EditableWheel(editable_wheel):
         return super()._run_build_commands(dist_name, unpacked_wheel, build_lib, tmp_dir)
 
 
-# A library without Python in it, loaded by griffin_eval/kernels/cpu.py.
+# A library without Python in it, loaded by griffin_eval/kernels/cpu/compiled.py.
 KERNELS = Extension(
     "griffin_eval.kernels._cpu",
-    ["kernels/cpu.c", "kernels/attention_cpu.c", "kernels/rglru/cpu.c"],
-    depends=["kernels/cpu.h"],
+    [
+        "kernels/cpu/runtime.c",
+        "kernels/cpu/xla.c",
+        "kernels/attention/cpu.c",
+        "kernels/rglru/cpu.c",
+    ],
+    depends=["kernels/cpu/runtime.h"],
     extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
     + ["-pthread", "-Wno-psabi"],
     extra_link_args=["-pthread"],

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.arrays.pieces import CHUNK_BYTES, chunks
+from griffin_eval.converters.arrays.torch import torch_tensor
 from griffin_eval.converters.formats import Format
-from griffin_eval.converters.manifest import CHUNK_BYTES, chunks
-from griffin_eval.converters.naming import SAME, Binding
-from griffin_eval.converters.safetensors_folder import SafetensorsFolder
-from griffin_eval.converters.survey import NO_OVERRIDES, Overrides, Sliced, Survey, float_dtype
+from griffin_eval.converters.inspection import inspect
+from griffin_eval.converters.naming.ops import SAME
+from griffin_eval.converters.naming.tables import Binding
+from griffin_eval.converters.overrides import NO_OVERRIDES, Overrides
 from griffin_eval.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -25,19 +27,18 @@ class Checkpoint:
     """A checkpoint whose tensors are exactly those its config asks for.
 
     Attributes:
-        path: as given.
-        folder: the path, or the folder of a file: where config and tokenizer are.
-        format: which of `griffin_eval.converters.formats.FORMATS` it is in.
-        layout: how its container is laid out, for people.
+        inspection: everything that is known of it without reading tensors.
+        path: the path as given.
+        folder: the folder of its config and tokenizer: the path, or the folder of a file.
+        container: the opened folder or file.
+        format: its format, one of `griffin_eval.converters.formats.FORMATS` or the user's own.
         config: the architecture.
-        bindings: which tensor of the container holds which parameters.
-        dtypes: what each parameter is stored in, by canonical name, such as ``bfloat16``.
-        left_out: tensors of the container that are no parameters, and why.
-        notes: what a conversion should record beyond that.
+        dtypes: the dtype that each parameter is stored in, by canonical name, such as
+            ``bfloat16``.
 
     Args:
         path: folder, or file of a ``.pt``.
-        overrides: what the files do not say, or say wrongly.
+        overrides: facts that the files do not state, or state wrongly.
 
     Raises:
         CheckpointError: naming the file, key or tensors that are not as they must be.
@@ -45,32 +46,32 @@ class Checkpoint:
     """
 
     def __init__(self, path: str | Path, overrides: Overrides = NO_OVERRIDES):
-        found = Survey(Path(path), overrides)
-        refusals = found.problems + ([found.question] if found.question else [])
-        if refusals or found.config is None or found.format is None:
-            found.container.close()
+        self.inspection = inspection = inspect(Path(path), overrides)
+        self.path, self.folder = inspection.path, inspection.folder
+        self.container = inspection.container
+        refusals = [*inspection.problems]
+        if inspection.missing_fields_message is not None:
+            refusals.append(inspection.missing_fields_message)
+        if refusals or inspection.config is None or inspection.format is None:
+            self.container.close()
             raise CheckpointError("; ".join(refusals))
-        self.path, self.folder, self.container = found.path, found.folder, found.container
-        self.format: Format = found.format
-        self.config: GriffinConfig = found.config
-        self.layout, self.bindings = found.layout, found.bindings
-        self.left_out, self.notes = found.left_out, found.notes
+        self.format: Format = inspection.format
+        self.config: GriffinConfig = inspection.config
+        self._homes = {
+            spec.name: (binding, part)
+            for binding in inspection.bindings
+            for part, spec in enumerate(binding.canonical)
+        }
         self.dtypes = {
-            spec.name: float_dtype(self.container.tensors[binding.foreign])
-            for binding in self.bindings
-            for spec in binding.canonical
+            name: self.container.tensors[binding.foreign].dtype
+            for name, (binding, _) in self._homes.items()
         }
         self._shared: tuple[Binding, np.ndarray] | None = None
         self._sharing, self._slicing = threading.Lock(), threading.Lock()
-        self._homes = {
-            spec.name: (binding, part)
-            for binding in self.bindings
-            for part, spec in enumerate(binding.canonical)
-        }
 
     @property
     def dtype(self) -> str:
-        """What the embedding is stored in."""
+        """The dtype that the embedding is stored in."""
         return self.dtypes["model.embed_tokens.weight"]
 
     def numpy(self, name: str) -> "np.ndarray":
@@ -85,46 +86,40 @@ class Checkpoint:
             return binding.op.to_canonical(self._shared[1])[part]
 
     def pieces(self, name: str, nbytes: int = CHUNK_BYTES) -> Iterator["np.ndarray"]:
-        """The same in contiguous pieces of its leading axis, of about so many bytes.
+        """A parameter in contiguous pieces of its leading axis, of about ``nbytes`` bytes.
 
         They are read piece by piece where possible. Several threads may read, each another
         parameter.
         """
         binding, _ = self._homes[name]
-        whole = binding.op is SAME and binding.entry is None
-        if whole and hasattr(self.container, "pieces"):
-            yield from self.container.pieces(binding.foreign, nbytes)  # type: ignore[attr-defined]
+        if binding.op is SAME and binding.entry is None:
+            yield from self.container.pieces(binding.foreign, nbytes)
         else:
             yield from chunks(self.numpy(name), nbytes)
 
     def torch(self, name: str) -> "torch.Tensor":
-        """A parameter by canonical name, in canonical layout: the mapped file where it can be."""
-        binding, _ = self._homes[name]
-        if isinstance(self.container, SafetensorsFolder) and binding.op is SAME:
-            tensor = self.container.torch(binding.foreign)
-            return tensor if binding.entry is None else tensor[binding.entry]
-        import numpy as np
-        import torch
+        """A parameter by canonical name, in canonical layout, over the mapped file if possible.
 
-        array = np.ascontiguousarray(self.numpy(name))
-        if not array.flags.writeable:
-            array = array.copy()
-        if array.dtype.name == "bfloat16":
-            return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
-        return torch.from_numpy(array)
+        It may be written to, which never reaches the file.
+        """
+        binding, _ = self._homes[name]
+        if binding.op is SAME:
+            if binding.entry is None:
+                return self.container.torch(binding.foreign).contiguous()
+            if self.container.memory_to_read(binding.foreign, None) == 0:  # a mapped stack
+                return self.container.torch(binding.foreign)[binding.entry].contiguous()
+        return torch_tensor(self.numpy(name))
 
     def close(self) -> None:
         self.container.close()
 
     def _read(self, binding: Binding) -> "np.ndarray":
-        """The tensor of a binding; of a stack its layer, and no more where that can be."""
+        """The tensor of a binding; of a stack only its layer."""
         if binding.entry is None:
             return self.container.numpy(binding.foreign)
-        if not isinstance(self.container, Sliced):
-            return self.container.numpy(binding.foreign)[binding.entry]
         with self._slicing:  # several parameters are of one array
             start = binding.entry
-            return self.container.numpy_slice(binding.foreign, start, start + 1)[0]
+            return self.container.slice(binding.foreign, start, start + 1)[0]
 
 
 def warn_not_finite(name: str, not_finite: int, size: int) -> None:

@@ -4,31 +4,26 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from griffin_eval.config import GriffinConfig
-from griffin_eval.converters.naming import (
-    CANONICAL,
-    CANONICAL_PATHS,
-    DEEPMIND_FLAX,
-    DEEPMIND_TORCH,
-    Row,
-)
+from griffin_eval.converters.naming.deepmind import DEEPMIND_FLAX, DEEPMIND_TORCH
+from griffin_eval.converters.naming.tables import CANONICAL, CANONICAL_PATHS, NameRule
 from griffin_eval.errors import ArgumentError, CheckpointError
-from griffin_eval.hints import nearest
+from griffin_eval.messages import did_you_mean
 
 
 class Format(NamedTuple):
     """One format.
 
     Attributes:
-        name: as typed after ``--to``.
-        container: ``safetensors``, ``orbax`` or ``torch``.
-        table: how it names parameters.
-        reader: who loads it.
-        summary: what it is, for a list of formats.
+        name: its name, as typed after ``--to``.
+        container: its container, a name in `griffin_eval.converters.containers.registry`.
+        table: its names of the parameters.
+        reader: the library that loads it.
+        summary: a few words for a list of formats.
     """
 
     name: str
     container: str
-    table: Sequence[Row]
+    table: Sequence[NameRule]
     reader: str
     summary: str
 
@@ -67,7 +62,8 @@ def format_named(name: str) -> Format:
     """
     if name not in FORMATS:
         raise ArgumentError(
-            f"unknown format {name!r}: expected one of {', '.join(FORMATS)}{nearest(name, FORMATS)}"
+            f"unknown format {name!r}: expected one of {', '.join(FORMATS)}"
+            f"{did_you_mean(name, FORMATS)}"
         )
     return FORMATS[name]
 

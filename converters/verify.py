@@ -1,18 +1,18 @@
-"""Are two checkpoints the same model? Tensor by tensor, in whatever formats they are."""
+"""Compares two checkpoints of any formats, tensor by tensor."""
 
 import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
+from griffin_eval.converters.arrays.pieces import CHUNK_BYTES
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.manifest import CHUNK_BYTES
 
 
 class Difference(NamedTuple):
     """One parameter that is not the same in both.
 
     Attributes:
-        name: canonical.
+        name: canonical name of the parameter.
         what: one clause for people.
         largest: largest absolute difference of two values; NaN where shapes differ or one of them
             is NaN.
@@ -51,13 +51,13 @@ def compare(
         for field in dataclasses.fields(one.config)
         if getattr(one.config, field.name) != getattr(other.config, field.name)
     ]
-    found = []
+    differences = []
     for name in one.dtypes | other.dtypes:
         if name not in one.dtypes or name not in other.dtypes:
-            found.append(Difference(name, "only in one of them", float("nan")))
+            differences.append(Difference(name, "only in one of them", float("nan")))
         elif difference := _compare(name, one, other, progress):
-            found.append(difference)
-    return Comparison(differing, found, len(one.dtypes | other.dtypes))
+            differences.append(difference)
+    return Comparison(differing, differences, len(one.dtypes | other.dtypes))
 
 
 def _compare(

@@ -3,6 +3,9 @@
 Releases of lm_eval up to 0.4.13 look for no plugins. Its modules are therefore met as they are
 imported: a finder lets them load as always and then adds to them. Every Python process of the
 environment runs `start` (by griffin_eval_plugin.pth), so nothing is imported before lm_eval is.
+
+lm_eval's command line also gets this package's log, and one sentence instead of a traceback where
+the user can mend an error. Where lm_eval is used as a library, neither is touched.
 """
 
 import os
@@ -10,7 +13,7 @@ import sys
 
 OPT_OUT = "GRIFFIN_EVAL_NO_PLUGIN"
 MODEL = "griffin"
-TARGET = "griffin_eval.lm:GriffinLM"
+TARGET = "griffin_eval.lm.model:GriffinLM"
 TASKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tasks")
 
 
@@ -40,12 +43,12 @@ class _Finder:
             return None
         cls._busy.add(name)
         try:
-            found = (
+            specs = (
                 finder.find_spec(name, path, target)
                 for finder in sys.meta_path
                 if finder is not cls and hasattr(finder, "find_spec")
             )
-            spec = next((spec for spec in found if spec is not None), None)
+            spec = next((spec for spec in specs if spec is not None), None)
         finally:
             cls._busy.discard(name)
         if spec is not None and spec.loader is not None:
@@ -60,7 +63,7 @@ class _Finder:
 
 
 def _run_hook(module) -> None:
-    """lm_eval must stay usable without us, whatever it becomes: a failure is said, not raised."""
+    """Adds to a module. A failure only warns: lm_eval stays usable, whatever it becomes."""
     try:
         _HOOKS[module.__name__](module)
     except Exception as error:
@@ -106,4 +109,39 @@ def _add_tasks(manager) -> None:
     manager.TaskManager.griffin_tasks = TASKS
 
 
-_HOOKS = {"lm_eval.models": _add_model, "lm_eval.tasks.manager": _add_tasks}
+def _join_command_line(cli) -> None:
+    import functools
+
+    if hasattr(cli.HarnessCLI, "griffin_joined"):
+        return
+    original = cli.HarnessCLI.execute
+
+    @functools.wraps(original)
+    def execute(*args, **kwargs):
+        _behave_like_lm_eval()
+        return original(*args, **kwargs)
+
+    cli.HarnessCLI.execute = execute
+    cli.HarnessCLI.griffin_joined = True
+
+
+def _behave_like_lm_eval() -> None:
+    """Logs where lm_eval logs, at its level; ends with one sentence where the user erred."""
+    import logging
+
+    from griffin_eval.errors import one_sentence
+
+    theirs, ours = logging.getLogger("lm_eval"), logging.getLogger("griffin_eval")
+    if not ours.handlers:
+        ours.handlers = theirs.handlers
+        ours.propagate = False
+        first = os.environ.get("RANK", "0") in ("", "0")  # of several processes the first one logs
+        ours.setLevel(theirs.level if first else logging.ERROR)
+    sys.excepthook = one_sentence
+
+
+_HOOKS = {
+    "lm_eval.models": _add_model,
+    "lm_eval.tasks.manager": _add_tasks,
+    "lm_eval._cli": _join_command_line,
+}

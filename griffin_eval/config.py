@@ -2,8 +2,9 @@
 
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from griffin_eval.errors import ArgumentError
 
@@ -40,7 +41,7 @@ class GriffinConfig:
         rope_fraction: leading part of each head that RoPE rotates.
 
     Raises:
-        ArgumentError: naming every field whose value cannot be, and what was expected.
+        ArgumentError: naming every field with a value that is not allowed, and what was expected.
     """
 
     vocab_size: int
@@ -63,62 +64,19 @@ class GriffinConfig:
     def __post_init__(self):
         if isinstance(self.block_pattern, list):  # as JSON has it
             object.__setattr__(self, "block_pattern", tuple(self.block_pattern))
-        problems = []
-        for name in (
-            "vocab_size",
-            "width",
-            "mlp_width",
-            "num_heads",
-            "num_layers",
-            "lru_width",
-            "gate_blocks",
-            "visible_keys",
-            "conv_width",
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                problems.append(f"{name} must be a positive integer, found {value!r}")
-        if not self.block_pattern or any(t not in get_args(BlockType) for t in self.block_pattern):
-            problems.append(
-                f"block_pattern must be one or more of {', '.join(get_args(BlockType))}, "
-                f"found {self.block_pattern!r}"
-            )
-        numbers = {
-            "norm_eps": (lambda x: x > 0, "above 0"),
-            "rope_base": (lambda x: x > 1, "above 1"),
-            "logits_soft_cap": (lambda x: x >= 0, "of at least 0"),
-            "rope_fraction": (lambda x: 0 < x <= 1, "above 0, at most 1"),
-        }
-        for name, (fits, bound) in numbers.items():
-            value = getattr(self, name)
-            if not (isinstance(value, int | float) and math.isfinite(value) and fits(value)):
-                problems.append(f"{name} must be a finite number {bound}, found {value!r}")
-        if not isinstance(self.complex_gates, bool):
-            problems.append(f"complex_gates must be True or False, found {self.complex_gates!r}")
-        if not problems:
-            if self.width % self.num_heads:
-                problems.append(f"num_heads ({self.num_heads}) must divide width ({self.width})")
-            if self.complex_gates and self.lru_width % 2:
-                problems.append(
-                    f"lru_width ({self.lru_width}) must be even with complex_gates: half of it is "
-                    "imaginary parts"
-                )
-            elif self.recurrent_channels % self.gate_blocks:
-                half = "half of " if self.complex_gates else ""
-                problems.append(
-                    f"gate_blocks ({self.gate_blocks}) must divide {half}lru_width "
-                    f"({self.lru_width})"
-                )
-            if self.rotary_dim % 2 or self.rotary_dim == 0:
-                problems.append(
-                    f"rope_fraction ({self.rope_fraction}) must select an even, positive number of "
-                    f"the {self.head_dim} dimensions of a head"
-                )
+        problems = [
+            f"{name} must be {expected}, found {value!r}"
+            for name, (fits, expected) in _FIELDS.items()
+            if not fits(value := getattr(self, name))
+        ]
+        if not problems:  # else what follows would divide by them
+            problems = [sentence(self) for fits, sentence in _RELATIONS if not fits(self)]
         if problems:
             raise ArgumentError("invalid GriffinConfig: " + "; ".join(problems))
 
     @property
     def head_dim(self) -> int:
+        """Width of an attention head."""
         return self.width // self.num_heads
 
     @property
@@ -142,6 +100,71 @@ class GriffinConfig:
     def embedding_multiplier(self) -> float:
         """sqrt(width) rounded to bfloat16, as RecurrentGemma was trained; 1.0 without a scale."""
         return _round_to_bfloat16(math.sqrt(self.width)) if self.embedding_scale else 1.0
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _number(bounds: Callable[[float], bool], text: str) -> tuple[Callable[[Any], bool], str]:
+    def fits(value: Any) -> bool:
+        return isinstance(value, int | float) and math.isfinite(value) and bounds(value)
+
+    return fits, f"a finite number {text}"
+
+
+_COUNT = (_is_count, "a positive integer")
+
+# What each field must be, and in which words an error says so.
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "vocab_size": _COUNT,
+    "width": _COUNT,
+    "mlp_width": _COUNT,
+    "num_heads": _COUNT,
+    "num_layers": _COUNT,
+    "lru_width": _COUNT,
+    "gate_blocks": _COUNT,
+    "visible_keys": _COUNT,
+    "conv_width": _COUNT,
+    "block_pattern": (
+        lambda pattern: bool(pattern) and all(t in get_args(BlockType) for t in pattern),
+        f"one or more of {', '.join(get_args(BlockType))}",
+    ),
+    "norm_eps": _number(lambda x: x > 0, "above 0"),
+    "rope_base": _number(lambda x: x > 1, "above 1"),
+    "logits_soft_cap": _number(lambda x: x >= 0, "of at least 0"),
+    "rope_fraction": _number(lambda x: 0 < x <= 1, "above 0, at most 1"),
+    "complex_gates": (lambda value: isinstance(value, bool), "True or False"),
+}
+
+# What several fields must be together, where each is right by itself.
+_RELATIONS: tuple[tuple[Callable[[GriffinConfig], bool], Callable[[GriffinConfig], str]], ...] = (
+    (
+        lambda c: c.width % c.num_heads == 0,
+        lambda c: f"num_heads ({c.num_heads}) must divide width ({c.width})",
+    ),
+    (
+        lambda c: not (c.complex_gates and c.lru_width % 2),
+        lambda c: (
+            f"lru_width ({c.lru_width}) must be even with complex_gates: half of it is imaginary "
+            "parts"
+        ),
+    ),
+    (
+        lambda c: c.recurrent_channels % c.gate_blocks == 0,
+        lambda c: (
+            f"gate_blocks ({c.gate_blocks}) must divide {'half of ' if c.complex_gates else ''}"
+            f"lru_width ({c.lru_width})"
+        ),
+    ),
+    (
+        lambda c: c.rotary_dim > 0 and c.rotary_dim % 2 == 0,
+        lambda c: (
+            f"rope_fraction ({c.rope_fraction}) must select an even, positive number of the "
+            f"{c.head_dim} dimensions of a head"
+        ),
+    ),
+)
 
 
 def _round_to_bfloat16(value: float) -> float:

@@ -1,28 +1,36 @@
-"""``make demo``: from a training to figures, on weights that have learnt something.
+"""``make demo``: a checkpoint converted, evaluated in both frameworks, compared and drawn.
 
-1. A short training writes an Orbax checkpoint, which is carried through every format and back.
-2. The stock `lm_eval` runs two checkpoints of this package with ``--model griffin`` in PyTorch and
-   in JAX and with ``--model hf``; one table shows that they agree, request by request.
+1. A checkpoint of this package is carried through every format and back, and stays the same.
+2. The stock `lm_eval` runs it with ``--model griffin`` in PyTorch and in JAX; one table shows that
+   they agree, request by request.
 3. The other models of induction heads are run too, and `griffin-eval report` draws all of them.
+
+``make demo FULL=1`` trains the checkpoint of step 1, and evaluates two checkpoints on more tasks,
+with lm_eval's own ``--model hf`` as well.
 """
 
 import argparse
 import json
-import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
+import griffin_eval
 from griffin_eval.checkpoints import folder as shipped
 
 TOLERANCE = 1e-4  # of a log-likelihood, relative above 1 nat and absolute below
+REPORT = Path("demo-report")
+CHAIN = ("griffin", "deepmind-flax", "deepmind-torch", "hf")  # formats, converted in turn
+TRAIN = ("train", "induction_heads", "--model", "griffin", "--length", "64")
 
 
 class Part(NamedTuple):
@@ -32,14 +40,14 @@ class Part(NamedTuple):
     metadata: dict[str, Any]
 
 
-PARTS = {  # by the checkpoint of this package that they are for
+SMALL = {"induction_heads_griffin": Part(("griffin_induction_heads",), {"lengths": [64, 256]})}
+FULL = {  # by the checkpoint of this package that they are for
     "induction_heads_griffin": Part(("griffin_induction_heads",), {"lengths": [64, 256, 1024]}),
     "bytes_griffin": Part(
         ("griffin_phonebook", "griffin_longctx_context"),
         {"entries": [4, 8, 16], "queries": 2, "contexts": [128, 512], "max_tokens": 4000},
     ),
 }
-CURVES = Part(("griffin_induction_heads",), {"lengths": [2**n for n in range(6, 13)]})
 MODELS = ("griffin", "hawk", "mqa")
 # hf stops at 2048 tokens unless told otherwise.
 BACKENDS = {
@@ -49,86 +57,153 @@ BACKENDS = {
 }
 
 
+class Settings(NamedTuple):
+    """What a demo shows: the parts by checkpoint, the backends, and lengths of the figure."""
+
+    parts: dict[str, Part]
+    backends: tuple[str, ...]
+    lengths: tuple[int, ...]
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Train, convert, evaluate, compare and draw.")
+    parser = argparse.ArgumentParser(description="Convert, evaluate, compare and draw.")
+    parser.add_argument("--full", action="store_true", help="training, more tasks, and hf as well")
     parser.add_argument("--samples", type=int, default=8, help="documents of each length")
-    parser.add_argument("--steps", type=int, default=60, help="of the training")
+    parser.add_argument("--steps", type=int, default=60, help="steps of the training")
     arguments = parser.parse_args()
+    settings = Settings(SMALL, tuple(BACKENDS)[:2], (64, 256, 1024))
+    if arguments.full:
+        settings = Settings(FULL, tuple(BACKENDS), tuple(2**n for n in range(6, 13)))
     console = Console(width=max(Console().width, 130))  # no column of the table is cut
-    report = Path("demo-report")
+    started = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(2) as pool:
         folder = Path(temporary)
-        started = time.monotonic()
-        carry_through(console, folder, arguments.steps)
-
-        def start(title: str, checkpoint: Path, part: Part, output: Path):
-            return pool.submit(
-                evaluate, console, title, checkpoint, part, output, arguments.samples
+        sources = {}
+        for name in settings.parts:
+            sources[name] = folder / name
+            griffin_eval.convert(shipped(name), sources[name], to="hf")
+        evaluations = {
+            pool.submit(evaluate, sources[name], backend, part, folder, arguments.samples): (
+                name,
+                backend,
             )
-
-        waiting = {}
-        for name, part in PARTS.items():
-            checkpoint = folder / name
-            run(console, "griffin-eval", "convert", shipped(name), checkpoint, "--to", "hf")
-            waiting[name] = {title: start(title, checkpoint, part, folder) for title in BACKENDS}
+            for name, part in settings.parts.items()
+            for backend in settings.backends
+        }
+        first = sources["induction_heads_griffin"]
+        if arguments.full:
+            first = folder / "trained"
+            with progress(f"training for {arguments.steps} steps"):
+                run("griffin-eval", *TRAIN, "--steps", arguments.steps, "--output", first)
+        same = convert_in_turn(console, first, folder)
+        results = collect(console, evaluations)
+        curve = Part(("griffin_induction_heads",), {"lengths": list(settings.lengths)})
         curves = [
-            start("griffin torch", shipped(f"induction_heads_{model}"), CURVES, folder / "curves")
+            pool.submit(
+                evaluate,
+                *(shipped(f"induction_heads_{model}"), "griffin torch", curve),
+                *(folder / "curves", arguments.samples),
+            )
             for model in MODELS
         ]
-        compared = [
-            compare(
-                name, PARTS[name].tasks, {title: done.result() for title, done in found.items()}
-            )
-            for name, found in waiting.items()
-        ]
-        for done in curves:
-            done.result()
-        run(
-            console,
-            "griffin-eval",
-            *("report", folder / "curves", "--labels", ",".join(MODELS), "--train-length", "256"),
-            *("--output", report, "--overwrite"),
-        )
-    for table, _ in compared:
-        console.print(table)
-    agree = all(same for _, same in compared)
-    console.print("All three agree." if agree else "They do NOT agree.")
-    console.print(
-        f"{report / 'report.html'} has the figures; {time.monotonic() - started:.0f} s in all"
-    )
-    return 0 if agree else 1
+        for name, part in settings.parts.items():
+            table, agree = compare(name, part.tasks, results[name])
+            console.print(table)
+            same = same and agree
+        count = {2: "Both", 3: "All three"}[len(settings.backends)]
+        console.print(f"{count} agree." if same else "They do NOT agree.")
+        draw(curves, folder / "curves")
+    seconds = time.monotonic() - started
+    console.print(f"{REPORT / 'report.html'} has the figures; {seconds:.0f} s in all")
+    return 0 if same else 1
 
 
-def carry_through(console: Console, folder: Path, steps: int) -> None:
-    """Trains for a moment, converts what training wrote to each format in turn, and verifies that
-    the last holds the same numbers as the first."""
-    first = folder / "trained"
-    training = ("train", "induction_heads", "--model", "griffin", "--length", "64")
-    run(console, "griffin-eval", *training, "--steps", steps, "--output", first)
-    here = first
-    for target in ("griffin", "deepmind-flax", "deepmind-torch", "hf"):
-        there = folder / f"trained-{target}"
-        run(console, "griffin-eval", "convert", here, there, "--to", target)
+@contextmanager
+def progress(what: str) -> Iterator[None]:
+    """A line about long work on a terminal, nothing in a pipe."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield
+
+
+def convert_in_turn(console: Console, source: Path, folder: Path) -> bool:
+    """Converts a checkpoint from format to format, a line each; whether the last is the first."""
+    here = source
+    for target in CHAIN:
+        there = folder / f"converted-{target}"
+        begin = time.monotonic()
+        with progress(f"converting to {target}"):
+            griffin_eval.convert(here, there, to=target)
+        console.print(f"converted to {target:<16}{time.monotonic() - begin:6.1f} s")
         here = there
-    run(console, "griffin-eval", "verify", first, here)
+    comparison = griffin_eval.verify(source, here)
+    same = comparison.compared - len(comparison.tensors)
+    console.print(f"{same} of {comparison.compared} parameters are the same bit for bit")
+    return comparison.same
+
+
+def collect(
+    console: Console, evaluations: dict[Future, tuple[str, str]]
+) -> dict[str, dict[str, Any]]:
+    """The results by checkpoint and backend, each printed as a line when it comes."""
+    results: dict[str, dict[str, Any]] = {}
+    with progress("evaluating"):
+        for future in as_completed(evaluations):
+            name, backend = evaluations[future]
+            tasks, seconds = future.result()
+            results.setdefault(name, {})[backend] = tasks
+            metrics = {m: value for values, _ in tasks.values() for m, value in values.items()}
+            shown = ", ".join(f"{metric} {value:.3f}" for metric, value in metrics.items())
+            console.print(f"{name}, {backend}: {shown} ({seconds:.1f} s)", soft_wrap=True)
+    return {
+        name: {backend: found[backend] for backend in BACKENDS if backend in found}
+        for name, found in results.items()
+    }
+
+
+def draw(curves: list[Future], folder: Path) -> None:
+    """The report on all models, once they are evaluated."""
+    with progress("evaluating the other models, drawing figures"):
+        for future in curves:
+            future.result()
+        run(
+            "griffin-eval",
+            *("report", folder, "--labels", ",".join(MODELS), "--train-length", "256"),
+            *("--output", REPORT, "--overwrite"),
+        )
 
 
 def evaluate(
-    console: Console, title: str, checkpoint: Path, part: Part, folder: Path, samples: int
-) -> dict[str, Any]:
-    """Runs the stock command; gives for every task its metrics and the answers to its requests."""
-    model, arguments = BACKENDS[title]
-    output = folder / f"{checkpoint.name}-{title.replace(' ', '-')}"
+    checkpoint: Path, backend: str, part: Part, folder: Path, samples: int
+) -> tuple[dict[str, Any], float]:
+    """Runs the stock command.
+
+    Args:
+        checkpoint: folder of the checkpoint.
+        backend: a key of `BACKENDS`.
+        part: tasks and their metadata.
+        folder: folder for lm_eval's results.
+        samples: documents of each length.
+
+    Returns:
+        By task its metrics and the answers to its requests, and seconds.
+    """
+    model, arguments = BACKENDS[backend]
+    output = folder / f"{checkpoint.name}-{backend.replace(' ', '-')}"
     metadata = json.dumps(part.metadata | {"samples": samples})
+    begin = time.monotonic()
     run(
-        console,
         "lm_eval",
         *("--model", model, "--model_args", f"pretrained={checkpoint},{arguments}"),
         *("--tasks", ",".join(part.tasks), "--metadata", metadata),
         *("--batch_size", "1", "--device", "cpu", "--log_samples", "--output_path", output),
     )
+    seconds = time.monotonic() - begin
     metrics = json.loads(next(output.rglob("results_*.json")).read_text())["results"]
-    found: dict[str, Any] = {}
+    by_task: dict[str, Any] = {}
     for task in part.tasks:
         samples_file = next(output.rglob(f"samples_{task}_*.jsonl"))
         lines = map(json.loads, samples_file.read_text().splitlines())
@@ -138,29 +213,26 @@ def evaluate(
             for name, value in metrics[task].items()
             if isinstance(value, float) and _is_headline(name.removesuffix(",none"))
         }
-        found[task] = (values, answers)
-    return found
+        by_task[task] = (values, answers)
+    return by_task, seconds
 
 
-def run(console: Console, program: str, *arguments: Any) -> None:
-    """Prints a command and runs it; its own words only if it fails."""
-    words = [program, *map(str, arguments)]
-    console.print("$ " + shlex.join(words), soft_wrap=True, highlight=False)
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name(program)), *words[1:]], capture_output=True, text=True
-    )
+def run(program: str, *arguments: Any) -> None:
+    """Runs a command of this environment, quietly; its words and its exit only if it fails."""
+    words = [str(Path(sys.executable).with_name(program)), *map(str, arguments)]
+    done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{done.stdout}{done.stderr}\n{program} failed: exit code {done.returncode}")
 
 
 def _is_headline(metric: str) -> bool:
-    """Whether it is shown: curves over the length, without their bounds."""
+    """Whether a metric is shown: curves over the length are, without their bounds."""
     quantity, _, x = metric.partition("@")
     return quantity in ("accuracy", "exact_match", "bits_per_byte") and x.isdigit()
 
 
 def _answers(responses: list[Any]) -> list[tuple[float | None, str]]:
-    """Of every request of a document: its log-likelihood, if it has one, and the rest as text."""
+    """The log-likelihood, if any, and the rest as text, of every request of a document."""
     return [
         (float(response[0]), f"greedy {response[1]}")
         if isinstance(response, list)
@@ -185,7 +257,7 @@ def compare(
         table.add_column(heading, justify="right", no_wrap=True)
     agree = True
     for task in tasks:
-        answers = [found[task][1] for found in results.values()]
+        answers = [by_task[task][1] for by_task in results.values()]
         differences, same = [], 0
         for request in zip(*answers, strict=True):
             same += len({text for _, text in request}) == 1
@@ -195,7 +267,7 @@ def compare(
         largest = max(differences, default=0.0)
         agree = agree and same == len(answers[0]) and largest <= TOLERANCE
         verdict = [f"{same}/{len(answers[0])}", f"{largest:.0e}" if differences else ""]
-        metrics = [found[task][0] for found in results.values()]
+        metrics = [by_task[task][0] for by_task in results.values()]
         for row, metric in enumerate(metrics[0]):
             values = [each[metric] for each in metrics]
             agree = agree and max(values) - min(values) <= TOLERANCE

@@ -26,8 +26,11 @@ class MissingExtraError(ImportError):
 
 
 def one_sentence(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-    """What `sys.excepthook` is where lm_eval's command line runs: an error that the user can mend
-    ends with its sentence and exit code 2, and one of memory, where it says for what, with 1."""
+    """`sys.excepthook` of lm_eval's command line, as `griffin_eval._plugin` sets it.
+
+    An error that the user can mend ends with its sentence and exit code 2, and one of memory, if it
+    says for which request, with exit code 1.
+    """
     expected = isinstance(error, BadInput | MissingExtraError)
     if not expected and not (isinstance(error, MemoryError) and str(error)):
         sys.__excepthook__(kind, error, traceback)

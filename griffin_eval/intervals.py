@@ -1,5 +1,14 @@
-"""Estimates with intervals for items that come in clusters: questions on one book, positions of one
-document. Items of a cluster are not independent, so it is clusters that count."""
+"""Estimates with confidence intervals for items in clusters, such as the questions about one book.
+
+Items of one cluster are not independent, so the intervals depend on the number of clusters.
+
+References:
+    Wilson (1927), Probable inference, the law of succession, and statistical inference.
+    Korn and Graubard (1998), Confidence intervals for proportions with small expected number of
+    positive counts estimated from survey data.
+    Agresti and Coull (1998), Approximate is better than "exact" for interval estimation of binomial
+    proportions.
+"""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -7,11 +16,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-RESAMPLES = 2000
+RESAMPLES = 2000  # of a bootstrap
 
 
 class Estimate(NamedTuple):
-    """A number, the interval that is meant to hold the true one, and what it was made from."""
+    """An estimate with its confidence interval.
+
+    Attributes:
+        value: the estimate.
+        low, high: bounds of the interval.
+        items: number of items that the estimate was made from.
+        clusters: number of their clusters.
+    """
 
     value: float
     low: float
@@ -23,18 +39,19 @@ class Estimate(NamedTuple):
 def proportion(
     values: Sequence[float], clusters: Sequence[Hashable], confidence: float = 0.95
 ) -> Estimate:
-    """The share of successes, with Wilson's interval for the effective number of items.
+    """The share of successes, with a clustered Wilson interval.
 
-    The effective number is the items' own, divided by the design effect: the variance of the share
-    between clusters over what independent items would have (Korn and Graubard, 1998, with Wilson's
-    interval in the place of Clopper and Pearson's). It is never more than the items; where all
-    values are the same, which shows no variance, it is the number of clusters. The quantile is
-    Student's for that many clusters.
+    This is Wilson's interval (1927) for the effective number of items: the number of items divided
+    by the design effect, which is the variance of the share between clusters over the variance that
+    independent items would have (Korn and Graubard, 1998, with Wilson's interval in place of
+    Clopper and Pearson's). It is at most the number of items. Where all values are equal, which
+    shows no variance, it is the number of clusters. The quantile is Student's for that many
+    clusters.
 
     Args:
-        values: 0 or 1.
-        clusters: which cluster each belongs to.
-        confidence: of the interval.
+        values: 0 or 1 for each item.
+        clusters: cluster of each item.
+        confidence: probability with which such intervals hold the true share.
     """
     from scipy import stats
 
@@ -47,7 +64,7 @@ def proportion(
         effective = min(share * (1 - share) / variance, n)
     else:
         effective = groups
-    # Wilson (1927), with z² / n_eff as the only thing that the quantile and the number enter by.
+    # Wilson (1927), in which the quantile z and the number n enter only as z² / n.
     slack = quantile**2 / effective
     if not np.isfinite(slack):
         return Estimate(float(share), 0.0, 1.0, n, groups)
@@ -66,16 +83,16 @@ def ratio(
 ) -> Estimate:
     """Σ values / Σ weights, such as nats over tokens, with a bootstrap of whole clusters.
 
-    The interval is the bootstrap's percentiles, widened to what Student's quantile makes of the
-    normal one, since percentiles of few clusters are too narrow. A single cluster shows no
-    variance: its interval is infinite.
+    The bounds are the percentiles of the bootstrap, widened by the ratio of Student's quantile to
+    the normal one, since percentiles of few clusters are too narrow. A single cluster shows no
+    variance, so that its interval is infinite.
 
     Args:
-        values: numerators.
-        weights: denominators, positive; ones for a mean.
-        clusters: which cluster each belongs to.
-        confidence: of the interval.
-        seed: of the bootstrap.
+        values: numerator of each item.
+        weights: denominator of each item, positive; ones for a mean.
+        clusters: cluster of each item.
+        confidence: probability with which such intervals hold the true ratio.
+        seed: seed of the bootstrap.
     """
     from scipy import stats
 
@@ -103,25 +120,25 @@ def capacity(
     level: float = 0.5,
     seed: int = 0,
 ) -> Estimate:
-    """Up to which length the share of successes is at least ``level``.
+    """The largest length at which the share of successes is at least ``level``.
 
-    The shares are fitted by an isotonic regression, which falls with the length and weighs each by
-    its items; between two lengths the fit is a line over the logarithm of the length. The capacity
-    is the last place where it is at the level or above: ``inf`` where it never falls below,
-    ``-inf`` where it is below at the shortest length already.
+    The shares are fitted by an isotonic regression, which falls with the length and weighs each
+    share by its items; between two lengths the fit is linear in the logarithm of the length. The
+    capacity is the last length at which the fit is at the level or above: ``inf`` if it never falls
+    below, ``-inf`` if it is below at the shortest length already.
 
-    The interval holds the percentiles of a bootstrap of clusters, within each length. Clusters
-    that all agree show no variance, as if the share were known; so to those drawn from, a cluster
-    of successes and one of failures are added, as in Agresti and Coull (1998). It is about which
-    clusters were drawn: how the curve runs between two lengths only more lengths can say.
+    The bounds are percentiles of a bootstrap of clusters within each length. Clusters that all
+    agree show no variance, as if the share were known; therefore a cluster of successes and one of
+    failures are added to those drawn from, as in Agresti and Coull (1998). The interval covers the
+    choice of clusters; only more lengths can show how the curve runs between two of them.
 
     Args:
-        values: 0 or 1.
-        lengths: positive, of each value.
-        clusters: which cluster each belongs to; those of different lengths are different.
-        confidence: of the interval.
-        level: a share between 0 and 1.
-        seed: of the bootstrap.
+        values: 0 or 1 for each item.
+        lengths: length of each item, positive.
+        clusters: cluster of each item; clusters of different lengths are different.
+        confidence: probability with which such intervals hold the true capacity.
+        level: share between 0 and 1.
+        seed: seed of the bootstrap.
     """
     x, length = np.asarray(values, np.float64), np.asarray(lengths, np.float64)
     grid = np.unique(length)
@@ -129,11 +146,11 @@ def capacity(
     resampled = np.empty((RESAMPLES, len(grid)))
     generator = np.random.default_rng(seed)
     groups = 0
-    for column, at in enumerate(grid):
-        here = length == at
-        found, index = _sorted(x[here], [clusters[i] for i in np.flatnonzero(here)])
-        shares[column], weights[column] = found.mean(), len(found)
-        top, bottom = np.bincount(index, found), np.bincount(index).astype(np.float64)
+    for column, each in enumerate(grid):
+        here = length == each
+        successes, index = _sorted(x[here], [clusters[i] for i in np.flatnonzero(here)])
+        shares[column], weights[column] = successes.mean(), len(successes)
+        top, bottom = np.bincount(index, successes), np.bincount(index).astype(np.float64)
         top = np.append(top, [0.0, bottom.mean()])
         bottom = np.append(bottom, [bottom.mean()] * 2)
         drawn = generator.integers(len(top), size=(RESAMPLES, len(top) - 2))
@@ -148,7 +165,7 @@ def capacity(
 
 
 def _crossing(grid: np.ndarray, shares: np.ndarray, weights: np.ndarray, level: float) -> float:
-    """The last place where the falling fit is at the level or above."""
+    """The last length at which the falling fit is at the level or above."""
     from scipy import optimize
 
     fit = optimize.isotonic_regression(shares, weights=weights, increasing=False).x
@@ -165,14 +182,17 @@ def _crossing(grid: np.ndarray, shares: np.ndarray, weights: np.ndarray, level: 
 def _sorted(
     values: Sequence[float] | np.ndarray, clusters: Sequence[Hashable]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Values as an array, and the number of each one's cluster among all in order: a bootstrap must
-    not depend on the order in which several processes deliver them."""
+    """The values as float64 [N], and the number of the cluster of each, int [N].
+
+    Clusters are numbered in sorted order, since a bootstrap must not depend on the order in which
+    several processes deliver their items.
+    """
     numbers = {cluster: i for i, cluster in enumerate(sorted(set(clusters), key=repr))}
     return np.asarray(values, np.float64), np.array([numbers[cluster] for cluster in clusters])
 
 
 def _ratio_variance(x: np.ndarray, w: np.ndarray, index: np.ndarray) -> float:
-    """Of Σ x / Σ w over clusters, by linearisation; 0 for one cluster."""
+    """The variance of Σ x / Σ w over clusters, by linearisation; 0 for one cluster."""
     top, bottom = np.bincount(index, x), np.bincount(index, w)
     groups = len(top)
     if groups == 1:

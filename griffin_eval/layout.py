@@ -20,8 +20,8 @@ class ParamSpec:
 
     Attributes:
         name: canonical dotted name.
-        shape: its shape.
-        axes: a logical axis name per dimension, for sharding.
+        shape: length of each dimension.
+        axes: logical name of each dimension, for sharding.
         init: ``normal`` (mean 0, deviation ``std``), ``zeros``, ``lambda``: the parameter Λ of the
             RG-LRU, such that a^c = sigmoid(-Λ)^8 is uniform in [0.9, 0.999] (section 2.4), or
             ``theta``: the parameter θ of the CG-LRU, uniform in [0, π/10) as in DeepMind's code.
@@ -38,6 +38,7 @@ class ParamSpec:
 
     @property
     def size(self) -> int:
+        """Number of elements."""
         return math.prod(self.shape)
 
 
@@ -47,7 +48,7 @@ def param_specs(config: GriffinConfig) -> dict[str, ParamSpec]:
 
 
 def parameter_count(config: GriffinConfig, *, embedding: bool = True) -> int:
-    """Number of parameters, with or without the (tied) embedding."""
+    """Number of parameters, with or without those of the (tied) embedding."""
     return sum(
         spec.size
         for spec in _specs(config)
@@ -141,11 +142,16 @@ def _specs(c: GriffinConfig) -> Iterator[ParamSpec]:
     yield from norm("model.final_norm")
 
 
-class Scope:
-    """Hands the modules of a model their parameters, by the names of the layout.
+class ParamScope:
+    """The parameters of one module of a model and of its submodules, by the names of the layout.
 
-    ``scope / "linear_x"`` is the scope of a submodule; ``scope("weight")`` is one parameter, made
-    by ``make(spec)``: read from a file, drawn at random, or abstract. Both twins build from this.
+    ``scope / "linear_x"`` is the scope of a submodule, ``scope("weight")`` one parameter, and
+    ``"bias" in scope`` says whether there is one. Both twins are built from this.
+
+    Args:
+        specs: all parameters of the model, by canonical name.
+        make: gives the parameter of a spec: read from a file, drawn at random, or abstract.
+        prefix: start of the names of this module's parameters, with a dot at its end.
     """
 
     def __init__(
@@ -153,8 +159,8 @@ class Scope:
     ):
         self._specs, self._make, self._prefix = specs, make, prefix
 
-    def __truediv__(self, name: str | int) -> "Scope":
-        return Scope(self._specs, self._make, f"{self._prefix}{name}.")
+    def __truediv__(self, name: str | int) -> "ParamScope":
+        return ParamScope(self._specs, self._make, f"{self._prefix}{name}.")
 
     def __contains__(self, name: str) -> bool:
         return self._prefix + name in self._specs

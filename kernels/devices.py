@@ -22,7 +22,7 @@ def platform(x: Any) -> str:
 
 
 def without_autocast(x: Any) -> contextlib.AbstractContextManager[Any]:
-    """In PyTorch no autocast where x is; of other arrays nothing."""
+    """Context manager that disables torch.autocast on x's device; nothing for JAX and numpy."""
     if framework(x) == "torch":
         import torch
 

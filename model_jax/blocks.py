@@ -2,27 +2,22 @@
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
 from griffin_eval.config import BlockType, GriffinConfig
-from griffin_eval.layout import Scope
-from griffin_eval.model_jax.chunks import Chunk, Tile, local_attention
-from griffin_eval.model_jax.layers import RGLRU, Conv1D, Linear, RMSNorm, rotate, wide, wide_dtype
+from griffin_eval.kernels.attention.api import local_attention
+from griffin_eval.layout import ParamScope
+from griffin_eval.model_jax.layers import RGLRU, Conv1D, Linear, RMSNorm, rotate
+from griffin_eval.model_jax.layouts import StepContext
 from griffin_eval.model_jax.state import AttentionState, RecurrentState
-
-
-def gelu(x: Array) -> Array:
-    return jax.nn.gelu(wide(x), approximate=True).astype(x.dtype)
 
 
 class RecurrentBlock(nnx.Module):
     """Convolution and RG-LRU on one branch, GeLU on the other, merged by a product (figure 2c)."""
 
-    def __init__(self, config: GriffinConfig, params: Scope):
+    def __init__(self, config: GriffinConfig, params: ParamScope):
         self.linear_y = Linear(params / "linear_y")
         self.linear_x = Linear(params / "linear_x")
         self.linear_out = Linear(params / "linear_out")
@@ -30,21 +25,21 @@ class RecurrentBlock(nnx.Module):
         self.rg_lru = RGLRU(config, params / "rg_lru")
 
     def __call__(
-        self, x: Float[Array, "B T W"], chunk: Chunk, state: RecurrentState
+        self, x: Float[Array, "B T W"], context: StepContext, state: RecurrentState
     ) -> tuple[Float[Array, "B T W"], RecurrentState]:
-        y_branch = gelu(self.linear_y(x))
-        x_branch, conv = self.conv_1d(self.linear_x(x), chunk, state.conv)
-        x_branch, h = self.rg_lru(x_branch, chunk, state.h)
+        y_branch = self.linear_y(x, "gelu")
+        x_branch, conv = self.conv_1d(self.linear_x(x), context, state.conv)
+        x_branch, h = self.rg_lru(x_branch, context, state.h)
         return self.linear_out(x_branch * y_branch), RecurrentState(h, conv)
 
 
 class AttentionBlock(nnx.Module):
-    """Causal multi-query attention over the remembered keys and the chunk's own (section 2.3).
+    """Causal multi-query attention over the remembered keys and those of the step (section 2.3).
 
     Local and global attention differ only in how many keys the state remembers.
     """
 
-    def __init__(self, config: GriffinConfig, params: Scope):
+    def __init__(self, config: GriffinConfig, params: ParamScope):
         self.heads = config.num_heads
         self.q_proj = Linear(params / "q_proj")
         self.k_proj = Linear(params / "k_proj")
@@ -52,47 +47,48 @@ class AttentionBlock(nnx.Module):
         self.o_proj = Linear(params / "o_proj")
 
     def __call__(
-        self, x: Float[Array, "B T W"], chunk: Chunk, state: AttentionState
+        self, x: Float[Array, "B T W"], context: StepContext, state: AttentionState
     ) -> tuple[Float[Array, "B T W"], AttentionState]:
+        layout = context.layout
         batch, length, _ = x.shape
-        q = rotate(self.q_proj(x).reshape(batch, length, self.heads, -1), chunk.cos, chunk.sin)
-        k = rotate(self.k_proj(x)[:, :, None], chunk.cos, chunk.sin)[:, :, 0]
+        q = self.q_proj(x).reshape(batch, length, self.heads, -1)
+        q = rotate(q, context.cos, context.sin)
+        k = rotate(self.k_proj(x)[:, :, None], context.cos, context.sin)[:, :, 0]
         v = self.v_proj(x)
-        keys, values = chunk.layout.join(state.k, k), chunk.layout.join(state.v, v)
+        keys, values = layout.join(state.k, k), layout.join(state.v, v)
 
-        y = local_attention(chunk.layout, _attend, q, keys, values, chunk.reach)
-        k, v = chunk.layout.last(state.k, keys), chunk.layout.last(state.v, values)
+        y = local_attention(
+            q,
+            keys,
+            values,
+            context.max_age,
+            past=state.k.shape[1] - layout.spare_slots,
+            lengths=layout.lengths,
+            starts=layout.starts,
+            offset=layout.offset,
+            blocks=layout.blocks,
+        )
+        k, v = layout.last(state.k, keys), layout.last(state.v, values)
         return self.o_proj(y), AttentionState(k, v)
-
-
-def _attend(tile: Tile) -> Float[Array, "M t H D"]:
-    # jax.nn.dot_product_attention takes its softmax in float32 even where the model is float64.
-    # Keys go first: on a CPU few queries are read half as fast the other way round.
-    batch, length, heads, size = tile.q.shape
-    q = tile.q.reshape(batch, length * heads, size)
-    wider = wide_dtype(q.dtype)
-    scores = jnp.einsum("bsd,bqd->bsq", tile.k, q, preferred_element_type=wider) * size**-0.5
-    seen = jnp.repeat(tile.seen.transpose(0, 2, 1), heads, axis=2)
-    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=1).astype(q.dtype)
-    return jnp.einsum("bsq,bsd->bqd", weights, tile.v).reshape(tile.q.shape)
 
 
 class MLPBlock(nnx.Module):
     """down(GeLU(gate(x)) * up(x)) (section 2.2)."""
 
-    def __init__(self, config: GriffinConfig, params: Scope):
+    def __init__(self, config: GriffinConfig, params: ParamScope):
         self.gate_proj = Linear(params / "gate_proj")
         self.up_proj = Linear(params / "up_proj")
         self.down_proj = Linear(params / "down_proj")
 
     def __call__(self, x: Float[Array, "B T W"]) -> Float[Array, "B T W"]:
-        return self.down_proj(gelu(self.gate_proj(x)) * self.up_proj(x))
+        y = self.gate_proj(x, "gelu")
+        return self.down_proj(self.up_proj(x, "mul", y))
 
 
 class ResidualBlock(nnx.Module):
     """Pre-norm residual pattern: temporal mixing, then the MLP (figure 2a)."""
 
-    def __init__(self, config: GriffinConfig, block_type: BlockType, params: Scope):
+    def __init__(self, config: GriffinConfig, block_type: BlockType, params: ParamScope):
         temporal: Any = RecurrentBlock if block_type == "recurrent" else AttentionBlock
         self.temporal_pre_norm = RMSNorm(config, params / "temporal_pre_norm")
         self.temporal_block = temporal(config, params / "temporal_block")
@@ -100,8 +96,8 @@ class ResidualBlock(nnx.Module):
         self.mlp_block = MLPBlock(config, params / "mlp_block")
 
     def __call__(
-        self, x: Float[Array, "B T W"], chunk: Chunk, state: RecurrentState | AttentionState
+        self, x: Float[Array, "B T W"], context: StepContext, state: RecurrentState | AttentionState
     ) -> tuple[Float[Array, "B T W"], RecurrentState | AttentionState]:
-        y, state = self.temporal_block(self.temporal_pre_norm(x), chunk, state)
+        y, state = self.temporal_block(self.temporal_pre_norm(x), context, state)
         x = x + y
         return x + self.mlp_block(self.channel_pre_norm(x)), state

@@ -10,17 +10,23 @@ from jaxtyping import Bool, Float, Int
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.initializers import initial_value
-from griffin_eval.layout import ParamSpec, Scope, param_specs
+from griffin_eval.layout import ParamScope, ParamSpec, param_specs
 from griffin_eval.model_jax.blocks import ResidualBlock
-from griffin_eval.model_jax.chunks import Chunk, Packed, Rows, Single, pack
-from griffin_eval.model_jax.layers import RMSNorm, rotation, wide_dtype
+from griffin_eval.model_jax.layers import RMSNorm, accumulation_dtype, product, rotation
+from griffin_eval.model_jax.layouts import (
+    DecodeLayout,
+    PackedLayout,
+    PaddedLayout,
+    StepContext,
+    pack,
+)
 from griffin_eval.model_jax.state import AttentionState, RecurrentState, State
 
 
 class Embedding(nnx.Module):
     """The embedding, which is also the output projection."""
 
-    def __init__(self, config: GriffinConfig, params: Scope):
+    def __init__(self, config: GriffinConfig, params: ParamScope):
         self.multiplier = config.embedding_multiplier
         self.weight = params("weight")
 
@@ -29,14 +35,13 @@ class Embedding(nnx.Module):
 
     def decode(self, hidden: Float[Array, "*N W"]) -> Float[Array, "*N V"]:
         """Products with every embedding, accumulated and returned in float32 or wider."""
-        dtype = wide_dtype(hidden.dtype)
-        return jnp.einsum("...w,vw->...v", hidden, self.weight[...], preferred_element_type=dtype)
+        return product(hidden, self.weight[...])
 
 
 class Backbone(nnx.Module):
     """Embedding, residual blocks and the final norm."""
 
-    def __init__(self, config: GriffinConfig, params: Scope):
+    def __init__(self, config: GriffinConfig, params: ParamScope):
         self.embed_tokens = Embedding(config, params / "embed_tokens")
         self.layers = nnx.List(
             [
@@ -58,16 +63,15 @@ class Griffin(nnx.Module):
 
     def __init__(self, config: GriffinConfig, make: Callable[[ParamSpec], Any]):
         self.config = config
-        self.model = Backbone(config, Scope(param_specs(config), make) / "model")
+        self.model = Backbone(config, ParamScope(param_specs(config), make) / "model")
 
-    def init_state(self, batch: int, capacity: int | None = None, room: int = 0) -> State:
+    def init_state(self, batch: int, capacity: int | None = None) -> State:
         """The state before the first token.
 
         Args:
             batch: rows, B.
             capacity: tokens a document may have; needed by global attention, whose state grows with
                 it, and by no other block.
-            room: places behind what convolutions and attention remember, for `step_one` only.
 
         Raises:
             ValueError: if the model has global attention and no capacity is given.
@@ -79,7 +83,7 @@ class Griffin(nnx.Module):
                 "a capacity, the most tokens a document may have"
             )
         weight = self.model.embed_tokens.weight
-        h_dtype = wide_dtype(weight.dtype)
+        h_dtype = accumulation_dtype(weight.dtype)
 
         def zeros(*shape: int, dtype: Any = weight.dtype) -> Array:
             return jnp.zeros((batch, *shape), dtype)
@@ -88,11 +92,11 @@ class Griffin(nnx.Module):
         for block_type in c.block_types:
             if block_type == "recurrent":
                 h = zeros(c.lru_width, dtype=h_dtype)
-                layers.append(RecurrentState(h, zeros(c.conv_width - 1 + room, c.lru_width)))
+                layers.append(RecurrentState(h, zeros(c.conv_width - 1, c.lru_width)))
             else:
                 keys = c.visible_keys if block_type == "local_attention" else capacity
                 assert keys is not None
-                past = keys - 1 + room
+                past = keys - 1
                 layers.append(AttentionState(zeros(past, c.head_dim), zeros(past, c.head_dim)))
         return State(zeros(dtype=jnp.int32), zeros(dtype=jnp.int32), tuple(layers))
 
@@ -123,19 +127,20 @@ class Griffin(nnx.Module):
         lengths = lengths.astype(jnp.int32)
         t = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
         positions = state.pos[:, None] + t
-        since = jnp.broadcast_to(state.since[:, None], (batch, length))
+        start = jnp.broadcast_to(state.attention_start[:, None], (batch, length))
         if resets is not None:
             last_reset = lax.cummax(jnp.where(resets, t, -1), axis=1)
             positions = jnp.where(last_reset >= 0, t - last_reset, positions)
-            since = jnp.where(last_reset >= 0, 0, since)
-        chunk = self._chunk(positions, positions - since, t >= lengths[:, None], Rows(lengths))
-        hidden, layers = self._read(tokens, chunk, state)
+            start = jnp.where(last_reset >= 0, 0, start)
+        padding, layout = t >= lengths[:, None], PaddedLayout(lengths)
+        context = self._context(positions, positions - start, padding, layout)
+        hidden, layers = self._read(tokens, context, state)
         last = jnp.maximum(lengths - 1, 0)[:, None]
         last_position = jnp.take_along_axis(positions, last, axis=1)[:, 0]
         pos = jnp.where(lengths > 0, last_position + 1, state.pos)
-        last_since = jnp.take_along_axis(since, last, axis=1)[:, 0]
-        since = jnp.where(lengths > 0, last_since, state.since)
-        return hidden, State(pos, since, layers)
+        last_start = jnp.take_along_axis(start, last, axis=1)[:, 0]
+        attention_start = jnp.where(lengths > 0, last_start, state.attention_start)
+        return hidden, State(pos, attention_start, layers)
 
     def step_packed(
         self,
@@ -157,57 +162,49 @@ class Griffin(nnx.Module):
         """
         lengths = lengths.astype(jnp.int32)
         layout = pack(lengths, len(tokens), tile)
-        positions = (state.pos[layout.segment] + layout.offset)[None]
-        reach = positions - state.since[layout.segment][None]
-        padding = (layout.offset >= lengths[layout.segment])[None]
-        chunk = self._chunk(positions, reach, padding, layout)
-        hidden, layers = self._read(tokens[None], chunk, state)
-        return hidden, State(state.pos + lengths, state.since, layers)
+        positions = (state.pos[layout.segment] + layout.position)[None]
+        max_age = positions - state.attention_start[layout.segment][None]
+        padding = (layout.position >= lengths[layout.segment])[None]
+        context = self._context(positions, max_age, padding, layout)
+        hidden, layers = self._read(tokens[None], context, state)
+        return hidden, State(state.pos + lengths, state.attention_start, layers)
 
-    def step_one(
-        self,
-        tokens: Int[Array, " B"],
-        active: Int[Array, " B"],
-        state: State,
-        room: int,
-        moved: int | Int[Array, ""],
+    def decode_step(
+        self, tokens: Int[Array, " B"], state: State, layout: DecodeLayout
     ) -> tuple[Float[Array, "B W"], State]:
-        """Reads one token of every row, without copying what the state remembers.
+        """Reads one token of every row in place; `griffin_eval.model_jax.decoding.DecodingState`
+        is the caller, and keeps the spare slots that this needs.
 
         Args:
             tokens: ids.
-            active: 1 for rows that read theirs. The others mean nothing from here on.
-            state: from `init_state` with room or an earlier call; it is not to be used again.
-            room: how much it has.
-            moved: how many such steps were made since `init_state`, or since
-                `griffin_eval.model_jax.state.rewind`; less than ``room``.
+            state: with spare slots; it is consumed.
+            layout: which rows read their token, and where their windows begin.
 
         Returns:
-            The same as `step`.
+            The same as `step`; rows that are not active hold undefined values from here on.
         """
+        active = layout.lengths
         positions = state.pos[:, None]
-        reach = positions - state.since[:, None]
-        layout = Single(active, room, moved)
-        hidden, layers = self._read(
-            tokens[:, None], self._chunk(positions, reach, active[:, None] == 0, layout), state
-        )
+        max_age = positions - state.attention_start[:, None]
+        context = self._context(positions, max_age, active[:, None] == 0, layout)
+        hidden, layers = self._read(tokens[:, None], context, state)
         pos = state.pos + active.astype(jnp.int32)
-        return hidden[:, 0], State(pos, state.since, layers)
+        return hidden[:, 0], State(pos, state.attention_start, layers)
 
-    def _chunk(
+    def _context(
         self,
         positions: Int[Array, "B T"],
-        reach: Int[Array, "B T"],
+        max_age: Int[Array, "B T"],
         padding: Bool[Array, "B T"],
-        layout: Rows | Packed | Single,
-    ) -> Chunk:
+        layout: PaddedLayout | PackedLayout | DecodeLayout,
+    ) -> StepContext:
         c = self.config
         dtype = self.model.embed_tokens.weight.dtype
         cos, sin = rotation(positions, c.rotary_dim, c.rope_base, dtype)
-        return Chunk(positions, reach, padding, cos, sin, layout)
+        return StepContext(positions, max_age, padding, cos, sin, layout)
 
     def _read(
-        self, tokens: Int[Array, "B T"], chunk: Chunk, state: State
+        self, tokens: Int[Array, "B T"], context: StepContext, state: State
     ) -> tuple[Float[Array, "B T W"], tuple[RecurrentState | AttentionState, ...]]:
         x = self.model.embed_tokens(tokens)
         layers = []
@@ -216,10 +213,10 @@ class Griffin(nnx.Module):
         ):
             if block_type == "global_attention":
                 assert isinstance(before, AttentionState)
-                most = before.k.shape[1] - chunk.layout.room
-                lost = (chunk.positions > most) & ~chunk.padding
+                most = before.k.shape[1] - context.layout.spare_slots
+                lost = (context.positions > most) & ~context.padding
                 x = jnp.where(lost[:, :, None], jnp.nan, x)
-            x, after = block(x, chunk, before)
+            x, after = block(x, context, before)
             layers.append(after)
         return self.model.final_norm(x), tuple(layers)
 
@@ -241,4 +238,4 @@ def initialize(config: GriffinConfig, seed: int = 0, dtype: Any = jnp.float32) -
 
 def param_dtype(spec: ParamSpec, dtype: Any) -> Any:
     """The dtype a parameter is held in when the model runs in ``dtype``."""
-    return wide_dtype(dtype) if spec.keep_float32 else dtype
+    return accumulation_dtype(dtype) if spec.keep_float32 else dtype

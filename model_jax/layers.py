@@ -1,5 +1,7 @@
 """The leaves of the model: linear map, norm, convolution, RG-LRU, rotary embedding."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -9,27 +11,49 @@ from jaxtyping import Float, Int
 from griffin_eval import rope
 from griffin_eval.config import GriffinConfig
 from griffin_eval.kernels.rglru.api import rglru
-from griffin_eval.kernels.rglru.plain_jax import wide_dtype
+from griffin_eval.kernels.rglru.plain_jax import accumulation_dtype
 from griffin_eval.kernels.rglru.reference import Gates
-from griffin_eval.layout import Scope
-from griffin_eval.model_jax.chunks import Chunk
+from griffin_eval.layout import ParamScope
+from griffin_eval.model_jax.layouts import StepContext
 
 
-def wide(x: Array) -> Array:
+def at_least_float32(x: Array) -> Array:
     """The same values in float32, or wider where they are."""
-    return x.astype(wide_dtype(x.dtype))
+    return x.astype(accumulation_dtype(x.dtype))
+
+
+def product(x: Float[Array, "*N I"], weight: Float[Array, "O I"]) -> Float[Array, "*N O"]:
+    """x W^T, accumulated and returned in float32 or wider.
+
+    XLA's products on a CPU read a weight of 16 bits as it lies in two forms alone: one row times
+    W^T, and several rows contracted with W over its second axis, which float16 has not. In any
+    other form the whole weight is converted to float32 at every step, which takes 14 times as long.
+    """
+    wider = accumulation_dtype(x.dtype)
+    if x.size == x.shape[-1]:
+        return jnp.matmul(x, weight.T, preferred_element_type=wider)
+    return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=wider)
 
 
 class Linear(nnx.Module):
-    """y = x W^T + b, with W of shape (out, in)."""
+    """y = x W^T + b, with W of shape (out, in), and then GeLU (by tanh) of it, in float32 or wider,
+    or its product with another array."""
 
-    def __init__(self, params: Scope):
+    def __init__(self, params: ParamScope):
         self.weight = params("weight")
         self.bias = params("bias") if "bias" in params else None
 
-    def __call__(self, x: Float[Array, "B T I"]) -> Float[Array, "B T O"]:
-        y = jnp.einsum("...i,oi->...o", x, self.weight[...])
-        return y if self.bias is None else y + _like(self.bias[...], y)
+    def __call__(
+        self,
+        x: Float[Array, "B T I"],
+        then: Literal["none", "gelu", "mul"] = "none",
+        other: Float[Array, "B T O"] | None = None,
+    ) -> Float[Array, "B T O"]:
+        y = product(x, self.weight[...]).astype(x.dtype)
+        y = y if self.bias is None else y + _like(self.bias[...], y)
+        if then == "gelu":
+            return jax.nn.gelu(at_least_float32(y), approximate=True).astype(x.dtype)
+        return y if other is None else y * other
 
 
 def _like(vector: Array, x: Array) -> Array:
@@ -40,42 +64,43 @@ def _like(vector: Array, x: Array) -> Array:
 class RMSNorm(nnx.Module):
     """x / rms(x) * (1 + weight), in float32 or wider."""
 
-    def __init__(self, config: GriffinConfig, params: Scope):
+    def __init__(self, config: GriffinConfig, params: ParamScope):
         self.eps = config.norm_eps
         self.weight = params("weight")
 
     def __call__(self, x: Float[Array, "B T W"]) -> Float[Array, "B T W"]:
-        y = wide(x)
+        y = at_least_float32(x)
         y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
-        return (y * _like(1 + wide(self.weight[...]), y)).astype(x.dtype)
+        return (y * _like(1 + at_least_float32(self.weight[...]), y)).astype(x.dtype)
 
 
 class Conv1D(nnx.Module):
     """Causal depthwise convolution that never looks past the start of a document."""
 
-    def __init__(self, config: GriffinConfig, params: Scope):
+    def __init__(self, config: GriffinConfig, params: ParamScope):
         self.width = config.conv_width
         self.weight = params("weight")
         self.bias = params("bias")
 
     def __call__(
-        self, x: Float[Array, "B T L"], chunk: Chunk, past: Float[Array, "S K L"]
+        self, x: Float[Array, "B T L"], context: StepContext, past: Float[Array, "S K L"]
     ) -> tuple[Float[Array, "B T L"], Float[Array, "S K L"]]:
-        joined, taps = chunk.layout.join(past, x), self.width - 1
-        weight = wide(self.weight[...])
-        y = _like(wide(self.bias[...]), x) + wide(x) * _like(weight[:, 0, -1], x)
+        joined, taps = context.layout.join(past, x), self.width - 1
+        weight = at_least_float32(self.weight[...])
+        y = at_least_float32(x) * _like(weight[:, 0, -1], x)
+        y = y + _like(at_least_float32(self.bias[...]), x)
         for age in range(1, self.width):
-            earlier = wide(chunk.layout.earlier(joined, taps, age))
-            same_document = (chunk.positions >= age)[:, :, None]
+            earlier = at_least_float32(context.layout.earlier(joined, taps, age))
+            same_document = (context.positions >= age)[:, :, None]
             y = y + jnp.where(same_document, earlier * _like(weight[:, 0, -1 - age], x), 0.0)
-        return y.astype(x.dtype), chunk.layout.last(past, joined)
+        return y.astype(x.dtype), context.layout.last(past, joined)
 
 
 class RGLRU(nnx.Module):
     """Real-gated linear recurrent unit (section 2.4), or, with an imaginary parameter, the
     complex-gated one (appendix B), in float32 or wider throughout."""
 
-    def __init__(self, config: GriffinConfig, params: Scope):
+    def __init__(self, config: GriffinConfig, params: ParamScope):
         self.recurrent_param = params("recurrent_param")
         self.input_gate_weight = params("input_gate_weight")
         self.input_gate_bias = params("input_gate_bias")
@@ -84,7 +109,7 @@ class RGLRU(nnx.Module):
         self.imaginary_param = params("imaginary_param") if "imaginary_param" in params else None
 
     def __call__(
-        self, x: Float[Array, "B T L"], chunk: Chunk, h0: Float[Array, "S L"]
+        self, x: Float[Array, "B T L"], context: StepContext, h0: Float[Array, "S L"]
     ) -> tuple[Float[Array, "B T L"], Float[Array, "S L"]]:
         gates = Gates(
             self.recurrent_param[...],
@@ -94,12 +119,12 @@ class RGLRU(nnx.Module):
             self.recurrent_gate_bias[...],
             None if self.imaginary_param is None else self.imaginary_param[...],
         )
-        layout = chunk.layout
+        layout = context.layout
         return rglru(
             x,
             gates,
             h0,
-            resets=chunk.positions == 0,
+            resets=context.positions == 0,
             lengths=layout.lengths,
             starts=layout.starts,
         )
@@ -110,7 +135,7 @@ def rotation(
 ) -> tuple[Float[Array, "B T R"], Float[Array, "B T R"]]:
     """Cosine and sine of RoPE's angles, exact to rounding at any position below 2**32."""
     tables = rope.digit_tables(rotary_dim, rope_base)
-    cos_table, sin_table = (jnp.asarray(t, dtype=wide_dtype(dtype)) for t in tables)
+    cos_table, sin_table = (jnp.asarray(t, dtype=accumulation_dtype(dtype)) for t in tables)
     cos, sin = cos_table[0][positions % rope.BASE], sin_table[0][positions % rope.BASE]
     for place in range(1, rope.DIGITS):
         digit = positions // rope.BASE**place % rope.BASE
@@ -124,7 +149,11 @@ def rotate(
 ) -> Float[Array, "B T H D"]:
     """Rotates the leading 2R dimensions of every head, pairing dimension j with j + R."""
     pairs = cos.shape[-1]
-    first, second, rest = wide(x[..., :pairs]), wide(x[..., pairs : 2 * pairs]), x[..., 2 * pairs :]
+    first, second, rest = (
+        at_least_float32(x[..., :pairs]),
+        at_least_float32(x[..., pairs : 2 * pairs]),
+        x[..., 2 * pairs :],
+    )
     cos, sin = cos[:, :, None], sin[:, :, None]
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
     return jnp.concatenate([turned.astype(x.dtype), rest], -1)

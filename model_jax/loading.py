@@ -29,16 +29,18 @@ def load(
 
     Raises:
         CheckpointError: a tensor that cannot be read.
+
+    Logs a warning for each tensor that holds NaN or infinity in the dtype it is held in.
     """
     run_dtype = jnp.dtype(dtype or checkpoint.dtype)
 
     def make(spec: ParamSpec) -> nnx.Param:
         stored = checkpoint.numpy(spec.name)
-        with jax.default_device(device):
+        with jax.default_device(device), np.errstate(over="ignore"):  # which is said below
             # A copy even where JAX could alias the mapped file, which may change or be unmapped.
             value = jnp.array(stored.astype(param_dtype(spec, run_dtype), copy=False), copy=True)
             if not jnp.isfinite(value.sum(dtype=jnp.float32)):
-                warn_not_finite(spec.name, int(np.sum(~np.isfinite(stored))), spec.size)
+                warn_not_finite(spec.name, int(jnp.sum(~jnp.isfinite(value))), spec.size)
         return nnx.Param(value)
 
     return Griffin(checkpoint.config, make)

@@ -1,4 +1,4 @@
-"""What a model remembers: tuples of arrays with the batch axis first everywhere.
+"""The state of a model between steps: tuples of arrays with the batch axis first everywhere.
 
 The axis names used in every shape annotation: B batch, T tokens of a chunk, S rows of a state (B,
 or the segments packed into one row), N packed tokens, W model width, L RG-LRU width, H heads, D
@@ -6,62 +6,76 @@ dimensions of a head, R rotated pairs of a head, C remembered keys, K taps of th
 one, V vocabulary, E expanded MLP width, G blocks of a gate, Z complex channels of a CG-LRU.
 """
 
-from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jaxtyping import Bool, Float, Int
 
 
 class RecurrentState(NamedTuple):
-    """Memory of a recurrent block: RG-LRU state (float32 at least), last convolution inputs."""
+    """State of a recurrent block.
+
+    Attributes:
+        h: of the RG-LRU, float32 at least.
+        conv: the last K inputs of the convolution, oldest first.
+    """
 
     h: Float[Array, "S L"]
     conv: Float[Array, "S K L"]
 
 
 class AttentionState(NamedTuple):
-    """(Rotated) keys and values of the last C tokens, oldest first. What is older than
-    ``pos`` or than ``since`` allows is void."""
+    """Keys (rotated) and values of the last C tokens, oldest first.
+
+    Entries from before the document, or from before `State.attention_start`, hold no meaning and
+    are never attended to.
+    """
 
     k: Float[Array, "S C D"]
     v: Float[Array, "S C D"]
 
 
 class State(NamedTuple):
-    """Memory of the whole model. ``pos`` is how many tokens of the current document were read;
-    attention sees no key of the first ``since`` of them, which is 0 unless `forget` was called."""
+    """State of the whole model.
+
+    Attributes:
+        pos: number of tokens read of the current document.
+        attention_start: position of the first token of the document whose key attention may see;
+            0 unless `ablate` was called.
+        layers: one state per residual block.
+    """
 
     pos: Int[Array, " S"]
-    since: Int[Array, " S"]
+    attention_start: Int[Array, " S"]
     layers: tuple[RecurrentState | AttentionState, ...]
 
 
 def gather(state: State, rows: Int[Array, " N"]) -> State:
-    """Rows of a state, in any order and any number of times: forks, drops and reorders a batch."""
+    """A state of the given rows of a state, which may repeat: forks, drops and reorders a batch."""
     return jax.tree.map(lambda leaf: leaf[rows], state)
 
 
-def concat(states: Sequence[State]) -> State:
-    """Stacks the rows of several states of one model."""
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *states)
+def scatter(pool: State, rows: Int[Array, " N"], state: State) -> State:
+    """Writes the rows of a state over these rows of a pool, which is consumed.
 
-
-def store(pool: State, rows: Int[Array, " N"], state: State) -> State:
-    """Writes the rows of a state over these rows of another, which is not to be used again; rows
-    must differ. Rows that the other does not have are left out."""
+    Args:
+        pool: of P rows; only the result may be used from here on.
+        rows: which of its rows to write, no row twice, each from 0 to P - 1. Others are an error in
+            PyTorch and left out in JAX.
+        state: of N rows.
+    """
     return jax.tree.map(lambda leaf, new: leaf.at[rows].set(new, mode="drop"), pool, state)
 
 
-def forget(state: State, recurrent: Bool[Array, " S"], attention: Bool[Array, " S"]) -> State:
-    """The state without what some of its rows remember; positions go on.
+def ablate(state: State, recurrent: Bool[Array, " S"], attention: Bool[Array, " S"]) -> State:
+    """The state with the memory of some of its rows cleared; positions continue.
 
     Args:
         state: of S documents; it is not changed.
         recurrent: rows whose RG-LRU and convolutions start again from zero.
-        attention: rows in which no query sees a key of a token that was read before.
+        attention: rows in which no later query sees a key of a token that was read before.
     """
     layers = []
     for layer in state.layers:
@@ -70,38 +84,10 @@ def forget(state: State, recurrent: Bool[Array, " S"], attention: Bool[Array, " 
             conv = jnp.where(recurrent[:, None, None], 0.0, layer.conv)
             layer = RecurrentState(h, conv)
         layers.append(layer)
-    since = jnp.where(attention, state.pos, state.since)
-    return State(state.pos, since, tuple(layers))
-
-
-def rewind(state: State, room: int) -> State:
-    """The state after ``room`` steps of `griffin_eval.model_jax.griffin.Griffin.step_one`, as if
-    it had never moved."""
-    return _windows(lambda x: jnp.roll(x, -room, axis=1), state)
-
-
-def enter(state: State, rows: Int[Array, " N"], new: State, moved: int | Int[Array, ""]) -> State:
-    """Writes the rows of a state over these rows of one that has room and was moved; as `store`."""
-
-    def write(leaf: Array, rest: Array) -> Array:
-        def one(i: Array, leaf: Array) -> Array:  # a scatter of them all is many times as slow
-            before = lax.dynamic_index_in_dim(leaf, rows[i], keepdims=False)
-            row = rest[i]
-            if leaf.ndim == 3:  # zeros around it, since all places are read: NaN times zero is NaN
-                row = lax.dynamic_update_slice_in_dim(jnp.zeros_like(before), row, moved, 0)
-            row = jnp.where(rows[i] < len(leaf), row, before)
-            return lax.dynamic_update_index_in_dim(leaf, row, rows[i], 0)
-
-        return lax.fori_loop(0, len(rows), one, leaf)
-
-    return jax.tree.map(write, state, new)
+    attention_start = jnp.where(attention, state.pos, state.attention_start)
+    return State(state.pos, attention_start, tuple(layers))
 
 
 def nbytes(state: State) -> int:
     """Bytes of a state."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-
-
-def _windows(function: Callable[[Array], Array], state: State) -> State:
-    """Changes those of the layers' arrays that have an axis of remembered tokens."""
-    return jax.tree.map(lambda leaf: function(leaf) if leaf.ndim == 3 else leaf, state)

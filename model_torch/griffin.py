@@ -10,11 +10,17 @@ from torch import Tensor, nn
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.initializers import initial_value
-from griffin_eval.kernels.linear_torch import linear
-from griffin_eval.layout import ParamSpec, Scope, param_specs
+from griffin_eval.kernels.linear.cpu_torch import linear
+from griffin_eval.layout import ParamScope, ParamSpec, param_specs
 from griffin_eval.model_torch.blocks import ResidualBlock
-from griffin_eval.model_torch.chunks import Chunk, Packed, Rows, Single, pack
-from griffin_eval.model_torch.layers import RMSNorm, rotation, wide, wide_dtype
+from griffin_eval.model_torch.layers import RMSNorm, accumulation_dtype, at_least_float32, rotation
+from griffin_eval.model_torch.layouts import (
+    DecodeLayout,
+    PackedLayout,
+    PaddedLayout,
+    StepContext,
+    pack,
+)
 from griffin_eval.model_torch.state import AttentionState, RecurrentState, State
 
 LOGIT_ROWS = 16_384  # vocabulary rows widened to float32 at a time
@@ -23,7 +29,7 @@ LOGIT_ROWS = 16_384  # vocabulary rows widened to float32 at a time
 class Embedding(nn.Module):
     """The embedding, which is also the output projection."""
 
-    def __init__(self, config: GriffinConfig, params: Scope):
+    def __init__(self, config: GriffinConfig, params: ParamScope):
         super().__init__()
         self.multiplier = config.embedding_multiplier
         self.weight = params("weight")
@@ -33,16 +39,17 @@ class Embedding(nn.Module):
 
     def decode(self, hidden: Float[Tensor, "*N W"]) -> Float[Tensor, "*N V"]:
         """Products with every embedding, accumulated and returned in float32 or wider."""
-        if wide(hidden) is hidden:
+        if at_least_float32(hidden) is hidden:
             return linear(hidden, self.weight)
         rows = self.weight.split(LOGIT_ROWS)
-        return torch.cat([F.linear(wide(hidden), wide(w)) for w in rows], -1)
+        hidden = at_least_float32(hidden)
+        return torch.cat([F.linear(hidden, at_least_float32(w)) for w in rows], -1)
 
 
 class Backbone(nn.Module):
     """Embedding, residual blocks and the final norm."""
 
-    def __init__(self, config: GriffinConfig, params: Scope):
+    def __init__(self, config: GriffinConfig, params: ParamScope):
         super().__init__()
         self.embed_tokens = Embedding(config, params / "embed_tokens")
         self.layers = nn.ModuleList(
@@ -64,16 +71,15 @@ class Griffin(nn.Module):
     def __init__(self, config: GriffinConfig, make: Callable[[ParamSpec], Any]):
         super().__init__()
         self.config = config
-        self.model = Backbone(config, Scope(param_specs(config), make) / "model")
+        self.model = Backbone(config, ParamScope(param_specs(config), make) / "model")
 
-    def init_state(self, batch: int, capacity: int | None = None, room: int = 0) -> State:
+    def init_state(self, batch: int, capacity: int | None = None) -> State:
         """The state before the first token.
 
         Args:
             batch: rows, B.
             capacity: tokens a document may have; needed by global attention, whose state grows with
                 it, and by no other block.
-            room: places behind what convolutions and attention remember, for `step_one` only.
 
         Raises:
             ValueError: if the model has global attention and no capacity is given.
@@ -85,7 +91,7 @@ class Griffin(nn.Module):
                 "a capacity, the most tokens a document may have"
             )
         weight = self.model.embed_tokens.weight
-        h_dtype = wide_dtype(weight.dtype)
+        h_dtype = accumulation_dtype(weight.dtype)
 
         def zeros(*shape: int, dtype: torch.dtype = weight.dtype) -> Tensor:
             return torch.zeros(batch, *shape, dtype=dtype, device=weight.device)
@@ -94,11 +100,11 @@ class Griffin(nn.Module):
         for block_type in c.block_types:
             if block_type == "recurrent":
                 h = zeros(c.lru_width, dtype=h_dtype)
-                layers.append(RecurrentState(h, zeros(c.conv_width - 1 + room, c.lru_width)))
+                layers.append(RecurrentState(h, zeros(c.conv_width - 1, c.lru_width)))
             else:
                 keys = c.visible_keys if block_type == "local_attention" else capacity
                 assert keys is not None
-                past = keys - 1 + room
+                past = keys - 1
                 layers.append(AttentionState(zeros(past, c.head_dim), zeros(past, c.head_dim)))
         return State(zeros(dtype=torch.int32), zeros(dtype=torch.int32), tuple(layers))
 
@@ -128,20 +134,21 @@ class Griffin(nn.Module):
         batch, length = tokens.shape
         t = torch.arange(length, dtype=torch.int32, device=tokens.device).expand(batch, length)
         positions = state.pos[:, None] + t
-        since = state.since[:, None].expand(batch, length)
+        start = state.attention_start[:, None].expand(batch, length)
         if resets is not None:
             last_reset = torch.where(resets, t, -1).cummax(1).values
             positions = torch.where(last_reset >= 0, t - last_reset, positions)
-            since = torch.where(last_reset >= 0, 0, since)
+            start = torch.where(last_reset >= 0, 0, start)
         padding = t >= lengths[:, None]
-        # Elsewhere than on the CPU looking would be waiting.
+        # Reading padding back would wait for an accelerator, so only the CPU looks.
         full = padding.device.type == "cpu" and not padding.any()
-        chunk = self._chunk(positions, positions - since, padding, Rows(lengths, full))
-        hidden, layers = self._read(tokens, chunk, state)
+        context = self._context(positions, positions - start, padding, PaddedLayout(lengths, full))
+        hidden, layers = self._read(tokens, context, state)
         last = (lengths - 1).clamp(min=0)[:, None].to(torch.int64)
         pos = torch.where(lengths > 0, positions.gather(1, last)[:, 0] + 1, state.pos)
-        since = torch.where(lengths > 0, since.gather(1, last)[:, 0], state.since)
-        return hidden, State(pos, since, layers)
+        last_start = start.gather(1, last)[:, 0]
+        attention_start = torch.where(lengths > 0, last_start, state.attention_start)
+        return hidden, State(pos, attention_start, layers)
 
     def step_packed(
         self,
@@ -162,57 +169,51 @@ class Griffin(nn.Module):
             The same as `step`, the hidden vectors in the order of the tokens.
         """
         layout = pack(lengths, len(tokens), tile)
-        positions = (state.pos[layout.segment] + layout.offset)[None]
-        reach = positions - state.since[layout.segment]
-        padding = (layout.offset >= lengths[layout.segment])[None]
-        chunk = self._chunk(positions, reach, padding, layout)
-        hidden, layers = self._read(tokens[None], chunk, state)
-        return hidden, State((state.pos + lengths).to(state.pos.dtype), state.since, layers)
+        positions = (state.pos[layout.segment] + layout.position)[None]
+        max_age = positions - state.attention_start[layout.segment]
+        padding = (layout.position >= lengths[layout.segment])[None]
+        context = self._context(positions, max_age, padding, layout)
+        hidden, layers = self._read(tokens[None], context, state)
+        return hidden, State(
+            (state.pos + lengths).to(state.pos.dtype), state.attention_start, layers
+        )
 
-    def step_one(
-        self,
-        tokens: Int[Tensor, " B"],
-        active: Int[Tensor, " B"],
-        state: State,
-        room: int,
-        moved: int,
+    def decode_step(
+        self, tokens: Int[Tensor, " B"], state: State, layout: DecodeLayout
     ) -> tuple[Float[Tensor, "B W"], State]:
-        """Reads one token of every row, without copying what the state remembers.
+        """Reads one token of every row in place; `griffin_eval.model_torch.decoding.DecodingState`
+        is the caller, and keeps the spare slots that this needs.
 
         Args:
             tokens: ids.
-            active: 1 for rows that read theirs. The others mean nothing from here on.
-            state: from `init_state` with room or an earlier call; it is not to be used again.
-            room: how much it has.
-            moved: how many such steps were made since `init_state`, or since
-                `griffin_eval.model_torch.state.rewind`; less than ``room``.
+            state: with spare slots; it is consumed.
+            layout: which rows read their token, and where their windows begin.
 
         Returns:
-            The same as `step`.
+            The same as `step`; rows that are not active hold undefined values from here on.
         """
+        active = layout.lengths
         positions = state.pos[:, None]
-        reach = positions - state.since[:, None]
-        layout = Single(active, room, moved)
-        hidden, layers = self._read(
-            tokens[:, None], self._chunk(positions, reach, active[:, None] == 0, layout), state
-        )
+        max_age = positions - state.attention_start[:, None]
+        context = self._context(positions, max_age, active[:, None] == 0, layout)
+        hidden, layers = self._read(tokens[:, None], context, state)
         pos = (state.pos + active).to(state.pos.dtype)
-        return hidden[:, 0], State(pos, state.since, layers)
+        return hidden[:, 0], State(pos, state.attention_start, layers)
 
-    def _chunk(
+    def _context(
         self,
         positions: Int[Tensor, "B T"],
-        reach: Int[Tensor, "B T"],
+        max_age: Int[Tensor, "B T"],
         padding: Bool[Tensor, "B T"],
-        layout: Rows | Packed | Single,
-    ) -> Chunk:
+        layout: PaddedLayout | PackedLayout | DecodeLayout,
+    ) -> StepContext:
         c = self.config
         dtype = self.model.embed_tokens.weight.dtype
         cos, sin = rotation(positions, c.rotary_dim, c.rope_base, dtype)
-        return Chunk(positions, reach, padding, cos, sin, layout)
+        return StepContext(positions, max_age, padding, cos, sin, layout)
 
     def _read(
-        self, tokens: Int[Tensor, "B T"], chunk: Chunk, state: State
+        self, tokens: Int[Tensor, "B T"], context: StepContext, state: State
     ) -> tuple[Float[Tensor, "B T W"], tuple[RecurrentState | AttentionState, ...]]:
         x = self.model.embed_tokens(tokens)
         layers = []
@@ -221,10 +222,10 @@ class Griffin(nn.Module):
         ):
             if block_type == "global_attention":
                 assert isinstance(before, AttentionState)
-                most = before.k.shape[1] - chunk.layout.room
-                lost = (chunk.positions > most) & ~chunk.padding
+                most = before.k.shape[1] - context.layout.spare_slots
+                lost = (context.positions > most) & ~context.padding
                 x = torch.where(lost[:, :, None], torch.nan, x)
-            x, after = block(x, chunk, before)
+            x, after = block(x, context, before)
             layers.append(after)
         return self.model.final_norm(x), tuple(layers)
 
@@ -249,4 +250,4 @@ def initialize(config: GriffinConfig, seed: int = 0, dtype: torch.dtype = torch.
 
 def param_dtype(spec: ParamSpec, dtype: torch.dtype) -> torch.dtype:
     """The dtype a parameter is held in when the model runs in ``dtype``."""
-    return wide_dtype(dtype) if spec.keep_float32 else dtype
+    return accumulation_dtype(dtype) if spec.keep_float32 else dtype

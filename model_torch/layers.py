@@ -1,6 +1,7 @@
 """The leaves of the model: linear map, norm, convolution, RG-LRU, rotary embedding."""
 
 from functools import cache
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -8,73 +9,81 @@ from torch import Tensor, nn
 
 from griffin_eval import rope
 from griffin_eval.config import GriffinConfig
-from griffin_eval.kernels.linear_torch import linear
+from griffin_eval.kernels.linear.cpu_torch import linear
 from griffin_eval.kernels.rglru.api import rglru
-from griffin_eval.kernels.rglru.plain_torch import wide_dtype
+from griffin_eval.kernels.rglru.plain_torch import accumulation_dtype
 from griffin_eval.kernels.rglru.reference import Gates
-from griffin_eval.layout import Scope
-from griffin_eval.model_torch.chunks import Chunk
+from griffin_eval.layout import ParamScope
+from griffin_eval.model_torch.layouts import StepContext
 
 
-def wide(x: Tensor) -> Tensor:
+def at_least_float32(x: Tensor) -> Tensor:
     """The same values in float32, or wider where they are."""
-    return x.to(wide_dtype(x.dtype))
+    return x.to(accumulation_dtype(x.dtype))
 
 
 class Linear(nn.Module):
-    """y = x W^T + b, with W of shape (out, in)."""
+    """y = x W^T + b, with W of shape (out, in), and then GeLU (by tanh) of it or its product with
+    another tensor."""
 
-    def __init__(self, params: Scope):
+    def __init__(self, params: ParamScope):
         super().__init__()
         self.weight = params("weight")
         self.bias = params("bias") if "bias" in params else None
 
-    def forward(self, x: Float[Tensor, "B T I"]) -> Float[Tensor, "B T O"]:
-        return linear(x, self.weight, self.bias)
+    def forward(
+        self,
+        x: Float[Tensor, "B T I"],
+        then: Literal["none", "gelu", "mul"] = "none",
+        other: Float[Tensor, "B T O"] | None = None,
+    ) -> Float[Tensor, "B T O"]:
+        return linear(x, self.weight, self.bias, then, other)
 
 
 class RMSNorm(nn.Module):
     """x / rms(x) * (1 + weight), in float32 or wider."""
 
-    def __init__(self, config: GriffinConfig, params: Scope):
+    def __init__(self, config: GriffinConfig, params: ParamScope):
         super().__init__()
         self.eps = config.norm_eps
         self.weight = params("weight")
 
     def forward(self, x: Float[Tensor, "B T W"]) -> Float[Tensor, "B T W"]:
-        y = wide(x)
+        y = at_least_float32(x)
+        # One pass over y, which it does not copy; squaring would write another array.
         mean_square = torch.linalg.vector_norm(y, dim=-1, keepdim=True).square() / y.shape[-1]
         y = y * torch.rsqrt(mean_square + self.eps)
-        return torch.addcmul(y, y, wide(self.weight)).to(x.dtype)
+        return torch.addcmul(y, y, at_least_float32(self.weight)).to(x.dtype)
 
 
 class Conv1D(nn.Module):
     """Causal depthwise convolution that never looks past the start of a document."""
 
-    def __init__(self, config: GriffinConfig, params: Scope):
+    def __init__(self, config: GriffinConfig, params: ParamScope):
         super().__init__()
         self.width = config.conv_width
         self.weight = params("weight")
         self.bias = params("bias")
 
     def forward(
-        self, x: Float[Tensor, "B T L"], chunk: Chunk, past: Float[Tensor, "S K L"]
+        self, x: Float[Tensor, "B T L"], context: StepContext, past: Float[Tensor, "S K L"]
     ) -> tuple[Float[Tensor, "B T L"], Float[Tensor, "S K L"]]:
-        joined, taps = chunk.layout.join(past, x), self.width - 1
-        weight = wide(self.weight)[:, 0].T.contiguous()
-        y = torch.addcmul(wide(self.bias), wide(x), weight[-1])
+        joined, taps = context.layout.join(past, x), self.width - 1
+        weight = at_least_float32(self.weight)[:, 0].T.contiguous()
+        y = torch.addcmul(at_least_float32(self.bias), at_least_float32(x), weight[-1])
         for age in range(1, self.width):
-            earlier = wide(chunk.layout.earlier(joined, taps, age))
-            same_document = (chunk.positions >= age)[:, :, None]
+            earlier = at_least_float32(context.layout.earlier(joined, taps, age))
+            same_document = (context.positions >= age)[:, :, None]
+            # In place: every other form writes y again for each tap.
             y.addcmul_(torch.where(same_document, earlier, 0.0), weight[-1 - age])
-        return y.to(x.dtype), chunk.layout.last(past, joined)
+        return y.to(x.dtype), context.layout.last(past, joined)
 
 
 class RGLRU(nn.Module):
     """Real-gated linear recurrent unit (section 2.4), or, with an imaginary parameter, the
     complex-gated one (appendix B), in float32 or wider throughout."""
 
-    def __init__(self, config: GriffinConfig, params: Scope):
+    def __init__(self, config: GriffinConfig, params: ParamScope):
         super().__init__()
         self.recurrent_param = params("recurrent_param")
         self.input_gate_weight = params("input_gate_weight")
@@ -84,7 +93,7 @@ class RGLRU(nn.Module):
         self.imaginary_param = params("imaginary_param") if "imaginary_param" in params else None
 
     def forward(
-        self, x: Float[Tensor, "B T L"], chunk: Chunk, h0: Float[Tensor, "S L"]
+        self, x: Float[Tensor, "B T L"], context: StepContext, h0: Float[Tensor, "S L"]
     ) -> tuple[Float[Tensor, "B T L"], Float[Tensor, "S L"]]:
         gates = Gates(
             self.recurrent_param,
@@ -94,12 +103,12 @@ class RGLRU(nn.Module):
             self.recurrent_gate_bias,
             self.imaginary_param,
         )
-        layout = chunk.layout
+        layout = context.layout
         return rglru(
             x,
             gates,
             h0,
-            resets=chunk.positions == 0,
+            resets=context.positions == 0,
             lengths=layout.lengths,
             starts=layout.starts,
         )
@@ -119,7 +128,9 @@ def rotation(
     positions: Int[Tensor, "B T"], rotary_dim: int, rope_base: float, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "B T R"], Float[Tensor, "B T R"]]:
     """Cosine and sine of RoPE's angles, exact to rounding at any position below 2**32."""
-    cos_table, sin_table = _digit_tables(rotary_dim, rope_base, wide_dtype(dtype), positions.device)
+    cos_table, sin_table = _digit_tables(
+        rotary_dim, rope_base, accumulation_dtype(dtype), positions.device
+    )
     cos, sin = cos_table[0][positions % rope.BASE], sin_table[0][positions % rope.BASE]
     for place in range(1, rope.DIGITS):
         digit = positions // rope.BASE**place % rope.BASE
@@ -133,7 +144,11 @@ def rotate(
 ) -> Float[Tensor, "B T H D"]:
     """Rotates the leading 2R dimensions of every head, pairing dimension j with j + R."""
     pairs = cos.shape[-1]
-    first, second, rest = wide(x[..., :pairs]), wide(x[..., pairs : 2 * pairs]), x[..., 2 * pairs :]
+    first, second, rest = (
+        at_least_float32(x[..., :pairs]),
+        at_least_float32(x[..., pairs : 2 * pairs]),
+        x[..., 2 * pairs :],
+    )
     cos, sin = cos[:, :, None], sin[:, :, None]
     turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
     return torch.cat([turned.to(x.dtype), rest], -1)

@@ -25,14 +25,16 @@ def load(
 
     Raises:
         CheckpointError: a tensor that cannot be read.
+
+    Logs a warning for each tensor that holds NaN or infinity in the dtype it is held in.
     """
     run_dtype = dtype or getattr(torch, checkpoint.dtype)
 
     def make(spec: ParamSpec) -> nn.Parameter:
         stored = checkpoint.torch(spec.name)
-        if not torch.isfinite(stored.sum(dtype=torch.float32)):
-            warn_not_finite(spec.name, int((~torch.isfinite(stored)).sum()), spec.size)
         value = stored.to(device=device, dtype=param_dtype(spec, run_dtype))
+        if not torch.isfinite(value.sum(dtype=torch.float32)):
+            warn_not_finite(spec.name, int((~torch.isfinite(value)).sum()), spec.size)
         return nn.Parameter(value, requires_grad=False)
 
     return Griffin(checkpoint.config, make)

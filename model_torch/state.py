@@ -1,4 +1,4 @@
-"""What a model remembers: tuples of tensors with the batch axis first everywhere.
+"""The state of a model between steps: tuples of tensors with the batch axis first everywhere.
 
 The axis names used in every shape annotation: B batch, T tokens of a chunk, S rows of a state (B,
 or the segments packed into one row), N packed tokens, W model width, L RG-LRU width, H heads, D
@@ -6,7 +6,7 @@ dimensions of a head, R rotated pairs of a head, C remembered keys, K taps of th
 one, V vocabulary, E expanded MLP width, G blocks of a gate, Z complex channels of a CG-LRU.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -15,61 +15,67 @@ from torch import Tensor
 
 
 class RecurrentState(NamedTuple):
-    """Memory of a recurrent block: RG-LRU state (float32 at least), last convolution inputs."""
+    """State of a recurrent block.
+
+    Attributes:
+        h: of the RG-LRU, float32 at least.
+        conv: the last K inputs of the convolution, oldest first.
+    """
 
     h: Float[Tensor, "S L"]
     conv: Float[Tensor, "S K L"]
 
 
 class AttentionState(NamedTuple):
-    """(Rotated) keys and values of the last C tokens, oldest first. What is older than
-    ``pos`` or than ``since`` allows is void."""
+    """Keys (rotated) and values of the last C tokens, oldest first.
+
+    Entries from before the document, or from before `State.attention_start`, hold no meaning and
+    are never attended to.
+    """
 
     k: Float[Tensor, "S C D"]
     v: Float[Tensor, "S C D"]
 
 
 class State(NamedTuple):
-    """Memory of the whole model. ``pos`` is how many tokens of the current document were read;
-    attention sees no key of the first ``since`` of them, which is 0 unless `forget` was called."""
+    """State of the whole model.
+
+    Attributes:
+        pos: number of tokens read of the current document.
+        attention_start: position of the first token of the document whose key attention may see;
+            0 unless `ablate` was called.
+        layers: one state per residual block.
+    """
 
     pos: Int[Tensor, " S"]
-    since: Int[Tensor, " S"]
+    attention_start: Int[Tensor, " S"]
     layers: tuple[RecurrentState | AttentionState, ...]
 
 
-def empty(like: State, rows: int) -> State:
-    """Room for as many rows, in which anything may stand."""
-    return _map(lambda leaf: leaf.new_empty(rows, *leaf.shape[1:]), like)
-
-
 def gather(state: State, rows: Int[Tensor, " N"]) -> State:
-    """Rows of a state, in any order and any number of times: forks, drops and reorders a batch."""
-    return _map(lambda leaf: leaf.index_select(0, rows), state)
+    """A state of the given rows of a state, which may repeat: forks, drops and reorders a batch."""
+    return map_leaves(lambda leaf: leaf.index_select(0, rows), state)
 
 
-def concat(states: Sequence[State]) -> State:
-    """Stacks the rows of several states of one model."""
-    leaves = [list(_leaves(s)) for s in states]
-    joined = iter([torch.cat(group) for group in zip(*leaves, strict=True)])
-    return _map(lambda _: next(joined), states[0])
+def scatter(pool: State, rows: Int[Tensor, " N"], state: State) -> State:
+    """Writes the rows of a state over these rows of a pool, which is consumed.
+
+    Args:
+        pool: of P rows; only the result may be used from here on.
+        rows: which of its rows to write, no row twice, each from 0 to P - 1. Others are an error in
+            PyTorch and left out in JAX.
+        state: of N rows.
+    """
+    return map_leaves(lambda leaf, new: leaf.index_copy_(0, rows, new), pool, state)
 
 
-def store(pool: State, rows: Int[Tensor, " N"], state: State) -> State:
-    """Writes the rows of a state over these rows of another, which is not to be used again; rows
-    must differ. Torch writes in place."""
-    for leaf, new in zip(_leaves(pool), _leaves(state), strict=True):
-        leaf.index_copy_(0, rows, new)
-    return pool
-
-
-def forget(state: State, recurrent: Bool[Tensor, " S"], attention: Bool[Tensor, " S"]) -> State:
-    """The state without what some of its rows remember; positions go on.
+def ablate(state: State, recurrent: Bool[Tensor, " S"], attention: Bool[Tensor, " S"]) -> State:
+    """The state with the memory of some of its rows cleared; positions continue.
 
     Args:
         state: of S documents; it is not changed.
         recurrent: rows whose RG-LRU and convolutions start again from zero.
-        attention: rows in which no query sees a key of a token that was read before.
+        attention: rows in which no later query sees a key of a token that was read before.
     """
     layers = []
     for layer in state.layers:
@@ -78,28 +84,8 @@ def forget(state: State, recurrent: Bool[Tensor, " S"], attention: Bool[Tensor, 
             conv = torch.where(recurrent[:, None, None], 0.0, layer.conv)
             layer = RecurrentState(h, conv)
         layers.append(layer)
-    since = torch.where(attention, state.pos, state.since)
-    return State(state.pos, since, tuple(layers))
-
-
-def rewind(state: State, room: int) -> State:
-    """The state after ``room`` steps of `griffin_eval.model_torch.griffin.Griffin.step_one`, as if
-    it had never moved; it is not to be used again."""
-
-    def move(x: Tensor) -> Tensor:
-        x[:, : x.shape[1] - room] = x[:, room:].clone()
-        return x
-
-    return _windows(move, state)
-
-
-def enter(state: State, rows: Int[Tensor, " N"], new: State, moved: int) -> State:
-    """Writes the rows of a state over these rows of one that has room and was moved; Torch writes
-    in place."""
-    for leaf, rest in zip(_leaves(state), _leaves(new), strict=True):
-        place = leaf if leaf.ndim < 3 else leaf[:, moved : moved + rest.shape[1]]
-        place.index_copy_(0, rows, rest)
-    return state
+    attention_start = torch.where(attention, state.pos, state.attention_start)
+    return State(state.pos, attention_start, tuple(layers))
 
 
 def nbytes(state: State) -> int:
@@ -107,21 +93,16 @@ def nbytes(state: State) -> int:
     return sum(leaf.nbytes for leaf in _leaves(state))
 
 
-def _map(function, state: State) -> State:
-    return State(
-        function(state.pos),
-        function(state.since),
-        tuple(type(s)(*(function(leaf) for leaf in s)) for s in state.layers),
-    )
+def map_leaves(function: Callable[..., Tensor], state: State, *others: State) -> State:
+    """The state whose tensors are ``function`` of those at the same place in each given state."""
+    leaves = iter([function(*group) for group in zip(*map(_leaves, (state, *others)), strict=True)])
+    pos, attention_start = next(leaves), next(leaves)
+    layers = (type(layer)(*(next(leaves) for _ in layer)) for layer in state.layers)
+    return State(pos, attention_start, tuple(layers))
 
 
-def _windows(function: Callable[[Tensor], Tensor], state: State) -> State:
-    """Of the layers' arrays those with an axis of remembered tokens."""
-    return _map(lambda leaf: function(leaf) if leaf.ndim == 3 else leaf, state)
-
-
-def _leaves(state: State):
+def _leaves(state: State) -> Iterator[Tensor]:
     yield state.pos
-    yield state.since
+    yield state.attention_start
     for layer in state.layers:
         yield from layer

@@ -1,6 +1,7 @@
 """Settings every test runs under, and the parity table printed at the end of a run."""
 
 import contextlib
+import logging
 import math
 import os
 import sys
@@ -25,10 +26,25 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch: as many test processes as cores, one thread
+# JAX compiles quickly rather than well, which is most of the tests' time; the same to rounding.
+# `make test-slow` sets this to nothing, and compiles as users do.
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+)
 
 # Compiling takes seconds the first time, and cores may be shared.
 hypothesis.settings.register_profile("griffin", deadline=None)
 hypothesis.settings.load_profile("griffin")
+
+
+@pytest.fixture(autouse=True)
+def our_logs_can_be_read():
+    """Our loggers as after an import: lm_eval's command line, run in this process, changes them."""
+    logging.disable(logging.NOTSET)
+    for name, ours in logging.root.manager.loggerDict.items():
+        if name.split(".")[0] == "griffin_eval" and isinstance(ours, logging.Logger):
+            ours.handlers, ours.propagate, ours.disabled = [], True, False
+            ours.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

@@ -1,33 +1,37 @@
-"""Trained checkpoints that ship with the package, each a folder with a model card, README.md."""
+"""Trained checkpoints that ship with the package, each a folder with a model card (README.md)."""
 
 from pathlib import Path
 from typing import Any
 
 from griffin_eval.errors import ArgumentError
-from griffin_eval.hints import nearest
+from griffin_eval.messages import did_you_mean
 
 
 def names() -> list[str]:
-    """Of all that ship."""
+    """Names of the checkpoints that ship."""
     return sorted(card.parent.name for card in Path(__file__).parent.glob("*/README.md"))
 
 
 def folder(name: str) -> Path:
-    """Where a checkpoint is, for ``pretrained=``.
+    """The folder of a checkpoint, for ``pretrained=``.
 
     Raises:
-        ArgumentError: there is none of this name.
+        ArgumentError: no checkpoint has this name.
     """
     if name not in names():
         raise ArgumentError(
             f"no checkpoint {name!r} ships: expected one of {', '.join(names())}"
-            f"{nearest(name, names())}"
+            f"{did_you_mean(name, names())}"
         )
     return Path(__file__).parent / name
 
 
 def scores(name: str) -> list[dict[str, Any]]:
-    """What the card says was measured: ``task``, ``metadata``, ``metric`` and ``value`` of each."""
+    """The scores on the card of a checkpoint: ``task``, ``metadata``, ``metric`` and ``value``.
+
+    Raises:
+        ArgumentError: no checkpoint has this name.
+    """
     from huggingface_hub import ModelCard
 
     data: Any = ModelCard.load(folder(name) / "README.md").data

@@ -12,7 +12,7 @@ from griffin_eval.engine.reader import Reader
 from griffin_eval.engine.scoring import not_finite
 from griffin_eval.engine.stats import Stats
 from griffin_eval.engine.tree import build_prompts
-from griffin_eval.runners import Runner
+from griffin_eval.runners.protocol import Runner
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +22,8 @@ class Sampling(NamedTuple):
 
     Attributes:
         temperature: 0 takes the likeliest token; else logits are divided by it.
-        top_k: choose among this many likeliest tokens; 0 for all.
-        top_p: choose among the likeliest tokens that together have this probability.
+        top_k: number of likeliest tokens to choose from; 0 for all.
+        top_p: total probability of the likeliest tokens to choose from.
     """
 
     temperature: float = 0.0
@@ -35,11 +35,11 @@ GREEDY = Sampling()
 
 
 class Prompt(NamedTuple):
-    """What to continue.
+    """A prompt to continue.
 
     Attributes:
         tokens: ids, at least one.
-        max_new_tokens: the most tokens to add.
+        max_new_tokens: most tokens to generate.
         sampling: how they are chosen.
     """
 
@@ -55,12 +55,12 @@ def generate(
     limits: Limits,
     eos_ids: frozenset[int],
     seed: int = 0,
-    which: Sequence[int] | None = None,
-    stop: Callable[[int, list[int]], bool] = lambda index, ids: False,
-    done: Callable[[int, list[int]], None],
-    name: Callable[[int], str] = "prompt {}".format,
+    subset: Sequence[int] | None = None,
+    should_stop: Callable[[int, list[int]], bool] = lambda index, ids: False,
+    on_result: Callable[[int, list[int]], None],
+    describe: Callable[[int], str] = "prompt {}".format,
 ) -> Stats:
-    """Continues every prompt; what several have in common is read once.
+    """Continues every prompt; shared prefixes are read once.
 
     Up to ``limits.rows`` prompts are continued at a time. As soon as one is finished the next takes
     its row. Padding never reaches a row's state and every prompt has its own random numbers, so
@@ -68,25 +68,26 @@ def generate(
 
     Args:
         runner: the model.
-        prompts: what to continue.
-        limits: tokens and rows of a step, and states.
+        prompts: token ids, and how to continue each of them.
+        limits: tokens and rows of a step, and bytes of states.
         eos_ids: tokens that end a continuation; they are not part of it.
         seed: of the random numbers; every prompt has its own stream.
-        which: indices of the prompts to continue; None for all.
-        stop: called with the index of a prompt and its new tokens after each one; true ends it.
-        done: called with the index of a prompt and its new tokens once they are complete.
-        name: what to call a prompt in an error.
+        subset: indices of the prompts to continue; None for all.
+        should_stop: called with the index of a prompt and its new tokens after each new one;
+            True ends it.
+        on_result: called with the index of a prompt and all its new tokens.
+        describe: names a prompt, given its index, in an error.
 
     Returns:
-        What was read and what was saved.
+        Counts of tokens, steps and seconds.
 
     Raises:
-        NotFinite: logits of some prompts were NaN; after all others were handed to ``done``.
-        MemoryError: not even one prompt at a time fits, naming it.
+        NotFinite: logits of some prompts were NaN; raised after ``on_result`` got all others.
+        MemoryError: not even one prompt at a time fits into memory; the message names it.
     """
     begin = time.perf_counter()
     stats = Stats()
-    left = dict.fromkeys(range(len(prompts)) if which is None else which)
+    left = dict.fromkeys(range(len(prompts)) if subset is None else subset)
     asked, suspects, failed = len(left), set[int](), list[int]()
 
     def finish(index: int, ids: list[int] | None) -> None:
@@ -98,25 +99,27 @@ def generate(
             failed.append(index)
             return
         stats.tokens_requested += len(prompts[index].tokens) - 1 + len(ids)
-        done(index, ids)
+        on_result(index, ids)
 
     while left:
         indices = [i for i in left if i not in suspects] or [next(iter(left))]
         try:
-            batch = _Batch(runner, prompts, indices, limits, eos_ids, seed, stop, finish, stats)
-            batch.run(name)
+            batch = _Batch(
+                runner, prompts, indices, limits, eos_ids, seed, should_stop, finish, stats
+            )
+            batch.run(describe)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             if limits == limits.halved():
                 raise MemoryError(
-                    f"{name(indices[0])}: not even one row at a time fits into memory"
+                    f"{describe(indices[0])}: not even one row at a time fits into memory"
                 ) from error
             limits = limits.halved()
             logger.warning("out of memory: unfinished prompts start again with %s", limits)
     stats.seconds = time.perf_counter() - begin
     if failed:
-        raise not_finite("generations", [*map(name, failed)], asked, runner.dtype)
+        raise not_finite("generations", [*map(describe, failed)], asked, runner.dtype)
     return stats
 
 
@@ -131,23 +134,24 @@ class _Batch:
         limits: Limits,
         eos_ids: frozenset[int],
         seed: int,
-        stop: Callable[[int, list[int]], bool],
+        should_stop: Callable[[int, list[int]], bool],
         finish: Callable[[int, list[int] | None], None],
         stats: Stats,
     ):
         self._runner, self._prompts, self._indices = runner, prompts, indices
         self._limits, self._stats = limits, stats
-        self._eos_ids, self._seed, self._stop, self._finish = eos_ids, seed, stop, finish
-        rows = min(limits.rows, runner.row_bucket(len(indices)))
+        self._eos_ids, self._seed = eos_ids, seed
+        self._should_stop, self._finish = should_stop, finish
+        rows = min(limits.rows, runner.padded_batch(len(indices)))
         capacity = max(len(prompts[i].tokens) + prompts[i].max_new_tokens for i in indices)
-        self._capacity = runner.bucket(capacity)
-        self._state = runner.init_state(rows, self._capacity)
-        self._who: list[int | None] = [None] * rows  # which prompt is in which row
+        self._capacity = runner.padded_tokens(capacity)
+        self._state = runner.start_decoding(rows, self._capacity)
+        self._prompt_in: list[int | None] = [None] * rows  # index of the prompt in each row
         self._new: list[list[int]] = [[] for _ in range(rows)]
         self._choosers = [_Chooser(GREEDY, 0, 0)] * rows
         self._last = np.zeros(rows, np.int64)  # the token that each row reads next
 
-    def run(self, name: Callable[[int], str]) -> None:
+    def run(self, describe: Callable[[int], str]) -> None:
         # The last token of a prompt is read by the first step that continues it.
         reader = Reader(
             self._runner,
@@ -155,15 +159,15 @@ class _Batch:
             self._limits,
             self._capacity,
             self._stats,
-            visit=lambda hidden, chunk, bases: None,
+            on_step=lambda hidden, parts, bases: None,
             progress=lambda tokens: None,
-            name=lambda i: name(self._indices[i]),
+            describe=lambda i: describe(self._indices[i]),
         )
         while True:
-            while reader.busy and (free := [r for r, w in enumerate(self._who) if w is None]):
+            while reader.busy and (free := self._free_rows()):
                 if reached := reader.fill(len(free)):
                     rows = free[: len(reached)]
-                    self._state = self._runner.enter(
+                    self._state = self._runner.insert_rows(
                         self._state,
                         np.array(rows),
                         reader.pool,
@@ -172,26 +176,31 @@ class _Batch:
                     for row, (i, _) in zip(rows, reached, strict=True):
                         self._begin(row, self._indices[i])
                 reader.step()
-            if all(who is None for who in self._who):
+            if len(self._free_rows()) == len(self._prompt_in):
                 break
             self._continue()
 
+    def _free_rows(self) -> list[int]:
+        return [row for row, index in enumerate(self._prompt_in) if index is None]
+
     def _begin(self, row: int, index: int) -> None:
         prompt = self._prompts[index]
-        self._who[row], self._new[row], self._last[row] = index, [], prompt.tokens[-1]
+        self._prompt_in[row], self._new[row], self._last[row] = index, [], prompt.tokens[-1]
         self._choosers[row] = _Chooser(prompt.sampling, self._seed, index)
         if prompt.max_new_tokens < 1:
-            self._who[row] = None
+            self._prompt_in[row] = None
             self._finish(index, [])
 
     def _continue(self) -> None:
         """Reads one token in every taken row and chooses the next."""
-        active = np.array([who is not None for who in self._who])
-        hidden, self._state = self._runner.decode(self._last, active.astype(np.int64), self._state)
+        active = np.array([index is not None for index in self._prompt_in])
+        hidden, self._state = self._runner.decode_step(
+            self._state, self._last, active.astype(np.int64)
+        )
         drawn = [
             row
-            for row, who in enumerate(self._who)
-            if who is not None and self._prompts[who].sampling.temperature
+            for row, index in enumerate(self._prompt_in)
+            if index is not None and self._prompts[index].sampling.temperature
         ]
         chosen = np.array(self._runner.greedy(hidden, np.arange(len(active))))
         if drawn:
@@ -203,10 +212,10 @@ class _Batch:
         self._stats.steps += 1
         self._stats.tokens_computed += int(active.sum())
         for row in np.flatnonzero(active):
-            token, index, ids = int(chosen[row]), self._who[row], self._new[row]
+            token, index, ids = int(chosen[row]), self._prompt_in[row], self._new[row]
             assert index is not None
             if token < 0:
-                self._who[row] = None
+                self._prompt_in[row] = None
                 self._finish(index, None)
                 continue
             ended = token in self._eos_ids
@@ -214,9 +223,11 @@ class _Batch:
                 ids.append(token)
                 self._last[row] = token
                 self._stats.tokens_generated += 1
-                ended = len(ids) >= self._prompts[index].max_new_tokens or self._stop(index, ids)
+                ended = len(ids) >= self._prompts[index].max_new_tokens or self._should_stop(
+                    index, ids
+                )
             if ended:
-                self._who[row] = None
+                self._prompt_in[row] = None
                 self._finish(index, ids)
 
 

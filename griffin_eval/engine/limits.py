@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from griffin_eval.runners import Runner
+from griffin_eval.runners.protocol import Runner
 
 SMALLEST_STEP = 16  # tokens
 SHORT_EDGE = 16  # tokens of the edges that rows are measured with: a question, a choice
@@ -18,10 +18,10 @@ class Limits(NamedTuple):
     """Bounds of what is in memory at a time.
 
     Attributes:
-        tokens: read by a step.
-        rows: edges or documents that a step reads from.
-        state_bytes: of all states that are kept between steps, though there is always room for
-            one; None for a quarter of the free memory.
+        tokens: most tokens that a step reads.
+        rows: most edges or documents that a step reads from.
+        state_bytes: memory budget in bytes for states that are kept between steps (at least one
+            state is always kept); None for 25% of the free memory.
     """
 
     tokens: int
@@ -39,15 +39,15 @@ class Limits(NamedTuple):
 
 
 def fastest_rows(runner: Runner, most: int, *, generate: bool) -> int:
-    """How many rows, a power of two up to ``most``, read the most tokens per second here.
+    """The number of rows, a power of two up to ``most``, that reads most tokens per second here.
 
-    Growing stops when a size no longer pays or no longer fits into memory.
+    Doubling stops at a size that gains less than 10% or does not fit into memory.
 
     Args:
         runner: the model.
         most: upper bound.
-        generate: measure steps that read one token of each row, rather than the short edges that
-            questions and choices are (where edges are long, one row fills a step).
+        generate: measure decoding, one token of each row a step; else reading short edges, such
+            as questions and choices (a long edge fills a step by itself).
     """
     measure = _decode_rate if generate else _read_rate
     best, best_rate, rows = 1, 0.0, 1
@@ -66,11 +66,11 @@ def fastest_rows(runner: Runner, most: int, *, generate: bool) -> int:
 
 
 def _decode_rate(runner: Runner, rows: int) -> float:
-    tokens, state = np.ones(rows, np.int64), runner.init_state(rows, runner.bucket(8))
+    tokens, state = np.ones(rows, np.int64), runner.start_decoding(rows, runner.padded_tokens(8))
     times = []
     for _ in range(4):
         begin = time.perf_counter()
-        hidden, state = runner.decode(tokens, np.ones(rows, np.int64), state)
+        hidden, state = runner.decode_step(state, tokens, np.ones(rows, np.int64))
         runner.greedy(hidden, np.arange(rows))
         times.append(time.perf_counter() - begin)
     return rows / min(times[1:])
@@ -79,7 +79,7 @@ def _decode_rate(runner: Runner, rows: int) -> float:
 def _read_rate(runner: Runner, rows: int) -> float:
     tokens = np.ones(rows * SHORT_EDGE, np.int32)
     lengths, fresh = np.full(rows, SHORT_EDGE), np.full(rows, -1)
-    pool = runner.open_pool(rows, runner.bucket(SHORT_EDGE))
+    pool = runner.open_pool(rows, runner.padded_tokens(SHORT_EDGE))
     times = []
     for _ in range(3):  # the first compiles
         begin = time.perf_counter()
@@ -90,7 +90,7 @@ def _read_rate(runner: Runner, rows: int) -> float:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a framework says by this that memory ran out."""
+    """Whether an error of a framework means that memory ran out."""
     text = str(error).lower()
     return (
         isinstance(error, MemoryError)

@@ -14,7 +14,7 @@ from griffin_eval.engine.generation import Prompt
 from griffin_eval.engine.scoring import NotFinite, Scored
 from griffin_eval.engine.stats import Stats
 from griffin_eval.engine.tree import Scorable, common_prefix, order
-from griffin_eval.runners import Runner
+from griffin_eval.runners.protocol import Runner
 
 # Hands a call over to the thread that waits for the others.
 _Tell = Callable[..., None]
@@ -24,28 +24,33 @@ def score(
     runners: Sequence[Runner],
     sequences: Sequence[Scorable],
     *,
-    done: Callable[[int, Scored], None],
+    on_result: Callable[[int, Scored], None],
     progress: Callable[[int], Any],
-    name: Callable[[int], str],
+    describe: Callable[[int], str],
     **arguments: Any,
 ) -> Stats:
     """`griffin_eval.engine.scoring.score` on several devices; one runner is that function itself.
 
-    What sequences share is read by one device, as far as that keeps all of them busy. ``done`` and
-    ``progress`` are called in the thread of the caller.
+    Sequences with a shared prefix go to one device, as far as that keeps all of them busy.
+    ``on_result`` and ``progress`` are called in the thread of the caller.
     """
     if len(runners) == 1:
         return scoring.score(
-            runners[0], sequences, done=done, progress=progress, name=name, **arguments
+            runners[0],
+            sequences,
+            on_result=on_result,
+            progress=progress,
+            describe=describe,
+            **arguments,
         )
 
     def work(runner: Runner, mine: np.ndarray, tell: _Tell) -> Stats:
         return scoring.score(
             runner,
             [sequences[i] for i in mine],
-            done=lambda i, result: tell(done, int(mine[i]), result),
+            on_result=lambda i, result: tell(on_result, int(mine[i]), result),
             progress=lambda tokens: tell(progress, tokens),
-            name=lambda i: name(int(mine[i])),
+            describe=lambda i: describe(int(mine[i])),
             **arguments,
         )
 
@@ -57,28 +62,31 @@ def generate(
     runners: Sequence[Runner],
     prompts: Sequence[Prompt],
     *,
-    stop: Callable[[int, list[int]], bool],
-    done: Callable[[int, list[int]], None],
+    should_stop: Callable[[int, list[int]], bool],
+    on_result: Callable[[int, list[int]], None],
     **arguments: Any,
 ) -> Stats:
     """`griffin_eval.engine.generation.generate` on several devices; one runner is that function
-    itself. ``done`` is called in the thread of the caller, ``stop`` in one thread at a time."""
+    itself. ``on_result`` is called in the thread of the caller, ``should_stop`` in one thread at a
+    time."""
     if len(runners) == 1:
-        return generation.generate(runners[0], prompts, stop=stop, done=done, **arguments)
+        return generation.generate(
+            runners[0], prompts, should_stop=should_stop, on_result=on_result, **arguments
+        )
     lock = threading.Lock()
 
     def work(runner: Runner, mine: np.ndarray, tell: _Tell) -> Stats:
         def stop_here(index: int, ids: list[int]) -> bool:
             tell(bool)  # ends this thread if another one failed
             with lock:
-                return stop(index, ids)
+                return should_stop(index, ids)
 
         return generation.generate(
             runner,
             prompts,
-            which=mine.tolist(),
-            stop=stop_here,
-            done=lambda i, ids: tell(done, i, ids),
+            subset=mine.tolist(),
+            should_stop=stop_here,
+            on_result=lambda i, ids: tell(on_result, i, ids),
             **arguments,
         )
 
@@ -93,9 +101,9 @@ def divide(paths: Sequence[np.ndarray], more: Sequence[int], parts: int) -> list
     A part is a range of the radix tree's leaves, and reads the edges above them once.
 
     Args:
-        paths: int32, what is read of each sequence.
-        more: tokens that each sequence costs beyond that.
-        parts: how many.
+        paths: int32 arrays, what is read of each sequence.
+        more: tokens that each sequence costs beyond that, such as those it generates.
+        parts: number of parts.
 
     Returns:
         Indices of each part, in increasing order; some may be empty.
@@ -118,8 +126,8 @@ def divide(paths: Sequence[np.ndarray], more: Sequence[int], parts: int) -> list
         middle = (low + high) // 2
         low, high = (low, middle) if len(starts(middle)) <= parts else (middle + 1, high)
     cuts = starts(high)[1:]
-    found = np.split(np.array(ranked, np.int64), cuts)
-    return [np.sort(part) for part in found] + [np.empty(0, np.int64)] * (parts - len(found))
+    ranges = np.split(np.array(ranked, np.int64), cuts)
+    return [np.sort(part) for part in ranges] + [np.empty(0, np.int64)] * (parts - len(ranges))
 
 
 class _Stopped(Exception):

@@ -8,39 +8,42 @@ import numpy as np
 
 from griffin_eval.engine.limits import Limits, is_out_of_memory
 from griffin_eval.engine.stats import Stats
-from griffin_eval.engine.tree import Edge, Tree, forgotten, unmarked
-from griffin_eval.runners import Runner
+from griffin_eval.engine.tree import Edge, Tree, ablation_of, ids_of
+from griffin_eval.runners.protocol import Runner
 
 logger = logging.getLogger(__name__)
 
 
-class Row:
+class ActiveEdge:
     """An edge that is being read.
 
     Attributes:
-        edge: what is read.
-        at: up to where in its path.
-        scored: up to where it was read and scored before its state was lost.
+        edge: the edge.
+        position: index in ``edge.path`` of the next token to read.
+        scored: index in ``edge.path`` up to which it was read and scored before its state was lost.
         begun: whether it has taken its parent's state.
-        slot: of its own state, -1 while it has none.
+        slot: of its own state in the pool, -1 while it has none.
     """
 
-    __slots__ = ("at", "begun", "edge", "scored", "slot")
+    __slots__ = ("begun", "edge", "position", "scored", "slot")
 
     def __init__(self, edge: Edge, scored: int):
-        self.edge, self.at, self.scored = edge, edge.start, scored
+        self.edge, self.position, self.scored = edge, edge.start, scored
         self.begun, self.slot = False, -1
 
     @property
     def left(self) -> int:
-        return self.edge.end - self.at
+        """Number of tokens that are still to be read."""
+        return self.edge.end - self.position
 
-    def next(self, most: int) -> tuple[int, int]:
-        """How many of the next tokens have nothing forgotten between them, and what was before."""
-        known = forgotten(self.edge.path[max(self.at - 1, 0) : self.at + most])
-        before, ahead = (known[0], known[1:]) if self.at else (0, known)
-        forget, other = ahead[0] & ~before, np.flatnonzero(ahead != ahead[0])
-        return int(other[0]) if len(other) else len(ahead), int(forget)
+    def next_part(self, most: int) -> tuple[int, int]:
+        """How many tokens, at most ``most``, can be read before memory is cleared again, and the
+        `Ablation` that comes before the first of them."""
+        begin = max(self.position - 1, 0)
+        ablations = ablation_of(self.edge.path[begin : self.position + most])
+        before, ahead = (ablations[0], ablations[1:]) if self.position else (0, ablations)
+        changes = np.flatnonzero(ahead != ahead[0])
+        return int(changes[0]) if len(changes) else len(ahead), int(ahead[0] & ~before)
 
 
 class Reader:
@@ -48,21 +51,22 @@ class Reader:
 
     Edges that are ready wait on a stack, so that the tree is read depth first and few states are
     alive. A step reads up to ``limits.tokens`` tokens of up to ``limits.rows`` edges. The state at
-    the end of an edge is kept until the last of its children has begun. If there is no room for
-    another, the state that has waited longest is given up, and read again when its turn comes.
+    the end of an edge is kept until the last of its children has begun. If all slots are taken, the
+    state that has waited longest is evicted, and computed again when it is needed.
 
     Attributes:
         pool: the states, as the runner keeps them.
 
     Args:
         runner: the model.
-        tree: what to read.
-        limits: tokens and rows of a step, and states.
-        capacity: tokens that a document may have.
-        stats: where to count.
-        visit: called with the hidden vectors of a step, what it read, and where each part begins.
+        tree: the tree to read.
+        limits: tokens and edges of a step, and bytes of states.
+        capacity: length in tokens of the longest sequence.
+        stats: counters that are added to.
+        on_step: called after each step with its hidden vectors, its parts, and the index of each
+            part's first hidden vector.
         progress: called with the number of tokens that were read for the first time.
-        name: what to call a sequence in an error.
+        describe: names a sequence, given its index, in an error.
     """
 
     def __init__(
@@ -73,16 +77,16 @@ class Reader:
         capacity: int,
         stats: Stats,
         *,
-        visit: Callable[[Any, list["Part"], np.ndarray], None],
+        on_step: Callable[[Any, list["Part"], np.ndarray], None],
         progress: Callable[[int], None],
-        name: Callable[[int], str],
+        describe: Callable[[int], str],
     ):
         self._runner, self._limits, self._stats = runner, limits, stats
-        self._capacity = runner.bucket(capacity)
-        self._visit, self._progress, self._name = visit, progress, name
+        self._capacity = runner.padded_tokens(capacity)
+        self._on_step, self._progress, self._describe = on_step, progress, describe
         stats.tokens_unique += tree.tokens
         self._stack = tree.roots[::-1]
-        self._active: list[Row] = []
+        self._active: list[ActiveEdge] = []
         self._held: dict[Edge, int] = {}  # edges read to their end, and the slots of their states
         self._wanted: dict[Edge, int] = {}  # how many children have yet to begin from that state
         self._again: dict[Edge, list[Edge]] = {}  # to be read again, and which edges wait for it
@@ -98,14 +102,14 @@ class Reader:
         """Takes edges from the stack until a step is full.
 
         Args:
-            ends: how many ends of sequences the caller can take.
+            ends: number of sequences whose end the caller can take.
 
         Returns:
-            Sequences that have been read to their end, and the slots of their states (-1 if there
-            was nothing to read), valid until the next step.
+            Index of each sequence that has been read to its end, and the slot of its state (-1 for
+            a sequence without tokens), valid until the next step.
         """
         reached: list[tuple[int, int]] = []
-        planned = sum(row.left for row in self._active)
+        planned = sum(active.left for active in self._active)
         while self._stack and planned < self._limits.tokens:
             if len(self._active) == self._limits.rows:
                 break
@@ -126,16 +130,15 @@ class Reader:
                     reached.append((edge.sequence, -1 if parent is None else self._held[parent]))
                     self._begin(edge, leaf=True)
                 else:
-                    self._active.append(Row(edge, self._scored.get(edge, 0)))
+                    self._active.append(ActiveEdge(edge, self._scored.get(edge, 0)))
                     planned += edge.end - edge.start
         return reached
 
     def step(self) -> None:
-        """Reads a chunk of the edges that were taken, in smaller steps from now on if memory runs
-        out.
+        """Reads the next tokens of the active edges; if memory runs out, later steps are smaller.
 
         Raises:
-            MemoryError: not even the smallest step fits; names a sequence.
+            MemoryError: not even the smallest step fits into memory; the message names a sequence.
         """
         if not self._active:
             return
@@ -158,7 +161,7 @@ class Reader:
         self._states = few
 
     def _grow_pool(self) -> bool:
-        """Makes room for more states, if there may be more."""
+        """Adds slots to the pool; whether the limits and the memory allowed it."""
         if self._states == self._most:
             return False
         try:
@@ -173,61 +176,65 @@ class Reader:
         return True
 
     def _step(self) -> None:
-        chunk = self._chunk()
-        counts = np.array([part.tokens for part in chunk])
-        tokens = np.concatenate([p.row.edge.path[p.row.at : p.row.at + p.tokens] for p in chunk])
-        forget = np.array([part.forget for part in chunk])
+        parts = self._parts()
+        counts = np.array([part.tokens for part in parts])
+        ablations = np.array([part.ablation for part in parts])
         hidden, self.pool = self._runner.read(
             self.pool,
-            unmarked(tokens),
+            ids_of(np.concatenate([part.path for part in parts])),
             counts,
-            np.array([part.source for part in chunk]),
-            np.array([part.target for part in chunk]),
-            *([forget] if forget.any() else []),
+            np.array([part.source for part in parts]),
+            np.array([part.target for part in parts]),
+            ablations if ablations.any() else None,
         )
-        self._visit(hidden, chunk, np.cumsum(counts) - counts)
+        self._on_step(hidden, parts, np.cumsum(counts) - counts)
         again = 0
-        for row, count, _, target, _ in chunk:
-            again += min(max(row.scored - row.at, 0), count)
-            row.at, row.slot = row.at + count, target
-            if not row.left:
-                self._finish(row)
-        self._active = [row for row in self._active if row.left]
+        for active, count, _, target, _ in parts:
+            again += min(max(active.scored - active.position, 0), count)
+            active.position, active.slot = active.position + count, target
+            if not active.left:
+                self._finish(active)
+        self._active = [active for active in self._active if active.left]
         self._stats.steps += 1
-        self._stats.tokens_computed += len(tokens)
+        self._stats.tokens_computed += int(counts.sum())
         self._stats.tokens_again += again
-        self._progress(len(tokens) - again)
+        self._progress(int(counts.sum()) - again)
 
-    def _chunk(self) -> list["Part"]:
-        """What the next step reads, and where it finds and leaves states.
+    def _parts(self) -> list["Part"]:
+        """What the next step reads, and the slots of states that it takes and writes.
 
-        A step takes all states before it leaves any, so a slot that is read may be written too.
+        A step takes all states before it writes any, so a slot that is read may be written too.
         """
-        chunk: list[Part] = []
-        room = self._limits.tokens
-        for row in self._active:
-            if most := min(row.left, room):
-                count, forget = row.next(most)
-                parent = row.edge.parent
-                source = row.slot if row.begun else -1 if parent is None else self._held[parent]
-                chunk.append(Part(row, count, source, row.slot, forget))
-                room -= count
+        parts: list[Part] = []
+        unused = self._limits.tokens
+        for active in self._active:
+            if most := min(active.left, unused):
+                count, ablation = active.next_part(most)
+                parts.append(Part(active, count, self._source(active), active.slot, ablation))
+                unused -= count
         ready = []
-        for part in chunk:
-            row = part.row
-            if not row.begun:
-                leaf = part.tokens == row.left and not row.edge.children
-                target = self._begin(row.edge, leaf)
+        for part in parts:
+            active = part.active
+            if not active.begun:
+                leaf = part.tokens == active.left and not active.edge.children
+                target = self._begin(active.edge, leaf)
                 if target is None:  # not before another edge is done
-                    self._stack.append(row.edge)
-                    self._active.remove(row)
+                    self._stack.append(active.edge)
+                    self._active.remove(active)
                     continue
-                row.begun, part = True, part._replace(target=target)
+                active.begun, part = True, part._replace(target=target)
             ready.append(part)
         return ready
 
+    def _source(self, active: ActiveEdge) -> int:
+        """Slot of the state that an edge is read from; -1 at the start of a document."""
+        if active.begun:
+            return active.slot
+        parent = active.edge.parent
+        return -1 if parent is None else self._held[parent]
+
     def _begin(self, edge: Edge, leaf: bool) -> int | None:
-        """Where the state of an edge goes, -1 if it needs none; None if there is no room now."""
+        """Slot for the state of an edge, -1 if it needs none; None if all slots are taken."""
         parent = edge.parent
         last = parent is not None and self._wanted[parent] == 1
         if leaf:
@@ -249,8 +256,8 @@ class Reader:
                     self._free.append(self._held.pop(parent))
         return slot
 
-    def _finish(self, row: Row) -> None:
-        edge = row.edge
+    def _finish(self, active: ActiveEdge) -> None:
+        edge = active.edge
         self._scored[edge] = edge.end  # whenever it is read again, nothing on it is scored
         if edge in self._again:
             children = self._again.pop(edge)
@@ -259,13 +266,13 @@ class Reader:
             if children:
                 self._wanted[edge] = len(children)
         if children:
-            self._held[edge] = row.slot
+            self._held[edge] = active.slot
             self._stack += children[::-1]
-        elif row.slot >= 0:
-            self._free.append(row.slot)
+        elif active.slot >= 0:
+            self._free.append(active.slot)
 
     def _shrink(self, error: BaseException) -> None:
-        """Goes on with smaller steps after memory ran out; all states are lost and read again.
+        """Halves the steps after memory ran out. All states are dropped and computed again.
 
         Raises:
             MemoryError: the steps cannot get smaller.
@@ -277,15 +284,15 @@ class Reader:
             sequence = edge.sequence if edge.targets is None else int(edge.targets.sequence[0])
             assert sequence is not None
             raise MemoryError(
-                f"{self._name(sequence)}: not even {self._limits.tokens} tokens at a time "
+                f"{self._describe(sequence)}: not even {self._limits.tokens} tokens at a time "
                 "fit into memory"
             ) from error
         self._limits = self._limits.halved()
         logger.warning("out of memory: going on with %s", self._limits)
-        for row in reversed(self._active):
-            self._stack.append(row.edge)
-            self._scored[row.edge] = max(row.scored, row.at)
-            if row.begun and (parent := row.edge.parent) is not None:
+        for active in reversed(self._active):
+            self._stack.append(active.edge)
+            self._scored[active.edge] = max(active.scored, active.position)
+            if active.begun and (parent := active.edge.parent) is not None:
                 self._wanted[parent] = self._wanted.get(parent, 0) + 1
         self._active = []
         self._held.clear()
@@ -294,11 +301,24 @@ class Reader:
 
 
 class Part(NamedTuple):
-    """What a step does to a row: tokens to read, the slots of the states before and after, and what
-    is forgotten of the state before."""
+    """What a step reads of one active edge.
 
-    row: Row
+    Attributes:
+        active: the edge.
+        tokens: number of tokens, from ``active.position`` on.
+        source: slot of the state before them, -1 at the start of a document.
+        target: slot that the state after them is written to, -1 if it is not needed.
+        ablation: number of the `Ablation` of the state before them.
+    """
+
+    active: ActiveEdge
     tokens: int
     source: int
     target: int
-    forget: int
+    ablation: int
+
+    @property
+    def path(self) -> np.ndarray:
+        """int32 [tokens], the part of the edge's path that is read."""
+        begin = self.active.position
+        return self.active.edge.path[begin : begin + self.tokens]

@@ -11,22 +11,34 @@ from griffin_eval.engine.reader import Part, Reader
 from griffin_eval.engine.stats import Stats
 from griffin_eval.engine.tree import Scorable, Targets, build
 from griffin_eval.errors import BadInput
-from griffin_eval.runners import Runner
+from griffin_eval.runners.protocol import Runner
 
 
 class Scored(NamedTuple):
-    """Of every scored token: float64 log-probability in nats, and whether it was the likeliest."""
+    """The scores of a sequence, N scored tokens.
+
+    Attributes:
+        logprobs: float64 [N], log-probability of each token in nats.
+        greedy: bool [N], whether it was the likeliest token.
+    """
 
     logprobs: np.ndarray
     greedy: np.ndarray
 
 
 class NotFinite(BadInput):
-    """Requests whose results are not finite numbers, read by themselves too."""
+    """Requests whose results are NaN or infinite, also when each is computed alone."""
 
 
 def not_finite(what: str, named: Sequence[str], of: int, dtype: str) -> NotFinite:
-    """What to raise for the named ones of so many."""
+    """The error for requests that are not finite.
+
+    Args:
+        what: kind of results, in the plural.
+        named: description of each request.
+        of: number of all requests.
+        dtype: of the model.
+    """
     names = "; ".join(named[:3]) + ("; …" if len(named) > 3 else "")
     return NotFinite(
         f"{len(named)} of {of} {what} are NaN or infinite: {names}; the weights may be "
@@ -40,38 +52,38 @@ def score(
     *,
     limits: Limits,
     softmax_dtype: str,
-    done: Callable[[int, Scored], None],
+    on_result: Callable[[int, Scored], None],
     progress: Callable[[int], None] = lambda tokens: None,
-    name: Callable[[int], str] = "sequence {}".format,
+    describe: Callable[[int], str] = "sequence {}".format,
 ) -> Stats:
-    """Scores sequences of any number and length; what several have in common is read once.
+    """Scores sequences of any number and length; shared prefixes are read once.
 
-    Memory does not grow with the length or the number of sequences: there are at most
-    ``limits.states`` states of a fixed size, one chunk of tokens, and logits only where a token is
-    scored.
+    Memory does not grow with the length or the number of sequences: states of a fixed size take at
+    most ``limits.state_bytes``, a step reads at most ``limits.tokens`` tokens, and logits are
+    computed only where a token is scored.
 
     Args:
         runner: the model.
-        sequences: what to score.
-        limits: tokens and rows of a step, and states.
-        softmax_dtype: in which logits are normalised.
-        done: called with the index and the result of each sequence as soon as it is known.
-        progress: called with the number of tokens that were read.
-        name: what to call a sequence in an error.
+        sequences: the token ids, and which of them are scored.
+        limits: tokens and edges of a step, and bytes of states.
+        softmax_dtype: dtype in which logits are normalised.
+        on_result: called with the index and the scores of each sequence as soon as they are known.
+        progress: called with the number of tokens that were read for the first time.
+        describe: names a sequence, given its index, in an error.
 
     Returns:
-        What was read and what was saved.
+        Counts of tokens, steps and seconds.
 
     Raises:
-        NotFinite: some results were NaN or infinite; after all others were handed to ``done``.
-        MemoryError: not even one token at a time fits, naming the sequence.
+        NotFinite: some scores are NaN or infinite; raised after ``on_result`` got all others.
+        MemoryError: not even the smallest step fits into memory; the message names a sequence.
     """
     begin = time.perf_counter()
-    scorer = _Scorer(runner, sequences, limits, softmax_dtype, done, progress, name)
+    scorer = _Scorer(runner, sequences, limits, softmax_dtype, on_result, progress, describe)
     failed = scorer.run()
     scorer.stats.seconds = time.perf_counter() - begin
     if failed:
-        named = [*map(name, failed)]
+        named = [*map(describe, failed)]
         raise not_finite("log-likelihoods", named, len(sequences), runner.dtype)
     return scorer.stats
 
@@ -85,13 +97,13 @@ class _Scorer:
         sequences: Sequence[Scorable],
         limits: Limits,
         softmax_dtype: str,
-        done: Callable[[int, Scored], None],
+        on_result: Callable[[int, Scored], None],
         progress: Callable[[int], None],
-        name: Callable[[int], str],
+        describe: Callable[[int], str],
     ):
         self._runner, self._sequences, self._limits = runner, sequences, limits
-        self._softmax_dtype, self._done = softmax_dtype, done
-        self._progress, self._name = progress, name
+        self._softmax_dtype, self._on_result = softmax_dtype, on_result
+        self._progress, self._describe = progress, describe
         self._capacity = max((len(s.tokens) for s in sequences), default=1)
         lengths = np.array([len(s.tokens) - s.start for s in sequences], np.int64)
         self._first = np.concatenate([[0], np.cumsum(lengths)])  # of each sequence's results
@@ -102,7 +114,7 @@ class _Scorer:
         self.stats = Stats(tokens_requested=sum(len(s.tokens) - 1 for s in sequences))
 
     def run(self) -> list[int]:
-        """Scores everything; gives the sequences whose scores are not finite."""
+        """Scores everything; indices of the sequences whose scores are not finite."""
         for index in np.flatnonzero(self._missing == 0):
             self._report(int(index))
         self._read(self._sequences, np.arange(len(self._sequences)))
@@ -122,30 +134,39 @@ class _Scorer:
             self._limits,
             self._capacity,
             self.stats,
-            visit=self._visit,
+            on_step=self._on_step,
             progress=self._progress,
-            name=lambda index: self._name(int(indices[index])),
+            describe=lambda index: self._describe(int(indices[index])),
         )
         while reader.busy:
             reader.fill()
             reader.step()
 
-    def _visit(self, hidden: Any, chunk: list[Part], bases: np.ndarray) -> None:
-        found, at = [], []
-        for (row, count, *_), base in zip(chunk, bases, strict=True):
-            if row.edge.targets is None:
+    def _on_step(self, hidden: Any, parts: list[Part], bases: np.ndarray) -> None:
+        """Scores the targets of what a step read.
+
+        Args:
+            hidden: hidden vectors of the step.
+            parts: what it read.
+            bases: int [P], index of each part's first hidden vector.
+        """
+        targets, after = [], []  # and the hidden vector after which each follows
+        for (active, count, *_), base in zip(parts, bases, strict=True):
+            edge = active.edge
+            if edge.targets is None:
                 continue
-            begin = row.at - row.edge.start
-            new = max(row.scored - row.edge.start, begin)
-            offsets = row.edge.targets.offset
-            part = slice(*np.searchsorted(offsets, [new, begin + count]))
-            found.append(Targets(*(column[part] for column in row.edge.targets)))
-            at.append(offsets[part] - begin + base)
-        if not sum(map(len, at)):
+            begin = active.position - edge.start
+            new = max(active.scored - edge.start, begin)
+            some = slice(*np.searchsorted(edge.targets.offset, [new, begin + count]))
+            targets.append(Targets(*(column[some] for column in edge.targets)))
+            after.append(edge.targets.offset[some] - begin + base)
+        if not sum(map(len, after)):
             return
-        _, token, sequence, place = (np.concatenate(c) for c in zip(*found, strict=True))
-        positions, which = np.unique(np.concatenate(at), return_inverse=True)
-        logprobs, greedy = self._runner.score(hidden, positions, token, which, self._softmax_dtype)
+        _, token, sequence, place = (np.concatenate(c) for c in zip(*targets, strict=True))
+        positions, position_of = np.unique(np.concatenate(after), return_inverse=True)
+        logprobs, greedy = self._runner.score(
+            hidden, positions, token, position_of, self._softmax_dtype
+        )
         index = self._indices[sequence]
         place = self._first[index] + place
         self._logprobs[place], self._greedy[place] = logprobs, greedy
@@ -157,6 +178,6 @@ class _Scorer:
         part = slice(*self._first[index : index + 2])
         result = Scored(self._logprobs[part], self._greedy[part])
         if np.isfinite(result.logprobs).all():
-            self._done(index, result)
+            self._on_result(index, result)
         else:
             self._failed.append(index)

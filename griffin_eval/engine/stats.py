@@ -5,17 +5,17 @@ from dataclasses import dataclass, fields
 
 @dataclass
 class Stats:
-    """Counts of tokens, each in units of one token of one sequence.
+    """Counts of tokens, each in units of one token of one sequence, and of the work done.
 
     Attributes:
-        tokens_requested: that scoring or continuing every request by itself would read.
-        tokens_unique: edges of the radix trees, the least that must be read.
-        tokens_computed: that were read, prompts and generated tokens included.
-        tokens_again: of these, read once more since a state had been evicted.
-        tokens_generated: that generation chose.
-        states_evicted: states given up for lack of room.
+        tokens_requested: tokens that scoring or continuing each request alone would read.
+        tokens_unique: tokens of the radix trees, the least that must be read.
+        tokens_computed: tokens that were read, of prompts and generated ones.
+        tokens_again: those of them that were read once more because a state had been evicted.
+        tokens_generated: tokens that generation chose.
+        states_evicted: states that were dropped because the memory budget was full.
         steps: calls of the model.
-        seconds: inside the engine.
+        seconds: wall time inside the engine.
     """
 
     tokens_requested: int = 0
@@ -34,5 +34,5 @@ class Stats:
 
     @property
     def saved_ratio(self) -> float:
-        """How many times more tokens the requests name than were read."""
+        """Requested tokens over computed tokens."""
         return self.tokens_requested / max(self.tokens_computed, 1)

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Forget(enum.IntFlag):
-    """What a document may lose in the middle: states of recurrent blocks, keys of attention."""
+class Ablation(enum.IntFlag):
+    """Memory that is cleared in the middle of a document: states of recurrent blocks, keys of
+    attention, or both."""
 
     NOTHING = 0
     RECURRENT = 1
@@ -24,37 +25,38 @@ class Forget(enum.IntFlag):
 class Scorable(NamedTuple):
     """Token ids, of which those from ``start`` on are scored given all before them; start >= 1.
 
-    What ``forget`` says is forgotten before token ``start - 1`` is read. That token is the first
-    with something to predict, so that nothing is scored with what was forgotten in mind.
+    Before token ``start - 1`` is read, the last token of the context, the memory that ``ablation``
+    names is cleared; so every scored token is predicted without it.
     """
 
     tokens: Sequence[int] | np.ndarray
     start: int
-    forget: Forget = Forget.NOTHING
+    ablation: Ablation = Ablation.NOTHING
 
     @property
     def path(self) -> np.ndarray:
-        """int32, what is read: all tokens but the last, marked where something was forgotten."""
+        """int32 [N - 1], what is read: the ids of all tokens but the last. Those that are read
+        after the ablation have its number in their bits from ``ABLATION_SHIFT`` on."""
         tokens = np.asarray(self.tokens, np.int32)[:-1]
-        if self.forget:
+        if self.ablation:
             tokens = tokens.copy()
-            tokens[self.start - 1 :] |= self.forget << MARK
+            tokens[self.start - 1 :] |= self.ablation << ABLATION_SHIFT
         return tokens
 
 
-# Tokens are marked by the bits above their ids with what was forgotten before them. So sequences
-# part where only one of them forgets, as they do where their tokens differ.
-MARK = 28
+# The bits of a path above the ids say which memory was cleared before a token is read. So sequences
+# part in the tree where only one of them is ablated, as they do where their tokens differ.
+ABLATION_SHIFT = 28
 
 
-def unmarked(path: np.ndarray) -> np.ndarray:
-    """The ids of tokens of a path."""
-    return path & ((1 << MARK) - 1)
+def ids_of(path: np.ndarray) -> np.ndarray:
+    """int32, the token ids of a path (see `Scorable.path`)."""
+    return path & ((1 << ABLATION_SHIFT) - 1)
 
 
-def forgotten(path: np.ndarray) -> np.ndarray:
-    """What was forgotten before each token of a path, as numbers of `Forget`."""
-    return path >> MARK
+def ablation_of(path: np.ndarray) -> np.ndarray:
+    """int32, the memory that was cleared before each token of a path, as numbers of `Ablation`."""
+    return path >> ABLATION_SHIFT
 
 
 class Targets(NamedTuple):
@@ -63,8 +65,8 @@ class Targets(NamedTuple):
     Attributes:
         offset: int32 [N], the token of the edge after which a target follows, from 0.
         token: int32 [N], the target.
-        sequence: int32 [N], which sequence wants to know.
-        place: int64 [N], which of that sequence's scored tokens it is.
+        sequence: int32 [N], index of the sequence that the target belongs to.
+        place: int64 [N], index among that sequence's scored tokens.
     """
 
     offset: np.ndarray
@@ -83,7 +85,8 @@ class Edge:
         parent: the edge before, None at the root.
         children: the edges after, in the order of their first tokens.
         targets: what is scored on the edge.
-        sequence: which sequence ends here, on edges without tokens that say just that.
+        sequence: index of the sequence that ends here, on the edges without tokens that
+            `build_prompts` adds; else None.
     """
 
     __slots__ = ("children", "end", "parent", "path", "sequence", "start", "targets")
@@ -100,16 +103,21 @@ class Edge:
 
 
 class Tree(NamedTuple):
-    """The edges that begin at the root, and how many tokens all edges hold together."""
+    """A radix tree.
+
+    Attributes:
+        roots: the edges that begin at the root.
+        tokens: sum of the lengths of all edges.
+    """
 
     roots: list[Edge]
     tokens: int
 
 
 def build(sequences: Sequence[Scorable]) -> Tree:
-    """The radix tree of sequences to score, in time proportional to their tokens, beside sorting.
+    """The radix tree of sequences to score, in time proportional to their tokens plus sorting.
 
-    All their tokens but the last are read.
+    All tokens of a sequence but the last are read.
     """
     paths = [sequence.path for sequence in sequences]
     root, ends = _grow(paths, merge=True)
@@ -117,22 +125,22 @@ def build(sequences: Sequence[Scorable]) -> Tree:
     for index, (sequence, path) in enumerate(zip(sequences, paths, strict=True)):
         edge, tokens = ends[index], np.asarray(sequence.tokens, np.int32)
         while edge is not root and edge.end >= sequence.start:
-            at = np.arange(max(sequence.start - 1, edge.start), min(len(path), edge.end))
-            if len(at):
+            read = np.arange(max(sequence.start - 1, edge.start), min(len(path), edge.end))
+            if len(read):
                 parts.setdefault(edge, []).append(
                     Targets(
-                        (at - edge.start).astype(np.int32),
-                        tokens[at + 1],
-                        np.full(len(at), index, np.int32),
-                        at + 1 - sequence.start,
+                        (read - edge.start).astype(np.int32),
+                        tokens[read + 1],
+                        np.full(len(read), index, np.int32),
+                        read + 1 - sequence.start,
                     )
                 )
             assert edge.parent is not None
             edge = edge.parent
-    for edge, found in parts.items():
-        joined = found[0]
-        if len(found) > 1:
-            joined = Targets(*(np.concatenate(column) for column in zip(*found, strict=True)))
+    for edge, targets in parts.items():
+        joined = targets[0]
+        if len(targets) > 1:
+            joined = Targets(*(np.concatenate(column) for column in zip(*targets, strict=True)))
             by_offset = np.argsort(joined.offset, kind="stable")
             joined = Targets(*(column[by_offset] for column in joined))
         edge.targets = joined
@@ -141,7 +149,7 @@ def build(sequences: Sequence[Scorable]) -> Tree:
 
 
 def build_prompts(prompts: Sequence[Sequence[int] | np.ndarray]) -> Tree:
-    """The radix tree of sequences to read to their ends, which are edges without tokens."""
+    """The radix tree of prompts. The end of each is an edge without tokens (`Edge.sequence`)."""
     paths = [np.asarray(tokens, np.int32) for tokens in prompts]
     root, ends = _grow(paths, merge=False)
     for index, (path, edge) in enumerate(zip(paths, ends, strict=True)):
@@ -155,8 +163,8 @@ def _grow(paths: list[np.ndarray], *, merge: bool) -> tuple[Edge, list[Edge]]:
     """An empty edge from which all paths start, and the edge on which each of them ends.
 
     Args:
-        paths: tokens.
-        merge: no edge ends just because a path does.
+        paths: int32 arrays of tokens.
+        merge: let an edge go on where a path ends on it and only one other path continues.
     """
     root = Edge(np.empty(0, np.int32), 0, 0, None)
     stack, previous = [root], root.path
@@ -196,25 +204,26 @@ def _child(parent: Edge, path: np.ndarray) -> Edge:
     return edge
 
 
-def _split(edge: Edge, at: int) -> Edge:
-    """Cuts an edge in two; the first part is new, the second keeps its children and its name."""
+def _split(edge: Edge, length: int) -> Edge:
+    """Cuts an edge after ``length`` tokens of its path. The first part is a new edge, which is
+    returned; the second is the old one, with its children and targets."""
     assert edge.parent is not None
-    first = Edge(edge.path, edge.start, at, edge.parent)
+    first = Edge(edge.path, edge.start, length, edge.parent)
     assert edge.parent.children[-1] is edge  # sequences come in order
     edge.parent.children[-1] = first
     first.children.append(edge)
-    edge.start, edge.parent = at, first
+    edge.start, edge.parent = length, first
     return first
 
 
 def order(paths: Sequence[np.ndarray]) -> list[int]:
-    """Indices of token sequences, sorted so that what begins alike is together."""
+    """Indices of token sequences in lexicographic order, which puts shared prefixes together."""
     # Big-endian bytes sort as the tokens do.
     return sorted(range(len(paths)), key=lambda i: paths[i].astype(">i4").tobytes())
 
 
 def common_prefix(one: np.ndarray, other: np.ndarray) -> int:
-    """How many leading tokens two sequences share."""
+    """Number of leading tokens that two sequences share."""
     length = min(len(one), len(other))
     differ = one[:length] != other[:length]
     return int(differ.argmax()) if differ.any() else length

@@ -8,19 +8,20 @@ from griffin_eval.report.results import ReportError, Run, read_samples
 
 
 class Difference(NamedTuple):
-    """A run less the one it is compared with, over the items that both have.
+    """A run minus the run it is compared with, over the items that both have.
 
     Attributes:
-        task, metric: what is compared.
-        run, baseline: labels.
-        items: how many both have.
-        mean: of the differences, weighted as the metric is.
-        low, high: its interval of 95%, items of a cluster (a book, a document) taken together; None
-            for too few.
-        largest: of the differences, without its sign.
-        gained, lost: items that are right in the run only, and in the baseline only; None where
-            items are not right or wrong.
-        p: of no difference, by McNemar's exact test; takes items as independent.
+        task, metric: the metric that is compared.
+        run, baseline: labels of the two runs.
+        items: number of common items.
+        mean: mean difference, weighted as the metric is.
+        low, high: bounds of its 95% interval by a bootstrap of clusters (`intervals.ratio`); None
+            with too few clusters.
+        largest: largest absolute difference.
+        gained, lost: number of items that are right in the run alone, and in the baseline alone;
+            None where items are not right or wrong.
+        p: probability of such a difference by chance, by McNemar's exact test, which takes items as
+            independent; None as above.
     """
 
     task: str
@@ -38,12 +39,12 @@ class Difference(NamedTuple):
 
 
 def differences(runs: list[Run]) -> list[Difference]:
-    """All runs that have samples of a task against the first that has.
+    """Every run that has samples of a task, compared with the first run that has.
 
     Raises:
-        ReportError: a file of samples that is not whole, or two of a task without a common item.
+        ReportError: an incomplete file of samples, or two of one task without a common item.
     """
-    found = []
+    compared = []
     for task in dict.fromkeys(task for run in runs for task in run.samples):
         baseline, *others = (run for run in runs if task in run.samples)
         theirs = read_samples(baseline.samples[task]) if others else {}
@@ -61,13 +62,19 @@ def differences(runs: list[Run]) -> list[Difference]:
                     continue
                 pairs = [(key, ours[key].get(metric), theirs[key].get(metric)) for key in common]
                 if difference := _difference(task, metric, run.label, baseline.label, pairs):
-                    found.append(difference)
-    return found
+                    compared.append(difference)
+    return compared
 
 
 def _difference(
     task: str, metric: str, run: str, baseline: str, pairs: list[tuple[str, Any, Any]]
 ) -> Difference | None:
+    """The comparison of one metric, None if no item has numbers in both runs.
+
+    Args:
+        task, metric, run, baseline: as in `Difference`.
+        pairs: key of each common item, and its metric in the run and in the baseline.
+    """
     values, weights, clusters = [], [], []
     gained = lost = 0
     binary = True
@@ -100,13 +107,19 @@ def _difference(
 
 
 def _mcnemar(gained: int, lost: int) -> float:
+    """The p-value of McNemar's exact test (McNemar, 1947)."""
     from scipy import stats
 
     return float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
 
 
 def _item(value: Any, key: str) -> tuple[float, float, str] | None:
-    """Value, weight and cluster of an item; each is a cluster of its own unless it says so."""
+    """Value, weight and cluster of an item; None if the metric is no number.
+
+    Args:
+        value: metric in the sample: a number, or a list of value, weight and perhaps cluster.
+        key: cluster of an item that names none: the item itself.
+    """
     if isinstance(value, bool | int | float):
         return float(value), 1.0, key
     if isinstance(value, list) and len(value) in (2, 3):

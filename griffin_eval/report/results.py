@@ -1,4 +1,4 @@
-"""What lm_eval wrote: files of results, and the samples beside them."""
+"""Reads what lm_eval wrote: files of results, and the samples beside them."""
 
 import json
 import re
@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 from griffin_eval.errors import BadInput
 
 NEEDED = ("results", "configs", "higher_is_better", "n-samples", "config")
-# What two runs have in common of an item. The document itself may hold more for one model than for
-# another: what only one of them can be asked.
+# The fields of a sample that identify its item in all runs. The document does not: its row may have
+# columns that depend on the model.
 ITEM = ("doc_id", "prompt_hash", "target_hash", "filter")
 _STEP = re.compile(r"(?:step|ckpt|checkpoint)?[-_]?(\d+)")
 
 
 class ReportError(BadInput):
-    """A file that cannot be reported."""
+    """A file of results or samples that cannot be used in a report."""
 
 
 class Point(NamedTuple):
@@ -25,11 +25,11 @@ class Point(NamedTuple):
     Attributes:
         task: lm_eval's name of the task or group.
         quantity: what was measured, such as ``exact_match``.
-        x: at which value of what the curve runs over; text where it is no number, None for a
-            quantity that is a single number.
-        value: the estimate; text such as ``>200`` where no more than a bound is known.
-        low, high: its interval of 95%, None where there is none; text as in ``value``.
-        documents: how many the task had.
+        x: value on the horizontal axis of the curve; text for a named case, None for a quantity
+            that is a single number.
+        value: the estimate; text such as ``>200`` where only a bound is known.
+        low, high: bounds of its 95% interval, None without one; text as in ``value``.
+        documents: number of documents of the task.
     """
 
     task: str
@@ -46,12 +46,12 @@ class Run(NamedTuple):
 
     Attributes:
         path: the file.
-        label: what tells it from the others; ends of figures' lines.
-        config: of the model and of the call, as lm_eval writes it.
+        label: name of the run in tables and figures, unique among the runs.
+        config: configuration of the model and of the call, as lm_eval writes it.
         points: all numbers.
-        higher_is_better: by task and quantity.
-        metadata: of each task, by its name.
-        samples: the file of samples of each task, where there is one.
+        higher_is_better: by task and metric.
+        metadata: metadata by task.
+        samples: file of samples by task, for the tasks that have one.
     """
 
     path: Path
@@ -64,35 +64,35 @@ class Run(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The model's arguments."""
+        """Arguments of the model by name."""
         return _arguments(self.config)
 
     @property
     def model(self) -> str:
-        """What lm_eval calls the model: griffin, hf."""
+        """lm_eval's name of the kind of model: griffin, hf."""
         return str(self.config["model"])
 
     @property
     def pretrained(self) -> str:
-        """The checkpoint."""
+        """The checkpoint, as it was given; empty if it was not."""
         return str(self.arguments.get("pretrained", ""))
 
     @property
     def step(self) -> int | None:
-        """The training step, if the checkpoint's folder is named after one."""
+        """The training step, None unless the checkpoint's folder is named after one."""
         return step_of(self.pretrained)
 
 
 def read(paths: Sequence[Path], labels: Sequence[str] = ()) -> list[Run]:
-    """Reads files of results, and of folders all in them.
+    """Reads files of results.
 
     Args:
-        paths: files or folders.
-        labels: of the runs, in order; those of lm_eval's config that differ where it is empty.
+        paths: files, or folders of which all files of results are read.
+        labels: names of the runs in order; empty for those of `make_labels`.
 
     Raises:
-        ReportError: a file that lm_eval did not write, or not to its end; nothing to read; or
-            another number of labels.
+        ReportError: a file that lm_eval did not write, or not to its end; no file; or another
+            number of labels than of files.
     """
     files = [file for path in paths for file in _files(path)]
     files = list(dict.fromkeys(file.resolve() for file in files))
@@ -107,15 +107,15 @@ def read(paths: Sequence[Path], labels: Sequence[str] = ()) -> list[Run]:
 
 
 def step_of(pretrained: str) -> int | None:
-    """The number that a checkpoint's folder is named after: ``12000``, ``step_12000``."""
+    """The step in the name of a checkpoint's folder, such as ``12000`` or ``step_12000``."""
     for name in reversed(Path(pretrained).parts):
-        if found := _STEP.fullmatch(name):
-            return int(found[1])
+        if match := _STEP.fullmatch(name):
+            return int(match[1])
     return None
 
 
 def make_labels(configs: Sequence[dict[str, Any]], files: Sequence[Path]) -> list[str]:
-    """What tells runs apart: the model, and whichever of its arguments differ between runs."""
+    """Labels of the runs: the model, and those of its arguments that differ between runs."""
     described = []
     for config in configs:
         arguments = _arguments(config)
@@ -139,22 +139,22 @@ def make_labels(configs: Sequence[dict[str, Any]], files: Sequence[Path]) -> lis
 
 
 def read_samples(file: Path) -> dict[str, dict[str, Any]]:
-    """The samples of a task, by `ITEM`.
+    """The samples of a task, by the fields of `ITEM`.
 
     Raises:
         ReportError: a line that is no sample of lm_eval.
     """
-    found = {}
+    samples = {}
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         try:
             sample = json.loads(line)
-            found[" ".join(str(sample[part]) for part in ITEM)] = sample
+            samples[" ".join(str(sample[part]) for part in ITEM)] = sample
         except (ValueError, KeyError, TypeError):
             raise ReportError(
                 f"{file}, line {number}: expected a sample as lm_eval --log_samples writes it; the "
                 "file may be cut off"
             ) from None
-    return found
+    return samples
 
 
 def _shown(key: str, value: Any) -> str:
@@ -174,10 +174,10 @@ def _files(path: Path) -> list[Path]:
         raise ReportError(f"{path}: there is no such file or folder")
     if path.is_file():
         return [path]
-    found = sorted(path.rglob("results_*.json"))
-    if not found:
+    files = sorted(path.rglob("results_*.json"))
+    if not files:
         raise ReportError(f"{path}: no results_*.json in it; lm_eval --output_path writes them")
-    return found
+    return files
 
 
 def _read_file(file: Path) -> dict[str, Any]:
@@ -221,16 +221,16 @@ def _points(content: dict[str, Any]) -> Iterator[Point]:
     for task, metrics in content["results"].items():
         documents = content["n-samples"].get(task, {}).get("effective")
         for key, value in metrics.items():
-            name, comma, chosen = key.partition(",")
+            name, comma, filter_name = key.partition(",")
             if not comma or name.endswith(("_stderr", "_low", "_high")):
                 continue
             if not _is_estimate(value):
                 continue
             quantity, at, x = name.partition("@")
-            if chosen != "none":
-                quantity += f" ({chosen})"
-            low, high = (metrics.get(f"{name}{bound},{chosen}") for bound in ("_low", "_high"))
-            error = metrics.get(f"{name}_stderr,{chosen}")
+            if filter_name != "none":
+                quantity += f" ({filter_name})"
+            low, high = (metrics.get(f"{name}{bound},{filter_name}") for bound in ("_low", "_high"))
+            error = metrics.get(f"{name}_stderr,{filter_name}")
             if low is None and isinstance(error, int | float):
                 low, high = value - 1.96 * error, value + 1.96 * error
             low, high = (b if _is_estimate(b) else None for b in (low, high))

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from griffin_eval.published import BENCHMARKS, PUBLISHED, SOURCES
 from griffin_eval.report.paired import Difference
+from griffin_eval.report.published import BENCHMARKS, PUBLISHED, SOURCES
 from griffin_eval.report.results import Point, Run
 
 RESULTS_FILE, PAIRED_FILE = "results.csv", "paired.csv"
@@ -22,14 +22,14 @@ THROUGHPUT = (
 )
 
 
-class Shown(NamedTuple):
+class Table(NamedTuple):
     """A table.
 
     Attributes:
-        title: what it shows.
-        headings: of the columns.
-        rows: text.
-        note: what to know about it, or nothing.
+        title: heading of the table.
+        headings: headings of its columns.
+        rows: texts of its cells.
+        note: a remark for the reader; may be empty.
     """
 
     title: str
@@ -39,7 +39,7 @@ class Shown(NamedTuple):
 
 
 def write_results(runs: list[Run], file: Path) -> None:
-    """Writes every number of every run, a line each."""
+    """Writes a CSV file with a line for each number of each run."""
     columns = ["run", "file", "model", "pretrained", "framework", "dtype", "step"]
     columns += [*Point._fields, "higher_is_better"]
     rows = []
@@ -53,12 +53,12 @@ def write_results(runs: list[Run], file: Path) -> None:
 
 
 def write_differences(differences: list[Difference], file: Path) -> None:
-    """Writes every comparison item by item, a line each."""
+    """Writes a CSV file with a line for each comparison of two runs."""
     _write(file, Difference._fields, differences)
 
 
-def run_table(runs: list[Run]) -> Shown:
-    """Which runs there are."""
+def run_table(runs: list[Run]) -> Table:
+    """The runs: their models, checkpoints and devices."""
     headings = ["run", "model", "checkpoint", "framework", "dtype", "device", "window", "weights"]
     rows = []
     for run in runs:
@@ -76,24 +76,24 @@ def run_table(runs: list[Run]) -> Shown:
                 hash_,
             ]
         )
-    return Shown("Runs", headings, rows)
+    return Table("Runs", headings, rows)
 
 
-def number_table(runs: list[Run]) -> Shown:
-    """Every number, runs beside each other, with intervals where they are known."""
+def number_table(runs: list[Run]) -> Table:
+    """Every number with its interval if it has one, and a column for each run."""
     keys = dict.fromkeys((p.task, p.quantity, p.x) for run in runs for p in run.points)
-    found = [{(p.task, p.quantity, p.x): p for p in run.points} for run in runs]
-    rows = [
-        [task, quantity, "" if x is None else _text(x), *(_estimate(own.get(key)) for own in found)]
-        for key in keys
-        for task, quantity, x in [key]
-    ]
+    points = [{(p.task, p.quantity, p.x): p for p in run.points} for run in runs]
+    rows = []
+    for key in keys:
+        task, quantity, x = key
+        cells = [_estimate(own.get(key)) for own in points]
+        rows.append([task, quantity, "" if x is None else _text(x), *cells])
     note = "Beside a number the bounds of its interval of 95%, where one is known."
-    return Shown("Numbers", ["task", "quantity", "at", *(r.label for r in runs)], rows, note)
+    return Table("Numbers", ["task", "quantity", "at", *(r.label for r in runs)], rows, note)
 
 
-def difference_table(differences: list[Difference]) -> Shown | None:
-    """Runs compared item by item, if any were."""
+def difference_table(differences: list[Difference]) -> Table | None:
+    """The runs compared item by item; None if no run was."""
     rows = [
         [
             d.task,
@@ -112,19 +112,19 @@ def difference_table(differences: list[Difference]) -> Shown | None:
         "Over the items that both runs have. Flips: right in the first run only, and in the second "
         "only; p: McNemar's exact test of no difference, which takes items as independent."
     )
-    return Shown("Item by item", headings, rows, note) if rows else None
+    return Table("Item by item", headings, rows, note) if rows else None
 
 
-def published_table(runs: list[Run]) -> Shown | None:
-    """Published scores beside measured ones, in percent, if a run has any of these benchmarks."""
+def published_table(runs: list[Run]) -> Table | None:
+    """Published and measured scores in percent; None if no run has any of the benchmarks."""
     measured = []
     for run in runs:
-        found = {
+        scores = {
             (p.task, p.quantity): p.value
             for p in run.points
             if p.x is None and not isinstance(p.value, str)
         }
-        own = {name: found.get((b.task, b.metric)) for name, b in BENCHMARKS.items()}
+        own = {name: scores.get((b.task, b.metric)) for name, b in BENCHMARKS.items()}
         if any(score is not None for score in own.values()):
             measured.append([run.label, "measured", *(_percent(own[name]) for name in BENCHMARKS)])
     rows = measured + [
@@ -134,7 +134,7 @@ def published_table(runs: list[Run]) -> Shown | None:
     ]
     note = " ".join(f"{name}: {text}" for name, text in SOURCES.items())
     return (
-        Shown("Published scores", ["model", "source", *BENCHMARKS], rows, note)
+        Table("Published scores", ["model", "source", *BENCHMARKS], rows, note)
         if measured
         else None
     )
@@ -144,25 +144,25 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.1f}"
 
 
-def throughput_table(runs: list[Run]) -> Shown | None:
-    """What the engine counted, of the runs that have it."""
+def throughput_table(runs: list[Run]) -> Table | None:
+    """Counts of the engine; None if no run has them."""
     rows = []
     for run in runs:
         counted = [run.config.get(f"griffin_{name}") for name in THROUGHPUT]
         if any(value is not None for value in counted):
             rows.append([run.label, *("" if v is None else _text(v) for v in counted)])
     headings = ["run", *(name.replace("_", " ") for name in THROUGHPUT)]
-    return Shown("Work", headings, rows) if rows else None
+    return Table("Work", headings, rows) if rows else None
 
 
-def parity_table(runs: list[Run]) -> Shown | None:
-    """Differences between the frameworks, of the runs that measured them (``parity=check``)."""
+def parity_table(runs: list[Run]) -> Table | None:
+    """Differences between the frameworks (``parity=check``); None if no run measured them."""
     rows = [
         [run.label, name.replace("_", " "), _text(value)]
         for run in runs
         for name, value in (run.config.get("griffin_parity") or {}).items()
     ]
-    return Shown("Parity of the frameworks", ["run", "what", "found"], rows) if rows else None
+    return Table("Parity of the frameworks", ["run", "what", "found"], rows) if rows else None
 
 
 def _estimate(point: Point | None) -> str:

@@ -1,1 +1,1 @@
-"""Tasks for lm_eval: the YAML files here and the functions they name."""
+"""Tasks for lm_eval: YAML files, and the functions and classes that they name."""

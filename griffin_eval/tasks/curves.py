@@ -1,33 +1,28 @@
-"""What the tasks have in common: metrics that are points of curves, each with its interval."""
+"""What the tasks share: metrics that are points of curves, each with a confidence interval."""
 
 import functools
 import hashlib
 import json
-import logging
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from lm_eval.api.task import ConfigurableTask
 
 from griffin_eval import intervals
-from griffin_eval.errors import ArgumentError, one_sentence
+from griffin_eval.errors import ArgumentError
 
-if logging.getLogger("lm_eval").handlers:  # its command line runs, with whatever model
-    sys.excepthook = one_sentence
-
-BOUNDS = {"": "value", "_low": "low", "_high": "high"}
+BOUNDS = {"": "value", "_low": "low", "_high": "high"}  # suffix of a metric: field of an estimate
 
 
-class Item(NamedTuple):
-    """What one document says about one point.
+class Observation(NamedTuple):
+    """What one document contributes to one metric, unless that is a capacity.
 
     Attributes:
-        value: such as nats, or whether an answer is right; of several answers, how many are.
-        weight: what the value is divided by, such as tokens or answers; 1 in a mean. In a capacity
-            it is the length at which the value was found.
-        cluster: documents that share it are not independent.
+        value: numerator, such as nats or the number of right answers.
+        weight: denominator, such as tokens or the number of answers; 1 in a mean.
+        cluster: name of the book, document or sequence. Documents of one cluster are not
+            independent.
     """
 
     value: float
@@ -35,27 +30,45 @@ class Item(NamedTuple):
     cluster: str
 
 
-class CurveTask(ConfigurableTask):
-    """A task of lm_eval whose metrics are ``quantity@x``, with ``quantity@x_low`` and
-    ``quantity@x_high`` around them: bounds of 95%, which take whole clusters as independent.
+class CapacityObservation(NamedTuple):
+    """What one document contributes to a capacity, the length up to which answers are right.
 
-    A point of which ``--limit`` left no document is "N/A", as lm_eval writes it. lm_eval's own
-    standard error takes every document as independent, so it has none for these.
+    Attributes:
+        value: 1 for a right answer, 0 for a wrong one.
+        length: length at which it was asked, in the unit of the capacity.
+        cluster: as in `Observation`.
+    """
+
+    value: float
+    length: float
+    cluster: str
+
+
+AnyObservation = Observation | CapacityObservation
+
+
+class CurveTask(ConfigurableTask):
+    """A task of lm_eval whose metrics are ``quantity@x``, each with the bounds
+    ``quantity@x_low`` and ``quantity@x_high`` of its 95% interval.
+
+    The intervals take whole clusters as independent (`griffin_eval.intervals`). lm_eval's own
+    standard error takes every document as independent, so these metrics have none. A point of
+    which ``--limit`` left no document is "N/A", as lm_eval writes it.
     """
 
     def __init__(self, config: dict[str, Any]):
         super().__init__(config={key: value for key, value in config.items() if key != "class"})
         self._dataset_sha256 = self.dataset["test"][0]["dataset_sha256"]
-        self._state("dataset_sha256", self._dataset_sha256)
+        self._add_metadata("dataset_sha256", self._dataset_sha256)
 
     def declare(self, metric: str, kind: str, *, higher_is_better: bool) -> None:
-        """Says that there is such a metric.
+        """Adds a metric and its two bounds.
 
         Args:
-            metric: its name.
+            metric: name of the metric.
             kind: ``proportion`` of values that are 0 or 1, ``ratio`` of values to weights, or
                 ``capacity``, the length up to which half of the values are 1.
-            higher_is_better: lm_eval's arrow.
+            higher_is_better: direction of the arrow in lm_eval's table.
         """
         for suffix, field in BOUNDS.items():
             self._aggregation_list[metric + suffix] = functools.partial(
@@ -64,25 +77,36 @@ class CurveTask(ConfigurableTask):
             self._higher_is_better[metric + suffix] = higher_is_better
 
     def state_chance(self, chance: dict[str, float]) -> None:
-        """Says what guessing would score."""
-        self._state("chance", chance)
+        """Writes the scores of guessing, by metric, into the config that results.json holds."""
+        self._add_metadata("chance", chance)
 
-    def _state(self, name: str, value: Any) -> None:
-        """Writes something into the config, which results.json holds."""
+    def _add_metadata(self, name: str, value: Any) -> None:
         self.config.metadata = (self.config.metadata or {}) | {name: value}
 
-    def scores(self, items: dict[str, Item]) -> dict[str, Item | None]:
-        """What `process_results` has to return: every metric in every document, since lm_eval
-        gathers from all processes the keys that the first one has."""
+    def scores(self, observations: dict[str, AnyObservation]) -> dict[str, AnyObservation | None]:
+        """The return value of `process_results`: an entry for every metric in every document.
+
+        lm_eval gathers from all processes the metrics that the first process has, so a metric
+        that this document says nothing about is None and not left out.
+
+        Args:
+            observations: by metric, without its bounds.
+        """
         return {
-            metric: items.get(metric.removesuffix("_low").removesuffix("_high"))
-            for metric, function in self._aggregation_list.items()
-            if isinstance(function, functools.partial)
+            metric: observations.get(metric.removesuffix("_low").removesuffix("_high"))
+            for metric, aggregation in self._aggregation_list.items()
+            if isinstance(aggregation, functools.partial)
         }
 
     def build_all_requests(self, **arguments: Any) -> None:
-        """As in lm_eval, which does not notice that requests it has cached (``--cache_requests``)
-        were made with other metadata, and would score them against the answers of these."""
+        """Builds the requests as lm_eval does, and refuses cached ones of another dataset.
+
+        lm_eval's cache (``--cache_requests``) ignores metadata: it would score requests that were
+        made with other metadata against the answers of these.
+
+        Raises:
+            ArgumentError: the cache holds requests of another dataset.
+        """
         super().build_all_requests(**arguments)
         for instance in self.instances:
             if instance.doc["dataset_sha256"] != self._dataset_sha256:
@@ -92,44 +116,67 @@ class CurveTask(ConfigurableTask):
                 )
 
 
-def estimate(items: Sequence[Item | None], kind: str, field: str) -> float | str:
-    """An estimate from what the documents say; "N/A" where they are too few to say it, and ">200"
-    for a capacity that is beyond the longest length, "<20" for one below the shortest."""
-    said = [Item(*item) for item in items if item is not None]
-    if not said:
+def estimate(observations: Sequence[Sequence[Any] | None], kind: str, field: str) -> float | str:
+    """The value or a bound of a metric, from the observations of all documents.
+
+    Args:
+        observations: one for each document, as it is or as lm_eval gathers it from another
+            process; None from documents that say nothing about the metric.
+        kind: as in `CurveTask.declare`.
+        field: ``value``, ``low`` or ``high``.
+
+    Returns:
+        A number; "N/A" where the observations are too few for it; or for a capacity beyond the
+        longest or below the shortest length that length as in ">200" and "<20".
+    """
+    given = [observation for observation in observations if observation is not None]
+    if not given:
         return "N/A"
+    values, weights, clusters = zip(*given, strict=True)
     if kind == "capacity":
-        values, lengths, clusters = zip(*said, strict=True)
-        number = getattr(intervals.capacity(values, lengths, clusters), field)
-        if math.isinf(number):
-            return f">{max(lengths):g}" if number > 0 else f"<{min(lengths):g}"
-        return number
+        return _capacity(values, weights, clusters, field)
     if kind == "proportion":
-        answers = [(k < item.value, item.cluster) for item in said for k in range(int(item.weight))]
+        answers = [
+            (number < value, cluster)
+            for value, weight, cluster in given
+            for number in range(int(weight))
+        ]
         right, clusters = zip(*answers, strict=True)
-        found = intervals.proportion(right, clusters)
+        estimated = intervals.proportion(right, clusters)
     else:
-        values, weights, clusters = zip(*said, strict=True)
-        found = intervals.ratio(values, weights, clusters)
-    number = getattr(found, field)
+        estimated = intervals.ratio(values, weights, clusters)
+    number = getattr(estimated, field)
     return number if math.isfinite(number) else "N/A"
+
+
+def _capacity(
+    values: Sequence[float], lengths: Sequence[float], clusters: Sequence[str], field: str
+) -> float | str:
+    number = getattr(intervals.capacity(values, lengths, clusters), field)
+    if math.isinf(number):
+        return f">{max(lengths):g}" if number > 0 else f"<{min(lengths):g}"
+    return number
 
 
 def as_split(
     rows: list[dict[str, Any]], measured: Sequence[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """Rows as lm_eval wants a custom dataset, each with ``dataset_sha256``, a hash of them all.
+    """The split ``test`` of a custom dataset of lm_eval.
 
     Args:
-        rows: what is asked.
-        measured: more columns, which depend on the model and which the hash leaves out.
+        rows: the documents. Each gets a column ``dataset_sha256``, the hash of them all.
+        measured: further columns of each row, which depend on the model and which the hash leaves
+            out; None for none.
     """
     import datasets
 
     digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
-    more = measured or [{}] * len(rows)
+    columns = measured or [{}] * len(rows)
     return {
         "test": datasets.Dataset.from_list(
-            [row | {"dataset_sha256": digest} | m for row, m in zip(rows, more, strict=True)]
+            [
+                row | {"dataset_sha256": digest} | more
+                for row, more in zip(rows, columns, strict=True)
+            ]
         )
     }

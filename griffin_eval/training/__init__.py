@@ -1,1 +1,1 @@
-"""Small models of section 6.2 of the paper, trained with the JAX twin."""
+"""Small models of section 6.2 of the paper, trained in JAX."""

@@ -1,8 +1,7 @@
-"""Texts of bytes: Python's standard library and phonebooks, and their tokenizer.
+"""Training examples of bytes, from Python's standard library and phonebooks, and their tokenizer.
 
-The library's modules are those that no task of this package reads: `griffin_longctx` and its kin
-take Python's manual and a few long modules, which are left out here. The text differs a little
-between versions of Python, so a run records its hash.
+The tasks over long texts read Python's manual and a few long modules of its library, so those are
+left out here. The text differs a little between versions of Python, so a run records its hash.
 """
 
 import functools
@@ -12,39 +11,43 @@ from pathlib import Path
 
 import numpy as np
 
-from griffin_eval.tasks.phonebook_books import NUMBERS
-from griffin_eval.tasks.phonebook_names import PEOPLE, person
+from griffin_eval.tasks.phonebook.books import NUMBERS
+from griffin_eval.tasks.phonebook.names import PEOPLE, person
 
-PAD, EOS, BOS, FIRST = range(4)  # ids; byte b is FIRST + b
+PAD, EOS, BOS, FIRST = range(4)  # ids; that of byte b is FIRST + b
 VOCABULARY = FIRST + 256
-OTHERS = 0.1  # weight of what cannot be known in a phonebook, the digits drawn at random
+LOW_WEIGHT = 0.1  # in the loss, of all of a phonebook but the digits that can be looked up
 
-Row = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+# Tokens, targets, weights and asked, each [T], as in `griffin_eval.training.recipes.Batch`.
+Example = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 @functools.cache
 def corpus() -> bytes:
-    """The modules that are trained on, one after the other."""
-    from griffin_eval.tasks.texts import MODULES
+    """The modules to train on, one after the other."""
+    from griffin_eval.tasks.long_text.documents import PYTHON_MODULES
 
     folder = Path(os.__file__).parent
-    files = sorted(p for p in folder.glob("*.py") if p.stem not in MODULES)
+    files = sorted(p for p in folder.glob("*.py") if p.stem not in PYTHON_MODULES)
     return b"\n".join(file.read_bytes() for file in files)
 
 
-def text(rng: np.random.Generator, length: int) -> Row:
-    """A part of `corpus`, from anywhere on."""
+def text(rng: np.random.Generator, length: int) -> Example:
+    """``length`` bytes of `corpus` from a random position on. No target counts as asked."""
     start = int(rng.integers(len(corpus()) - length))
     ids = _ids(corpus()[start : start + length])
     return ids[:-1], ids[1:], np.ones(length, np.float32), np.zeros(length, bool)
 
 
-def phonebook(rng: np.random.Generator, length: int) -> Row:
-    """A book, and its entries again in any order, in the form of `griffin_phonebook`: two of them
-    between blank lines, and as many as there is room for. The digits of these are asked for."""
+def phonebook(rng: np.random.Generator, length: int) -> Example:
+    """A book, then its entries again in random order, in the form of `griffin_phonebook`.
+
+    Two of the repeated entries stand between blank lines, then follow as many as fit into
+    ``length`` bytes. The digits of the repeated entries are asked for.
+    """
     book, people = [], rng.permutation(PEOPLE)
-    room = rng.uniform(0.1, 0.8) * length
-    while len(book) < 3 or sum(map(len, book)) < room:
+    book_length = rng.uniform(0.1, 0.8) * length
+    while len(book) < 3 or sum(map(len, book)) < book_length:
         number = NUMBERS[int(rng.integers(len(NUMBERS)))]
         book.append(f"{person(int(people[len(book)]))}: {number}\n")
     again: list[str] = []
@@ -54,12 +57,14 @@ def phonebook(rng: np.random.Generator, length: int) -> Row:
     ids = _ids("".join(parts).encode()[:length])
     digit = (ids[1:] >= FIRST + ord("0")) & (ids[1:] <= FIRST + ord("9"))
     asked = digit & (np.arange(length) > sum(map(len, book)))
-    return ids[:-1], ids[1:], np.where(asked, 1, OTHERS).astype(np.float32), asked
+    return ids[:-1], ids[1:], np.where(asked, 1, LOW_WEIGHT).astype(np.float32), asked
 
 
 def write_byte_tokenizer(folder: str | Path) -> None:
-    """Writes ``tokenizer.json`` and its config, which transformers and this package read: one token
-    a byte, BOS in front, as Gemma's does."""
+    """Writes ``tokenizer.json`` and ``tokenizer_config.json``: one token for each byte, after BOS.
+
+    Both transformers and this package read them.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
     special = {"pad_token": "<pad>", "eos_token": "<eos>", "bos_token": "<bos>"}
@@ -83,15 +88,18 @@ def write_byte_tokenizer(folder: str | Path) -> None:
 
 
 def _ids(data: bytes) -> np.ndarray:
-    """BOS, then the bytes."""
+    """int32 ids of BOS and of the bytes."""
     return np.concatenate([[BOS], np.frombuffer(data, np.uint8).astype(np.int32) + FIRST]).astype(
         np.int32
     )
 
 
 def _byte_characters() -> list[str]:
-    """The printable character that byte-level tokenizers write for each byte (GPT-2's table): the
-    byte's own where that is printable and no space, else the next free one from 256 on."""
+    """The character that byte-level tokenizers write for each byte, as in GPT-2's table.
+
+    It is the byte's own character where that is printable and no space, else the next free one from
+    256 on.
+    """
     kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(b) if b in kept else chr(next(others)) for b in range(256)]

@@ -2,8 +2,9 @@
 
     python -m griffin_eval.training.card RUN CHECKPOINT RESULTS...
 
-RUN is the folder of a training, CHECKPOINT what it was converted to, RESULTS what lm_eval wrote
-about CHECKPOINT. The card's scores are in Hugging Face's model-index, with the tasks' metadata.
+RUN is the folder of a training run, CHECKPOINT the folder it was converted to, RESULTS are files or
+folders that lm_eval wrote about CHECKPOINT. The scores stand in Hugging Face's model-index, with
+the metadata of their tasks.
 """
 
 import json
@@ -20,7 +21,8 @@ from griffin_eval.report.results import Run, read
 from griffin_eval.training.trainer import METRICS_FILE, RUN_FILE, read_metrics
 
 QUANTITIES = ("accuracy", "token_accuracy", "exact_match", "bits_per_byte")
-ADDED = ("version", "config_source", "dataset_sha256", "chance")  # by lm_eval and the tasks
+# Metadata that lm_eval and the tasks add to what the user gave.
+ADDED = ("version", "config_source", "dataset_sha256", "chance")
 DATA = {
     "selective_copy": "Generated: data symbols among noise (section 6.2 of the paper).",
     "induction_heads": "Generated: random symbols with a trigger (section 6.2 of the paper).",
@@ -37,40 +39,44 @@ LINEAGE = {
 
 
 def write_card(run: Path, checkpoint: Path, results: list[Path]) -> Path:
-    """Writes ``README.md`` into the folder of a checkpoint; gives its path.
+    """Writes ``README.md`` into the folder of a checkpoint.
 
     Args:
-        run: folder of the training.
-        checkpoint: folder it was converted to.
-        results: files or folders of lm_eval's results on it.
+        run: folder of the training run.
+        checkpoint: folder that the run was converted to.
+        results: files or folders of lm_eval's results on the checkpoint.
+
+    Returns:
+        The path of the card.
     """
-    name, asked = checkpoint.name, json.loads((run / RUN_FILE).read_text())
-    recipe, last = asked["recipe"], read_metrics(run / METRICS_FILE)[-1]
+    name, settings = checkpoint.name, json.loads((run / RUN_FILE).read_text())
+    recipe, model, seed = settings["recipe"], settings["model"], settings["seed"]
+    last = read_metrics(run / METRICS_FILE)[-1]
     opened = Checkpoint(checkpoint)
     config = opened.config
-    measured = [score for found in read(results, []) for score in _scores(found)]
+    measured = [score for each in read(results) for score in _scores(each)]
     data = ModelCardData(
         license="apache-2.0",
         library_name="griffin-eval",
-        tags=["griffin", asked["model"], recipe["name"]],
+        tags=["griffin", model, recipe["name"]],
         model_name=name,
         eval_results=measured,
     )
     window = f", window {config.visible_keys}" if "local_attention" in config.block_types else ""
     retrain = (
-        f"griffin-eval train {recipe['name']} --model {asked['model']} --seed {asked['seed']} "
+        f"griffin-eval train {recipe['name']} --model {model} --seed {seed} "
         f"--steps {recipe['steps']} --length {recipe['length']} "
         f"--learning-rate {recipe['learning_rate']} --output run"
     )
     lines = [
         f"# {name}",
         "",
-        f"{asked['model'].capitalize()}, {LINEAGE[asked['model']]}: {config.num_layers} blocks of "
+        f"{model.capitalize()}, {LINEAGE[model]}: {config.num_layers} blocks of "
         f"width {config.width}, {parameter_count(config):,} parameters{window}, vocabulary "
         f"{config.vocab_size}, in {opened.dtype}. A small model for tests and demonstrations of "
         "one task; it is good for nothing else.",
         "",
-        f"- Recipe `{recipe['name']}`, seed {asked['seed']}, {last['step']:,} steps, "
+        f"- Recipe `{recipe['name']}`, seed {seed}, {last['step']:,} steps, "
         f"{last['tokens']:,} tokens, sequences of up to {recipe['length']} tokens; "
         f"{last['seconds'] / 60:.0f} minutes.",
         f"- Data: {DATA[recipe['name']].format(text=recipe.get('text'))}",
@@ -96,13 +102,14 @@ def write_card(run: Path, checkpoint: Path, results: list[Path]) -> Path:
 
 
 def _scores(run: Run) -> list[EvalResult]:
-    found = []
+    """The numbers of `QUANTITIES` as entries of a model-index."""
+    scores = []
     for point in run.points:
         if point.quantity not in QUANTITIES or not isinstance(point.value, float):
             continue
         x = f"{point.x:g}" if isinstance(point.x, float) else point.x
         metric = point.quantity if x is None else f"{point.quantity}@{x}"
-        found.append(
+        scores.append(
             EvalResult(
                 task_type="text-generation",
                 dataset_type=point.task,
@@ -112,11 +119,11 @@ def _scores(run: Run) -> list[EvalResult]:
                 metric_value=point.value,
             )
         )
-    return found
+    return scores
 
 
 def _given(run: Run, task: str) -> dict[str, Any]:
-    """What ``--metadata`` said of a task: all but the model's arguments and what others add."""
+    """The ``--metadata`` of a run for a task, without the arguments of the model and additions."""
     return {
         key: value
         for key, value in run.metadata[task].items()

@@ -1,11 +1,11 @@
-"""What to train on: section 6.2 of the paper in small, and a language model of bytes.
+"""Recipes: section 6.2 of the paper on a small scale, and a language model of bytes.
 
-Every row of every step has random numbers of its own, which depend on the recipe, the seed, the
-step and the row alone, so that a run that goes on reads what it would have read. The rows that a
-run is tested on are the same for all seeds, and none of those it is trained on.
+The random numbers of a row depend on the recipe, the seed, the step and the row alone, so that a
+resumed run reads the rows that it would have read. The held-out rows are the same for all seeds,
+and no run trains on them.
 
-All models are in RecurrentGemma's dialect (embedding scale, soft cap, as many gate blocks as heads,
-lru_width = width), so that Griffin's go into Hugging Face's and DeepMind's formats as well.
+All models have RecurrentGemma's conventions (embedding scale, soft cap, as many gate blocks as
+heads, lru_width = width), so that Griffin models fit into Hugging Face's and DeepMind's formats.
 """
 
 import dataclasses
@@ -19,24 +19,24 @@ import numpy as np
 
 from griffin_eval.config import GRIFFIN, HAWK, MQA, GriffinConfig
 from griffin_eval.errors import ArgumentError
-from griffin_eval.hints import nearest
-from griffin_eval.tasks import symbols
+from griffin_eval.messages import did_you_mean
+from griffin_eval.tasks.symbols import sequences
 from griffin_eval.training import byte_texts
 
 MODELS = {"griffin": GRIFFIN, "hawk": HAWK, "mqa": MQA}
-HELD_OUT = 8  # batches that a run is tested on
-SHORTEST = 8  # tokens of a sequence
-QUESTIONS = 8  # in a training sequence of induction heads, at most
+HELD_OUT_BATCHES = 8  # that a run is tested on
+SHORTEST = 8  # tokens of a training sequence
+MOST_QUESTIONS = 8  # in a training sequence of induction heads
 
 
 class Batch(NamedTuple):
-    """Rows of one length.
+    """Sequences of one length, or without the axis B a single one.
 
     Attributes:
-        tokens: int32 [B, T].
-        targets: int32 [B, T], what should follow each token.
-        weights: float32 [B, T], of each target in the loss.
-        asked: bool [B, T], the targets that accuracy counts.
+        tokens: int32 [B, T], input of the model.
+        targets: int32 [B, T], the right next token after each token.
+        weights: float32 [B, T], weight of each target in the loss.
+        asked: bool [B, T], whether a target counts for the accuracy.
     """
 
     tokens: np.ndarray
@@ -47,21 +47,22 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A task, the shape of the models for it, and how they are trained unless told otherwise.
+    """A training task, the shape of its models, and the default settings of a run.
 
     Attributes:
-        name: of the recipe.
-        draw: one row: random numbers and a length in tokens to tokens, targets, weights and asked,
-            each [T]; T may be more than the length, the same for every row of a length.
-        write_tokenizer: puts the tokenizer's files in a folder.
-        text: what rows are taken from, if they are not generated.
-        vocab_size, width, heads, layers: as in `GriffinConfig`.
-        window: keys that local attention sees.
-        length: of the training sequences.
-        curriculum: shares of the run, from its start, with the part of the length that they train
-            on. The rest trains on all of it.
-        tokens: of one step; the number of rows follows from it.
-        steps, learning_rate: of a whole run; the rate is the highest.
+        name: name of the recipe.
+        draw: function that draws one row from a generator and a length in tokens: a `Batch` of
+            arrays [T]. T may exceed the length, and is the same for all rows of a length.
+        write_tokenizer: function that writes the files of the tokenizer into a folder.
+        text: function that returns the text from which rows are taken; None if all are generated.
+        vocab_size, visible_keys: as in `GriffinConfig`.
+        width, heads, layers: ``width``, ``num_heads`` and ``num_layers`` of `GriffinConfig`.
+        length: tokens of a training sequence.
+        curriculum: pairs of a share of the steps and a share of the length: the run begins with
+            these shorter sequences and then trains on the whole length.
+        tokens: tokens of one step, from which the number of rows follows.
+        steps: steps of a run.
+        learning_rate: peak learning rate.
     """
 
     name: str
@@ -72,7 +73,7 @@ class Recipe:
     width: int = 64
     heads: int = 2
     layers: int = 5
-    window: int
+    visible_keys: int
     length: int
     curriculum: tuple[tuple[float, float], ...] = ()
     tokens: int
@@ -80,8 +81,11 @@ class Recipe:
     learning_rate: float = 3e-3
 
     def config(self, model: str) -> GriffinConfig:
-        """The architecture of one of `MODELS`. RoPE rotates all of the Transformer's heads, half of
-        each of Griffin's, as in RecurrentGemma."""
+        """The architecture of one of `MODELS`.
+
+        RoPE rotates whole heads of the Transformer and, as in RecurrentGemma, half of each head of
+        Griffin.
+        """
         return GriffinConfig(
             vocab_size=self.vocab_size,
             width=self.width,
@@ -91,12 +95,12 @@ class Recipe:
             lru_width=self.width,
             gate_blocks=self.heads,
             block_pattern=MODELS[model],
-            visible_keys=self.window,
+            visible_keys=self.visible_keys,
             rope_fraction=1.0 if model == "mqa" else 0.5,
         )
 
     def length_at(self, step: int) -> int:
-        """The length that a step trains on."""
+        """Tokens of the sequences of a step."""
         end = 0.0
         for share, part in self.curriculum:
             end += share
@@ -105,73 +109,84 @@ class Recipe:
         return self.length
 
     def batch(self, seed: int, step: int) -> Batch:
-        """The rows of a step."""
+        """The rows that a step trains on."""
         return self._rows("train", seed, step, self.length_at(step))
 
     def held_out(self) -> list[Batch]:
-        """Rows of the whole length to test a run on."""
-        return [self._rows("test", 0, index, self.length) for index in range(HELD_OUT)]
+        """The batches of whole sequences that runs are tested on."""
+        return [self._rows("test", 0, index, self.length) for index in range(HELD_OUT_BATCHES)]
 
     def _rows(self, purpose: str, seed: int, step: int, length: int) -> Batch:
         rows = max(1, self.tokens // length)
         name = zlib.crc32(f"{self.name} {purpose}".encode())
-        found = [
+        drawn = [
             self.draw(np.random.Generator(np.random.PCG64([name, seed, step, row])), length)
             for row in range(rows)
         ]
-        return Batch(*(np.stack(parts) for parts in zip(*found, strict=True)))
+        return Batch(*(np.stack(arrays) for arrays in zip(*drawn, strict=True)))
 
 
 def recipe_named(name: str) -> Recipe:
-    """Raises ArgumentError: there is none of this name."""
+    """The recipe of this name.
+
+    Raises:
+        ArgumentError: no recipe has this name.
+    """
     if name not in RECIPES:
         raise ArgumentError(
-            f"unknown recipe {name!r}: expected one of {', '.join(RECIPES)}{nearest(name, RECIPES)}"
+            f"unknown recipe {name!r}: expected one of {', '.join(RECIPES)}"
+            f"{did_you_mean(name, RECIPES)}"
         )
     return RECIPES[name]
 
 
 def selective_copying(rng: np.random.Generator, length: int) -> Batch:
-    """As `griffin_eval.tasks.symbols.selective_copying`, with fewer than 16 data symbols where the
-    length has no room for four times as many."""
-    found = symbols.selective_copying(rng, length, min(16, length // 4))
-    return _at_the_end(found.tokens, found.answers)
+    """A row of `griffin_eval.tasks.symbols.sequences.selective_copying`.
+
+    At most a quarter of its tokens carry data, so that sequences of fewer than 64 tokens have fewer
+    than 16 data symbols.
+    """
+    example = sequences.selective_copying(rng, length, min(16, length // 4))
+    return _asked_at_the_end(example.tokens, example.answers)
 
 
 def induction_heads(rng: np.random.Generator, length: int) -> Batch:
-    """As `griffin_eval.tasks.symbols.induction_heads`, but between the first trigger and the one at
-    the end it stands at up to seven further places, each followed by the same answer, which is
-    asked for there too. A quarter of the sequences has none of these."""
-    found = symbols.induction_heads(rng, length)
-    batch = _at_the_end(found.tokens, found.answers)
-    first = int(np.argmax(found.tokens == symbols.TRIGGER))
+    """A row of `griffin_eval.tasks.symbols.sequences.induction_heads` with more questions.
+
+    Between the first trigger and the one at the end, the trigger stands at up to seven further
+    positions, each followed by the same answer, which is asked for there too. A quarter of the
+    sequences has none of these.
+    """
+    example = sequences.induction_heads(rng, length)
+    batch = _asked_at_the_end(example.tokens, example.answers)
+    first = int(np.argmax(example.tokens == sequences.TRIGGER))
     free = np.arange(first + 2, length - 2, 2)  # never two triggers side by side
-    count = min(int(rng.integers(QUESTIONS)) if rng.random() < 0.75 else 0, len(free))
-    places = rng.choice(free, count, replace=False)
-    batch.tokens[places] = symbols.TRIGGER
-    batch.tokens[places + 1] = batch.targets[places] = found.answers[0]
-    batch.weights[places], batch.asked[places] = 1, True
+    count = min(int(rng.integers(MOST_QUESTIONS)) if rng.random() < 0.75 else 0, len(free))
+    positions = rng.choice(free, count, replace=False)
+    batch.tokens[positions] = sequences.TRIGGER
+    batch.tokens[positions + 1] = batch.targets[positions] = example.answers[0]
+    batch.weights[positions], batch.asked[positions] = 1, True
     return batch
 
 
-def _at_the_end(tokens: np.ndarray, answers: np.ndarray) -> Batch:
-    """Answers follow the last tokens; all others are masked out (figure 11)."""
+def _asked_at_the_end(tokens: np.ndarray, answers: np.ndarray) -> Batch:
+    """A row whose last targets are the answers; the loss counts no other target (figure 11)."""
     targets, asked = np.zeros(len(tokens), np.int32), np.zeros(len(tokens), bool)
     targets[-len(answers) :], asked[-len(answers) :] = answers, True
     return Batch(tokens.astype(np.int32), targets, asked.astype(np.float32), asked)
 
 
 def byte_text(rng: np.random.Generator, length: int) -> Batch:
-    """Seven of ten rows are a phonebook, the others text; see `byte_texts`."""
-    document = byte_texts.phonebook if rng.random() < 0.7 else byte_texts.text
-    return Batch(*document(rng, length))
+    """A phonebook in seven of ten rows, else a part of a text; see `byte_texts`."""
+    draw = byte_texts.phonebook if rng.random() < 0.7 else byte_texts.text
+    return Batch(*draw(rng, length))
 
 
-_of_symbols = functools.partial(
+_symbol_recipe = functools.partial(
     Recipe,
-    write_tokenizer=symbols.write_symbol_tokenizer,
-    vocab_size=symbols.VOCABULARY,
-    window=128,
+    write_tokenizer=sequences.write_symbol_tokenizer,
+    vocab_size=sequences.VOCABULARY,
+    visible_keys=128,
     length=256,
     curriculum=((0.15, 1 / 8), (0.15, 1 / 4), (0.15, 1 / 2)),
     tokens=4096,
@@ -180,8 +195,8 @@ _of_symbols = functools.partial(
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        _of_symbols(name="selective_copy", draw=selective_copying),
-        _of_symbols(name="induction_heads", draw=induction_heads),
+        _symbol_recipe(name="selective_copy", draw=selective_copying),
+        _symbol_recipe(name="induction_heads", draw=induction_heads),
         Recipe(
             name="bytes",
             draw=byte_text,
@@ -189,7 +204,7 @@ RECIPES = {
             text=byte_texts.corpus,
             vocab_size=byte_texts.VOCABULARY,
             layers=6,
-            window=256,
+            visible_keys=256,
             length=512,
             curriculum=((0.2, 1 / 4), (0.2, 1 / 2)),
             tokens=4096,

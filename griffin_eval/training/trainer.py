@@ -1,8 +1,8 @@
-"""Trains a recipe's model with the JAX twin: AdamW, warm-up and cosine, Orbax checkpoints.
+"""Trains the model of a recipe in JAX: AdamW, warm-up and cosine schedule, Orbax checkpoints.
 
-A run's folder holds ``run.json`` (what was asked for), ``config.json`` and the tokenizer, so that
-``griffin-eval convert`` and ``lm_eval --model griffin`` read its latest checkpoint as it is,
-``metrics.jsonl``, the curves, and a folder for each checkpoint that is kept, with the items
+The folder of a run holds ``run.json`` (its settings), ``config.json`` and the tokenizer, so that
+``griffin-eval convert`` and ``lm_eval --model griffin`` read its latest checkpoint as it is;
+``metrics.jsonl``; the curves; and a folder for each of the last two checkpoints, with the items
 ``params`` (canonical names) and ``optimizer``.
 """
 
@@ -24,37 +24,39 @@ import orbax.checkpoint as ocp
 from flax import nnx, traverse_util
 
 from griffin_eval.config import GriffinConfig
-from griffin_eval.converters.convert import config_json
+from griffin_eval.converters.configs.huggingface import CONFIG_FILE
+from griffin_eval.converters.configs.own import config_json
 from griffin_eval.converters.formats import FORMATS
-from griffin_eval.converters.resolve import read_json
-from griffin_eval.converters.survey import CONFIG_FILE
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.initializers import initial_value
+from griffin_eval.json_files import read_json
 from griffin_eval.layout import param_specs
 from griffin_eval.model_jax.griffin import Griffin
-from griffin_eval.runner_jax import keep_compilations
+from griffin_eval.runners.jax_runner import keep_compilations
 from griffin_eval.training.recipes import Batch, Recipe
 
 logger = logging.getLogger(__name__)
 
 RUN_FILE, METRICS_FILE = "run.json", "metrics.jsonl"
+NAMES_IN_FILE = {"visible_keys": "window"}  # fields of a recipe that run.json calls otherwise
 Params = dict[str, jax.Array]  # by canonical name
 
-WARM_UP = 0.05  # of the steps
-LAST_RATE = 0.1  # of the highest learning rate
-WEIGHT_DECAY = 0.1  # of matrices
-CLIP = 1.0  # of the gradient's norm
-BETAS = (0.9, 0.98)
+WARM_UP_SHARE = 0.05  # of the steps, in which the learning rate rises to its peak
+FINAL_RATE_SHARE = 0.1  # of the peak learning rate, at the last step
+WEIGHT_DECAY = 0.1  # of the matrices of the linear and embedding layers
+LARGEST_GRADIENT_NORM = 1.0  # to which larger gradients are scaled down
+BETAS = (0.9, 0.98)  # AdamW's decay rates of the two moments
+CHECKPOINTS_KEPT = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """What fixes a run; a run that goes on must have been asked for the same.
+    """The settings that determine a run. A run is resumed only with the same settings.
 
     Attributes:
-        recipe: with its steps, learning rate and length as they are used.
+        recipe: the recipe with its final steps, learning rate and length.
         model: one of `griffin_eval.training.recipes.MODELS`.
-        seed: of the weights and of the data.
+        seed: seed of the weights and of the data.
     """
 
     recipe: Recipe
@@ -62,28 +64,34 @@ class Run:
     seed: int
 
     def settings(self) -> dict[str, Any]:
-        """As ``run.json`` has them; of a text its hash."""
+        """The contents of ``run.json``, in which the hash stands for a text."""
         fields = dataclasses.asdict(self.recipe)
-        found = {key: value for key, value in fields.items() if not callable(value)}
+        recipe = {
+            NAMES_IN_FILE.get(name, name): value
+            for name, value in fields.items()
+            if not callable(value)
+        }
         if self.recipe.text is not None:
-            found["text"] = hashlib.sha256(self.recipe.text()).hexdigest()
-        return json.loads(json.dumps({"recipe": found, "model": self.model, "seed": self.seed}))
+            recipe["text"] = hashlib.sha256(self.recipe.text()).hexdigest()
+        return json.loads(json.dumps({"recipe": recipe, "model": self.model, "seed": self.seed}))
 
 
-def train(
+def train_model(
     run: Run,
     folder: Path,
     *,
-    every: int = 100,
+    checkpoint_every: int = 100,
     progress: Callable[[dict[str, Any]], Any] = lambda metrics: None,
 ) -> dict[str, Any]:
-    """Trains to the last step, from the latest checkpoint of the folder if there is one.
+    """Trains to the last step, from the latest checkpoint of the folder if it has one.
 
     Args:
-        run: what to train.
-        folder: of the run; made if it is not there.
-        every: steps between two lines of metrics, each with a test and a checkpoint.
-        progress: called after every step with its number and what is known of it.
+        run: settings of the run.
+        folder: folder of the run, created if it does not exist.
+        checkpoint_every: steps between two checkpoints, each with a test on the held-out batches
+            and a line of metrics.
+        progress: called after every step with ``step`` and ``tokens``, and at checkpoints with the
+            whole line of metrics.
 
     Returns:
         The last line of metrics.
@@ -93,7 +101,7 @@ def train(
         ArgumentError: the loss is not finite.
     """
     recipe, config = run.recipe, run.recipe.config(run.model)
-    _claim(run, config, folder)
+    _prepare_folder(run, config, folder)
     keep_compilations()
     rate = _schedule(recipe)
     optimizer = _optimizer(rate)
@@ -102,7 +110,7 @@ def train(
     update, evaluate = _compiled(config, optimizer)
     held_out = recipe.held_out()
     with ocp.CheckpointManager(
-        folder.resolve(), options=ocp.CheckpointManagerOptions(max_to_keep=2)
+        folder.resolve(), options=ocp.CheckpointManagerOptions(max_to_keep=CHECKPOINTS_KEPT)
     ) as manager:
         first = manager.latest_step() or 0
         if first:
@@ -117,7 +125,7 @@ def train(
             losses.append(loss)
             tokens += batch.tokens.size
             now = {"step": step + 1, "tokens": tokens}
-            if (step + 1) % every and step + 1 < recipe.steps:
+            if (step + 1) % checkpoint_every and step + 1 < recipe.steps:
                 progress(now)
                 continue
             now |= {
@@ -125,7 +133,7 @@ def train(
                 "loss": float(np.mean(jax.device_get(losses))),
                 "learning_rate": float(np.asarray(rate(step))),
                 "gradient_norm": float(norm),
-                **_test(evaluate, params, held_out),
+                **_test_metrics(evaluate, params, held_out),
                 "seconds": round(time.monotonic() - started, 1),
             }
             losses.clear()
@@ -143,10 +151,19 @@ def train(
     return metrics
 
 
-def loss_of(config: GriffinConfig, params: Mapping[str, jax.Array], batch: Batch):
-    """The weighted mean cross-entropy in nats, and how many targets were asked for and right.
+def loss_of(
+    config: GriffinConfig, params: Mapping[str, jax.Array], batch: Batch
+) -> tuple[jax.Array, jax.Array]:
+    """The loss of a batch, and the number of right answers.
 
-    The model starts each row from nothing; rows are as long as the batch.
+    Args:
+        config: architecture of the model.
+        params: parameters by canonical name.
+        batch: rows of equal length, each of which the model reads from an empty state.
+
+    Returns:
+        The weighted mean cross-entropy in nats, float32 []; and the number of asked targets that
+        are the likeliest token, int32 [].
     """
     model = Griffin(config, lambda spec: nnx.Param(params[spec.name]))
     tokens, targets, weights, asked = map(jnp.asarray, batch)
@@ -160,6 +177,7 @@ def loss_of(config: GriffinConfig, params: Mapping[str, jax.Array], batch: Batch
 
 
 def _compiled(config: GriffinConfig, optimizer: optax.GradientTransformation):
+    """The compiled functions that make one training step, and that compute `loss_of`."""
     evaluate = functools.partial(loss_of, config)
 
     def update(params: Params, state: Any, batch: Batch):
@@ -171,40 +189,43 @@ def _compiled(config: GriffinConfig, optimizer: optax.GradientTransformation):
     return jax.jit(update, donate_argnums=(0, 1)), jax.jit(evaluate)
 
 
-def _test(evaluate: Callable, params: Params, batches: list[Batch]) -> dict[str, float]:
-    """Loss and accuracy on the rows that are not trained on."""
-    found = [evaluate(params, batch) for batch in batches]
+def _test_metrics(evaluate: Callable, params: Params, batches: list[Batch]) -> dict[str, float]:
+    """Loss and accuracy on the held-out batches."""
+    losses, right = zip(*(evaluate(params, batch) for batch in batches), strict=True)
     asked = sum(int(batch.asked.sum()) for batch in batches)
-    loss = float(np.mean([float(loss) for loss, _ in found]))
-    return {"test_loss": loss, "accuracy": sum(int(right) for _, right in found) / max(asked, 1)}
+    loss = float(np.mean([float(loss) for loss in losses]))
+    return {"test_loss": loss, "accuracy": sum(map(int, right)) / max(asked, 1)}
 
 
 def _schedule(recipe: Recipe) -> optax.Schedule:
-    warm_up = max(1, round(WARM_UP * recipe.steps))
+    """The learning rate by step: a linear warm-up, then a cosine."""
+    warm_up = max(1, round(WARM_UP_SHARE * recipe.steps))
     return optax.warmup_cosine_decay_schedule(
         0.0,
         recipe.learning_rate,
         warm_up,
         max(recipe.steps, warm_up + 1),
-        LAST_RATE * recipe.learning_rate,
+        FINAL_RATE_SHARE * recipe.learning_rate,
     )
 
 
 def _optimizer(rate: optax.Schedule) -> optax.GradientTransformation:
+    """AdamW after clipping, with weight decay for matrices but not for convolutions."""
+
     def decayed(params: Params) -> dict[str, bool]:
         return {name: value.ndim > 1 and "conv_1d" not in name for name, value in params.items()}
 
     return optax.chain(
-        optax.clip_by_global_norm(CLIP),
+        optax.clip_by_global_norm(LARGEST_GRADIENT_NORM),
         optax.adamw(rate, *BETAS, weight_decay=WEIGHT_DECAY, mask=decayed),
     )
 
 
-def _claim(run: Run, config: GriffinConfig, folder: Path) -> None:
-    """Makes a run's folder, or checks that it is of this run.
+def _prepare_folder(run: Run, config: GriffinConfig, folder: Path) -> None:
+    """Creates the folder of a run, or checks that it is of this run.
 
     Raises:
-        CheckpointError: it is of another, or of none.
+        CheckpointError: the folder is of another run, or of none.
     """
     file, wanted = folder / RUN_FILE, run.settings()
     if file.is_file():
@@ -222,8 +243,9 @@ def _claim(run: Run, config: GriffinConfig, folder: Path) -> None:
     run.recipe.write_tokenizer(folder)
 
 
-def _differing(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    there, asked = (traverse_util.flatten_dict(settings, sep=".") for settings in (found, wanted))
+def _differing(stored: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """A phrase for each setting whose stored value is not the wanted one."""
+    there, asked = (traverse_util.flatten_dict(settings, sep=".") for settings in (stored, wanted))
     return [
         f"{key} {there.get(key)} there, {value} asked for"
         for key, value in asked.items()
@@ -245,9 +267,9 @@ def _restore(manager: ocp.CheckpointManager, step: int, params: Params, state: A
         params=ocp.args.StandardRestore(_nested(params)),
         optimizer=ocp.args.StandardRestore(_plain(state)),
     )
-    found = manager.restore(step, args=template)
-    restored: Any = traverse_util.flatten_dict(found["params"], sep=".")
-    leaves = [found["optimizer"][str(i)] for i in range(len(jax.tree.leaves(state)))]
+    items = manager.restore(step, args=template)
+    restored: Any = traverse_util.flatten_dict(items["params"], sep=".")
+    leaves = [items["optimizer"][str(i)] for i in range(len(jax.tree.leaves(state)))]
     return restored, jax.tree.unflatten(jax.tree.structure(state), leaves)
 
 
@@ -256,15 +278,17 @@ def _nested(params: Params) -> dict[str, Any]:
 
 
 def _plain(state: Any) -> dict[str, jax.Array]:
-    """The optimizer's state as Orbax keeps it: its leaves by their number."""
+    """The leaves of the optimizer's state by their number, as Orbax stores them."""
     return {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(state))}
 
 
 def _lines_until(path: Path, step: int) -> list[dict[str, Any]]:
-    """The metrics up to a checkpoint's step; what follows, of a run that was cut off, is removed.
+    """The lines of metrics up to the step of a checkpoint.
+
+    Lines after it, which an interrupted run left, are removed from the file.
 
     Raises:
-        CheckpointError: they do not reach the step.
+        CheckpointError: the file has no line of that step.
     """
     lines = read_metrics(path) if path.is_file() else []
     kept = [line for line in lines if line["step"] <= step]
@@ -278,7 +302,7 @@ def _lines_until(path: Path, step: int) -> list[dict[str, Any]]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a ``metrics.jsonl``; one that was cut off is left out."""
+    """The lines of a ``metrics.jsonl``; incomplete ones are left out with a warning."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:

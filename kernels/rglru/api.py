@@ -2,7 +2,6 @@
 
 import functools
 import logging
-from collections.abc import Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from griffin_eval.kernels import devices
 from griffin_eval.kernels.rglru.reference import Gates
+from griffin_eval.kernels.rglru.shapes import check_rglru, check_scan
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +53,10 @@ def linear_scan(
 
     Raises:
         NotImplementedError: if the implementation asked for cannot compute this, and why.
-        ValueError: shapes that do not belong together.
+        ArgumentError: shapes that do not belong together.
     """
     h0 = _states(x, h0, lengths)
-    _check_shapes(x, {"a": (a, x.shape)}, h0, resets, lengths, starts)
+    check_scan(x, a, h0, resets, lengths, starts)
     module = _module(choose(x, None, starts, impl), x)
     with devices.without_autocast(x):
         return module.linear_scan(a, x, h0, resets=resets, lengths=lengths, starts=starts)
@@ -89,22 +89,10 @@ def rglru(
 
     Raises:
         NotImplementedError: if the implementation asked for cannot compute this, and why.
-        ValueError: shapes that do not belong together.
+        ArgumentError: shapes that do not belong together.
     """
     h0 = _states(x, h0, lengths)
-    blocks, _, out = gates.input_weight.shape
-    if gates.imaginary_param is None:
-        out = x.shape[2] // blocks
-    expected = {
-        "recurrent_param": (gates.recurrent_param, (blocks * out,)),
-        "input_weight": (gates.input_weight, (blocks, x.shape[2] // blocks, out)),
-        "input_bias": (gates.input_bias, (blocks, out)),
-        "recurrent_weight": (gates.recurrent_weight, (blocks, x.shape[2] // blocks, out)),
-        "recurrent_bias": (gates.recurrent_bias, (blocks, out)),
-    }
-    if x.shape[2] % blocks:
-        raise ValueError(f"gates of {blocks} blocks do not divide an x of {list(x.shape)}")
-    _check_shapes(x, expected, h0, resets, lengths, starts)
+    check_rglru(x, gates, h0, resets, lengths, starts)
     module = _module(choose(x, gates, starts, impl), x)
     with devices.without_autocast(x):
         return module.rglru(x, gates, h0, resets=resets, lengths=lengths, starts=starts)
@@ -152,8 +140,8 @@ def _unsupported(name: str, x: Any, gates: Gates | None, starts: Any) -> str | N
 
 @functools.cache
 def _fault(module: ModuleType, framework: str, device: str, dtype: Any, packed: bool) -> str | None:
-    """What is wrong with kernels that a test cannot run everywhere, by a small problem: what they
-    raise, or that they are not near the plain implementation."""
+    """Self-test: runs a small problem against the plain implementation; returns the failure or
+    None."""
     rng = np.random.default_rng(0)
     lengths, starts = [150, 0, 90], [0, 150, 160]
     batch, time = (1, 260) if packed else (3, 160)
@@ -200,35 +188,6 @@ def _fault(module: ModuleType, framework: str, device: str, dtype: Any, packed: 
 def _module(name: str, x: Any) -> ModuleType:
     file = IMPLEMENTATIONS[devices.framework(x)][name]
     return import_module(f"griffin_eval.kernels.rglru.{file}")
-
-
-def _check_shapes(
-    x: Any,
-    expected: Mapping[str, tuple[Any, tuple[int, ...]]],
-    h0: Any,
-    resets: Any,
-    lengths: Any,
-    starts: Any,
-) -> None:
-    """Raises ValueError where arrays do not belong together: kernels would read what is behind."""
-    batch, time, width = x.shape
-    states = batch
-    if starts is not None:
-        if batch != 1 or lengths is None:
-            raise ValueError("packed segments (starts) lie in one row and have lengths")
-        states = len(starts)
-    expected = {
-        **expected,
-        "h0": (h0, (states, width)),
-        "resets": (resets, (batch, time)),
-        "lengths": (lengths, (states,)),
-    }
-    for name, (array, shape) in expected.items():
-        if array is not None and tuple(array.shape) != tuple(shape):
-            raise ValueError(
-                f"{name} must have the shape {list(shape)} beside an x of {list(x.shape)}, "
-                f"found {list(array.shape)}"
-            )
 
 
 def _states(x: Any, h0: Any, lengths: Any) -> Any:

@@ -6,7 +6,7 @@
 // segments, a row of a block at a time, with the state of the block in its cache. Loops over columns
 // are written for the compiler to vectorise.
 
-#include "../cpu.h"
+#include "../cpu/runtime.h"
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -15,7 +15,7 @@
 enum {
   BLOCK = 272,        // most columns of a block of the gated kernels
   SCAN_BLOCK = 2064,  // and of the scan's, which streams better over long rows
-  AHEAD = 4,          // rows that are asked for before they are read
+  AHEAD = 4,          // rows that are prefetched before they are read
   ROWS = 8,           // the scan keeps the state of 64 columns in registers for so many rows
   LARGE = 1 << 22,    // elements of an output that no cache holds
 };
@@ -75,7 +75,7 @@ INLINE Gate gate(float input, float recurrent, float decay) {
 // ---- one row of a block: n columns of one token ---------------------------------------------
 
 // Writes a row of an output, past the caches where they could not hold it.
-INLINE void put(float *RESTRICT out, const float *RESTRICT values, int n, int stream) {
+INLINE void store_row(float *RESTRICT out, const float *RESTRICT values, int n, int stream) {
 #if defined(__x86_64__)
   if (stream && ((uintptr_t)out & 15) == 0) {
     int c = 0;
@@ -88,8 +88,8 @@ INLINE void put(float *RESTRICT out, const float *RESTRICT values, int n, int st
   memcpy(out, values, n * sizeof(float));
 }
 
-// Before another thread may read what was written past the caches.
-INLINE void settle(void) {
+// Orders what was written past the caches before another thread reads it.
+INLINE void store_fence(void) {
 #if defined(__x86_64__)
   _mm_sfence();
 #endif
@@ -110,7 +110,7 @@ INLINE void scan_rows(int n, int64_t rows, int64_t D, const uint8_t *resets, con
         const Vector input = *(const Stored *)(x + at), decay = *(const Stored *)(a + at);
         state[k] = resets && resets[t] ? input : decay * state[k] + input;
       }
-      put(out + t * D + c, (const float *)state, STRIP * LANES, stream);
+      store_row(out + t * D + c, (const float *)state, STRIP * LANES, stream);
     }
     for (int k = 0; k < STRIP; k++) *(Stored *)(h + c + k * LANES) = state[k];
   }
@@ -135,15 +135,15 @@ INLINE void scan_row_backward(int n, int reset, const float *RESTRICT a, const f
 }
 
 // What the rows of a gated kernel read, from their first column on. Rows of a block are too far apart
-// to be foreseen: while one is worked on, those AHEAD of it are asked for, a line at a time.
+// to be foreseen: while one is worked on, those AHEAD of it are prefetched, a line at a time.
 typedef struct {
   int reset;
   const float *x, *input, *recurrent, *input_bias, *recurrent_bias, *decay;
   const float *before, *dh;     // backward
-  int64_t next, next_product;   // from a row to the one that is asked for
+  int64_t next, next_product;   // from a row to the one that is prefetched
 } Row;
 
-INLINE void ask(const Row *r, int c) {
+INLINE void prefetch(const Row *r, int c) {
   __builtin_prefetch(r->x + c + r->next);
   __builtin_prefetch(r->input + c + r->next_product);
   __builtin_prefetch(r->recurrent + c + r->next_product);
@@ -164,7 +164,7 @@ INLINE void gated_row(int n, const Row *r, float *RESTRICT h) {
   }
   int c = 0;
   for (; c + LANES <= n; c += LANES) {
-    ask(r, c);
+    prefetch(r, c);
     gated_columns(c, c + LANES, r, h);
   }
   gated_columns(c, n, r, h);
@@ -195,7 +195,7 @@ INLINE void gated_row_backward(int n, const Row *r, float *RESTRICT carry, float
                                float *RESTRICT ddecay) {
   int c = 0;
   for (; c + LANES <= n; c += LANES) {
-    ask(r, c);
+    prefetch(r, c);
     __builtin_prefetch(r->before + c + r->next), __builtin_prefetch(r->dh + c + r->next);
     gated_columns_backward(c, c + LANES, r, carry, dx, dinput, drecurrent, ddecay);
   }
@@ -224,7 +224,7 @@ INLINE int64_t product(const Job *j, int64_t t, int64_t column) {
   return (gate * (j->high - j->low) + t - j->low) * size + column - gate * size;
 }
 
-// A token's row of the gated kernels, `steps` tokens before the one to ask for.
+// A token's row of the gated kernels, `steps` tokens before the one to prefetch.
 INLINE Row row(const Job *j, int64_t t, int64_t column, int64_t steps) {
   const int64_t at = t * j->width + column, of = product(j, t, column);
   return (Row){reset(j, t),
@@ -263,7 +263,7 @@ EVERY_CPU static void forward(const Job *j, int64_t column, int n) {
       for (int64_t t = from; t < done; t++) {
         const Row r = row(j, t, column, AHEAD);
         gated_row(n, &r, h);
-        put(j->out + t * D + column, h, n, stream);
+        store_row(j->out + t * D + column, h, n, stream);
       }
     }
     memcpy(j->last + s * D + column, h, n * sizeof(float));
@@ -297,16 +297,16 @@ EVERY_CPU static void backward(const Job *j, int64_t column, int n) {
       const float *before = t > done ? j->h + at - D : j->h0 + s * D + column;
       if (j->kind == SCAN_BACKWARD) {
         scan_row_backward(n, reset(j, t), j->a + at, before, j->dh + at, carry, da, dx);
-        put(j->da + at, da, n, stream);
-        put(j->dx + at, dx, n, stream);
+        store_row(j->da + at, da, n, stream);
+        store_row(j->dx + at, dx, n, stream);
       } else {
         const int64_t of = product(j, t, column);
         Row r = row(j, t, column, -AHEAD);
         r.before = before, r.dh = j->dh + at;
         gated_row_backward(n, &r, carry, dx, dinput, drecurrent, j->ddecay + column);
-        put(j->dx + at, dx, n, stream);
-        put(j->dinput + of, dinput, n, stream);
-        put(j->drecurrent + of, drecurrent, n, stream);
+        store_row(j->dx + at, dx, n, stream);
+        store_row(j->dinput + of, dinput, n, stream);
+        store_row(j->drecurrent + of, drecurrent, n, stream);
       }
     }
     memcpy(j->dh0 + s * D + column, carry, bytes);
@@ -336,7 +336,7 @@ static void *work(void *argument) {
     else
       backward(j, gate * share->size + low, (int)n);
   }
-  settle();
+  store_fence();
   return NULL;
 }
 
@@ -357,7 +357,7 @@ static void run(const Job *j, int64_t threads, Pool team) {
   for (int64_t i = 0; i < threads; i++) {
     shares[i] = (Share){j, all * i / threads, all * (i + 1) / threads, size, pieces};
   }
-  share_out(&(Parts){work, (char *)shares, sizeof *shares, threads, 0}, team);
+  parallel_for(&(Tasks){work, (char *)shares, sizeof *shares, threads, 0}, team);
 }
 
 // The arrays of each kind, in order; h may lie where x was. `sizes` is N, D, G, S, low, high.
@@ -417,9 +417,9 @@ EVERY_CPU static void *sum(void *argument) {
   for (int64_t i = 0; i < s->n; i += 64) {
     const int count = s->n - i < 64 ? (int)(s->n - i) : 64;
     for (int k = 0; k < count; k++) part[k] = s->a[i + k] + s->x[i + k];
-    put(s->out + i, part, count, s->n >= LARGE / 2);
+    store_row(s->out + i, part, count, s->n >= LARGE / 2);
   }
-  settle();
+  store_fence();
   return NULL;
 }
 
@@ -432,7 +432,7 @@ EXPORT void griffin_sum(const float *a, const float *x, float *out, int64_t n, i
     const int64_t high = i == threads - 1 ? n : n * (i + 1) / threads & ~(int64_t)15;
     shares[i] = (Sum){a + low, x + low, out + low, high - low};
   }
-  share_out(&(Parts){sum, (char *)shares, sizeof *shares, threads, 0}, griffin_team);
+  parallel_for(&(Tasks){sum, (char *)shares, sizeof *shares, threads, 0}, griffin_team);
 }
 
 // ---- XLA ------------------------------------------------------------------------------------
@@ -440,7 +440,7 @@ EXPORT void griffin_sum(const float *a, const float *x, float *out, int64_t n, i
 // Inputs are those of griffin_rglru; the states before, which a forward pass takes in `last`, come
 // behind them. Token arrays may be [B, T, D]; `resets` is [N].
 static void *call(Kind kind, CallFrame *frame) {
-  if (only_asked(frame)) return NULL;
+  if (is_metadata_query(frame)) return NULL;
   enum { MOST_ARRAYS = 16 };
   void *in[MOST_ARRAYS], *out[MOST_ARRAYS];
   Buffer **arrays = frame->in.values, **results = frame->out.values;

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array, ShapeDtypeStruct
 from jaxtyping import Bool, Float, Int
 
-from griffin_eval.kernels import cpu
+from griffin_eval.kernels.cpu import compiled
 from griffin_eval.kernels.rglru.reference import C, Gates
 
 
@@ -22,7 +22,7 @@ def unsupported(x: Array, gates: Gates | None, starts: Array | None) -> str | No
 
 @functools.cache
 def _missing() -> str | None:
-    return cpu.missing_in_jax(["scan", "scan_backward", "gated", "gated_backward"], _works)
+    return compiled.missing_in_jax(_works)
 
 
 def _works() -> bool:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from griffin_eval.kernels import cpu
+from griffin_eval.kernels.cpu import compiled
 from griffin_eval.kernels.rglru.reference import C, Gates
 
 # What `griffin_rglru` computes, and the arrays it takes: float32 but for starts and lengths [S],
@@ -31,7 +31,7 @@ def unsupported(x: Tensor, gates: Gates | None, starts: Tensor | None) -> str | 
         return f"the compiled kernels compute in float32, and x is {x.dtype}"
     if torch.compiler.is_compiling():
         return "torch.compile cannot look into the compiled kernels"
-    return None if cpu.library() else cpu.NOT_BUILT
+    return None if compiled.library() else compiled.NOT_BUILT
 
 
 def linear_scan(
@@ -116,7 +116,7 @@ def run(
         )
         for arrays in (into, out)
     ]
-    library = cpu.library_for_torch()
+    library = compiled.library_for_torch()
     assert library is not None
     library.griffin_rglru(kind, sizes, *pointers, torch.get_num_threads())
 

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Complex, Float, Inexact, Int
 
+from griffin_eval.kernels.rglru.plain_scan_jax import linear_scan as blocked_scan
 from griffin_eval.kernels.rglru.reference import MAX_SQRT_GRADIENT, C, Gates
-from griffin_eval.kernels.rglru.scan_jax import linear_scan as blocked_scan
 
 
-def wide_dtype(dtype: Any) -> Any:
+def accumulation_dtype(dtype: Any) -> Any:
     """float32, or the dtype itself where it is wider."""
     return dtype if jnp.dtype(dtype).itemsize >= 4 else jnp.float32
 
@@ -28,7 +28,7 @@ def linear_scan(
     scan: Callable[[Array, Array, Array], Array] = blocked_scan,
 ) -> tuple[Inexact[Array, "B T D"], Inexact[Array, "S D"]]:
     """See `griffin_eval.kernels.rglru.api.linear_scan`; ``scan`` is that of rows without resets."""
-    dtype, wider = x.dtype, wide_dtype(x.dtype)
+    dtype, wider = x.dtype, accumulation_dtype(x.dtype)
     a, x, h0 = a.astype(wider), x.astype(wider), h0.astype(wider)
     if resets is not None:
         a = jnp.where(resets[:, :, None], 0.0, a)
@@ -64,7 +64,7 @@ def rglru(
     scan: Callable[[Array, Array, Array], Array] = blocked_scan,
 ) -> tuple[Float[Array, "B T L"], Float[Array, "S L"]]:
     """See `griffin_eval.kernels.rglru.api.rglru`; ``scan`` is that of rows without resets."""
-    wider = wide_dtype(x.dtype)
+    wider = accumulation_dtype(x.dtype)
     x_t = x.astype(wider)
     # (1) and (2): r_t = sigma(W_a x_t + b_a), i_t = sigma(W_x x_t + b_x)
     r_t = jax.nn.sigmoid(block_diagonal(x_t, gates.recurrent_weight, gates.recurrent_bias))

@@ -5,11 +5,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Complex, Float, Inexact, Int
 from torch import Tensor
 
+from griffin_eval.kernels.rglru.plain_scan_torch import linear_scan as blocked_scan
 from griffin_eval.kernels.rglru.reference import MAX_SQRT_GRADIENT, C, Gates
-from griffin_eval.kernels.rglru.scan_torch import linear_scan as blocked_scan
 
 
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """float32, or the dtype itself where it is wider."""
     return torch.promote_types(dtype, torch.float32)
 
@@ -24,7 +24,7 @@ def linear_scan(
     starts: Int[Tensor, " S"] | None = None,
 ) -> tuple[Inexact[Tensor, "B T D"], Inexact[Tensor, "S D"]]:
     """See `griffin_eval.kernels.rglru.api.linear_scan`."""
-    dtype, wider = x.dtype, wide_dtype(x.dtype)
+    dtype, wider = x.dtype, accumulation_dtype(x.dtype)
     a, x, h0 = a.to(wider), x.to(wider), h0.to(wider)
     if resets is not None:
         a = torch.where(resets[:, :, None], 0.0, a)
@@ -60,7 +60,7 @@ def rglru(
     starts: Int[Tensor, " S"] | None = None,
 ) -> tuple[Float[Tensor, "B T L"], Float[Tensor, "S L"]]:
     """See `griffin_eval.kernels.rglru.api.rglru`."""
-    wider = wide_dtype(x.dtype)
+    wider = accumulation_dtype(x.dtype)
     x_t = x.to(wider)
     # (1) and (2): r_t = sigma(W_a x_t + b_a), i_t = sigma(W_x x_t + b_x)
     r_t = torch.sigmoid(block_diagonal(x_t, gates.recurrent_weight, gates.recurrent_bias))

@@ -6,8 +6,10 @@ from typing import Any
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from griffin_eval.kernels.rglru import plain_jax, rglru_tpu, scan_tpu
+from griffin_eval.kernels.rglru import plain_jax
 from griffin_eval.kernels.rglru.reference import Gates
+from griffin_eval.kernels.rglru.tpu import rglru as rglru_tpu
+from griffin_eval.kernels.rglru.tpu import scan as scan_tpu
 
 
 def unsupported(x: Array, gates: Gates | None, starts: Array | None) -> str | None:

@@ -6,8 +6,8 @@ rows at a time, and then the recurrence is the plain loop of the paper, in float
 With one warp and BLOCK a multiple of 32 no two threads ever talk to each other.
 
 Time is one chunk where segments and columns alone make enough programs. Otherwise there are three
-phases: every chunk is summed up by what it does to a state (a product and an end), `carry` walks
-through these sums, and every chunk is read again from the state that it starts with.
+phases: every chunk is summed up by what it does to a state (a product and an end), `scan_chunks`
+walks through these sums, and every chunk is read again from the state that it starts with.
 
 Arrays are flat, [N, D] of all tokens, states [S * chunks, D]. What the functions of `triton_torch`
 say of layouts, resets and padding holds here. Only Triton's own operations are used, none of its
@@ -333,7 +333,7 @@ def backward(
 
 @triton.jit
 @no_type_check
-def carry(
+def scan_chunks(
     product,  # [S, chunks, D]
     end,  # [S, chunks, D], of a chunk that starts with zeros
     first,  # [S, D] or None, the state that the first chunk starts with

@@ -23,8 +23,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from griffin_eval.errors import ArgumentError, MissingExtraError
+from griffin_eval.errors import MissingExtraError
 from griffin_eval.kernels.rglru.reference import C, Gates
+from griffin_eval.kernels.rglru.shapes import check_rglru, check_scan
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _COLUMNS = 64  # of a program, about; the kernels tune it
@@ -64,7 +65,8 @@ def linear_scan(
         NotImplementedError: another dtype, or no CUDA device.
         MissingExtraError: triton is not installed.
     """
-    _check(x, h0, resets, lengths, starts, a=a)
+    check_scan(x, a, h0, resets, lengths, starts)
+    _check_dtypes(a=a, x=x, h0=h0)
     layout = _layout(x, resets, lengths, starts, chunks)
     return _LinearScan.apply(a, x, h0, layout)  # type: ignore[no-any-return]
 
@@ -95,7 +97,8 @@ def rglru(
     """
     if gates.imaginary_param is not None:
         raise NotImplementedError("the Triton kernels have no complex gates")
-    _check(x, h0, resets, lengths, starts, **gates._asdict())
+    check_rglru(x, gates, h0, resets, lengths, starts)
+    _check_dtypes(x=x, h0=h0, **gates._asdict())
     layout = _layout(x, resets, lengths, starts, chunks)
     return _RGLRU.apply(x, h0, layout, *gates[:5])  # type: ignore[no-any-return]
 
@@ -173,12 +176,12 @@ class _Layout(NamedTuple):
             enable_fp_fusion=True,
         )
 
-    def carry(
+    def scan_chunks(
         self, product: Tensor, end: Tensor, first: Tensor | None, reverse: bool
     ) -> tuple[Tensor, Tensor]:
         """The states that the chunks start with, and the one after all of them."""
         states, last = torch.empty_like(end), torch.empty_like(end[:, 0])
-        _kernels().carry[self.segments, -(-self.width // 32)](
+        _kernels().scan_chunks[self.segments, -(-self.width // 32)](
             product,
             end,
             first,
@@ -293,7 +296,7 @@ def _forward(
             return h, last[:, 0]
         product = torch.empty_like(last)
         run(h0=None, h=None, last=last, product=product)
-        states, end = layout.carry(product, last, h0, reverse=False)
+        states, end = layout.scan_chunks(product, last, h0, reverse=False)
         run(h0=states, h=h, last=None, product=None)
         return h, end
 
@@ -316,7 +319,7 @@ def _backward(
             return before[:, 0]
         product, end = layout.states(h), layout.states(h)
         run(after=None, before=end, product=product, **dict.fromkeys(found))
-        states, dh0 = layout.carry(product, end, dlast, reverse=True)
+        states, dh0 = layout.scan_chunks(product, end, dlast, reverse=True)
         run(after=states, before=end, product=None, **found)
         return dh0
 
@@ -387,45 +390,13 @@ def _kernels() -> ModuleType:
     return triton_kernels
 
 
-def _check(
-    x: Tensor,
-    h0: Tensor | None,
-    resets: Tensor | None,
-    lengths: Tensor | None,
-    starts: Tensor | None,
-    **others: Tensor | None,
-) -> None:
-    """All that does not fit together, in one error."""
-    batch, rows, width = x.shape
-    segments = batch if starts is None else len(starts)
-    expected: dict[str, tuple[Tensor | None, tuple[int, ...]]] = {
-        "h0": (h0, (segments, width)),
-        "resets": (resets, (batch, rows)),
-        "lengths": (lengths, (segments,)),
-    }
-    if "a" in others:
-        expected["a"] = others["a"], (batch, rows, width)
-    else:
-        assert others["input_weight"] is not None
-        groups = others["input_weight"].shape[0]
-        size = width // groups
-        for kind in ("input", "recurrent"):
-            expected[f"{kind}_weight"] = others[f"{kind}_weight"], (groups, size, size)
-            expected[f"{kind}_bias"] = others[f"{kind}_bias"], (groups, size)
-        expected["recurrent_param"] = others["recurrent_param"], (width,)
+def _check_dtypes(**arrays: Tensor | None) -> None:
     wrong = [
-        f"{name} is {list(array.shape)} and should be {list(shape)}"
-        for name, (array, shape) in expected.items()
-        if array is not None and tuple(array.shape) != shape
+        f"{name} is {array.dtype}"
+        for name, array in arrays.items()
+        if array is not None and array.dtype not in DTYPES
     ]
-    if starts is not None and (batch != 1 or lengths is None):
-        wrong.append("packed segments need one row and lengths")
     if wrong:
-        raise ArgumentError(f"x is {list(x.shape)}: " + "; ".join(wrong))
-    floats = {"x": x, **others} | ({} if h0 is None else {"h0": h0})
-    other = [f"{name} is {array.dtype}" for name, array in floats.items() if array is not None]
-    other = [words for words in other if not words.endswith(tuple(map(str, DTYPES)))]
-    if other:
         raise NotImplementedError(
-            "the Triton kernels take float32, bfloat16 and float16: " + "; ".join(other)
+            "the Triton kernels take float32, bfloat16 and float16: " + "; ".join(wrong)
         )

@@ -1,0 +1,133 @@
+"""The fields of a config that the shapes of a checkpoint state, and those they cannot state."""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from griffin_eval.config import PRESETS, GriffinConfig
+from griffin_eval.converters.naming.ops import Shape
+from griffin_eval.errors import CheckpointError
+
+# No shape depends on these. Those with a number are the same in every published model.
+UNSEEN: dict[str, Any] = {
+    "visible_keys": None,
+    "embedding_scale": None,
+    "logits_soft_cap": None,
+    "norm_eps": 1e-6,
+    "rope_base": 10_000.0,
+    "rope_fraction": 0.5,
+}
+
+
+def fields_from_shapes(shapes: Mapping[str, Shape], source: str) -> dict[str, Any]:
+    """The fields of `GriffinConfig` that shapes by canonical name determine.
+
+    Raises:
+        CheckpointError: tensors without which nothing can be said are missing.
+    """
+
+    def of(name: str, rank: int) -> Shape | None:
+        shape = shapes.get(name)
+        return shape if shape is not None and len(shape) == rank else None
+
+    embedding = of("model.embed_tokens.weight", 2)
+    indices = {int(m[1]) for n in shapes if (m := re.match(r"model\.layers\.([0-9]{1,6})\.", n))}
+    if embedding is None or not indices:
+        raise CheckpointError(
+            f"{source}: no config, and none can be inferred, since the "
+            f"{'embedding' if embedding is None else 'layers'} of a Griffin model cannot be found "
+            "among its tensors"
+        )
+    known: dict[str, Any] = {"vocab_size": embedding[0], "width": embedding[1]}
+    known["num_layers"] = max(indices) + 1
+    blocks: list[str] = []
+    for i in range(known["num_layers"]):
+        layer = f"model.layers.{i}."
+        block = layer + "temporal_block."
+        attends = of(block + "k_proj.weight", 2)
+        if attends:
+            known["num_heads"] = embedding[1] // max(attends[0], 1)
+        if linear := of(block + "linear_x.weight", 2):
+            known["lru_width"] = linear[0]
+        if gate := of(block + "rg_lru.input_gate_weight", 3):
+            known["gate_blocks"] = gate[0]
+            imaginary = block + "rg_lru.imaginary_param" in shapes
+            known["complex_gates"] = imaginary or known.get("complex_gates", False)
+        if conv := of(block + "conv_1d.weight", 3):
+            known["conv_width"] = conv[2]
+        if up := of(layer + "mlp_block.up_proj.weight", 2):
+            known["mlp_width"] = up[0]
+        blocks.append("local_attention" if attends else "recurrent")
+    known["block_pattern"] = _shortest_pattern(blocks)
+    return known
+
+
+def complete_fields(
+    known: Mapping[str, Any], given: Mapping[str, Any], preset: str | None, source: str
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The fields of a config from what shapes say and what the user adds, and where each is from.
+
+    Of those in ``UNSEEN`` some may be lacking.
+
+    Args:
+        known: from `fields_from_shapes`.
+        given: fields the user sets.
+        preset: name of a preset that supplies what no shape can say.
+        source: named in errors.
+
+    Raises:
+        CheckpointError: the shapes are not those of the preset, or not those of any model.
+    """
+    if preset is not None and (differing := _differing(known, PRESETS[preset])):
+        raise CheckpointError(f"{source} is not preset {preset}: {'; '.join(differing)}")
+    if "mlp_width" not in known:
+        raise CheckpointError(f"{source}: no layer has an up_proj, which says how wide MLPs are")
+    fields = {name: value for name, value in UNSEEN.items() if value is not None}
+    origins = dict.fromkeys(fields, "default")
+
+    def add(values: Mapping[str, Any], origin: str) -> None:
+        fields.update(values)
+        origins.update(dict.fromkeys(values, origin))
+
+    if preset is not None:
+        add(dataclasses.asdict(PRESETS[preset]), f"preset {preset}")
+    add(known, "shapes")
+    add(given, "given")
+    # Fields that no block of this model uses.
+    heads = fields.get("num_heads", fields.get("gate_blocks", 1))
+    unused = {"num_heads": heads, "gate_blocks": heads, "complex_gates": False}
+    unused |= {"lru_width": fields["width"], "conv_width": 4}
+    if "num_heads" not in fields:
+        unused["visible_keys"] = 1
+    add({name: value for name, value in unused.items() if name not in fields}, "default")
+    return fields, origins
+
+
+def ask_for(unknown: Iterable[str], known: Mapping[str, Any], source: str) -> str:
+    """The sentence that asks for fields that nothing says."""
+    fit = [name for name, config in PRESETS.items() if not _differing(known, config)]
+    hint = f"; its shapes are those of preset {' or '.join(fit)}" if fit else ""
+    return (
+        f"{source} has no config, and its tensors do not say {', '.join(unknown)}: give a preset "
+        f"or these values{hint}"
+    )
+
+
+def _differing(known: Mapping[str, Any], preset: GriffinConfig) -> list[str]:
+    differing = [
+        f"{name} is {value}, not {getattr(preset, name)}"
+        for name, value in known.items()
+        if name not in ("vocab_size", "block_pattern") and value != getattr(preset, name)
+    ]
+    pattern, layers = known["block_pattern"], range(known["num_layers"])
+    if tuple(pattern[i % len(pattern)] for i in layers) != preset.block_types:
+        differing.append("its blocks are of other types")
+    return differing
+
+
+def _shortest_pattern(blocks: list[str]) -> tuple[str, ...]:
+    for length in range(1, len(blocks) + 1):
+        if all(blocks[i] == blocks[i % length] for i in range(len(blocks))):
+            return tuple(blocks[:length])
+    return tuple(blocks)

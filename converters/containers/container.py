@@ -1,0 +1,216 @@
+"""The interface of all containers (safetensors, PyTorch, Orbax), open, written and as kinds."""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, Self
+
+from griffin_eval.converters.arrays.pieces import CHUNK_BYTES
+from griffin_eval.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+
+MAX_NAME = 1000  # characters; messages show names in full
+
+Specs = Mapping[str, tuple[tuple[int, ...], str]]  # shape and dtype of every tensor, by name
+
+
+def natural_key(name: str) -> tuple[tuple[int, str], ...]:
+    """Sorts digits by value: ``layers.2`` before ``layers.10``."""
+    parts = re.split(r"([0-9]{1,18})", name)  # int() refuses thousands of digits
+    return tuple((int(p), "") if i % 2 else (0, p) for i, p in enumerate(parts))
+
+
+class NothingThere(CheckpointError):
+    """A path without anything that looks like a checkpoint."""
+
+
+class Tensor(Protocol):
+    """Facts of one tensor, known before it is read."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str:
+        """numpy's name of its dtype; of dtypes that no parameter has, perhaps the container's."""
+        ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Container(Protocol):
+    """A folder or file of named arrays, opened for reading.
+
+    Attributes:
+        left_out: whatever the container holds beside tensors, by name, each with the reason why
+            it is not one.
+    """
+
+    left_out: dict[str, str]
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Every `Tensor` by name, in natural order."""
+        ...
+
+    def numpy(self, name: str) -> "np.ndarray":
+        """One tensor, mapped from its file where that is possible."""
+        ...
+
+    def slice(self, name: str, start: int, stop: int) -> "np.ndarray":
+        """Entries ``start`` to ``stop`` of the first axis of a tensor, clipped as slices are."""
+        ...
+
+    def pieces(self, name: str, nbytes: int = CHUNK_BYTES) -> "Iterator[np.ndarray]":
+        """One tensor in contiguous pieces along its first axis, of about ``nbytes`` bytes.
+
+        Several threads may read, each another tensor.
+        """
+        ...
+
+    def torch(self, name: str) -> "torch.Tensor":
+        """One tensor that may be written to, which never reaches the file; mapped if possible."""
+        ...
+
+    def memory_to_read(self, name: str, piece: int | None) -> int:
+        """Bytes of memory that reading a tensor takes; 0 where files are mapped.
+
+        Args:
+            name: the tensor.
+            piece: bytes of the pieces in which it is read; None for the whole tensor at once.
+        """
+        ...
+
+    def files(self) -> Iterable[Path]:
+        """Every file that the tensors are read from."""
+        ...
+
+    def describe(self) -> str:
+        """The layout in a few words, for people."""
+        ...
+
+    def close(self) -> None:
+        """Releases the files; arrays that were returned stay valid."""
+        ...
+
+
+class Writer(ABC):
+    """Writes the tensors of a checkpoint, in any order, each once; threads may share it.
+
+    A context manager: leaving it without an exception completes the output.
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
+
+    @abstractmethod
+    def write(self, name: str, chunks: "Iterable[np.ndarray]") -> None:
+        """Writes one tensor, given in consecutive chunks along its first axis, or flat.
+
+        Raises:
+            ValueError: no such tensor or it was written before; chunks of another dtype or size.
+            BadInput: the system refuses, such as a full disk.
+        """
+
+    def finished_files(self, among: Collection[str]) -> list[str]:
+        """Files that an earlier run with the same specs finished: they are kept as they are.
+
+        Their tensors must not be written again. What else such runs left is removed. Call it
+        before the first ``write``, on a folder known to belong to the same conversion: values are
+        not compared.
+
+        Args:
+            among: names of files that may be kept.
+        """
+        return []
+
+
+class ContainerKind(ABC):
+    """One kind of container: how it is recognised, opened and written.
+
+    Attributes:
+        noun: its name with an article, for messages.
+        has_items: whether it may hold several checkpoints, chosen by ``item=``.
+        needs_config: whether a config.json always lies beside it, so that neither the config nor
+            the naming has to be inferred from its tensors.
+        is_folder: whether a checkpoint is a folder with everything below it, rather than some of
+            the files of a folder.
+        resumable: whether a conversion that was cut off can go on after the files it finished.
+        compressed: whether its files are smaller than the tensors in them.
+        library_memory: bytes that importing its libraries takes.
+    """
+
+    noun: str
+    has_items: bool = False
+    needs_config: bool = False
+    is_folder: bool = False
+    resumable: bool = False
+    compressed: bool = False
+    library_memory: int = 0
+
+    @abstractmethod
+    def looks_like(self, path: Path) -> bool:
+        """Whether a file or folder seems to be one, whole or damaged."""
+
+    @abstractmethod
+    def recognises(self, names: Collection[str]) -> bool:
+        """Whether a folder with files of these names seems to be one."""
+
+    def weight_files(self, names: list[str], where: str) -> list[str]:
+        """The names of the files that hold the weights, among those of a folder it recognises.
+
+        Raises:
+            CheckpointError: there are several candidates; ``where`` names the folder.
+        """
+        return names
+
+    @abstractmethod
+    def open(self, path: Path, item: str | None) -> Container:
+        """Opens a file or folder, of several checkpoints in it the one that ``item`` names.
+
+        Raises:
+            CheckpointError: it is damaged, or not of this kind.
+            ArgumentError: no such item, or several of equal standing.
+        """
+
+    @abstractmethod
+    def output_files(self, specs: Specs, max_shard_size: int) -> dict[str, str]:
+        """The file, or folder, of the output that each tensor goes into, by the tensor's name."""
+
+    @abstractmethod
+    def open_writer(
+        self,
+        folder: Path,
+        specs: Specs,
+        *,
+        piece: int,
+        max_shard_size: int,
+        on_disk: Callable[[str, Path], None],
+    ) -> Writer:
+        """A writer of tensors into a folder.
+
+        Args:
+            folder: an existing folder, empty but for files of an earlier run if ``resumable``.
+            specs: shape and dtype of every tensor.
+            piece: bytes of the pieces in which tensors will be given.
+            max_shard_size: bytes of a file, where the container has several.
+            on_disk: called, if ``resumable``, with the name of a finished file and its path as
+                yet, before the file gets that name.
+        """
+
+    def memory_to_write(self, nbytes: int, piece: int) -> int:
+        """Bytes that writing takes beside the pieces it is given.
+
+        Args:
+            nbytes: bytes of the largest tensor.
+            piece: bytes of a piece.
+        """
+        return 0

@@ -1,0 +1,240 @@
+"""Reads the msgpack files of flax and of Orbax's first versions: arrays are mapped, never loaded.
+
+A file is one msgpack map of maps. An array is extension 1: a msgpack list of shape, numpy's name
+of the dtype, and bytes. Arrays beyond 1 GiB are maps of flat chunks. Where Orbax stored an array
+elsewhere, the leaf is a string ``PLACEHOLDER://name``.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from griffin_eval.converters.arrays.dtypes import numpy_dtype
+from griffin_eval.converters.arrays.shapes import are_naturals
+from griffin_eval.converters.containers.mmap_reader import map_file
+from griffin_eval.errors import CheckpointError
+from griffin_eval.messages import DAMAGED, brief
+
+if TYPE_CHECKING:
+    import numpy as np
+
+PLACEHOLDER = "PLACEHOLDER://"
+
+_DEPTH = 64
+_CHUNKED = "__msgpack_chunked_array__"
+_ARRAY = 1
+_MAX_VALUES = 1 << 20  # far more than any model has; those of a hostile file would fill the memory
+# First byte -> number of bytes that hold a length, and what the length is of.
+_SIZED = {
+    **{0xC4: (1, "bytes"), 0xC5: (2, "bytes"), 0xC6: (4, "bytes")},
+    **{0xC7: (1, "ext"), 0xC8: (2, "ext"), 0xC9: (4, "ext")},
+    **{0xD9: (1, "str"), 0xDA: (2, "str"), 0xDB: (4, "str")},
+    **{0xDC: (2, "list"), 0xDD: (4, "list"), 0xDE: (2, "map"), 0xDF: (4, "map")},
+}
+_NUMBERS = {
+    0xCA: 4,
+    0xCB: 8,
+    0xCC: 1,
+    0xCD: 2,
+    0xCE: 4,
+    0xCF: 8,
+    0xD0: 1,
+    0xD1: 2,
+    0xD2: 4,
+    0xD3: 8,
+}
+_EXTENSIONS = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
+_CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
+
+
+class MappedArray:
+    """An array in a msgpack file; the same methods as of an array in zarr.
+
+    Attributes:
+        shape: shape of the array.
+        dtype: numpy's name of its dtype.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: str, parts: "list[np.ndarray]"):
+        self.shape, self.dtype, self.parts = shape, dtype, parts
+
+    def rows(self, nbytes: int) -> int:
+        """The number of rows to read at once, for pieces of ``nbytes``."""
+        return max(1, nbytes // max(1, math.prod(self.shape[1:]) * self.parts[0].itemsize))
+
+    def memory_to_read(self, nbytes: int | None) -> int:
+        """Bytes of memory that reading takes, in pieces of ``nbytes`` or (None) all at once."""
+        rows = self.shape[0] if nbytes is None and self.shape else self.rows(nbytes or 1)
+        return rows * math.prod(self.shape[1:]) * self.parts[0].itemsize
+
+    def whole(self) -> "np.ndarray":
+        """All of it, as a copy."""
+        return self._copy(0, math.prod(self.shape)).reshape(self.shape)
+
+    def read(self, start: int, stop: int) -> "np.ndarray":
+        """Rows of the array, as a copy."""
+        row = math.prod(self.shape[1:])
+        return self._copy(start * row, stop * row).reshape(stop - start, *self.shape[1:])
+
+    def _copy(self, first: int, last: int) -> "np.ndarray":
+        import numpy as np
+
+        out, at = np.empty(last - first, self.parts[0].dtype), 0
+        for part in self.parts:
+            begin, end = max(first, at), min(last, at + part.size)
+            if begin < end:
+                out[begin - first : end - first] = part[begin - at : end - at]
+            at += part.size
+        return out
+
+    def release(self) -> None:
+        """There is nothing to forget."""
+
+
+def read_msgpack(path: Path) -> dict[tuple[str, ...], Any]:
+    """Leaves by their keys: `MappedArray`, or numbers, strings and None as they are.
+
+    Raises:
+        CheckpointError: the file cannot be read, or is no msgpack of this kind.
+    """
+    try:
+        data = memoryview(map_file(path))
+        tree, end = _Decoder(data).value(0, 0)
+        if not isinstance(tree, dict):
+            raise ValueError("no map at its beginning")
+        if end != len(data):
+            raise ValueError(f"{len(data) - end} bytes after its end")
+        return dict(_leaves(tree, ()))
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{path}: expected msgpack as flax writes it, found {error}; {DAMAGED}"
+        ) from None
+
+
+def _leaves(tree: dict[str, Any], keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in tree.items():
+        if isinstance(value, list):
+            value = {str(i): item for i, item in enumerate(value)}
+        if not isinstance(value, dict):
+            yield (*keys, key), value
+        elif value.get(_CHUNKED) is True:
+            yield (*keys, key), _joined(value)
+        elif value:
+            yield from _leaves(value, (*keys, key))
+
+
+def _joined(value: dict[str, Any]) -> MappedArray:
+    chunks, sizes = value.get("chunks"), value.get("shape")
+    if not isinstance(chunks, dict) or not isinstance(sizes, dict) or not chunks:
+        raise ValueError("a chunked array without chunks or shape")
+    parts = [
+        part for i in range(len(chunks)) if isinstance(part := chunks.get(str(i)), MappedArray)
+    ]
+    shape = tuple(n for i in range(len(sizes)) if type(n := sizes.get(str(i))) is int)
+    if len(parts) < len(chunks) or len(shape) < len(sizes) or not are_naturals(shape):
+        raise ValueError("a chunked array whose chunks or shape are malformed")
+    arrays = [array for part in parts for array in part.parts]
+    if len({a.dtype for a in arrays}) > 1 or sum(a.size for a in arrays) != math.prod(shape):
+        raise ValueError(f"chunks that do not make up an array of shape {shape}")
+    return MappedArray(tuple(shape), parts[0].dtype, arrays)
+
+
+class _Decoder:
+    """Decodes the values of a file: only those that are there, and not too many of them."""
+
+    def __init__(self, data: memoryview):
+        self._data, self._left = data, _MAX_VALUES
+
+    def value(self, at: int, depth: int) -> tuple[Any, int]:
+        """The value at an offset, and the offset after it."""
+        self._left -= 1
+        if depth > _DEPTH or self._left < 0:
+            raise ValueError("maps nested too deeply" if depth > _DEPTH else "too many values")
+        first, at = self._taken(at, 1)[0], at + 1
+        if first <= 0x7F:
+            return first, at
+        if first >= 0xE0:
+            return first - 0x100, at
+        if first in _CONSTANTS:
+            return _CONSTANTS[first], at
+        if first in _NUMBERS:  # which one does not matter, but for those of shapes
+            size = _NUMBERS[first]
+            number = int.from_bytes(self._taken(at, size), "big", signed=first >= 0xD0)
+            return (float("nan") if first in (0xCA, 0xCB) else number), at + size
+        if first <= 0x8F:
+            kind, count = "map", first & 0x0F
+        elif first <= 0x9F:
+            kind, count = "list", first & 0x0F
+        elif first <= 0xBF:
+            kind, count = "str", first & 0x1F
+        elif first in _EXTENSIONS:
+            kind, count = "ext", _EXTENSIONS[first]
+        elif first in _SIZED:
+            width, kind = _SIZED[first]
+            count, at = int.from_bytes(self._taken(at, width), "big"), at + width
+        else:
+            raise ValueError(f"the byte {first:#x} at {at - 1}")
+        if kind == "map":
+            return self._map(at, count, depth)
+        if kind == "list":
+            return self._list(at, count, depth)
+        if kind == "ext":
+            code, at = self._taken(at, 1)[0], at + 1
+            self._taken(at, count)
+            array = self._array(at, at + count, depth) if code == _ARRAY else _Other(code)
+            return array, at + count
+        content = self._taken(at, count)
+        return (str(content, "utf-8") if kind == "str" else content), at + count
+
+    def _map(self, at: int, count: int, depth: int) -> tuple[dict[str, Any], int]:
+        entries = {}
+        for _ in range(count):
+            key, at = self.value(at, depth + 1)
+            if not isinstance(key, str | int):
+                raise ValueError("a key that is neither a string nor a number")
+            if str(key) in entries:
+                raise ValueError(f"the key {str(key)!r} twice")
+            entries[str(key)], at = self.value(at, depth + 1)
+        return entries, at
+
+    def _list(self, at: int, count: int, depth: int) -> tuple[list[Any], int]:
+        items = []
+        for _ in range(count):
+            item, at = self.value(at, depth + 1)
+            items.append(item)
+        return items, at
+
+    def _array(self, at: int, end: int, depth: int) -> MappedArray:
+        import numpy as np
+
+        fields, after = self.value(at, depth + 1)
+        if after != end or not isinstance(fields, list) or len(fields) != 3:
+            raise ValueError(f"no array at {at}")
+        shape, name, data = fields
+        name = name if isinstance(name, str) else str(name, "ascii")
+        if not name.isidentifier():  # numpy would read "(2,)f4" as Python
+            raise ValueError(f"an array of {brief(name)}")
+        dtype = numpy_dtype(name)
+        nbytes = len(data) if isinstance(data, memoryview) else -1
+        if (
+            not are_naturals(shape)
+            or dtype.hasobject
+            or dtype.itemsize * math.prod(shape) != nbytes
+        ):
+            raise ValueError(f"an array of {name} and shape {brief(shape)} with {nbytes} bytes")
+        return MappedArray(tuple(shape), name, [np.frombuffer(data, dtype)])
+
+    def _taken(self, at: int, count: int) -> memoryview:
+        if at + count > len(self._data):
+            raise ValueError(f"an end at {len(self._data)}, expected {at + count} bytes")
+        return self._data[at : at + count]
+
+
+class _Other:
+    """An extension that is no array, such as a scalar."""
+
+    def __init__(self, code: int):
+        self.code = code

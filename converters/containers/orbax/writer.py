@@ -1,0 +1,331 @@
+"""Writes an Orbax checkpoint array by array, in small chunks, so that memory stays small too.
+
+The layout is Orbax's own default, zarr (zstd) in an OCDBT database beside ``_METADATA``, so that
+stock Orbax restores it: ``PyTreeCheckpointer().restore(folder)``. tensorstore does the work; jax
+and Orbax are not needed.
+"""
+
+import itertools
+import json
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from griffin_eval.converters.arrays.dtypes import FLOATS, ITEM_BYTES
+from griffin_eval.converters.arrays.pieces import flattened
+from griffin_eval.converters.arrays.write import writing
+from griffin_eval.converters.containers.container import Writer
+from griffin_eval.converters.containers.orbax.find import (
+    MANIFEST,
+    STEP_METADATA,
+    TREE_METADATA,
+)
+from griffin_eval.converters.containers.orbax.store import reason, tensorstore
+from griffin_eval.errors import BadInput
+from griffin_eval.messages import listed
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# Stock Orbax makes one chunk of every array, and compressing one takes three times its size. With
+# 32 MiB, two cores are busy with a single array, and the writer takes 200 to 400 MiB, of which
+# about 200 are what malloc keeps. Smaller ones are no faster and make more files.
+CHUNK = 32 << 20
+_IN_FLIGHT = 2  # chunks being compressed and written
+_PART = 4 << 20  # bytes of an array that is not contiguous, copied at a time
+_DICT_KEY = 2  # Orbax's number for the key of a dict, as opposed to the index of a list
+_HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
+
+
+class OrbaxWriter(Writer):
+    """A context manager that writes arrays, then on ``close`` what makes them a checkpoint.
+
+    Leaves are marked as numpy arrays: unlike arrays of jax, which remember devices, they restore
+    on any machine, and as arrays of jax where those are asked for.
+
+    Several threads may write, each another array.
+
+    Attributes:
+        folder: where; made if it is not there.
+
+    Args:
+        specs: shape and dtype (one of ``FLOATS``) of every array to come, by name. A name is the
+            path of its keys joined by "/"; every key becomes one of a nested dict.
+        chunk: bytes of a chunk of zarr, on which the memory that is taken depends.
+
+    Raises:
+        ValueError: no arrays, an unknown dtype, names that cannot be told apart, or a folder that
+            holds an Orbax checkpoint.
+        MissingExtraError: tensorstore is not installed.
+        BadInput: the system refuses to write.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        specs: Mapping[str, tuple[tuple[int, ...], str]],
+        *,
+        chunk: int = CHUNK,
+    ) -> None:
+        self.folder = Path(folder)
+        self._closed = False
+        self._ts = tensorstore()
+        _check(specs)
+        self._specs = {name: (tuple(shape), dtype) for name, (shape, dtype) in specs.items()}
+        self._missing = dict.fromkeys(specs)
+        self._chunk = chunk
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if (self.folder / MANIFEST).exists() or (self.folder / TREE_METADATA).exists():
+                raise ValueError(f"{self.folder} holds an Orbax checkpoint already")
+        self._started = time.time_ns()
+        self._pending: deque[tuple[Any, int]] = deque()  # commits and their bytes
+        self._lock = threading.Lock()
+        self._context = self._ts.Context(
+            {
+                "cache_pool": {"total_bytes_limit": 0},
+                "cache_pool#ocdbt": {"total_bytes_limit": 20_000_000},
+                "file_io_sync": False,
+            }
+        )
+        self._declare()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            for pending in self._pending:  # nothing may write there any more
+                pending[0].exception()
+            self._pending.clear()
+
+    def write(self, name: str, chunks: "Iterable[np.ndarray]") -> None:
+        """Writes one array; see `Writer`.
+
+        Chunks are copied before the next one is asked for, so their memory may be used again.
+        """
+        if name not in self._specs:
+            raise ValueError(f"{name!r} is not among the arrays to write")
+        if name not in self._missing:
+            raise ValueError(f"{name!r} was written before")
+        shape, dtype = self._specs[name]
+        grid = chunk_shape(shape, ITEM_BYTES[dtype], self._chunk)
+        array = self._open(name, shape, dtype)
+        try:
+            pieces = _refilled(chunks, _regions(shape, grid), array.dtype.numpy_dtype)
+            for region, piece in pieces:
+                with self._lock:
+                    self._drain(_IN_FLIGHT * self._chunk - piece.nbytes)
+                    # The piece is nobody else's, so tensorstore may read it whenever it likes.
+                    future = array[region].write(piece, can_reference_source_data_indefinitely=True)
+                    self._pending.append((future.commit, piece.nbytes))
+        except _WrongChunks as error:
+            raise ValueError(f"{self.folder}: {name!r} {error} of shape {shape}") from None
+        del self._missing[name]
+
+    def close(self) -> None:
+        """Waits for what is being written, and writes the metadata.
+
+        Everything is then handed to the system, but nothing was fsynced: that is the caller's.
+
+        Raises:
+            ValueError: naming the arrays that were not written.
+            BadInput: the system refuses.
+        """
+        self._drain(0)
+        if self._missing:
+            raise ValueError(
+                f"{self.folder}: {len(self._missing)} arrays were never written: "
+                f"{listed(self._missing, repr)}"
+            )
+        if self._closed:
+            return
+        leaves = {}
+        for name in self._specs:
+            keys = name.split("/")
+            leaves[str(tuple(keys))] = {
+                "key_metadata": [{"key": key, "key_type": _DICT_KEY} for key in keys],
+                "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
+            }
+        tree = {
+            "tree_metadata": leaves,
+            "use_ocdbt": True,
+            "use_zarr3": False,
+            "store_array_data_equal_to_fill_value": True,
+            "custom_metadata": None,
+        }
+        step = {
+            "item_handlers": _HANDLER,
+            "metrics": {},
+            "performance_metrics": {},
+            "init_timestamp_nsecs": self._started,
+            "commit_timestamp_nsecs": time.time_ns(),
+            "custom_metadata": {},
+        }
+        with writing(self.folder):
+            (self.folder / STEP_METADATA).write_text(json.dumps(step), encoding="utf-8")
+            # The last one: without it, nobody takes the folder for a checkpoint.
+            (self.folder / TREE_METADATA).write_text(json.dumps(tree), encoding="utf-8")
+        self._closed = True
+
+    def _declare(self) -> None:
+        """Writes the metadata of every array, in one go: each alone would wait for the chunks."""
+        keys = {name: f"{name.replace('/', '.')}/.zarray" for name in self._specs}
+        try:
+            store = self._ts.KvStore.open(self._database(), context=self._context).result()
+            with self._ts.Transaction() as transaction:
+                for name, (shape, dtype) in self._specs.items():
+                    metadata = {
+                        **self._metadata(shape, dtype),
+                        "zarr_format": 2,
+                        "dtype": dtype if dtype == "bfloat16" else f"<f{ITEM_BYTES[dtype]}",
+                        "fill_value": None,
+                        "filters": None,
+                        "order": "C",
+                        "dimension_separator": ".",
+                    }
+                    store.with_transaction(transaction)[keys[name]] = json.dumps(metadata)
+        except (ValueError, OSError) as error:
+            raise self._refused(error) from None
+
+    def _open(self, name: str, shape: tuple[int, ...], dtype: str) -> Any:
+        spec = {
+            "driver": "zarr",
+            "dtype": dtype,
+            "metadata": self._metadata(shape, dtype),
+            "kvstore": {**self._database(), "path": f"{name.replace('/', '.')}/"},
+            "store_data_equal_to_fill_value": True,  # Orbax takes an absent chunk for damage
+            "recheck_cached_data": False,
+            "recheck_cached_metadata": False,
+        }
+        try:
+            return self._ts.open(
+                spec, context=self._context, open=True, assume_metadata=True
+            ).result()
+        except (ValueError, OSError) as error:
+            raise self._refused(error) from None
+
+    def _database(self) -> dict[str, Any]:
+        file = {"driver": "file", "path": f"{self.folder.absolute()}/"}
+        return {
+            "driver": "ocdbt",
+            # Data files have random names, and only the manifest names them.
+            "base": {**file, "file_io_locking": {"mode": "non_atomic"}},
+            "manifest": file,
+            "cache_pool": "cache_pool#ocdbt",
+            "config": {
+                "max_inline_value_bytes": 1024,
+                "max_decoded_node_bytes": 100_000_000,
+                "manifest_kind": "single",
+            },
+            "assume_config": True,
+        }
+
+    def _metadata(self, shape: tuple[int, ...], dtype: str) -> dict[str, Any]:
+        return {
+            "shape": shape,
+            "chunks": chunk_shape(shape, ITEM_BYTES[dtype], self._chunk),
+            "compressor": {"id": "zstd", "level": 1},  # of Orbax
+        }
+
+    def _drain(self, allowed: int) -> None:
+        """Waits until at most so many bytes are in flight."""
+        in_flight = sum(nbytes for _, nbytes in self._pending)
+        while self._pending and in_flight > allowed:
+            commit, nbytes = self._pending.popleft()
+            in_flight -= nbytes
+            try:
+                commit.result()
+            except (ValueError, OSError) as error:
+                raise self._refused(error) from None
+
+    def _refused(self, error: Exception) -> BadInput:
+        return BadInput(f"{self.folder} cannot be written: {reason(error)}")
+
+
+def chunk_shape(shape: tuple[int, ...], item_size: int, limit: int = CHUNK) -> tuple[int, ...]:
+    """The largest chunks of at most ``limit`` bytes that are contiguous in C order.
+
+    They have one entry along the leading axes, some along one axis, and all of the others; sizes
+    are balanced, so that the last is not much smaller.
+    """
+    if not shape:
+        return ()
+    sizes = [max(1, n) for n in shape]  # zarr has no chunks of size 0
+    inner, axis = item_size, len(sizes) - 1
+    while axis and inner * sizes[axis] <= limit:
+        inner *= sizes[axis]
+        axis -= 1
+    count = math.ceil(sizes[axis] / max(1, limit // inner))
+    return (1,) * axis + (math.ceil(sizes[axis] / count), *sizes[axis + 1 :])
+
+
+class _WrongChunks(ValueError):
+    """A phrase that follows the name of the array."""
+
+
+def _regions(shape: tuple[int, ...], grid: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+    """The parts of an array that the chunks of ``chunk_shape`` hold, in C order."""
+    starts = (range(0, n, step) for n, step in zip(shape, grid, strict=True))
+    for corner in itertools.product(*starts):
+        parts = zip(corner, grid, shape, strict=True)
+        yield tuple(slice(at, min(at + step, n)) for at, step, n in parts)
+
+
+def _refilled(
+    chunks: "Iterable[np.ndarray]", regions: Iterable[tuple[slice, ...]], dtype: "np.dtype"
+) -> Iterator[tuple[tuple[slice, ...], "np.ndarray"]]:
+    """Cuts consecutive elements anew: a fresh array for every region, which are in C order."""
+    import numpy as np
+
+    source = (flat for chunk in chunks for flat in flattened(chunk, _PART))
+    left, at = np.empty(0, dtype), 0  # of the present chunk, and where in it
+    given = wanted = 0
+    for region in regions:
+        piece = np.empty([part.stop - part.start for part in region], dtype)
+        flat, filled = piece.reshape(-1), 0
+        wanted += flat.size
+        while filled < flat.size:
+            while at == left.size:
+                chunk = next(source, None)
+                if chunk is None:
+                    given += filled
+                    raise _WrongChunks(f"was given {given} elements, fewer than those")
+                if chunk.dtype != dtype:
+                    raise _WrongChunks(f"was given chunks of {chunk.dtype}, expected {dtype}")
+                left, at = chunk, 0
+            count = min(flat.size - filled, left.size - at)
+            flat[filled : filled + count] = left[at : at + count]
+            filled, at = filled + count, at + count
+        given += filled
+        yield region, piece
+    if at < left.size or any(chunk.size for chunk in source):
+        raise _WrongChunks(f"was given more than the {wanted} elements")
+
+
+def _check(specs: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
+    if not specs:
+        raise ValueError("no arrays to write: expected at least one")
+    if unknown := [name for name, (_, dtype) in specs.items() if dtype not in FLOATS]:
+        names = listed(unknown, lambda name: f"{name!r} is {specs[name][1]}")
+        raise ValueError(f"expected dtypes {', '.join(FLOATS)}, but {names}")
+    if empty := [name for name, (shape, _) in specs.items() if 0 in shape]:
+        raise ValueError(f"Orbax holds no arrays without elements: {listed(empty, repr)}")
+    if malformed := [n for n in specs if not all(n.split("/")) or "\0" in n]:
+        raise ValueError(f"expected keys joined by '/', found {listed(malformed, repr)}")
+    stored: dict[str, str] = {}
+    inner = {prefix for name in specs for prefix in _prefixes(name)}
+    for name in specs:
+        other = stored.setdefault(name.replace("/", "."), name)  # as Orbax joins keys
+        if other != name:
+            raise ValueError(f"Orbax stores {other!r} and {name!r} under one name")
+        if name in inner:
+            raise ValueError(f"{name!r} is an array and holds others")
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    keys = name.split("/")
+    return ("/".join(keys[:i]) for i in range(1, len(keys)))

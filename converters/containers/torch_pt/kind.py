@@ -1,0 +1,60 @@
+"""The .pt file of torch.save as a kind of container."""
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from griffin_eval.converters.containers.container import Container, ContainerKind, Specs, Writer
+from griffin_eval.errors import CheckpointError
+from griffin_eval.messages import listed
+
+_FILE = "model.pt"
+
+
+class TorchPt(ContainerKind):
+    """A state dict that torch.save wrote, alone or within a trainer's file."""
+
+    noun = "a .pt file"
+    has_items = True
+    library_memory = 160 * 10**6
+
+    def looks_like(self, path: Path) -> bool:
+        from griffin_eval.converters.containers.torch_pt.reader import looks_like_torch
+
+        return looks_like_torch(path)
+
+    def recognises(self, names: Collection[str]) -> bool:
+        from griffin_eval.converters.containers.torch_pt.reader import torch_files
+
+        return bool(torch_files(names))
+
+    def weight_files(self, names: list[str], where: str) -> list[str]:
+        from griffin_eval.converters.containers.torch_pt.reader import torch_files
+
+        files = torch_files(names)
+        if len(files) > 1:
+            raise CheckpointError(
+                f"{where}: expected one .pt file, found {listed(files)}; download the one that is "
+                "meant and give its path"
+            )
+        return files
+
+    def open(self, path: Path, item: str | None) -> Container:
+        from griffin_eval.converters.containers.torch_pt.reader import TorchFile
+
+        return TorchFile(path, item=item)
+
+    def output_files(self, specs: Specs, max_shard_size: int) -> dict[str, str]:
+        return dict.fromkeys(specs, _FILE)
+
+    def open_writer(
+        self,
+        folder: Path,
+        specs: Specs,
+        *,
+        piece: int,
+        max_shard_size: int,
+        on_disk: Callable[[str, Path], None],
+    ) -> Writer:
+        from griffin_eval.converters.containers.torch_pt.writer import TorchWriter
+
+        return TorchWriter(folder / _FILE, specs)

@@ -1,0 +1,63 @@
+"""The facts of an inspected checkpoint as plain data."""
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+from griffin_eval.converters.inspection import Inspection
+from griffin_eval.converters.source.companions import tokenizer_folder
+from griffin_eval.layout import parameter_count
+
+
+def describe(inspection: Inspection) -> dict[str, Any]:
+    """The facts that ``griffin-eval inspect`` prints, ready for JSON.
+
+    Keys: ``format``, ``layout``, ``parameters``, ``parameters_without_embedding``, ``dtypes`` (how
+    many parameters are stored in each), ``tokenizer`` (files), ``left_out``, ``notes``, ``config``
+    and ``config_from`` (where each field is from; both have None where nothing says it),
+    ``tensors`` (all there are: name, shape, dtype, parameters), ``warnings`` and ``problems``.
+    """
+    holds: dict[str, list[str]] = {}
+    for binding in inspection.bindings:
+        holds.setdefault(binding.foreign, []).extend(spec.name for spec in binding.canonical)
+    tensors = [
+        {
+            "name": name,
+            "shape": list(tensor.shape),
+            "dtype": tensor.dtype,
+            "parameters": holds.get(name, []),
+        }
+        for name, tensor in inspection.container.tensors.items()
+    ]
+    config, origins = {}, {}
+    if inspection.config is not None:
+        for name, value in dataclasses.asdict(inspection.config).items():
+            unknown = name in inspection.unknown
+            config[name] = None if unknown else value
+            origins[name] = None if unknown else inspection.origins[name]
+    stored = {p: tensor["dtype"] for tensor in tensors for p in tensor["parameters"]}
+    low = [p for p, t in stored.items() if p.endswith("recurrent_param") and t.endswith("float16")]
+    question = inspection.missing_fields_message
+    warnings = [] if question is None else [question]
+    if low:
+        kinds = " and ".join(sorted({stored[name] for name in low}))
+        warnings.append(
+            f"{len(low)} recurrent_param are stored as {kinds}, in which decays close to 1 are "
+            "rounded away: convert from float32 if there is such a checkpoint"
+        )
+    return {
+        "format": inspection.format and inspection.format.name,
+        "layout": inspection.layout,
+        "parameters": inspection.config and parameter_count(inspection.config),
+        "parameters_without_embedding": inspection.config
+        and parameter_count(inspection.config, embedding=False),
+        "dtypes": dict(Counter(stored.values() or (t["dtype"] for t in tensors))),
+        "tokenizer": sorted(p.name for p in tokenizer_folder(inspection.folder).glob("tokenizer*")),
+        "left_out": inspection.left_out,
+        "notes": dict(inspection.notes),
+        "config": config,
+        "config_from": origins,
+        "tensors": tensors,
+        "warnings": warnings,
+        "problems": list(inspection.problems),
+    }

@@ -1,0 +1,31 @@
+"""The tensors of a checkpoint as another library names them and lays them out."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from griffin_eval.converters.naming.tables import NameRule, bind
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from griffin_eval.converters.checkpoint import Checkpoint
+
+
+def export(
+    checkpoint: "Checkpoint", table: Sequence[NameRule]
+) -> "Iterator[tuple[str, np.ndarray]]":
+    """Every tensor of a checkpoint by its name in a table, in the table's layout, one at a time.
+
+    Arrays may be read-only views, with strides.
+    """
+    for binding in bind(table, checkpoint.config):
+        parameters = (checkpoint.numpy(spec.name) for spec in binding.canonical)
+        yield binding.foreign, binding.op.to_foreign(*parameters)
+
+
+def put_nested(tree: dict[str, Any], name: str, value: Any) -> None:
+    """Puts a value into nested dicts, under keys that its name joins by "/"."""
+    *path, leaf = name.split("/")
+    for key in path:
+        tree = tree.setdefault(key, {})
+    tree[leaf] = value

@@ -1,0 +1,275 @@
+"""Finds out what a checkpoint is, and everything that is wrong with it, before a tensor is read."""
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.configs.from_shapes import (
+    UNSEEN,
+    ask_for,
+    complete_fields,
+    fields_from_shapes,
+)
+from griffin_eval.converters.configs.huggingface import (
+    CONFIG_FILE,
+    stated_fields,
+    to_griffin_config,
+)
+from griffin_eval.converters.configs.own import MODEL_TYPE, read_own_config
+from griffin_eval.converters.containers.container import Container, natural_key
+from griffin_eval.converters.containers.registry import CONTAINERS, open_container
+from griffin_eval.converters.formats import FORMATS, Format
+from griffin_eval.converters.mismatches import compare
+from griffin_eval.converters.naming.ops import Shape
+from griffin_eval.converters.naming.stacks import fit_stacks, place_stacks
+from griffin_eval.converters.naming.tables import (
+    EMBEDDING,
+    Binding,
+    NameRule,
+    canonical_shapes,
+    foreign_name,
+    matches,
+    write_out,
+)
+from griffin_eval.converters.naming.user_table import Names, read_names
+from griffin_eval.converters.overrides import NO_OVERRIDES, Overrides
+from griffin_eval.errors import BadInput, CheckpointError
+from griffin_eval.json_files import read_json
+from griffin_eval.messages import listed
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """Everything known of a checkpoint from its headers, and an output head that was compared.
+
+    Attributes:
+        path: the path as given.
+        folder: the folder of its config and tokenizer: the path, or the folder of a file.
+        container: the opened folder or file.
+        layout: the layout of the container, for people.
+        format: its format, one of `griffin_eval.converters.formats.FORMATS` or the user's own;
+            None if no naming is recognised.
+        config: the architecture; None if it cannot be known.
+        origins: by field of the config, the source of its value.
+        unknown: fields of the config that nothing states; their values in ``config`` mean nothing.
+        missing_fields_message: the sentence that asks for ``unknown``; None if nothing is.
+        bindings: the parameters that each tensor of the container holds.
+        left_out: tensors of the container that are no parameters, each with the reason.
+        notes: further facts that a conversion should record.
+        problems: sentences; with any of them the checkpoint cannot be used.
+    """
+
+    path: Path
+    folder: Path
+    container: Container
+    layout: str
+    left_out: dict[str, str]
+    format: Format | None = None
+    config: GriffinConfig | None = None
+    origins: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    unknown: Sequence[str] = ()
+    missing_fields_message: str | None = None
+    bindings: Sequence[Binding] = ()
+    notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    problems: Sequence[str] = ()
+
+
+def inspect(path: Path, overrides: Overrides = NO_OVERRIDES) -> Inspection:
+    """Inspects a checkpoint. The caller closes the container.
+
+    Args:
+        path: folder, or file of a ``.pt``.
+        overrides: facts that the files do not state, or state wrongly.
+
+    Raises:
+        CheckpointError: nothing there, or nothing that can be opened.
+        ArgumentError: an override that cannot be.
+    """
+    overrides.check()
+    names = None if overrides.names is None else read_names(overrides.names)
+    kind, container = open_container(path, overrides.item)
+    known = Inspection(
+        path=path,
+        folder=path if path.is_dir() else path.parent,
+        container=container,
+        layout=container.describe(),
+        left_out=dict(container.left_out),
+    )
+    try:
+        naming = find_naming(known, kind, names)
+        known = dataclasses.replace(
+            known,
+            format=naming.format,
+            layout=known.layout + naming.layout,
+            left_out={**known.left_out, **naming.ignored},
+        )
+        stated = find_config(known, naming, overrides)
+        bindings = write_out(naming.table, stated.config)
+        known = dataclasses.replace(
+            known,
+            format=stated.format,
+            config=stated.config,
+            origins=stated.origins,
+            unknown=stated.unknown,
+            missing_fields_message=stated.missing_fields_message,
+            bindings=bindings,
+        )
+        return _compared(known, naming, bindings, stated.config, names)
+    except BadInput as error:  # of the files: the overrides were checked
+        return dataclasses.replace(known, problems=[str(error)])
+    except BaseException:
+        container.close()
+        raise
+
+
+def _compared(
+    known: Inspection,
+    naming: "Naming",
+    bindings: Sequence[Binding],
+    config: GriffinConfig,
+    names: Names | None,
+) -> Inspection:
+    """The inspection with the outcome of `compare`."""
+    container, ignored = known.container, naming.ignored
+    comparison = compare(container, naming.table, bindings, config, names, ignored)
+    problems = []
+    if comparison.problems:
+        named = "" if names is None else f" as {names.path} names them"
+        advice = "; check that config.json and weights belong together"
+        problems.append(
+            f"{known.path} does not hold the parameters of its config{named}: "
+            f"{'; '.join(comparison.problems)}{advice * _has_config(known)}"
+        )
+    return dataclasses.replace(
+        known,
+        left_out=known.left_out | comparison.left_out,
+        notes=comparison.notes,
+        problems=problems,
+    )
+
+
+class Naming(NamedTuple):
+    """The names of a container's tensors.
+
+    Attributes:
+        format: the format with that naming.
+        table: its table, with the layers of the stacks that the container has.
+        layout: addition to the layout of the container, for people.
+        ignored: tensors that a user's table leaves out, each with the reason.
+    """
+
+    format: Format
+    table: Sequence[NameRule]
+    layout: str = ""
+    ignored: Mapping[str, str] = {}
+
+
+def find_naming(known: Inspection, kind: str, names: Names | None) -> Naming:
+    """The naming that a user's table states, or that the embedding's name tells.
+
+    Args:
+        known: the facts of the container.
+        kind: name of its kind in ``CONTAINERS``.
+        names: the user's table, if there is one.
+
+    Raises:
+        CheckpointError: no known naming, or layers stacked in an order that is not certain.
+    """
+    tensors, shapes = known.container.tensors, _shapes(known.container)
+    if names is not None:
+        format = Format(
+            f"{kind}, names of {names.path.name}", kind, names.rows, "", "names of a user's own"
+        )
+        unmapped = set(tensors) - {name for _, name, _ in matches(names.rows, tensors)}
+        ignored = names.ignored(sorted(unmapped, key=natural_key))
+        return Naming(format, fit_stacks(names.rows, shapes), ignored=ignored)
+    formats = [format for format in FORMATS.values() if format.container == kind]
+    embeddings = {foreign_name(f.table, EMBEDDING): f for f in reversed(formats)}
+    candidates = [format for name, format in embeddings.items() if name in tensors]
+    if CONTAINERS[kind].needs_config:  # which is told apart by it, and says what should be there
+        candidates = formats
+    if not candidates:
+        raise CheckpointError(
+            f"{known.path} holds no tensor named {' or '.join(embeddings)}, one of which every "
+            f"known naming has; it holds {listed(tensors)}: if these are of such a model, say "
+            "which is which in a table of names (--names, names=)"
+        )
+    table, uncertain = place_stacks(candidates[0].table, shapes)
+    if uncertain:
+        raise CheckpointError(
+            f"{known.path}: {len(uncertain)} tensors hold several layers each, along a first "
+            f"axis, but do not say which ({listed(uncertain, repr)}): say it in a table of "
+            "names (--names, names=), with stack = '0::3' or a list of layers"
+        )
+    layout = "" if table is candidates[0].table else ", layers stacked"
+    return Naming(candidates[0], fit_stacks(table, shapes), layout)
+
+
+class StatedConfig(NamedTuple):
+    """A config, and the sources of its fields; see `Inspection`."""
+
+    format: Format
+    config: GriffinConfig
+    origins: Mapping[str, str]
+    unknown: Sequence[str] = ()
+    missing_fields_message: str | None = None
+
+
+def find_config(known: Inspection, naming: Naming, overrides: Overrides) -> StatedConfig:
+    """The config that a config.json states, else the one that shapes and the user state.
+
+    Raises:
+        CheckpointError: there is none, or it contradicts itself.
+    """
+    needs_file = CONTAINERS[naming.format.container].needs_config and overrides.names is None
+    if _has_config(known) or needs_file:
+        return _read_config(known, naming.format, overrides)
+    path = str(known.path)
+    shapes = canonical_shapes(naming.table, _shapes(known.container))
+    from_shapes = fields_from_shapes(shapes, path)
+    fields, origins = complete_fields(from_shapes, overrides.fields, overrides.preset, path)
+    unknown = [name for name in UNSEEN if name not in fields]
+    # No shape depends on these, so that everything else can be checked without them.
+    nothing = {"visible_keys": 1, "embedding_scale": False, "logits_soft_cap": 0.0}
+    return StatedConfig(
+        naming.format,
+        GriffinConfig(**{**nothing, **fields}),
+        origins,
+        unknown,
+        ask_for(unknown, from_shapes, path) if unknown else None,
+    )
+
+
+def _read_config(known: Inspection, format: Format, overrides: Overrides) -> StatedConfig:
+    """The config of a config.json, and the fields that the user states instead."""
+    path = known.folder / CONFIG_FILE
+    raw = read_json(path)
+    if raw.get("model_type") == MODEL_TYPE:
+        config, stated, absent = read_own_config(raw, str(path)), set(raw), "default"
+        if format is FORMATS["hf"]:  # the same but for its config
+            format = FORMATS["griffin"]
+    else:
+        config, stated = to_griffin_config(raw, source=str(path)), stated_fields(raw)
+        absent = "transformers' default"
+    origins = {
+        field.name: CONFIG_FILE if field.name in stated else absent
+        for field in dataclasses.fields(GriffinConfig)
+    }
+    for name, value in overrides.fields.items():
+        if value != (stated_value := getattr(config, name)):
+            logger.warning("%s is %s, not %s as in %s", name, value, stated_value, path)
+        origins[name] = "given"
+    return StatedConfig(format, dataclasses.replace(config, **overrides.fields), origins)
+
+
+def _has_config(known: Inspection) -> bool:
+    return (known.folder / CONFIG_FILE).is_file()
+
+
+def _shapes(container: Container) -> dict[str, Shape]:
+    return {name: tensor.shape for name, tensor in container.tensors.items()}

@@ -1,0 +1,257 @@
+"""Puts a converted checkpoint in its place whole or not at all, and streams arrays into its files.
+
+Everything is written in a hidden sibling of the destination, ``.NAME.partial``, on the same disk:
+``new`` is what will become the destination, ``job`` says which conversion it belongs to, and
+``old``, on file systems that cannot swap two names, is what was there before.
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from griffin_eval.converters.arrays.write import writing
+from griffin_eval.errors import ArgumentError, BadInput
+
+_NEW, _OLD, _JOB = "new", "old", "job"
+# One of these is in every folder that --overwrite may replace: it must not empty someone's home.
+_MARKS = ("*.safetensors", "*.pt", "*.pth", "*.bin", "config.json", "_METADATA", "checkpoint")
+_AT_FDCWD, _NO_REPLACE, _EXCHANGE = -100, 1, 2  # of renameat2(2)
+
+
+class SafeOutput:
+    """A context manager that yields where to write, and on success moves that to ``destination``.
+
+    After a kill at any moment the destination is absent, the old one whole, or the new one whole,
+    and a rerun clears what was left. Where the file system can swap two names in one step (Linux:
+    ext4, XFS, Btrfs, tmpfs), replacing has no gap. Elsewhere (NFS, macOS) two renames follow each
+    other; after a kill between them the destination is absent, and the next run with the same
+    destination puts the old one back before anything else.
+
+    Attributes:
+        path: the folder to write into.
+        resumed: whether ``path`` holds what an earlier run of the same job had written.
+
+    Args:
+        destination: folder to make. Missing parent folders are made.
+        overwrite: replaces an existing destination, if it is a file or a checkpoint's folder.
+        resume: goes on with what an earlier run left, if it was the same job, and leaves what is
+            written for a later run when an exception ends the block. (A kill always leaves it.)
+        job: whatever identifies the conversion (source and options), compared on ``resume``.
+        protect: paths that replacing the destination must not remove, such as the source.
+
+    Raises:
+        ArgumentError: the destination exists, or must not be replaced; ``resume`` of another job.
+        BadInput: another process is writing it, or the system refuses; naming file and reason.
+    """
+
+    def __init__(
+        self,
+        destination: str | Path,
+        *,
+        overwrite: bool = False,
+        resume: bool = False,
+        job: str = "",
+        protect: Iterable[str | Path] = (),
+    ):
+        given = Path(os.path.abspath(os.path.expanduser(destination)))
+        # Links among the parents are followed once, here, so that later moves are within one disk.
+        self.destination = Path(os.path.realpath(given.parent)) / given.name
+        if not self.destination.name:
+            raise ArgumentError(f"{destination} cannot be an output: name a folder or file in it")
+        self._partial = self.destination.parent / f".{self.destination.name}.partial"
+        self.path = self._partial / _NEW
+        self.resumed = False
+        self._overwrite, self._resume = overwrite, resume
+        self._job = job.encode()
+        self._protect = [".", os.path.expanduser("~"), *protect]
+        self._lock: int | None = None
+
+    def __enter__(self) -> Path:
+        with writing(self.destination):
+            try:
+                self._begin()
+            except BaseException:
+                self._unlock()
+                raise
+        return self.path
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                with writing(self.destination):
+                    self._commit()
+        except BaseException:
+            kind = BaseException
+            raise
+        finally:
+            self._put_old_back()
+            if kind is None or not self._resume:
+                shutil.rmtree(self._partial, ignore_errors=True)
+            self._unlock()
+
+    def _begin(self) -> None:
+        if os.path.lexists(self._partial):
+            self._acquire()
+            self._heal()
+        self._check_destination()
+        if self._lock is None:
+            self.destination.parent.mkdir(parents=True, exist_ok=True)
+            self._partial.mkdir(exist_ok=True)
+            self._acquire()
+        job = self._partial / _JOB
+        if self._resume and self.path.exists():
+            if job.read_bytes() != self._job:
+                raise ArgumentError(
+                    f"{self._partial} was left by a conversion with another source or other "
+                    "options: repeat those to resume it, or start afresh without resuming"
+                )
+            self.resumed = True
+            return
+        job.unlink(missing_ok=True)  # first: half of what it stands for is not to be resumed
+        _remove(self.path)
+        job.write_bytes(self._job)
+        self.path.mkdir()
+
+    def _acquire(self) -> None:
+        """Locks the partial folder until this process ends, so that two cannot write into it."""
+        import fcntl
+
+        if self._partial.is_symlink() or not self._partial.is_dir():
+            raise ArgumentError(f"{self._partial} is in the way: expected no such file; remove it")
+        if strangers := set(os.listdir(self._partial)) - {_NEW, _OLD, _JOB}:
+            raise ArgumentError(
+                f"{self._partial} holds {min(strangers)!r}, which no conversion wrote: move it away"
+            )
+        self._lock = os.open(self._partial, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            same = os.path.samestat(os.fstat(self._lock), os.stat(self._partial))
+        except OSError as error:
+            if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                return  # a network disk without locks
+            same = False
+        if not same:  # held, or just removed by who held it
+            raise BadInput(f"another process is writing {self.destination}: wait until it ends")
+
+    def _heal(self) -> None:
+        """Undoes, or finishes, what a killed run was doing to the destination."""
+        self._put_old_back()
+        _remove(self._partial / _OLD)
+        if not (self._partial / _JOB).exists():  # removed before the new one was moved into place
+            _remove(self.path)
+
+    def _put_old_back(self) -> None:
+        old = self._partial / _OLD
+        if os.path.lexists(old) and not os.path.lexists(self.destination):
+            os.rename(old, self.destination)
+
+    def _check_destination(self) -> None:
+        to = self.destination
+        if not os.path.lexists(to):
+            return
+        if not self._overwrite:
+            raise ArgumentError(f"{to} already exists: remove it, name another, or overwrite it")
+        if to.is_symlink():
+            raise ArgumentError(f"{to} is a link, which is not overwritten: name what it points to")
+        kept = [p for p in self._protect if Path(os.path.realpath(p)).is_relative_to(to)]
+        if kept:
+            raise ArgumentError(f"{to} is not overwritten, since that would remove {kept[0]}")
+        if to.is_dir():
+            marked = any(next(to.glob(mark), None) for mark in _MARKS)
+            if not marked and next(to.iterdir(), None):
+                raise ArgumentError(
+                    f"{to} is not overwritten, since it is no checkpoint's folder: name another"
+                )
+
+    def _commit(self) -> None:
+        _sync_tree(self.path)
+        # From here on what is in the folder is not to be resumed: it may be the old one's remains.
+        (self._partial / _JOB).unlink()
+        _sync(self._partial)
+        to = self.destination
+        if not os.path.lexists(to):
+            _rename_to_new(self.path, to)
+        else:
+            self._check_destination()  # what is there may have come since
+            if not _renameat2(self.path, to, _EXCHANGE):
+                os.rename(to, self._partial / _OLD)
+                os.rename(self.path, to)
+        _sync(to.parent)
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def check_disk(bytes_needed: int, path: str | Path) -> None:
+    """Refuses an output that the disk cannot hold.
+
+    Args:
+        bytes_needed: bytes of everything that is to be written.
+        path: where; it and its parents need not exist.
+
+    Raises:
+        BadInput: naming what is needed and what is free.
+    """
+    there = Path(os.path.abspath(os.path.expanduser(path)))
+    while not there.exists():
+        there = there.parent
+    free = shutil.disk_usage(there).free
+    if bytes_needed > free:
+        raise BadInput(
+            f"{path} needs {bytes_needed / 1e9:.2f} GB, but {free / 1e9:.2f} GB are free on its "
+            "disk: free some, or name another disk"
+        )
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync(path: str | Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_tree(path: Path) -> None:
+    for folder, _, names in os.walk(path):
+        for name in names:
+            _sync(os.path.join(folder, name))
+        _sync(folder)
+    if path.is_file():
+        _sync(path)
+
+
+def _rename_to_new(source: Path, to: Path) -> None:
+    """Renames to a name that must not exist; what exists is never replaced."""
+    try:
+        if not _renameat2(source, to, _NO_REPLACE):
+            if os.path.lexists(to):
+                raise FileExistsError
+            os.rename(source, to)
+    except FileExistsError:
+        raise ArgumentError(f"{to} came into being meanwhile: remove it or name another") from None
+
+
+def _renameat2(source: Path, to: Path, flags: int) -> bool:
+    """renameat2(2), which Python lacks; False where the system or the disk does not have it."""
+    import ctypes
+
+    with suppress(AttributeError):
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+        if call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(to), flags) == 0:
+            return True
+        code = ctypes.get_errno()
+        if code not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+            raise OSError(code, os.strerror(code), str(to))
+    return False

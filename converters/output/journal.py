@@ -1,0 +1,91 @@
+"""The records that let a conversion that was cut off go on: its identity, and its journal."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import griffin_eval
+from griffin_eval.converters.configs.huggingface import CONFIG_FILE
+from griffin_eval.json_files import parse_json
+
+if TYPE_CHECKING:
+    from griffin_eval.converters.plan import Plan
+
+JOURNAL_FILE = ".griffin_journal.json"
+
+
+def job_of(plan: "Plan", max_shard_size: int) -> str:
+    """The identity of a conversion, as text: sources, options and the tool's version.
+
+    Of the files of a source, names, sizes and times of change count, not their bytes.
+    """
+    source = plan.source
+    stats = {path: os.stat(path) for path in _files(plan)}
+    return json.dumps(
+        {
+            "griffin_eval": griffin_eval.__version__,
+            "files": [[str(p), s.st_size, s.st_mtime_ns] for p, s in sorted(stats.items())],
+            "read": [
+                [binding.foreign, binding.entry, [spec.name for spec in binding.canonical]]
+                for binding in source.inspection.bindings
+            ],
+            "format": plan.target.name,
+            "config": dataclasses.asdict(plan.config),
+            "writes": [[write.binding.foreign, write.dtype] for write in plan.writes],
+            "notes": plan.notes,
+            "max_shard_size": max_shard_size,
+        },
+        default=str,
+    )
+
+
+def _files(plan: "Plan") -> set[Path]:
+    """The files that a conversion reads."""
+    beside = [plan.source.folder / CONFIG_FILE, *plan.companions]
+    files = (*plan.source.container.files(), *beside)
+    return {path.resolve() for path in files if path.is_file()}
+
+
+class Journal:
+    """The manifest's entries for the tensors of the files that are finished.
+
+    An entry is on the disk before its file gets its name, and after the file's data. So hashes
+    are those of what was read from the source, and nothing has to be read again; a file that was
+    touched since has no entry any more.
+
+    Attributes:
+        entries: for each file its ``tensors``, by canonical name, as in the manifest.
+    """
+
+    def __init__(self, folder: Path):
+        self._path = folder / JOURNAL_FILE
+        self.entries: dict[str, dict[str, Any]] = {}
+        try:
+            entries = parse_json(self._path.read_bytes())
+        except (OSError, ValueError):  # none yet; it is replaced as a whole, so never a half
+            return
+        for file, entry in entries.items():
+            path = folder / file
+            if path.is_file() and _stamp(path) == entry["stamp"]:
+                self.entries[file] = entry
+
+    def add(self, file: str, written: Path, tensors: dict[str, dict[str, Any]]) -> None:
+        """Notes a file whose data are on the disk, under the name ``written`` as yet."""
+        self.entries[file] = {"stamp": _stamp(written), "tensors": tensors}
+        new = self._path.with_suffix(".new")
+        with open(new, "w", encoding="utf-8") as handle:
+            json.dump(self.entries, handle)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(new, self._path)
+
+    def remove(self) -> None:
+        """Removes the journal: it is no part of a checkpoint."""
+        self._path.unlink(missing_ok=True)
+
+
+def _stamp(path: Path) -> list[int]:
+    status = os.stat(path)
+    return [status.st_size, status.st_mtime_ns]

@@ -1,0 +1,51 @@
+"""Facts of a checkpoint that a user states because its files do not, or wrongly."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from griffin_eval.config import PRESETS
+from griffin_eval.errors import ArgumentError
+from griffin_eval.messages import did_you_mean
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Overrides:
+    """Facts of a checkpoint that a user states because its files do not, or wrongly.
+
+    Attributes:
+        preset: name of a preset that supplies the fields that neither a config nor shapes state.
+        item: item of an Orbax checkpoint, or of a ``.pt`` file, that holds the parameters.
+        visible_keys, embedding_scale, logits_soft_cap: fields of the config.
+        names: TOML file that maps the names of the tensors; see
+            `griffin_eval.converters.naming.user_table`.
+    """
+
+    preset: str | None = None
+    item: str | None = None
+    visible_keys: int | None = None
+    embedding_scale: bool | None = None
+    logits_soft_cap: float | None = None
+    names: str | Path | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the config that are set."""
+        names = ("visible_keys", "embedding_scale", "logits_soft_cap")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def check(self) -> None:
+        """Refuses values that no checkpoint can have.
+
+        Raises:
+            ArgumentError: naming them.
+        """
+        if self.preset is not None and self.preset not in PRESETS:
+            raise ArgumentError(
+                f"unknown preset {self.preset!r}: expected one of {', '.join(PRESETS)}"
+                f"{did_you_mean(self.preset, PRESETS)}"
+            )
+        dataclasses.replace(PRESETS["recurrentgemma-2b"], **self.fields)
+
+
+NO_OVERRIDES = Overrides()

@@ -1,0 +1,141 @@
+"""The plan of a conversion, known from headers alone."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.arrays.dtypes import FLOATS, ITEM_BYTES
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.containers.container import ContainerKind
+from griffin_eval.converters.containers.registry import CONTAINERS
+from griffin_eval.converters.formats import Format, check_expressible
+from griffin_eval.converters.naming.tables import Binding, bind
+from griffin_eval.converters.source.companions import COMPANIONS, tokenizer_folder
+from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.layout import ParamSpec
+from griffin_eval.messages import did_you_mean
+
+MAX_SHARD_SIZE = 5 * 10**9
+
+
+class Write(NamedTuple):
+    """One tensor of the output.
+
+    Attributes:
+        binding: its name, layout and the parameters that it holds.
+        dtype: its dtype in the output.
+        cast_from: the dtypes of its parameters in the source that differ from it.
+    """
+
+    binding: Binding
+    dtype: str
+    cast_from: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(spec.size for spec in self.binding.canonical) * ITEM_BYTES[self.dtype]
+
+
+class Plan(NamedTuple):
+    """Everything a conversion will do, known from headers alone."""
+
+    source: Checkpoint
+    target: Format
+    config: GriffinConfig
+    writes: list[Write]
+    companions: list[Path]
+    notes: dict[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(write.nbytes for write in self.writes)
+
+    @property
+    def output(self) -> ContainerKind:
+        """The kind of container that is written."""
+        return CONTAINERS[self.target.container]
+
+    @property
+    def specs(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every tensor of the output, by its name there."""
+        return {w.binding.foreign: (w.binding.shape, w.dtype) for w in self.writes}
+
+
+def parse_dtypes(text: str | None) -> dict[str, str]:
+    """The rules in ``bfloat16`` or ``bfloat16,recurrent_param=bfloat16``: name's ending -> dtype.
+
+    The empty ending is the rule for all parameters but Λ and θ, which keep theirs unless named.
+
+    Raises:
+        ArgumentError: not of that form, or no dtype of that name.
+    """
+    rules: dict[str, str] = {}
+    for part in text.split(",") if text else []:
+        ending, _, dtype = part.strip().rpartition("=")
+        if dtype not in FLOATS:
+            raise ArgumentError(
+                f"unknown dtype {dtype!r}: expected {', '.join(FLOATS)}"
+                f"{did_you_mean(dtype, FLOATS)}"
+            )
+        rules[ending] = dtype
+    return rules
+
+
+def make_plan(
+    source: Checkpoint,
+    target: Format,
+    *,
+    dtypes: Mapping[str, str] | None = None,
+    vocab_size: int | None = None,
+) -> Plan:
+    """Decides every tensor of an output, from headers alone.
+
+    Args:
+        source: the checkpoint to convert.
+        target: the format to write.
+        dtypes: rules from `parse_dtypes`; by default everything keeps the dtype it has.
+        vocab_size: number of leading rows of the embedding to keep; None for all.
+
+    Raises:
+        CheckpointError: the target cannot express the model.
+        ArgumentError: a vocabulary larger than the one there is.
+    """
+    config, notes = source.config, dict(source.inspection.notes)
+    if vocab_size is not None and vocab_size != config.vocab_size:
+        if not 0 < vocab_size < config.vocab_size:
+            raise ArgumentError(
+                f"--vocab-size {vocab_size}: the model has {config.vocab_size} rows, and rows can "
+                "only be dropped"
+            )
+        notes["vocab_rows_dropped"] = config.vocab_size - vocab_size
+        config = dataclasses.replace(config, vocab_size=vocab_size)
+    check_expressible(config, target)
+    writes = []
+    for binding in bind(target.table, config):
+        stored = [source.dtypes[spec.name] for spec in binding.canonical]
+        wanted = {
+            _wanted(spec, have, dtypes or {})
+            for spec, have in zip(binding.canonical, stored, strict=True)
+        }
+        if len(wanted) > 1:
+            names = " and ".join(spec.name for spec in binding.canonical)
+            raise CheckpointError(
+                f"{target.name} holds {names} in one tensor, but they are "
+                f"{' and '.join(sorted(wanted))}: choose one with --dtype"
+            )
+        (dtype,) = wanted
+        writes.append(Write(binding, dtype, tuple(have for have in stored if have != dtype)))
+    folders = (tokenizer_folder(source.folder), source.folder)
+    companions = {
+        name: p for folder in folders for name in COMPANIONS if (p := folder / name).is_file()
+    }
+    return Plan(source, target, config, writes, list(companions.values()), notes)
+
+
+def _wanted(spec: ParamSpec, stored: str, rules: Mapping[str, str]) -> str:
+    for ending, dtype in rules.items():
+        if ending and spec.name.endswith(ending):
+            return dtype
+    return stored if spec.keep_float32 else rules.get("", stored)

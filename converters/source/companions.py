@@ -1,0 +1,23 @@
+"""The files that belong to a model beside its weights: tokenizer and settings of generation."""
+
+from pathlib import Path
+
+# What a tokenizer and generation need, in any format.
+COMPANIONS = (
+    "tokenizer.model",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+_TOKENIZERS = COMPANIONS[:2]  # either will do
+
+
+def tokenizer_folder(folder: Path) -> Path:
+    """The folder of a checkpoint's tokenizer: its own, or its parent, as Google publishes them."""
+    for place in (folder, folder.absolute().parent):
+        if any((place / name).is_file() for name in _TOKENIZERS):
+            return place
+    return folder

@@ -1,0 +1,204 @@
+"""Downloads a checkpoint from the hub: of all that a repository holds, one format and no more."""
+
+import glob
+import logging
+from collections.abc import Collection, Iterable
+from pathlib import Path, PurePosixPath
+
+from griffin_eval.converters.containers.container import ContainerKind
+from griffin_eval.converters.containers.registry import CONTAINERS, any_of
+from griffin_eval.converters.source.companions import COMPANIONS
+from griffin_eval.errors import CheckpointError
+from griffin_eval.messages import first_line, listed
+
+logger = logging.getLogger(__name__)
+
+_BESIDE = (".json", ".jinja", ".model")  # configs, manifests, indexes and tokenizers
+
+
+def download(repository: str, revision: str | None = None, subfolder: str | None = None) -> Path:
+    """The folder of a checkpoint in huggingface_hub's cache, downloaded if it is not there.
+
+    The repository's files are listed first, and what is fetched is of the commit that was listed.
+    Without the hub, what was downloaded before is used.
+
+    Args:
+        repository: a hub id, ``organisation/name``.
+        revision: branch, tag or commit; by default the repository's default branch.
+        subfolder: the folder within it that holds the checkpoint; by default its root, or the only
+            folder that holds one.
+
+    Raises:
+        CheckpointError: no checkpoint or several in the repository, or a download that failed,
+            with what to do.
+    """
+    what = repository if revision is None else f"{repository} at revision {revision!r}"
+    within = "" if subfolder is None else _path(PurePosixPath(subfolder))
+    try:
+        return _download(repository, revision, within, what)
+    except CheckpointError:
+        raise
+    except Exception as error:  # the hub's client, its transport and its storage raise many kinds
+        reason = _reason(error)
+    # Outside the handler, so that no traceback of the client comes along.
+    raise CheckpointError(f"{what} could not be downloaded: {reason}")
+
+
+def choose(files: Iterable[str], within: str, what: str) -> tuple[str, list[str]]:
+    """Decides which files of a repository to fetch.
+
+    Args:
+        files: paths of everything in it.
+        within: folder that was asked for; "" looks at the root, then below it.
+        what: the repository, for messages.
+
+    Returns:
+        The folder of the checkpoint, and the files that it consists of, companions included.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or there are several of equal standing.
+    """
+    folders: dict[str, list[str]] = {}
+    for file in sorted(files):
+        path = PurePosixPath(file)
+        folders.setdefault(_path(path.parent), []).append(path.name)
+    items = {folder for folder, names in folders.items() if _is_item(names)}
+    if within and not any(_inside(folder, within) for folder in folders):
+        below = sorted(folder for folder in folders if folder)
+        raise CheckpointError(
+            f"{what} has no subfolder {within!r}: expected one of {listed(below) or 'none'}"
+        )
+    chosen = within
+    if _kind(folders.get(within, ())) is None:
+        candidates = [
+            folder
+            for folder, names in folders.items()
+            if _inside(folder, within)
+            and _kind(names) is not None
+            and not any(folder != item and _inside(folder, item) for item in items)
+        ]
+        if not candidates:
+            paths = (_path(PurePosixPath(f, n)) for f in folders for n in folders[f])
+            there = listed(path for path in paths if _inside(path, within)) or "nothing"
+            raise CheckpointError(
+                f"{what} holds no checkpoint: expected {any_of(CONTAINERS.values())}, found {there}"
+            )
+        if len(candidates) > 1:
+            options = listed(sorted(candidates), lambda folder: f"subfolder={folder}")
+            raise CheckpointError(f"{what} holds several checkpoints; choose one: {options}")
+        (chosen,) = candidates
+    names = folders[chosen]
+    kind = _kind(names)
+    assert kind is not None
+    if kind.is_folder:
+        wanted = [PurePosixPath(f, n) for f in folders if _inside(f, chosen) for n in folders[f]]
+    else:
+        weights = kind.weight_files(names, f"{what}, {chosen}" if chosen else what)
+        wanted = [PurePosixPath(chosen, n) for n in names if n in weights or n.endswith(_BESIDE)]
+    if chosen:
+        above = _path(PurePosixPath(chosen).parent)
+        wanted += [PurePosixPath(above, n) for n in folders.get(above, ()) if n in COMPANIONS]
+    return chosen, list(map(_path, wanted))
+
+
+def _kind(names: Collection[str]) -> ContainerKind | None:
+    """The kind of checkpoint that a folder with files of these names holds; None if none."""
+    return next((kind for kind in CONTAINERS.values() if kind.recognises(names)), None)
+
+
+def _is_item(names: Collection[str]) -> bool:
+    """Whether a folder with files of these names is a checkpoint with everything below it."""
+    return any(kind.is_folder and kind.recognises(names) for kind in CONTAINERS.values())
+
+
+def _download(repository: str, revision: str | None, within: str, what: str) -> Path:
+    import huggingface_hub as hub
+    from huggingface_hub import errors
+
+    try:
+        info = hub.HfApi().model_info(repository, revision=revision)
+    except (errors.RevisionNotFoundError, errors.HFValidationError):
+        raise
+    except Exception as error:  # of the transport, which is another in other versions
+        snapshot, files = _cached(repository, revision, error)
+        if not isinstance(error, errors.OfflineModeIsEnabled):
+            logger.warning("%s is read from the cache: %s", what, _reason(error))
+        folder, wanted = choose(files, within, what)
+    else:
+        folder, wanted = choose([f.rfilename for f in info.siblings or ()], within, what)
+        snapshot = _fetch(repository, revision, wanted)  # by name, so that the cache knows it
+        if snapshot.name != info.sha:  # the branch has moved since
+            snapshot = _fetch(repository, info.sha, wanted)
+    if missing := [file for file in wanted if not (snapshot / file).is_file()]:
+        raise CheckpointError(
+            f"{what} is incomplete in the hub's cache, and the hub cannot be reached: "
+            f"{len(missing)} of {len(wanted)} files are missing ({listed(missing)}); download it "
+            "again with a network"
+        )
+    return snapshot / folder
+
+
+def _fetch(repository: str, revision: str | None, files: Iterable[str]) -> Path:
+    import huggingface_hub as hub
+
+    class Bar(hub.utils.tqdm):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs | {"disable": None})  # shown on a terminal only
+
+    exactly = [glob.escape(file) for file in files]
+    return Path(
+        hub.snapshot_download(repository, revision=revision, allow_patterns=exactly, tqdm_class=Bar)
+    )
+
+
+def _cached(repository: str, revision: str | None, error: Exception) -> tuple[Path, list[str]]:
+    """The snapshot in the cache, and the files of its repository; raises the error without one."""
+    import huggingface_hub as hub
+    from huggingface_hub import errors
+
+    try:
+        snapshot = Path(
+            hub.snapshot_download(  # nothing but where it is
+                repository, revision=revision, local_files_only=True, ignore_patterns=["*"]
+            )
+        )
+    except errors.LocalEntryNotFoundError as absent:
+        if isinstance(error, errors.HfHubHTTPError):
+            raise error from None
+        raise absent from error
+    try:
+        return snapshot, [f.path for f in hub.get_cached_repo_tree(repository, revision=revision)]
+    except (AttributeError, errors.CachedRepoTreeNotFoundError):  # of an older client, or by parts
+        paths = (path.relative_to(snapshot) for path in snapshot.rglob("*") if path.is_file())
+        return snapshot, [path.as_posix() for path in paths]
+
+
+def _inside(path: str, folder: str) -> bool:
+    return not folder or path == folder or path.startswith(f"{folder}/")
+
+
+def _path(path: PurePosixPath) -> str:
+    return "" if path == PurePosixPath() else str(path)
+
+
+def _reason(error: BaseException) -> str:
+    from huggingface_hub import errors
+
+    said = f"{type(error).__name__}: {first_line(error)}"
+    if isinstance(error, errors.GatedRepoError):
+        return "access to it has to be granted: ask for it on its page, then run 'hf auth login'"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "there is no such model, here or on the hub, or it is private: run 'hf auth login'"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return "the model has no such branch, tag or commit"
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        cause = error.__cause__ or error
+        return (
+            "it is no folder, it is not in the hub's cache, and the hub cannot be reached "
+            f"({type(cause).__name__}: {first_line(cause)})"
+        )
+    if isinstance(error, errors.HfHubHTTPError):
+        return f"the hub refused, {said}"
+    if isinstance(error, errors.HFValidationError):
+        return f"it is no hub id ({said})"
+    return f"{said}; run the command again: what has arrived is kept"

@@ -1,0 +1,52 @@
+"""Resolves ``pretrained=``: a folder or file here, or a model on the hub."""
+
+import os
+from pathlib import Path
+
+from griffin_eval.arguments import is_hub_id
+from griffin_eval.converters.containers.safetensors.files import leads_out
+from griffin_eval.errors import CheckpointError
+
+
+def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | None = None) -> Path:
+    """The path of a model, downloaded to huggingface_hub's cache if it is on the hub.
+
+    Args:
+        pretrained: an existing folder or ``.pt`` file, or a hub id, ``organisation/name``.
+        revision: branch, tag or commit of a hub id.
+        subfolder: the folder within it that holds the model; on the hub not needed where only one
+            does.
+
+    Raises:
+        CheckpointError: no such folder, a file, a revision of a local folder, or a download that
+            failed, with what to do.
+    """
+    if subfolder is not None and leads_out(subfolder):
+        raise CheckpointError(f"subfolder={subfolder!r} must be a path within the model's folder")
+    expanded = os.path.expanduser(pretrained)  # Path.expanduser raises for an unknown user
+    folder = Path(expanded)
+    if os.path.isdir(expanded):
+        if revision is not None:
+            raise CheckpointError(
+                f"revision={revision!r} only applies to a hub id, but {pretrained} is a folder"
+            )
+    elif folder.suffix in (".pt", ".pth") and os.path.isfile(expanded):
+        return folder
+    elif os.path.exists(expanded):
+        raise CheckpointError(
+            f"{pretrained} is a file: expected the folder that holds it, {folder.parent}"
+        )
+    elif "/" in pretrained and is_hub_id(pretrained):
+        from griffin_eval.converters.source.hub import download
+
+        return download(pretrained, revision, subfolder)
+    else:
+        raise CheckpointError(
+            f"no such folder: {pretrained!r}; expected an existing folder or a hub id such as "
+            "google/recurrentgemma-2b"
+        )
+    if subfolder is None:
+        return folder
+    if not os.path.isdir(folder / subfolder):
+        raise CheckpointError(f"{pretrained} has no subfolder {subfolder!r}")
+    return folder / subfolder

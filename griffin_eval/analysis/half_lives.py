@@ -1,0 +1,156 @@
+"""How long a checkpoint remembers: the half-lives of its RG-LRU channels.
+
+In one step the state of a channel is multiplied by a_t, with log a_t = -8 softplus(Λ) r_t, so that
+after n steps a share of exp(Σ log a_t) of it is left. Half of it is left after
+
+    ln 2 / (8 softplus(Λ) r)   tokens
+
+where r is the mean of the recurrence gate r_t, which depends on the text. r = 1 gives the shortest
+half-life that Λ allows; r = 0.5 is where untrained gates are; a closed gate (r near 0) keeps the
+state for as long as it stays closed. A measured half-life takes the mean of r_t over a text, the
+first token left out, since it starts from an empty state whatever its gate is.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.checkpoint import Checkpoint
+
+C = 8.0  # the constant c of equation (3)
+CHUNK = 512  # tokens that are read in one step
+BINS = 50  # bins of the histogram of r_t, from 0 to 1
+QUANTILES = (0.05, 0.5, 0.95)  # shares of the channels of a layer
+
+
+class ChannelDecay(NamedTuple):
+    """How fast the channels of one recurrent block forget.
+
+    Attributes:
+        number: index of the layer in the model, from 0.
+        rate: float64 [D], 8 softplus(Λ): nats by which the state fades in a step with an open gate
+            (r_t = 1). D is L for real channels; L / 2 for complex ones, whose modulus fades so.
+        mean_gate: float64 [D], mean of r_t over the text; None if no text was read.
+        histogram: int64 [BINS], counts of r_t over all channels and tokens of the text; None if no
+            text was read.
+    """
+
+    number: int
+    rate: np.ndarray
+    mean_gate: np.ndarray | None
+    histogram: np.ndarray | None
+
+    def half_life(self, gate: float | np.ndarray) -> np.ndarray:
+        """float64 [D]: tokens after which half of a channel's state is left, ∞ if it never fades.
+
+        Args:
+            gate: mean of r_t, one number or [D].
+        """
+        with np.errstate(divide="ignore"):
+            return np.log(2) / (self.rate * gate)
+
+
+def decay_rates(checkpoint: Checkpoint) -> list[ChannelDecay]:
+    """The recurrent layers in order, with the rates that Λ gives and no measured gates."""
+    layers = []
+    for number in _recurrent_layers(checkpoint.config):
+        rate = C * np.logaddexp(0, _read(checkpoint, number, "recurrent_param"))
+        layers.append(ChannelDecay(number, rate, mean_gate=None, histogram=None))
+    return layers
+
+
+def measure(
+    checkpoint: Checkpoint,
+    ids: np.ndarray,
+    *,
+    framework: str,
+    device: str | None = None,
+    progress: Callable[[int], Any] = lambda tokens: None,
+) -> list[ChannelDecay]:
+    """The recurrent layers in order, with their gates on a text that is read as one document.
+
+    Args:
+        checkpoint: the model, which runs in its own dtype; the gates are computed in float32.
+        ids: int [T], T ≥ 2, tokens of the document, with BOS if the model expects it.
+        framework: ``torch`` or ``jax``.
+        device: name of the device in the framework; None for its default.
+        progress: called after each step with the number of tokens that it read.
+    """
+    model: Any = importlib.import_module(f"griffin_eval.analysis.gates_{framework}")
+    layers = decay_rates(checkpoint)
+    gates = [
+        tuple(
+            _read(checkpoint, layer.number, f"recurrent_gate_{part}").astype(np.float32)
+            for part in ("weight", "bias")
+        )
+        for layer in layers
+    ]
+    sums = [np.zeros(len(layer.rate)) for layer in layers]
+    histograms = [np.zeros(BINS, np.int64) for _ in layers]
+    first = 1  # the first token of the document is left out
+    for inputs in model.rg_lru_inputs(checkpoint, ids, CHUNK, device):
+        for x, (weight, bias), total, histogram in zip(
+            inputs, gates, sums, histograms, strict=True
+        ):
+            r = recurrence_gate(x[first:], weight, bias)
+            total += r.sum(0, dtype=np.float64)
+            histogram += np.histogram(r, BINS, (0, 1))[0]
+        first = 0
+        progress(len(inputs[0]))
+    return [
+        layer._replace(mean_gate=total / (len(ids) - 1), histogram=histogram)
+        for layer, total, histogram in zip(layers, sums, histograms, strict=True)
+    ]
+
+
+def recurrence_gate(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """[T, D]: r_t = σ(W_a x_t + b_a) of equation (1), where W_a is block diagonal.
+
+    Args:
+        x: [T, L], input of the RG-LRU.
+        weight: [G, L/G, D/G], the G blocks of W_a.
+        bias: [G, D/G], b_a.
+    """
+    blocks = x.reshape(len(x), *weight.shape[:2]).swapaxes(0, 1)  # [G, T, L/G]
+    z = (blocks @ weight + bias[:, None]).swapaxes(0, 1).reshape(len(x), -1)
+    return np.exp(-np.logaddexp(0, -z))
+
+
+def summary(layer: ChannelDecay, visible_keys: int | None) -> dict[str, Any]:
+    """Quantiles over the channels of one layer, by the names that ``--json`` prints.
+
+    Args:
+        layer: the layer, with or without measured gates.
+        visible_keys: keys that a query of local attention sees, its own included; None if the
+            model has no local attention.
+    """
+
+    def quantiles(values: np.ndarray) -> dict[str, float]:
+        # Always the value of a channel, never a mean of two.
+        chosen = np.quantile(values, QUANTILES, method="inverted_cdf")
+        return {f"{q:.0%}": float(v) for q, v in zip(QUANTILES, chosen, strict=True)}
+
+    numbers: dict[str, Any] = {
+        "layer": layer.number,
+        "half_life_gate_1": quantiles(layer.half_life(1.0)),
+        "half_life_gate_0.5": quantiles(layer.half_life(0.5)),
+    }
+    if layer.mean_gate is not None:
+        measured = layer.half_life(layer.mean_gate)
+        numbers["mean_gate"] = quantiles(layer.mean_gate)
+        numbers["half_life_measured"] = quantiles(measured)
+        if visible_keys is not None:
+            numbers["share_beyond_window"] = float((measured > visible_keys).mean())
+    return numbers
+
+
+def _recurrent_layers(config: GriffinConfig) -> Iterator[int]:
+    return (i for i, kind in enumerate(config.block_types) if kind == "recurrent")
+
+
+def _read(checkpoint: Checkpoint, layer: int, name: str) -> np.ndarray:
+    array = checkpoint.numpy(f"model.layers.{layer}.temporal_block.rg_lru.{name}")
+    return array.astype(np.float64)

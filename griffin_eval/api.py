@@ -1,0 +1,183 @@
+"""What ``import griffin_eval`` offers of checkpoints: opened, converted, compared and loaded.
+
+Scoring and generation are in `griffin_eval.evaluator`.
+
+Paths may be a folder in any format, a ``.pt`` file, or a hub id; they are read as the commands of
+``griffin-eval`` read them. Everything that a user can get wrong raises a `ValueError` of one
+sentence, and a library that is not installed an `ImportError` that names the pip command.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from griffin_eval.arguments import parse_size
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.overrides import Overrides
+from griffin_eval.converters.verify import Comparison
+from griffin_eval.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from griffin_eval import model_jax, model_torch
+
+__all__ = [
+    "Checkpoint",
+    "Comparison",
+    "convert",
+    "load",
+    "open_checkpoint",
+    "verify",
+]
+
+
+def open_checkpoint(
+    path: str | Path,
+    *,
+    preset: str | None = None,
+    item: str | None = None,
+    visible_keys: int | None = None,
+    embedding_scale: bool | None = None,
+    logits_soft_cap: float | None = None,
+    names: str | Path | None = None,
+    revision: str | None = None,
+    subfolder: str | None = None,
+) -> Checkpoint:
+    """Opens a checkpoint of any format; weights are read when they are asked for.
+
+    Args:
+        path: folder, ``.pt`` file or hub id.
+        preset: name in `PRESETS` that supplies the fields which neither config nor shapes state.
+        item: item of an Orbax checkpoint or ``.pt`` file that holds the parameters.
+        visible_keys: number of keys that local attention sees, the query's own included.
+        embedding_scale: whether embeddings are multiplied by the square root of the width.
+        logits_soft_cap: soft cap of the logits; 0 for none.
+        names: TOML file that maps the names of the tensors.
+        revision: branch, tag or commit of a hub id.
+        subfolder: folder within it that holds the checkpoint.
+
+    Returns:
+        The checkpoint: ``config`` (a `GriffinConfig`), ``dtypes`` by parameter, and
+        ``numpy(name)``, a parameter by its name in the model.
+
+    Raises:
+        ValueError: it cannot be read as a model; says which file or tensor, and what to do.
+    """
+    from griffin_eval.converters.source.resolve import resolve
+
+    overrides = Overrides(
+        preset=preset,
+        item=item,
+        visible_keys=visible_keys,
+        embedding_scale=embedding_scale,
+        logits_soft_cap=logits_soft_cap,
+        names=names,
+    )
+    return Checkpoint(resolve(str(path), revision=revision, subfolder=subfolder), overrides)
+
+
+def convert(
+    source: str | Path | Checkpoint,
+    destination: str | Path,
+    *,
+    to: str,
+    dtype: str | None = None,
+    max_shard_size: str = "5GB",
+    overwrite: bool = False,
+) -> Checkpoint:
+    """Writes a checkpoint in another format, with a manifest that proves what was written.
+
+    The destination appears when it is whole. Memory does not grow with the model.
+
+    Args:
+        source: path, or a checkpoint that is open already.
+        destination: folder to write.
+        to: name of a format, such as ``hf``, ``griffin``, ``deepmind-torch``, ``deepmind-flax``.
+        dtype: dtype of the tensors, such as ``bfloat16``; None for that of the source.
+        max_shard_size: size of a safetensors file at most.
+        overwrite: whether to replace a destination that exists.
+
+    Returns:
+        The new checkpoint, open.
+
+    Raises:
+        ValueError: an unknown format or dtype, one that cannot hold this model, a destination that
+            exists, or a disk that is too small.
+    """
+    from griffin_eval.converters.convert import convert_checkpoint
+    from griffin_eval.converters.formats import format_named
+    from griffin_eval.converters.plan import make_plan, parse_dtypes
+
+    checkpoint = opened(source)
+    plan = make_plan(checkpoint, format_named(to), dtypes=parse_dtypes(dtype))
+    shard = parse_size(max_shard_size, "max_shard_size")
+    convert_checkpoint(plan, Path(destination), overwrite=overwrite, max_shard_size=shard)
+    return Checkpoint(Path(destination))
+
+
+def verify(one: str | Path | Checkpoint, other: str | Path | Checkpoint) -> Comparison:
+    """Compares two checkpoints, in whatever formats they are, tensor by tensor.
+
+    Args:
+        one: path, or a checkpoint that is open already.
+        other: another.
+
+    Returns:
+        ``same``, true if all is equal bit for bit; ``config``, the fields that differ;
+        ``tensors``, the parameters that differ; ``compared``, the number of parameters.
+
+    Raises:
+        ValueError: one of them cannot be read as a model.
+    """
+    from griffin_eval.converters.verify import compare
+
+    return compare(opened(one), opened(other))
+
+
+def load(
+    checkpoint: str | Path | Checkpoint,
+    *,
+    framework: str | None = None,
+    dtype: str = "auto",
+    device: Any = None,
+) -> "model_torch.griffin.Griffin | model_jax.griffin.Griffin":
+    """Loads the model of a checkpoint, to build upon: a `torch.nn.Module` or a `flax.nnx.Module`.
+
+    Both have the same methods: ``init_state(batch)``, ``step(tokens, lengths, state)`` that gives
+    hidden vectors [B, T, D] and the next state, and ``logits(hidden)`` [..., V].
+
+    Args:
+        checkpoint: path, or a checkpoint that is open already.
+        framework: ``torch`` or ``jax``; None for the first of these that is installed.
+        dtype: float32, bfloat16, float16, float64, or ``auto`` for that of the checkpoint.
+        device: a `torch.device` or its name, or a `jax.Device`; None for the CPU in PyTorch and
+            JAX's default.
+
+    Raises:
+        ValueError: the checkpoint cannot be read as a model, or an argument that cannot be.
+        ImportError: the framework is not installed.
+    """
+    from griffin_eval.runners.load import choose_framework
+    from griffin_eval.runners.protocol import DTYPES
+
+    framework, source = choose_framework(framework), opened(checkpoint)
+    if dtype not in ("auto", *DTYPES):
+        raise ArgumentError(f"unknown dtype {dtype!r}: expected auto, {', '.join(DTYPES)}")
+    name = source.dtype if dtype == "auto" else dtype
+    if framework == "torch":
+        import torch
+
+        from griffin_eval.model_torch.loading import load as load_torch
+
+        where = None if device is None else torch.device(device)
+        return load_torch(source, getattr(torch, name), where)
+    import jax
+
+    from griffin_eval.model_jax.loading import load as load_jax
+
+    if name == "float64" and not jax.config.read("jax_enable_x64"):
+        raise ArgumentError("float64 in JAX needs jax.config.update('jax_enable_x64', True)")
+    return load_jax(source, name, device)
+
+
+def opened(checkpoint: str | Path | Checkpoint) -> Checkpoint:
+    """The checkpoint at a path, or the one that is open already."""
+    return checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)

@@ -1,0 +1,127 @@
+"""Checks arguments of commands, models and tasks: sizes, counts, lists of lengths."""
+
+import re
+from typing import Any
+
+from griffin_eval.errors import ArgumentError
+
+
+def positive_integer(name: str, value: Any, also: str = "") -> int:
+    """A positive integer that may be given as text.
+
+    Args:
+        name: of the argument, for the error.
+        value: what was given.
+        also: what else is allowed, as the end of a phrase (" or auto").
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        number = 0
+    if number < 1:
+        raise ArgumentError(f"{name} must be a positive integer{also}, found {value!r}")
+    return number
+
+
+def visible_keys_argument(
+    *, visible_keys: Any = None, window: Any = None, **_: Any
+) -> dict[str, Any]:
+    """The number of visible keys by the name under which it was given; empty if it was not.
+
+    Args:
+        visible_keys: keys that a query of local attention sees, its own included.
+        window: another name of ``visible_keys``.
+
+    Raises:
+        ArgumentError: both are given and differ.
+    """
+    if visible_keys is None:
+        return {} if window is None else {"window": window}
+    if window not in (None, visible_keys):
+        raise ArgumentError(
+            f"visible_keys={visible_keys!r} and window={window!r} are two names of one number: "
+            "give visible_keys alone"
+        )
+    return {"visible_keys": visible_keys}
+
+
+def one_visible_keys(visible_keys: Any, window: Any) -> Any:
+    """The number of visible keys, under whichever name it was given; None if it was not.
+
+    Args and errors: see `visible_keys_argument`.
+    """
+    given = visible_keys_argument(visible_keys=visible_keys, window=window)
+    return next(iter(given.values()), None)
+
+
+def token_counts(text: str) -> list[int]:
+    """The lengths in the text of ``--lengths``, numbers of tokens with commas between them.
+
+    Raises:
+        ArgumentError: it is no such text.
+    """
+    parts = text.split(",")
+    if not all(part.isdecimal() for part in parts):
+        raise ArgumentError(f"--lengths {text!r}: expected numbers of tokens such as 100000")
+    return [int(part) for part in parts if int(part)]
+
+
+def is_integer(value: Any) -> bool:
+    """Whether a value is an integer and not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_integers(task: str, least: int = 1, **given: Any) -> None:
+    """Checks values of a task's metadata.
+
+    Args:
+        task: name of the task, for the error.
+        least: smallest integer that is allowed.
+        given: values by name.
+
+    Raises:
+        ArgumentError: a value is neither an integer of at least ``least`` nor a list of such.
+    """
+    for name, value in given.items():
+        numbers = value if isinstance(value, (list, tuple)) else [value]
+        if not numbers or not all(is_integer(n) and n >= least for n in numbers):
+            kind = "integers" if numbers is value else "an integer"
+            raise ArgumentError(
+                f"{task}: {name} must be {kind} of at least {least}, found {value!r}"
+            )
+
+
+def ordered(numbers: Any) -> list[int]:
+    """The distinct numbers of a list in increasing order; a single number as a list of one."""
+    return sorted(set(numbers) if isinstance(numbers, (list, tuple)) else {numbers})
+
+
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def parse_size(text: str, option: str) -> int:
+    """Bytes in a text such as ``500MB``, ``1.5GB`` or ``4096``.
+
+    Raises:
+        ArgumentError: naming the option, if it is not such a text.
+    """
+    unit = text.lstrip("0123456789.")
+    number = text[: len(text) - len(unit)]
+    try:
+        size = int(float(number) * _UNITS[unit.strip().upper()])
+    except (ValueError, KeyError):
+        size = 0
+    if size < 1:
+        raise ArgumentError(f"{option} {text!r}: expected a size such as 500MB or 5GB")
+    return size
+
+
+_HUB_ID = re.compile(r"([A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*", re.ASCII)
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name may be one of the Hugging Face hub: ``organisation/name``, or ``name``."""
+    return _HUB_ID.fullmatch(name) is not None

@@ -1,0 +1,192 @@
+"""One implementation of the model, in a process that `griffin_eval.bench.model.run` asks to work.
+
+``python -m griffin_eval.bench.model.worker NAME FOLDER`` answers requests for the methods of
+`Worker` (`griffin_eval.bench.timing.serve`), first of all `Worker.load`.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from griffin_eval.bench.model.implementations import CHECKED, KEPT, MAKERS, Implementation
+from griffin_eval.bench.model.run import NEEDS
+from griffin_eval.bench.peers import check_peer, why_absent
+from griffin_eval.bench.products import products_jax, products_torch
+from griffin_eval.bench.timing import best_seconds, serve
+from griffin_eval.converters.checkpoint import Checkpoint
+
+
+def draw_tokens(vocab_size: int, batch: int, length: int) -> np.ndarray:
+    """Random tokens, int32 [B, T], the same for the same arguments."""
+    rng = np.random.default_rng([batch, length])
+    return rng.integers(vocab_size, size=(batch, length), dtype=np.int32)
+
+
+class Worker:
+    """What can be asked of an implementation.
+
+    Args:
+        name: one of `MAKERS`.
+        folder: with the checkpoint.
+    """
+
+    _model: Implementation
+
+    def __init__(self, name: str, folder: str):
+        self._name = name
+        self._checkpoint = Checkpoint(folder)
+        self._config = self._checkpoint.config
+        self._states: dict[int, Any] = {}
+
+    def load(self) -> None:
+        """Loads the model.
+
+        Raises:
+            Absent: a library of the implementation is missing or broken.
+        """
+        check_peer(*NEEDS[self._name])
+        self._model = MAKERS[self._name](self._checkpoint)
+
+    def check(self, tokens: int, batches: list[int], prompt: int, path: str) -> dict[str, Any]:
+        """Compiles, warms up, starts decoding, and writes logits to compare to an .npz file.
+
+        Args:
+            tokens: of the document that `read` reads.
+            batches: that `decode` will be asked for.
+            prompt: tokens that their rows have read before.
+            path: of the file.
+        """
+        document = draw_tokens(self._config.vocab_size, 1, tokens)
+        keep = np.unique(np.linspace(0, tokens - 1, KEPT).astype(int))
+        every = np.asarray(self._model.read(document, True)).reshape(tokens, -1)
+        found = {"prefill, all logits": every[keep]}
+        last = self._model.read(document, False)
+        if last is not None:
+            found["prefill"] = np.asarray(last).reshape(1, -1)
+        for batch in batches:
+            rows = draw_tokens(self._config.vocab_size, batch, prompt + CHECKED)
+            state, logits = self._model.begin(rows[:, :prompt]), []
+            for i in range(prompt, prompt + CHECKED):
+                step, state = self._model.decode(state, rows[:, i].copy())
+                logits.append(np.array(step))
+            found[f"decode, batch {batch}"] = np.stack(logits)
+            self._states[batch] = state
+        np.savez(path, **found)  # type: ignore[arg-type]
+        return {}
+
+    def read(self, tokens: int, every: bool) -> dict[str, float]:
+        """Seconds to read a document."""
+        document = draw_tokens(self._config.vocab_size, 1, tokens)
+        begin = time.perf_counter()
+        self._model.read(document, every)
+        return {"seconds": time.perf_counter() - begin}
+
+    def decode(self, batch: int, steps: int) -> dict[str, float]:
+        """Seconds of one step, the mean of several; the tokens are random."""
+        tokens = draw_tokens(self._config.vocab_size, steps, batch)
+        state = self._states[batch]
+        _, state = self._model.decode(state, tokens[0])
+        begin = time.perf_counter()
+        for step in tokens:
+            _, state = self._model.decode(state, step)
+        seconds = (time.perf_counter() - begin) / steps
+        self._states[batch] = state
+        return {"seconds": seconds}
+
+    def products(self, framework: str, tokens: int) -> dict[str, float]:
+        """FLOP/s by each way of multiplying matrices, on the shapes of the MLP."""
+        products = {"torch": products_torch, "jax": products_jax}[framework]
+        return products(tokens, self._config.width, self._config.mlp_width)
+
+    def bandwidth(self, framework: str, nbytes: int) -> dict[str, float]:
+        """Bytes read per second by each way of reading an array of so many."""
+        ways = _reading_torch(nbytes) if framework == "torch" else _reading_jax(nbytes)
+        return {f"{framework} {name}": nbytes / best_seconds(way) for name, way in ways.items()}
+
+    def linears(self, framework: str, batch: int) -> dict[str, float]:
+        """Seconds of the products of B vectors with every weight that a step multiplies with."""
+        names = [n for n, shape in self._checkpoint_shapes() if len(shape) > 1 and "conv" not in n]
+        weights = [self._checkpoint.numpy(name) for name in names]
+        make = _linears_torch if framework == "torch" else _linears_jax
+        return {
+            f"{framework} {name}": best_seconds(way) for name, way in make(weights, batch).items()
+        }
+
+    def _checkpoint_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        from griffin_eval.layout import param_specs
+
+        return [(name, spec.shape) for name, spec in param_specs(self._config).items()]
+
+
+def _reading_torch(nbytes: int) -> dict[str, Callable[[], Any]]:
+    import torch
+
+    array = torch.ones(nbytes // 4096, 1024)
+    vector = torch.ones(1024)
+    return {"sum": array.sum, "matrix times vector": lambda: array @ vector}
+
+
+def _reading_jax(nbytes: int) -> dict[str, Callable[[], Any]]:
+    import jax
+    import jax.numpy as jnp
+
+    array = jnp.ones(nbytes // 4)
+    total = jax.jit(jnp.sum)
+    return {"sum": lambda: total(array).block_until_ready()}
+
+
+def _linears_torch(weights: list[np.ndarray], batch: int) -> dict[str, Callable[[], Any]]:
+    import torch
+    import torch.nn.functional as F
+
+    tensors = [torch.from_numpy(np.array(w)) for w in weights]
+    pointwise = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+
+    def run(product: Callable) -> Callable[[], None]:
+        inputs = [
+            torch.ones(*w.shape[:-2], batch, w.shape[-1 if w.ndim == 2 else -2]) for w in tensors
+        ]
+
+        def all_of_them() -> None:
+            for x, w in zip(inputs, tensors, strict=True):
+                product(x, w) if w.ndim == 2 else torch.bmm(x, w)
+
+        return all_of_them
+
+    ways = {"F.linear": run(F.linear)}
+    if pointwise is not None:
+        ways["mkldnn._linear_pointwise"] = run(lambda x, w: pointwise(x, w, None, "none", [], ""))
+    return ways
+
+
+def _linears_jax(weights: list[np.ndarray], batch: int) -> dict[str, Callable[[], Any]]:
+    import jax
+    import jax.numpy as jnp
+
+    arrays = [jnp.array(w) for w in weights]
+    inputs = [jnp.ones((*w.shape[:-2], batch, w.shape[-1 if w.ndim == 2 else -2])) for w in weights]
+
+    @jax.jit
+    def all_of_them(inputs, arrays):
+        return [x @ (w.T if w.ndim == 2 else w) for x, w in zip(inputs, arrays, strict=True)]
+
+    return {"x @ w.T": lambda: jax.block_until_ready(all_of_them(inputs, arrays))}
+
+
+def main() -> None:
+    name, folder = sys.argv[1:]
+    if name not in ("jax", "deepmind-jax") and why_absent("torch") is None:
+        import torch
+
+        no_gradients = torch.inference_mode()  # while this object lives
+        no_gradients.__enter__()
+    worker = Worker(name, folder)
+    asked = ("load", "check", "read", "decode", "products", "bandwidth", "linears")
+    serve({each: getattr(worker, each) for each in asked})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The roofline that models are compared with: the best rate of matrix products."""
+
+from collections.abc import Callable
+from typing import Any
+
+from griffin_eval.bench.timing import best_seconds
+
+MEASURED = 1.0  # seconds in which products are repeated
+
+
+def products_torch(tokens: int, width: int, mlp_width: int) -> dict[str, float]:
+    """FLOP/s of an MLP's three products of matrices in float32, by each way that PyTorch has.
+
+    Args:
+        tokens: rows.
+        width: of the model.
+        mlp_width: expanded.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    torch.manual_seed(0)
+    x, hidden = torch.randn(tokens, width), torch.randn(tokens, mlp_width)
+    gate, up, down = (torch.randn(s) / 32 for s in _mlp_shapes(width, mlp_width))
+    ways: dict[str, Callable] = {"F.linear": F.linear}
+    if pointwise := getattr(torch.ops.mkldnn, "_linear_pointwise", None):
+        ways["mkldnn._linear_pointwise"] = lambda x, w: pointwise(x, w, None, "none", [], "")
+    flops = tokens * 3 * 2 * width * mlp_width
+    with torch.inference_mode():
+        return {
+            f"torch {name}": flops
+            / best_seconds(
+                lambda product=product: (product(x, gate), product(x, up), product(hidden, down)),
+                MEASURED,
+            )
+            for name, product in ways.items()
+        }
+
+
+def products_jax(tokens: int, width: int, mlp_width: int) -> dict[str, float]:
+    """As `products_torch`, compiled by JAX: with weights as stored, and transposed beforehand."""
+    import jax
+
+    keys = iter(jax.random.split(jax.random.key(0), 5))
+    x = jax.random.normal(next(keys), (tokens, width))
+    hidden = jax.random.normal(next(keys), (tokens, mlp_width))
+    weights = [jax.random.normal(next(keys), s) / 32 for s in _mlp_shapes(width, mlp_width)]
+
+    @jax.jit
+    def as_stored(x, hidden, gate, up, down):
+        return x @ gate.T, x @ up.T, hidden @ down.T
+
+    @jax.jit
+    def transposed(x, hidden, gate, up, down):
+        return x @ gate, x @ up, hidden @ down
+
+    flops = tokens * 3 * 2 * width * mlp_width
+    with jax.default_matmul_precision("highest"):
+        stored = best_seconds(_run(as_stored, x, hidden, *weights), MEASURED)
+        weights = [w.T.copy() for w in weights]
+        turned = best_seconds(_run(transposed, x, hidden, *weights), MEASURED)
+    return {"jax x @ w.T": flops / stored, "jax x @ w": flops / turned}
+
+
+def _run(function: Callable, *arguments: Any) -> Callable[[], Any]:
+    import jax
+
+    return lambda: jax.block_until_ready(function(*arguments))
+
+
+def _mlp_shapes(width: int, mlp_width: int) -> list[tuple[int, int]]:
+    return [(mlp_width, width), (mlp_width, width), (width, mlp_width)]

@@ -1,0 +1,73 @@
+"""The command ``bench model``."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from griffin_eval.cli.bench.evaluation import tell
+from griffin_eval.errors import ArgumentError
+
+
+def bench_model(
+    width: Annotated[int, typer.Option(help="Model width.")] = 512,
+    layers: Annotated[int, typer.Option(help="Number of residual blocks.")] = 6,
+    heads: Annotated[
+        int, typer.Option(help="Number of attention heads, and of blocks of a gate.")
+    ] = 4,
+    vocab: Annotated[int, typer.Option(help="Vocabulary size in tokens.")] = 32_000,
+    visible_keys: Annotated[int, typer.Option(help="Number of keys that attention sees.")] = 512,
+    tokens: Annotated[
+        int, typer.Option(help="Length in tokens of the document that is read.", min=2)
+    ] = 4096,
+    batches: Annotated[
+        str, typer.Option(help="Batch sizes: numbers of rows decoded together.")
+    ] = "1,16",
+    steps: Annotated[int, typer.Option(help="Number of tokens decoded in a round.", min=1)] = 32,
+    rounds: Annotated[
+        int, typer.Option(help="Number of measurements of each, in turn.", min=1)
+    ] = 5,
+    implementations: Annotated[
+        str,
+        typer.Option(
+            help="Implementations to measure; at least one of torch and jax, this package's."
+        ),
+    ] = "torch,jax,transformers,deepmind-torch,deepmind-jax",
+    as_json: Annotated[bool, typer.Option("--json", help="Printed JSON, nothing else.")] = False,
+) -> None:
+    """Read and decode on the CPU, beside transformers and DeepMind's code; speed over its limit.
+
+    Exit code 1 if the logits differ.
+    """
+    from griffin_eval.bench.model.run import NEEDS, TWINS, Bench, make_config, print_results
+    from griffin_eval.bench.timing import Failed
+    from griffin_eval.messages import did_you_mean
+
+    rows = batches.split(",")
+    if not all(row.isdecimal() and int(row) for row in rows):
+        raise ArgumentError(f"--batches {batches!r}: expected numbers of rows such as 1,16")
+    config = make_config(
+        width=width, layers=layers, heads=heads, vocab_size=vocab, visible_keys=visible_keys
+    )
+    chosen = implementations.split(",")
+    for name in chosen:
+        if name not in NEEDS:
+            raise ArgumentError(
+                f"unknown implementation {name!r}: expected some of {', '.join(NEEDS)}"
+                f"{did_you_mean(name, NEEDS)}"
+            )
+    bench = Bench(config, tokens, sorted({int(row) for row in rows}), steps, chosen)
+    if not set(TWINS) & set(chosen):
+        raise ArgumentError("limits need one of ours, torch or jax, chosen and installed")
+    try:
+        found = bench.run(rounds, tell)
+    except Failed as error:
+        typer.echo(f"a measurement failed: {error}", err=True)
+        raise typer.Exit(1) from None
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        print_results(Console(width=max(Console().width, 120)), found)
+    if not found["agree"]:
+        raise typer.Exit(1)

@@ -1,0 +1,129 @@
+"""The command ``convert``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from griffin_eval.arguments import parse_size
+from griffin_eval.cli.options import (
+    CheckpointOptions,
+    progress_bar,
+    takes_checkpoint_options,
+)
+from griffin_eval.converters.formats import FORMATS, format_named, limits
+
+if TYPE_CHECKING:
+    from griffin_eval.converters.output.memory_plan import Need
+    from griffin_eval.converters.plan import Plan
+
+
+def _print_formats(wanted: bool) -> None:
+    if not wanted:
+        return
+    console = Console(width=max(Console().width, 100))
+    table = Table(title="formats")
+    for heading in ("--to", "what it is", "what it cannot hold"):
+        table.add_column(heading)
+    for target in FORMATS.values():
+        limited = "\n".join(f"{field}: {reason}" for field, reason in limits(target))
+        table.add_row(target.name, target.summary, limited or "(nothing)")
+    console.print(table)
+    raise typer.Exit
+
+
+@takes_checkpoint_options
+def convert(
+    source: Annotated[str, typer.Argument(help="Folder, .pt file or hub id.")],
+    destination: Annotated[Path, typer.Argument(help="Folder to write.")],
+    to: Annotated[str, typer.Option(help=f"Format to write: {', '.join(FORMATS)}.")],
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Dtype of the tensors: bfloat16, or bfloat16,recurrent_param=float32."),
+    ] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Number of leading vocabulary rows to keep.")
+    ] = None,
+    max_shard_size: Annotated[
+        str, typer.Option(help="Largest size of a safetensors file.")
+    ] = "5GB",
+    max_memory: Annotated[
+        str | None, typer.Option(help="Memory that the process may take, such as 500MB.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replacement of an existing DESTINATION.")
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continued conversion after a kill; finished safetensors files are kept.",
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Printed plan, nothing written.")
+    ] = False,
+    *,
+    options: CheckpointOptions,
+    help_formats: Annotated[
+        bool,
+        typer.Option(
+            "--help-formats",
+            callback=_print_formats,
+            is_eager=True,
+            help="Table of the formats and their limits.",
+        ),
+    ] = False,
+) -> None:
+    """Convert a checkpoint to another format, with a manifest that proves what was written."""
+    from griffin_eval.converters.convert import convert_checkpoint
+    from griffin_eval.converters.output.memory_plan import choose_buffering
+    from griffin_eval.converters.plan import make_plan, parse_dtypes
+
+    memory = None if max_memory is None else parse_size(max_memory, "--max-memory")
+    target, shard = format_named(to), parse_size(max_shard_size, "--max-shard-size")
+    checkpoint = options.open(source)
+    typer.echo(f"{source}: {checkpoint.format.name} ({checkpoint.inspection.layout})")
+    for name, reason in checkpoint.inspection.left_out.items():
+        typer.echo(f"left out: {name} ({reason})")
+    plan = make_plan(checkpoint, target, dtypes=parse_dtypes(dtype), vocab_size=vocab_size)
+    buffering, need = choose_buffering(plan, memory)
+    if dry_run:
+        _print_plan(plan, shard, need)
+        return
+    with progress_bar("converting", plan.nbytes) as progress:
+        convert_checkpoint(
+            plan,
+            destination,
+            overwrite=overwrite,
+            resume=resume,
+            max_shard_size=shard,
+            buffering=buffering,
+            progress=progress,
+        )
+    typer.echo(f"{destination}: {to}, {len(plan.writes)} tensors, {plan.nbytes} bytes")
+
+
+def _print_plan(plan: "Plan", max_shard_size: int, need: "Need") -> None:
+    files = plan.output.output_files(plan.specs, max_shard_size)
+    table = Table(title=f"{plan.source.format.name} to {plan.target.name}")
+    for heading in ("writes", "shape", "from", "layout", "dtype", "bytes", "file"):
+        table.add_column(heading, justify="right" if heading == "bytes" else "left")
+    for write in plan.writes:
+        table.add_row(
+            write.binding.foreign,
+            "×".join(map(str, write.binding.shape)),
+            "\n".join(spec.name for spec in write.binding.canonical),
+            write.binding.op.name,
+            " ".join((*write.cast_from, "→", write.dtype)) if write.cast_from else write.dtype,
+            str(write.nbytes),
+            files[write.binding.foreign],
+        )
+    Console(width=max(Console().width, 200)).print(table)
+    typer.echo(f"{len(plan.writes)} tensors in {len(set(files.values()))} files")
+    compressed = ", less what compression saves" * plan.output.compressed
+    typer.echo(f"disk: {plan.nbytes} bytes{compressed}")
+    typer.echo(f"memory: {need.nbytes} bytes at most, the most of it for {need.tensor}")
+    typer.echo(f"copied beside them: {', '.join(p.name for p in plan.companions) or 'nothing'}")

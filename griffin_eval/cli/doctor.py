@@ -1,0 +1,60 @@
+"""The command ``doctor``."""
+
+import logging
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+
+def doctor() -> None:
+    """Show what a bug report needs; exit code 1 if a self-test fails.
+
+    Versions and devices, which kernel runs for each dtype and why, the kernels' self-test, and the
+    caches with how to empty them.
+    """
+    from griffin_eval import doctor as facts
+
+    logging.disable(logging.WARNING)  # fallbacks are shown in the table
+    console = Console(width=max(Console().width, 100))
+    _print_versions(console, facts.versions(), facts.machine())
+    installed = facts.frameworks()
+    table = Table(title="kernels on the default device", title_justify="left")
+    for heading in ("framework", "operator", "dtypes", "runs", "why"):
+        table.add_column(heading, no_wrap=heading in ("framework", "operator", "runs"))
+    for kernel in (kernel for framework in installed for kernel in facts.kernels(framework)):
+        dtypes = ", ".join(kernel.dtypes)
+        table.add_row(kernel.framework, kernel.operator, dtypes, kernel.name, kernel.reasons)
+    console.print(table)
+    with Console(stderr=True).status("self-test"):
+        tests = [test for framework in installed for test in facts.self_tests(framework)]
+    failed = [test for test in tests if not test.passed]
+    _line(console, f"self-test: {len(tests) - len(failed)} of {len(tests)} passed")
+    for test in failed:
+        _line(console, f"FAILED: {test.name}: {test.detail}")
+    table = Table(title="caches; each may be deleted, and is filled again", title_justify="left")
+    for heading in ("holds", "files", "size", "empty it with"):
+        table.add_column(heading, no_wrap=heading == "holds")
+    for cache in facts.caches():
+        command = f"rm -r {cache.folder}" if cache.entries else f"(empty: {cache.folder})"
+        table.add_row(cache.holds, str(cache.entries), decimal(cache.nbytes), command)
+    console.print(table)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _print_versions(
+    console: Console, versions: tuple[dict[str, str], list[str]], machine: dict[str, str]
+) -> None:
+    installed, missing = versions
+    table = Table(show_header=False, title="griffin-eval doctor", title_justify="left")
+    table.add_row("versions", ", ".join(f"{name} {each}" for name, each in installed.items()))
+    table.add_row("not installed", ", ".join(missing) or "nothing")
+    for name, fact in machine.items():
+        table.add_row(name, fact)
+    console.print(table)
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,74 @@
+"""The command ``inspect``."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from griffin_eval.cli.options import CheckpointOptions, takes_checkpoint_options
+
+
+@takes_checkpoint_options
+def inspect(
+    path: Annotated[str, typer.Argument(help="Folder, .pt file or hub id.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Printed JSON, nothing else.")] = False,
+    *,
+    options: CheckpointOptions,
+) -> None:
+    """Show what a checkpoint is and what is wrong with it; exit code 1 if anything is.
+
+    Format, config and where each field is from, dtypes, tensors. Weights are not read.
+    """
+    from griffin_eval.converters.containers.container import NothingThere
+    from griffin_eval.converters.describe import describe
+    from griffin_eval.converters.inspection import inspect as inspect_checkpoint
+    from griffin_eval.errors import CheckpointError
+
+    folder = options.find(path)
+    try:
+        inspection = inspect_checkpoint(folder, options.overrides)
+    except NothingThere:
+        raise
+    except CheckpointError as error:  # there is one, but it cannot be opened
+        facts = {"problems": [str(error)]}
+    else:
+        facts = describe(inspection)
+        inspection.container.close()
+    if as_json:
+        typer.echo(json.dumps(facts, indent=1))
+    else:
+        _print_facts(facts)
+    if facts["problems"]:
+        raise typer.Exit(1)
+
+
+def _print_facts(facts: dict[str, Any]) -> None:
+    console = Console(width=max(Console().width, 120))
+
+    def line(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    apart = ("config", "config_from", "tensors", "warnings", "problems", "left_out", "notes")
+    for name, value in facts.items():
+        if name not in apart:
+            line(f"{name}: {'unknown' if value is None else value}")
+    for name, value in facts.get("config", {}).items():
+        origin = facts["config_from"][name]
+        line(f"{name}: {'unknown' if origin is None else f'{value} ({origin})'}")
+    table = Table()
+    for heading in ("tensor", "shape", "dtype", "parameters"):
+        table.add_column(heading)
+    for tensor in facts.get("tensors", []):
+        shape = "×".join(map(str, tensor["shape"]))
+        table.add_row(tensor["name"], shape, tensor["dtype"], "\n".join(tensor["parameters"]))
+    if table.row_count:
+        console.print(table)
+    for name, reason in facts.get("left_out", {}).items():
+        line(f"left out: {name} ({reason})")
+    for name, text in facts.get("notes", {}).items():
+        line(f"{name}: {text}")
+    for kind in ("warning", "problem"):
+        for text in facts.get(f"{kind}s", []):
+            line(f"{kind}: {text}")

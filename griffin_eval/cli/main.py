@@ -1,0 +1,96 @@
+"""The ``griffin-eval`` command."""
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+import griffin_eval
+from griffin_eval.cli.bench.convert import bench_convert
+from griffin_eval.cli.bench.evaluation import bench_eval
+from griffin_eval.cli.bench.model import bench_model
+from griffin_eval.cli.bench.scan import bench_scan
+from griffin_eval.cli.checkpoints import checkpoints
+from griffin_eval.cli.convert import convert
+from griffin_eval.cli.doctor import doctor
+from griffin_eval.cli.inspect import inspect
+from griffin_eval.cli.memory import memory
+from griffin_eval.cli.report import report
+from griffin_eval.cli.train import train
+from griffin_eval.cli.verify import verify
+from griffin_eval.errors import BadInput, MissingExtraError
+
+app = typer.Typer(
+    name="griffin-eval",
+    help="Convert and evaluate Griffin, Hawk and RecurrentGemma checkpoints.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(griffin_eval.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Printed version number."),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    }
+)
+def run(context: typer.Context) -> None:
+    """Evaluate: lm_eval's own command line, also where its plugin start-up file is disabled.
+
+    Takes what `lm_eval run` takes: griffin-eval run --model griffin --model_args pretrained=DIR
+    --tasks griffin_phonebook
+    """
+    from griffin_eval._plugin import install
+
+    install()
+    try:
+        from lm_eval.__main__ import cli_evaluate
+    except ImportError:
+        raise MissingExtraError("lm-eval", "torch") from None
+    sys.argv = ["lm_eval", "run", *context.args]
+    try:
+        cli_evaluate()
+    except ValueError as error:  # lm_eval's word for a task or an argument that does not exist
+        logging.getLogger("lm_eval").debug("where it was raised:", exc_info=True)
+        raise BadInput(error) from error
+
+
+bench = typer.Typer(help="Benchmarks against peers and limits measured in the same run.")
+bench.command(name="convert")(bench_convert)
+bench.command(name="eval")(bench_eval)
+bench.command(name="model")(bench_model)
+bench.command(name="scan")(bench_scan)
+app.add_typer(bench, name="bench")
+for command in (convert, inspect, verify, checkpoints, memory, report, train, doctor):
+    app.command()(command)
+
+
+def main() -> None:
+    """Runs a command; bad input ends with one sentence on stderr and exit code 2."""
+    try:
+        app()
+    except (BadInput, MissingExtraError) as error:
+        print(f"griffin-eval: {error}", file=sys.stderr)
+        sys.exit(2)
+    except MemoryError as error:  # the engine's says for which request
+        print(f"griffin-eval: {error or 'out of memory'}", file=sys.stderr)
+        sys.exit(1)

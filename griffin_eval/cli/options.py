@@ -1,0 +1,110 @@
+"""Options that several commands have."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from griffin_eval.converters.overrides import Overrides
+
+if TYPE_CHECKING:
+    from griffin_eval.converters.checkpoint import Checkpoint
+    from griffin_eval.converters.overrides import Overrides
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """How a checkpoint is found, and what is stated where its files do not.
+
+    Attributes are the options of the same names; see `griffin_eval.converters.overrides.Overrides`.
+    """
+
+    preset: Annotated[
+        str | None, typer.Option(help="Preset that supplies what neither config nor shapes say.")
+    ] = None
+    item: Annotated[
+        str | None, typer.Option(help="Item of an Orbax checkpoint or .pt file with the weights.")
+    ] = None
+    visible_keys: Annotated[
+        int | None, typer.Option(help="Number of keys that local attention sees.")
+    ] = None
+    embedding_scale: Annotated[
+        bool | None, typer.Option(help="Scaled embeddings, or embeddings as they are stored.")
+    ] = None
+    logits_soft_cap: Annotated[
+        float | None, typer.Option(help="Soft cap of the logits; 0 for none.")
+    ] = None
+    names: Annotated[
+        Path | None,
+        typer.Option(help="TOML file that maps the tensor names of this checkpoint."),
+    ] = None
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None
+    subfolder: Annotated[str | None, typer.Option(help="Subfolder that holds the checkpoint.")] = (
+        None
+    )
+
+    @property
+    def overrides(self) -> "Overrides":
+        """The facts that replace those of the files."""
+        from griffin_eval.converters.overrides import Overrides
+
+        return Overrides(
+            preset=self.preset,
+            item=self.item,
+            visible_keys=self.visible_keys,
+            embedding_scale=self.embedding_scale,
+            logits_soft_cap=self.logits_soft_cap,
+            names=self.names,
+        )
+
+    def find(self, path: str) -> Path:
+        """The folder or file of a checkpoint, downloaded if it is on the hub."""
+        from griffin_eval.converters.source.resolve import resolve
+
+        return resolve(path, revision=self.revision, subfolder=self.subfolder)
+
+    def open(self, path: str) -> "Checkpoint":
+        """The checkpoint at a path or hub id.
+
+        Raises:
+            CheckpointError: it cannot be read as a model.
+        """
+        from griffin_eval.converters.checkpoint import Checkpoint
+
+        return Checkpoint(self.find(path), self.overrides)
+
+
+def takes_checkpoint_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of `CheckpointOptions`, which it gets as ``options``."""
+    fields = inspect.signature(CheckpointOptions).parameters
+
+    @functools.wraps(command)
+    def wrapper(**arguments: Any) -> None:
+        options = CheckpointOptions(**{name: arguments.pop(name) for name in fields})
+        command(**arguments, options=options)
+
+    parameters = []
+    for parameter in inspect.signature(command).parameters.values():
+        parameters += fields.values() if parameter.name == "options" else [parameter]
+    keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    wrapper.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapper
+
+
+@contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar in bytes on a terminal, nothing in a pipe; gives the function to call."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda nbytes: progress.update(task, advance=nbytes)

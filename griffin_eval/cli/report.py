@@ -1,0 +1,65 @@
+"""The command ``report``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from griffin_eval.errors import ArgumentError, MissingExtraError
+
+
+def report(
+    results: Annotated[
+        list[Path], typer.Argument(help="Files results_*.json of lm_eval, or folders with them.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the report.")],
+    labels: Annotated[
+        str | None,
+        typer.Option(help="Names of the runs, in order: A,B,…; those that differ by default."),
+    ] = None,
+    train_length: Annotated[
+        int | None,
+        typer.Option(help="Length of the training sequences in tokens, to be marked.", min=1),
+    ] = None,
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "griffin-eval report",
+    overwrite: Annotated[bool, typer.Option(help="Replacement of an existing report.")] = False,
+) -> None:
+    """Compare runs of lm_eval: one HTML page, figures as PNG and SVG, all numbers as CSV.
+
+    Runs are models, frameworks, dtypes, or steps of one training, of --model griffin, hf or any
+    other. The first one with samples of a task (lm_eval --log_samples) is what the others are
+    compared with item by item.
+    """
+    from importlib.util import find_spec
+
+    for library in ("matplotlib", "jinja2", "scipy"):
+        if find_spec(library) is None:
+            raise MissingExtraError(library, "torch")
+    from griffin_eval.report import tables
+    from griffin_eval.report.figures import draw_all
+    from griffin_eval.report.page import render
+    from griffin_eval.report.paired import differences
+    from griffin_eval.report.results import read
+
+    page = output / "report.html"
+    if output.exists() and not output.is_dir():
+        raise ArgumentError(f"--output {output} is a file: expected a folder")
+    if page.exists() and not overwrite:
+        raise ArgumentError(f"{page} exists already: choose another folder, or --overwrite")
+    runs = read(results, [label.strip() for label in labels.split(",")] if labels else [])
+    compared = differences(runs)
+    output.mkdir(parents=True, exist_ok=True)
+    tables.write_results(runs, output / tables.RESULTS_FILE)
+    if compared:
+        tables.write_differences(compared, output / tables.PAIRED_FILE)
+    charts = draw_all(runs, output / "figures", train_length)
+    shown = [
+        tables.run_table(runs),
+        tables.published_table(runs),
+        tables.number_table(runs),
+        tables.difference_table(compared),
+        tables.parity_table(runs),
+        tables.throughput_table(runs),
+    ]
+    page.write_text(render(title, [t for t in shown if t is not None], charts), encoding="utf-8")
+    typer.echo(f"{page}: {len(runs)} runs, {len(charts)} figures")

@@ -1,0 +1,106 @@
+"""The command ``verify``."""
+
+import dataclasses
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from griffin_eval.cli.options import (
+    CheckpointOptions,
+    progress_bar,
+    takes_checkpoint_options,
+)
+from griffin_eval.errors import ArgumentError
+
+
+@takes_checkpoint_options
+def verify(
+    one: Annotated[str, typer.Argument(help="Folder, .pt file or hub id.")],
+    other: Annotated[
+        str | None,
+        typer.Argument(
+            help="Other folder, .pt file or hub id, in any format; optional with --logits."
+        ),
+    ] = None,
+    logits: Annotated[
+        bool,
+        typer.Option(
+            "--logits", help="Comparison of what every implementation computes with them."
+        ),
+    ] = False,
+    *,
+    options: CheckpointOptions,
+) -> None:
+    """Compare two checkpoints tensor by tensor; exit code 1 if they are not the same.
+
+    With --logits they also read the same tokens, in float32 on the CPU, in PyTorch and in JAX and
+    in transformers and DeepMind's recurrentgemma where these are installed; what every layer
+    computes is compared. --names, --revision and --subfolder are of the first one alone.
+    """
+    if other is None and not logits:
+        raise ArgumentError("verify compares two checkpoints, and one was given: name another")
+    checkpoints = [(one, options.open(one))]
+    if other is not None:
+        shared = dataclasses.replace(options, names=None, revision=None, subfolder=None)
+        checkpoints.append((other, shared.open(other)))
+    same = other is None or _print_tensors(*checkpoints)
+    if logits:
+        same = _print_logits(checkpoints) and same
+    if not same:
+        raise typer.Exit(1)
+
+
+def _print_tensors(one, other) -> bool:
+    """Compares tensors of two (path, checkpoint), prints what differs; whether nothing does."""
+    from griffin_eval.converters.verify import compare
+    from griffin_eval.layout import param_specs
+
+    (one, a), (other, b) = one, other
+    total = sum(spec.size for spec in param_specs(a.config).values()) * 4
+    with progress_bar("comparing", total) as progress:
+        result = compare(a, b, progress)
+    for field in result.config:
+        typer.echo(f"config differs in {field}")
+    for difference in result.tensors:
+        typer.echo(f"{difference.name}: {difference.what}, at most by {difference.largest:.3g}")
+    count = result.compared - len(result.tensors)
+    typer.echo(
+        f"{one} ({a.format.name}) and {other} ({b.format.name}): "
+        f"{count} of {result.compared} parameters are the same bit for bit"
+    )
+    return result.same
+
+
+def _print_logits(checkpoints) -> bool:
+    """Runs checkpoints, prints the table of `verify --logits`; whether all of them agree."""
+    from griffin_eval.crosscheck import logits as v
+
+    letters = {letter: opened for letter, (_, opened) in zip("AB", checkpoints, strict=False)}
+    configs = [checkpoint.config for checkpoint in letters.values()]
+    if reason := v.mismatch(configs[0], configs[-1]):
+        typer.echo(f"logits are not compared: {reason}")
+        return False
+    probe = v.make_probe(configs)
+    table = Table(
+        title=f"{probe.tokens.shape[1]} tokens, {len(probe.keep)} positions compared, float32"
+    )
+    for heading in (
+        "pair",
+        "largest logit difference",
+        f"first above {v.TOLERANCE:g}, relative",
+        "by at most",
+    ):
+        table.add_column(heading)
+    agree = True
+    for pair, gap in v.run(letters, probe, lambda text: typer.echo(text, err=True)):
+        agree = agree and gap.first is None
+        largest = "" if gap.first is None else f"{gap.largest:.3g}"
+        table.add_row(pair, f"{gap.logits:.3g}", gap.first or "none", largest)
+    Console(width=max(Console().width, 100)).print(table)
+    for letter, (path, _) in zip("AB", checkpoints, strict=False):
+        typer.echo(f"{letter}: {path}")
+    if not probe.past_window:
+        typer.echo("the window is larger than the probe, so that its end was not tested")
+    return agree

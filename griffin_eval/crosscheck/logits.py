@@ -1,0 +1,226 @@
+"""Comparison of what a checkpoint computes in both frameworks and in the public implementations.
+
+Equal weights do not show that a config was read correctly or that a matrix was not transposed. Here
+the same tokens go through every implementation that is installed and can express the model, in
+float32 on the CPU, and the vectors after every block are compared.
+"""
+
+import importlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.formats import FORMATS, refusals
+from griffin_eval.errors import BadInput
+from griffin_eval.runners.load import choose_framework
+
+# Largest difference over the largest value of an array. Implementations differ by about 1e-5 in
+# deep models; a window or a multiplier that is off by one unit makes more than 1e-3.
+TOLERANCE = 2e-4
+# Most visible keys for which the probe is longer: the memory of a full pass is quadratic.
+WINDOW_LIMIT = 4096
+CHUNKS = 4  # parts in which the twins read the probe; the others read it at once
+KEPT = 64  # number of positions whose vectors are compared
+
+
+class Probe(NamedTuple):
+    """The tokens that every implementation reads.
+
+    Attributes:
+        tokens: int32 [1, T], T a multiple of ``CHUNKS``.
+        keep: int [N], the positions that are compared, in increasing order.
+        past_window: whether the probe is longer than ``visible_keys`` of every model.
+    """
+
+    tokens: np.ndarray
+    keep: np.ndarray
+    past_window: bool
+
+
+class Trace(NamedTuple):
+    """What one implementation computed at the compared positions of a probe.
+
+    Attributes:
+        hidden: float32 [N, W] each; the input of the first block, and the output of every block.
+        logits: float32 [N, V].
+    """
+
+    hidden: list[np.ndarray]
+    logits: np.ndarray
+
+
+class Agreement(NamedTuple):
+    """The differences of two traces.
+
+    Attributes:
+        logits: largest absolute difference of two logits; NaN if one of them is.
+        first: first array that differs by more than ``TOLERANCE``: ``embedding``, ``layer 7``
+            (counted from 0) or ``logits``; None if none does.
+        largest: largest absolute difference in that array, 0.0 if there is none.
+    """
+
+    logits: float
+    first: str | None
+    largest: float
+
+
+class Implementation(NamedTuple):
+    """An implementation of the model, ours or another's.
+
+    Attributes:
+        name: in tables.
+        needs: modules that must be installed.
+        format: name of the checkpoint format that holds exactly the models it can run; None for
+            the twins, which run every model.
+        module, function: module of this package, and the function in it that is called as
+            ``function(checkpoint, probe) -> Trace``.
+    """
+
+    name: str
+    needs: tuple[str, ...]
+    format: str | None
+    module: str
+    function: str
+
+    def obstacle(self, config: GriffinConfig) -> str | None:
+        """The reason why it cannot run a model here; None if it can."""
+        if missing := [name for name in self.needs if find_spec(name) is None]:
+            return f"{' and '.join(missing)} not installed"
+        if self.format and (problems := refusals(config, FORMATS[self.format])):
+            return f"it cannot express {'; '.join(problems)}"
+        if self.name == "deepmind-jax" and config.complex_gates:
+            return "its blocks can be complex (lru_only_real=False), but its Griffin makes none"
+        return None
+
+    def run(self, checkpoint: Checkpoint, probe: Probe) -> Trace:
+        """Loads the model, reads the probe, and lets go of the model."""
+        module = importlib.import_module(f"griffin_eval.crosscheck.{self.module}")
+        return getattr(module, self.function)(checkpoint, probe)
+
+
+_DEEPMIND = ("jax", "flax", "recurrentgemma")  # its PyTorch half imports JAX too
+IMPLEMENTATIONS = (
+    Implementation("torch", ("torch",), None, "trace_torch", "twin"),
+    Implementation("jax", ("jax", "flax"), None, "trace_jax", "twin"),
+    Implementation("transformers", ("torch", "transformers"), "hf", "trace_torch", "transformers"),
+    Implementation(
+        "deepmind-torch", ("torch", *_DEEPMIND), "deepmind-torch", "trace_torch", "deepmind"
+    ),
+    Implementation("deepmind-jax", _DEEPMIND, "deepmind-flax", "trace_jax", "deepmind"),
+)
+
+
+def make_probe(configs: Sequence[GriffinConfig]) -> Probe:
+    """Random tokens for models with these configs; always the same for the same configs.
+
+    The ids lie in every vocabulary, and there are more tokens than any model has visible keys (up
+    to ``WINDOW_LIMIT``). Half of the compared positions are at the end, past the window, and half
+    are spread over the rest.
+    """
+    windows = [c.visible_keys for c in configs if "local_attention" in c.block_types]
+    window = max(windows, default=KEPT)
+    length = CHUNKS * math.ceil((min(window, WINDOW_LIMIT) + KEPT) / CHUNKS)
+    vocab_size = min(config.vocab_size for config in configs)
+    tokens = np.random.default_rng(0).integers(vocab_size, size=(1, length), dtype=np.int32)
+    end = length - KEPT // 2
+    spread = np.linspace(0, end - 1, KEPT // 2).astype(int)
+    keep = np.union1d(spread, np.arange(end, length))
+    return Probe(tokens, keep, length > window)
+
+
+def run(
+    checkpoints: Mapping[str, Checkpoint], probe: Probe, say: Callable[[str], None]
+) -> Iterator[tuple[str, Agreement]]:
+    """Runs checkpoints in every implementation and compares, one model in memory at a time.
+
+    Args:
+        checkpoints: one or two, by label; two must have no `mismatch`.
+        probe: from `make_probe`.
+        say: called with one line for each implementation that is run, and for each that cannot be.
+
+    Yields:
+        Pairs: each implementation with the first one, of the same checkpoint; then the checkpoints
+        with each other, in the same implementation.
+
+    Raises:
+        MissingExtraError: neither framework is installed.
+        BadInput: there is nothing to compare: one checkpoint, and one implementation that runs it.
+    """
+    choose_framework(None)
+    traces: dict[str, dict[str, Trace]] = {}
+    for label, checkpoint in checkpoints.items():
+        by_name = traces[label] = {}
+        for implementation in IMPLEMENTATIONS:
+            name = implementation.name
+            if reason := implementation.obstacle(checkpoint.config):
+                say(f"{label}: {name} is left out: {reason}")
+                continue
+            say(f"{label}: {name}")
+            by_name[name] = implementation.run(checkpoint, probe)
+    if len(traces) == 1 and all(len(by_name) == 1 for by_name in traces.values()):
+        raise BadInput(
+            "one implementation alone has nothing to be compared with: install the other framework "
+            "(pip install 'griffin-eval[all]'), or name a second checkpoint"
+        )
+    for label, by_name in traces.items():
+        first, *others = by_name
+        for name in others:
+            yield f"{label}: {first} - {name}", compare_traces(by_name[first], by_name[name])
+    if len(traces) == 2:
+        (one, ones), (other, others) = traces.items()
+        for name in [name for name in ones if name in others]:
+            yield f"{one} - {other}: {name}", compare_traces(ones[name], others[name])
+
+
+def mismatch(one: GriffinConfig, other: GriffinConfig) -> str | None:
+    """The reason why the vectors of two models cannot be compared; None if they can.
+
+    Vocabularies may differ in size: the logits of the ids that both have are compared.
+    """
+    fields = [
+        f"{name} {a} and {b}"
+        for name in ("width", "num_layers")
+        if (a := getattr(one, name)) != (b := getattr(other, name))
+    ]
+    return "; ".join(fields) or None
+
+
+def compare_traces(one: Trace, other: Trace) -> Agreement:
+    """Compares what two implementations, or two checkpoints, computed on the same probe."""
+    columns = min(one.logits.shape[1], other.logits.shape[1])
+    logits = one.logits[:, :columns], other.logits[:, :columns]
+    places = ["embedding", *(f"layer {i}" for i in range(len(one.hidden) - 1)), "logits"]
+    pairs = [*zip(one.hidden, other.hidden, strict=True), logits]
+    overall = float(np.abs(np.subtract(*logits)).max())
+    for place, (a, b) in zip(places, pairs, strict=True):
+        largest = float(np.abs(a - b).max())
+        # not "above": a NaN is no agreement
+        if not largest <= TOLERANCE * float(np.maximum(np.abs(a).max(), np.abs(b).max())):
+            return Agreement(overall, place, largest)
+    return Agreement(overall, None, 0.0)
+
+
+def deepmind_config(config: GriffinConfig) -> Any:
+    """The config for DeepMind's code, whose window leaves out the query's own key."""
+    from recurrentgemma import common
+
+    kinds = {
+        "recurrent": common.TemporalBlockType.RECURRENT,
+        "local_attention": common.TemporalBlockType.ATTENTION,
+    }
+    return common.GriffinConfig(
+        vocab_size=config.vocab_size,
+        width=config.width,
+        mlp_expanded_width=config.mlp_width,
+        num_heads=config.num_heads,
+        block_types=tuple(kinds[block] for block in config.block_types),
+        embeddings_scale_by_sqrt_dim=config.embedding_scale,
+        attention_window_size=config.visible_keys - 1,
+        logits_soft_cap=config.logits_soft_cap,
+        lru_width=config.lru_width,
+    )

@@ -1,0 +1,290 @@
+"""The facts that a bug report needs: versions, devices, kernels and their self-test, caches."""
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from griffin_eval.bench.peers import why_absent
+from griffin_eval.messages import first_line
+from griffin_eval.runners.protocol import DTYPES
+
+LIBRARIES = ("jax", "jaxlib", "flax", "torch", "triton", "libtpu", "transformers", "tokenizers")
+LIBRARIES += ("sentencepiece", "lm-eval", "orbax-checkpoint", "tensorstore", "safetensors")
+LIBRARIES += ("huggingface-hub", "numpy", "ml-dtypes", "scipy", "matplotlib")
+PLATFORMS = {"triton": "cuda", "tpu": "tpu", "cpu": "cpu", "plain": "any"}
+MODULES = {"torch": ("torch",), "jax": ("jax", "flax")}
+# Error over the largest value, of the RG-LRU beside the reference in float64.
+TOLERANCES = {"float32": 1e-5, "bfloat16": 3e-2, "float16": 5e-3, "float64": 1e-12}
+# The whole model: a checkpoint of this package, tokens beyond its window, and their log-likelihood
+# in nats as transformers computes it in float64.
+CHECKPOINT, TOKENS, LOGLIKELIHOOD = "induction_heads_griffin", 600, -5765.6274
+MODEL_TOLERANCE = 1e-5  # relative
+
+
+class Kernel(NamedTuple):
+    """The implementation that runs for some dtypes.
+
+    Attributes:
+        framework: ``torch`` or ``jax``.
+        operator: ``RG-LRU`` or ``attention``.
+        dtypes: names of the dtypes.
+        name: the implementation.
+        reasons: why it is this one.
+    """
+
+    framework: str
+    operator: str
+    dtypes: tuple[str, ...]
+    name: str
+    reasons: str
+
+
+class SelfTest(NamedTuple):
+    """A computation whose result is known.
+
+    Attributes:
+        name: what is computed, and in which framework.
+        passed: whether the result is right.
+        detail: its error, or what was raised.
+    """
+
+    name: str
+    passed: bool
+    detail: str
+
+
+class Cache(NamedTuple):
+    """A folder in which something is kept between runs.
+
+    Attributes:
+        holds: what is kept there.
+        folder: its path.
+        entries: number of files.
+        nbytes: their size in bytes.
+    """
+
+    holds: str
+    folder: Path
+    entries: int
+    nbytes: int
+
+
+def versions() -> tuple[dict[str, str], list[str]]:
+    """Versions of the libraries that are installed, and the names of the others."""
+    installed, missing = {}, []
+    for name in ("griffin-eval", *LIBRARIES):
+        try:
+            installed[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    return {"Python": platform.python_version()} | installed, missing
+
+
+def machine() -> dict[str, str]:
+    """The system, its processor and memory, and the devices of each framework."""
+    from griffin_eval.kernels.cpu import compiled
+
+    gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    built = compiled.library() is not None
+    facts = {
+        "system": platform.platform(),
+        "processor": f"{_processor()}, {compiled.usable_cpus()} usable, {gigabytes:.0f} GB",
+        "compiled kernels": "built" if built else compiled.NOT_BUILT,
+    }
+    for framework in MODULES:
+        reason = why_absent(*MODULES[framework])
+        facts[f"{framework} devices"] = reason or ", ".join(_devices(framework))
+    return facts
+
+
+def kernels(framework: str) -> Iterator[Kernel]:
+    """The implementations that run on a framework's default device, for each dtype.
+
+    Args:
+        framework: ``torch`` or ``jax``, installed.
+    """
+    for operator, choose in {"RG-LRU": _choose_rglru, "attention": _choose_attention}.items():
+        chosen: dict[tuple[str, str], list[str]] = {}
+        for dtype in DTYPES:
+            with _dtype_scope(framework, dtype):
+                chosen.setdefault(choose(framework, dtype), []).append(dtype)
+        for (name, reasons), dtypes in chosen.items():
+            yield Kernel(framework, operator, tuple(dtypes), name, reasons)
+
+
+def self_tests(framework: str) -> Iterator[SelfTest]:
+    """The RG-LRU in each dtype beside its reference, and a whole model beside transformers.
+
+    Args:
+        framework: ``torch`` or ``jax``, installed.
+    """
+    for dtype in DTYPES:
+        with _dtype_scope(framework, dtype):
+            name = f"RG-LRU, {framework}, {dtype}"
+            yield _tested(name, TOLERANCES[dtype], lambda: _rglru_error(framework, dtype))  # noqa: B023
+    yield _tested(f"model, {framework}, float32", MODEL_TOLERANCE, lambda: _model_error(framework))
+
+
+def caches() -> list[Cache]:
+    """The folders in which JAX's compilations, this package's programs and downloads are kept."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    folders = {"compilations of JAX": home / "griffin_eval" / "jax"}
+    if chosen := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        folders = {"compilations of JAX": Path(chosen)}
+        folders["programs of models in JAX"] = Path(chosen) / "griffin_eval"
+    else:
+        folders["programs of models in JAX"] = home / "griffin_eval" / "programs"
+    with contextlib.suppress(ImportError):
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        folders["downloads from the hub"] = Path(HF_HUB_CACHE)
+    return [_cache(holds, folder) for holds, folder in folders.items()]
+
+
+def _tested(name: str, tolerance: float, error: Callable[[], float]) -> SelfTest:
+    try:
+        value = error()
+    except Exception as problem:  # of a compiler or a driver: anything
+        return SelfTest(name, False, f"{type(problem).__name__}: {first_line(problem)}")
+    return SelfTest(name, value <= tolerance, f"error {value:.1e}, at most {tolerance:.0e}")
+
+
+def _rglru_error(framework: str, dtype: str) -> float:
+    """Largest error of a small RG-LRU, over the largest value."""
+    from griffin_eval.kernels.rglru import api, reference
+
+    rng = np.random.default_rng(0)
+    shapes = [(64,), (2, 32, 32), (2, 32), (2, 32, 32), (2, 32), (2, 40, 64)]
+    arrays = [0.3 * rng.standard_normal(shape) for shape in shapes]
+    put, back = _array_functions(framework, dtype)
+    *gates, x = map(put, arrays)
+    h, _ = api.rglru(x, reference.Gates(*gates))
+    *gates, x = (back(array) for array in (*gates, x))  # as rounded
+    exact, _ = reference.rglru(x, reference.Gates(*gates))
+    return float(np.abs(back(h) - exact).max() / np.abs(exact).max())
+
+
+def _model_error(framework: str) -> float:
+    """Relative error of the log-likelihood of tokens by a checkpoint of this package."""
+    from griffin_eval.checkpoints import folder
+    from griffin_eval.evaluator import Evaluator
+
+    model = Evaluator(folder(CHECKPOINT), framework=framework, dtype="float32")
+    ids = np.arange(TOKENS) ** 2 * 7 % model.config.vocab_size
+    [score] = model.score([ids.tolist()])
+    return abs(score.total / LOGLIKELIHOOD - 1)
+
+
+def _choose_rglru(framework: str, dtype: str) -> tuple[str, str]:
+    """The implementation of the RG-LRU, and why it is that one."""
+    from griffin_eval.kernels.rglru import api
+
+    put, _ = _array_functions(framework, dtype)
+    x = put(np.zeros((1, 1, 256)))
+
+    def refused(name: str) -> str | None:
+        try:
+            api.choose(x, None, x, impl=name)
+        except NotImplementedError as reason:
+            return str(reason)
+        return None
+
+    return _first(list(api.IMPLEMENTATIONS[framework]), x, dtype, refused)
+
+
+def _choose_attention(framework: str, dtype: str) -> tuple[str, str]:
+    """The implementation of local attention, and why it is that one."""
+    from griffin_eval.kernels.attention import api
+
+    put, _ = _array_functions(framework, dtype)
+    q = put(np.zeros((1, 512, 1, 256)))
+
+    def refused(name: str) -> str | None:
+        try:
+            api.choose(q, impl=name)
+        except NotImplementedError as reason:
+            return str(reason)
+        return None
+
+    return _first(list(api.IMPLEMENTATIONS[framework]), q, dtype, refused)
+
+
+def _first(
+    names: list[str], array: Any, dtype: str, refused: Callable[[str], str | None]
+) -> tuple[str, str]:
+    """The first of the implementations for this device that takes an array, and why it is that
+    one; the dtype is left out of the words, so that dtypes with the same fate can share a row."""
+    from griffin_eval.kernels import devices
+
+    platform = devices.platform(array)
+    others = [name for name, meant in PLATFORMS.items() if meant not in (platform, "any")]
+    reasons = []
+    for name in names:
+        if name in others:
+            continue
+        if (reason := refused(name)) is None:
+            return name, "; ".join(reasons) or f"the first choice on {platform}"
+        reason = reason.replace(f"torch.{dtype}", dtype).replace(f" {dtype}", " this dtype")
+        reasons.append(f"{name}: {reason}")
+    raise AssertionError("plain implementations take everything")
+
+
+def _array_functions(framework: str, dtype: str) -> tuple[Callable, Callable]:
+    """From numpy to an array of a dtype on the default device, and back to float64."""
+    if framework == "torch":
+        import torch
+
+        device, kind = _devices("torch")[0], getattr(torch, dtype)
+        return (
+            lambda array: torch.from_numpy(array).to(device, kind),
+            lambda tensor: tensor.double().cpu().numpy(),
+        )
+    import jax.numpy as jnp
+
+    return (
+        lambda array: jnp.asarray(array.astype(jnp.dtype(dtype))),
+        lambda array: np.asarray(array).astype(np.float64),
+    )
+
+
+def _dtype_scope(framework: str, dtype: str) -> contextlib.AbstractContextManager[Any]:
+    if framework == "jax" and dtype == "float64":
+        import jax
+
+        return jax.enable_x64(True)
+    return contextlib.nullcontext()
+
+
+def _devices(framework: str) -> list[str]:
+    """Names of the devices, the default one first."""
+    if framework == "jax":
+        import jax
+
+        return [f"{device.platform}:{device.id}" for device in jax.devices()]
+    import torch
+
+    return [f"cuda:{i}" for i in range(torch.cuda.device_count())] or ["cpu"]
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _cache(holds: str, folder: Path) -> Cache:
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    return Cache(holds, folder, len(sizes), sum(sizes))
+
+
+def frameworks() -> list[str]:
+    """The frameworks that are installed and can be imported."""
+    return [name for name, modules in MODULES.items() if why_absent(*modules) is None]

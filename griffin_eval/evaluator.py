@@ -1,0 +1,259 @@
+"""Scoring and generation with a checkpoint, on texts or token ids (`griffin_eval.Evaluator`)."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from griffin_eval.api import opened
+from griffin_eval.arguments import positive_integer
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.errors import ArgumentError, CheckpointError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from griffin_eval.engine.limits import Limits
+    from griffin_eval.runners.protocol import Runner
+    from griffin_eval.text.tokenizer import Tokenizer
+
+__all__ = ["Continuation", "Evaluator", "Score"]
+
+Text = str | Sequence[int]  # a text, or its token ids
+
+
+class Score(NamedTuple):
+    """The log-probabilities of one text.
+
+    Attributes:
+        tokens: int32 [T], token ids; of a text with the prefix token that it is scored after.
+        logprobs: float64 [T - 1], log-probability in nats of every token after the first.
+        greedy: bool [T - 1], whether that token was the most likely one.
+    """
+
+    tokens: "np.ndarray"
+    logprobs: "np.ndarray"
+    greedy: "np.ndarray"
+
+    @property
+    def total(self) -> float:
+        """Log-probability of the text in nats."""
+        return float(self.logprobs.sum())
+
+
+class Continuation(NamedTuple):
+    """What a model said after a prompt.
+
+    Attributes:
+        tokens: int32 [N], new token ids, without the one that ended them.
+        text: their text; None if the prompt was given as token ids.
+    """
+
+    tokens: "np.ndarray"
+    text: str | None
+
+
+class Evaluator:
+    """A checkpoint on a device, for scoring and generating.
+
+    It reads as ``lm_eval --model griffin`` does: what requests begin with in common is read once,
+    texts may have any length, and there is no padding.
+
+    Args:
+        checkpoint: path, or a checkpoint that is open already.
+        framework: ``torch`` or ``jax``; None for the first of these that is installed.
+        dtype: float32, bfloat16, float16, float64, or ``auto`` for that of the checkpoint; the
+            recurrence, norms and softmax are float32 at least.
+        device: such as ``cpu`` or ``cuda:0``; None for what there is.
+        batch_size: number of texts that a step reads from at most.
+        tokenizer: folder or hub id of the tokenizer; None for the checkpoint's own.
+
+    Attributes:
+        config: the architecture, a `GriffinConfig`.
+        framework: ``torch`` or ``jax``.
+
+    Raises:
+        ValueError: the checkpoint cannot be read as a model, or an argument that cannot be.
+        ImportError: the framework is not installed.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | Path | Checkpoint,
+        *,
+        framework: str | None = None,
+        dtype: str = "auto",
+        device: str | None = None,
+        batch_size: int = 16,
+        tokenizer: str | Path | None = None,
+    ) -> None:
+        from griffin_eval.runners.load import load_runners
+
+        self._checkpoint = opened(checkpoint)
+        self._runners: list[Runner] = load_runners(
+            self._checkpoint, framework=framework, dtype=dtype, device=device
+        )
+        self._rows = positive_integer("batch_size", batch_size)
+        self._tokenizer_path = tokenizer
+        self.config = self._checkpoint.config
+        self.framework = self._runners[0].framework
+
+    def score(self, texts: Sequence[Text]) -> list[Score]:
+        """Log-probabilities of texts.
+
+        Args:
+            texts: each a text, which is scored after one BOS (EOS where there is none), or token
+                ids, of which all but the first are scored.
+
+        Returns:
+            Of every text its tokens and their log-probabilities, in order.
+
+        Raises:
+            ValueError: a text without a token, ids that are no tokens of the model, or results
+                that are not finite.
+        """
+        from griffin_eval.engine import parallel
+        from griffin_eval.engine.tree import Scorable
+
+        sequences = [self._ids(text, scored=True) for text in _several(texts)]
+        scores: dict[int, Score] = {}
+
+        def keep(index: int, result: Any) -> None:
+            scores[index] = Score(sequences[index], result.logprobs.copy(), result.greedy.copy())
+
+        parallel.score(
+            self._runners,
+            [Scorable(ids, 1) for ids in sequences],
+            limits=self._limits,
+            softmax_dtype="float64" if self._runners[0].dtype == "float64" else "float32",
+            on_result=keep,
+            progress=lambda tokens: None,
+            describe="text {}".format,
+        )
+        return [scores[index] for index in range(len(sequences))]
+
+    def generate(
+        self,
+        prompts: Sequence[Text],
+        *,
+        max_new_tokens: int = 64,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> list[Continuation]:
+        """Continuations of prompts, each until EOS or its number of tokens.
+
+        Args:
+            prompts: each a text, with BOS in front if the model was trained so, or token ids.
+            max_new_tokens: number of new tokens at most.
+            temperature: 0 takes the likeliest token; else what logits are divided by.
+            top_k: number of likeliest tokens to choose from; 0 for all.
+            top_p: probability of the likeliest tokens to choose from.
+            seed: of the random numbers; every prompt has its own.
+
+        Returns:
+            Of every prompt its new tokens and their text, in order.
+
+        Raises:
+            ValueError: a prompt without a token, ids that are no tokens of the model, or logits
+                that are not finite.
+        """
+        from griffin_eval.engine import parallel
+        from griffin_eval.engine.generation import Prompt, Sampling
+
+        sampling = Sampling(temperature, top_k, top_p)
+        asked = [
+            Prompt(self._ids(prompt, scored=False), max_new_tokens, sampling)
+            for prompt in _several(prompts)
+        ]
+        answers: dict[int, list[int]] = {}
+        parallel.generate(
+            self._runners,
+            asked,
+            limits=self._limits,
+            eos_ids=self._eos_ids,
+            seed=seed,
+            should_stop=lambda index, ids: False,
+            on_result=answers.__setitem__,
+            describe="prompt {}".format,
+        )
+        return [self._continuation(prompt, answers[i]) for i, prompt in enumerate(prompts)]
+
+    def _continuation(self, prompt: Text, ids: list[int]) -> Continuation:
+        import numpy as np
+
+        text = None
+        if isinstance(prompt, str):
+            text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return Continuation(np.array(ids, np.int32), text)
+
+    def _ids(self, text: Text, *, scored: bool) -> "np.ndarray":
+        """int32 ids; what is scored has a prefix token, what is continued what the model wants."""
+        import numpy as np
+
+        from griffin_eval.text.tokenizer import encode_with_bos
+
+        if not isinstance(text, str):
+            ids = np.array(text, np.int32)
+            if ids.ndim != 1 or not len(ids):
+                raise ArgumentError(f"expected a text or token ids, found {text!r:.100}")
+            if ids.min() < 0 or ids.max() >= self.config.vocab_size:
+                raise ArgumentError(
+                    f"token ids must be from 0 to {self.config.vocab_size - 1}, found "
+                    f"{ids.min()} to {ids.max()}"
+                )
+            return ids
+        if not scored:
+            encoded = encode_with_bos(self._tokenizer, text, self._add_bos)
+            return np.array(encoded or [self._prefix], np.int32)
+        encoded = self._tokenizer.encode(text)
+        own = encoded[:1] == [self._prefix]
+        return np.array(encoded if own else [self._prefix, *encoded], np.int32)
+
+    @property
+    def _limits(self) -> "Limits":
+        from griffin_eval.engine.limits import Limits
+
+        return Limits(self._runners[0].step_tokens, self._rows)
+
+    @cached_property
+    def _tokenizer(self) -> "Tokenizer":
+        from griffin_eval.converters.source.companions import tokenizer_folder
+        from griffin_eval.text.load import load_tokenizer
+        from griffin_eval.text.tokenizer import check_vocabulary
+
+        folder = self._tokenizer_path or tokenizer_folder(self._checkpoint.folder)
+        tokenizer = load_tokenizer(folder)
+        check_vocabulary(tokenizer, self.config.vocab_size)
+        return tokenizer
+
+    @property
+    def _add_bos(self) -> bool:
+        from griffin_eval.text.tokenizer import default_add_bos
+
+        return default_add_bos(self._tokenizer, self.config)
+
+    @property
+    def _prefix(self) -> int:
+        for token in (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id):
+            if token is not None:
+                return token
+        raise ArgumentError("the tokenizer has neither BOS nor EOS: give token ids instead of text")
+
+    @cached_property
+    def _eos_ids(self) -> frozenset[int]:
+        from griffin_eval.converters.configs.huggingface import generation_eos_ids
+
+        ids = frozenset(generation_eos_ids(self._checkpoint.folder))
+        try:
+            eos = self._tokenizer.eos_token_id
+        except CheckpointError:  # there is no tokenizer, and prompts are token ids
+            return ids
+        return ids if eos is None else ids | {eos}
+
+
+def _several(texts: Sequence[Text]) -> Sequence[Text]:
+    if isinstance(texts, str) or (len(texts) and isinstance(texts[0], int)):
+        raise ArgumentError("expected a list of texts or of lists of token ids, found one text")
+    return texts

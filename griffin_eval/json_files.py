@@ -1,0 +1,54 @@
+"""Reads JSON files that may be damaged or hostile."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from griffin_eval.errors import CheckpointError
+from griffin_eval.messages import DAMAGED
+
+_MAX_JSON = 100_000_000  # bytes
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        CheckpointError: the file cannot be read, is not JSON, or holds no object.
+    """
+    try:
+        if (size := path.stat().st_size) > _MAX_JSON:
+            raise ValueError(f"{size} bytes, more than the {_MAX_JSON} that are allowed")
+        return parse_json(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: expected a JSON object, found {error}; {DAMAGED}") from None
+
+
+def parse_json(text: bytes) -> dict[str, Any]:
+    """The JSON object in UTF-8 text.
+
+    Raises:
+        ValueError: for anything else; the message is a phrase that follows "found".
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = {}
+        for key, item in pairs:
+            if key in value:
+                raise ValueError(f"the key {key!r} twice")
+            value[key] = item
+        return value
+
+    try:
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"bytes that are not UTF-8, at {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"no JSON, at character {error.pos} ({error.msg})") from None
+    except RecursionError:
+        raise ValueError("JSON nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"a JSON {type(value).__name__}")
+    return value

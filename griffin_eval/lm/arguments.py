@@ -1,0 +1,189 @@
+"""``--model_args`` of ``lm_eval --model griffin``: what each means, and how it is checked."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from griffin_eval.arguments import one_visible_keys, parse_size, positive_integer
+from griffin_eval.converters.overrides import Overrides
+from griffin_eval.errors import ArgumentError
+from griffin_eval.messages import did_you_mean
+from griffin_eval.runners.load import choose_framework
+from griffin_eval.runners.protocol import DTYPES
+
+# Arguments of lm_eval's hf model that this one does not have, and what to do instead.
+_INSTEAD = {
+    "backend": "framework=torch or framework=jax chooses what runs the model",
+    "parallelize": "device= chooses one device; torchrun splits the documents over GPUs",
+    "device_map": "the model runs on one device; device= chooses it",
+    "tp_plan": "the model runs on one device; device= chooses it",
+    "max_memory_per_gpu": "the model runs on one device; dtype=bfloat16 halves its memory",
+    "max_cpu_memory": "weights are mapped from the file; dtype=bfloat16 halves their memory",
+    "offload_folder": "weights are mapped from the file",
+    "peft": "merge the adapter into the checkpoint first",
+    "delta": "merge the delta into the checkpoint first",
+    "autogptq": "quantised weights are not supported; dtype=bfloat16 is the smallest",
+    "gptqmodel": "quantised weights are not supported; dtype=bfloat16 is the smallest",
+    "load_in_8bit": "quantised weights are not supported; dtype=bfloat16 is the smallest",
+    "load_in_4bit": "quantised weights are not supported; dtype=bfloat16 is the smallest",
+    "gguf_file": "give a Hugging Face folder with safetensors",
+    "mixed_precision_dtype": "dtype= sets the precision of weights and activations",
+    "torch_dtype": "it is called dtype",
+    "trust_remote_code": "the model's code is part of griffin-eval, none is downloaded",
+    "use_fast_tokenizer": "tokenizer.json is always used where there is one",
+    "truncation": "max_length= truncates from the left",
+    "logits_cache": "logits are computed only where a token is scored",
+    "think_end_token": "cut the reasoning with a task filter",
+    "enable_thinking": "put the choice into the chat template",
+    "chat_template_args": "put the choices into the chat template",
+    "attn_implementation": "attention runs the fastest kernel for the device and dtype",
+    "pretrained_model_name_or_path": "it is called pretrained",
+    "model": "it is called pretrained",
+    "path": "it is called pretrained",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelArguments:
+    """What ``--model_args`` can say. Arguments that lm_eval's hf model has too mean the same here.
+
+    Attributes:
+        pretrained: checkpoint in any format: a folder, a ``.pt`` file, or a hub id.
+        framework: ``torch`` or ``jax``; by default the first of these that is installed.
+        dtype: float32, bfloat16, float16, float64, or auto for the checkpoint's. Λ, the gates, the
+            recurrence, norms and softmax are float32 at least in all of them.
+        device: such as ``cpu`` or ``cuda:0``. lm_eval passes cuda:0 unless told otherwise: where
+            there is none, the device that is used instead is logged. Where no device is named by
+            number, JAX uses all that this process has. Under torchrun and ``accelerate launch``
+            (with PyTorch) each process takes its share of the documents, and a CUDA device of its
+            own.
+        batch_size: number of documents, or parts of them, that a step reads, or ``auto``: as many
+            as measure fastest on this device, for scoring and for generation. (``auto:N`` is
+            ``auto``: a state has a fixed size, so there is nothing to re-measure.)
+        max_batch_size: upper bound of ``auto``.
+        max_length: length in tokens that contexts are cut to, from the left and with one warning;
+            unlimited by default. It does not apply to rolling log-likelihoods, which read whole
+            documents.
+        tokenizer: folder or hub id, if not the checkpoint's own.
+        revision: branch, tag or commit of the hub id.
+        subfolder: subfolder of the folder or repository that holds the checkpoint.
+        add_bos_token: whether texts start with BOS; by default as the model was trained.
+        prefix_token_id: token that an empty context is scored from; by default BOS, else EOS.
+        state_budget: memory for states that are kept between steps, such as ``2GB``, in bytes once
+            parsed; by default 25% of the free memory. States that do not fit are computed again.
+        softmax_dtype: dtype in which logits are normalised, float32 by default (float64 if the
+            model is).
+        visible_keys: number of keys local attention sees, the query's own included, if not the
+            config's. ``window`` is another name for it.
+        preset: name of a preset that supplies what neither a config nor the shapes say.
+        item: name of the item of an Orbax checkpoint that holds the parameters.
+        embedding_scale: whether embeddings are scaled, if not as the config says.
+        logits_soft_cap: soft cap of the logits, 0 for none, if not the config's.
+        names: file with a table of the checkpoint's own names of tensors
+            (`griffin_eval.converters.naming.user_table`).
+        parity: ``check`` runs a probe in both frameworks first, records the largest differences,
+            and refuses a checkpoint where they are not rounding
+            (`griffin_eval.crosscheck.parity.check_parity`).
+    """
+
+    pretrained: str
+    framework: str
+    dtype: str = "auto"
+    device: str | None = None
+    batch_size: int | str = 1
+    max_batch_size: int = 64
+    max_length: int | None = None
+    tokenizer: str | None = None
+    revision: str | None = None
+    subfolder: str | None = None
+    add_bos_token: bool | None = None
+    prefix_token_id: int | None = None
+    softmax_dtype: str | None = None
+    state_budget: int | None = None
+    visible_keys: int | None = None
+    preset: str | None = None
+    item: str | None = None
+    embedding_scale: bool | None = None
+    logits_soft_cap: float | None = None
+    names: str | None = None
+    parity: str | None = None
+
+    @property
+    def overrides(self) -> Overrides:
+        """What they say of the checkpoint that its files do not."""
+        return Overrides(
+            preset=self.preset,
+            item=self.item,
+            visible_keys=self.visible_keys,
+            embedding_scale=self.embedding_scale,
+            logits_soft_cap=self.logits_soft_cap,
+            names=self.names,
+        )
+
+
+def parse_arguments(given: Mapping[str, Any]) -> ModelArguments:
+    """The arguments with their defaults, each checked as far as it can be without the checkpoint.
+
+    Args:
+        given: names and values as lm_eval parses them from ``--model_args``, or from Python.
+
+    Raises:
+        ArgumentError: one sentence that names the argument, the value and what was expected.
+        MissingExtraError: the framework is not installed.
+    """
+    fields = [field.name for field in dataclasses.fields(ModelArguments)]
+    _refuse_unknown(given, [*fields, "window"])
+    values = {name: value for name, value in given.items() if name in fields}
+    if not values.get("pretrained"):
+        raise ArgumentError(
+            "model_args of griffin: pretrained= is missing: expected a folder, a .pt file or a hub "
+            "id of a checkpoint"
+        )
+    parity, softmax_dtype = values.get("parity"), values.get("softmax_dtype")
+    if parity not in (None, "check"):
+        raise ArgumentError(f"unknown parity {parity!r}: expected check, or nothing")
+    if softmax_dtype not in (None, *DTYPES):
+        raise ArgumentError(
+            f"unknown softmax_dtype {softmax_dtype!r}: expected {', '.join(DTYPES)}"
+            f"{did_you_mean(str(softmax_dtype), DTYPES)}"
+        )
+    for name, parse in _PARSED.items():
+        if values.get(name) is not None:
+            values[name] = parse(name, values[name])
+    values["framework"] = choose_framework(values.get("framework"))
+    values["visible_keys"] = one_visible_keys(values.get("visible_keys"), given.get("window"))
+    return ModelArguments(**values)
+
+
+def _batch_size(name: str, value: Any) -> int | str:
+    if str(value).startswith("auto"):
+        return "auto"
+    return positive_integer(name, value, " or auto")
+
+
+_PARSED = {
+    "pretrained": lambda name, value: str(value),
+    "batch_size": _batch_size,
+    "max_batch_size": positive_integer,
+    "max_length": positive_integer,
+    "state_budget": lambda name, value: parse_size(str(value), name),
+}
+
+
+def _refuse_unknown(given: Mapping[str, Any], known: list[str]) -> None:
+    """Refuses arguments that do not exist, all in one sentence.
+
+    One that hf has is accepted where it asks for nothing (``parallelize=False``).
+    """
+    problems = []
+    for name, value in given.items():
+        if name in known:
+            continue
+        if name not in _INSTEAD:
+            problems.append(f"{name}= does not exist{did_you_mean(name, known)}")
+        elif value:
+            problems.append(f"{name}= is not supported: {_INSTEAD[name]}")
+    if problems:
+        raise ArgumentError(
+            f"model_args of griffin: {'; '.join(problems)}. What exists: {', '.join(known)}"
+        )

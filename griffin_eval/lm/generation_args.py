@@ -1,0 +1,68 @@
+"""lm_eval's arguments of generation (``--gen_kwargs``, and those of a task)."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from lm_eval.models.utils import (
+    handle_stop_sequences,
+    normalize_gen_kwargs,
+)
+
+from griffin_eval.engine.generation import Sampling
+from griffin_eval.errors import ArgumentError
+from griffin_eval.text.tokenizer import Tokenizer
+
+DEFAULT_GENERATED_TOKENS = 256  # hf's default
+_MARGIN = 16  # tokens before a stop string that its first token may depend on
+
+
+class GenerationArguments(NamedTuple):
+    """How one request is continued.
+
+    Attributes:
+        sampling: how tokens are chosen.
+        until: strings that end the text, none of them empty.
+        max_new_tokens: most tokens to generate.
+    """
+
+    sampling: Sampling
+    until: list[str]
+    max_new_tokens: int
+
+    def stops(self, tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
+        """Whether the last of the generated ids completed a stop string.
+
+        It may be a special token, such as <end_of_turn>. Each token is at least a byte, so a string
+        that has just appeared lies within as many tokens as it has bytes.
+        """
+        if not self.until:
+            return False
+        tail = ids[-max(len(s.encode()) for s in self.until) - _MARGIN :]
+        text = tokenizer.decode(tail, skip_special_tokens=False)
+        return any(s in text for s in self.until)
+
+
+def read_generation_arguments(given: dict[str, Any]) -> GenerationArguments:
+    """The arguments of one request; those of hf's model that ask for nothing are accepted.
+
+    Raises:
+        ArgumentError: naming those that are not supported.
+    """
+    kwargs: dict[str, Any] = dict(normalize_gen_kwargs(given, DEFAULT_GENERATED_TOKENS))
+    until = [s for s in handle_stop_sequences(kwargs.pop("until", None), eos=None) if s]
+    max_new_tokens = kwargs.pop("max_gen_toks")
+    temperature = float(kwargs.pop("temperature", 0.0))
+    do_sample = kwargs.pop("do_sample", False)
+    sampling = Sampling(
+        (temperature or 1.0) if do_sample else 0.0,
+        int(kwargs.pop("top_k", None) or 0),
+        float(kwargs.pop("top_p", None) or 1.0),
+    )
+    neutral = {"num_beams": 1, "repetition_penalty": 1.0, "num_return_sequences": 1}
+    unsupported = [k for k, v in kwargs.items() if v is not None and v != neutral.get(k)]
+    if unsupported:
+        raise ArgumentError(
+            f"generation arguments {', '.join(unsupported)} are not supported: expected until, "
+            "max_gen_toks, do_sample, temperature, top_k, top_p"
+        )
+    return GenerationArguments(sampling, until, max_new_tokens)

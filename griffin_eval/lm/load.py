@@ -1,0 +1,131 @@
+"""Loads a checkpoint, its tokenizer and its model for `griffin_eval.lm.model.GriffinLM`."""
+
+import logging
+from typing import Any, NamedTuple
+
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.configs.huggingface import generation_eos_ids
+from griffin_eval.converters.source.companions import tokenizer_folder
+from griffin_eval.converters.source.resolve import resolve
+from griffin_eval.errors import ArgumentError
+from griffin_eval.layout import parameter_count
+from griffin_eval.lm.arguments import ModelArguments
+from griffin_eval.lm.processes import Launch
+from griffin_eval.runners.load import load_runners
+from griffin_eval.runners.protocol import Runner
+from griffin_eval.text.load import load_tokenizer
+from griffin_eval.text.tokenizer import Tokenizer, check_vocabulary, default_add_bos
+
+logger = logging.getLogger(__name__)
+
+
+class LoadedModel(NamedTuple):
+    """A checkpoint that is ready to run, and the settings that follow from it.
+
+    Attributes:
+        arguments: what was asked for.
+        checkpoint: the open checkpoint.
+        tokenizer: its tokenizer, or the one that was named.
+        runners: the model, once for each device.
+        softmax_dtype: dtype in which logits are normalised.
+        add_bos: whether texts start with BOS.
+        prefix_token_id: token that an empty context is scored from.
+        eos_ids: tokens that end a generated text.
+        parity: differences between the frameworks, if ``parity=check`` measured them here.
+    """
+
+    arguments: ModelArguments
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    runners: list[Runner]
+    softmax_dtype: str
+    add_bos: bool
+    prefix_token_id: int
+    eos_ids: frozenset[int]
+    parity: dict[str, Any] | None
+
+
+def load(arguments: ModelArguments, launch: Launch) -> LoadedModel:
+    """Opens the checkpoint and its tokenizer, and puts the model on its devices.
+
+    Args:
+        arguments: from `griffin_eval.lm.arguments.parse_arguments`.
+        launch: which of several processes this is.
+
+    Raises:
+        BadInput: an argument or a checkpoint that cannot be used; one sentence says why.
+    """
+    if launch.world_size > 1 and arguments.framework == "jax":
+        raise ArgumentError(
+            "framework=jax uses all devices in one process: start lm_eval without a launcher, "
+            "or with framework=torch"
+        )
+    path = resolve(arguments.pretrained, revision=arguments.revision, subfolder=arguments.subfolder)
+    checkpoint = Checkpoint(path, arguments.overrides)
+    config = checkpoint.config
+    tokenizer = load_tokenizer(arguments.tokenizer or tokenizer_folder(checkpoint.folder))
+    check_vocabulary(tokenizer, config.vocab_size)
+    prefix_token_id = _prefix_token(tokenizer, arguments.prefix_token_id, config.vocab_size)
+    add_bos = arguments.add_bos_token
+    if add_bos is None:
+        add_bos = default_add_bos(tokenizer, config)
+    parity = None
+    if arguments.parity == "check" and launch.rank == 0:
+        from griffin_eval.crosscheck.parity import check_parity
+
+        parity = check_parity(checkpoint)
+    runners = load_runners(
+        checkpoint,
+        framework=arguments.framework,
+        dtype=arguments.dtype,
+        device=launch.device(arguments.device),
+    )
+    model = LoadedModel(
+        arguments,
+        checkpoint,
+        tokenizer,
+        runners,
+        arguments.softmax_dtype or ("float64" if runners[0].dtype == "float64" else "float32"),
+        bool(add_bos),
+        prefix_token_id,
+        _eos_ids(checkpoint, tokenizer),
+        parity,
+    )
+    _log(model)
+    return model
+
+
+def _prefix_token(tokenizer: Tokenizer, given: int | None, vocab_size: int) -> int:
+    if given is not None:
+        if not 0 <= int(given) < vocab_size:
+            raise ArgumentError(
+                f"prefix_token_id={given} is not a token: the model has {vocab_size}"
+            )
+        return int(given)
+    for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return token
+    raise ArgumentError(
+        "the tokenizer has neither BOS nor EOS: name the token that empty contexts start from "
+        "with prefix_token_id="
+    )
+
+
+def _eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> frozenset[int]:
+    ids = set(generation_eos_ids(checkpoint.folder))
+    if tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    return frozenset(ids)
+
+
+def _log(model: LoadedModel) -> None:
+    runner = model.runners[0]
+    logger.info(
+        "griffin: %s on %s in %s, %d parameters, attention sees %d keys, %s BOS",
+        runner.framework,
+        ", ".join(runner.device for runner in model.runners),
+        runner.dtype,
+        parameter_count(runner.config),
+        runner.config.visible_keys,
+        "one" if model.add_bos else "no",
+    )

@@ -1,0 +1,399 @@
+"""`GriffinLM`: what ``lm_eval --model griffin`` runs."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import CacheHook, TemplateLM
+from lm_eval.models.utils import (
+    postprocess_generated_text,
+)
+from tqdm import tqdm
+
+from griffin_eval.engine import parallel
+from griffin_eval.engine.generation import Prompt
+from griffin_eval.engine.limits import Limits, fastest_rows
+from griffin_eval.engine.scoring import Scored
+from griffin_eval.engine.stats import Stats
+from griffin_eval.engine.tree import Ablation, Scorable
+from griffin_eval.errors import ArgumentError
+from griffin_eval.lm import results
+from griffin_eval.lm.arguments import parse_arguments
+from griffin_eval.lm.encoding import EncodedPair, Encoding
+from griffin_eval.lm.generation_args import DEFAULT_GENERATED_TOKENS, read_generation_arguments
+from griffin_eval.lm.load import load
+from griffin_eval.lm.processes import Group, Launch
+from griffin_eval.lm.weights_hash import start_hashing
+from griffin_eval.text.tokenizer import encode_with_bos
+
+NO_LIMIT = 2**31 - 1  # positions are 32-bit integers
+ABLATIONS = {name.lower(): kind for name, kind in Ablation.__members__.items()}
+
+logger = logging.getLogger(__name__)
+
+
+class GriffinLM(TemplateLM):
+    """A Griffin-family checkpoint as an lm-eval model.
+
+    Args:
+        pretrained: checkpoint in any format: a folder, a ``.pt`` file, or a hub id.
+        framework: ``torch`` or ``jax``; by default the first of these that is installed.
+        arguments: the other fields of `griffin_eval.lm.arguments.ModelArguments`, by name, and
+            ``window``, another name for ``visible_keys``.
+
+    Raises:
+        BadInput: an argument or a checkpoint that cannot be used; one sentence says why. (It is a
+            ValueError.)
+    """
+
+    def __init__(self, pretrained: str = "", framework: str | None = None, **arguments: Any):
+        super().__init__()
+        launch = Launch.of_environment()
+        asked = parse_arguments(arguments | {"pretrained": pretrained, "framework": framework})
+        self._model = model = load(asked, launch)
+        self.tokenizer, self._runners = model.tokenizer, model.runners
+        self.runner = self._runners[0]
+        self._device = self.runner.device  # which lm_eval reads, as the next two
+        self._rank, self._world_size = launch.rank, launch.world_size
+        self._encoding = Encoding(model.tokenizer, model.add_bos, model.prefix_token_id)
+        self.batch_sizes: dict[str, int] = {}  # what auto chose, which lm_eval records
+        self.stats = Stats()  # of this process
+        self._others: list[Stats] = []  # of the other processes
+        self._warned: set[str] = set()
+        self._weights_sha256 = start_hashing(model.checkpoint)
+        self._group = Group(launch) if launch.world_size > 1 else None
+
+    # What lm-eval asks of a model
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.tokenizer.eos_token_id if self.tokenizer.eos_token_id is not None else -1
+
+    @property
+    def prefix_token_id(self) -> int:
+        return self._encoding.prefix_token_id
+
+    @property
+    def max_length(self) -> int:
+        return self._model.arguments.max_length or NO_LIMIT
+
+    @property
+    def max_gen_toks(self) -> int:
+        return DEFAULT_GENERATED_TOKENS
+
+    @property
+    def batch_size(self) -> int | str:
+        return self._model.arguments.batch_size
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.tokenizer.name.replace("/", "__")
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        return self.tokenizer.apply_chat_template(
+            chat_history, add_generation_prompt=add_generation_prompt
+        )
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
+    ) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            string: the text.
+            add_special_tokens: True puts exactly one BOS in front, also of a text that starts with
+                it already; False adds none; None does what the model was trained with.
+            kwargs: ignored.
+        """
+        add_bos = self._encoding.add_bos if add_special_tokens is None else add_special_tokens
+        return encode_with_bos(self.tokenizer, string, add_bos)
+
+    # What lm-eval's evaluator asks of several processes
+
+    def all_gather(self, tensor: Any) -> Any:
+        return tensor if self._group is None else self._group.all_gather(tensor)
+
+    def gather_object(self, obj: Any, dst: int = 0) -> Any:
+        return [obj] if self._group is None else self._group.gather_object(obj, dst)
+
+    def barrier(self) -> None:
+        """Waits for all processes, and gathers the counts of the others."""
+        if self._group is not None:
+            stats = self._group.all_gather_object(self.stats)
+            self._others = stats[: self._rank] + stats[self._rank + 1 :]
+
+    # Results
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What results.json records of the model and of the work that it has done so far.
+
+        The work is logged too, since lm_eval calls this at the end of a run.
+        """
+        measured = results.measured(self._runners, self.stats, self._others, self._world_size)
+        logger.info(
+            "griffin: %d tokens requested, %d computed (%.3g times fewer), %d states evicted, "
+            "%.0f tokens/s, %d compilations, %.3g GB at most; %s; %s",
+            measured["tokens_requested"],
+            measured["tokens_computed"],
+            measured["saved_ratio"],
+            measured["states_evicted"],
+            measured["tokens_per_second"],
+            measured["compilations"],
+            measured["peak_memory_bytes"] / 1e9,
+            measured["kernel"],
+            measured["attention_kernel"],
+        )
+        parity = self._model.parity
+        return (
+            results.identity(self._model)
+            | {f"griffin_{name}": value for name, value in measured.items()}
+            | {
+                "griffin_weights_sha256": self._weights_sha256.result(),
+                "griffin_versions": results.versions(),
+            }
+            | ({} if parity is None else {"griffin_parity": parity})
+        )
+
+    def set_cache_hook(self, cache_hook: CacheHook) -> None:
+        """Gives this model a table of its own in the ``--use_cache`` file.
+
+        lm-eval's cache keys do not say which model answered, so that two models on one file would
+        read each other's answers.
+        """
+        if cache_hook.dbdict is not None:
+            from sqlitedict import SqliteDict
+
+            table = f"griffin-{results.fingerprint(self._model, self._weights_sha256.result())}"
+            SqliteDict(cache_hook.dbdict.filename, tablename=table).close()  # creates it
+            cache_hook.dbdict.tablename = table
+        super().set_cache_hook(cache_hook)
+
+    # Requests
+
+    def loglikelihood(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        """Log-likelihood in nats of each continuation after its context, and whether greedy
+        decoding would generate it.
+
+        The ids are those of lm-eval's own method, but shared beginnings of texts are tokenised
+        once, rather than twice for every request.
+        """
+        pairs: list[Any] = [request.args for request in requests]
+        return self._loglikelihood_tokens(self._encoding.pairs(pairs), disable_tqdm=disable_tqdm)
+
+    def loglikelihood_ablated(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        """`loglikelihood` of a model whose memory is partly cleared at the end of the context.
+
+        The third argument of a request names the memory that is cleared before the context's last
+        token is read, so that every scored token is predicted without it: ``nothing``;
+        ``recurrent``, the states of RG-LRU and convolutions, which start again from zero; or
+        ``attention``, the keys and values of all tokens before. The other memory and the positions
+        go on. Requests with the same context share the reading of it.
+
+        Raises:
+            ArgumentError: a third argument that is none of these.
+        """
+        given: list[Any] = [request.args for request in requests]
+        names = [name for _, _, name in given]
+        unknown = sorted({str(name) for name in names} - set(ABLATIONS))
+        if unknown:
+            raise ArgumentError(
+                f"unknown ablation {', '.join(unknown)}: expected {', '.join(ABLATIONS)}"
+            )
+        encoded = self._encoding.pairs([(text, continuation) for text, continuation, _ in given])
+        return self._loglikelihood_tokens(
+            encoded, disable_tqdm=disable_tqdm, ablations=[ABLATIONS[name] for name in names]
+        )
+
+    def _loglikelihood_tokens(
+        self,
+        requests: Sequence[EncodedPair],
+        disable_tqdm: bool = False,
+        ablations: Sequence[Ablation] | None = None,
+        **kwargs: Any,
+    ) -> list[tuple[float, bool]]:
+        scorables = [
+            self._scorable(*request, ablation)
+            for request, ablation in zip(
+                requests, ablations or [Ablation.NOTHING] * len(requests), strict=True
+            )
+        ]
+        answers: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
+
+        def on_result(index: int, result: Scored) -> None:
+            answers[index] = (float(result.logprobs.sum()), bool(result.greedy.all()))
+            if ablations is None:  # lm_eval looks up no other kinds
+                self.cache_hook.add_partial("loglikelihood", requests[index][0], answers[index])
+            bar.update()
+
+        with self._bar("Running loglikelihood requests", len(requests), disable_tqdm) as bar:
+            self._score(scorables, on_result, describe=lambda i: _quoted(requests[i][0][0]))
+        return answers
+
+    def _scorable(
+        self, texts: tuple[str, str], context: Any, continuation: Any, ablation: Ablation
+    ) -> Scorable:
+        """The ids of a context and its continuation as one sequence, cut to max_length."""
+        if len(continuation) > self.max_length:
+            raise ArgumentError(
+                f"the continuation {texts[1][:60]!r}… has {len(continuation)} tokens, "
+                f"more than max_length={self.max_length}"
+            )
+        if not len(context):  # of a context of nothing but white space, without BOS
+            context = [self.prefix_token_id]
+        ids = np.concatenate([context, continuation], dtype=np.int32)
+        ids = self._fit(ids, self.max_length + 1)
+        return Scorable(ids, len(ids) - len(continuation), ablation)
+
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Log-likelihood of whole documents in nats.
+
+        Each is read in one stream after exactly one prefix token (BOS), however long it is: there
+        are no windows, and BOS itself is not scored.
+
+        Returns:
+            `TokenScores`, which also hold the log-likelihood of every token.
+        """
+        if self._model.arguments.max_length is not None:
+            self._warn_once(
+                "max_length does not apply to rolling log-likelihoods: documents are read whole"
+            )
+        texts = [request.args[0] for request in requests]
+        scorables = [Scorable(ids, 1) for ids in self._encoding.documents(texts)]
+        answers: list[float] = [0.0] * len(requests)
+
+        def on_result(index: int, result: Scored) -> None:
+            answers[index] = TokenScores(result.logprobs)
+            self.cache_hook.add_partial("loglikelihood_rolling", (texts[index],), answers[index])
+
+        total = sum(len(s.tokens) - 1 for s in scorables)
+        with self._bar("Running loglikelihood_rolling tokens", total, disable_tqdm) as bar:
+            self._score(scorables, on_result, bar.update, lambda i: _quoted(texts[i]))
+        return answers
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Continuations, each cut before its first stop string.
+
+        Every request has its own generation arguments.
+        """
+        pairs: list[Any] = [request.args for request in requests]  # a context and its arguments
+        given = [read_generation_arguments(arguments) for _, arguments in pairs]
+        contexts = self._encoding.contexts([context for context, _ in pairs])
+        prompts = []
+        for ids, (sampling, _, max_new_tokens) in zip(contexts, given, strict=True):
+            if max_new_tokens >= self.max_length:
+                raise ArgumentError(
+                    f"max_gen_toks={max_new_tokens} leaves no room for a prompt in "
+                    f"max_length={self.max_length}"
+                )
+            ids = self._fit(ids, self.max_length - max_new_tokens)
+            prompts.append(Prompt(ids, max_new_tokens, sampling))
+        answers = [""] * len(requests)
+
+        def on_result(index: int, ids: list[int]) -> None:
+            text = self.tokenizer.decode(ids, skip_special_tokens=True)
+            text = postprocess_generated_text(text, given[index].until, None)
+            answers[index] = text
+            self.cache_hook.add_partial("generate_until", pairs[index], text)
+            bar.update()
+
+        with self._bar("Running generate_until requests", len(requests), disable_tqdm) as bar:
+            self.stats += parallel.generate(
+                self._runners,
+                prompts,
+                limits=self._limits(generate=True),
+                eos_ids=self._model.eos_ids,
+                seed=int(np.random.randint(2**31)),  # lm_eval seeds numpy's global generator
+                should_stop=lambda i, ids: given[i].stops(self.tokenizer, ids),
+                on_result=on_result,
+                describe=lambda i: _quoted(pairs[i][0]),
+            )
+        return answers
+
+    # Helpers
+
+    def _score(
+        self,
+        scorables: list[Scorable],
+        on_result: Callable[[int, Scored], None],
+        progress: Callable[[int], Any] = lambda tokens: None,
+        describe: Callable[[int], str] = str,
+    ) -> None:
+        self.stats += parallel.score(
+            self._runners,
+            scorables,
+            limits=self._limits(generate=False),
+            softmax_dtype=self._model.softmax_dtype,
+            on_result=on_result,
+            progress=progress,
+            describe=describe,
+        )
+
+    def _limits(self, *, generate: bool) -> Limits:
+        arguments, rows = self._model.arguments, self._model.arguments.batch_size
+        if rows == "auto":
+            work = "generation" if generate else "scoring"
+            if work not in self.batch_sizes:
+                self.batch_sizes[work] = fastest_rows(
+                    self.runner, arguments.max_batch_size, generate=generate
+                )
+                logger.info("batch_size=auto chose %d for %s", self.batch_sizes[work], work)
+            rows = self.batch_sizes[work]
+        return Limits(self.runner.step_tokens, int(rows), arguments.state_budget)
+
+    def _fit(self, ids: np.ndarray, most: int) -> np.ndarray:
+        if len(ids) > most:
+            self._warn_once(
+                f"max_length={self.max_length}: longer contexts are cut to their last tokens"
+            )
+        return ids[-most:]
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning(message)
+
+    @contextlib.contextmanager
+    def _bar(self, description: str, total: int, disable: bool) -> Iterator[tqdm]:
+        """A progress bar. Also after an error or Ctrl-C, all answers so far are in the
+        ``--use_cache`` file."""
+        hidden = True if disable or self._rank else None
+        try:
+            with tqdm(total=total, desc=description, disable=hidden) as bar:
+                yield bar
+        finally:
+            if self.cache_hook.dbdict is not None:
+                self.cache_hook.dbdict.commit()  # answers are written by a thread
+
+
+class TokenScores(float):
+    """The log-likelihood of a text in nats.
+
+    Attributes:
+        tokens: float64, the log-likelihood of each of its tokens.
+    """
+
+    tokens: np.ndarray
+
+    def __new__(cls, tokens: np.ndarray) -> "TokenScores":
+        score = super().__new__(cls, tokens.sum())
+        score.tokens = tokens
+        return score
+
+    def __getnewargs__(self) -> tuple[Any]:
+        return (self.tokens,)
+
+
+def _quoted(text: str) -> str:
+    """A request for an error message: the end of its text, where requests differ."""
+    return repr(text if len(text) <= 60 else f"…{text[-60:]}")

@@ -1,0 +1,284 @@
+"""Functions that JAX has compiled for a model, kept on disk for the next process.
+
+JAX's own cache saves compiling. But a process that finds everything there still traces and lowers
+the model for every shape, and deserialises what it finds while the model waits: seconds, where a
+shape is used a few times. Here executables are found by everything that they depend on, so nothing
+is traced, and a thread loads those that were used before while the process does something else.
+
+An executable is a pickle, which may run any code as it is read. So only files are read that belong
+to this user and that nobody else can write, in a folder of which the same is true.
+"""
+
+import contextlib
+import hashlib
+import inspect
+import logging
+import os
+import pickle
+import platform
+import shutil
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import serialize_executable
+
+from griffin_eval.kernels import devices
+from griffin_eval.kernels.cpu.compiled import usable_cpus
+from griffin_eval.model_jax import griffin
+
+MODELS = 8  # whose executables are kept
+HERE = Path(__file__).parent
+# Folders whose code decides what is compiled; of the ground floor only what lies there itself.
+CODE = [HERE, *(Path(inspect.getfile(module)).parent for module in (devices, griffin))]
+SMALL = 1 << 29  # bytes of parameters of a model whose steps take little time
+PRELOADED = 16  # executables that are loaded before anybody asks for them
+
+logger = logging.getLogger(__name__)
+
+_hits = [0]  # of JAX's own cache
+
+
+def _count(event: str, **_: Any) -> None:
+    _hits[0] += event == "/jax/compilation_cache/cache_hits"
+
+
+jax.monitoring.register_event_listener(_count)
+
+
+class ExecutableCache:
+    """The compiled functions of one model on one device.
+
+    Args:
+        device: where they run.
+        parameters: the model's, which all calls share.
+        depends_on: what the functions depend on beside code and settings of JAX; compared by its
+            ``repr``.
+        folder: of all models' executables; None to keep none, which is also the case on anything
+            but a CPU, where this was not tried.
+
+    Attributes:
+        count: number of executables compiled or loaded.
+    """
+
+    def __init__(self, device: Any, parameters: Any, depends_on: Any, folder: Path | None):
+        self._parameters, self._device = parameters, device
+        self._parameter_shapes = _signature(parameters)
+        self._folder: Path | None = None
+        self._loading: dict[str, Future[Any]] = {}
+        self._refused = False  # whether a warning has been given
+        self.count = 0
+        if folder is not None and device.platform == "cpu":
+            key = _digest(_surroundings(device), depends_on, self._parameter_shapes)
+            if self._is_ours(folder) and self._is_ours(folder / key):
+                self._folder = folder / key
+                self._preload(self._folder)
+
+    def compiled(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
+        **options: Any,
+    ) -> Callable[..., Any]:
+        """The function, compiled once for all arguments of the same shapes and dtypes.
+
+        Args:
+            name: unique among the model's functions.
+            function: of arrays and of trees of arrays.
+            context: makes the context manager in which it is traced.
+            options: of `jax.jit`.
+        """
+        jitted, executables = jax.jit(function, **options), {}
+        described = repr(sorted(options.items()))
+
+        def call(*arguments: Any) -> Any:
+            shapes = tuple(map(self._signature_of, arguments))
+            executable = executables.get(shapes)
+            if executable is None:
+                file = f"{name}-{_digest(shapes, described)}"
+                executable = self._load(file) or self._compile(file, jitted, arguments, context)
+                executables[shapes] = executable
+                self.count += 1
+            return executable(*arguments)
+
+        return call
+
+    def _signature_of(self, argument: Any) -> tuple[Any, ...]:
+        return self._parameter_shapes if argument is self._parameters else _signature(argument)
+
+    def _load(self, name: str) -> Any:
+        """The executable kept under this name, None if there is none."""
+        if self._folder is None:
+            return None
+        preloaded = self._loading.pop(name, None)
+        if preloaded is not None and not preloaded.cancel():
+            return preloaded.result()
+        return self._read(self._folder / name)
+
+    def _compile(
+        self,
+        name: str,
+        jitted: Any,
+        arguments: tuple[Any, ...],
+        context: Callable[[], contextlib.AbstractContextManager],
+    ) -> jax.stages.Compiled:
+        before = _hits[0]
+        with context():
+            executable = jitted.lower(*arguments).compile()
+        if _hits[0] == before:  # one that JAX's cache has loaded cannot be saved again
+            self._save(name, executable)
+        return executable
+
+    def _save(self, name: str, executable: jax.stages.Compiled) -> None:
+        """Keeps an executable for the next process."""
+        if self._folder is None:
+            return
+        unfinished = None
+        try:
+            content = pickle.dumps(serialize_executable.serialize(executable))
+            self._folder.parent.parent.mkdir(parents=True, exist_ok=True)
+            for folder in (self._folder.parent, self._folder):
+                folder.mkdir(mode=0o700, exist_ok=True)
+            handle, unfinished = tempfile.mkstemp(prefix=f".{name}-", dir=self._folder)
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            Path(unfinished).replace(self._folder / name)
+        except (OSError, ValueError, NotImplementedError) as error:
+            logger.warning("compiled programs are not kept in %s: %s", self._folder, error)
+            if unfinished is not None:
+                Path(unfinished).unlink(missing_ok=True)
+            self._folder = None
+
+    def _read(self, path: Path) -> Any:
+        try:
+            with path.open("rb") as file:
+                if not self._is_ours(path, os.fstat(file.fileno())):
+                    return None
+                payload, inputs, outputs = pickle.load(file)
+            return serialize_executable.deserialize_and_load(
+                payload, inputs, outputs, self._device.client, [self._device]
+            )
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # damaged, or written by another version: it is made again
+            logger.debug("%s cannot be loaded: %s", path, error)
+            return None
+
+    def _is_ours(self, path: Path, found: os.stat_result | None = None) -> bool:
+        """Whether a file or folder is missing, or belongs to this user and nobody else can write
+        it. The first one of which neither is true is named in the log."""
+        try:
+            found = found or path.stat()
+        except OSError:  # which reading or writing it will name
+            return True
+        ours = found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if not ours and not self._refused:
+            self._refused = True
+            logger.warning(
+                "compiled programs in %s are not used: another user owns it or may write to it "
+                "(remove it, or chmod go-w what is yours)",
+                path,
+            )
+        return ours
+
+    def _preload(self, folder: Path) -> None:
+        """Starts a thread that loads the first executables of this model, and removes those of the
+        models used least recently."""
+        if not folder.is_dir():
+            return
+        with contextlib.suppress(OSError):
+            os.utime(folder)
+            others = sorted(folder.parent.iterdir(), key=lambda path: -path.stat().st_mtime)
+            for old in others[MODELS:]:
+                shutil.rmtree(old, ignore_errors=True)
+        names = sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))[:PRELOADED]
+        self._loading = {name: Future() for name in names}
+        if names:
+            waiting = list(self._loading.items())
+            threading.Thread(target=self._load_all, args=(folder, waiting), name="programs").start()
+
+    def _load_all(self, folder: Path, waiting: list[tuple[str, Future[Any]]]) -> None:
+        for name, future in waiting:
+            if not threading.main_thread().is_alive():  # the process ends: it need not wait
+                return
+            if future.set_running_or_notify_cancel():
+                executable = self._read(folder / name)
+                with contextlib.suppress(Exception):  # such as no memory: it has run once, or not
+                    self._run_on_zeros(executable)
+                future.set_result(executable)
+
+    def _run_on_zeros(self, executable: jax.stages.Compiled | None) -> None:
+        """Runs an executable once, since the first run packs weights for products of matrices.
+
+        Only of a small model on the only device: else it would take long, or memory of others.
+        """
+        small = sum(x.nbytes for x in self._parameters) <= SMALL
+        if executable is None or not small or jax.local_device_count() > 1:
+            return
+
+        def zeros(x: Any) -> jax.Array:
+            return jax.device_put(np.zeros(x.shape, x.dtype), self._device)
+
+        arguments, _ = executable.args_info
+        jax.block_until_ready(
+            executable(
+                *(
+                    self._parameters
+                    if _signature(each) == self._parameter_shapes
+                    else jax.tree.map(zeros, each)
+                    for each in arguments
+                )
+            )
+        )
+
+
+def cache_folder() -> Path | None:
+    """The folder of all models' executables: inside JAX's own cache where the user has one, None if
+    that is switched off or not on this machine."""
+    config: Any = jax.config
+    if not config.jax_enable_compilation_cache:
+        return None
+    chosen = config.jax_compilation_cache_dir
+    if chosen is None:
+        caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        return Path(caches, "griffin_eval", "programs")
+    return None if "://" in chosen else Path(chosen, "griffin_eval")
+
+
+def _signature(argument: Any) -> tuple[Any, ...]:
+    leaves, tree = jax.tree.flatten(argument)
+    return tree, tuple((x.shape, x.dtype, getattr(x, "weak_type", False)) for x in leaves)
+
+
+def _surroundings(device: Any) -> Iterator[Any]:
+    """Everything but the model that executables depend on."""
+    files = [*HERE.parent.glob("*"), *(f for folder in CODE for f in folder.rglob("*"))]
+    for file in sorted(f for f in files if f.suffix in (".py", ".c", ".so")):
+        yield file.name, hashlib.sha256(file.read_bytes()).hexdigest()
+    yield [version(library) for library in ("jax", "jaxlib", "flax")], platform.python_version()
+    yield device.platform, device.device_kind, device.id, device.client.platform_version
+    yield platform.machine(), _processor(), usable_cpus()
+    yield sorted((k, repr(v)) for k, v in jax.config.values.items() if "cache" not in k)
+    yield os.environ.get("XLA_FLAGS")
+
+
+def _processor() -> list[str]:
+    """Name and instruction sets of the processor, as the system gives them."""
+    with contextlib.suppress(OSError):
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+        known = ("model name", "flags", "Features", "CPU part")
+        return [line for line in first if line.startswith(known)]
+    return [platform.processor()]
+
+
+def _digest(*values: Any) -> str:
+    flat = [list(v) if isinstance(v, Iterator) else v for v in values]
+    return hashlib.sha256(repr(flat).encode()).hexdigest()[:32]

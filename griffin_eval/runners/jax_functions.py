@@ -1,0 +1,99 @@
+"""The functions of a model that `griffin_eval.runners.jax_runner` compiles.
+
+`SplitModel` is bound to them before they are compiled; the parameters are an argument, so that an
+executable does not hold them. Where the first argument is a state, it is donated.
+"""
+
+import contextlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from griffin_eval.model_jax.decoding import DecodingState
+from griffin_eval.model_jax.griffin import Griffin
+from griffin_eval.model_jax.state import State, ablate, gather, scatter
+from griffin_eval.runners.batching import query_block
+
+
+class SplitModel(NamedTuple):
+    """A model without its parameters: its graph and how they lie in it."""
+
+    graph: nnx.GraphDef[Griffin]
+    tree: Any
+
+    def merge(self, params: list[Array]) -> Griffin:
+        """The model with these parameters."""
+        return nnx.merge(self.graph, jax.tree.unflatten(self.tree, params))
+
+
+def split(model: Griffin) -> tuple[SplitModel, list[Array]]:
+    """A model apart from its parameters."""
+    graph, values = nnx.split(model)
+    params, tree = jax.tree.flatten(values)
+    return SplitModel(graph, tree), params
+
+
+def read(
+    model: SplitModel,
+    pool: State,
+    params: list[Array],
+    tokens: Array,
+    lengths: Array,
+    sources: Array,
+    targets: Array,
+    ablations: Array | None,
+) -> tuple[Array, State]:
+    """`Runner.read`, of padded arrays; states whose target is past the pool's end are discarded."""
+    state = gather(pool, sources)
+    if ablations is not None:
+        state = ablate(state, recurrent=ablations & 1 > 0, attention=ablations & 2 > 0)
+    block = query_block(len(tokens), len(lengths))
+    hidden, after = model.merge(params).step_packed(tokens, lengths, state, block)
+    return hidden[0], scatter(pool, targets, after)
+
+
+def grow(larger: State, pool: State) -> State:
+    """Writes all rows of a pool but the last, the start, to the beginning of a larger one."""
+    rows = jnp.arange(len(pool.pos) - 1)
+    return scatter(larger, rows, gather(pool, rows))
+
+
+def decode_step(
+    model: SplitModel, state: DecodingState, params: list[Array], tokens: Array, active: Array
+) -> tuple[Array, DecodingState]:
+    """`DecodingState.step`."""
+    return state.step(model.merge(params), tokens, active)
+
+
+def logits(model: SplitModel, params: list[Array], hidden: Array, positions: Array) -> Array:
+    """Logits of the hidden vectors at these positions."""
+    return model.merge(params).logits(hidden[positions])
+
+
+def greedy(model: SplitModel, params: list[Array], hidden: Array, positions: Array) -> Array:
+    """The most likely token at each of these positions, -1 where a logit is NaN."""
+    return first_largest(logits(model, params, hidden, positions))
+
+
+def normalise(dtype: str, logits: Array, row: Array, target: Array) -> tuple[Array, Array]:
+    """Log-probabilities of targets, each by a row of the logits, and that row's greedy token."""
+    logits = logits.astype(dtype)
+    total = jax.nn.logsumexp(logits, axis=1)
+    return logits[row, target] - total[row], first_largest(logits)[row]
+
+
+def first_largest(logits: Array) -> Array:
+    """Column of the first of the largest numbers of each row, or -1 where one is NaN. (On a CPU
+    argmax takes several times as long.)"""
+    column = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
+    largest = logits == jnp.max(logits, axis=1, keepdims=True)
+    first = jnp.min(jnp.where(largest, column, logits.shape[1]), axis=1)
+    return jnp.where(first == logits.shape[1], -1, first)
+
+
+def x64_if(wanted: bool) -> contextlib.AbstractContextManager:
+    """A context with 64-bit types if they are wanted, else one that changes nothing."""
+    return jax.enable_x64(True) if wanted else contextlib.nullcontext()

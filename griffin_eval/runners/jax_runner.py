@@ -1,0 +1,319 @@
+"""The JAX runner."""
+
+import functools
+import math
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.errors import ArgumentError
+from griffin_eval.kernels.attention import api as attention_api
+from griffin_eval.kernels.cpu.compiled import register_ffi_targets
+from griffin_eval.kernels.rglru.api import choose
+from griffin_eval.kernels.rglru.reference import Gates
+from griffin_eval.model_jax.decoding import DecodingState
+from griffin_eval.model_jax.griffin import Griffin
+from griffin_eval.model_jax.loading import load
+from griffin_eval.model_jax.state import State, nbytes
+from griffin_eval.runners import jax_functions
+from griffin_eval.runners.batching import (
+    host_memory,
+    logit_blocks,
+    peak_host_memory,
+    rows_or_start,
+    step_tokens,
+)
+from griffin_eval.runners.compiled_jax import ExecutableCache, cache_folder
+from griffin_eval.runners.devices import asked_or_best
+from griffin_eval.runners.jax_functions import x64_if
+from griffin_eval.runners.protocol import DTYPES
+
+COMPILE_AFTER_USES = 4  # times that a shape of steps is padded to a larger one
+SCORED = 64  # least number that scored positions are padded to
+
+
+class JaxRunner:
+    """`griffin_eval.model_jax` on one device. See `griffin_eval.runners.protocol.Runner`.
+
+    Args:
+        model: its methods are compiled once for every padded shape.
+        compiler_options: of `jax.jit`.
+        executables: folder of all models' executables, None to keep none.
+    """
+
+    framework = "jax"
+
+    def __init__(
+        self,
+        model: Griffin,
+        compiler_options: dict[str, Any] | None = None,
+        executables: Path | None = None,
+    ):
+        weight = model.model.embed_tokens.weight[...]
+        self.config = model.config
+        self.dtype = weight.dtype.name
+        (self._device,) = weight.devices()
+        self.device = f"{self._device.platform}:{self._device.id}"
+        self.step_tokens = self._full_step = step_tokens(self.device)
+        one = jnp.empty((1, 1, 1), weight.dtype)
+        gates = Gates(*[one] * 6) if self.config.complex_gates else None
+        self.kernel = choose(one, gates, starts=one)
+        shape = 1, self._full_step, self.config.num_heads, self.config.head_dim
+        queries = jax.ShapeDtypeStruct(shape, weight.dtype)
+        packed = attention_api.choose(queries, lengths=[1, 1], starts=[0, 1]).name
+        alone = attention_api.choose(queries).name
+        differs = f", {alone} in steps of one text" * (alone != packed)
+        attends = set(self.config.block_types) != {"recurrent"}
+        self.attention_kernel = packed + differs if attends else "none"
+        if self._device.platform == "cpu":  # before a program is loaded that calls a kernel
+            register_ffi_targets()
+        split, self._params = jax_functions.split(model)
+        depends_on = self.config, self.kernel, self.attention_kernel, compiler_options
+        self._cache = ExecutableCache(self._device, self._params, depends_on, executables)
+
+        def compiled(name: str, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+            return self._cache.compiled(
+                name, function, self._precision, compiler_options=compiler_options, **options
+            )
+
+        bound = functools.partial
+        # The first argument is donated, so that its memory is written again.
+        self._read = compiled("read", bound(jax_functions.read, split), donate_argnums=0)
+        self._grow = compiled("grow", jax_functions.grow, donate_argnums=0)
+        self._insert = compiled("insert", DecodingState.insert, donate_argnums=0)
+        self._decode = compiled("decode", bound(jax_functions.decode_step, split), donate_argnums=0)
+        self._logits = compiled("logits", bound(jax_functions.logits, split))
+        self._greedy = compiled("greedy", bound(jax_functions.greedy, split))
+        self._normalise = {
+            dtype: self._cache.compiled(
+                f"normalise {dtype}",
+                functools.partial(jax_functions.normalise, dtype),
+                functools.partial(x64_if, dtype == "float64"),
+            )
+            for dtype in DTYPES
+        }
+        self._starts: dict[str, Callable[[], Any]] = {}
+        self._model = model
+        # Shapes of steps that are compiled, and how often each was wanted, by rows of the pool.
+        self._shapes: dict[int, tuple[set[tuple[int, int]], Counter[tuple[int, int]]]] = {}
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, dtype: str, device: str | None):
+        """See `griffin_eval.runners.load.load_runner`."""
+        if dtype == "float64" and not jax.config.read("jax_enable_x64"):
+            raise ArgumentError(
+                "dtype=float64 in JAX needs the environment variable JAX_ENABLE_X64=1"
+            )
+        chosen = None if dtype == "auto" else jnp.dtype(dtype)
+        folder = cache_folder()  # before JAX's own cache is given a folder
+        where = choose_device(device)
+        if where.platform != "cpu":
+            keep_compilations()
+        return cls(load(checkpoint, chosen, where), executables=folder)
+
+    def padded_tokens(self, count: int, smallest: int = 16) -> int:
+        return 1 if count == 1 else max(smallest, 1 << (count - 1).bit_length())
+
+    def padded_batch(self, count: int) -> int:
+        # 1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, …: a power of two, then
+        # steps of a quarter of it that are multiples of 8, since padding costs as much as rows do.
+        above = (count - 1).bit_length()
+        step = 1 << max(above - 3, min(above, 3))
+        return -(-count // step) * step
+
+    def state_bytes(self, capacity: int) -> int:
+        return nbytes(jax.eval_shape(lambda: self._model.init_state(1, capacity)))
+
+    def free_memory(self) -> int:
+        memory = self._device.memory_stats() or {}
+        return memory.get("bytes_limit", host_memory()) - memory.get("bytes_in_use", 0)
+
+    def open_pool(self, rows: int, capacity: int) -> State:
+        # The last row stays at the start.
+        return self._started("start pool", self._model.init_state, rows + 1, capacity)
+
+    def grow_pool(self, pool: State, rows: int, capacity: int) -> State:
+        return self._grow(self.open_pool(rows, capacity), pool)
+
+    def read(
+        self,
+        pool: State,
+        tokens: np.ndarray,
+        lengths: np.ndarray,
+        sources: np.ndarray,
+        targets: np.ndarray,
+        ablations: np.ndarray | None = None,
+    ) -> tuple[Array, State]:
+        pool_rows = len(pool.pos)
+        size, rows = self._step_shape(len(tokens), len(lengths), pool_rows)
+        written = np.where(
+            targets < 0, pool_rows, targets
+        )  # -1 becomes out of range, which `scatter` drops
+        arrays = (
+            self._padded(tokens, size),
+            self._padded(lengths, rows),
+            self._padded(rows_or_start(sources, pool_rows), rows),
+            self._padded(written, rows, pool_rows),
+        )
+        lost = None if ablations is None else self._put(self._padded(ablations, rows))
+        try:
+            return self._read(pool, self._params, *map(self._put, arrays), lost)
+        except RuntimeError:  # such as no memory: the next steps must not be padded to this size
+            self._full_step = size // 2
+            self._shapes.clear()
+            raise
+
+    def _step_shape(self, tokens: int, rows: int, pool: int) -> tuple[int, int]:
+        """Tokens and rows to pad a step to.
+
+        A shape is compiled after `COMPILE_AFTER_USES` uses, since compiling takes the time of many
+        steps: until then the step is padded to the smallest larger shape that is compiled, or to a
+        full step. (Shapes that an earlier process compiled do not count, so that all processes pad
+        alike.)
+        """
+        wanted = self.padded_tokens(tokens), 8 ** math.ceil(math.log(rows, 8))
+        compiled, count = self._shapes.setdefault(pool, (set(), Counter()))
+        count[wanted] += 1
+        if count[wanted] <= COMPILE_AFTER_USES and wanted not in compiled:
+            full = max(wanted[0], self._full_step), max(wanted[1], 8)
+            larger = [s for s in compiled if s[0] >= wanted[0] and s[1] >= wanted[1]]
+            wanted = min(larger, default=full)
+        compiled.add(wanted)
+        return wanted
+
+    def start_decoding(self, batch: int, capacity: int) -> DecodingState:
+        start = functools.partial(DecodingState.start, self._model)
+        return self._started("start decoding", start, batch, capacity)
+
+    def insert_rows(
+        self, state: DecodingState, rows: np.ndarray, pool: State, sources: np.ndarray
+    ) -> DecodingState:
+        # One shape for any number of rows: the padding is out of range, so that it is left out.
+        batch = len(state.rows.pos)
+        written = self._put(self._padded(rows, batch, batch))
+        read = self._put(self._padded(rows_or_start(sources, len(pool.pos)), batch))
+        return self._insert(state, written, pool, read)
+
+    def decode_step(
+        self, state: DecodingState, tokens: np.ndarray, active: np.ndarray
+    ) -> tuple[Array, DecodingState]:
+        return self._decode(state, self._params, self._put(tokens), self._put(active))
+
+    def score(
+        self,
+        hidden: Array,
+        positions: np.ndarray,
+        targets: np.ndarray,
+        position_of: np.ndarray,
+        softmax_dtype: str,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        logprobs = np.empty(len(targets), np.float64)
+        greedy = np.empty(len(targets), bool)
+        normalise = self._normalise[softmax_dtype]
+        first = 0
+        for block, mine in logit_blocks(positions, position_of, self.config.vocab_size):
+            logits = self._logits_at(hidden, block)
+            size = self.padded_tokens(len(mine), SCORED)
+            row = self._padded(position_of[mine] - first, size)
+            target = self._padded(targets[mine], size)
+            with x64_if(softmax_dtype == "float64"):
+                chosen, best = normalise(logits, self._put(row), self._put(target))
+            logprobs[mine] = np.asarray(chosen, np.float64)[: len(mine)]
+            greedy[mine] = (np.asarray(best) == target)[: len(mine)]
+            first += len(block)
+        return logprobs, greedy
+
+    def logits(self, hidden: Array, positions: np.ndarray) -> np.ndarray:
+        return np.asarray(self._logits_at(hidden, positions))[: len(positions)]
+
+    def greedy(self, hidden: Array, positions: np.ndarray) -> np.ndarray:
+        return np.asarray(self._greedy(self._params, hidden, self._put(positions)))
+
+    def peak_memory(self) -> int:
+        memory = self._device.memory_stats() or {}
+        return memory.get("peak_bytes_in_use") or peak_host_memory()
+
+    @property
+    def compilations(self) -> int:
+        return self._cache.count
+
+    def _started(self, name: str, start: Callable[..., Any], batch: int, capacity: int) -> Any:
+        """The result of ``start(batch, capacity)``, compiled. Without global attention its size
+        does not depend on the capacity, so one executable serves every capacity."""
+        needed = "global_attention" in self.config.block_types
+        sizes = batch, capacity if needed else None
+        key = f"{name} {sizes}"
+        if key not in self._starts:
+            self._starts[key] = self._cache.compiled(
+                key,
+                functools.partial(start, *sizes),
+                # Placed like the states that steps return.
+                out_shardings=jax.sharding.SingleDeviceSharding(self._device),
+            )
+        return self._starts[key]()
+
+    def _logits_at(self, hidden: Array, positions: np.ndarray) -> Array:
+        padded = self._padded(positions, self.padded_tokens(len(positions), SCORED))
+        return self._logits(self._params, hidden, self._put(padded))
+
+    @staticmethod
+    def _padded(array: np.ndarray, length: int, value: int = 0) -> np.ndarray:
+        return np.pad(array, (0, length - len(array)), constant_values=value)
+
+    def _put(self, array: np.ndarray) -> Array:
+        return jax.device_put(array.astype(np.int32), self._device)
+
+    def _precision(self):
+        # Accelerators multiply float32 in bfloat16 passes unless told otherwise.
+        return jax.default_matmul_precision(
+            "default" if self.dtype in ("bfloat16", "float16") else "highest"
+        )
+
+
+def keep_compilations() -> None:
+    """Turns JAX's own cache of compilations on, unless the user has chosen a folder or turned it
+    off."""
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
+        caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        folder = os.path.join(caches, "griffin_eval", "jax")
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.02)
+
+
+def choose_device(device: str | None) -> Any:
+    """The jax.Device to run on, by `griffin_eval.runners.devices.asked_or_best`.
+
+    Raises:
+        ArgumentError: not the name of a device.
+    """
+    return asked_or_best(device, jax.devices()[0], _find_device)
+
+
+def _find_device(name: str) -> Any | None:
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "gpu", "cuda", "rocm", "tpu") or not (index or "0").isdigit():
+        raise ArgumentError(f"unknown device {name!r}: expected cpu, gpu, cuda:N or tpu:N")
+    try:
+        return jax.devices(kind)[int(index or 0)]
+    except (RuntimeError, IndexError):
+        return None
+
+
+def other_devices(chosen: str, device: str | None) -> list[str]:
+    """Names of the other local devices of the chosen one's platform, none if one was asked for by
+    its number."""
+    platform, _, index = chosen.partition(":")
+    kind, _, number = (device or "").partition(":")
+    same = kind == platform or (kind, platform) in (("cuda", "gpu"), ("rocm", "gpu"))
+    if number == index and same:
+        return []
+    names = [f"{platform}:{i}" for i in range(len(jax.local_devices(backend=platform)))]
+    return [name for name in names if name != chosen]

@@ -1,0 +1,204 @@
+"""The PyTorch runner."""
+
+import contextlib
+import ctypes
+
+import numpy as np
+import torch
+
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.errors import ArgumentError
+from griffin_eval.kernels.attention import api as attention_api
+from griffin_eval.kernels.rglru.api import choose
+from griffin_eval.kernels.rglru.reference import Gates
+from griffin_eval.model_torch.decoding import DecodingState
+from griffin_eval.model_torch.griffin import Griffin
+from griffin_eval.model_torch.loading import load
+from griffin_eval.model_torch.state import State, ablate, gather, map_leaves, nbytes, scatter
+from griffin_eval.runners.batching import (
+    host_memory,
+    logit_blocks,
+    peak_host_memory,
+    query_block,
+    rows_or_start,
+    step_tokens,
+)
+from griffin_eval.runners.devices import asked_or_best
+
+
+class TorchRunner:
+    """`griffin_eval.model_torch` on one device. See `griffin_eval.runners.protocol.Runner`.
+
+    Args:
+        model: which is put into evaluation mode.
+    """
+
+    framework = "torch"
+
+    def __init__(self, model: Griffin):
+        weight = model.model.embed_tokens.weight
+        self.model = model.requires_grad_(False).eval()
+        self.config = model.config
+        self.device = str(weight.device)
+        self.dtype = str(weight.dtype).removeprefix("torch.")
+        self.step_tokens = step_tokens(self.device)
+        one = weight.new_empty(1, 1, 1)
+        gates = Gates(*[one] * 6) if self.config.complex_gates else None
+        self.kernel = choose(one, gates, starts=one)
+        queries = weight.new_empty(1, 1, self.config.num_heads, self.config.head_dim)
+        attends = set(self.config.block_types) != {"recurrent"}
+        self.attention_kernel = attention_api.choose(queries).name if attends else "none"
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, dtype: str, device: str | None):
+        """See `griffin_eval.runners.load.load_runner`."""
+        chosen, where = None if dtype == "auto" else getattr(torch, dtype), choose_device(device)
+        if where.type == "cpu":
+            keep_freed_memory()
+        return cls(load(checkpoint, chosen, where))
+
+    def padded_tokens(self, count: int, smallest: int = 16) -> int:
+        return count
+
+    def padded_batch(self, count: int) -> int:
+        return count
+
+    def state_bytes(self, capacity: int) -> int:
+        return nbytes(self.model.init_state(1, capacity))
+
+    def free_memory(self) -> int:
+        device = torch.device(self.device)
+        return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory()
+
+    def open_pool(self, rows: int, capacity: int) -> State:
+        start = self.model.init_state(1, capacity)
+        # Memory that is never written costs nothing. The last row stays at the start.
+        pool = map_leaves(lambda leaf: leaf.new_empty(rows + 1, *leaf.shape[1:]), start)
+        return scatter(pool, self._put(np.array([rows])), start)
+
+    def grow_pool(self, pool: State, rows: int, capacity: int) -> State:
+        old = torch.arange(len(pool.pos) - 1, device=self.device)
+        return scatter(self.open_pool(rows, capacity), old, gather(pool, old))
+
+    @torch.inference_mode()
+    def read(
+        self,
+        pool: State,
+        tokens: np.ndarray,
+        lengths: np.ndarray,
+        sources: np.ndarray,
+        targets: np.ndarray,
+        ablations: np.ndarray | None = None,
+    ) -> tuple[torch.Tensor, State]:
+        state = gather(pool, self._put(rows_or_start(sources, len(pool.pos))))
+        if ablations is not None:
+            lost = self._put(ablations)
+            state = ablate(state, recurrent=lost & 1 > 0, attention=lost & 2 > 0)
+        block = query_block(len(tokens), len(lengths))
+        hidden, after = self.model.step_packed(self._put(tokens), self._put(lengths), state, block)
+        wanted = np.flatnonzero(targets >= 0)
+        if len(wanted):
+            pool = scatter(pool, self._put(targets[wanted]), gather(after, self._put(wanted)))
+        return hidden[0], pool
+
+    def start_decoding(self, batch: int, capacity: int) -> DecodingState:
+        return DecodingState.start(self.model, batch, capacity)
+
+    @torch.inference_mode()
+    def insert_rows(
+        self, state: DecodingState, rows: np.ndarray, pool: State, sources: np.ndarray
+    ) -> DecodingState:
+        sources = rows_or_start(sources, len(pool.pos))
+        return state.insert(self._put(rows), pool, self._put(sources))
+
+    @torch.inference_mode()
+    def decode_step(
+        self, state: DecodingState, tokens: np.ndarray, active: np.ndarray
+    ) -> tuple[torch.Tensor, DecodingState]:
+        return state.step(self.model, self._put(tokens), self._put(active))
+
+    @torch.inference_mode()
+    def score(
+        self,
+        hidden: torch.Tensor,
+        positions: np.ndarray,
+        targets: np.ndarray,
+        position_of: np.ndarray,
+        softmax_dtype: str,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        logprobs = np.empty(len(targets), np.float64)
+        greedy = np.empty(len(targets), bool)
+        first = 0
+        for block, mine in logit_blocks(positions, position_of, self.config.vocab_size):
+            logits = self._logits(hidden, block).to(getattr(torch, softmax_dtype))
+            row, target = self._put(position_of[mine] - first), self._put(targets[mine])
+            best, chosen = logits.argmax(1), logits[row, target]
+            largest = logits.gather(1, best[:, None])
+            # logits.logsumexp(1), which overwrites the logits
+            total = logits.sub_(largest).exp_().sum(1).log_().add_(largest[:, 0])
+            logprobs[mine] = (chosen - total[row]).double().cpu().numpy()
+            greedy[mine] = (best[row] == target).cpu().numpy()
+            first += len(block)
+        return logprobs, greedy
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor, positions: np.ndarray) -> np.ndarray:
+        return self._logits(hidden, positions).cpu().numpy()
+
+    @torch.inference_mode()
+    def greedy(self, hidden: torch.Tensor, positions: np.ndarray) -> np.ndarray:
+        best, token = self._logits(hidden, positions).max(1)
+        return torch.where(best.isnan(), -1, token).cpu().numpy()
+
+    def peak_memory(self) -> int:
+        device = torch.device(self.device)
+        if device.type == "cuda":
+            return torch.cuda.max_memory_allocated(device)
+        return peak_host_memory()
+
+    @property
+    def compilations(self) -> int:
+        return 0
+
+    def _logits(self, hidden: torch.Tensor, positions: np.ndarray) -> torch.Tensor:
+        return self.model.logits(hidden[self._put(positions)])
+
+    def _put(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, torch.int64)
+
+
+def keep_freed_memory() -> None:
+    """Lets this process reuse the memory of freed tensors, where the C library is glibc: that
+    returns large blocks to the system, and new pages cost more than what is computed on them."""
+    mmap_threshold, trim_threshold, most = -3, -1, 1 << 30
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(mmap_threshold, most)
+        libc.mallopt(trim_threshold, most)
+
+
+def choose_device(device: str | None) -> torch.device:
+    """The device to run on, by `griffin_eval.runners.devices.asked_or_best`.
+
+    Raises:
+        ArgumentError: not the name of a device.
+    """
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+
+    def find(name: str) -> torch.device | None:
+        try:
+            asked = torch.device(name)
+        except RuntimeError:
+            raise ArgumentError(
+                f"unknown device {name!r}: expected one that torch names, such as cpu or cuda:0"
+            ) from None
+        if asked.type == "cpu":
+            return asked
+        exists = (
+            accelerator is not None
+            and asked.type == accelerator.type
+            and (asked.index or 0) < torch.accelerator.device_count()
+        )
+        return asked if exists else None
+
+    return asked_or_best(device, accelerator or torch.device("cpu"), find)

@@ -1,0 +1,190 @@
+"""Long documents for tasks, and the characters at which their tokens begin.
+
+Lengths are in tokens of the model's own tokenizer, which lm_eval names to the tasks with the
+arguments of the model. A document is tokenised once, and tasks cut its text only where a token
+begins. With a BPE that adds no prefix, a part of the text then has the same tokens alone as in the
+whole; with other tokenizers its length may be off by a token or two at each end.
+"""
+
+import functools
+import logging
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from griffin_eval.arguments import is_hub_id
+from griffin_eval.errors import ArgumentError
+from griffin_eval.messages import first_line
+from griffin_eval.text.tokenizer import Tokenizer
+
+# The long modules of the standard library that every installation of Python has.
+PYTHON_MODULES = (
+    "_pydecimal argparse datetime _pydatetime doctest email/_header_value_parser inspect mailbox"
+    " pickletools pydoc subprocess tarfile turtle typing unittest/mock zipfile/__init__"
+).split()
+LEAST_CHARACTERS = 90_000  # of a module that is used as a document
+SLACK = 32  # tokens after a wanted length within which the end of a word is searched
+
+logger = logging.getLogger(__name__)
+
+
+class Document(NamedTuple):
+    """A text and its N tokens.
+
+    Attributes:
+        name: name of the text, unique among the documents of a task.
+        text: the text.
+        token_starts: int64 [N + 1], index of the character at which each token begins, and the
+            length of the text.
+        clean: bool [N + 1], whether the text can be split there: at the boundary of two characters
+            that is also a boundary of two tokens.
+    """
+
+    name: str
+    text: str
+    token_starts: np.ndarray
+    clean: np.ndarray
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens."""
+        return len(self.token_starts) - 1
+
+    def word_end(self, token: int) -> int:
+        """The first token at or after ``token`` in front of which a word ends.
+
+        The text before it does not end with white space, which lm_eval would move to the other
+        side. Where no word ends within `SLACK` tokens, this is the first other token of which that
+        is true, and where there is none, the end of the document.
+        """
+        fallback = None
+        for index in range(token, self.tokens):
+            start = self.token_starts[index]
+            if not self.clean[index] or (start and self.text[start - 1].isspace()):
+                continue
+            if self.text[start].isspace():
+                return index
+            fallback = index if fallback is None else fallback
+            if index - token >= SLACK:
+                return fallback
+        return self.tokens if fallback is None else fallback
+
+    def clean_start(self, token: int) -> int:
+        """The last token up to ``token`` at which the text can be split."""
+        return int(np.flatnonzero(self.clean[: token + 1])[-1])
+
+    def part(self, begin: int, end: int) -> str:
+        """The text from token ``begin`` up to token ``end``."""
+        return self.text[self.token_starts[begin] : self.token_starts[end]]
+
+
+def documents(
+    tokenizer: Tokenizer, document: Any, seed: int, max_tokens: int | None
+) -> Iterator[Document]:
+    """The documents in an order that the seed draws, so that the first few represent all.
+
+    Args:
+        tokenizer: tokenizer of the model.
+        document: see `texts_of`.
+        seed: seed of the order.
+        max_tokens: longer documents are cut at the end of a word after this many tokens; None to
+            leave them whole.
+
+    Raises:
+        ArgumentError: no such document, or no text in it.
+    """
+    texts = [(name, text) for name, text in texts_of(document) if text.strip()]
+    if not texts:
+        raise ArgumentError(f"document={document!r} holds no text")
+    rng = random.Random(f"griffin_texts {seed}")
+    for name, text in sorted(texts, key=lambda _: rng.random()):
+        whole = tokenised(tokenizer, text)
+        if max_tokens is not None and whole.tokens > max_tokens:
+            end = whole.word_end(max_tokens)
+            whole = Document("", whole.part(0, end), whole.token_starts[: end + 1], whole.clean)
+        yield whole._replace(name=name)
+
+
+@functools.lru_cache(maxsize=256)  # tasks of one run share documents
+def tokenised(tokenizer: Tokenizer, text: str) -> Document:
+    """A text as a document without a name."""
+    spans = tokenizer.spans(text)
+    # A token begins where the one before it ends: white space between two belongs to the second.
+    starts = np.concatenate([[0], spans[:-1, 1], [len(text)]]) if len(spans) else np.zeros(1, int)
+    starts = np.maximum.accumulate(starts)
+    clean = np.ones(len(starts), bool)
+    clean[1:-1] = (spans[1:, 0] >= spans[:-1, 1]) & (spans[1:, 0] > spans[:-1, 0])
+    return Document("", text, starts, clean)
+
+
+def texts_of(document: Any) -> list[tuple[str, str]]:
+    """Names and texts.
+
+    Args:
+        document: a folder of text files, a file, the hub id of a dataset, a dictionary of what
+            ``datasets.load_dataset`` takes (and ``field``, the column of the texts), or None for
+            texts that ship with Python.
+
+    Raises:
+        ArgumentError: none of these, or it cannot be read.
+    """
+    if document is None:
+        logger.warning(
+            "a smoke test on text that ships with Python, no benchmark; name texts with document="
+        )
+        return python_texts()
+    if isinstance(document, dict):
+        return _dataset(**document)
+    path = Path(str(document)).expanduser()
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        shown = [(str(file.relative_to(path)), file) for file in files]
+        return [(name, _read(file)) for name, file in shown if not name.startswith(".")]
+    if path.is_file():
+        return [(path.name, _read(path))]
+    if isinstance(document, str) and "/" in document and is_hub_id(document):
+        return _dataset(path=document)
+    raise ArgumentError(
+        f"document={document!r}: expected a folder of text files, a file, the hub id of a dataset, "
+        'or what datasets.load_dataset takes, such as {"path": "json", "data_files": "…"}'
+    )
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"{file} cannot be read as a text in UTF-8: {error}") from error
+
+
+def _dataset(field: str = "text", split: str = "test", **arguments: Any) -> list[tuple[str, str]]:
+    import datasets
+
+    try:
+        rows = datasets.load_dataset(**arguments, split=split)
+    except Exception as error:  # the library, its readers and the hub's client raise many kinds
+        reason = first_line(error) or type(error).__name__
+        raise ArgumentError(f"dataset {arguments} has no split {split}: {reason}") from error
+    if field not in rows.column_names:
+        raise ArgumentError(
+            f"dataset {arguments} has no column {field!r}, but {', '.join(rows.column_names)}; "
+            "name the one of the texts with field="
+        )
+    return [(f"{split} {index}", text) for index, text in enumerate(rows[field])]
+
+
+def python_texts() -> list[tuple[str, str]]:
+    """Names and texts of Python's manual and of the long modules of its standard library."""
+    from pydoc_data.topics import topics
+
+    texts = [("pydoc_data.topics", "\n\n".join(topics[name] for name in sorted(topics)))]
+    for module in PYTHON_MODULES:
+        file = Path(os.__file__).parent / f"{module}.py"
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        if len(text) >= LEAST_CHARACTERS:
+            texts.append((module, text))
+    return texts

@@ -1,0 +1,271 @@
+"""Loss on long documents: by position, and by how much of the same document comes before.
+
+Figure 5 of the Griffin paper (De et al., 2024) and figure 10 of its appendix G show the loss on
+books and on arXiv articles for longer and longer sequences. That can be read in two ways, and a
+curve of one says nothing about the other, so there are two tasks:
+
+- ``griffin_longctx_position``: every document is read once from its start. The points are the
+  losses of the tokens up to position 128, from there to 256, and so on, doubling. Later bins hold
+  other tokens than earlier ones, from fewer and longer documents.
+- ``griffin_longctx_context``: the loss of the same tokens of the same documents after the last 128,
+  256 … 32768 tokens before them, and after the whole document before them. From point to point
+  only the context differs.
+
+All requests are plain log-likelihoods of a text after a text, which any model can answer. Griffin
+reads a document once for all bins, and once for all whole contexts in it.
+"""
+
+import logging
+import math
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lm_eval.api.instance import Instance
+
+from griffin_eval.arguments import check_integers, ordered
+from griffin_eval.errors import ArgumentError
+from griffin_eval.tasks.curves import CurveTask, Observation, as_split
+from griffin_eval.tasks.long_text.documents import SLACK, Document, documents
+from griffin_eval.tasks.metadata import tokenizer_of
+
+FIRST = 128  # tokens of the first bin
+CONTEXTS = tuple(128 << n for n in range(9))  # 128 to 32768 tokens
+TARGETS, SPAN = 2, 64  # parts of each document that are scored, and tokens of each
+WHOLE = "whole"  # label of the request whose context is all of the document before the target
+
+logger = logging.getLogger(__name__)
+
+
+class LossTask(CurveTask):
+    """A task that scores parts of a text, each after some of the text before it.
+
+    A document of lm_eval is a row of `row`.
+    """
+
+    def construct_requests(self, doc: dict[str, Any], ctx: Any, **kwargs: Any) -> list[Instance]:
+        text = doc["text"]
+        return [
+            Instance(
+                request_type=self.request_type(doc, i),
+                doc=doc,
+                arguments=(text[context:start], text[start:end], *self.more_arguments(doc, i)),
+                idx=i,
+                metadata=kwargs["metadata"],
+            )
+            for i, (context, start, end) in enumerate(
+                zip(doc["context"], doc["start"], doc["end"], strict=True)
+            )
+        ]
+
+    def request_type(self, doc: dict[str, Any], index: int) -> Any:
+        """lm_eval's name of the kind of the request with this number."""
+        return "loglikelihood"
+
+    def more_arguments(self, doc: dict[str, Any], index: int) -> tuple[str, ...]:
+        """Arguments of the request with this number after its context and continuation."""
+        return ()
+
+    def labels(self) -> list[str]:
+        """The labels of all requests, numbers first and in order."""
+        labels = {label for labels in self.dataset["test"]["label"] for label in labels}
+        return sorted(labels, key=lambda label: (not label.isdigit(), label.zfill(12)))
+
+
+class LongContext(LossTask):
+    """Both tasks: ``nats_per_token@x`` and ``bits_per_byte@x``, where x is a label of `row`."""
+
+    def __init__(self, config: dict[str, Any]):
+        super().__init__(config)
+        for quantity in ("nats_per_token", "bits_per_byte"):
+            for label in self.labels():
+                self.declare(f"{quantity}@{label}", "ratio", higher_is_better=False)
+
+    def process_results(self, doc: dict[str, Any], results: list[Any]) -> dict[str, Any]:
+        if "bypass" in self._metric_fn_list:  # --predict_only
+            return super().process_results(doc, results)
+        observations = {}
+        for i, (label, (loglikelihood, _)) in enumerate(zip(doc["label"], results, strict=True)):
+            nats = -float(loglikelihood)
+            size = len(doc["text"][doc["start"][i] : doc["end"][i]].encode())
+            per_token = Observation(nats, doc["tokens"][i], cluster=doc["name"])
+            per_byte = Observation(nats / math.log(2), size, cluster=doc["name"])
+            observations[f"nats_per_token@{label}"] = per_token
+            observations[f"bits_per_byte@{label}"] = per_byte
+        return self.scores(observations)
+
+
+def positions(
+    document: Any = None,
+    samples: int | None = None,
+    max_tokens: int | None = None,
+    first: int = FIRST,
+    seed: int = 0,
+    **model: Any,
+) -> dict[str, Any]:
+    """The split of ``griffin_longctx_position``, a row for each document.
+
+    lm_eval passes ``--metadata`` and the arguments of the model.
+
+    Args:
+        document: where the texts are; see `griffin_eval.tasks.long_text.documents.texts_of`.
+        samples: number of documents; None for all.
+        max_tokens: tokens at which longer documents are cut; None to leave them whole.
+        first: tokens of the first bin; each further bin is as long as all before it together.
+        seed: seed of the order of the documents.
+        model: arguments of the model, which name the tokenizer.
+
+    Raises:
+        ArgumentError: a value that cannot be used.
+    """
+    task = "griffin_longctx_position"
+    check_integers(task, first=first, **_given(samples=samples, max_tokens=max_tokens))
+    check_integers(task, 0, seed=seed)
+    rows = []
+    for text in documents(tokenizer_of(**model), document, seed, max_tokens):
+        edges, edge, labels = [0], first, []
+        while edges[-1] < text.tokens:
+            edges.append(text.word_end(edge) if edge < text.tokens else text.tokens)
+            labels.append(str(edge))
+            edge *= 2
+        spans = [(0, begin, end) for begin, end in zip(edges, edges[1:], strict=False)]
+        rows.append(row(text, labels, spans))
+        if len(rows) == samples:
+            break
+    return as_split(rows)
+
+
+def contexts(
+    document: Any = None,
+    samples: int | None = None,
+    max_tokens: int | None = None,
+    contexts: Sequence[int] = CONTEXTS,
+    targets: int = TARGETS,
+    span: int = SPAN,
+    seed: int = 0,
+    **model: Any,
+) -> dict[str, Any]:
+    """The split of ``griffin_longctx_context``, a row for each target.
+
+    Args:
+        contexts: numbers of tokens before a target. Documents that are too short for the longest
+            are left out, so that all points are about the same tokens.
+        targets: parts of each document that are scored.
+        span: tokens of each part, at most as many as the shortest context.
+        seed: seed of the order of the documents and of the positions of the targets.
+        document, samples, max_tokens, model: see `positions`.
+
+    Raises:
+        ArgumentError: a value that cannot be used, or no document that is long enough.
+    """
+    task = "griffin_longctx_context"
+    check_integers(task, contexts=contexts, targets=targets, span=span)
+    check_integers(task, 0, seed=seed)
+    lengths = ordered(contexts)
+    if span > lengths[0]:
+        raise ArgumentError(f"{task}: span={span} is more than the shortest context, {lengths[0]}")
+    labels = [*map(str, lengths), WHOLE]
+
+    rows = []
+    for text, begin, end in draw_targets(
+        task,
+        before=lengths[-1],
+        targets=targets,
+        span=span,
+        seed=seed,
+        document=document,
+        samples=samples,
+        max_tokens=max_tokens,
+        model=model,
+    ):
+        starts = [*(text.clean_start(begin - length) for length in lengths), 0]
+        rows.append(row(text, labels, [(start, begin, end) for start in starts]))
+    return as_split(rows)
+
+
+def draw_targets(
+    task: str,
+    *,
+    before: int,
+    targets: int,
+    span: int,
+    seed: int,
+    document: Any,
+    samples: int | None,
+    max_tokens: int | None,
+    model: dict[str, Any],
+) -> Iterator[tuple[Document, int, int]]:
+    """Targets: a document, the first token of the target, and the token after its last.
+
+    The first targets of all documents come first. What follows the first ``before`` tokens of a
+    document is divided into equal parts, in each of which the seed draws the position of a target.
+
+    Args:
+        task: name of the task, for messages.
+        before: tokens that every target has before it at least.
+        targets, span, seed, document, samples, max_tokens, model: see `contexts`.
+
+    Raises:
+        ArgumentError: no document is long enough.
+    """
+    check_integers(task, **_given(samples=samples, max_tokens=max_tokens))
+    longest_target = span + 2 * SLACK
+    needed = before + targets * longest_target
+    texts, longest, left_out = [], 0, 0
+    for text in documents(tokenizer_of(**model), document, seed, max_tokens):
+        longest = max(longest, text.tokens)
+        if text.tokens >= needed:
+            texts.append(text)
+        else:
+            left_out += 1
+        if len(texts) == samples:
+            break
+    if not texts:
+        raise ArgumentError(
+            f"{task}: no document has the {needed} tokens that {targets} targets of {span} after "
+            f"contexts of {before} need, the longest has {longest}; name longer documents "
+            "(document=) or ask for shorter contexts"
+        )
+    if left_out:
+        logger.warning("%s: %d documents of fewer than %d tokens left out", task, left_out, needed)
+    for index in range(targets):
+        for text in texts:
+            rng = random.Random(f"griffin_longctx {seed} {text.name} {index}")
+            part = (text.tokens - before) / targets
+            drawn = int(index * part + rng.random() * (part - longest_target))
+            begin = text.word_end(before + drawn)
+            yield text, begin, text.word_end(begin + span)
+
+
+def row(
+    source: Document, labels: Sequence[str], spans: Sequence[tuple[int, int, int]]
+) -> dict[str, Any]:
+    """A row of the dataset, with an entry for each request in every column but the first and last.
+
+    Args:
+        source: the document.
+        labels: names of the requests in metrics, such as the length of the context.
+        spans: for each request the first token of the context, the first token of the
+            continuation, and the token after its last.
+
+    Returns:
+        ``name`` of the document; ``label``; the characters at which each ``context`` and each
+        continuation (``start``) begins, and its ``end``; ``tokens`` of the continuation; and the
+        ``text`` up to the last end.
+    """
+    context, start, end = (
+        source.token_starts[list(tokens)].tolist() for tokens in zip(*spans, strict=True)
+    )
+    return {
+        "name": source.name,
+        "label": list(labels),
+        "context": context,
+        "start": start,
+        "end": end,
+        "tokens": [stop - begin for _, begin, stop in spans],
+        "text": source.text[: max(end)],
+    }
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,62 @@
+"""Smoke tests on a real text that ships with Python: the language reference, `pydoc_data.topics`.
+
+They need no download and show whether an installation works and two models agree; they are no
+benchmark. The text differs a little between versions of Python, so results.json holds its hash.
+"""
+
+import hashlib
+import random
+from pydoc_data.topics import topics
+
+import datasets
+
+CHOICES = 4
+PARAGRAPH = (80, 500)  # least and most characters of a paragraph that is used
+
+
+def choice(samples: int = 40, seed: int = 0, **_) -> dict[str, datasets.Dataset]:
+    """The split of ``griffin_pydoc_choice``: which of four paragraphs comes next?
+
+    Args:
+        samples: number of questions, each about another topic.
+        seed: seed of the topics, the paragraphs and the three wrong answers, which are of other
+            topics.
+    """
+    rng = random.Random(f"pydoc_choice {seed}")
+    pages = {name: _paragraphs(text) for name, text in sorted(topics.items())}
+    pages = {name: paragraphs for name, paragraphs in pages.items() if len(paragraphs) >= 2}
+    rows = []
+    for name in rng.sample(sorted(pages), min(samples, len(pages))):
+        at = rng.randrange(len(pages[name]) - 1)
+        others = [rng.choice(pages[other]) for other in _others(rng, pages, name)]
+        label = rng.randrange(CHOICES)
+        others.insert(label, pages[name][at + 1])
+        rows.append({"topic": name, "context": pages[name][at], "choices": others, "label": label})
+    return _split(rows)
+
+
+def rolling(samples: int = 10, seed: int = 0, **_) -> dict[str, datasets.Dataset]:
+    """The split of ``griffin_pydoc_rolling``: whole topics of 1500 to 6000 characters.
+
+    Args:
+        samples: number of topics.
+        seed: seed of their choice.
+    """
+    rng = random.Random(f"pydoc_rolling {seed}")
+    fit = [name for name, text in sorted(topics.items()) if 1500 <= len(text) <= 6000]
+    names = rng.sample(fit, min(samples, len(fit)))
+    return _split([{"topic": name, "text": topics[name]} for name in names])
+
+
+def _paragraphs(text: str) -> list[str]:
+    parts = [" ".join(part.split()) for part in text.split("\n\n")]
+    return [part for part in parts if PARAGRAPH[0] <= len(part) <= PARAGRAPH[1]]
+
+
+def _others(rng: random.Random, pages: dict[str, list[str]], name: str) -> list[str]:
+    return rng.sample([other for other in sorted(pages) if other != name], CHOICES - 1)
+
+
+def _split(rows: list[dict]) -> dict[str, datasets.Dataset]:
+    digest = hashlib.sha256(repr(rows).encode()).hexdigest()
+    return {"test": datasets.Dataset.from_list([row | {"dataset_sha256": digest} for row in rows])}

@@ -1,0 +1,108 @@
+"""Tokenizers in ``tokenizer.json``, as the libraries tokenizers and transformers read them."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from griffin_eval.errors import CheckpointError, MissingExtraError
+from griffin_eval.text.boundaries import boundaries_of_json
+from griffin_eval.text.chat import WithChatTemplate
+from griffin_eval.text.tokenizer import GEMMA_NAMES, PROBE, unreadable
+
+logger = logging.getLogger(__name__)
+
+
+class TransformersTokenizer(WithChatTemplate):
+    """A ``tokenizer.json``, read by transformers. See `Tokenizer`."""
+
+    def __init__(self, file: Path, name: str, _: dict[str, Any]):
+        try:
+            tokenizer = _read_json_tokenizer(file)
+        except ImportError:
+            raise MissingExtraError("transformers", "torch") from None
+        except Exception as error:  # JSON, Rust and transformers each raise kinds of their own
+            raise CheckpointError(unreadable(file, error)) from error
+        self._tokenizer = tokenizer
+        self._boundaries: str | None = None  # until they are first asked for
+        self.name = name
+        self.vocab_size = max(tokenizer.get_vocab().values()) + 1
+        self.bos_token, self.bos_token_id = tokenizer.bos_token, tokenizer.bos_token_id
+        self.eos_token, self.eos_token_id = tokenizer.eos_token, tokenizer.eos_token_id
+        self.pad_token, self.pad_token_id = tokenizer.pad_token, tokenizer.pad_token_id
+        self.adds_bos = self.bos_token_id is not None and (
+            tokenizer.encode("a")[:1] == [self.bos_token_id]
+        )
+        template = tokenizer.chat_template
+        self.chat_template = template.get("default") if isinstance(template, dict) else template
+
+    @property
+    def boundaries(self) -> str:
+        if self._boundaries is None:
+            backend = getattr(self._tokenizer, "backend_tokenizer", None)
+            self._boundaries = "" if backend is None else boundaries_of_json(backend)
+        return self._boundaries
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        # verbose=False: a text longer than the tokenizer's model_max_length is no mistake here.
+        return self._tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+
+    def spans(self, text: str) -> np.ndarray:
+        encoded = self._tokenizer(
+            text, add_special_tokens=False, verbose=False, return_offsets_mapping=True
+        )
+        return np.array(encoded["offset_mapping"], np.int64).reshape(-1, 2)
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool) -> str:
+        return self._tokenizer.decode(
+            [int(token) for token in ids], skip_special_tokens=skip_special_tokens
+        )
+
+    def _render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+        return self._tokenizer.apply_chat_template(
+            messages,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+        )
+
+
+def _read_json_tokenizer(file: Path) -> Any:
+    """transformers' tokenizer of a folder, with the ids of its ``tokenizer.json``.
+
+    AutoTokenizer may build a class of its own from the vocabulary alone (a GemmaTokenizer, because
+    the model's or the tokenizer's config says so), which has other ids if the file is not in that
+    class's dialect, and tokens that the file lacks. The file is right: it is what was trained with.
+    """
+    import tokenizers
+    from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFast
+
+    written = tokenizers.Tokenizer.from_file(str(file))
+    written.no_truncation()
+    written.no_padding()
+    # An empty config: the model's says nothing about text, and may hold what transformers refuses.
+    auto = AutoTokenizer.from_pretrained(
+        file.parent, config=PretrainedConfig(), trust_remote_code=False
+    )
+    names: dict[str, Any] = {}
+    for key, gemma in GEMMA_NAMES.items():
+        name = getattr(auto, key) or gemma
+        if written.token_to_id(name) is not None:
+            names[key] = name
+    same_ids = (
+        auto.encode(PROBE, add_special_tokens=False)
+        == written.encode(PROBE, add_special_tokens=False).ids
+        and len(auto) == written.get_vocab_size()
+    )
+    if same_ids and all(getattr(auto, key) == name for key, name in names.items()):
+        return auto
+    if not same_ids:
+        logger.warning("%s: AutoTokenizer gives other ids, the file's are used", file)
+    return PreTrainedTokenizerFast.from_pretrained(file.parent, **names)

@@ -1,0 +1,161 @@
+"""Local attention for the models: one signature, and the fastest kernel that can compute it."""
+
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from griffin_eval.kernels import devices
+
+# The implementations of each framework, the one to prefer first; the last takes everything.
+IMPLEMENTATIONS = {
+    "torch": {"cpu": "cpu_torch", "plain": "plain_torch"},
+    "jax": {"tpu": "tpu_jax", "cpu": "cpu_jax", "plain": "plain_jax"},
+    "numpy": {"reference": "reference"},
+}
+
+
+class Choice(NamedTuple):
+    """An implementation, and the reasons for which those preferred to it cannot run.
+
+    Attributes:
+        name: a key of `IMPLEMENTATIONS` of the framework.
+        refused: reason by name of each implementation that comes before it.
+    """
+
+    name: str
+    refused: dict[str, str]
+
+
+def local_attention(
+    q: Any,
+    keys: Any,
+    values: Any,
+    max_age: Any,
+    *,
+    past: int,
+    lengths: Any,
+    starts: Any = None,
+    offset: Any = 0,
+    blocks: Any = None,
+    impl: str = "auto",
+) -> Any:
+    """Causal multi-query attention over remembered keys and those of the queries' own tokens
+    (section 2.3), softmax in float32 or wider.
+
+    Differentiable in q, keys and values. `griffin_eval.kernels.attention.reference` describes the
+    two layouts of tokens, padded rows and packed segments. Scores of T x T are never in memory.
+
+    Args:
+        q: [B, T, H, D] queries, of PyTorch, JAX or numpy (then the reference runs).
+        keys, values: [B, Q, D], or [S P + N, D] of packed segments, of the same dtype. What no
+            query sees must be finite.
+        max_age: int [B, T], how many earlier tokens each query may see, fewer if the state holds
+            fewer.
+        past: P, remembered keys of each segment.
+        lengths: int [S], tokens that are read; the result is undefined for other tokens.
+        starts: int [S], starts of packed segments in the one row; None for padded rows.
+        offset: slot of each row's first remembered key; it may differ from 0 for T = 1 alone.
+        blocks: of packed segments, from ``query_blocks`` of the framework's plain implementation.
+        impl: a key of `IMPLEMENTATIONS` of the framework, or ``auto``: see `choose`.
+
+    Returns:
+        [B, T, H D], the weighted values, heads joined, in the dtype of q.
+
+    Raises:
+        NotImplementedError: if the implementation asked for cannot compute this, and why.
+        ValueError: shapes that do not belong together.
+    """
+    _check_shapes(q, keys, values, max_age, past, lengths, starts)
+    module = _module(choose(q, keys, values, lengths=lengths, starts=starts, impl=impl).name, q)
+    layout = {"past": past, "lengths": lengths, "starts": starts, "offset": offset}
+    if devices.framework(q) != "numpy":
+        layout["blocks"] = blocks
+    return module.local_attention(q, keys, values, max_age, **layout)
+
+
+def choose(
+    q: Any,
+    keys: Any = None,
+    values: Any = None,
+    *,
+    lengths: Any = None,
+    starts: Any = None,
+    impl: str = "auto",
+) -> Choice:
+    """The implementation that will run: the first that takes these arrays where they are.
+
+    Args:
+        q: queries.
+        keys, values: as of `local_attention`; None for some like q.
+        lengths, starts: as of `local_attention`; None for rows.
+        impl: as of `local_attention`.
+
+    Raises:
+        NotImplementedError: if the one asked for does not take them, and why.
+    """
+    known = IMPLEMENTATIONS[devices.framework(q)]
+    if impl not in (*known, "auto"):
+        raise NotImplementedError(
+            f"there is no implementation {impl!r} in {devices.framework(q)}: expected auto, "
+            + ", ".join(known)
+        )
+    refused: dict[str, str] = {}
+    for name in known:
+        if impl not in (name, "auto"):
+            continue
+        reason = _unsupported(name, q, keys, values, lengths, starts)
+        if reason is None:
+            return Choice(name, refused)
+        if impl != "auto":
+            raise NotImplementedError(reason)
+        refused[name] = reason
+    raise AssertionError("plain implementations take everything")
+
+
+def _unsupported(
+    name: str, q: Any, keys: Any, values: Any, lengths: Any, starts: Any
+) -> str | None:
+    if name in ("plain", "reference"):
+        return None
+    platform = devices.platform(q)
+    if platform != name:
+        return f"the {name} kernel runs on {name}, and q is on {platform}"
+    if name == "tpu" and starts is not None and len(lengths) > 1:
+        return "splash attention takes rows or one packed segment"
+    keys, values = (q if keys is None else keys), (q if values is None else values)
+    return _module(name, q).unsupported(q, keys, values)
+
+
+def _module(name: str, q: Any) -> ModuleType:
+    file = IMPLEMENTATIONS[devices.framework(q)][name]
+    return import_module(f"griffin_eval.kernels.attention.{file}")
+
+
+def _check_shapes(
+    q: Any, keys: Any, values: Any, max_age: Any, past: int, lengths: Any, starts: Any
+) -> None:
+    """Raises ValueError where arrays do not belong together: kernels would read what is behind."""
+    batch, length, _, size = q.shape
+    segments = len(lengths)
+    slots = tuple(keys.shape)
+    if starts is None:
+        expected = {"lengths": (lengths, (batch,))}
+        if len(slots) != 3 or slots[0] != batch or slots[1] < past + length or slots[2] != size:
+            raise ValueError(
+                f"keys must have the shape [{batch}, {past + length} or more, {size}] beside a q "
+                f"of {list(q.shape)}, found {list(slots)}"
+            )
+    else:
+        if batch != 1:
+            raise ValueError("packed segments (starts) lie in one row")
+        expected = {
+            "starts": (starts, (segments,)),
+            "keys": (keys, (segments * past + length, size)),
+        }
+    expected |= {"values": (values, slots), "max_age": (max_age, (batch, length))}
+    for name, (array, shape) in expected.items():
+        if tuple(array.shape) != shape:
+            raise ValueError(
+                f"{name} must have the shape {list(shape)} beside a q of {list(q.shape)}, "
+                f"found {list(array.shape)}"
+            )

@@ -1,0 +1,202 @@
+// Causal multi-query attention over remembered keys and new ones on a CPU, in float32, for PyTorch
+// (ctypes) and JAX (XLA's foreign function interface). reference.py says what is computed, and
+// cpu_torch.py what the arguments are.
+//
+// Workers take blocks of QUERIES pairs of a token and a head of one segment, which share their keys,
+// and walk over these some at a time. Queries lie side by side in vectors, so that a largest score, a
+// sum and a mask are those of whole vectors; the softmax is corrected when a larger score is found
+// (Milakov and Gimelshein 2018, arXiv:1805.02867). No key is read that no query of a block sees.
+
+#include "../cpu/runtime.h"
+
+enum { QUERIES = 64, KEYS = 64, MOST_SIZE = 256, ROWS = 6 };
+
+static const float UNSEEN = -1e30f;
+
+typedef struct {
+  int64_t tokens, heads, size, segments;
+  // Key j of segment s, counted from its first new one, is row (s * stride + newest + j) of `k`; or,
+  // where `packed`, if it is new, row (segments * stride + starts[s] + j).
+  int64_t stride, newest;
+  int packed;
+  const int32_t *starts, *lengths, *max_age;
+  const float *q, *k, *v;
+  float *out;
+  int64_t next;  // block to take
+} Job;
+
+typedef struct {
+  int32_t low[QUERIES], high[QUERIES];  // keys that a query sees
+  float maximum[QUERIES], total[QUERIES];  // of the scores so far; of their exponentials
+  float q[MOST_SIZE * QUERIES], sums[MOST_SIZE * QUERIES], scores[KEYS * QUERIES];
+} Block;
+
+// c[i] += sum over l of a[i * row + l * step] * b[l], for LANES columns of b and c.
+INLINE void rows_of_product(int rows, int64_t depth, const float *a, int64_t row, int64_t step,
+                            const float *b, float *c) {
+  Vector sum[ROWS];
+  for (int i = 0; i < rows; i++) sum[i] = *(const Stored *)(c + i * QUERIES);
+  for (int64_t l = 0; l < depth; l++) {
+    const Vector right = *(const Stored *)(b + l * QUERIES);
+    for (int i = 0; i < rows; i++) sum[i] += a[i * row + l * step] * right;
+  }
+  for (int i = 0; i < rows; i++) *(Stored *)(c + i * QUERIES) = sum[i];
+}
+
+INLINE void add_product(int width, int64_t rows, int64_t depth, const float *a, int64_t row,
+                        int64_t step, const float *b, float *c) {
+  for (int at = 0; at < width; at += LANES) {
+    int64_t i = 0;
+    for (; i + ROWS <= rows; i += ROWS)
+      rows_of_product(ROWS, depth, a + i * row, row, step, b + at, c + i * QUERIES + at);
+    for (; i + 2 <= rows; i += 2)
+      rows_of_product(2, depth, a + i * row, row, step, b + at, c + i * QUERIES + at);
+    for (; i < rows; i++)
+      rows_of_product(1, depth, a + i * row, row, step, b + at, c + i * QUERIES + at);
+  }
+}
+
+INLINE float exp_of(float x) {  // x <= 0
+  float scale, rest;
+  split_exp(x < -87.0f ? -87.0f : x, &scale, &rest);
+  return scale + scale * rest;
+}
+
+// Takes `count` keys from `first` on into a block of `width` queries.
+INLINE void read_keys(const Job *j, Block *b, int width, int32_t first, int count, const float *k,
+                      const float *v) {
+  memset(b->scores, 0, count * QUERIES * sizeof(float));
+  add_product(width, count, j->size, k, j->size, 1, b->q, b->scores);
+  float maximum[QUERIES], rescale[QUERIES];
+  memcpy(maximum, b->maximum, sizeof maximum);
+  for (int i = 0; i < count; i++) {
+    float *s = b->scores + i * QUERIES;
+    for (int c = 0; c < width; c++) {
+      s[c] = first + i >= b->low[c] && first + i <= b->high[c] ? s[c] : UNSEEN;
+      maximum[c] = s[c] > maximum[c] ? s[c] : maximum[c];
+    }
+  }
+  for (int c = 0; c < width; c++) {
+    rescale[c] = exp_of(b->maximum[c] - maximum[c]);
+    b->maximum[c] = maximum[c];
+    b->total[c] *= rescale[c];
+  }
+  for (int i = 0; i < count; i++) {
+    float *s = b->scores + i * QUERIES;
+    for (int c = 0; c < width; c++) {
+      const float weight = exp_of(s[c] - maximum[c]);
+      s[c] = s[c] <= UNSEEN ? 0.0f : weight;
+      b->total[c] += s[c];
+    }
+  }
+  for (int64_t d = 0; d < j->size; d++)
+    for (int c = 0; c < width; c++) b->sums[d * QUERIES + c] *= rescale[c];
+  add_product(width, j->size, count, v, 1, j->size, b->scores, b->sums);
+}
+
+INLINE void attend(const Job *j, Block *b, int64_t segment, int64_t from) {
+  const int64_t D = j->size, H = j->heads, start = j->starts[segment];
+  const int64_t left = j->lengths[segment] * H - from;
+  const int queries = left < QUERIES ? (int)left : QUERIES;
+  const int width = (queries + LANES - 1) / LANES * LANES;
+  const float scale = 1.0f / __builtin_sqrtf((float)D);
+  int32_t first = 0, last = 0;
+  for (int c = 0; c < width; c++) {  // the last query again where there is none
+    const int64_t query = from + (c < queries ? c : queries - 1), token = query / H;
+    const float *q = j->q + (start * H + query) * D;
+    b->high[c] = last = (int32_t)token;
+    b->low[c] = (int32_t)token - j->max_age[start + token];
+    first = c == 0 || b->low[c] < first ? b->low[c] : first;
+    b->maximum[c] = UNSEEN, b->total[c] = 0.0f;
+    for (int64_t d = 0; d < D; d++) b->q[d * QUERIES + c] = q[d] * scale;
+  }
+  memset(b->sums, 0, D * QUERIES * sizeof(float));
+  for (int32_t key = first; key <= last;) {
+    const int32_t more = (key < 0 ? 0 : last + 1) - key;
+    const int count = more < KEYS ? more : KEYS;
+    const int64_t old = segment * j->stride + j->newest, new = j->segments * j->stride + start;
+    const int64_t at = (j->packed && key >= 0 ? new : old) + key;
+    read_keys(j, b, width, key, count, j->k + at * D, j->v + at * D);
+    key += count;
+  }
+  for (int c = 0; c < queries; c++) {
+    float *out = j->out + (start * H + from + c) * D;
+    for (int64_t d = 0; d < D; d++) out[d] = b->sums[d * QUERIES + c] / b->total[c];
+  }
+}
+
+INLINE int64_t blocks(const Job *j, int64_t segment) {
+  return (j->lengths[segment] * j->heads + QUERIES - 1) / QUERIES;
+}
+
+EVERY_CPU static void *work(void *argument) {
+  Job *j = argument;
+  Block b;
+  int64_t segment = 0, before = 0;
+  for (;;) {
+    const int64_t i = __atomic_fetch_add(&j->next, 1, __ATOMIC_RELAXED);
+    while (segment < j->segments && i >= before + blocks(j, segment)) {
+      before += blocks(j, segment++);
+    }
+    if (segment == j->segments) return NULL;
+    attend(j, &b, segment, (i - before) * QUERIES);
+  }
+}
+
+static void run(Job *j, int64_t threads, Pool team) {
+  int64_t done = 0, all = 0;
+  const int64_t row = j->heads * j->size;
+  for (int64_t s = 0; s <= j->segments; s++) {  // tokens of no segment get zeros
+    const int64_t start = s < j->segments ? j->starts[s] : j->tokens;
+    if (start > done) memset(j->out + done * row, 0, (start - done) * row * sizeof(float));
+    if (s == j->segments) break;
+    done = start + j->lengths[s];
+    all += blocks(j, s);
+  }
+  if (threads > all) threads = all;
+  if (threads > MOST_THREADS) threads = MOST_THREADS;
+  if (threads > 0) parallel_for(&(Tasks){work, (char *)j, 0, threads, 0}, team);
+}
+
+EXPORT void griffin_attention(const int64_t *sizes, void *const *in, void *out, int64_t threads) {
+  Job j = {.tokens = sizes[0],
+           .heads = sizes[1],
+           .size = sizes[2],
+           .segments = sizes[3],
+           .stride = sizes[4],
+           .newest = sizes[5],
+           .packed = (int)sizes[6],
+           .starts = in[0],
+           .lengths = in[1],
+           .max_age = in[2],
+           .q = in[3],
+           .k = in[4],
+           .v = in[5],
+           .out = out};
+  run(&j, threads, griffin_team);
+}
+
+// The arrays are those of griffin_attention, `newest` before them. Keys are [rows, D] where packed.
+EXPORT void *griffin_xla_attention(CallFrame *frame) {
+  if (is_metadata_query(frame)) return NULL;
+  Buffer **in = frame->in.values;
+  const Buffer *starts = in[1], *q = in[4], *k = in[5];
+  const int64_t tokens = q->dims[0], segments = starts->dims[0];
+  const int packed = k->rank == 2;
+  Job j = {.tokens = tokens,
+           .heads = q->dims[1],
+           .size = q->dims[2],
+           .segments = segments,
+           .stride = packed ? (k->dims[0] - tokens) / segments : k->dims[1],
+           .newest = *(const int32_t *)in[0]->data,
+           .packed = packed,
+           .starts = starts->data,
+           .lengths = in[2]->data,
+           .max_age = in[3]->data,
+           .q = q->data,
+           .k = k->data,
+           .v = in[6]->data,
+           .out = frame->out.values[0]->data};
+  run(&j, griffin_threads, NULL);
+  return NULL;
+}

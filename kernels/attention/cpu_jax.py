@@ -1,0 +1,89 @@
+"""Local attention in JAX on a CPU, in float32, by the compiled kernel as a call from XLA."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, ShapeDtypeStruct
+from jaxtyping import Float, Int
+
+from griffin_eval.kernels.attention import plain_jax
+from griffin_eval.kernels.cpu import compiled
+
+
+def unsupported(
+    q: Float[Array | ShapeDtypeStruct, "B T H D"], keys: Any = None, values: Any = None
+) -> str | None:
+    """The reason for which the kernel cannot read these queries, or None."""
+    if q.dtype != jnp.float32:
+        return f"the compiled kernel takes float32, not {q.dtype}"
+    if q.shape[3] > compiled.MOST_HEAD_DIM:
+        most = compiled.MOST_HEAD_DIM
+        return f"the compiled kernel takes heads of {most} dimensions, not {q.shape[3]}"
+    return _missing()
+
+
+@functools.cache
+def _missing() -> str | None:
+    return compiled.missing_in_jax(_works)
+
+
+def _works() -> bool:
+    one = jnp.ones((1, 1, 1, 1), jnp.float32)
+    zero = jnp.zeros(1, jnp.int32)
+    y = _call(0, one, one[0], 2 * one[0], zero[None], {"lengths": zero + 1})
+    return float(y[0, 0, 0]) == 2.0
+
+
+def local_attention(
+    q: Float[Array, "B T H D"],
+    keys: Float[Array, "B Q D"] | Float[Array, "Q D"],
+    values: Float[Array, "B Q D"] | Float[Array, "Q D"],
+    max_age: Int[Array, "B T"],
+    *,
+    past: int,
+    **layout: Any,
+) -> Float[Array, "B T W"]:
+    """See `griffin_eval.kernels.attention.api.local_attention`. Padding gets zeros; keys that no
+    query sees are not read."""
+    return _attention(past, q, keys, values, max_age, layout)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(
+    past: int, q: Array, keys: Array, values: Array, max_age: Array, layout: dict[str, Any]
+) -> Array:
+    return _call(past, q, keys, values, max_age, layout)
+
+
+def _attention_forward(past, *arrays):
+    return _attention(past, *arrays), arrays
+
+
+def _attention_backward(past, saved, grad):  # by plain JAX, which computes the scores again
+    *floats, max_age, layout = saved
+
+    def plain(q, keys, values):
+        return plain_jax.local_attention(q, keys, values, max_age, past=past, **layout)
+
+    return *jax.vjp(plain, *floats)[1](grad), None, None
+
+
+_attention.defvjp(_attention_forward, _attention_backward)
+
+
+def _call(
+    past: int, q: Array, keys: Array, values: Array, max_age: Array, layout: dict[str, Any]
+) -> Array:
+    batch, length, heads, size = q.shape
+    starts = layout.get("starts")
+    if starts is None:
+        starts = length * jnp.arange(batch, dtype=jnp.int32)
+    newest = past + layout.get("offset", 0)  # slot of a segment's first new key
+    out = ShapeDtypeStruct((batch * length, heads, size), jnp.float32)
+    call = jax.ffi.ffi_call("griffin_attention", out, vmap_method="sequential")
+    where = (newest, starts, layout["lengths"], jnp.minimum(max_age, past))
+    integers = (jnp.asarray(x, jnp.int32) for x in where)
+    floats = (x.astype(jnp.float32) for x in (q.reshape(out.shape), keys, values))
+    return call(*integers, *floats).reshape(batch, length, -1)

@@ -1,0 +1,69 @@
+"""Causal multi-query attention as on paper, in float64 and query by query: what every kernel is
+tested against.
+
+Operators read queries in one of two layouts, with P remembered keys and values for each segment.
+**Padded rows**: q is [B, T, H, D], keys and values are [B, Q, D], every row is a segment; of row b
+only the first ``lengths[b]`` queries are read, the rest is padding. Of the Q slots of a row, P hold
+remembered keys, from slot ``offset`` on, the next T those of the queries' own tokens; what other
+slots hold is not seen. **Packed** (``starts`` is given): q is [1, N, H, D], S
+segments lie behind each other in its one row, segment s at ``starts[s] … starts[s] + lengths[s]``,
+padding last; keys and values are [S P + N, D]: first the remembered ones, segment by segment, then
+those of the row.
+"""
+
+from typing import Any
+
+import numpy as np
+
+
+def local_attention(
+    q: Any,
+    keys: Any,
+    values: Any,
+    max_age: Any,
+    *,
+    past: int,
+    lengths: Any,
+    starts: Any = None,
+    offset: int = 0,
+) -> Any:
+    """softmax(q k^T / sqrt(D)) v over the keys that each query sees (section 2.3), heads joined.
+
+    A query sees the key of its own token and those of the last ``max_age`` tokens of its segment
+    before it, but no more than ``past``.
+
+    Args:
+        q: [B, T, H, D] queries.
+        keys, values: [B, Q, D], or [S P + N, D] of packed segments. One head serves all queries.
+        max_age: [B, T] how many earlier tokens each query may see. It never reaches beyond what was
+            read of the segment.
+        past: P, remembered keys of each segment.
+        lengths: [S] tokens that are read.
+        starts: [S] of packed segments.
+        offset: slot of each row's first remembered key.
+
+    Returns:
+        [B, T, H D] weighted values, zeros for padding.
+
+    With q = [[0.]], two keys that are seen and values 1 and 3, the result is 2.
+    """
+    q, keys, values = (np.asarray(x, np.float64) for x in (q, keys, values))
+    max_age = np.minimum(max_age, past)
+    out = np.zeros((*q.shape[:2], q.shape[2] * q.shape[3]))
+    for s, length in enumerate(np.asarray(lengths)):
+        if starts is None:
+            row, first = s, 0
+            k, v = keys[s, offset:], values[s, offset:]
+        else:
+            row, first = 0, int(starts[s])
+            new = len(lengths) * past + first
+            slots = [*range(s * past, (s + 1) * past), *range(new, new + length)]
+            k, v = keys[slots], values[slots]
+        for t in range(length):
+            end = past + t + 1
+            seen = slice(end - 1 - max_age[row, first + t], end)
+            scores = q[row, first + t] @ k[seen].T / q.shape[3] ** 0.5
+            weights = np.exp(scores - scores.max(1, keepdims=True))
+            weights = weights / weights.sum(1, keepdims=True)
+            out[row, first + t] = (weights @ v[seen]).reshape(-1)
+    return out

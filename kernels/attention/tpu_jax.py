@@ -1,0 +1,159 @@
+"""Local attention in JAX on a TPU: JAX's splash attention, which keeps no scores in HBM and skips
+blocks of keys that no query sees."""
+
+import functools
+import logging
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.experimental.pallas.ops.tpu import splash_attention as splash
+from jaxtyping import Float, Int
+
+from griffin_eval.kernels.attention import reference
+
+logger = logging.getLogger(__name__)
+
+LANES = 128
+# Queries or keys that are worked on together, by bytes of a number.
+BLOCKS = {2: (512, 256, LANES), 4: (256, LANES)}
+VOID = jnp.iinfo(jnp.int32).max  # the document of padding, and of keys that nobody sees
+
+
+def unsupported(
+    q: Float[Array | jax.ShapeDtypeStruct, "B T H D"], keys: Any = None, values: Any = None
+) -> str | None:
+    """The reason for which this kernel cannot read these queries, or None."""
+    _, length, _, size = q.shape
+    if q.dtype not in (jnp.float32, jnp.bfloat16):
+        return f"splash attention takes float32 and bfloat16, not {q.dtype}"
+    if size % LANES:
+        return f"splash attention takes heads of whole {LANES} dimensions, not {size}"
+    if length < LANES:
+        return f"splash attention takes {LANES} queries of a row or more, not {length}"
+    return _fault(q.dtype)
+
+
+@functools.cache
+def _fault(dtype: Any) -> str | None:
+    """Self-test on this device: runs a small problem against the reference; returns the failure or
+    None."""
+    rng = np.random.default_rng(0)
+    length, past = 2 * LANES, 90
+    q, keys, values = (
+        rng.standard_normal(shape, np.float32)
+        for shape in ((1, length, 2, LANES), (1, past + length, LANES), (1, past + length, LANES))
+    )
+    max_age = np.concatenate([np.arange(60, 200), np.arange(length - 140)])[None].astype(np.int32)
+    right = reference.local_attention(q, keys, values, max_age, past=past, lengths=[length])
+    try:
+        arrays = [v.astype(dtype) for v in (q, keys, values)]
+        # Compiled beforehand it runs, whatever is being traced.
+        compiled = jax.jit(attend_rows).lower(*arrays, max_age).compile()
+        ours = np.asarray(compiled(*arrays, max_age), np.float32)
+        error = float(abs(ours.reshape(right.shape) - right).max())
+        said = f"is wrong here: off by {error:.2g} in a small problem"
+    except Exception as problem:  # of a compiler or a driver: anything
+        error, said = float("inf"), f"does not run here: {problem}"
+    if error <= 0.05:
+        return None
+    logger.warning("splash attention %s; plain attention does its work", said)
+    return f"splash attention {said}"
+
+
+def local_attention(
+    q: Float[Array, "B T H D"],
+    keys: Float[Array, "B Q D"] | Float[Array, "Q D"],
+    values: Float[Array, "B Q D"] | Float[Array, "Q D"],
+    max_age: Int[Array, "B T"],
+    *,
+    starts: Int[Array, " S"] | None = None,
+    **layout: Any,
+) -> Float[Array, "B T W"]:
+    """See `griffin_eval.kernels.attention.api.local_attention`; a packed segment is one row."""
+    if starts is not None:
+        keys, values = keys[None], values[None]
+    return attend_rows(q, keys, values, max_age).reshape(*q.shape[:2], -1)
+
+
+def attend_rows(
+    q: Float[Array, "B T H D"],
+    keys: Float[Array, "B Q D"],
+    values: Float[Array, "B Q D"],
+    max_age: Int[Array, "B T"],
+    *,
+    interpret: bool = False,
+) -> Float[Array, "B T H D"]:
+    """Causal multi-query attention over remembered keys and those of the queries' own tokens.
+
+    Differentiable in q, keys and values. Softmax is in float32.
+
+    Args:
+        q: queries.
+        keys, values: P of earlier tokens, then those of the T tokens, Q = P + T.
+        max_age: how many earlier tokens each query may see, at most P of them. It grows by one from
+            each token to the next, except where a document starts.
+        interpret: runs anywhere, slowly.
+
+    Returns:
+        The weighted values, in the dtype of q.
+    """
+    batch, length, heads, size = q.shape
+    past = keys.shape[1] - length
+    sizes = BLOCKS[q.dtype.itemsize]
+    block_q, queries = _blocks(length, sizes)
+    block_kv, joined = _blocks(past + queries, sizes)
+
+    # Tokens of a document share the place of its first token, which numbers the document.
+    place = jnp.arange(length, dtype=jnp.int32)[None]
+    document = place - max_age
+    remembered = jnp.arange(-past, 0, dtype=jnp.int32)[None] >= document[:, :1]
+    before = jnp.where(remembered, document[:, :1], VOID)
+    segments = splash.SegmentIds(
+        _pad(document, queries, VOID),
+        _pad(jnp.concatenate([before, document], 1), joined, VOID),
+    )
+    kernel = _kernel(queries, joined, past, heads, block_q, block_kv, interpret)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        mixed = jax.vmap(kernel)(
+            _pad(q * jnp.asarray(size**-0.5, q.dtype), queries).transpose(0, 2, 1, 3),
+            _pad(keys, joined),
+            _pad(values, joined),
+            segments,
+        )
+    return mixed.transpose(0, 2, 1, 3)[:, :length]
+
+
+@functools.cache
+def _kernel(
+    queries: int, keys: int, past: int, heads: int, block_q: int, block_kv: int, interpret: bool
+) -> Any:
+    mask = splash.LocalMask((queries, keys), window_size=(past, 0), offset=past)
+    sizes = splash.BlockSizes(
+        block_q=block_q,
+        block_kv=block_kv,
+        block_q_dkv=block_q,
+        block_kv_dkv=block_kv,
+        block_q_dq=block_q,
+        block_kv_dq=block_kv,
+    )
+    with jax.ensure_compile_time_eval():
+        return splash.make_splash_mqa_single_device(
+            splash.MultiHeadMask([mask] * heads), block_sizes=sizes, interpret=interpret
+        )
+
+
+def _blocks(length: int, sizes: tuple[int, ...]) -> tuple[int, int]:
+    """The largest block that needs no more padding than the smallest, and the padded length."""
+    padded = math.ceil(length / LANES) * LANES
+    return next(block for block in sizes if padded % block == 0), padded
+
+
+def _pad(x: Array, length: int, value: int = 0) -> Array:
+    """Pads the second axis."""
+    widths = [(0, 0)] * x.ndim
+    widths[1] = (0, length - x.shape[1])
+    return jnp.pad(x, widths, constant_values=value)

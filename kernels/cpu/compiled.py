@@ -1,0 +1,91 @@
+"""The compiled kernels for the CPU (each operator's ``cpu.c``), where a C compiler built them."""
+
+import contextlib
+import ctypes
+import functools
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+NOT_BUILT = "the compiled kernels are not there: griffin-eval was installed without a C compiler"
+MOST_HEAD_DIM = 256  # of attention/cpu.c
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The loaded library; None where it was not built."""
+    module = find_spec("griffin_eval.kernels._cpu")
+    if module is None or module.origin is None:
+        return None
+    loaded = ctypes.CDLL(module.origin)
+    address, number = ctypes.c_void_p, ctypes.c_int64
+    for name, arguments in {
+        "griffin_rglru": [ctypes.c_int, address, address, address, number],
+        "griffin_attention": [address, address, address, number],
+        "griffin_sum": [address, address, address, number, number],
+        "griffin_pool": [address],
+        "griffin_xla_threads": [number],
+    }.items():
+        function = getattr(loaded, name)
+        function.argtypes, function.restype = arguments, None
+    return loaded
+
+
+@functools.cache
+def library_for_torch() -> ctypes.CDLL | None:
+    """The library on PyTorch's threads, where these are of the GNU OpenMP that it brings."""
+    import torch
+
+    loaded = library()
+    if loaded is None:
+        return None
+    for path in Path(torch.__file__).with_name("lib").glob("libgomp*.so*"):
+        with contextlib.suppress(OSError):  # it is there, but PyTorch has not loaded it
+            openmp = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD)
+            loaded.griffin_pool(ctypes.cast(openmp.GOMP_parallel, ctypes.c_void_p))
+    return loaded
+
+
+@functools.cache
+def register_ffi_targets() -> str | None:
+    """Registers the kernels as XLA FFI targets, ``griffin_…``, before a program that calls them is
+    compiled or loaded. Returns None, or the reason they are missing."""
+    import jax
+
+    loaded = library()
+    if loaded is None:
+        return NOT_BUILT
+    for name in ("attention", "scan", "scan_backward", "gated", "gated_backward"):
+        handler = jax.ffi.pycapsule(getattr(loaded, f"griffin_xla_{name}"))
+        jax.ffi.register_ffi_target(f"griffin_{name}", handler, platform="cpu")
+    loaded.griffin_xla_threads(usable_cpus())
+    return None
+
+
+def missing_in_jax(works: Callable[[], bool]) -> str | None:
+    """Self-test of a kernel in JAX. Returns None, or the reason it cannot be used.
+
+    Args:
+        works: whether the kernel gives the right result. (Which versions of its interface XLA
+            takes, it says when it compiles.)
+    """
+    import jax
+
+    reason = register_ffi_targets()
+    if reason is not None:
+        return reason
+    try:
+        with jax.ensure_compile_time_eval(), jax.default_device(jax.devices("cpu")[0]):
+            if works():
+                return None
+    except jax.errors.JaxRuntimeError as error:
+        return f"this version of JAX does not call the compiled kernels: {error}"
+    return "this version of JAX does not call the compiled kernels as it should"
+
+
+def usable_cpus() -> int:
+    """How many CPUs this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

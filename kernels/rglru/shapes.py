@@ -1,0 +1,62 @@
+"""Shapes of the arrays of a recurrence that belong together: kernels would read what is behind."""
+
+from typing import Any
+
+from griffin_eval.errors import ArgumentError
+from griffin_eval.kernels.rglru.reference import Gates
+
+
+def check_scan(x: Any, a: Any, h0: Any, resets: Any, lengths: Any, starts: Any) -> None:
+    """Checks the arguments of ``linear_scan``.
+
+    Raises:
+        ArgumentError: shapes that do not belong together, all of them.
+    """
+    _check(x, {"a": (a, x.shape)}, h0, resets, lengths, starts)
+
+
+def check_rglru(x: Any, gates: Gates, h0: Any, resets: Any, lengths: Any, starts: Any) -> None:
+    """Checks the arguments of ``rglru``.
+
+    Raises:
+        ArgumentError: shapes that do not belong together, all of them.
+    """
+    blocks, _, out = gates.input_weight.shape
+    if x.shape[2] % blocks:
+        raise ArgumentError(f"gates of {blocks} blocks do not divide an x of {list(x.shape)}")
+    if gates.imaginary_param is None:
+        out = x.shape[2] // blocks
+    weight = blocks, x.shape[2] // blocks, out
+    expected = {
+        "recurrent_param": (gates.recurrent_param, (blocks * out,)),
+        "input_weight": (gates.input_weight, weight),
+        "input_bias": (gates.input_bias, (blocks, out)),
+        "recurrent_weight": (gates.recurrent_weight, weight),
+        "recurrent_bias": (gates.recurrent_bias, (blocks, out)),
+    }
+    _check(x, expected, h0, resets, lengths, starts)
+
+
+def _check(
+    x: Any, expected: dict[str, Any], h0: Any, resets: Any, lengths: Any, starts: Any
+) -> None:
+    batch, time, width = x.shape
+    states = batch
+    if starts is not None:
+        if batch != 1 or lengths is None:
+            raise ArgumentError("packed segments (starts) lie in one row and have lengths")
+        states = len(starts)
+    expected = {
+        **expected,
+        "h0": (h0, (states, width)),
+        "resets": (resets, (batch, time)),
+        "lengths": (lengths, (states,)),
+    }
+    wrong = [
+        f"{name} must have the shape {list(shape)} beside an x of {list(x.shape)}, "
+        f"found {list(array.shape)}"
+        for name, (array, shape) in expected.items()
+        if array is not None and tuple(array.shape) != tuple(shape)
+    ]
+    if wrong:
+        raise ArgumentError("; ".join(wrong))

@@ -1,0 +1,130 @@
+"""Layouts of the tokens of a step: rows padded to one length, segments packed behind each other, or
+one token of every row."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float, Int
+
+from griffin_eval.kernels.attention.plain_jax import PackedBlocks, locate, query_blocks, slot_of
+
+
+class PaddedLayout(NamedTuple):
+    """B rows of T tokens, each with its own state; the tokens behind a row's length are padding.
+
+    A state remembers P past values of each row. Attention and convolution read them *joined* with
+    the new ones; `slots of a row` are the second axis of what is joined.
+    """
+
+    lengths: Int[Array, " B"]
+    starts = None  # no row lies behind another
+    spare_slots = 0  # slots of a state behind the remembered values
+    offset = 0  # slot of the first remembered value
+    blocks = None
+
+    def join(
+        self, past: Float[Array, "S P X"], new: Float[Array, "B T X"]
+    ) -> Float[Array, "S Q X"]:
+        """Concatenates past and new values along time."""
+        return jnp.concatenate([past, new], 1)
+
+    def earlier(self, joined: Float[Array, "S Q X"], past: int, age: int) -> Float[Array, "B T X"]:
+        """The joined value ``age`` tokens before each token, where ``past`` are remembered."""
+        return joined[:, past - age : joined.shape[1] - age]
+
+    def last(
+        self, remembered: Float[Array, "S P X"], joined: Float[Array, "S Q X"]
+    ) -> Float[Array, "S P X"]:
+        """The values that the next state remembers: the last P of each row, without padding."""
+        past = remembered.shape[1]
+        if joined.shape[1] == past + 1:
+            return jnp.where(self.lengths[:, None, None] > 0, joined[:, 1:], joined[:, :-1])
+        return jax.vmap(lambda x, n: lax.dynamic_slice_in_dim(x, n, past))(joined, self.lengths)
+
+
+class PackedLayout(NamedTuple):
+    """S segments behind each other in one row of N tokens, each with its own state, padding last.
+
+    The methods mean the same as those of `PaddedLayout`; what is joined are first the past values
+    of all segments, then the row.
+    """
+
+    lengths: Int[Array, " S"]
+    starts: Int[Array, " S"]
+    segment: Int[Array, " N"]  # of each token
+    position: Int[Array, " N"]  # tokens of its segment before it in the row
+    blocks: PackedBlocks  # queries that attention works on together
+    spare_slots = 0
+    offset = 0
+
+    def join(self, past: Float[Array, "S P X"], new: Float[Array, "1 N X"]) -> Float[Array, "Q X"]:
+        return jnp.concatenate([past.reshape(-1, past.shape[2]), new[0]])
+
+    def earlier(self, joined: Float[Array, "Q X"], past: int, age: int) -> Float[Array, "1 N X"]:
+        slots = slot_of(self.segment, self.position - age, self.starts, past)
+        return joined[slots][None]
+
+    def last(
+        self, remembered: Float[Array, "S P X"], joined: Float[Array, "Q X"]
+    ) -> Float[Array, "S P X"]:
+        past = remembered.shape[1]
+        segment = jnp.arange(len(self.lengths), dtype=jnp.int32)[:, None]
+        back = jnp.arange(-past, 0, dtype=jnp.int32)[None]
+        slots = slot_of(segment, self.lengths[:, None] + back, self.starts, past)
+        return joined[slots]
+
+
+class DecodeLayout(NamedTuple):
+    """One token of each of B rows, whose state has spare slots behind the remembered values.
+
+    The remembered values are a window of the slots. A step writes its own value behind the window,
+    into the state itself where that is donated, and the window moves on by one slot: nothing is
+    copied. The methods mean the same as those of `PaddedLayout`; what is joined are all slots.
+    """
+
+    lengths: Int[Array, " B"]  # 1 for rows that read their token
+    spare_slots: int
+    offset: int | Int[Array, ""]  # less than ``spare_slots``
+    starts = None
+    blocks = None
+
+    def join(
+        self, past: Float[Array, "B P X"], new: Float[Array, "B 1 X"]
+    ) -> Float[Array, "B P X"]:
+        newest = past.shape[1] - self.spare_slots + self.offset
+        return lax.dynamic_update_slice_in_dim(past, new, newest, 1)
+
+    def earlier(self, joined: Float[Array, "B Q X"], past: int, age: int) -> Float[Array, "B 1 X"]:
+        slot = past + self.offset - age
+        return lax.dynamic_slice_in_dim(joined, slot, 1, 1)
+
+    def last(
+        self, remembered: Float[Array, "B P X"], joined: Float[Array, "B P X"]
+    ) -> Float[Array, "B P X"]:
+        return joined
+
+
+def pack(lengths: Int[Array, " S"], tokens: int, query_block: int) -> PackedLayout:
+    """Lays segments of these lengths behind each other.
+
+    Args:
+        lengths: tokens of each segment; together at most ``tokens``.
+        tokens: tokens of the row, padding included, N.
+        query_block: queries that attention works on together.
+    """
+    starts, segment, position = locate(lengths, tokens)
+    blocks = query_blocks(lengths, starts, segment, position, query_block)
+    return PackedLayout(lengths, starts, segment, position, blocks)
+
+
+class StepContext(NamedTuple):
+    """What every block needs to know of the tokens of a step."""
+
+    positions: Int[Array, "B T"]  # within the document, which a reset starts anew
+    max_age: Int[Array, "B T"]  # earlier tokens that attention may see, if the state holds them
+    padding: Bool[Array, "B T"]
+    cos: Float[Array, "B T R"]
+    sin: Float[Array, "B T R"]
+    layout: PaddedLayout | PackedLayout | DecodeLayout

@@ -1,0 +1,146 @@
+"""Layouts of the tokens of a step: rows padded to one length, segments packed behind each other, or
+one token of every row."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from griffin_eval.kernels.attention.plain_torch import (
+    PackedBlocks,
+    locate,
+    query_blocks,
+    slot_of,
+    take_rows,
+)
+
+
+class PaddedLayout(NamedTuple):
+    """B rows of T tokens, each with its own state; the tokens behind a row's length are padding.
+
+    A state remembers P past values of each row. Attention and convolution read them *joined* with
+    the new ones; `slots of a row` are the second axis of what is joined.
+    """
+
+    lengths: Int[Tensor, " B"]
+    full: bool = False  # whether it is known that no row has padding
+    starts = None  # no row lies behind another
+    spare_slots = 0  # slots of a state behind the remembered values
+    offset = 0  # slot of the first remembered value
+    blocks = None
+
+    def join(
+        self, past: Float[Tensor, "S P X"], new: Float[Tensor, "B T X"]
+    ) -> Float[Tensor, "S Q X"]:
+        """Concatenates past and new values along time."""
+        return torch.cat([past, new], 1)
+
+    def earlier(
+        self, joined: Float[Tensor, "S Q X"], past: int, age: int
+    ) -> Float[Tensor, "B T X"]:
+        """The joined value ``age`` tokens before each token, where ``past`` are remembered."""
+        return joined[:, past - age : joined.shape[1] - age]
+
+    def last(
+        self, remembered: Float[Tensor, "S P X"], joined: Float[Tensor, "S Q X"]
+    ) -> Float[Tensor, "S P X"]:
+        """The values that the next state remembers: the last P of each row, without padding."""
+        rows, length, _ = joined.shape
+        past = remembered.shape[1]
+        if self.full:  # then there is nothing to gather, nor to copy if most of it is kept
+            kept = joined[:, length - past :]
+            return kept if length == past + 1 else kept.clone()
+        first = self.lengths + length * torch.arange(rows, device=joined.device)
+        index = first[:, None] + torch.arange(past, device=joined.device)
+        return joined.flatten(0, 1)[index]
+
+
+class PackedLayout(NamedTuple):
+    """S segments behind each other in one row of N tokens, each with its own state, padding last.
+
+    The methods mean the same as those of `PaddedLayout`; what is joined are first the past values
+    of all segments, then the row.
+    """
+
+    lengths: Int[Tensor, " S"]
+    starts: Int[Tensor, " S"]
+    segment: Int[Tensor, " N"]  # of each token
+    position: Int[Tensor, " N"]  # tokens of its segment before it in the row
+    blocks: PackedBlocks  # queries that attention works on together
+    spare_slots = 0
+    offset = 0
+
+    def join(
+        self, past: Float[Tensor, "S P X"], new: Float[Tensor, "1 N X"]
+    ) -> Float[Tensor, "Q X"]:
+        return torch.cat([past.flatten(0, 1), new[0]])
+
+    def earlier(self, joined: Float[Tensor, "Q X"], past: int, age: int) -> Float[Tensor, "1 N X"]:
+        slots = slot_of(self.segment, self.position - age, self.starts, past)
+        return take_rows(joined, slots)[None]
+
+    def last(
+        self, remembered: Float[Tensor, "S P X"], joined: Float[Tensor, "Q X"]
+    ) -> Float[Tensor, "S P X"]:
+        past = remembered.shape[1]
+        segment = torch.arange(len(self.lengths), device=joined.device)[:, None]
+        back = torch.arange(-past, 0, device=joined.device)[None]
+        slots = slot_of(segment, self.lengths[:, None] + back, self.starts, past)
+        return take_rows(joined, slots)
+
+
+class DecodeLayout(NamedTuple):
+    """One token of each of B rows, whose state has spare slots behind the remembered values.
+
+    The remembered values are a window of the slots. A step writes its own value behind the window,
+    into the state itself, and the window moves on by one slot: nothing is copied. The methods mean
+    the same as those of `PaddedLayout`; what is joined are all slots.
+    """
+
+    lengths: Int[Tensor, " B"]  # 1 for rows that read their token
+    spare_slots: int
+    offset: int  # less than ``spare_slots``
+    starts = None
+    blocks = None
+
+    def join(
+        self, past: Float[Tensor, "B P X"], new: Float[Tensor, "B 1 X"]
+    ) -> Float[Tensor, "B P X"]:
+        past[:, past.shape[1] - self.spare_slots + self.offset] = new[:, 0]
+        return past
+
+    def earlier(
+        self, joined: Float[Tensor, "B Q X"], past: int, age: int
+    ) -> Float[Tensor, "B 1 X"]:
+        slot = past + self.offset - age
+        return joined[:, slot : slot + 1]
+
+    def last(
+        self, remembered: Float[Tensor, "B P X"], joined: Float[Tensor, "B P X"]
+    ) -> Float[Tensor, "B P X"]:
+        return joined
+
+
+def pack(lengths: Int[Tensor, " S"], tokens: int, query_block: int) -> PackedLayout:
+    """Lays segments of these lengths behind each other.
+
+    Args:
+        lengths: tokens of each segment; together at most ``tokens``.
+        tokens: tokens of the row, padding included, N.
+        query_block: queries that attention works on together.
+    """
+    starts, segment, position = locate(lengths, tokens)
+    blocks = query_blocks(lengths, starts, segment, position, query_block)
+    return PackedLayout(lengths, starts, segment, position, blocks)
+
+
+class StepContext(NamedTuple):
+    """What every block needs to know of the tokens of a step."""
+
+    positions: Int[Tensor, "B T"]  # within the document, which a reset starts anew
+    max_age: Int[Tensor, "B T"]  # earlier tokens that attention may see, if the state holds them
+    padding: Bool[Tensor, "B T"]
+    cos: Float[Tensor, "B T R"]
+    sin: Float[Tensor, "B T R"]
+    layout: PaddedLayout | PackedLayout | DecodeLayout

@@ -1,0 +1,181 @@
+"""Another container is a folder of code and a line in a registry: here a folder of .npy files."""
+
+import dataclasses
+import json
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from parity import BASE, weights
+from safetensors.numpy import save_file
+from typer.testing import CliRunner
+
+from griffin_eval.cli.main import app
+from griffin_eval.converters.arrays.pieces import CHUNK_BYTES, chunks
+from griffin_eval.converters.arrays.torch import torch_tensor
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.configs.huggingface import to_huggingface
+from griffin_eval.converters.containers.container import Container, ContainerKind, Writer
+from griffin_eval.converters.containers.registry import CONTAINERS, open_container
+from griffin_eval.converters.convert import convert_checkpoint
+from griffin_eval.converters.formats import FORMATS, Format
+from griffin_eval.converters.naming.tables import CANONICAL
+from griffin_eval.converters.output.journal import job_of
+from griffin_eval.converters.output.memory_plan import BUFFERINGS, memory_needed
+from griffin_eval.converters.plan import make_plan
+from griffin_eval.converters.source.hub import choose
+from griffin_eval.converters.verify import compare
+from griffin_eval.errors import CheckpointError
+
+CONFIG = dataclasses.replace(
+    BASE,
+    vocab_size=11,
+    width=8,
+    mlp_width=6,
+    lru_width=8,
+    block_pattern=("recurrent", "local_attention"),
+    num_layers=2,
+)
+
+
+class Info(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+
+
+class NpyFolder:
+    """A file for every tensor, mapped."""
+
+    def __init__(self, folder):
+        self.folder, self.left_out = folder, {}
+        self.arrays = {f.stem: np.load(f, mmap_mode="r") for f in sorted(folder.glob("*.npy"))}
+        self.tensors = {
+            name: Info(array.shape, array.dtype.name, array.nbytes)
+            for name, array in self.arrays.items()
+        }
+
+    def numpy(self, name):
+        return self.arrays[name]
+
+    def slice(self, name, start, stop):
+        return self.arrays[name][start:stop]
+
+    def pieces(self, name, nbytes=CHUNK_BYTES):
+        return chunks(self.arrays[name], nbytes)
+
+    def torch(self, name):
+        return torch_tensor(self.arrays[name])
+
+    def memory_to_read(self, name, piece):
+        return 1000
+
+    def files(self):
+        return self.folder.glob("*.npy")
+
+    def describe(self):
+        return "a file per tensor"
+
+    def close(self):
+        pass
+
+
+class NpyWriter(Writer):
+    def __init__(self, folder, specs):
+        self.folder, self.specs = folder, specs
+
+    def __exit__(self, kind, *_):
+        assert kind or len(list(self.folder.glob("*.npy"))) == len(self.specs)
+
+    def write(self, name, pieces):
+        shape, dtype = self.specs[name]
+        flat = [np.array(piece).reshape(-1) for piece in pieces]
+        assert {part.dtype.name for part in flat} == {dtype}
+        np.save(self.folder / f"{name}.npy", np.concatenate(flat).reshape(shape))
+
+
+class Npy(ContainerKind):
+    noun = "a folder of .npy files"
+    library_memory = 7
+
+    def looks_like(self, path):
+        return any(path.glob("*.npy"))
+
+    def recognises(self, names):
+        return any(name.endswith(".npy") for name in names)
+
+    def weight_files(self, names, where):
+        return [name for name in names if name.endswith(".npy")]
+
+    def open(self, path, item) -> Container:
+        return NpyFolder(path)
+
+    def output_files(self, specs, max_shard_size):
+        return {name: f"{name}.npy" for name in specs}
+
+    def open_writer(self, folder, specs, *, piece, max_shard_size, on_disk):
+        return NpyWriter(folder, specs)
+
+    def memory_to_write(self, nbytes, piece):
+        return nbytes
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    summary = "a folder of .npy files, canonical names"
+    monkeypatch.setitem(CONTAINERS, "npy", Npy())
+    monkeypatch.setitem(FORMATS, "npy", Format("npy", "npy", CANONICAL, "", summary))
+
+
+@pytest.fixture
+def source(tmp_path):
+    folder = tmp_path / "source"
+    folder.mkdir()
+    save_file(weights(CONFIG), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(to_huggingface(CONFIG)))
+    return folder
+
+
+@pytest.mark.parametrize("other", FORMATS)
+def test_conversions_to_it_and_from_it(source, tmp_path, other):
+    original = Checkpoint(source)
+    convert_checkpoint(make_plan(original, FORMATS[other]), tmp_path / "other")
+    convert_checkpoint(make_plan(Checkpoint(tmp_path / "other"), FORMATS["npy"]), tmp_path / "npy")
+    written = Checkpoint(tmp_path / "npy")
+    assert written.format is FORMATS["npy"]
+    assert written.inspection.layout == "a file per tensor"
+    convert_checkpoint(make_plan(written, FORMATS[other]), tmp_path / "back")
+    for folder in ("npy", "back"):
+        assert compare(original, Checkpoint(tmp_path / folder)).same
+    for name, expected in weights(CONFIG).items():
+        assert np.array_equal(np.load(tmp_path / "npy" / f"{name}.npy"), expected)
+
+
+def test_commands(source, tmp_path):
+    def run(*arguments):
+        done = CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": "250"})
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    plan = run("convert", source, tmp_path / "npy", "--to", "npy", "--dry-run")
+    assert "model.embed_tokens.weight.npy" in plan
+    run("convert", source, tmp_path / "npy", "--to", "npy")
+    assert json.loads(run("inspect", tmp_path / "npy", "--json"))["format"] == "npy"
+    assert "are the same bit for bit" in run("verify", source, tmp_path / "npy")
+    (tmp_path / "npy" / "config.json").unlink()  # which it does not need
+    said = f"--visible-keys {CONFIG.visible_keys} --embedding-scale --logits-soft-cap 30".split()
+    run("convert", tmp_path / "npy", tmp_path / "hf", "--to", "hf", *said)
+
+
+def test_what_it_says_of_itself_is_used(source, tmp_path):
+    convert_checkpoint(make_plan(Checkpoint(source), FORMATS["npy"]), tmp_path / "npy")
+    checkpoint = Checkpoint(tmp_path / "npy")
+    plan = make_plan(checkpoint, FORMATS["griffin"])
+    assert f"{tmp_path}/npy/model.final_norm.weight.npy" in job_of(plan, 10**9)
+    mapped = make_plan(Checkpoint(source), FORMATS["griffin"])
+    more = [memory_needed(p, BUFFERINGS[0]).nbytes for p in (plan, mapped)]
+    assert more[0] > more[1] + 7
+    files = ["config.json", "model.final_norm.weight.npy", "README.md"]
+    assert choose(files, "", "a/b") == ("", sorted(files[:2]))
+    with pytest.raises(CheckpointError, match="an Orbax folder or a folder of .npy files"):
+        open_container(tmp_path / "nothing")

@@ -1,0 +1,235 @@
+"""Models with the CG-LRU as checkpoints, and what is computed from their configs."""
+
+import json
+import math
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from flax import traverse_util
+from parity import BASE, QUICK_COMPILE, tokens, weights
+from parity_oracles import deepmind_config, relaxed_jax
+from parity_twins import TWINS, twin
+from recurrentgemma.jax import Griffin
+from recurrentgemma.jax import layers as deepmind_layers
+from recurrentgemma.jax import modules as deepmind_modules
+from safetensors.numpy import save_file
+
+from griffin_eval.analysis.cache_sizes import cache_sizes, parameter_bytes
+from griffin_eval.analysis.half_lives import decay_rates, measure
+from griffin_eval.bench.flops import reading_flops
+from griffin_eval.config import PRESETS
+from griffin_eval.converters.checkpoint import Checkpoint, Overrides
+from griffin_eval.converters.configs.own import config_json
+from griffin_eval.converters.convert import convert_checkpoint
+from griffin_eval.converters.formats import FORMATS
+from griffin_eval.converters.naming.deepmind import DEEPMIND_FLAX
+from griffin_eval.converters.naming.tables import bind
+from griffin_eval.converters.plan import make_plan, parse_dtypes
+from griffin_eval.converters.verify import compare
+from griffin_eval.crosscheck.logits import IMPLEMENTATIONS
+from griffin_eval.errors import CheckpointError
+from griffin_eval.initializers import initial_value
+from griffin_eval.layout import param_specs
+
+CONFIG = replace(BASE, complex_gates=True, num_layers=4)
+REAL = replace(CONFIG, complex_gates=False)
+UNSAID = Overrides(
+    visible_keys=CONFIG.visible_keys,
+    embedding_scale=CONFIG.embedding_scale,
+    logits_soft_cap=CONFIG.logits_soft_cap,
+)
+
+
+@pytest.fixture(scope="module")
+def griffin(tmp_path_factory):
+    """A model with the CG-LRU in canonical names."""
+    folder = tmp_path_factory.mktemp("griffin")
+    save_file(weights(CONFIG), folder / "model.safetensors")
+    text = json.dumps(config_json(CONFIG, FORMATS["griffin"], "float32"))
+    (folder / "config.json").write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def flax(griffin, tmp_path_factory):
+    return to("deepmind-flax", griffin, tmp_path_factory.mktemp("flax") / "out")
+
+
+def to(target, source, destination, **options):
+    convert_checkpoint(make_plan(Checkpoint(source), FORMATS[target], **options), destination)
+    return destination
+
+
+class ComplexBlock(deepmind_modules.ResidualBlock):
+    """DeepMind's block with an option that its model never sets."""
+
+    lru_only_real: bool = False
+
+
+def test_flax_names_and_shapes_are_deepminds_own(monkeypatch):
+    monkeypatch.setattr(deepmind_modules, "ResidualBlock", ComplexBlock)
+    with relaxed_jax():
+        ids = jax.numpy.zeros((1, 3), "int32")
+        model = Griffin(deepmind_config(CONFIG))
+        params = jax.eval_shape(model.init, jax.random.key(0), ids, ids)["params"]
+    flat = traverse_util.flatten_dict(params, sep="/")
+    shapes = {name: leaf.shape for name, leaf in flat.items()}
+    assert {b.foreign: b.shape for b in bind(DEEPMIND_FLAX, CONFIG)} == shapes
+    assert shapes["blocks.0/recurrent_block/rg_lru/a_imag_param"] == (CONFIG.lru_width // 2,)
+
+
+def test_there_and_back_is_bit_exact(griffin, flax, tmp_path):
+    back = to("griffin", flax, tmp_path / "back")
+    assert Checkpoint(back).config == Checkpoint(flax).config == CONFIG
+    assert compare(Checkpoint(griffin), Checkpoint(back)).same
+    once = to("griffin", griffin, tmp_path / "once")
+    files = [folder / "model.safetensors" for folder in (once, back)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    orbax = to("griffin-orbax", flax, tmp_path / "orbax")
+    assert compare(Checkpoint(griffin), Checkpoint(orbax)).same
+
+
+def test_deepminds_jax_restores_it_and_computes_the_same(flax, monkeypatch):
+    import orbax.checkpoint as ocp
+
+    monkeypatch.setattr(deepmind_modules, "ResidualBlock", ComplexBlock)
+    ids = tokens(CONFIG, 2, 9)
+    model = Griffin(deepmind_config(CONFIG), gradient_checkpointing=False)
+    with relaxed_jax():
+        params = ocp.PyTreeCheckpointer().restore(flax)
+
+        @jax.jit(compiler_options=QUICK_COMPILE)
+        def logits(params, ids):
+            at = jax.numpy.tile(jax.numpy.arange(9), (2, 1))
+            return model.apply({"params": params}, ids, at, return_cache=False)[0]
+
+        theirs = np.asarray(logits(params, ids))
+    for name in TWINS:
+        ours = twin(name, CONFIG).logits(ids)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5 * np.abs(theirs).max())
+
+
+@pytest.mark.parametrize("target", ["hf", "deepmind-torch"])
+def test_other_formats_refuse_it_with_the_reason(griffin, target, tmp_path):
+    with pytest.raises(CheckpointError) as error:
+        to(target, griffin, tmp_path / "out")
+    reader = {"hf": "transformers", "deepmind-torch": "DeepMind's recurrentgemma in PyTorch"}[
+        target
+    ]
+    assert str(error.value) == (
+        f"{target} cannot hold this model, since {reader} cannot express complex_gates=True: its "
+        "recurrence is real. Formats that can: griffin, griffin-orbax, deepmind-flax"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_shapes_say_that_it_is_complex(flax, tmp_path):
+    folder = to("deepmind-flax", flax, tmp_path / "bare")
+    (folder / "config.json").unlink()
+    assert Checkpoint(folder, UNSAID).config == CONFIG
+    with pytest.raises(CheckpointError, match="complex_gates is True, not False"):
+        Checkpoint(folder, replace(UNSAID, preset="recurrentgemma-2b"))
+
+
+def test_a_config_from_before_the_field_is_real(tmp_path):
+    save_file(weights(REAL), tmp_path / "model.safetensors")
+    raw = config_json(REAL, FORMATS["griffin"], "float32")
+    del raw["complex_gates"]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert Checkpoint(tmp_path).config == REAL
+    # A model with θ is not taken for one without.
+    save_file(weights(CONFIG), tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"3 unexpected .*imaginary_param"):
+        Checkpoint(tmp_path)
+
+
+def test_both_parameters_of_the_decay_keep_their_dtype(griffin, tmp_path):
+    half = to("griffin", griffin, tmp_path / "half", dtypes=parse_dtypes("bfloat16"))
+    for name, dtype in Checkpoint(half).dtypes.items():
+        kept = name.endswith(("recurrent_param", "imaginary_param"))
+        assert dtype == ("float32" if kept else "bfloat16")
+
+
+def test_verify_logits_leaves_out_what_cannot_run_it():
+    reasons = {one.name: one.obstacle(CONFIG) for one in IMPLEMENTATIONS}
+    assert reasons["torch"] is None and reasons["jax"] is None
+    for name in ("transformers", "deepmind-torch"):
+        assert "complex_gates=True: its recurrence is real" in reasons[name]
+    assert "its Griffin makes none" in reasons["deepmind-jax"]
+
+
+# What the config says
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"lru_width": 33, "gate_blocks": 3}, r"lru_width \(33\) must be even with complex_gates"),
+        ({"gate_blocks": 32}, r"gate_blocks \(32\) must divide half of lru_width \(32\)"),
+    ],
+)
+def test_a_width_that_cannot_be_halved_is_refused(fields, problem):
+    replace(REAL, **fields)  # fits without complex gates
+    with pytest.raises(ValueError, match=problem):
+        replace(CONFIG, **fields)
+
+
+def test_theta_begins_as_deepminds():
+    name = "model.layers.0.temporal_block.rg_lru.imaginary_param"
+    spec = param_specs(replace(PRESETS["griffin-7b"], complex_gates=True, num_layers=1))[name]
+    ours = np.sort(initial_value(spec, seed=0))
+    draw = deepmind_layers.rnn_imag_param_init(max_rad=0.1)
+    theirs = np.sort(np.asarray(draw(jax.random.key(0), spec.shape)))
+    assert spec.shape == theirs.shape == (5632 // 2,) and ours.dtype == np.float32
+    assert 0 <= ours[0] < ours[-1] <= np.float32(math.pi / 10)
+    # Kolmogorov-Smirnov: the largest distance of the quantiles from the uniform ones
+    uniform = np.arange(1, ours.size + 1) / ours.size
+    for values in (ours, theirs):
+        assert np.abs(values / (math.pi / 10) - uniform).max() < 1.63 / math.sqrt(ours.size)
+
+
+@pytest.mark.parametrize("config", [REAL, CONFIG], ids=["real", "complex"])
+def test_reading_takes_two_operations_for_each_weight_of_a_matrix(config):
+    hawk = replace(config, block_pattern=("recurrent",))
+    matrices = [
+        spec.size
+        for name, spec in param_specs(hawk).items()
+        if len(spec.shape) > 1
+        and not name.endswith(("bias", "embed_tokens.weight", "conv_1d.weight"))
+    ]
+    assert reading_flops(hawk, np.arange(5)) == 5 * 2 * sum(matrices)
+
+
+def test_caches_and_parameters_take_what_is_said():
+    state = twin("torch", CONFIG).init_state(1)
+    kept = [leaf for layer in state.layers if "h" in layer._fields for leaf in layer]
+    sizes = cache_sizes(CONFIG, 100, 4)
+    assert sizes.recurrent == sum(leaf.nbytes for leaf in kept)
+    assert parameter_bytes(CONFIG, 4) == sum(w.nbytes for w in weights(CONFIG).values())
+
+
+@pytest.mark.parametrize("framework", TWINS)
+def test_half_lives_are_of_complex_channels(griffin, framework):
+    from importlib import import_module
+
+    checkpoint, ids, params = Checkpoint(griffin), tokens(CONFIG, 1, 12)[0], weights(CONFIG)
+    found = measure(checkpoint, ids, framework=framework)
+    assert [layer.number for layer in found] == [0, 1, 3]
+    trace = import_module(f"griffin_eval.analysis.gates_{framework}")
+    (inputs,) = trace.rg_lru_inputs(checkpoint, ids, 12, None)
+    for layer, x, unmeasured in zip(found, inputs, decay_rates(checkpoint), strict=True):
+        lru = f"model.layers.{layer.number}.temporal_block.rg_lru."
+        right = 8 * np.log1p(np.exp(params[lru + "recurrent_param"].astype(float)))
+        assert right.shape == (CONFIG.lru_width // 2,)
+        np.testing.assert_allclose(unmeasured.rate, right, rtol=1e-12)
+        gates = zip(
+            np.split(x[1:], CONFIG.gate_blocks, 1),
+            params[lru + "recurrent_gate_weight"],
+            params[lru + "recurrent_gate_bias"],
+            strict=True,
+        )
+        mean = np.concatenate([1 / (1 + np.exp(-(x @ w + b))) for x, w, b in gates], 1).mean(0)
+        np.testing.assert_allclose(layer.mean_gate, mean, rtol=1e-5)
+        assert layer.histogram.sum() == 11 * right.size

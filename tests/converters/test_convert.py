@@ -1,0 +1,290 @@
+"""Conversions between all formats, judged bit for bit and by the peers' own loaders."""
+
+import dataclasses
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from parity_oracles import deepmind_config
+from safetensors.numpy import save_file
+from typer.testing import CliRunner
+
+from griffin_eval.cli.main import app
+from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.checkpoint import Checkpoint, Overrides
+from griffin_eval.converters.convert import _not_finite, convert_checkpoint
+from griffin_eval.converters.formats import FORMATS
+from griffin_eval.converters.output.manifest import MANIFEST_FILE
+from griffin_eval.converters.plan import make_plan, parse_dtypes
+from griffin_eval.converters.verify import compare
+from griffin_eval.engine.limits import Limits
+from griffin_eval.engine.scoring import score
+from griffin_eval.engine.tree import Scorable
+from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.initializers import initial_value
+from griffin_eval.layout import param_specs
+from griffin_eval.runners.load import load_runner
+
+
+def to(target, source, destination, **options):
+    plan_options = {k: options.pop(k) for k in ("dtypes", "vocab_size") if k in options}
+    plan = make_plan(Checkpoint(source), FORMATS[target], **plan_options)
+    convert_checkpoint(plan, destination, **options)
+    return destination
+
+
+@pytest.fixture(scope="module")
+def converted(checkpoint, tmp_path_factory):
+    """The same model in every format, each made from transformers' folder."""
+    root = tmp_path_factory.mktemp("formats")
+    return {name: to(name, checkpoint, root / name) for name in FORMATS}
+
+
+@pytest.fixture(scope="module")
+def paper_model(tmp_path_factory):
+    """A model of the paper's dialect, which only two formats can hold."""
+    config = GriffinConfig(
+        vocab_size=50,
+        width=32,
+        mlp_width=96,
+        num_heads=2,
+        num_layers=4,
+        lru_width=48,
+        gate_blocks=4,
+        block_pattern=("recurrent", "global_attention"),
+        visible_keys=9,
+        embedding_scale=False,
+        logits_soft_cap=0.0,
+    )
+    folder = tmp_path_factory.mktemp("paper")
+    weights = {s.name: initial_value(s, 0) for s in param_specs(config).values()}
+    save_file(weights, folder / "model.safetensors")
+    raw = {"model_type": "griffin", **dataclasses.asdict(config)}
+    (folder / "config.json").write_text(json.dumps(raw))
+    return folder
+
+
+def scores(folder, framework="torch"):
+    found = []
+    tokens = np.random.default_rng(0).integers(3, 50, 300).tolist()
+    score(
+        load_runner(folder, framework=framework, device="cpu"),
+        [Scorable(tokens, 1)],
+        limits=Limits(512, 1),
+        softmax_dtype="float32",
+        on_result=lambda i, result: found.append(result.logprobs),
+    )
+    return found[0]
+
+
+def test_every_format_holds_the_same_model(checkpoint, converted):
+    original = Checkpoint(checkpoint)
+    for name, folder in converted.items():
+        found = Checkpoint(folder)
+        assert found.format.name == name
+        assert found.config == original.config
+        assert compare(original, found).same, name
+
+
+@pytest.mark.parametrize("source", FORMATS)
+@pytest.mark.parametrize("target", FORMATS)
+def test_there_and_back_is_bit_exact(converted, source, target, tmp_path):
+    there = to(target, converted[source], tmp_path / "there")
+    back = to(source, there, tmp_path / "back")
+    assert compare(Checkpoint(converted[source]), Checkpoint(back)).same
+    if FORMATS[source].container == "safetensors":
+        original, again = (f / "model.safetensors" for f in (converted[source], back))
+        assert original.read_bytes() == again.read_bytes()
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_evaluation_reads_every_format(checkpoint, converted, name, framework):
+    np.testing.assert_array_equal(scores(converted[name], framework), scores(checkpoint, framework))
+
+
+def test_transformers_loads_hf_output(converted, checkpoint, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    back = to("hf", converted["deepmind-flax"], tmp_path / "hf")
+    tokens = torch.arange(3, 300)[None]
+    with torch.no_grad():
+        ours = AutoModelForCausalLM.from_pretrained(back)(tokens, use_cache=False).logits
+        theirs = AutoModelForCausalLM.from_pretrained(checkpoint)(tokens, use_cache=False).logits
+    assert torch.equal(ours, theirs)
+    text = "def f(x): return x"
+    tokenizers = [AutoTokenizer.from_pretrained(folder) for folder in (back, checkpoint)]
+    assert tokenizers[0](text)["input_ids"] == tokenizers[1](text)["input_ids"]
+
+
+def test_deepminds_torch_loads_its_format(converted, transformers_model):
+    from recurrentgemma.torch.griffin import Griffin
+
+    folder = converted["deepmind-torch"]
+    weights = torch.load(folder / "model.pt", weights_only=True)
+    model = Griffin(deepmind_config(Checkpoint(folder).config))
+    model.load_state_dict(weights, strict=True)
+    tokens = torch.arange(3, 300)[None]
+    with torch.no_grad():
+        ours, _ = model(tokens, torch.arange(297)[None], return_cache=False)
+        theirs = transformers_model(tokens, use_cache=False).logits
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_deepminds_jax_restores_its_format(converted, transformers_model, relaxed_jax):
+    import jax.numpy as jnp
+    import orbax.checkpoint as ocp
+    from recurrentgemma.jax.griffin import Griffin
+
+    folder = converted["deepmind-flax"]
+    tokens = torch.arange(3, 300)[None]
+    with torch.no_grad():
+        theirs = transformers_model(tokens, use_cache=False).logits.numpy()
+    with relaxed_jax():
+        params = ocp.PyTreeCheckpointer().restore(folder)
+        model = Griffin(deepmind_config(Checkpoint(folder).config))
+        ours, _ = model.apply(
+            {"params": params},
+            jnp.asarray(tokens.numpy()),
+            jnp.arange(297)[None],
+            return_cache=False,
+        )
+    np.testing.assert_allclose(np.asarray(ours), theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_what_only_some_formats_hold(paper_model, tmp_path):
+    for name in ("griffin", "griffin-orbax"):
+        folder = to(name, paper_model, tmp_path / name)
+        assert compare(Checkpoint(paper_model), Checkpoint(folder)).same
+        np.testing.assert_array_equal(scores(folder), scores(paper_model))
+    for name in ("hf", "deepmind-flax", "deepmind-torch"):
+        with pytest.raises(
+            CheckpointError, match="gate_blocks=4.*Formats that can: griffin, griff"
+        ):
+            to(name, paper_model, tmp_path / name)
+        assert not (tmp_path / name).exists()
+
+
+def test_manifest_hashes_are_those_of_canonical_bytes(checkpoint, converted):
+    manifests = {
+        name: json.loads((folder / MANIFEST_FILE).read_text()) for name, folder in converted.items()
+    }
+    original = Checkpoint(checkpoint)
+    expected = {
+        name: hashlib.sha256(np.ascontiguousarray(original.numpy(name)).tobytes()).hexdigest()
+        for name in original.dtypes
+    }
+    for name, manifest in manifests.items():
+        assert {k: v["sha256"] for k, v in manifest["tensors"].items()} == expected, name
+        assert manifest["format"] == name and manifest["source"]["format"] == "hf"
+
+
+def test_dtype_policy(checkpoint, tmp_path):
+    half = Checkpoint(to("hf", checkpoint, tmp_path / "h", dtypes=parse_dtypes("bfloat16")))
+    low = parse_dtypes("bfloat16,recurrent_param=float16")
+    lower = Checkpoint(to("griffin", checkpoint, tmp_path / "l", dtypes=low))
+    for name, dtype in half.dtypes.items():
+        is_lambda = name.endswith("recurrent_param")
+        assert dtype == ("float32" if is_lambda else "bfloat16")
+        assert lower.dtypes[name] == ("float16" if is_lambda else "bfloat16")
+    manifest = json.loads((tmp_path / "h" / MANIFEST_FILE).read_text())
+    assert manifest["tensors"]["model.final_norm.weight"]["cast_from"] == "float32"
+    difference = compare(Checkpoint(checkpoint), half)
+    assert len(difference.tensors) == sum(d == "bfloat16" for d in half.dtypes.values())
+    assert 0 < max(d.largest for d in difference.tensors) < 0.02
+    for text in ("int8", "x=float31"):
+        with pytest.raises(ArgumentError, match="unknown dtype"):
+            parse_dtypes(text)
+
+
+def test_overflow_is_refused_by_name(checkpoint, tmp_path):
+    from safetensors.numpy import load_file
+
+    folder = shutil.copytree(checkpoint, tmp_path / "large")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.final_norm.weight"][3] = 1e6
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="model.final_norm.weight: 1 values do not fit"):
+        to("hf", folder, tmp_path / "out", dtypes=parse_dtypes("float16"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["large"]
+
+
+def test_vocabulary_rows_are_dropped_only_when_asked(checkpoint, tmp_path):
+    whole = Checkpoint(checkpoint)
+    name = "model.embed_tokens.weight"
+    folder = to("griffin", checkpoint, tmp_path / "cut", vocab_size=1000)
+    np.testing.assert_array_equal(Checkpoint(folder).numpy(name), whole.numpy(name)[:1000])
+    assert json.loads((folder / MANIFEST_FILE).read_text())["vocab_rows_dropped"] == 24
+    with pytest.raises(ArgumentError, match="rows can only be dropped"):
+        to("griffin", checkpoint, tmp_path / "more", vocab_size=1025)
+
+
+def test_without_a_config_the_missing_facts_are_asked_for(converted, tmp_path):
+    folder = shutil.copytree(converted["deepmind-flax"], tmp_path / "bare")
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match="visible_keys, embedding_scale, logits_soft_cap"):
+        Checkpoint(folder)
+    given = Overrides(visible_keys=128, embedding_scale=True, logits_soft_cap=30.0)
+    assert compare(Checkpoint(folder, given), Checkpoint(converted["hf"])).same
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def test_commands(checkpoint, tmp_path):
+    out = tmp_path / "out"
+    planned = invoke("convert", checkpoint, out, "--to", "deepmind-flax", "--dry-run")
+    assert planned.exit_code == 0 and not out.exists()
+    assert "blocks.0/mlp_block/ffw_up/w" in planned.output and "split, transpose" in planned.output
+    done = invoke("convert", checkpoint, out, "--to", "deepmind-flax")
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith(f"{checkpoint}: hf (safetensors)")
+    same = invoke("verify", checkpoint, out)
+    assert same.exit_code == 0 and "99 of 99 parameters are the same bit for bit" in same.output
+    cast = tmp_path / "cast"
+    invoke("convert", out, cast, "--to", "hf", "--dtype", "bfloat16")
+    other = invoke("verify", checkpoint, cast)
+    assert other.exit_code == 1 and "float32 and bfloat16" in other.output
+    facts = json.loads(invoke("inspect", out, "--json").output)
+    assert facts["format"] == "deepmind-flax" and facts["config"]["visible_keys"] == 128
+    assert facts["dtypes"] == {"float32": 99}
+    assert "embedder/input_embedding" in invoke("inspect", out).output
+    formats = invoke("convert", "--help-formats")
+    assert formats.exit_code == 0 and all(name in formats.output for name in FORMATS)
+
+
+def test_an_output_that_exists_is_left_alone(checkpoint, tmp_path):
+    out = to("hf", checkpoint, tmp_path / "out")
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    with pytest.raises(ArgumentError, match="already exists"):
+        to("griffin", checkpoint, out)
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+    to("griffin", checkpoint, out, overwrite=True)
+    assert Checkpoint(out).format.name == "griffin"
+
+
+@pytest.mark.slow
+def test_benchmark_measures_every_direction(tmp_path):
+    done = invoke("bench", "convert", tmp_path, "--preset", "griffin-100m", "--rounds", 1)
+    assert done.exit_code == 0, done.output
+    rows = [line.split() for line in done.stdout.splitlines() if " to griffin" in line]
+    assert len(rows) == 2 and len(done.stdout.splitlines()) == 4
+    for row in rows:
+        seconds, copy, ratio, memory, _ = (float(cell) for cell in row[3:])
+        assert seconds > 0 and copy > 0 and memory > 0
+        assert ratio == pytest.approx(seconds / copy, rel=0.2)
+    assert invoke("bench", "convert", tmp_path, "--preset", "griffin").exit_code != 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("values", [[], [np.nan], [-np.nan], [np.inf, -np.inf], [-np.inf]])
+def test_values_that_are_not_finite_are_counted(dtype, values):
+    import ml_dtypes  # noqa: F401  (teaches numpy the name bfloat16)
+
+    finite = [0.0, -0.0, 1.0, -1.0, 3e4, -3e4, 1e-7]
+    assert _not_finite(np.array(finite + values).astype(dtype)) == len(values)

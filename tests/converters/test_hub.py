@@ -1,0 +1,438 @@
+"""Finding a model; the hub's own client against a hub on this machine, in processes of a user."""
+
+import fcntl
+import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+from hub_server import Fault, Hub
+
+import griffin_eval.converters.source.hub
+from griffin_eval.converters.checkpoint import Checkpoint, Overrides
+from griffin_eval.converters.convert import convert_checkpoint
+from griffin_eval.converters.formats import FORMATS
+from griffin_eval.converters.plan import make_plan
+from griffin_eval.converters.source.companions import tokenizer_folder
+from griffin_eval.converters.source.hub import choose
+from griffin_eval.converters.source.resolve import resolve
+from griffin_eval.errors import CheckpointError
+
+BIN = Path(sys.executable).parent
+TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
+# Resolves hub ids one after the other; nothing is waited for between attempts.
+RESOLVE = """
+import json, sys, time
+time.sleep = lambda seconds: None
+from griffin_eval.converters.source.resolve import resolve
+from griffin_eval.errors import BadInput
+for request in json.loads(sys.argv[1]):
+    try:
+        print(resolve(request.pop("id"), **request))
+    except BadInput as error:
+        print("refused:", error)
+"""
+
+
+# Folders and hub ids.
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What is asked of the hub, in whose place nothing is found."""
+    calls = []
+
+    def download(*arguments):
+        calls.append(arguments)
+        return Path("downloaded")
+
+    monkeypatch.setattr(griffin_eval.converters.source.hub, "download", download)
+    return calls
+
+
+def refusal(*arguments, **more) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        resolve(*arguments, **more)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_local_folders(asked, tmp_path, monkeypatch):
+    (tmp_path / "models" / "two" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve(str(tmp_path)) == tmp_path
+    assert resolve("models/two") == Path("models/two")  # a folder wins over a hub id
+    assert resolve("models", subfolder="two/deep") == Path("models/two/deep")
+    assert resolve("~/models") == tmp_path / "models"
+    assert "has no subfolder 'three'" in refusal("models", subfolder="three")
+    for outside in ("..", "two/../..", "/tmp", "two\\deep"):
+        assert "must be a path within" in refusal("models", subfolder=outside)
+        assert "must be a path within" in refusal("org/name", subfolder=outside)
+    message = refusal("models/two", revision="main")
+    assert "revision='main' only applies to a hub id" in message
+    (tmp_path / "models" / "config.json").write_text("{}")
+    message = refusal("models/config.json")
+    assert message == "models/config.json is a file: expected the folder that holds it, models"
+    (tmp_path / "models" / "2b.pt").write_text("")
+    assert resolve("models/2b.pt") == Path("models/2b.pt")
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "./x", "../x", "/x", "x", "x/y/z", "x/", "~/x", "~no_such_user/x", "a\0b", "x/.y", "ü/y"],
+)
+def test_paths_never_go_to_the_hub(asked, path):
+    assert "no such folder" in refusal(path)
+    assert not asked
+
+
+def test_hub_ids_do(asked):
+    assert resolve("google/recurrentgemma-2b", revision="v1", subfolder="a") == Path("downloaded")
+    assert asked == [("google/recurrentgemma-2b", "v1", "a")]
+
+
+def test_the_tokenizer_is_beside_the_weights_or_above_them(tmp_path):
+    folder = tmp_path / "2b"
+    folder.mkdir()
+    assert tokenizer_folder(folder) == folder
+    (tmp_path / "tokenizer.model").write_text("")
+    assert tokenizer_folder(folder) == tmp_path
+    (folder / "tokenizer.json").write_text("")
+    assert tokenizer_folder(folder) == folder
+
+
+# Which files of a repository are a checkpoint.
+
+SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+HF = ["config.json", "model.safetensors.index.json", *SHARDS, "tokenizer.json", "tokenizer.model"]
+ITEM = ["_METADATA", "checkpoint", "manifest.ocdbt", "d/0a", "ocdbt.process_0/manifest.ocdbt"]
+CLUTTER = [".gitattributes", "README.md", "2b.gguf", "figures/a.json", "examples/notes.txt"]
+
+
+def below(folder: str, names: list[str]) -> list[str]:
+    return [f"{folder}/{name}" for name in names]
+
+
+@pytest.mark.parametrize(
+    ("files", "within", "folder", "wanted"),
+    [
+        (HF, "", "", HF),
+        ([*HF, "2b.pt", "pytorch_model.bin", *below("2b", ITEM)], "", "", HF),
+        (["model.safetensors", "other.safetensors"], "", "", ["model.safetensors"]),
+        (["2b.safetensors", "optimizer.pt"], "", "", ["2b.safetensors"]),
+        (["2b.pt", "tokenizer.model"], "", "", ["2b.pt", "tokenizer.model"]),
+        (["2b.pt", *below("2b", ITEM)], "", "", ["2b.pt"]),
+        (["pytorch_model.bin", "config.json"], "", "", ["pytorch_model.bin", "config.json"]),
+        ([*ITEM, "config.json"], "", "", [*ITEM, "config.json", *CLUTTER]),
+        (
+            [*below("2b", ITEM), "tokenizer.model", "config.json"],
+            *("", "2b", [*below("2b", ITEM), "tokenizer.model"]),
+        ),
+        ([*below("a", ITEM), *below("b", HF)], "a", "a", below("a", ITEM)),
+        ([*below("a", ITEM), *below("b", HF), "tokenizer.model"], "b", "b",
+         [*below("b", HF), "tokenizer.model"]),
+        ([*HF, *below("9b", ["9b.pt"])], "9b", "9b",
+         ["9b/9b.pt", "tokenizer.json", "tokenizer.model"]),
+        (below("100/default", ITEM), "", "100/default", below("100/default", ITEM)),
+        ([*below("100/default", ITEM), *below("200/default", ITEM)], "200", "200/default",
+         below("200/default", ITEM)),
+    ],
+)  # fmt: skip
+def test_one_format_is_chosen(files, within, folder, wanted):
+    found = choose([*reversed(files), *CLUTTER], within, "org/name")
+    assert (found[0], sorted(found[1])) == (folder, sorted(wanted))
+
+
+@pytest.mark.parametrize(
+    ("files", "within", "said"),
+    [
+        (["config.json"], "", "holds no checkpoint: expected safetensors, a .pt file or an Orb"),
+        ([], "", "holds no checkpoint"),
+        ([*below("2b", ITEM), *below("9b", ITEM)], "", "choose one: subfolder=2b; subfolder=9b"),
+        ([*below("2b", ITEM), *below("hf", HF)], "", "choose one: subfolder=2b; subfolder=hf"),
+        ([*below("1/a", ITEM), *below("1/b", ITEM)], "1", "subfolder=1/a; subfolder=1/b"),
+        (HF, "2b", "org/name has no subfolder '2b': expected one of examples; figures"),
+        (["2b.pt", "9b.pt"], "", "expected one .pt file, found 2b.pt; 9b.pt"),
+        (SHARDS, "", "download the index too"),
+        (["a.safetensors", "b.safetensors"], "", "found only a.safetensors; b.safetensors"),
+    ],
+)
+def test_what_is_no_one_checkpoint(files, within, said):
+    with pytest.raises(CheckpointError) as caught:
+        choose([*files, *CLUTTER], within, "org/name")
+    assert said in str(caught.value)
+    assert str(caught.value).startswith("org/name") and "\n" not in str(caught.value)
+
+
+# Downloads.
+
+
+@pytest.fixture(scope="module")
+def models(checkpoint, tmp_path_factory) -> dict[str, Path]:
+    """The same model as transformers writes it, and as Google publishes the two others."""
+    folders = {"hf": checkpoint}
+    for name in ("deepmind-flax", "deepmind-torch"):
+        folders[name] = root = tmp_path_factory.mktemp(name)
+        written = root / "2b"
+        convert_checkpoint(make_plan(Checkpoint(checkpoint), FORMATS[name]), written)
+        for path in written.iterdir():
+            if path.name in TOKENIZER:
+                path.rename(root / path.name)
+            elif path.name == "model.pt":
+                path.rename(root / "2b.pt")
+            elif path.suffix == ".json":
+                path.unlink()
+    (folders["deepmind-torch"] / "2b").rmdir()
+    return folders
+
+
+@pytest.fixture
+def hub():
+    hub = Hub()
+    yield hub
+    hub.close()
+
+
+@pytest.fixture
+def user(hub, tmp_path):
+    return User(hub, tmp_path / "home")
+
+
+class User:
+    """Someone with a cache of their own."""
+
+    def __init__(self, hub: Hub, home: Path):
+        self.environment = os.environ | {
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(home),
+            "HF_HUB_OFFLINE": "0",
+        }
+
+    def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [str(BIN / command[0]), *command[1:]],
+            capture_output=True,
+            text=True,
+            env=self.environment | environment,
+            timeout=600,
+        )
+
+    def resolve(self, *requests: dict[str, str], **environment: str) -> list[str]:
+        """Where each of the models is, or why not."""
+        done = self.run("python", "-c", RESOLVE, json.dumps(requests), **environment)
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        assert len(lines) == len(requests)
+        self.stderr = done.stderr
+        return lines
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
+SAID = Overrides(visible_keys=128, embedding_scale=True, logits_soft_cap=30.0)  # of the checkpoint
+
+
+def test_downloads_what_is_needed_once(hub, user, models):
+    mixed = {**contents(models["deepmind-torch"]), **contents(models["hf"])}
+    mixed |= {"README.md": b"#", "onnx/model.onnx": b"x", "original/config.json": b"{}"}
+    commit = hub.push("org/mixed", mixed)
+    hub.push("org/flax", models["deepmind-flax"])
+    hub.push("org/torch", {**contents(models["deepmind-torch"]), "README.md": b"#"})
+    names = ("org/mixed", "org/flax", "org/torch")
+    originals = (models["hf"], models["deepmind-flax"], models["deepmind-torch"])
+    first = []
+    for name, original in zip(names, originals, strict=True):
+        first += user.resolve({"id": name})
+        assert hub.downloads() == sorted(contents(original))
+        assert not user.stderr  # no bars in a pipe
+    assert contents(Path(first[0])) == contents(originals[0])
+    assert contents(Path(first[1])) == contents(originals[1] / "2b")
+    assert contents(Path(first[2])) == contents(originals[2])
+    formats = [Checkpoint(where, SAID).format.name for where in first]
+    assert formats == ["hf", "deepmind-flax", "deepmind-torch"]
+    assert user.resolve(*({"id": name} for name in names)) == first
+    assert hub.downloads() == []
+    assert Path(first[0]).name == commit
+    # By commit nothing is asked but the listing; without a network, nothing at all.
+    assert user.resolve({"id": names[0], "revision": commit}) == first[:1]
+    assert hub.downloads() == []
+    assert user.resolve(*({"id": name} for name in names), **OFFLINE) == first
+    assert hub.log == [] and not user.stderr
+    hub.faults["models", names[0]] = Fault(500)
+    assert user.resolve({"id": names[0]}) == first[:1]
+    assert "org/mixed is read from the cache: the hub refused, HfHubHTTPError" in user.stderr
+
+
+def test_revisions(hub, user):
+    one = hub.push("org/name", {"a.safetensors": b"1", "config.json": b"{}"}, "v1", "refs/pr/1")
+    two = hub.push("org/name", {"b.safetensors": b"2", "config.json": b"{}"}, "main", "dev")
+    asked = [{"revision": r} for r in ("v1", "refs/pr/1", one, "main", "dev", two)]
+    asked = [{"id": "org/name", **request} for request in [*asked, {}]]
+    found = user.resolve(*asked)
+    assert [Path(path).name for path in found] == [one] * 3 + [two] * 4
+    assert contents(Path(found[0])) == {"a.safetensors": b"1", "config.json": b"{}"}
+    assert contents(Path(found[3])) == {"b.safetensors": b"2", "config.json": b"{}"}
+    assert user.resolve(*asked, **OFFLINE) == found
+    three = hub.push("org/name", {"c.safetensors": b"3"})
+    (found,) = user.resolve({"id": "org/name"})
+    assert Path(found).name == three
+
+
+def test_a_branch_that_moves_meanwhile(hub, user):
+    """What is fetched is of the commit that was listed."""
+    listed = hub.push("org/name", {"a.safetensors": b"1", "config.json": b"1"})
+    hub.listed = lambda: hub.push("org/name", {"b.safetensors": b"2", "config.json": b"2"})
+    (found,) = user.resolve({"id": "org/name"})
+    assert Path(found).name == listed
+    assert contents(Path(found)) == {"a.safetensors": b"1", "config.json": b"1"}
+
+
+def test_names_that_are_patterns(hub, user):
+    hub.push("org/name", {"[2b]/model.safetensors": b"1", "2/model.safetensors": b"2"})
+    (found,) = user.resolve({"id": "org/name", "subfolder": "[2b]/"})
+    assert contents(Path(found)) == {"model.safetensors": b"1"}
+    assert hub.downloads() == ["[2b]/model.safetensors"]
+
+
+def test_a_cache_that_lacks_a_part(hub, user):
+    files = {name: name.encode() for name in HF}
+    hub.push("org/name", files)
+    (found,) = user.resolve({"id": "org/name"})
+    (Path(found) / SHARDS[1]).unlink()
+    (message,) = user.resolve({"id": "org/name"}, **OFFLINE)
+    assert message == (
+        "refused: org/name is incomplete in the hub's cache, and the hub cannot be reached: 1 of 6 "
+        f"files are missing ({SHARDS[1]}); download it again with a network"
+    )
+    assert user.resolve({"id": "org/name"}) == [found]
+    assert contents(Path(found)) == files
+
+
+def test_broken_connections(hub, user):
+    data = os.urandom(100_000)
+    hub.push("org/name", {"model.safetensors": data, "config.json": b"{}"})
+    hub.cuts["model.safetensors"] = 1000
+    (message,) = user.resolve({"id": "org/name"})
+    assert message.startswith("refused: org/name could not be downloaded: ")
+    assert "run the command again" in message
+    (message,) = user.resolve({"id": "org/name"}, **OFFLINE)
+    assert "is incomplete in the hub's cache" in message
+    hub.cuts["model.safetensors"] = 1
+    (found,) = user.resolve({"id": "org/name"})
+    assert contents(Path(found)) == {"model.safetensors": data, "config.json": b"{}"}
+
+
+def test_refusals(hub, user):
+    hub.push("org/gated", {"model.safetensors": b"1"})
+    for code in (401, 403):
+        hub.faults["org/gated", "model.safetensors"] = Fault(code, "GatedRepo")
+        (message,) = user.resolve({"id": "org/gated"})
+        assert message == (
+            "refused: org/gated could not be downloaded: access to it has to be granted: ask for "
+            "it on its page, then run 'hf auth login'"
+        )
+    hub.push("org/vanished", {"model.safetensors": b"1"})
+    hub.faults["org/vanished", "model.safetensors"] = Fault(404, "EntryNotFound")
+    hub.push("org/broken", {"model.safetensors": b"1"})
+    hub.faults["org/broken", "model.safetensors"] = Fault(500)
+    for name, status in (("down", 500), ("busy", 429), ("denied", 403), ("page", 200)):
+        hub.faults["models", f"org/{name}"] = Fault(status)
+    hub.push("org/name", {"model.safetensors": b"1"})
+    expected = {
+        "org/nothing": "there is no such model, here or on the hub, or it is private",
+        "org/vanished": "RemoteEntryNotFoundError: 404 Client Error.",
+        "org/broken": "500",
+        "org/down": "the hub refused, HfHubHTTPError: Server error '500 Internal Server Error'",
+        "org/busy": "429 Too Many Requests",
+        "org/denied": "403 Forbidden",
+        "org/page": "the hub cannot be reached (JSONDecodeError",
+        "org/a--b": "it is no hub id (HFValidationError",
+        "org/" + "x" * 100: "it is no hub id (HFValidationError",
+    }
+    found = user.resolve(*({"id": name} for name in expected), {"id": "org/name", "revision": "v2"})
+    for name, message, said in zip(expected, found, expected.values(), strict=False):
+        assert message.startswith(f"refused: {name} could not be downloaded: "), message
+        assert said in message
+    assert found[-1] == (
+        "refused: org/name at revision 'v2' could not be downloaded: the model has no such branch, "
+        "tag or commit"
+    )
+    for environment in ({"HF_ENDPOINT": "http://127.0.0.1:9"}, OFFLINE):
+        (message,) = user.resolve({"id": "org/name"}, **environment)
+        assert "it is not in the hub's cache, and the hub cannot be reached (" in message
+
+
+# Command lines.
+
+
+def test_inspect(hub, user, models):
+    hub.push("org/hf", models["hf"])
+    done = user.run("griffin-eval", "inspect", "org/hf", "--json")
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["format"] == "hf" and set(facts["tokenizer"]) == TOKENIZER
+    done = user.run("griffin-eval", "inspect", "org/nothing")
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr == (
+        "griffin-eval: org/nothing could not be downloaded: there is no such model, here or on the "
+        "hub, or it is private: run 'hf auth login'\n"
+    )
+
+
+def test_convert(hub, user, models, tmp_path):
+    """Weights in a folder of the repository, the tokenizer at its root, and no config."""
+    hub.push("org/flax", models["deepmind-flax"], "v1")
+    hub.push("org/flax", {"README.md": b"not here"})
+    done = user.run(
+        *("griffin-eval", "convert", "org/flax", str(tmp_path / "out"), "--to", "hf"),
+        *("--revision", "v1", "--subfolder", "2b", "--visible-keys", "128"),
+        *("--embedding-scale", "--logits-soft-cap", "30"),
+    )
+    assert done.returncode == 0, done.stderr
+    for name in TOKENIZER:
+        assert (tmp_path / "out" / name).read_bytes() == (models["hf"] / name).read_bytes()
+    a, b = Checkpoint(tmp_path / "out"), Checkpoint(models["hf"])
+    assert all((a.numpy(name) == b.numpy(name)).all() for name in b.dtypes)
+    assert a.config == b.config
+
+
+def test_bars_on_a_terminal(hub, user):
+    hub.push("org/name", {"model.safetensors": b"1" * 1000})
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
+    command = [sys.executable, "-c", RESOLVE, '[{"id": "org/name"}]']
+    with subprocess.Popen(command, env=user.environment, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        try:
+            while part := os.read(ours, 1 << 16):
+                shown += part
+        except OSError:  # how the end of a terminal reads
+            pass
+    os.close(ours)
+    assert process.returncode == 0, shown
+    assert b"Fetching 1 files: 100%" in shown
+
+
+@pytest.mark.slow
+def test_lm_eval(hub, user, models, tmp_path):
+    hub.push("org/flax", models["deepmind-flax"], "v1")
+    done = user.run(
+        *("lm_eval", "--model", "griffin", "--tasks", "griffin_pydoc_choice", "--limit", "1"),
+        *("--device", "cpu", "--output_path", str(tmp_path), "--model_args"),
+        "pretrained=org/flax,revision=v1,window=128,embedding_scale=True,logits_soft_cap=30",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "griffin_pydoc_choice" in done.stdout

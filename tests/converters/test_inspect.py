@@ -1,0 +1,373 @@
+"""What a checkpoint is and what is wrong with it: refusals of every format, and `inspect`."""
+
+import dataclasses
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
+
+from griffin_eval.cli.main import app
+from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.configs.own import config_json
+from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
+from griffin_eval.converters.convert import convert_checkpoint
+from griffin_eval.converters.formats import FORMATS
+from griffin_eval.converters.naming.tables import bind
+from griffin_eval.converters.output.manifest import MANIFEST_FILE
+from griffin_eval.converters.overrides import Overrides
+from griffin_eval.converters.plan import make_plan
+from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.initializers import initial_value
+from griffin_eval.layout import param_specs, parameter_count
+
+CONFIG = GriffinConfig(
+    vocab_size=11,
+    width=8,
+    mlp_width=12,
+    num_heads=2,
+    num_layers=5,
+    lru_width=8,
+    gate_blocks=2,
+    visible_keys=5,
+)
+WEIGHTS = {spec.name: initial_value(spec, 0) for spec in param_specs(CONFIG).values()}
+EMBEDDING = "model.embed_tokens.weight"
+PROGRAM = str(Path(sys.executable).with_name("griffin-eval"))
+
+
+def tensors_of(name: str, weights=WEIGHTS, config=CONFIG) -> dict[str, np.ndarray]:
+    """The tensors of a model in a format."""
+    return {
+        b.foreign: np.ascontiguousarray(b.op.to_foreign(*(weights[s.name] for s in b.canonical)))
+        for b in bind(FORMATS[name].table, config)
+    }
+
+
+def write(
+    folder: Path,
+    name: str,
+    tensors: dict[str, np.ndarray],
+    config: GriffinConfig | None = CONFIG,
+) -> Path:
+    """A folder in a format, with a config unless that is None."""
+    folder.mkdir()
+    container = FORMATS[name].container
+    if container == "safetensors":
+        save_file(tensors, folder / "model.safetensors")
+    elif container == "torch":
+        torch.save({n: torch.from_numpy(a) for n, a in tensors.items()}, folder / "model.pt")
+    else:
+        specs = {n: (a.shape, a.dtype.name) for n, a in tensors.items()}
+        with OrbaxWriter(folder, specs) as writer:
+            for key, array in tensors.items():
+                writer.write(key, [array])
+    if config is not None:
+        raw = config_json(config, FORMATS[name], "float32")
+        (folder / "config.json").write_text(json.dumps(raw))
+    return folder
+
+
+def inspect(*arguments):
+    done = CliRunner().invoke(app, ["inspect", *map(str, arguments)])
+    return done.exit_code, done.output
+
+
+def facts(*arguments):
+    code, output = inspect(*arguments, "--json")
+    return code, json.loads(output)
+
+
+def broken(name: str) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """Tensors of which one is missing, one too many, one misshaped; and what has to be said."""
+    tensors = tensors_of(name)
+    gone, bent = (
+        next(b for b in bind(FORMATS[name].table, CONFIG) if b.canonical[0].name.endswith(ending))
+        for ending in (
+            "layers.1.temporal_block.linear_x.weight",
+            "layers.3.mlp_block.down_proj.bias",
+        )
+    )
+    separator = "/" if FORMATS[name].container == "orbax" else "."
+    tensors[gone.foreign + "s"] = tensors.pop(gone.foreign)
+    tensors[f"zzz{separator}qqq"] = np.ones(1, np.float32)
+    tensors[bent.foreign] = np.ones(9, np.float32)
+
+    def both(binding) -> str:
+        ours = binding.canonical[0].name
+        return repr(binding.foreign) + f" ({ours})" * (ours != binding.foreign)
+
+    return tensors, (
+        f"1 missing ({both(gone)})",
+        f"{gone.foreign + 's'!r}, nearest {both(gone)}",
+        f"'zzz{separator}qqq'",
+        f"{both(bent)} is (9,), expected (8,)",
+    )
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_all_that_is_wrong_is_named_at_once_in_every_format(tmp_path, name):
+    tensors, parts = broken(name)
+    folder = write(tmp_path / "x", name, tensors)
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint(folder)
+    message = str(caught.value)
+    assert "\n" not in message and str(folder) in message
+    for part in parts:
+        assert part in message, message
+    code, found = facts(folder)
+    assert code == 1 and found["problems"] == [message]
+    assert found["format"] == name and found["config"]["width"] == 8
+    assert {t["name"] for t in found["tensors"]} == tensors.keys()
+    code, text = inspect(folder)
+    assert code == 1 and f"problem: {message}" in text.splitlines()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_whole_checkpoint(tmp_path, name):
+    folder = write(tmp_path / "x", name, tensors_of(name))
+    (folder / "tokenizer.model").write_bytes(b"")
+    code, found = facts(folder)
+    assert code == 0 and found["problems"] == found["warnings"] == []
+    assert found["format"] == name and found["tokenizer"] == ["tokenizer.model"]
+    assert found["parameters"] == parameter_count(CONFIG) == sum(w.size for w in WEIGHTS.values())
+    assert found["dtypes"] == {"float32": len(WEIGHTS)}
+    assert GriffinConfig(**found["config"]) == CONFIG
+    assert found["config_from"]["width"] == "config.json"
+    held = [p for tensor in found["tensors"] for p in tensor["parameters"]]
+    assert sorted(held) == sorted(WEIGHTS)
+    code, text = inspect(folder)
+    assert code == 0 and "width: 8 (config.json)" in text.splitlines()
+
+
+def test_where_each_field_is_from(tmp_path):
+    folder = write(tmp_path / "x", "hf", tensors_of("hf"))
+    raw = json.loads((folder / "config.json").read_text())
+    del raw["rms_norm_eps"], raw["rope_theta"], raw["rope_parameters"]["rope_theta"]
+    (folder / "config.json").write_text(json.dumps(raw))
+    origins = facts(folder, "--visible-keys", 4)[1]["config_from"]
+    assert origins.pop("visible_keys") == "given"
+    missing = {"norm_eps", "rope_base", "embedding_scale"}
+    assert {name for name, o in origins.items() if o == "transformers' default"} == missing
+    assert {o for name, o in origins.items() if name not in missing} == {"config.json"}
+
+
+def test_what_cannot_be_known_is_said_and_is_no_defect(tmp_path):
+    folder = write(tmp_path / "x", "deepmind-flax", tensors_of("deepmind-flax"), None)
+    code, found = facts(folder, "--logits-soft-cap", 30)
+    assert code == 0 and found["problems"] == []
+    (warning,) = found["warnings"]
+    assert "do not say visible_keys, embedding_scale: give a preset" in warning
+    assert found["config"]["visible_keys"] is None and found["config"]["embedding_scale"] is None
+    origins = found["config_from"]
+    assert (origins["visible_keys"], origins["logits_soft_cap"]) == (None, "given")
+    assert (origins["width"], origins["norm_eps"]) == ("shapes", "default")
+    assert "visible_keys: unknown" in inspect(folder)[1].splitlines()
+    tensors, _ = broken("deepmind-flax")
+    code, found = facts(write(tmp_path / "y", "deepmind-flax", tensors, None))
+    assert code == 1 and "1 missing" in found["problems"][0] and found["warnings"]
+
+
+def test_a_preset_is_where_fields_are_from(tmp_path):
+    folder = write(tmp_path / "x", "deepmind-flax", tensors_of("deepmind-flax"), None)
+    code, found = facts(folder, "--preset", "recurrentgemma-2b")
+    assert code == 1 and "is not preset recurrentgemma-2b: width is 8" in found["problems"][0]
+    assert found["config"] == {} and len(found["tensors"]) > 50
+    done = CliRunner().invoke(app, ["inspect", str(folder), "--preset", "nothing"])
+    assert isinstance(done.exception, ArgumentError)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_decays_in_low_precision_are_warned_of(tmp_path, dtype):
+    import ml_dtypes  # noqa: F401  (teaches numpy the name bfloat16)
+
+    name = "model.layers.1.temporal_block.rg_lru.recurrent_param"
+    tensors = tensors_of("hf") | {name: WEIGHTS[name].astype(dtype)}
+    code, found = facts(write(tmp_path / "x", "hf", tensors))
+    assert code == 0 and found["dtypes"] == {"float32": len(WEIGHTS) - 1, dtype: 1}
+    assert found["warnings"][0].startswith(f"1 recurrent_param are stored as {dtype},")
+
+
+def test_what_cannot_be_opened_or_is_not_there(tmp_path):
+    folder = write(tmp_path / "x", "hf", tensors_of("hf"))
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-7])
+    code, text = inspect(folder)
+    assert code == 1 and text.startswith("problem: ") and "truncated" in text
+    assert facts(folder)[0] == 1
+    for place in (tmp_path / "nowhere", tmp_path):
+        done = subprocess.run([PROGRAM, "inspect", place], capture_output=True, text=True)
+        assert done.returncode == 2 and not done.stdout
+        assert done.stderr.startswith("griffin-eval: ") and done.stderr.count("\n") == 1
+
+
+def test_names_that_are_not_known(tmp_path):
+    tensors = {f"q/{i}": w for i, w in enumerate(WEIGHTS.values())}
+    folder = write(tmp_path / "x", "griffin-orbax", tensors, None)
+    code, found = facts(folder)
+    assert code == 1 and found["format"] is None and "--names" in found["problems"][0]
+    assert len(found["tensors"]) == len(WEIGHTS) and found["dtypes"] == {"float32": len(WEIGHTS)}
+
+
+def test_a_config_that_cannot_be(tmp_path):
+    folder = write(tmp_path / "x", "hf", tensors_of("hf"))
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"num_key_value_heads": 2}))
+    code, found = facts(folder)
+    assert code == 1 and "num_key_value_heads must be 1" in found["problems"][0]
+    assert len(found["tensors"]) == len(WEIGHTS) and found["config"] == {}
+
+
+def test_a_reader_that_goes_away(tmp_path):
+    config = dataclasses.replace(CONFIG, num_layers=200)  # more than a pipe holds
+    weights = {s.name: np.zeros(s.shape, np.float32) for s in param_specs(config).values()}
+    folder = write(tmp_path / "x", "griffin", tensors_of("griffin", weights, config), config)
+    for option in ("", "--json"):
+        command = f"{shlex.join([PROGRAM, 'inspect', str(folder)])} {option} | head -1"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+        assert done.stdout.count("\n") == 1 and done.stderr == ""
+
+
+def test_steps_of_a_trainer_with_averaged_parameters(tmp_path):
+    """``run/12000/params`` and ``run/12000/ema_params``, beside what no model needs."""
+    import orbax.checkpoint as ocp
+
+    def tree(weights):
+        nested: dict = {}
+        for name, array in tensors_of("deepmind-flax", weights).items():
+            *path, last = name.split("/")
+            node = nested
+            for key in path:
+                node = node.setdefault(key, {})
+            node[last] = array
+        return nested
+
+    averaged = {name: weight + 1 for name, weight in WEIGHTS.items()}
+    save = ocp.args.StandardSave
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        for step in (900, 12000):
+            items = {"params": save(tree(WEIGHTS)), "ema_params": save(tree(averaged))}
+            items |= {"opt_state": save({"mu": tree(WEIGHTS)})}
+            manager.save(step, args=ocp.args.Composite(**items))
+        manager.wait_until_finished()
+    given = Overrides(visible_keys=5, embedding_scale=True, logits_soft_cap=30.0)
+    with pytest.raises(ArgumentError, match="choose one: item=ema_params; item=params"):
+        Checkpoint(tmp_path / "run", given)
+    for item, weights in (("params", WEIGHTS), ("ema_params", averaged)):
+        checkpoint = Checkpoint(tmp_path / "run", dataclasses.replace(given, item=item))
+        assert checkpoint.config == CONFIG and "step 12000" in checkpoint.inspection.layout
+        assert "item opt_state" in checkpoint.inspection.left_out
+        for name, weight in weights.items():
+            np.testing.assert_array_equal(checkpoint.numpy(name), weight)
+
+
+def test_item_of_a_trainers_torch_file(tmp_path):
+    folder = write(tmp_path / "x", "deepmind-torch", tensors_of("deepmind-torch"))
+    state = torch.load(folder / "model.pt", weights_only=True)
+    torch.save({"state_dict": state, "ema": {n: -w for n, w in state.items()}}, folder / "model.pt")
+    for item, sign in ((None, 1), ("ema", -1)):
+        found = Checkpoint(folder, Overrides(item=item)).numpy(EMBEDDING)
+        np.testing.assert_array_equal(found, sign * WEIGHTS[EMBEDDING])
+    done = CliRunner().invoke(app, ["inspect", str(folder), "--item", "emma"])
+    assert isinstance(done.exception, ArgumentError)
+
+
+# Output heads.
+
+HEADS = {
+    "hf": ("lm_head.weight", lambda x: x),
+    "griffin": ("lm_head.weight", lambda x: x),
+    "griffin-orbax": ("lm_head/weight", lambda x: x),
+    "deepmind-flax": ("lm_head/kernel", lambda x: x.T),
+    "deepmind-torch": ("lm_head.weight", lambda x: x),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_head_that_equals_the_embedding_is_tied_and_recorded(tmp_path, name):
+    head, lay_out = HEADS[name]
+    tensors = tensors_of(name)
+    tensors[head] = lay_out(WEIGHTS[EMBEDDING]).copy("C")
+    folder = write(tmp_path / "x", name, tensors)
+    checkpoint = Checkpoint(folder)
+    assert checkpoint.inspection.left_out == {head: "equal to the embedding, and tied to it"}
+    target = "griffin"
+    convert_checkpoint(make_plan(checkpoint, FORMATS[target]), tmp_path / "out")
+    manifest = json.loads((tmp_path / "out" / MANIFEST_FILE).read_text())
+    assert "equals the embedding" in manifest["lm_head"]
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == WEIGHTS.keys()
+
+    tensors[head][-1, -1] += 1
+    shutil.rmtree(folder)
+    write(folder, name, tensors)
+    with pytest.raises(CheckpointError, match=f"'{head}' differs from '.*embed"):
+        Checkpoint(folder)
+
+
+# Layers that are stacked along a first axis.
+
+
+HAWK = dataclasses.replace(CONFIG, block_pattern=("recurrent",), num_layers=6, visible_keys=1)
+
+
+def stacked(name: str, config: GriffinConfig, groups: int | None) -> dict[str, np.ndarray]:
+    """Layers stacked under names without a number, or as a scan over groups leaves them."""
+    parts: dict[str, list[np.ndarray]] = {}
+    tensors, alone = tensors_of(name, weights_of(config), config), set()
+    for binding in bind(FORMATS[name].table, config):
+        foreign, ours = binding.foreign, binding.canonical[0].name.split(".")
+        if ours[1] == "layers":
+            place = "" if groups is None else rf"\g<1>{int(ours[2]) % groups}"
+            foreign = re.sub(r"(?<=s)([./])[0-9]+", place, foreign, count=1)
+        else:
+            alone.add(foreign)
+        parts.setdefault(foreign, []).append(tensors[binding.foreign])
+    return {name: p[0] if name in alone else np.stack(p) for name, p in parts.items()}
+
+
+def weights_of(config: GriffinConfig) -> dict[str, np.ndarray]:
+    return {spec.name: initial_value(spec, 1) for spec in param_specs(config).values()}
+
+
+@pytest.mark.parametrize(
+    ("name", "with_config"),
+    [(n, True) for n in FORMATS]
+    + [(n, False) for n, f in FORMATS.items() if f.container != "safetensors"],
+)
+def test_all_layers_in_one_stack_are_recognised(tmp_path, name, with_config):
+    tensors = stacked(name, HAWK, None)
+    assert not any(c.isdigit() and c != "1" for key in tensors for c in key)
+    folder = write(tmp_path / "x", name, tensors, HAWK if with_config and name != "hf" else None)
+    if name == "hf":  # which cannot say that a model is Hawk, but reads it
+        raw = config_json(CONFIG, FORMATS["hf"], "float32")
+        raw |= {"block_types": ["recurrent"], "num_hidden_layers": 6}
+        (folder / "config.json").write_text(json.dumps(raw))
+    given = Overrides(visible_keys=1, embedding_scale=True, logits_soft_cap=30.0)
+    checkpoint = Checkpoint(folder, given)
+    assert checkpoint.inspection.layout.endswith(", layers stacked") and checkpoint.config == HAWK
+    for key, weight in weights_of(HAWK).items():
+        np.testing.assert_array_equal(checkpoint.numpy(key), weight)
+        np.testing.assert_array_equal(checkpoint.torch(key).numpy(), weight)
+    assert facts(folder, "--visible-keys", 1)[1]["problems"] == []
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_stacks_that_could_be_of_several_layers_are_not_guessed(tmp_path, name):
+    config = dataclasses.replace(CONFIG, num_layers=6)
+    folder = write(tmp_path / "x", name, stacked(name, config, 3), config)
+    with pytest.raises(CheckpointError, match="hold several layers each.*--names.*stack = '0::3'"):
+        Checkpoint(folder)
+    tensors = stacked(name, HAWK, None)
+    norm = next(key for key in tensors if "final_norm" not in key and "norm" in key)
+    tensors[norm] = tensors[norm][:3]  # of other layers than the rest
+    with pytest.raises(CheckpointError, match="hold several layers each.*--names"):
+        Checkpoint(write(tmp_path / "y", name, tensors, config))

@@ -1,0 +1,181 @@
+"""What a conversion says it takes is what it takes; what cannot fit is refused before any work."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from typer.testing import CliRunner
+
+from griffin_eval.cli.main import app
+from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.convert import convert_checkpoint
+from griffin_eval.converters.formats import FORMATS
+from griffin_eval.converters.output.memory_plan import (
+    BUFFERINGS,
+    Buffering,
+    choose_buffering,
+    memory_needed,
+)
+from griffin_eval.converters.plan import make_plan
+from griffin_eval.converters.verify import compare
+from griffin_eval.errors import ArgumentError
+from griffin_eval.layout import param_specs
+
+# Runs the command line and prints the largest anonymous memory that it saw.
+_WATCHED = """
+import re, sys, threading, time
+seen = []
+def watch():
+    while True:
+        status = open("/proc/self/status").read()
+        seen.append(int(re.search(r"RssAnon:\\s+(\\d+)", status)[1]) * 1024)
+        time.sleep(0.001)
+threading.Thread(target=watch, daemon=True).start()
+from griffin_eval.cli.main import app
+app(standalone_mode=False)
+print(max(seen))
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A bfloat16 model whose largest tensors, the MLP's, have 40 MB."""
+    config = GriffinConfig(
+        vocab_size=20_000,
+        width=512,
+        mlp_width=20_000,
+        num_heads=2,
+        num_layers=2,
+        lru_width=512,
+        gate_blocks=2,
+        block_pattern=("recurrent", "local_attention"),
+        visible_keys=9,
+        embedding_scale=True,
+        logits_soft_cap=30.0,
+    )
+    rng = np.random.default_rng(0)
+    weights = {
+        spec.name: (rng.random(spec.shape, np.float32) - 0.5).astype(ml_dtypes.bfloat16)
+        for spec in param_specs(config).values()
+    }
+    folder = tmp_path_factory.mktemp("model")
+    save_file(weights, folder / "model.safetensors")
+    raw = {"model_type": "griffin", **dataclasses.asdict(config)}
+    (folder / "config.json").write_text(json.dumps(raw))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def flax(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("flax") / "out"
+    convert_checkpoint(make_plan(Checkpoint(model), FORMATS["deepmind-flax"]), folder)
+    return folder
+
+
+def peak(source, target, destination, *options) -> int:
+    arguments = ["convert", source, destination, "--to", target, *options]
+    done = subprocess.run(
+        [sys.executable, "-c", _WATCHED, *map(str, arguments)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [
+        pytest.param("griffin", (), marks=pytest.mark.slow),
+        ("griffin", ("--dtype", "float32")),
+        ("deepmind-flax", ()),
+        pytest.param("griffin-orbax", (), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_memory_stays_within_the_least_that_is_accepted(model, tmp_path, target, options):
+    dtypes = {"": options[1]} if options else None
+    plan = make_plan(Checkpoint(model), FORMATS[target], dtypes=dtypes)
+    least = memory_needed(plan, BUFFERINGS[-1]).nbytes
+    found = peak(model, target, tmp_path / "out", "--max-memory", least, *options)
+    assert found <= least
+    assert found > least / 5  # and the figure is no fantasy
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize(
+    "target", ["griffin", pytest.param("deepmind-torch", marks=pytest.mark.slow)]
+)
+def test_memory_of_reading_orbax(flax, tmp_path, target):
+    plan = make_plan(Checkpoint(flax), FORMATS[target])
+    least = memory_needed(plan, BUFFERINGS[-1]).nbytes
+    found = peak(flax, target, tmp_path / "out", "--max-memory", least)
+    assert least / 5 < found <= least
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_less_is_refused_before_any_work(model, flax, tmp_path, target):
+    for source in (model, flax):
+        plan = make_plan(Checkpoint(source), FORMATS[target])
+        least = memory_needed(plan, BUFFERINGS[-1])
+        said = f"needs {-(-least.nbytes // 10**6)}MB, the most of it for {least.tensor}"
+        with pytest.raises(ArgumentError, match=said):
+            choose_buffering(plan, least.nbytes - 1)
+        assert choose_buffering(plan, least.nbytes)[1].nbytes == least.nbytes
+        assert choose_buffering(plan, None)[0] == BUFFERINGS[0]
+    out = tmp_path / "out"
+    arguments = ["convert", model, out, "--to", target, "--max-memory", "1MB"]
+    done = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert isinstance(done.exception, ArgumentError) and not any(tmp_path.iterdir())
+
+
+def test_what_is_held_whole_counts(model, flax):
+    """A transposed tensor is held whole, one that is copied from a mapped file is not."""
+
+    def need(source, target, buffering=BUFFERINGS[0]):
+        return memory_needed(make_plan(Checkpoint(source), FORMATS[target]), buffering)
+
+    whole = 2 * 512 * 20_000 * 2  # bytes of ffw_up
+    assert need(model, "griffin").nbytes < 2 * whole
+    for source, target in ((model, "deepmind-flax"), (flax, "griffin"), (flax, "deepmind-torch")):
+        needs = [need(source, target, buffering) for buffering in BUFFERINGS]
+        assert needs == sorted(needs, reverse=True)
+        assert needs[-1].nbytes > 2 * whole
+    assert "ffw_up" in need(model, "deepmind-flax").tensor
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_whatever_is_held_at_once_the_output_is_the_same(checkpoint, tmp_path, target):
+    original = Checkpoint(checkpoint)
+    convert_checkpoint(
+        make_plan(original, FORMATS["deepmind-flax"]),
+        tmp_path / "flax",
+        buffering=Buffering(2, 30_000),
+    )
+    for i, buffering in enumerate((Buffering(1, 20_000), Buffering(3, 50_000))):
+        plan = make_plan(Checkpoint(tmp_path / "flax"), FORMATS[target])
+        convert_checkpoint(plan, tmp_path / f"{i}", buffering=buffering)
+        assert compare(original, Checkpoint(tmp_path / f"{i}")).same
+
+
+def test_a_dry_run_says_it_all(model, tmp_path):
+    arguments = ["convert", model, tmp_path / "out", "--to", "hf", "--max-shard-size", "50MB"]
+    done = CliRunner().invoke(app, [*map(str, arguments), "--dry-run"], env={"COLUMNS": "250"})
+    assert done.exit_code == 0, done.output
+    plan = make_plan(Checkpoint(model), FORMATS["hf"])
+    assert f"disk: {plan.nbytes} bytes\n" in done.output
+    assert f"memory: {choose_buffering(plan, None)[1].nbytes} bytes at most" in done.output
+    convert_checkpoint(plan, tmp_path / "out", max_shard_size=50 * 10**6)
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    rows = {
+        r[0]: r[-1] for line in done.output.splitlines() if (r := line.strip("│ ").split(" │ "))
+    }
+    rows = {name.strip(): file.strip() for name, file in rows.items()}
+    for name, file in index["weight_map"].items():
+        assert rows[name] == file
+    assert f"in {len(set(index['weight_map'].values()))} files" in done.output

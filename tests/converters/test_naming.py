@@ -1,0 +1,173 @@
+"""The naming tables: reversible, complete for every preset, and enough to infer a config from."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from parity_oracles import deepmind_config
+
+from griffin_eval.config import PRESETS, GriffinConfig
+from griffin_eval.converters.configs.from_shapes import (
+    UNSEEN,
+    ask_for,
+    complete_fields,
+    fields_from_shapes,
+)
+from griffin_eval.converters.formats import FORMATS, format_named, limits, refusals
+from griffin_eval.converters.naming import ops
+from griffin_eval.converters.naming.deepmind import DEEPMIND_FLAX, DEEPMIND_TORCH
+from griffin_eval.converters.naming.tables import (
+    CANONICAL,
+    CANONICAL_PATHS,
+    bind,
+    canonical_shapes,
+)
+from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.layout import param_specs
+
+TABLES = {
+    "canonical": CANONICAL,
+    "paths": CANONICAL_PATHS,
+    "flax": DEEPMIND_FLAX,
+    "torch": DEEPMIND_TORCH,
+}
+OPS = [op for op in vars(ops).values() if isinstance(op, ops.Op)]
+TINY = GriffinConfig(
+    vocab_size=11,
+    width=8,
+    mlp_width=12,
+    num_heads=2,
+    num_layers=5,
+    lru_width=10,
+    gate_blocks=2,
+    visible_keys=4,
+)
+
+
+@given(data=st.data())
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_every_operation_is_undone_by_its_inverse(op, data):
+    n, m = (data.draw(st.integers(1, 5)) for _ in range(2))
+    shape = {1: (n,), 2: (n, m), 3: (2, n, m), 4: (2, 1, 1, n)}[op.rank or data.draw(st.just(2))]
+    foreign = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    canonical = op.to_canonical(foreign)
+    np.testing.assert_array_equal(op.to_foreign(*canonical), foreign)
+    assert tuple(c.shape for c in canonical) == tuple(op.canonical_shapes(shape))
+    assert tuple(op.foreign_shape(*(c.shape for c in canonical))) == shape
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("table", TABLES)
+def test_tables_cover_every_preset_exactly(preset, table):
+    config = PRESETS[preset]
+    bindings = bind(TABLES[table], config)
+    assert sorted(s.name for b in bindings for s in b.canonical) == sorted(param_specs(config))
+    assert len({b.foreign for b in bindings}) == len(bindings)
+    shapes = canonical_shapes(TABLES[table], {b.foreign: b.shape for b in bindings})
+    assert shapes == {name: spec.shape for name, spec in param_specs(config).items()}
+
+
+@pytest.mark.parametrize(
+    ("preset", "count"), [("recurrentgemma-2b", 432), ("recurrentgemma-9b", 628)]
+)
+def test_number_of_tensors_is_deepminds(preset, count):
+    assert len(bind(DEEPMIND_FLAX, PRESETS[preset])) == count
+
+
+@pytest.mark.parametrize("pattern", [None, ("recurrent",)])
+def test_names_and_shapes_are_those_of_deepminds_own_models(pattern, relaxed_jax):
+    import jax
+    import jax.numpy as jnp
+    from recurrentgemma.jax import griffin as flax_griffin
+    from recurrentgemma.torch import griffin as torch_griffin
+
+    config = dataclasses.replace(TINY, **({"block_pattern": pattern} if pattern else {}))
+    theirs = deepmind_config(config)
+    torch_shapes = {
+        name: tuple(w.shape) for name, w in torch_griffin.Griffin(theirs).state_dict().items()
+    }
+    assert {b.foreign: b.shape for b in bind(DEEPMIND_TORCH, config)} == torch_shapes
+    with relaxed_jax():
+        tokens = jnp.zeros((1, 3), jnp.int32)
+        variables = jax.eval_shape(
+            flax_griffin.Griffin(theirs).init, jax.random.key(0), tokens, tokens
+        )
+    flax_shapes = {
+        "/".join(k.key for k in path): leaf.shape
+        for path, leaf in jax.tree_util.tree_leaves_with_path(variables["params"])
+    }
+    assert {b.foreign: b.shape for b in bind(DEEPMIND_FLAX, config)} == flax_shapes
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("preset", [name for name in PRESETS if not name.startswith("mqa")])
+def test_a_preset_is_recovered_from_shapes_and_its_name(preset, table):
+    config = PRESETS[preset]
+    found = {b.foreign: b.shape for b in bind(TABLES[table], config)}
+    known = fields_from_shapes(canonical_shapes(TABLES[table], found), "here")
+    assert GriffinConfig(**complete_fields(known, {}, preset, "here")[0]) == config
+    unseen = {name: getattr(config, name) for name in UNSEEN}
+    inferred = GriffinConfig(**complete_fields(known, unseen, None, "here")[0])
+    assert param_specs(inferred) == param_specs(config)
+    assert inferred.block_types == config.block_types
+
+
+def test_what_no_shape_says_is_asked_for():
+    found = {b.foreign: b.shape for b in bind(DEEPMIND_FLAX, PRESETS["recurrentgemma-2b"])}
+    known = fields_from_shapes(canonical_shapes(DEEPMIND_FLAX, found), "here")
+    fields, _ = complete_fields(known, {"logits_soft_cap": 30.0}, None, "here")
+    message = ask_for([name for name in UNSEEN if name not in fields], known, "here")
+    assert "visible_keys, embedding_scale:" in message and "logits_soft_cap" not in message
+    assert "preset recurrentgemma-2b" in message
+    with pytest.raises(CheckpointError, match="width is 2560, not 4096"):
+        complete_fields(known, {}, "recurrentgemma-9b", "here")
+    with pytest.raises(CheckpointError, match="none can be inferred"):
+        fields_from_shapes({"weight": (3, 4)}, "here")
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused_by"),
+    [
+        ({}, {}),
+        ({"lru_width": 10}, {"hf": "lru_width=10"}),
+        ({"embedding_scale": False}, {"hf": "embedding_scale=False"}),
+        ({"logits_soft_cap": 0.0}, {"hf": "logits_soft_cap=0.0"}),
+        ({"block_pattern": ("recurrent",)}, {"hf": "block_pattern=('recurrent',)"}),
+        (
+            {"block_pattern": ("global_attention",)},
+            dict.fromkeys(("hf", "deepmind-flax", "deepmind-torch"), "block_pattern="),
+        ),
+        (
+            {"gate_blocks": 4},
+            dict.fromkeys(("hf", "deepmind-flax", "deepmind-torch"), "gate_blocks=4"),
+        ),
+        (
+            {"complex_gates": True},
+            dict.fromkeys(("hf", "deepmind-torch"), "complex_gates=True: its recurrence is real"),
+        ),
+        ({"conv_width": 3}, dict.fromkeys(("deepmind-flax", "deepmind-torch"), "conv_width=3")),
+        ({"norm_eps": 1e-5}, dict.fromkeys(("deepmind-flax", "deepmind-torch"), "norm_eps=1e-05")),
+        ({"rope_base": 1e6}, dict.fromkeys(("deepmind-flax", "deepmind-torch"), "rope_base=")),
+        (
+            {"rope_fraction": 1.0},
+            dict.fromkeys(("deepmind-flax", "deepmind-torch"), "rope_fraction=1.0"),
+        ),
+    ],
+)
+def test_refusal_matrix(changes, refused_by):
+    config = dataclasses.replace(dataclasses.replace(TINY, lru_width=8), **changes)
+    for name, target in FORMATS.items():
+        found = refusals(config, target)
+        if name in refused_by:
+            (reason,) = found
+            assert reason.startswith(refused_by[name])
+        else:
+            assert not found, name
+    assert not limits(FORMATS["griffin"]) and len(limits(FORMATS["hf"])) == 8
+
+
+def test_unknown_format():
+    with pytest.raises(ArgumentError, match="did you mean 'deepmind-flax'"):
+        format_named("deepmind_flax")

@@ -1,0 +1,371 @@
+"""Outputs are in place whole or not at all, killed at any moment; arrays are written bit by bit."""
+
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from griffin_eval.converters.arrays import write
+from griffin_eval.converters.arrays.write import write_array
+from griffin_eval.converters.output import atomic
+from griffin_eval.converters.output.atomic import SafeOutput, check_disk
+from griffin_eval.errors import ArgumentError, BadInput
+
+FILES = ["config.json", "a.safetensors", "sub/b", "sub/c"]
+
+
+def fill(folder: Path, text: str) -> None:
+    (folder / "sub").mkdir(exist_ok=True)
+    for name in FILES:
+        (folder / name).write_text(text)
+
+
+def content(path: Path) -> str | None:
+    """None if absent; the text that every file of the folder holds, all of which must be there."""
+    if not os.path.lexists(path):
+        return None
+    texts = {(path / name).read_text() for name in FILES}
+    assert len(texts) == 1
+    assert sum(p.is_file() for p in path.rglob("*")) == len(FILES)
+    return texts.pop()
+
+
+def make(path: Path, text: str, **options) -> None:
+    with SafeOutput(path, **options) as new:
+        fill(new, text)
+
+
+def refusal(error: type[Exception], *fragments: str, **options) -> str:
+    with pytest.raises(error) as caught:
+        make(text="new", **options)
+    message = str(caught.value)
+    for fragment in fragments:
+        assert fragment in message
+    assert "\n" not in message
+    return message
+
+
+# In place.
+
+
+def test_a_folder_appears_whole(tmp_path):
+    to = tmp_path / "parents" / "are made" / "model"
+    with SafeOutput(to) as new:
+        assert new.parent.parent == to.parent
+        fill(new, "new")
+        assert not to.exists()
+    assert content(to) == "new"
+    assert os.listdir(to.parent) == ["model"]
+
+
+@pytest.mark.parametrize("swap", [True, False], ids=["swap", "two renames"])
+def test_overwriting(tmp_path, monkeypatch, swap):
+    if not swap:
+        monkeypatch.setattr(atomic, "_renameat2", lambda *_: False)
+    to = tmp_path / "model"
+    make(to, "old")
+    refusal(ArgumentError, str(to), "already exists", path=to)
+    assert content(to) == "old"
+    make(to, "new", overwrite=True)
+    assert content(to) == "new"
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_an_exception_leaves_nothing_or_what_can_be_resumed(tmp_path):
+    to = tmp_path / "model"
+    for resume in (False, True):
+        with pytest.raises(KeyError):
+            with SafeOutput(to, job="a", resume=resume) as new:
+                (new / "shard").write_text("x")
+                raise KeyError
+        assert os.listdir(tmp_path) == ([".model.partial"] if resume else [])
+    refusal(ArgumentError, "other options", path=to, resume=True, job="b")
+    out = SafeOutput(to, resume=True, job="a")
+    with out as new:
+        assert out.resumed
+        assert (new / "shard").read_text() == "x"
+        (new / "shard").unlink()
+        fill(new, "new")
+    assert content(to) == "new"
+    out = SafeOutput(to, resume=True, job="a", overwrite=True)
+    with out as new:  # nothing to resume
+        assert not out.resumed
+        fill(new, "newer")
+    assert content(to) == "newer"
+
+
+def test_without_resume_what_was_left_is_not_used(tmp_path):
+    to = tmp_path / "model"
+    with pytest.raises(KeyError):
+        with SafeOutput(to, resume=True) as new:
+            (new / "shard").write_text("x")
+            raise KeyError
+    make(to, "new")
+    assert content(to) == "new"
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_what_is_not_overwritten(tmp_path, monkeypatch):
+    to = tmp_path / "model"
+    make(to, "old")
+    options = {"path": to, "overwrite": True}
+    refusal(ArgumentError, "would remove", protect=[to / "sub"], **options)
+    refusal(ArgumentError, "would remove", protect=[to], **options)
+    with monkeypatch.context() as patch:
+        patch.chdir(to / "sub")
+        refusal(ArgumentError, "would remove", **options)
+    (tmp_path / "link").symlink_to(to)
+    refusal(ArgumentError, "is a link", path=tmp_path / "link", overwrite=True)
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter").write_text("years")
+    refusal(ArgumentError, "no checkpoint's folder", path=tmp_path / "thesis", overwrite=True)
+    refusal(ArgumentError, "cannot be an output", path=Path("/"))
+    refusal(BadInput, "cannot be written", path=to / "config.json" / "x")
+    assert content(to) == "old"
+    assert (tmp_path / "thesis" / "chapter").exists()
+
+
+def test_what_is_in_the_way_is_not_removed(tmp_path):
+    partial = tmp_path / ".model.partial"
+    partial.write_text("mine")
+    refusal(ArgumentError, "in the way", path=tmp_path / "model")
+    partial.unlink()
+    partial.mkdir()
+    (partial / "mine").write_text("mine")
+    refusal(ArgumentError, "'mine', which no conversion wrote", path=tmp_path / "model")
+    assert (partial / "mine").exists()
+
+
+def test_two_at_a_time(tmp_path):
+    to = tmp_path / "model"
+    with SafeOutput(to) as new:
+        fill(new, "first")
+        refusal(BadInput, "another process is writing", path=to)
+        refusal(BadInput, "another process is writing", path=to, overwrite=True)
+    assert content(to) == "first"
+
+
+@pytest.mark.parametrize("swap", [True, False], ids=["renameat2", "rename"])
+def test_what_comes_into_being_meanwhile_is_not_replaced(tmp_path, monkeypatch, swap):
+    if not swap:
+        monkeypatch.setattr(atomic, "_renameat2", lambda *_: False)
+    to = tmp_path / "model"
+    with pytest.raises(ArgumentError, match="already exists"):
+        with SafeOutput(to) as new:
+            fill(new, "new")
+            to.mkdir()
+            fill(to, "mine")
+    # And if it comes between the last look and the renaming.
+    (tmp_path / "full").mkdir()
+    monkeypatch.setattr(os.path, "lexists", lambda path: False)
+    with pytest.raises(BadInput, match="came into being" if swap else "not empty"):
+        with write.writing(to):
+            atomic._rename_to_new(tmp_path / "full", to)
+    monkeypatch.undo()
+    assert content(to) == "mine"
+
+
+def test_a_failed_replacement_puts_the_old_one_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(atomic, "_renameat2", lambda *_: False)
+    to = tmp_path / "model"
+    make(to, "old")
+    real = os.rename
+
+    def fails(source, target):
+        if Path(source).name == "new":
+            raise OSError(errno.EACCES, "Permission denied")
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", fails)
+    refusal(BadInput, "Permission denied", path=to, overwrite=True)
+    assert content(to) == "old"
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_everything_is_on_the_disk_before_it_is_renamed(tmp_path, monkeypatch):
+    synced, real = [], os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd))
+    )
+    make(tmp_path / "model", "new")
+    new = str(tmp_path / ".model.partial" / "new")
+    expected = {new, f"{new}/sub", *(f"{new}/{name}" for name in FILES)}
+    assert expected <= set(synced[:-2])
+    assert synced[-1] == str(tmp_path)
+
+
+def test_check_disk(tmp_path):
+    check_disk(1, tmp_path / "not" / "there")
+    with pytest.raises(BadInput, match="needs 1000000000.00 GB, but .* GB are free"):
+        check_disk(10**18, tmp_path / "not" / "there")
+
+
+# Killed.
+
+_EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.listdir", "os.scandir"}
+_EVENTS |= {"shutil.rmtree", "ctypes.dlsym", "os.truncate", "fcntl.flock"}
+
+
+def killed_at(count: int, action) -> bool:
+    """Forks a process that runs the action and is killed before its count-th step."""
+    child = os.fork()
+    if child == 0:
+        left = count
+
+        def step(event, _):
+            nonlocal left
+            if event in _EVENTS:
+                left -= 1
+                if left < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(step)
+        try:
+            action()
+        except BaseException:
+            os._exit(3)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+@pytest.mark.parametrize("swap", [True, False], ids=["swap", "two renames"])
+@pytest.mark.parametrize("before", [None, "old"])
+@pytest.mark.parametrize("resume", [False, True])
+def test_killed_at_every_step(tmp_path, swap, before, resume):
+    # In a process of its own, since one that has loaded JAX must not fork.
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_output\n"
+        f"test_output.kill_at_every_step({str(tmp_path)!r}, {swap}, {before!r}, {resume})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def kill_at_every_step(root: str, swap: bool, before: str | None, resume: bool) -> None:
+    if not swap:
+        atomic._renameat2 = lambda *_: False
+    tmp_path, seen = Path(root), set()
+    for count in range(1000):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        to = folder / "model"
+        if before:
+            make(to, before)
+        options = {"overwrite": bool(before), "resume": resume}
+        killed = killed_at(count, lambda to=to, options=options: make(to, "new", **options))
+        seen.add(content(to))
+        if before and swap:
+            assert content(to) is not None
+        if count % 3 == 0:  # killed again, somewhere else
+            options["overwrite"] = True
+            killed_at(count // 2, lambda to=to, options=options: make(to, "new", **options))
+        # Any rerun works, and clears everything.
+        was = content(to)
+        if before and was is None:  # between the two renames: any run puts the old one back
+            refusal(ArgumentError, "already exists", path=to)
+            assert content(to) == before
+        if was and count % 2:
+            with pytest.raises(ArgumentError, match="already exists"):
+                make(to, "newer")
+            assert content(to) == was
+        make(to, "newer", overwrite=True, resume=resume)
+        assert content(to) == "newer"
+        assert os.listdir(folder) == ["model"]
+        shutil.rmtree(folder)
+        if not killed:
+            break
+    assert count > 20  # as many steps at least
+    assert seen == {before, "new"} | (set() if swap else {None})
+
+
+_LOOP = """
+import sys, itertools
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_output import make
+for i in itertools.count():
+    make(Path(sys.argv[1]), f"text {i}" * 2000, overwrite=True)
+    if i == 0:
+        print("ready", flush=True)
+"""
+
+
+def test_killed_at_random(tmp_path):
+    to, here = tmp_path / "model", str(Path(__file__).parent)
+    rng, versions = random.Random(0), set()
+    for _ in range(8):
+        command = [sys.executable, "-c", _LOOP, str(to), here]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(rng.random() * 0.1)
+            process.kill()
+        text = content(to)
+        assert text is not None
+        versions.add(text)
+    assert len(versions) > 1
+    make(to, "end", overwrite=True)
+    assert os.listdir(tmp_path) == ["model"]
+
+
+# Arrays.
+
+arrays = st.tuples(
+    st.sampled_from([np.float32, ml_dtypes.bfloat16, np.float16, np.float64]),
+    st.lists(st.integers(0, 7), max_size=4),
+    st.randoms(use_true_random=False),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(arrays, st.integers(1, 4), st.sampled_from([1, 16, 100, 1 << 22]), st.integers(0, 70))
+def test_write_array(tmp_path, array, pieces, piece_bytes, start):
+    dtype, shape, rng = array
+    value = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+    value = value.transpose(rng.sample(range(value.ndim), value.ndim))
+    if value.ndim:
+        value = value[:: rng.choice([1, 2, -1])]
+    cuts = sorted(rng.randrange(len(value) + 1) for _ in range(pieces - 1)) if value.ndim else []
+    chunks = np.split(value, cuts) if cuts else [value]
+    path = tmp_path / "x"
+    original = write._PIECE
+    write._PIECE = piece_bytes
+    try:
+        with open(path, "wb") as file:
+            crc = write_array(file.fileno(), start, value.shape, value.dtype, chunks, checksum=True)
+    finally:
+        write._PIECE = original
+    import zlib
+
+    assert path.read_bytes()[start:] == value.tobytes()
+    assert crc == zlib.crc32(value.tobytes())
+
+
+def test_write_array_refuses_other_sizes_and_dtypes(tmp_path):
+    ones = np.ones((2, 3), np.float32)
+    for chunks, said in (
+        ([ones], "was given 24 bytes, expected the 36"),
+        ([ones, ones], "more than 36 bytes"),
+        ([ones.astype("f8")], "chunks of float64, expected float32"),
+    ):
+        with open(tmp_path / "x", "wb") as file, pytest.raises(ValueError, match=said):
+            write_array(file.fileno(), 0, (3, 3), np.dtype("f4"), chunks)
+
+
+def test_a_full_disk_is_said():
+    with open("/dev/full", "wb") as file, pytest.raises(BadInput, match="No space left on device"):
+        with write.writing("x"):
+            os.write(file.fileno(), b"x")

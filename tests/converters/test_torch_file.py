@@ -1,0 +1,732 @@
+"""Files of torch.save read without torch as torch reads them; damaged and hostile ones refused."""
+
+import collections
+import io
+import pickle
+import re
+import struct
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from griffin_eval.converters.containers.torch_pt.reader import TorchFile, looks_like_torch
+from griffin_eval.converters.containers.torch_pt.writer import TorchWriter
+from griffin_eval.errors import ArgumentError, BadInput, CheckpointError
+
+fuzzed = settings(
+    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=5000
+)
+
+
+def save(path: Path, content, **options) -> Path:
+    torch.save(content, path, **options)
+    return path
+
+
+def refusal(path: Path, *fragments: str, **options) -> str:
+    """The one sentence with which opening the file is refused."""
+    with pytest.raises(ArgumentError if "item" in options else CheckpointError) as caught:
+        TorchFile(path, **options)
+    message = str(caught.value)
+    for fragment in (str(path), *fragments):
+        assert fragment in message
+    assert "\n" not in message
+    assert caught.value.__cause__ is None
+    return message
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    # Not contiguous(): it keeps odd strides where a dimension has one element.
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+    return flat.view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def check_equal(file: TorchFile, expected: dict[str, torch.Tensor]) -> None:
+    assert set(file.tensors) == set(expected)
+    for name, tensor in expected.items():
+        info, array, read = file.tensors[name], file.numpy(name), file.torch(name)
+        assert info.shape == array.shape == tuple(read.shape) == tuple(tensor.shape)
+        assert info.nbytes == array.nbytes == tensor.nbytes
+        assert info.dtype == str(array.dtype) == str(tensor.dtype).removeprefix("torch.")
+        assert read.dtype == tensor.dtype
+        assert array.tobytes() == bits(tensor) == bits(read)
+
+
+def rezip(path: Path, change) -> Path:
+    """Writes the archive anew with ``change(name, bytes)`` in place of every entry, as torch does:
+    stored, in order."""
+    with zipfile.ZipFile(path) as archive:
+        entries = [(name, archive.read(name)) for name in archive.namelist()]
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in entries:
+            archive.writestr(name, change(name, data))
+    return path
+
+
+def with_pickle(path: Path, pickled: bytes) -> Path:
+    """A file of torch.save with another pickle in it, and the storages 0 and 1 of 16 bytes."""
+    save(path, {"a": torch.arange(4.0), "b": torch.arange(4.0)})
+    return rezip(path, lambda name, data: pickled if name.endswith("data.pkl") else data)
+
+
+# Reading.
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool]
+DTYPES += [torch.uint8, torch.uint16, torch.float8_e4m3fn, torch.complex64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_reads_every_dtype_and_protocol(tmp_path, dtype, protocol):
+    content = {"x.y": torch.arange(-3, 9).reshape(3, 4).to(torch.float32).abs().to(dtype)}
+    content |= {"scalar": content["x.y"][1, 1].clone(), "empty": torch.empty(0, 3, dtype=dtype)}
+    with TorchFile(save(tmp_path / "m.pt", content, pickle_protocol=protocol)) as file:
+        check_equal(file, content)
+        assert file.left_out == {}
+        assert file.root == ""
+
+
+def test_views_and_shared_storages(tmp_path):
+    base = torch.arange(60.0).reshape(3, 4, 5)
+    content = {
+        "whole": base,
+        "transposed": base.transpose(0, 2),
+        "offset": base[1, 2:],
+        "strided": base[:, ::2, 1::3],
+        "expanded": torch.arange(3.0)[:, None].expand(3, 1000),
+        "expanded everywhere": torch.ones(()).expand(7, 7),
+        "diagonal": torch.arange(25, dtype=torch.bfloat16).reshape(5, 5).diagonal(),
+        "parameter": torch.nn.Parameter(torch.ones(2, 2).T),
+    }
+    content["with attributes"] = torch.nn.Parameter(torch.ones(3))
+    content["with attributes"].tag = "x"
+    content["subclass"] = torch.ones(2)
+    content["subclass"].tag = "y"
+    save(tmp_path / "m.pt", content)
+    with TorchFile(tmp_path / "m.pt") as file:
+        check_equal(file, content)
+        assert not file.numpy("transposed").flags.c_contiguous
+        assert not file.numpy("whole").flags.owndata
+        assert file.tensors["whole"].start == file.tensors["transposed"].start
+
+
+def test_what_was_read_outlives_the_file_and_never_changes_it(tmp_path):
+    before = save(tmp_path / "m.pt", {"a": torch.arange(4.0)}).read_bytes()
+    with TorchFile(tmp_path / "m.pt") as file:
+        array, tensor = file.numpy("a"), file.torch("a")
+        tensor.add_(1)
+        assert file.numpy("a").tolist() == [0, 1, 2, 3]
+    file.close()  # twice is no error
+    assert array.tolist() == [0, 1, 2, 3]
+    assert tensor.tolist() == [1, 2, 3, 4]
+    assert not array.flags.writeable
+    assert (tmp_path / "m.pt").read_bytes() == before
+    for read in (file.numpy, file.torch):
+        with pytest.raises(ValueError, match="was closed"):
+            read("a")
+
+
+def test_no_torch_is_needed(tmp_path):
+    save(tmp_path / "m.pt", {"a": torch.arange(4.0).bfloat16()})
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from griffin_eval.converters.containers.torch_pt.reader import TorchFile\n"
+        f"assert TorchFile({str(tmp_path / 'm.pt')!r}).numpy('a').astype('f4').sum() == 6"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_trainers_file(tmp_path):
+    weights = {"embedder": {"w": torch.ones(2)}, "blocks.0": {"b": torch.ones(3), "n": 7}}
+    content = {
+        "model_state_dict": weights,
+        "optimizer": {"state": {0: {"exp_avg": torch.ones(5)}}, "param_groups": [{"lr": 1e-3}]},
+        "epoch": 12,
+        "note": "a" * 1000,
+    }
+    path = save(tmp_path / "m.pt", content)
+    with TorchFile(path) as file:
+        assert file.root == "model_state_dict"
+        assert set(file.tensors) == {"embedder.w", "blocks.0.b"}
+        assert set(file.left_out) == {"optimizer", "epoch", "note", "model_state_dict.blocks.0.n"}
+        assert file.left_out["optimizer"] == "a dict of 2"
+        assert len(file.left_out["note"]) < 300
+    with TorchFile(path, item="optimizer") as file:
+        assert set(file.tensors) == {"state.0.exp_avg"}
+    with TorchFile(path, item="") as file:
+        assert "model_state_dict.embedder.w" in file.tensors
+    refusal(path, "no state dict 'ema'", "optimizer", item="ema")
+    save(path, {"params": {"a": torch.ones(1)}, "state_dict": {"a": torch.ones(1)}})
+    with pytest.raises(ArgumentError, match="several state dicts, .*params.*item="):
+        TorchFile(path)
+
+
+def test_lists_of_layers_and_modules_state_dicts(tmp_path):
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    with TorchFile(save(tmp_path / "m.pt", module.state_dict())) as file:  # with its _metadata
+        check_equal(file, module.state_dict())
+    content = {"layers": [{"w": torch.ones(i + 1)} for i in range(11)]}
+    with TorchFile(save(tmp_path / "m.pt", content)) as file:
+        assert list(file.tensors) == [f"layers.{i}.w" for i in range(11)]
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_what_is_no_dense_tensor_is_left_out(tmp_path):
+    content = {
+        "w": torch.ones(2),
+        "sparse": torch.eye(2).to_sparse(),
+        "quantized": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+        "conjugate": torch.ones(2, dtype=torch.complex64).conj(),
+        "size": torch.Size([1]),
+        "dtype": torch.float32,
+        "device": torch.device("cpu"),
+        "set": {1, 2},
+        "bytes": b"abc",
+        "bytearray": bytearray(b"abc"),
+        "complex": 1j,
+        "counter": collections.Counter("ab"),
+        "none": None,
+        "betas": (0.9, 0.95),
+        "losses": [1.0, 2.0],
+    }
+    with TorchFile(save(tmp_path / "m.pt", content)) as file:
+        assert list(file.tensors) == ["w"]
+        assert set(content) - set(file.left_out) == {"w"}
+
+
+def test_a_folder_with_one_file_and_names(tmp_path):
+    folder = tmp_path / "release"
+    folder.mkdir()
+    assert not looks_like_torch(folder)
+    refusal(folder, "found none")
+    save(folder / "2b.pt", {"model.layers.0.w": torch.ones(2)})
+    (folder / "tokenizer.model").write_bytes(b"x")
+    (folder / "other.bin").write_bytes(b"x")
+    assert looks_like_torch(folder)
+    with TorchFile(folder) as file:
+        assert file.file == folder / "2b.pt"
+        with pytest.raises(CheckpointError, match="did you mean 'model.layers.0.w'"):
+            file.numpy("model.layers.0.v")
+    save(folder / "9b.pt", {"a": torch.ones(2)})
+    refusal(folder, "2b.pt; 9b.pt")
+
+
+def test_what_looks_like_torch(tmp_path):
+    save(tmp_path / "a.bin", {"a": torch.ones(2)})
+    save(tmp_path / "old.bin", {"a": torch.ones(2)}, _use_new_zipfile_serialization=False)
+    (tmp_path / "text.bin").write_bytes(b"text")
+    (tmp_path / "cut.pt").write_bytes(b"")
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
+        archive.writestr("a.txt", "a")
+    looks = {p.name for p in tmp_path.iterdir() if looks_like_torch(p)}
+    assert looks == {"a.bin", "old.bin", "cut.pt"}
+    assert not looks_like_torch(tmp_path / "nothing")
+
+
+# Refusing.
+
+
+class Evil:
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+def evil(tmp_path, *call) -> Path:
+    return save(tmp_path / "evil.pt", {"w": torch.ones(2), "x": Evil(*call)})
+
+
+def test_code_is_never_run(tmp_path):
+    import os
+
+    ran = tmp_path / "ran"
+    refusal(evil(tmp_path, os.system, f"touch {ran}"), "posix.system", "refused")
+    refusal(evil(tmp_path, eval, f"open({str(ran)!r}, 'w')"), "__builtin__.eval")
+    refusal(evil(tmp_path, open, str(ran), "w"), "io.open")
+    refusal(evil(tmp_path, getattr, 1, "real"), "getattr")
+    refusal(evil(tmp_path, torch.load, "x"), "torch.serialization.load")
+    for protocol in range(6):
+        pickled = pickle.dumps({"x": Evil(os.system, f"touch {ran}")}, protocol=protocol)
+        refusal(with_pickle(tmp_path / "e.pt", pickled), "refused")
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("allowed", ["torch.float32", "torch.Tensor", "torch.FloatStorage"])
+def test_only_the_callables_of_state_dicts_are_called(tmp_path, allowed):
+    module, name = allowed.rsplit(".", 1)
+    pickled = b"\x80\x02c" + f"{module}\n{name}\n".encode() + b"K\x05\x85R."
+    refusal(with_pickle(tmp_path / "m.pt", pickled), f"a call of {allowed}")
+
+
+def storage(kind=b"FloatStorage", key=b"0", size=4) -> bytes:
+    pid = b"(X\7\0\0\0storagectorch\n" + kind + b"\nX" + struct.pack("<I", len(key)) + key
+    return pid + b"X\3\0\0\0cpuJ" + struct.pack("<i", size) + b"tQ"
+
+
+def numbers(*values: int) -> bytes:
+    return (
+        b"(" + b"".join(b"\x8a\x09" + v.to_bytes(9, "little", signed=True) for v in values) + b"t"
+    )
+
+
+def tensor(source=None, offset=0, shape=(4,), strides=(1,)) -> bytes:
+    rebuild = b"ctorch._utils\n_rebuild_tensor_v2\n(" + (storage() if source is None else source)
+    hooks = b"\x89ccollections\nOrderedDict\n)RtR"
+    where = b"\x8a\x09" + offset.to_bytes(9, "little", signed=True)
+    return rebuild + where + numbers(*shape) + numbers(*strides) + hooks
+
+
+def state(value: bytes) -> bytes:
+    return b"\x80\x02}X\1\0\0\0a" + value + b"s."
+
+
+def test_the_pickles_made_here_are_good(tmp_path):
+    with TorchFile(with_pickle(tmp_path / "m.pt", state(tensor(offset=1, shape=(3,))))) as file:
+        assert file.numpy("a").tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (tensor(shape=(5,)), "beyond its storage"),
+        (tensor(offset=1), "beyond its storage"),
+        (tensor(shape=(2, 2), strides=(3, 1)), "beyond its storage"),
+        (tensor(shape=(2,), strides=(1 << 62,)), "beyond its storage"),
+        (tensor(offset=-1, shape=(1,)), "impossible"),
+        (tensor(shape=(-1,)), "impossible"),
+        (tensor(strides=(-1,)), "impossible"),
+        (tensor(shape=(4, 1)), "impossible"),
+        (tensor(shape=(1 << 63,), strides=(0,)), "impossible"),
+        (tensor(shape=(1 << 40, 1 << 40), strides=(0, 0)), "larger than any memory"),
+        (tensor(shape=(1,) * 40, strides=(1,) * 40), "dimensions"),
+        (tensor(storage(size=5)), "needs 20 bytes, but has 16"),
+        (tensor(storage(size=-1)), "needs -4 bytes"),
+        (tensor(storage(key=b"7")), "cannot be followed"),
+        (tensor(storage(kind=b"EvilStorage")), "refused"),
+        (tensor(b"N"), "without a storage"),
+        (b"]", "no tensor in it"),
+        (b"h\x05", "cannot be followed"),
+        (b"0", "opcode POP"),
+    ],
+)
+def test_pickles_that_lie(tmp_path, value, said):
+    refusal(with_pickle(tmp_path / "m.pt", state(value)), said)
+
+
+def test_pickles_that_would_run_away(tmp_path):
+    path, started = tmp_path / "m.pt", time.monotonic()
+    # Sixty levels of a container that holds the one below twice: 2^60 ways to its bottom.
+    tuples = b"N\x85" + b"q\0h\0\x86" * 60
+    refusal(with_pickle(path, b"\x80\x02}" + tuples + b"Ns."), "key")
+    refusal(with_pickle(path, state(tuples)), "no tensor in it", "a tuple of 2")
+    # Each list is made in the argument of the one above, so that nothing has to be dropped.
+    lists = b"(" + tensor() + b"q\0"
+    lists += b"".join(b"]q%c(h%ch%ce" % (i + 1, i, i) for i in range(60)) + b"tq\x80"
+    used = b"}q\x81X\1\0\0\0a" + b"h\x3c" + b"s"
+    refusal(with_pickle(path, b"\x80\x02" + lists + used + b"."), "nested in itself or shared")
+    itself = b"}q\1X\1\0\0\0bh\1s"
+    refusal(with_pickle(path, state(itself)), "nested in itself")
+    refusal(with_pickle(path, b"\x80\x02]q\1h\1ah\1a."), "a list of 2")
+    # A memo index that would have pickle allocate 34 GB, and lengths of what is not there.
+    for opcode in (b"r\xff\xff\xff\x7f", b"X\xff\xff\xff\x7f", b"\x96" + b"\xff" * 7 + b"\x00"):
+        refusal(with_pickle(path, b"\x80\x02}" + opcode + b"."))
+    refusal(with_pickle(path, b"\x80\x02]" + b"\x85" * 1_000_000 + b"."), "a tuple of 1")
+    refusal(with_pickle(path, b"\x80\x02" + b"}0" * 5_000_000 + b"."), "more than any state dict")
+    long = b"X" + struct.pack("<I", 2000) + b"a" * 2000
+    refusal(with_pickle(path, b"\x80\x02}" + long + tensor() + b"s."), "too long for a name")
+    assert time.monotonic() - started < 20
+
+
+def test_archives_that_lie(tmp_path):
+    path = tmp_path / "m.pt"
+    good = save(path, {"a": torch.ones(4), "b": torch.ones(4)}).read_bytes()
+
+    def directory(data: bytes, name: bytes) -> int:
+        return data.rindex(b"PK\1\2", 0, data.rindex(name))
+
+    def changed(name: bytes, field: int, value: bytes) -> Path:
+        data = bytearray(good)
+        at = directory(good, name) + field
+        data[at : at + len(value)] = value
+        path.write_bytes(data)
+        return path
+
+    size = struct.pack("<L", 1000) * 2
+    refusal(changed(b"/data/0", 20, size), "'m/data/0'", "overlaps")
+    refusal(changed(b"/data/1", 20, struct.pack("<L", 10**6) * 2), "ends outside the file")
+    refusal(changed(b"/data/0", 42, struct.pack("<L", 10**6)), "begins outside the file")
+    refusal(changed(b"/data/0", 42, struct.pack("<L", 0)), "not where the directory says")
+    refusal(changed(b"/data/0", 10, b"\x08"), "compressed")
+    refusal(changed(b"/data/0", 46 + 7, b"1"), "there twice")
+    refusal(changed(b"data.pkl", 16, b"abcd"), "checksum of data.pkl")
+    path.write_bytes(good)
+    rezip(path, lambda name, data: b"big" if name.endswith("byteorder") else data)
+    refusal(path, "little-endian")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("m/data.pkl", b"x" * 1000)
+    refusal(path, "compressed")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.txt", b"x")
+    refusal(path, "expected one data.pkl")
+
+
+def test_zip64_that_lies(tmp_path):
+    """Sizes and offsets beyond 4 GiB stand in a field of their own, which can lie as well."""
+    path = save(tmp_path / "m.pt", {"a": torch.ones(4)})
+    with zipfile.ZipFile(path) as archive:
+        entries = [(name, archive.read(name)) for name in archive.namelist()]
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in entries:
+            with archive.open(name, "w", force_zip64=True) as entry:
+                entry.write(data)
+    check_equal(TorchFile(path), {"a": torch.ones(4)})
+    good = path.read_bytes()
+    at = good.rindex(b"PK\1\2", 0, good.rindex(b"m/data/0"))
+    fields = list(struct.unpack_from("<4s4B4HL2L5H2L", good, at))
+    name, rest = good[at + 46 : at + 46 + fields[12]], good[at + 46 + fields[12] + fields[13] :]
+    true = fields[18]
+    for size, offset, said in (
+        (1 << 40, true, "ends outside the file"),
+        ((1 << 64) - 1, true, "ends outside the file"),
+        (16, 1 << 40, "begins outside the file"),
+        (16, (1 << 64) - 1, "begins outside the file"),
+        (16, 0, "not where the directory says"),
+    ):
+        lie = struct.pack("<HHQQQ", 1, 24, size, size, offset)
+        fields[10:12], fields[13], fields[18] = [0xFFFFFFFF] * 2, len(lie), 0xFFFFFFFF
+        entry = struct.pack("<4s4B4HL2L5H2L", *fields) + name + lie
+        end = bytearray(rest)
+        length = struct.unpack_from("<L", end, end.rindex(b"PK\5\6") + 12)[0]
+        struct.pack_into("<L", end, end.rindex(b"PK\5\6") + 12, length + len(lie))
+        path.write_bytes(good[:at] + entry + end)
+        refusal(path, said)
+
+
+def test_other_files(tmp_path):
+    path = tmp_path / "m.pt"
+    refusal(path, "found none")
+    for content in (b"", b"x", b"PK\3\4", b"\x80\x02}."):
+        path.write_bytes(content)
+        refusal(path, "damaged")
+    save(path, {"a": torch.ones(4)}, _use_new_zipfile_serialization=False)
+    refusal(path, "before version 1.6")
+    refusal(save(path, [torch.ones(4)]), "a list of 1")
+    refusal(save(path, torch.ones(4)), "a tensor of shape (4,)")
+    refusal(save(path, {}), "no tensor in it", "nothing")
+    refusal(save(path, {"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}), "two tensors", "'a.b'")
+    save(path, {"a": torch.ones(1)})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("m/constants.pkl", b"")
+    refusal(path, "TorchScript")
+
+
+def test_a_checksum_that_was_not_computed_is_not_checked(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        save(tmp_path / "m.pt", {"a": torch.ones(2)})
+    finally:
+        torch.serialization.set_crc32_options(True)
+    with TorchFile(tmp_path / "m.pt") as file:
+        assert file.numpy("a").tolist() == [1, 1]
+
+
+# Fuzz.
+
+
+def flattened(prefix: str, value) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in nested dicts and lists, by their keys joined with "."."""
+    if isinstance(value, torch.Tensor):
+        yield prefix, value
+    elif isinstance(value, dict | list):
+        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from flattened(f"{prefix}.{key}" if prefix else str(key), child)
+
+
+def survives(path: Path) -> None:
+    """Either a refusal in one sentence, or tensors that can be read in full.
+
+    They have the values that ``torch.load(weights_only=True)`` gives them, unless that refuses
+    the file for parts that hold no tensor: fields of the zip, the number of a protocol.
+    """
+    try:
+        file = TorchFile(path)
+    except CheckpointError as error:
+        assert "\n" not in str(error)
+        return
+    size = path.stat().st_size
+    for name, info in file.tensors.items():
+        assert 0 <= info.start
+        item = info.nbytes // max(1, int(np.prod(info.shape, dtype=object)))
+        assert info.start + info.span * item <= size
+        if info.nbytes < 1 << 20:
+            assert file.numpy(name).tobytes() == bits(file.torch(name))
+    try:
+        loaded = torch.load(path, weights_only=True)
+    except Exception:
+        return
+    check_equal(file, dict(flattened("", loaded[file.root] if file.root else loaded)))
+
+
+damage = st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=6)
+
+
+def sample(path: Path) -> bytes:
+    base = torch.arange(12.0).reshape(3, 4)
+    content = {
+        "a": base.T,
+        "b": base[1:],
+        "c": {"d": torch.ones(3).bfloat16()},
+        "n": [1, "x", None],
+    }
+    content |= {"p": torch.nn.Parameter(torch.ones(1)), "u": torch.ones(2, dtype=torch.uint32)}
+    return save(path, collections.OrderedDict(content)).read_bytes()
+
+
+@fuzzed
+@given(changes=damage, cut=st.integers(0, 400))
+@example(changes=[], cut=0)
+def test_random_damage_anywhere(tmp_path, changes, cut):
+    data = bytearray(sample(tmp_path / "m.pt"))
+    for at, value in changes:
+        data[at % len(data)] = value
+    (tmp_path / "m.pt").write_bytes(data[: len(data) - cut] if cut < 200 else data)
+    survives(tmp_path / "m.pt")
+
+
+@fuzzed
+@given(changes=damage, swap=st.tuples(st.integers(0, 999), st.integers(0, 999), st.integers(0, 9)))
+def test_random_damage_to_the_pickle(tmp_path, changes, swap):
+    sample(tmp_path / "m.pt")
+
+    def damaged(name, data):
+        if not name.endswith("data.pkl"):
+            return data
+        data = bytearray(data)
+        for at, value in changes:
+            data[at % len(data)] = value
+        a, b, n = swap
+        data[a % len(data) : a % len(data) + n] = data[b % len(data) : b % len(data) + n]
+        return bytes(data)
+
+    survives(rezip(tmp_path / "m.pt", damaged))
+
+
+opcodes = st.sampled_from(
+    [b"}", b"]", b")", b"(", b"t", b"\x85", b"\x86", b"\x87", b"s", b"u", b"a", b"e", b"N", b"Q"]
+    + [b"R", b"b", b"\x81", b"q\0", b"q\1", b"h\0", b"h\1", b"K\4", b"X\1\0\0\0a", storage()]
+    + [tensor(), b"ccollections\nOrderedDict\n", b"ctorch\nSize\n", b"\x94", b"\x93", b"."]
+)
+
+
+@fuzzed
+@given(program=st.lists(opcodes, max_size=30))
+def test_random_programs(tmp_path, program):
+    survives(with_pickle(tmp_path / "m.pt", b"\x80\x02}X\1\0\0\0z" + b"".join(program) + b"s."))
+
+
+@st.composite
+def state_dicts(draw):
+    """State dicts with views of shared storages, as torch makes them."""
+    bases = [
+        torch.arange(24).to(draw(st.sampled_from(DTYPES[:5])))
+        for _ in range(draw(st.integers(1, 3)))
+    ]
+    content = {}
+    for i in range(draw(st.integers(1, 5))):
+        view = draw(st.sampled_from(bases)).reshape(
+            draw(st.sampled_from([(24,), (4, 6), (2, 3, 4)]))
+        )
+        view = view.permute(draw(st.permutations(range(view.ndim))))
+        for axis in range(view.ndim):
+            start, step = draw(st.integers(0, 2)), draw(st.integers(1, 3))
+            view = view[(slice(None),) * axis + (slice(start, None, step),)]
+        if draw(st.booleans()):
+            view = view[None].expand(3, *view.shape)
+        content[f"n{i}"] = view
+    return content
+
+
+@fuzzed
+@given(content=state_dicts())
+def test_reads_what_torch_reads(tmp_path, content):
+    save(tmp_path / "m.pt", content)
+    with TorchFile(tmp_path / "m.pt") as file:
+        check_equal(file, torch.load(tmp_path / "m.pt", weights_only=True, mmap=True))
+
+
+def test_messages_are_sentences(tmp_path):
+    message = refusal(evil(tmp_path, io.BytesIO))
+    assert re.search(r"holds '.*BytesIO', which is refused", message)
+
+
+# Writing.
+
+SPECS = {
+    "model.weight": ((5, 7), "bfloat16"),
+    "model.bias": ((7,), "float32"),
+    "half": ((2, 3, 4), "float16"),
+    "scalar": ((), "float64"),
+    "empty": ((0, 3), "float32"),
+}
+
+
+def values(specs=SPECS, seed=0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    made = {}
+    for name, (shape, dtype) in specs.items():
+        kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+        # Any bits at all, NaNs of every kind among them.
+        size = int(np.prod(shape, dtype=int)) * kind.itemsize
+        made[name] = np.frombuffer(rng.bytes(size), kind).reshape(shape)
+    return made
+
+
+def write(path: Path, arrays: dict[str, np.ndarray], specs=SPECS) -> Path:
+    with TorchWriter(path, specs) as writer:
+        for name, array in arrays.items():
+            writer.write(name, [array])
+    return path
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_torch_loads_what_was_written(tmp_path, mapped):
+    arrays = values()
+    path = write(tmp_path / "m.pt", dict(reversed(arrays.items())))
+    loaded = torch.load(path, weights_only=True, mmap=mapped)
+    assert list(loaded) == list(SPECS)
+    for name, (shape, dtype) in SPECS.items():
+        assert tuple(loaded[name].shape) == shape
+        assert str(loaded[name].dtype) == f"torch.{dtype}"
+        assert bits(loaded[name]) == arrays[name].tobytes()
+        assert loaded[name].is_contiguous()
+        assert len(loaded[name].untyped_storage()) == arrays[name].nbytes
+    with TorchFile(path) as file:
+        check_equal(file, loaded)
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None  # every checksum is right
+
+
+def test_the_file_is_the_one_of_torch_save(tmp_path):
+    path = write(tmp_path / "m.pt", values())
+    saved = io.BytesIO()
+    torch.save(torch.load(path, weights_only=True), saved)
+    with zipfile.ZipFile(path) as ours, zipfile.ZipFile(saved) as theirs:
+        last = ".data/serialization_id"  # a hash of the checksums, which nothing compares
+        for one, other in zip(ours.infolist(), theirs.infolist(), strict=True):
+            assert one.filename == other.filename
+            assert one.header_offset == other.header_offset
+            if not one.filename.endswith(last):
+                assert one.CRC == other.CRC
+
+
+def test_a_module_loads_strictly_and_bytes_are_deterministic(tmp_path):
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)).bfloat16()
+    state = {
+        n: t.float().numpy().astype(ml_dtypes.bfloat16) for n, t in module.state_dict().items()
+    }
+    specs = {name: (array.shape, "bfloat16") for name, array in state.items()}
+    one = write(tmp_path / "one.pt", state, specs)
+    two = write(tmp_path / "two.pt", dict(reversed(state.items())), specs)
+    assert one.read_bytes() == two.read_bytes()
+    other = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)).bfloat16()
+    other.load_state_dict(torch.load(one, weights_only=True, mmap=True), strict=True)
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(other.state_dict()[name], tensor)
+
+
+def test_chunks_and_strides(tmp_path):
+    array = values()["model.weight"]
+    with TorchWriter(tmp_path / "m.pt", {"w": ((7, 5), "bfloat16")}) as writer:
+        writer.write("w", (array.T[i : i + 2] for i in range(0, 7, 2)))
+    with TorchWriter(tmp_path / "flat.pt", {"w": ((7, 5), "bfloat16")}) as writer:
+        writer.write("w", np.array_split(array.T.reshape(-1), 4))
+    assert (tmp_path / "m.pt").read_bytes() == (tmp_path / "flat.pt").read_bytes()
+    with TorchFile(tmp_path / "m.pt") as file:
+        assert file.numpy("w").tobytes() == array.T.tobytes()
+
+
+def test_what_cannot_be_written(tmp_path):
+    path = tmp_path / "m.pt"
+    with pytest.raises(ValueError, match="2 tensors were never written: 'b'; 'c'"):
+        with TorchWriter(path, {n: ((2,), "float32") for n in "abc"}) as writer:
+            writer.write("a", [np.ones(2, np.float32)])
+    with TorchWriter(path, {"a": ((2,), "float32")}) as writer:
+        with pytest.raises(ValueError, match="'b' is not among"):
+            writer.write("b", [])
+        for chunks in ([np.ones(1, np.float32)], [np.ones(3, np.float32)], [np.ones(2)]):
+            with pytest.raises(ValueError, match="m.pt: 'a' was given"):
+                writer.write("a", chunks)
+        writer.write("a", [np.ones(2, np.float32)])
+        with pytest.raises(ValueError, match="written before"):
+            writer.write("a", [np.ones(2, np.float32)])
+    with pytest.raises(ValueError, match="'a' is int8"):
+        TorchWriter(path, {"a": ((2,), "int8")})
+    with pytest.raises(ValueError, match="no tensors"):
+        TorchWriter(path, {})
+    with pytest.raises(BadInput, match="cannot be written"):
+        TorchWriter(tmp_path / "no" / "m.pt", SPECS)
+    with pytest.raises(KeyError):  # what goes wrong inside is what is said
+        with TorchWriter(path, SPECS):
+            raise KeyError
+
+
+_ANONYMOUS = """
+import re, sys
+from pathlib import Path
+import numpy as np
+def resident():
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"RssAnon:\\s+(\\d+)", status)[1]) << 10
+"""
+
+
+@pytest.mark.slow
+def test_large_files_take_no_memory(tmp_path):
+    """5 GB, so that the zip needs its 64-bit fields; one tensor is over 4 GiB itself."""
+    code = (
+        _ANONYMOUS
+        + """
+from griffin_eval.converters.containers.torch_pt.writer import TorchWriter
+from griffin_eval.converters.containers.torch_pt.reader import TorchFile
+import torch
+path, rows = sys.argv[1], 70_000
+specs = {"first": ((3,), "float32"), "big": ((rows, 1 << 15), "float16")}
+specs |= {"last": ((rows // 10, 1 << 15), "float16"), "end": ((2,), "float32")}
+block = np.arange(1 << 15, dtype=np.float16)[None] + np.zeros((100, 1), np.float16)
+before = peak = resident()
+def chunks(n):
+    global peak
+    for i in range(0, n, 100):
+        block[:, 0] = i % 1000
+        yield block
+        peak = max(peak, resident())
+with TorchWriter(path, specs) as writer:
+    writer.write("end", [np.ones(2, np.float32)])
+    writer.write("big", chunks(rows))
+    writer.write("last", chunks(rows // 10))
+    writer.write("first", [np.ones(3, np.float32)])
+with TorchFile(path) as file:
+    for loaded in (file.torch("big"), torch.load(path, weights_only=True, mmap=True)["big"]):
+        assert loaded[-1, 0] == (rows - 100) % 1000 and loaded[-1, 100] == 100
+    assert file.numpy("last")[-1, 7] == 7 and file.numpy("end").tolist() == [1, 1]
+    peak = max(peak, resident())
+print((peak - before) >> 20)
+"""
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "m.pt")]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    assert int(done.stdout) < 150  # MB, torch itself being imported
+    with zipfile.ZipFile(tmp_path / "m.pt") as archive:
+        assert archive.testzip() is None

@@ -1,0 +1,241 @@
+"""`verify --logits`: equal models agree everywhere, and a difference is found where it is."""
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from parity import BASE as THREE_LAYERS
+from parity import weights
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
+
+from griffin_eval.cli.main import app
+from griffin_eval.converters import inspection
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.configs import huggingface
+from griffin_eval.converters.configs.huggingface import to_huggingface
+from griffin_eval.converters.convert import convert_checkpoint
+from griffin_eval.converters.formats import FORMATS
+from griffin_eval.converters.plan import make_plan
+from griffin_eval.crosscheck import logits
+from griffin_eval.crosscheck.logits import IMPLEMENTATIONS, Trace, compare_traces, make_probe
+from griffin_eval.errors import BadInput
+
+# Of two layers, since JAX compiles each of them.
+BASE = dataclasses.replace(
+    THREE_LAYERS, block_pattern=("recurrent", "local_attention"), num_layers=2
+)
+NAMES = [i.name for i in IMPLEMENTATIONS]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """A checkpoint that every implementation can run, with weights that hide nothing."""
+    folder = tmp_path_factory.mktemp("original")
+    save_file(weights(BASE), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(to_huggingface(BASE)))
+    return folder
+
+
+@pytest.fixture
+def only(monkeypatch):
+    """Runs some implementations only: JAX takes seconds to compile each model."""
+
+    def choose(*names):
+        chosen = tuple(i for i in IMPLEMENTATIONS if i.name in names)
+        monkeypatch.setattr(logits, "IMPLEMENTATIONS", chosen)
+
+    return choose
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["verify", *map(str, arguments), "--logits"])
+
+
+def rows(output: str) -> dict[str, list[str]]:
+    """pair -> largest logit difference, first place, largest difference there."""
+    lines = [line for line in output.splitlines() if line.startswith("│")]
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+    return {pair: rest for pair, *rest in cells}
+
+
+def change(source, destination, name, factor=1.05):
+    """A copy with one tensor changed a little."""
+    shutil.copytree(source, destination)
+    tensors = load_file(destination / "model.safetensors")
+    tensors[name] = tensors[name] * np.float32(factor)
+    save_file(tensors, destination / "model.safetensors")
+    return destination
+
+
+def test_a_conversion_computes_the_same(original, only, tmp_path):
+    names = ["torch", "jax", "transformers"]
+    only(*names)
+    other = tmp_path / "flax"
+    convert_checkpoint(make_plan(Checkpoint(original), FORMATS["deepmind-flax"]), other)
+    check_agreement(invoke(original, other), names)
+
+
+def check_agreement(done, names):
+    assert done.exit_code == 0, done.output
+    found = rows(done.output)
+    assert list(found) == [
+        *(f"{letter}: torch - {name}" for letter in "AB" for name in names[1:]),
+        *(f"A - B: {name}" for name in names),
+    ]
+    for pair, (difference, first, largest) in found.items():
+        assert (first, largest) == ("none", ""), pair
+        # Of logits up to 30. Rounding is there: the implementations are different programs.
+        assert (
+            float(difference) == 0 if pair.startswith("A - B") else 0 < float(difference) < 1e-3
+        ), pair
+
+
+CHANGES = {
+    "model.embed_tokens.weight": "embedding",
+    "model.layers.0.temporal_block.rg_lru.recurrent_param": "layer 0",
+    "model.layers.0.temporal_block.conv_1d.weight": "layer 0",
+    "model.layers.1.temporal_block.k_proj.weight": "layer 1",
+    "model.layers.1.mlp_block.up_proj.bias": "layer 1",
+    "model.final_norm.weight": "logits",
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_layer_that_differs_is_named(original, only, tmp_path, name):
+    frameworks = ("torch", "jax") if "mlp_block" in name else ("torch",)
+    only(*frameworks)
+    done = invoke(original, change(original, tmp_path / "changed", name))
+    assert done.exit_code == 1, done.output
+    assert f"{name}: " in done.output
+    found = rows(done.output)
+    for framework in frameworks:
+        difference, first, largest = found.pop(f"A - B: {framework}")
+        assert first == CHANGES[name] and float(largest) > 0 and float(difference) > 1e-3
+    for _, first, _ in found.values():  # each of them is a model all the same
+        assert first == "none"
+
+
+def test_the_probe_goes_past_the_window(original, only, tmp_path):
+    """One key more or less differs nowhere else, and the tensors are the same."""
+    only("torch")
+    other = shutil.copytree(original, tmp_path / "other")
+    config = dataclasses.replace(BASE, visible_keys=BASE.visible_keys - 1)
+    (other / "config.json").write_text(json.dumps(to_huggingface(config)))
+    done = invoke(original, other)
+    assert done.exit_code == 1
+    assert re.search(r"\b(\d+) of \1 parameters are the same", done.output)
+    assert rows(done.output)["A - B: torch"][1] == "layer 1"
+
+
+def test_a_config_that_transformers_reads_otherwise_is_noticed(original, only, monkeypatch):
+    """One checkpoint alone: transformers reads the folder itself."""
+    only("torch", "transformers")
+    assert invoke(original).exit_code == 0
+    # As if this project read the window wrongly.
+    read = huggingface.to_griffin_config
+
+    def misread(raw, *, source):
+        return dataclasses.replace(read(raw, source=source), visible_keys=BASE.visible_keys + 1)
+
+    monkeypatch.setattr(huggingface, "to_griffin_config", misread)
+    monkeypatch.setattr(inspection, "to_griffin_config", misread)
+    done = invoke(original)
+    assert done.exit_code == 1, done.output
+    assert rows(done.output)["A: torch - transformers"][1] == "layer 1"
+
+
+def test_what_the_command_line_says_of_a_model_is_what_peers_run(original, only):
+    names = ["torch", "transformers", "deepmind-torch"]
+    only(*names)
+    done = invoke(original, "--visible-keys", "5", "--logits-soft-cap", "11")
+    assert done.exit_code == 0, done.output
+    assert list(rows(done.output)) == [f"A: torch - {name}" for name in names[1:]]
+
+
+def test_what_is_not_run_is_said(original, monkeypatch):
+    hidden = {"jax", "recurrentgemma"}
+    real = logits.find_spec
+    monkeypatch.setattr(logits, "find_spec", lambda name: None if name in hidden else real(name))
+    done = invoke(original)
+    assert done.exit_code == 0
+    assert list(rows(done.output)) == ["A: torch - transformers"]
+    assert "A: jax is left out: jax not installed" in done.output
+    assert "A: deepmind-torch is left out: jax and recurrentgemma not installed" in done.output
+    hidden.add("transformers")
+    done = invoke(original)
+    assert isinstance(done.exception, BadInput) and "griffin-eval[all]" in str(done.exception)
+
+
+def test_a_model_that_peers_cannot_express(tmp_path):
+    config = dataclasses.replace(
+        BASE, block_pattern=("recurrent", "global_attention"), gate_blocks=4
+    )
+    save_file(weights(config), tmp_path / "model.safetensors")
+    raw = {"model_type": "griffin", **dataclasses.asdict(config)}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    done = invoke(tmp_path)
+    assert done.exit_code == 0, done.output
+    assert list(rows(done.output)) == ["A: torch - jax"]
+    for name in NAMES[2:]:
+        assert f"A: {name} is left out: it cannot express gate_blocks=4" in done.output
+
+
+def test_models_of_other_sizes(original, only, tmp_path):
+    only("torch")
+    config = dataclasses.replace(BASE, num_layers=3)
+    save_file(weights(config), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(to_huggingface(config)))
+    done = invoke(original, tmp_path)
+    assert done.exit_code == 1
+    assert "logits are not compared: num_layers 2 and 3" in done.output
+    cut = tmp_path / "cut"
+    convert_checkpoint(make_plan(Checkpoint(original), FORMATS["griffin"], vocab_size=40), cut)
+    done = invoke(original, cut)
+    assert done.exit_code == 1 and "config differs in vocab_size" in done.output
+    assert {first for _, first, _ in rows(done.output).values()} == {"none"}
+
+
+def test_one_checkpoint_without_logits(original):
+    done = CliRunner().invoke(app, ["verify", str(original)])
+    assert isinstance(done.exception, BadInput) and "name another" in str(done.exception)
+
+
+def test_not_a_number_is_no_agreement():
+    good = Trace([np.ones((2, 3), np.float32)] * 3, np.ones((2, 5), np.float32))
+    assert compare_traces(good, good) == (0.0, None, 0.0)
+    bad = good._replace(hidden=[*good.hidden[:2], np.full((2, 3), np.nan, np.float32)])
+    for pair in ((good, bad), (bad, good), (bad, bad)):
+        assert compare_traces(*pair).first == "layer 1"
+
+
+@pytest.mark.parametrize("window, past", [(1, True), (8, True), (2048, True), (100_000, False)])
+def test_probes_are_bounded(window, past):
+    config = dataclasses.replace(BASE, visible_keys=window)
+    probe = make_probe([BASE, config])
+    assert probe.past_window == past
+    assert probe.tokens.shape[1] <= logits.WINDOW_LIMIT + logits.KEPT
+    assert probe.tokens.shape[1] % logits.CHUNKS == 0
+    assert len(probe.keep) == logits.KEPT and np.all(np.diff(probe.keep) > 0)
+    assert probe.keep[-1] == probe.tokens.shape[1] - 1
+    assert probe.tokens.min() >= 0 and probe.tokens.max() < BASE.vocab_size
+
+
+@pytest.mark.slow
+def test_command_lines(original, tmp_path):
+    """Of every implementation, in processes of their own."""
+    command = [Path(sys.executable).parent / "griffin-eval", "verify", original]
+    changed = change(original, tmp_path / "changed", "model.layers.1.mlp_block.down_proj.weight")
+    for other, code in ((original, 0), (changed, 1)):
+        done = subprocess.run([*command, other, "--logits"], capture_output=True, text=True)
+        assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+        for name in NAMES:
+            place = rows(done.stdout)[f"A - B: {name}"][1]
+            assert place == ("layer 1" if code else "none")
+    assert subprocess.run(command, capture_output=True).returncode == 2

@@ -1,0 +1,173 @@
+"""Generation equals transformers' own, and does not depend on who shares the batch."""
+
+import numpy as np
+import pytest
+import torch
+from fixtures_engine import continuations, continuations_and_stats, random_ids, small_runner, states
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parity import BASE, weights
+from parity_reference import reference_logits
+from slow import slow
+
+from griffin_eval.engine import generation
+from griffin_eval.engine.generation import GREEDY, Prompt, Sampling
+from griffin_eval.engine.limits import Limits
+from griffin_eval.engine.scoring import NotFinite
+
+
+@pytest.mark.parametrize("length", [1, 2, 130])
+def test_greedy_equals_transformers(runner, transformers_model, random_tokens, length):
+    prompt = random_tokens(length)
+    (found,) = continuations(runner, [Prompt(prompt, 12)])
+    with torch.no_grad():
+        ids = list(prompt)
+        for _ in range(12):  # full passes: transformers' cached decoding is no oracle
+            logits = transformers_model(torch.tensor([ids]), use_cache=False).logits[0, -1]
+            ids.append(int(logits.argmax()))
+    assert found == ids[length:]
+
+
+SAMPLINGS = (Sampling(), Sampling(0.8), Sampling(1.3, 20, 0.9))
+
+
+@st.composite
+def prompts(draw):
+    """Prompts of which some begin alike, equal prompts and prompts of one token included."""
+    found = []
+    for index in range(draw(st.integers(1, 6))):
+        stem = draw(st.sampled_from(found)).tokens if found else []
+        stem = stem[: draw(st.integers(0, len(stem)))]
+        tail = random_ids(draw(st.integers(0 if stem else 1, 20)), index)
+        sampling = draw(st.sampled_from(SAMPLINGS))
+        found.append(Prompt([*stem, *tail], draw(st.integers(0, 6)), sampling))
+    return found
+
+
+@pytest.mark.parametrize("framework", ["torch", slow("jax")])
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    asked=prompts(),
+    rows=st.sampled_from([1, 4]),
+    kept=st.sampled_from([1, 8]),
+    eos=st.integers(0, 60),
+)
+def test_a_prompt_gets_the_same_in_any_batch(framework, asked, rows, kept, eos):
+    runner = small_runner(framework)
+    arguments = {"seed": 7, "eos_ids": frozenset([eos])}
+    limits = Limits(16, rows, states(runner, kept))
+    together, stats = continuations_and_stats(runner, asked, limits, **arguments)
+    for index, prompt in enumerate(asked):
+        assert together[index] == _alone(prompt, index, eos)
+        assert len(together[index]) <= prompt.max_new_tokens
+        assert eos not in together[index]
+    assert stats.tokens_generated == sum(map(len, together))
+    unique = {tuple(p.tokens[:n]) for p in asked for n in range(1, len(p.tokens))}
+    assert stats.tokens_unique == len(unique)
+
+
+def _alone(prompt, index, eos):
+    """What the equations give in float64, and the draws that belong to this prompt."""
+    ids, chooser = list(prompt.tokens), generation._Chooser(prompt.sampling, 7, index)
+    while len(ids) < len(prompt.tokens) + prompt.max_new_tokens:
+        logits = reference_logits(BASE, weights(BASE), np.array(ids))[-1]
+        token = chooser(logits) if prompt.sampling.temperature else int(logits.argmax())
+        if token == eos:
+            break
+        ids.append(token)
+    return ids[len(prompt.tokens) :]
+
+
+def test_a_shared_prompt_is_read_once_and_rows_are_refilled():
+    runner = small_runner("torch")
+    stem = random_ids(40, 0)
+    asked = [Prompt([*stem, i], 3 + 4 * (i % 3)) for i in range(9)]
+    _, stats = continuations_and_stats(runner, asked, Limits(512, 2))
+    generated = sum(p.max_new_tokens for p in asked)
+    assert stats.tokens_computed == 40 + generated
+    assert stats.tokens_requested == sum(40 + p.max_new_tokens for p in asked)
+    # Two rows that are refilled at once: never an idle row but at the end.
+    assert stats.steps <= 1 + -(-generated // 2) + 11
+
+
+def test_ends_at_eos_which_is_left_out(runner, random_tokens):
+    asked = [Prompt(random_tokens(20, seed), 10) for seed in range(3)]
+    free = continuations(runner, asked, Limits(512, 3))
+    eos = free[0][3]
+    ended = continuations(runner, asked, Limits(512, 3), eos_ids=frozenset([eos]))
+    for before, after in zip(free, ended, strict=True):
+        assert after == (before[: before.index(eos)] if eos in before else before)
+
+
+def test_stop_ends_one_row_and_not_the_others(runner, random_tokens):
+    asked = [Prompt(random_tokens(20, seed), 10) for seed in range(3)]
+    free = continuations(runner, asked, Limits(512, 3))
+    stopped = continuations(
+        runner, asked, Limits(512, 3), should_stop=lambda i, ids: i == 1 and len(ids) == 4
+    )
+    assert stopped == [free[0], free[1][:4], free[2]]
+
+
+def test_seeds(runner, random_tokens):
+    asked = [Prompt(random_tokens(20), 12, Sampling(1.5))]
+    first = continuations(runner, asked, seed=1)
+    assert first == continuations(runner, asked, seed=1)
+    assert first != continuations(runner, asked, seed=2)
+
+
+def test_draws_follow_the_tempered_probabilities():
+    logits = np.array([1.0, 3.0, 2.0, -1.0], np.float32)
+    chooser = generation._Chooser(Sampling(2.0), 0, 0)
+    counts = np.bincount([chooser(logits) for _ in range(20_000)], minlength=4) / 20_000
+    p = np.exp(logits / 2.0)
+    np.testing.assert_allclose(counts, p / p.sum(), atol=0.015)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "possible"),
+    [(Sampling(1.0, 2), {1, 2}), (Sampling(1.0, 0, 0.7), {1, 2}), (Sampling(1.0, 0, 1e-9), {1})],
+)
+def test_top_k_and_top_p_leave_out_the_rest(sampling, possible):
+    logits = np.log(np.array([0.1, 0.6, 0.29, 0.01]))
+    chooser = generation._Chooser(sampling, 0, 0)
+    assert {chooser(logits) for _ in range(2_000)} == possible
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.8)])
+def test_logits_that_are_nan_are_named_and_the_rest_delivered(framework, sampling, monkeypatch):
+    runner = small_runner(framework)
+    decode_step = runner.decode_step
+    asked = [Prompt(tokens, 4, sampling) for tokens in ([3, 5], [3, 7], [4, 4, 4])]
+    expected = continuations(runner, asked)
+    alone = []
+
+    def damaged(state, tokens, active):
+        """A prompt that ends in 7 damages all that are in the step, and itself for good."""
+        hidden, state = decode_step(state, tokens, active)
+        if 7 in tokens[active > 0]:
+            alone.append(active.sum() == 1)
+            hidden = hidden * np.nan
+        return hidden, state
+
+    monkeypatch.setattr(runner, "decode_step", damaged)
+    delivered = {}
+    with pytest.raises(NotFinite, match="1 of 3 generations are NaN.*: question 1;"):
+        generation.generate(
+            runner,
+            asked,
+            limits=Limits(16, 4),
+            eos_ids=frozenset(),
+            on_result=delivered.__setitem__,
+            describe="question {}".format,
+        )
+    assert alone == [False, True]
+    assert delivered == {0: expected[0], 2: expected[2]}
+
+
+def test_jax_continues_few_different_numbers_of_rows():
+    runner = small_runner("jax")
+    found = [runner.padded_batch(count) for count in range(1, 257)]
+    assert all(count <= rows < 2 * count for count, rows in enumerate(found, 1))
+    eights = [*range(8, 64, 8), *range(64, 128, 16), *range(128, 257, 32)]
+    assert sorted(set(found)) == [1, 2, 4, *eights]

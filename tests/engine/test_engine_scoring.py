@@ -1,0 +1,314 @@
+"""Scores equal one pass of transformers, and do not depend on what else is read, or how."""
+
+import numpy as np
+import pytest
+import torch
+from fixtures_engine import (
+    random_ids,
+    reference_scores,
+    scores,
+    scores_and_stats,
+    small_runner,
+    states,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parity import BASE, TOLERANCES
+from slow import slow
+
+from griffin_eval.engine import limits as limits_module
+from griffin_eval.engine.limits import Limits, fastest_rows
+from griffin_eval.engine.scoring import NotFinite, score
+from griffin_eval.engine.tree import Scorable, build, build_prompts
+
+FRAMEWORKS = ("torch", "jax")
+each_framework = pytest.mark.parametrize("framework", FRAMEWORKS)
+
+
+@pytest.mark.parametrize("limits", [slow(Limits(512, 1)), Limits(100, 3), slow(Limits(512, 8))])
+def test_equals_one_pass_of_transformers(
+    runner, limits, random_tokens, reference_logprobs, record_parity
+):
+    shapes = [(2, 1), (5, 4), (40, 39), (128, 1), (129, 128), (300, 250), (700, 1)]
+    sequences = [Scorable(random_tokens(length), start) for length, start in shapes]
+    # A fork inside the longest, within and past the window of 128.
+    sequences += [Scorable(sequences[-1].tokens[:n] + random_tokens(9), n - 20) for n in (60, 500)]
+    for sequence, result in zip(sequences, scores(runner, sequences, limits), strict=True):
+        logprobs, greedy = reference_logprobs(sequence.tokens)
+        error = np.abs(result.logprobs - logprobs[sequence.start - 1 :]).max()
+        pair, quantity = f"{runner.framework} - transformers", "log-probability of a token"
+        record_parity(pair, quantity, error, TOLERANCES[pair, quantity])
+        assert (result.greedy == greedy[sequence.start - 1 :]).all()
+
+
+@st.composite
+def requests(draw):
+    """Sequences of which many begin alike: prefixes of each other, duplicates, forks anywhere."""
+    token = st.integers(0, 2)  # few, so that prefixes are shared by chance as well
+    sequences = []
+    for _ in range(draw(st.integers(1, 7))):
+        stem = draw(st.sampled_from(sequences)).tokens if sequences else []
+        stem = stem[: draw(st.integers(0, len(stem)))]
+        tail = draw(st.lists(token, min_size=0 if stem else 1, max_size=30))
+        ids = stem + tail
+        sequences.append(Scorable(ids, draw(st.integers(1, len(ids)))))
+    return sequences
+
+
+@each_framework
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    sequences=requests(),
+    rows=st.sampled_from([1, 4]),
+    kept=st.sampled_from([1, 8]),
+)
+def test_equals_reading_each_request_alone(framework, sequences, rows, kept):
+    runner = small_runner(framework)
+    together, stats = scores_and_stats(runner, sequences, Limits(16, rows, states(runner, kept)))
+    for sequence, result in zip(sequences, together, strict=True):
+        logprobs, greedy = reference_scores(tuple(sequence.tokens))
+        np.testing.assert_allclose(result.logprobs, logprobs[sequence.start - 1 :], atol=2e-5)
+        np.testing.assert_array_equal(result.greedy, greedy[sequence.start - 1 :])
+    unique = {tuple(s.tokens[:n]) for s in sequences for n in range(1, len(s.tokens))}
+    assert stats.tokens_unique == len(unique)
+    assert stats.tokens_computed == len(unique) + stats.tokens_again
+    assert stats.tokens_requested == sum(len(s.tokens) - 1 for s in sequences)
+    if not stats.states_evicted:
+        assert stats.tokens_again == 0
+
+
+@each_framework
+def test_states_that_do_not_fit_are_computed_again(framework):
+    runner = small_runner(framework)
+    # A caterpillar: at every second token of a document another one begins.
+    stem = np.random.default_rng(0).integers(60, size=14).tolist()
+    sequences = [Scorable([*stem[:n], 60, *stem[:5]], n) for n in range(2, 14, 2)]
+    free, stats = scores_and_stats(runner, sequences, Limits(16, 1, states(runner, 8)))
+    assert stats.tokens_again == stats.states_evicted == 0
+    tight, stats = scores_and_stats(runner, sequences, Limits(16, 1, states(runner, 1)))
+    assert stats.tokens_again > 0
+    assert stats.states_evicted > 0
+    limits = Limits(16, 1, states(runner, 8))
+    no_more, stats = scores_and_stats(NoLargerPool(runner), sequences, limits)
+    assert stats.tokens_again > 0
+    for a, b, c in zip(free, tight, no_more, strict=True):
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-5)
+        np.testing.assert_allclose(a.logprobs, c.logprobs, atol=2e-5)
+
+
+class NoLargerPool:
+    """A runner on a device that has no memory for more states than it begins with."""
+
+    def __init__(self, runner):
+        self._runner = runner
+
+    def __getattr__(self, name):
+        return getattr(self._runner, name)
+
+    def grow_pool(self, pool, rows, capacity):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(sequences=requests())
+def test_the_trees_hold_every_prefix_once(sequences):
+    def walk(edges, before=()):
+        for edge in edges:
+            assert edge.children or edge.targets is None or len(edge.tokens)
+            path = (*before, *edge.tokens.tolist())
+            assert tuple(edge.path[: edge.end]) == path
+            yield edge, path
+            assert len({e.path[e.start] for e in edge.children if len(e.tokens)}) == sum(
+                len(e.tokens) > 0 for e in edge.children
+            )
+            yield from walk(edge.children, path)
+
+    tree = build(sequences)
+    found = {}
+    for edge, path in walk(tree.roots):
+        if edge.targets is not None:
+            assert (np.diff(edge.targets.offset) >= 0).all()
+            for offset, token, sequence, place in zip(*edge.targets, strict=True):
+                found[sequence, place] = (path[: edge.start + offset + 1], token)
+    assert found == {
+        (i, n - s.start): (tuple(s.tokens[:n]), s.tokens[n])
+        for i, s in enumerate(sequences)
+        for n in range(s.start, len(s.tokens))
+    }
+    prompts = [s.tokens for s in sequences]
+    ends = {
+        e.sequence: path for e, path in walk(build_prompts(prompts).roots) if e.sequence is not None
+    }
+    assert ends == {i: tuple(ids) for i, ids in enumerate(prompts)}
+
+
+def test_progress_counts_every_token_once(runner, random_tokens):
+    long = random_tokens(700)
+    sequences = [Scorable(ids, 1) for ids in (long, long[:20] + [5], random_tokens(2))]
+    read = []
+    _, stats = scores_and_stats(runner, sequences, progress=read.append)
+    assert sum(read) == 699 + 0 + 1
+    assert stats.tokens_requested == 699 + 20 + 1
+
+
+def test_softmax_dtype_is_honoured(runner, random_tokens):
+    tokens = Scorable(random_tokens(50), 1)
+
+    def total(dtype):
+        return scores(runner, [tokens], softmax_dtype=dtype)[0].logprobs
+
+    assert 0 < np.abs(total("float64") - total("float32")).max() < 1e-5
+    assert 1e-3 < np.abs(total("bfloat16") - total("float32")).max() < 0.1
+
+
+@each_framework
+def test_few_shapes_are_compiled(framework):
+    runner = small_runner(framework)
+    rng = np.random.default_rng(0)
+    sequences = [
+        Scorable(rng.integers(60, size=n).tolist(), 1) for n in rng.integers(2, 60, size=40)
+    ]
+    before = runner.compilations
+    for more in range(4):
+        scores(runner, sequences[more::3] + sequences[:5], Limits(16, 4))
+    # Steps, for each of two sizes of the pool: first full ones of 8 rows, then of 16 tokens and 8
+    # rows or 1, and of 1 token. Logits: of 64 tokens.
+    assert runner.compilations - before <= (9 if framework == "jax" else 0)
+
+
+def test_a_step_that_failed_is_not_padded_to_again(monkeypatch):
+    runner = small_runner("jax")
+    tried, step = [], runner._read
+
+    def limited(pool, params, tokens, *more):
+        tried.append(len(tokens))
+        if len(tokens) > 128:
+            raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+        return step(pool, params, tokens, *more)
+
+    monkeypatch.setattr(runner, "_read", limited)
+    monkeypatch.setattr(runner, "_shapes", {})
+    monkeypatch.setattr(runner, "_full_step", 512)
+    tokens = random_ids(100, 3)
+    (found,) = scores(runner, [Scorable(tokens, 1)])
+    expected, _ = reference_scores(tuple(tokens))
+    assert np.abs(found.logprobs - expected).max() < 1e-4
+    assert tried[0] == 512 and min(tried) == tried[-1] <= 128
+
+
+class Limited:
+    """A runner that runs out of memory where a step has more tokens or rows than some number."""
+
+    def __init__(self, runner, tokens, rows, error):
+        self._runner, self._tokens, self._rows, self._error = runner, tokens, rows, error
+        self.refused = 0
+
+    def __getattr__(self, name):
+        return getattr(self._runner, name)
+
+    def read(self, pool, tokens, lengths, sources, targets, ablations=None):
+        if len(tokens) > self._tokens or len(lengths) > self._rows:
+            self.refused += 1
+            raise self._error
+        return self._runner.read(pool, tokens, lengths, sources, targets, ablations)
+
+
+@each_framework
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried …")])
+def test_goes_on_in_smaller_steps_when_memory_runs_out(framework, error):
+    runner = small_runner(framework)
+    documents = np.random.default_rng(0).integers(60, size=(4, 40)).tolist()
+    sequences = [Scorable([*ids[:n], 60, 1, 2], 1) for ids in documents for n in (9, 25, 40)]
+    limited = Limited(runner, 40, 2, error)
+    found = scores(limited, sequences, Limits(64, 4))
+    assert 0 < limited.refused < 5
+    for a, b in zip(found, scores(runner, sequences), strict=True):
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-5)
+
+
+def test_names_what_does_not_fit_at_all():
+    runner = small_runner("torch")
+    sequences = [Scorable([1, 2, 3], 1), Scorable([2] * 30, 29)]
+    delivered = []
+    with pytest.raises(MemoryError, match="document 1: not even 16 tokens"):
+        score(
+            Limited(runner, 10, 9, MemoryError()),
+            sequences,
+            limits=Limits(64, 1),
+            softmax_dtype="float32",
+            on_result=lambda i, result: delivered.append(i),
+            describe="document {}".format,
+        )
+    assert delivered == [0]
+
+
+@each_framework
+def test_a_score_that_is_not_finite_is_named_and_the_rest_delivered(framework):
+    runner = Damaged(small_runner(framework), 7)
+    good = [Scorable([1, 2, 3, 4], 1), Scorable([1, 2, 9, 9, 9], 3)]
+    sequences = [good[0], Scorable([1, 2, 7, 4], 1), good[1]]
+    delivered = {}
+    with pytest.raises(NotFinite, match="1 of 3 .*: document 1;"):
+        score(
+            runner,
+            sequences,
+            limits=Limits(32, 4),
+            softmax_dtype="float32",
+            on_result=delivered.__setitem__,
+            describe="document {}".format,
+        )
+    assert sorted(delivered) == [0, 2]
+    for index, sequence in zip((0, 2), good, strict=True):
+        (alone,) = scores(runner, [sequence])
+        np.testing.assert_allclose(delivered[index].logprobs, alone.logprobs, atol=2e-5)
+
+
+class Damaged:
+    """A runner to which a token gives NaN, and to everything behind it in the same step."""
+
+    def __init__(self, runner, token):
+        self._runner, self._token = runner, token
+
+    def __getattr__(self, name):
+        return getattr(self._runner, name)
+
+    def read(self, pool, tokens, lengths, sources, targets, ablations=None):
+        hidden, pool = self._runner.read(pool, tokens, lengths, sources, targets, ablations)
+        lost = np.cumsum(tokens == self._token) > 0
+        damage = np.zeros((len(hidden), 1), np.float32)
+        damage[: len(lost)][lost] = np.nan
+        if self.framework == "torch":
+            return hidden + torch.from_numpy(damage), pool
+        return hidden + damage, pool
+
+
+def test_the_number_of_rows_backs_off_when_memory_runs_out(runner, monkeypatch):
+    monkeypatch.setattr(limits_module, "_read_rate", _count_rows)
+    error = RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
+    assert fastest_rows(Limited(runner, 512, 4, error), 64, generate=False) == 4
+    assert fastest_rows(Limited(runner, 512, 0, MemoryError()), 64, generate=False) == 1
+    assert fastest_rows(runner, 6, generate=False) == 4
+    with pytest.raises(RuntimeError, match="shapes"):
+        fastest_rows(Limited(runner, 512, 1, RuntimeError("shapes differ")), 64, generate=False)
+
+
+def _count_rows(runner, rows):
+    """As if time did not depend on the rows."""
+    runner.read(
+        runner.open_pool(rows, 16),
+        np.ones(rows, np.int32),
+        np.ones(rows, np.int32),
+        np.full(rows, -1),
+        np.arange(rows),
+    )
+    return float(rows)
+
+
+def test_documents_longer_than_the_window_of_global_attention():
+    from parity import MODELS
+
+    runner = small_runner("torch", MODELS["mqa"])
+    ids = np.random.default_rng(1).integers(BASE.vocab_size, size=90).tolist()
+    (whole,) = scores(runner, [Scorable(ids, 1)], Limits(512, 1))
+    cut = scores(runner, [Scorable(ids, 1), Scorable(ids[:40] + [1, 2], 1)], Limits(16, 2))
+    np.testing.assert_allclose(cut[0].logprobs, whole.logprobs, atol=2e-5)

@@ -1,0 +1,321 @@
+"""Several devices in one process, and several processes, give the answers of one."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fixtures_engine import continuations, random_ids, scores_and_stats, small_runner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from griffin_eval.engine import parallel
+from griffin_eval.engine.generation import Prompt, Sampling
+from griffin_eval.engine.limits import Limits
+from griffin_eval.engine.parallel import divide
+from griffin_eval.engine.scoring import NotFinite
+from griffin_eval.engine.tree import Scorable, build_prompts
+from griffin_eval.errors import ArgumentError
+from griffin_eval.lm.model import GriffinLM
+from griffin_eval.lm.processes import Launch
+
+BIN = Path(sys.executable).parent
+LIMITS = Limits(64, 4)
+
+token_lists = st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=6)
+
+
+def cost(paths, more, part) -> int:
+    return build_prompts([paths[i] for i in part]).tokens + sum(more[i] for i in part)
+
+
+@given(token_lists, st.integers(1, 3), st.data())
+def test_no_other_division_of_the_leaves_is_better(tokens, parts, data):
+    paths = [np.array(t, np.int32) for t in tokens]
+    more = data.draw(st.lists(st.integers(0, 4), min_size=len(paths), max_size=len(paths)))
+    found = divide(paths, more, parts)
+    assert len(found) == parts
+    assert sorted(itertools.chain(*map(list, found))) == list(range(len(paths)))
+    assert all((np.diff(part) > 0).all() for part in found)
+    ranked = sorted(range(len(paths)), key=lambda i: tokens[i])
+    cuts = itertools.combinations_with_replacement(range(len(paths) + 1), parts - 1)
+    best = min(
+        max(cost(paths, more, ranked[a:b]) for a, b in itertools.pairwise([0, *cut, len(paths)]))
+        for cut in cuts
+    )
+    assert max(cost(paths, more, part) for part in found) == best
+
+
+def test_what_questions_share_stays_together():
+    books = [random_ids(50, seed) for seed in range(2)]
+    paths = [np.array([*books[i % 2], i], np.int32) for i in range(10)]
+    assert {tuple(part) for part in divide(paths, [1] * 10, 2)} == {
+        (0, 2, 4, 6, 8),
+        (1, 3, 5, 7, 9),
+    }
+
+
+@pytest.fixture(scope="module", params=["torch", pytest.param("jax", marks=pytest.mark.slow)])
+def runner(request):
+    return small_runner(request.param)
+
+
+SEQUENCES = [Scorable(random_ids(40, i % 3) + random_ids(9, i), 38) for i in range(12)]
+
+
+def together(runners, sequences=SEQUENCES, **more):
+    found, threads = {}, set()
+
+    def on_result(index, result):
+        threads.add(threading.current_thread())
+        found[index] = result
+
+    read = []
+    arguments = {"limits": LIMITS, "softmax_dtype": "float32", "describe": "sequence {}".format}
+    stats = parallel.score(
+        runners, sequences, on_result=on_result, progress=read.append, **arguments | more
+    )
+    assert threads == {threading.current_thread()}
+    assert sum(read) == stats.tokens_unique
+    return found, stats
+
+
+def test_scores_are_those_of_one_device(runner):
+    found, stats = together([runner] * 3)
+    alone, stats_alone = scores_and_stats(runner, SEQUENCES, LIMITS)
+    assert sorted(found) == list(range(12))
+    for index, result in found.items():
+        np.testing.assert_allclose(result.logprobs, alone[index].logprobs, atol=2e-5)
+        assert (result.greedy == alone[index].greedy).all()
+    assert stats.tokens_requested == stats_alone.tokens_requested
+    assert stats.tokens_computed == stats_alone.tokens_computed  # three books, three devices
+    assert stats.seconds > 0
+
+
+def test_samples_are_those_of_one_device(runner):
+    prompts = [
+        Prompt(random_ids(5 + i, i), 4 + i % 3, Sampling(temperature=1.5 * (i % 2)))
+        for i in range(7)
+    ]
+    found = {}
+    stats = parallel.generate(
+        [runner] * 2,
+        prompts,
+        limits=LIMITS,
+        eos_ids=frozenset(),
+        seed=3,
+        should_stop=lambda index, ids: index == 2 and len(ids) == 2,
+        on_result=found.__setitem__,
+        describe="prompt {}".format,
+    )
+    expected = continuations(runner, prompts, LIMITS, seed=3)
+    expected[2] = expected[2][:2]
+    assert [found[i] for i in range(7)] == expected
+    assert stats.tokens_generated == sum(map(len, expected))
+
+
+class Broken:
+    """A runner whose reads fail, from the given one on."""
+
+    def __init__(self, runner, error, after=0):
+        self._runner, self._error, self.left = runner, error, after
+
+    def __getattr__(self, name):
+        return getattr(self._runner, name)
+
+    def read(self, *arguments):
+        if not self.left:
+            raise self._error
+        self.left -= 1
+        return self._runner.read(*arguments)
+
+
+def test_a_failure_on_one_device_ends_all(runner):
+    with pytest.raises(ZeroDivisionError):
+        together([runner, Broken(runner, ZeroDivisionError(), after=1), runner])
+    assert not [t for t in threading.enumerate() if t.name.endswith("(run)")]
+
+
+def test_memory_of_one_device_names_the_request(runner):
+    with pytest.raises(MemoryError, match=r"sequence \d+: not even 16 tokens"):
+        together([runner, Broken(runner, RuntimeError("out of memory"))])
+
+
+def test_what_is_not_finite_on_one_device_comes_after_all_others():
+    runner = small_runner("torch")
+
+    class Nan(Broken):
+        def score(self, hidden, at, targets, *rest):
+            logprobs, greedy = self._runner.score(hidden, at, targets, *rest)
+            return np.where(targets == SEQUENCES[4].tokens[-1], np.nan, logprobs), greedy
+
+    found = {}
+    with pytest.raises(NotFinite, match="sequence 4"):
+        parallel.score(
+            [Nan(runner, None, 10**6), Nan(runner, None, 10**6)],
+            SEQUENCES,
+            limits=LIMITS,
+            softmax_dtype="float32",
+            on_result=found.__setitem__,
+            progress=lambda tokens: None,
+            describe="sequence {}".format,
+        )
+    same = {i for i, s in enumerate(SEQUENCES) if SEQUENCES[4].tokens[-1] in s.tokens[s.start :]}
+    assert found.keys() == set(range(12)) - same
+
+
+def test_what_the_caller_raises_ends_all_devices(runner):
+    def on_result(index, result):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        parallel.score(
+            [runner] * 2,
+            SEQUENCES,
+            limits=LIMITS,
+            softmax_dtype="float32",
+            on_result=on_result,
+            progress=lambda tokens: None,
+            describe=str,
+        )
+    assert not [t for t in threading.enumerate() if t.name.endswith("(run)")]
+
+
+# Launchers
+
+
+def test_each_process_has_a_device_of_its_own(monkeypatch):
+    assert Launch.of_environment() == Launch(0, 0, 1)
+    for name, value in (("RANK", "5"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "8")):
+        monkeypatch.setenv(name, value)
+    launch = Launch.of_environment()
+    assert launch == Launch(5, 1, 8)
+    assert launch.device(None) == launch.device("cuda") == launch.device("cuda:0") == "cuda:1"
+    assert launch.device("cpu") == "cpu"
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert Launch.of_environment().device("cuda:0") == "cuda:0"
+
+
+def test_jax_refuses_a_launcher(checkpoint, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ArgumentError, match="framework=jax uses all devices in one process"):
+        GriffinLM(pretrained=str(checkpoint), framework="jax")
+
+
+def test_processes_that_were_not_launched_are_named(checkpoint, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ArgumentError, match="WORLD_SIZE=2, but its processes do not find"):
+        GriffinLM(pretrained=str(checkpoint), framework="torch", device="cpu")
+
+
+def evaluate(command, checkpoint, out, limit=5):
+    """The results of lm_eval, and what it answered to each request."""
+    command = [
+        *command,
+        *("--model", "griffin", "--model_args", f"pretrained={checkpoint},framework=torch"),
+        *("--tasks", "griffin_pydoc_choice,griffin_phonebook", "--limit", str(limit)),
+        *("--device", "cpu", "--log_samples", "--output_path", str(out), "--batch_size", "4"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=600)
+    assert done.returncode == 0, done.stderr
+    (file,) = out.rglob("results_*.json")
+    samples = {}
+    for path in out.rglob("samples_*.jsonl"):
+        for line in path.read_text().splitlines():
+            sample = json.loads(line)
+            key = path.name.rsplit("_", 1)[0], sample["doc_id"]
+            samples[key] = [response[0] for response in sample["resps"]]
+    return json.loads(file.read_text()), samples, done.stderr
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoint, tmp_path_factory):
+    return evaluate([str(BIN / "lm_eval")], checkpoint, tmp_path_factory.mktemp("alone"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ["torchrun", "--nproc_per_node", "2", "--master_port", "29417"],
+        # This choice of accelerate's starts processes, whatever devices there are.
+        ["accelerate", "launch", "--multi_gpu", "--num_machines", "1", "--num_processes", "2"]
+        + ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "29418"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_two_processes_answer_as_one(launcher, alone, checkpoint, tmp_path):
+    launcher = [str(BIN / launcher[0]), *launcher[1:]]
+    one, expected, _ = alone
+    two, found, log = evaluate([*launcher, "-m", "lm_eval"], checkpoint, tmp_path / "two")
+    assert found.keys() == expected.keys()  # uneven: three documents and two
+    for key in found:
+        for mine, theirs in zip(found[key], expected[key], strict=True):
+            if isinstance(mine, str):
+                assert mine == theirs
+            else:
+                assert float(mine[0]) == pytest.approx(float(theirs[0]), rel=1e-5)
+                assert mine[1] == theirs[1]
+    for task, metrics in one["results"].items():
+        for metric, value in metrics.items():
+            if isinstance(value, float):
+                found_value = two["results"][task][metric]
+                assert found_value == pytest.approx(value, rel=1e-5, nan_ok=True)
+    # Of both processes; lm_eval gives the second one its last document once more.
+    both, once = (run["config"]["griffin_tokens_requested"] for run in (two, one))
+    assert once <= both <= 1.5 * once
+    assert two["config"]["griffin_devices"] == 2
+    assert log.count("griffin: torch on cpu in float32") == 1
+    assert log.count("tokens requested") == 1
+
+
+TWO_DEVICES = """
+import json, sys
+import jax, numpy as np
+from lm_eval.api.instance import Instance
+from griffin_eval.lm.model import GriffinLM
+
+assert len(jax.devices()) == 2
+
+def run(kind, arguments, **of_lm):
+    lm = GriffinLM(sys.argv[1], "jax", batch_size=2, **of_lm)
+    np.random.seed(0)
+    answers = getattr(lm, kind)([Instance(kind, {}, a, i) for i, a in enumerate(arguments)])
+    return answers, lm.get_model_info()["griffin_devices"]
+
+text = "The unary minus operator yields the negation of its numeric argument. " * 9
+pairs = [(text[i % 3:], f" word {i}") for i in range(9)]
+prompts = [(text[i:], {"max_gen_toks": 5, "do_sample": i > 3}) for i in range(6)]
+found = {}
+for device in ("cpu:0", "cpu", None, "cuda:0"):
+    found[str(device)] = [
+        run("loglikelihood", pairs, device=device),
+        run("generate_until", prompts, device=device),
+    ]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_all_local_devices_of_jax(checkpoint):
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_DEVICES, str(checkpoint)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    (alone, one), (texts, _) = found.pop("cpu:0")
+    assert one == 1
+    for (answers, devices), (generated, _) in found.values():
+        assert devices == 2
+        assert generated == texts
+        for (mine, greedy), (theirs, also) in zip(answers, alone, strict=True):
+            assert mine == pytest.approx(theirs, rel=1e-5) and greedy == also

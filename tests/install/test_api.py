@@ -1,0 +1,147 @@
+"""``import griffin_eval``: quick, lazy, typed, and every name of it in one example."""
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import griffin_eval
+from griffin_eval.checkpoints import folder
+from griffin_eval.converters.checkpoint import Checkpoint
+
+EXAMPLE = """
+import griffin_eval
+from griffin_eval.checkpoints import folder
+
+# The checkpoint that is converted: a folder in any format, a .pt file or a hub id.
+checkpoint = griffin_eval.open_checkpoint(folder("bytes_griffin"))
+assert isinstance(checkpoint.config, griffin_eval.GriffinConfig)
+print(checkpoint.config.num_layers, "layers;", griffin_eval.PRESETS["recurrentgemma-2b"].width)
+
+# To the format of DeepMind's Flax code and back: the same bits.
+griffin_eval.convert(checkpoint, "flax", to="griffin")
+griffin_eval.convert("flax", "back", to="hf")
+assert griffin_eval.verify(checkpoint, "back").same
+
+# Log-probabilities of every token, and continuations, in either framework.
+totals = {}
+for framework in ("torch", "jax"):
+    model = griffin_eval.Evaluator("back", framework=framework, dtype="float32")
+    [score] = model.score(["The quick brown fox"])
+    totals[framework] = score.total
+    print(framework, f"{score.total:.3f} nats for {len(score.logprobs)} tokens")
+    [continuation] = model.generate(["The quick brown "], max_new_tokens=8)
+    print(framework, repr(continuation.text))
+assert abs(totals["torch"] - totals["jax"]) < 1e-3
+
+# The model itself, a torch.nn.Module: hidden vectors and logits.
+module = griffin_eval.load("back", framework="torch")
+print(sum(p.numel() for p in module.parameters()), "parameters")
+"""
+
+
+def run(code, cwd=None):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd)
+
+
+def test_the_example(tmp_path):
+    done = run(EXAMPLE, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(EXAMPLE.strip().splitlines()) <= 30
+    public = set(griffin_eval.__all__) - {"Checkpoint", "Comparison", "Continuation", "Score"}
+    assert all(f"griffin_eval.{name}" in EXAMPLE for name in public)
+
+
+def test_import_is_quick_and_brings_nothing_along():
+    code = (
+        "import sys, time; begin = time.process_time()\n"
+        "import griffin_eval, griffin_eval.config\n"
+        "griffin_eval.PRESETS, griffin_eval.GriffinConfig, dir(griffin_eval)\n"
+        "print(time.process_time() - begin)\n"
+        "print({'torch', 'jax', 'numpy', 'transformers', 'lm_eval'} & set(sys.modules))\n"
+        "griffin_eval.Evaluator, griffin_eval.convert, griffin_eval.verify\n"
+        "print({'torch', 'jax', 'transformers', 'lm_eval'} & set(sys.modules))"
+    )
+    best, heavy, heavy_later = min(run(code).stdout.splitlines() for _ in range(3))
+    assert heavy == heavy_later == "set()"
+    assert float(best) < 0.05
+
+
+def test_no_submodule_takes_the_place_of_a_name():
+    names = {name: getattr(griffin_eval, name) for name in griffin_eval.__all__}
+    for module in pkgutil.iter_modules(griffin_eval.__path__):
+        if not module.name.startswith("_") and module.name != "demo":
+            importlib.import_module(f"griffin_eval.{module.name}")
+            assert module.name not in names
+    assert {name: getattr(griffin_eval, name) for name in griffin_eval.__all__} == names
+    assert set(griffin_eval.__all__) <= set(dir(griffin_eval))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        griffin_eval.no_such_name  # noqa: B018
+
+
+@pytest.fixture(scope="module", params=["torch", "jax"])
+def model(request):
+    return griffin_eval.Evaluator(
+        folder("bytes_griffin"), framework=request.param, dtype="float32", batch_size=2
+    )
+
+
+def test_scores_are_those_of_the_model_itself(model):
+    texts = ["a text", "a text that is longer", [5, 6, 7]]
+    scores = model.score(texts)
+    assert model.framework in ("torch", "jax") and model.config.vocab_size > 7
+    module = griffin_eval.load(folder("bytes_griffin"), framework="torch", dtype="float32")
+    import torch
+
+    for text, score in zip(texts, scores, strict=True):
+        tokens = torch.tensor(score.tokens[None], dtype=torch.int64)
+        with torch.inference_mode():
+            lengths = torch.tensor([tokens.shape[1]])
+            hidden, _ = module.step(tokens, lengths, module.init_state(1))
+            logits = module.logits(hidden)[0, :-1].double().log_softmax(-1).numpy()
+        expected = logits[np.arange(len(score.tokens) - 1), score.tokens[1:]]
+        np.testing.assert_allclose(score.logprobs, expected, rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(score.greedy, logits.argmax(-1) == score.tokens[1:])
+        assert score.logprobs.dtype == np.float64 and score.total == score.logprobs.sum()
+        assert isinstance(text, str) or score.tokens.tolist() == text
+
+
+def test_generation_is_greedy_unless_asked_otherwise(model):
+    [text] = model.generate(["import "], max_new_tokens=6)
+    assert isinstance(text.text, str) and text.tokens.dtype == np.int32 and len(text.tokens) <= 6
+    prompt = model.score(["import "])[0].tokens.tolist()
+    if len(text.tokens):
+        [score] = model.score([[*prompt, *text.tokens.tolist()]])
+        assert score.greedy[len(prompt) - 1 :].all()
+    drawn = [
+        model.generate([prompt], max_new_tokens=6, temperature=1.0, seed=seed) for seed in (1, 1)
+    ]
+    assert drawn[0][0].text is None and drawn[0][0].tokens.tolist() == drawn[1][0].tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ("one text", "expected a list of texts"),
+        ([5, 6], "expected a list of texts"),
+        ([[]], "expected a text or token ids"),
+        ([[10**6]], "token ids must be from 0 to"),
+    ],
+)
+def test_bad_input_is_one_sentence(model, texts, said):
+    with pytest.raises(ValueError, match=said):
+        model.score(texts)
+
+
+def test_errors_name_what_to_do(tmp_path):
+    with pytest.raises(ValueError, match="no such folder"):
+        griffin_eval.open_checkpoint("nowhere")
+    with pytest.raises(ValueError, match="unknown framework"):
+        griffin_eval.Evaluator(folder("bytes_griffin"), framework="torhc")
+    with pytest.raises(ValueError, match="unknown dtype"):
+        griffin_eval.load(folder("bytes_griffin"), dtype="float23")
+    opened = griffin_eval.open_checkpoint(folder("bytes_griffin"), visible_keys=7)
+    assert opened.config.visible_keys == 7 and isinstance(opened, Checkpoint)

@@ -1,0 +1,188 @@
+"""The commands as a user types them, in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from slow import slow
+
+BIN = Path(sys.executable).parent
+
+
+def run(*command: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [str(BIN / command[0]), *command[1:]],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        timeout=600,
+    )
+
+
+def evaluate(program: list[str], model: str, arguments: str, folder: Path, tasks: str) -> dict:
+    """Runs an evaluation; gives task -> (metrics, responses of every request)."""
+    done = run(
+        *program,
+        *("--model", model, "--model_args", arguments, "--tasks", tasks, "--limit", "3"),
+        *("--batch_size", "1", "--device", "cpu", "--log_samples", "--output_path", str(folder)),
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(next(folder.rglob("results_*.json")).read_text())["results"]
+    return {
+        task: (
+            {k: v for k, v in metrics.items() if isinstance(v, float)},
+            [
+                json.loads(line)["resps"]
+                for line in next(folder.rglob(f"samples_{task}_*.jsonl")).read_text().splitlines()
+            ],
+        )
+        for task, metrics in results.items()
+    }
+
+
+@pytest.mark.slow  # test_lm compares the same in one process
+def test_stock_commands_agree(checkpoint, tmp_path):
+    """`lm_eval --model griffin` and `lm_eval --model hf`: same metrics, texts and greedy flags."""
+    tasks = "griffin_pydoc_choice,griffin_phonebook"
+    ours = evaluate(["lm_eval"], "griffin", f"pretrained={checkpoint}", tmp_path / "a", tasks)
+    theirs = evaluate(
+        ["lm_eval"], "hf", f"pretrained={checkpoint},max_length=8192", tmp_path / "b", tasks
+    )
+    assert ours.keys() == theirs.keys() == set(tasks.split(","))
+    for task in ours:
+        assert ours[task][0] == pytest.approx(theirs[task][0], abs=1e-6, nan_ok=True)
+        for mine, yours in zip(ours[task][1], theirs[task][1], strict=True):
+            for (a,), (b,) in zip(mine, yours, strict=True):
+                if isinstance(a, str):
+                    assert a == b
+                else:
+                    assert float(a[0]) == pytest.approx(float(b[0]), rel=1e-4, abs=1e-4)
+                    assert a[1] == b[1]
+
+
+def rolling(checkpoint) -> list[str]:
+    common = ["--model", "griffin", "--tasks", "griffin_pydoc_rolling", "--limit", "1"]
+    return [*common, "--model_args", f"pretrained={checkpoint},framework=jax"]
+
+
+@pytest.mark.slow
+def test_lm_eval_does_not_know_us_where_the_plugin_is_off(checkpoint):
+    refused = run("lm_eval", *rolling(checkpoint), GRIFFIN_EVAL_NO_PLUGIN="1")
+    assert refused.returncode != 0
+
+
+@pytest.mark.slow
+def test_griffin_eval_run_works_where_the_plugin_is_off(checkpoint):
+    done = run("griffin-eval", "run", *rolling(checkpoint), GRIFFIN_EVAL_NO_PLUGIN="1")
+    assert done.returncode == 0, done.stderr
+    assert "bits_per_byte" in done.stdout
+    assert "griffin: jax on cpu:0 in float32" in done.stderr  # logged as lm_eval logs
+
+
+@pytest.mark.slow
+def test_tasks_are_listed():
+    done = run("lm_eval", "ls", "tasks")
+    assert done.returncode == 0, done.stderr
+    for task in ("griffin_phonebook", "griffin_pydoc_choice", "griffin_pydoc_rolling"):
+        assert task in done.stdout
+
+
+@pytest.mark.parametrize("task", ["griffin_pydoc_choice", slow("nowhere")])
+def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, task):
+    done = run(
+        *("griffin-eval", "run", "--model", "griffin", "--tasks", task),
+        *("--model_args", f"pretrained={tmp_path / 'nowhere'}"),
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("griffin-eval: ") and "nowhere" in last
+
+
+@pytest.mark.parametrize("arguments", [["frobnicate"], ["--frobnicate"]])
+def test_usage_errors_exit_with_2(arguments):
+    done = run("griffin-eval", *arguments)
+    assert done.returncode == 2
+    assert "frobnicate" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_help_and_version_import_no_framework():
+    done = run("griffin-eval", "--version")
+    assert done.returncode == 0 and done.stdout.strip()
+    code = (
+        "import sys; sys.argv = ['griffin-eval', '--help']\n"
+        "from griffin_eval.cli.main import main\n"
+        "try:\n main()\n"
+        "except SystemExit as end:\n assert not end.code\n"
+        "print('heavy:', {'torch', 'jax', 'lm_eval', 'transformers', 'numpy'} & set(sys.modules))"
+    )
+    done = run("python", "-c", code)
+    assert "Usage" in done.stdout and "heavy: set()" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("full", [False, True])
+def test_demo_agrees(tmp_path, monkeypatch, full):
+    monkeypatch.chdir(tmp_path)
+    more = ["--full", "--steps", "5"] if full else []
+    done = run("python", "-m", "griffin_eval.demo", "--samples", "2", *more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ("All three agree." if full else "Both agree.") in done.stdout
+    assert done.stdout.count("converted to") == 4 and "are the same bit for bit" in done.stdout
+    assert (tmp_path / "demo-report" / "report.html").is_file()
+    assert full or not done.stderr  # no progress in a pipe
+
+
+PREPOSITIONS = {"in", "of", "from", "to", "with", "for", "by", "on", "at", "as", "instead", "about"}
+NO_NOUNS = PREPOSITIONS | {
+    "whose",
+    "which",
+    "what",
+    "where",
+    "who",
+    "how",
+    "whether",
+    "such",
+    "also",
+}
+
+
+def parameters(command, path=("griffin-eval",)):
+    """(name on the command line, help text) of every option and argument."""
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from parameters(inner, (*path, name))
+    for parameter in command.params:
+        if parameter.name != "help":
+            yield " ".join((*path, parameter.name)), getattr(parameter, "help", None) or ""
+
+
+def test_help_texts_are_noun_phrases():
+    from typer.main import get_command
+
+    from griffin_eval.cli.main import app
+
+    texts = dict(parameters(get_command(app)))
+    assert len(texts) > 80
+    wrong = {
+        name: text
+        for name, text in texts.items()
+        if len(text.split()) < 2 or text.split()[0].lower() in NO_NOUNS or not text.endswith(".")
+    }
+    assert not wrong
+
+
+def test_commands_that_open_a_checkpoint_share_its_options():
+    from dataclasses import fields
+
+    from typer.main import get_command
+
+    from griffin_eval.cli.main import app
+    from griffin_eval.cli.options import CheckpointOptions
+
+    names = {field.name for field in fields(CheckpointOptions)}
+    commands = get_command(app).commands
+    for command in ("convert", "inspect", "verify", "memory"):
+        assert names <= {parameter.name for parameter in commands[command].params}

@@ -1,0 +1,96 @@
+"""The distributions hold the tree at its import paths, and nothing else."""
+
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+DATA = "griffin_eval/checkpoints/"  # trained weights, with their cards and tokenizers
+SOURCES = [
+    "kernels/attention/cpu.c",
+    "kernels/cpu/runtime.c",
+    "kernels/cpu/runtime.h",
+    "kernels/cpu/xla.c",
+    "kernels/rglru/cpu.c",
+]
+PACKAGE_OF = {folder: name.replace(".", "/") for name, folder in SETUPTOOLS["package-dir"].items()}
+
+
+def tree() -> list[str]:
+    """The files git knows or would add."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory) -> Path:
+    """The folder of a source distribution and of the wheel built from it."""
+    source = tmp_path_factory.mktemp("source")
+    for name in tree():  # a copy: setuptools would put stale files of ./build into the wheel
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes((ROOT / name).read_bytes())
+    build = [sys.executable, "-m", "build", "--no-isolation", str(source)]
+    run = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return source / "dist"
+
+
+def test_wheel_holds_the_tree(dist):
+    (path,) = dist.glob("*.whl")
+    wheel = zipfile.ZipFile(path)
+    inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    kernels = "griffin_eval/kernels/_cpu" + sysconfig.get_config_var("EXT_SUFFIX")
+    expected = {"griffin_eval_plugin.pth", kernels}
+    for name in tree():
+        folder, _, rest = name.partition("/")
+        packed = name.endswith((".py", ".yaml", ".j2", "/py.typed")) or name.startswith(DATA)
+        if folder in PACKAGE_OF and packed:
+            expected.add(f"{PACKAGE_OF[folder]}/{rest}")
+    assert sorted(inside) == sorted(expected)
+    assert wheel.read("griffin_eval_plugin.pth").count(b"\n") == 1
+
+
+def test_every_file_of_a_package_folder_is_code_or_a_task_or_a_template():
+    """Another kind of file would need package-data, and this file's expectation, to say so."""
+    assert [
+        name
+        for name in tree()
+        if name.partition("/")[0] in PACKAGE_OF
+        and not name.endswith((".py", ".yaml", ".j2", ".md", "/py.typed"))
+        and not name.startswith(DATA)
+    ] == SOURCES
+
+
+def test_source_distribution_holds_what_a_build_needs(dist):
+    (path,) = dist.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    needed = {"pyproject.toml", "setup.py", "LICENSE", "README.md", *SOURCES}
+    assert needed <= names
+
+
+def test_constraints_pin_every_requirement():
+    """`make` must install the same versions everywhere; torch above all (other builds are GBs)."""
+    import importlib.metadata
+
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    pinned = {
+        canonicalize_name(line.partition("==")[0])
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+    }
+    wanted = {
+        canonicalize_name(Requirement(line).name)
+        for line in importlib.metadata.requires("griffin-eval") or []
+        if "tpu" not in line
+    }
+    assert wanted - pinned == {"griffin-eval"}

@@ -1,0 +1,104 @@
+"""The shape of the tree: rooms small enough to look around in, and names in strings that exist.
+
+The import contracts (`[tool.importlinter]` in pyproject.toml) are checked by `make check`; they
+see no import that is made from a string.
+"""
+
+import ast
+import importlib
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+import griffin_eval
+
+ROOT = Path(__file__).resolve().parents[2]
+TOPS = ("griffin_eval", "converters", "kernels", "model_jax", "model_torch")
+SOURCES = sorted(path for top in TOPS for path in (ROOT / top).rglob("*.py"))
+MOST_MODULES = 15
+NAME = re.compile(r"griffin_eval(\.\w+)+")
+REFERENCE = re.compile(r"`(griffin_eval(?:\.\w+)+)`")
+
+
+def test_no_room_is_crowded():
+    ground_floor = ROOT / "griffin_eval"
+    rooms = {path.parent for path in SOURCES} - {ground_floor}
+    crowded = {
+        str(room.relative_to(ROOT)): count
+        for room in rooms
+        if (count := len([p for p in room.glob("*.py") if p.name != "__init__.py"])) > MOST_MODULES
+    }
+    assert not crowded
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module, or something within one."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            value = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError as error:
+            if not name.startswith(str(error.name)):
+                raise
+            continue
+        for part in parts[length:]:
+            if not hasattr(value, part):
+                return part in getattr(value, "__annotations__", {})
+            value = getattr(value, part)
+        return True
+    return False
+
+
+def strings(path: Path) -> set[str]:
+    """Dotted names that a file holds in strings, and in backticks in its docstrings."""
+    names, nodes = set(), list(ast.walk(ast.parse(path.read_text())))
+    formatted = {id(part) for n in nodes if isinstance(n, ast.JoinedStr) for part in n.values}
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if id(node) in formatted:
+                continue
+            if NAME.fullmatch(node.value.partition(":")[0]):
+                names.add(node.value.replace(":", "."))
+            names |= set(REFERENCE.findall(node.value))
+    return names
+
+
+@pytest.mark.parametrize("top", TOPS)
+def test_names_in_strings_exist(top):
+    missing = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in SOURCES
+        if path.is_relative_to(ROOT / top)
+        for name in sorted(strings(path))
+        if name != "griffin_eval.kernels._cpu" and not exists(name)
+    ]
+    assert not missing
+
+
+def test_modules_that_are_chosen_by_framework_exist():
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.JoinedStr):
+                continue
+            parts = [v.value if isinstance(v, ast.Constant) else "*" for v in node.values]
+            pattern = "".join(map(str, parts))
+            if re.fullmatch(r"griffin_eval\.[\w.*]+", pattern):
+                package, _, leaf = pattern.rpartition(".")
+                folder = importlib.util.find_spec(package)
+                assert folder and folder.submodule_search_locations, f"{path}: {pattern}"
+                assert list(Path(folder.submodule_search_locations[0]).glob(f"{leaf}.py")), pattern
+
+
+def test_tasks_name_functions_that_exist():
+    tasks = Path(griffin_eval.__file__).parent / "tasks"
+    named = [
+        (path, match)
+        for path in tasks.rglob("*.yaml")
+        for match in re.findall(r"!function (\w+)\.(\w+)", path.read_text())
+    ]
+    assert named
+    for path, (module, function) in named:
+        dotted = ".".join(path.parent.relative_to(tasks.parent.parent).parts)
+        assert exists(f"{dotted}.{module}.{function}"), path

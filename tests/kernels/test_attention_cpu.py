@@ -1,0 +1,316 @@
+"""Local attention on a CPU: every implementation against the reference, in every layout."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from parity import QUICK_COMPILE
+
+from griffin_eval.kernels.attention import api, cpu_jax, cpu_torch, reference
+from griffin_eval.kernels.cpu import compiled
+from griffin_eval.model_jax import layouts as jax_layouts
+from griffin_eval.model_torch import layouts as torch_layouts
+
+FRAMEWORKS = {
+    "torch": (torch_layouts, torch.from_numpy),
+    "jax": (jax_layouts, jnp.asarray),
+}
+each_framework = pytest.mark.parametrize("framework", FRAMEWORKS)
+LAYOUTS = ["packed", "padded", "decode"]
+
+
+@dataclasses.dataclass
+class Problem:
+    """Segments with ``past`` remembered keys, NaN where no query sees them."""
+
+    lengths: list[int]
+    past: int
+    heads: int = 2
+    size: int = 8
+    spare_slots: int = 3
+    offset: int = 2
+    scale: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self):
+        rng = np.random.default_rng(self.seed)
+        # What was read of each document before; 0 is one that starts here.
+        read = rng.integers(0, 2 * self.past + 1, len(self.lengths))
+        self.max_age = [n + np.arange(length) for n, length in zip(read, self.lengths, strict=True)]
+        for age in self.max_age:
+            if len(age) > 4 and rng.integers(2):
+                age[3:] -= age[3]  # another document starts
+        self.q, self.k, self.v = (
+            [rng.standard_normal((n, *shape)) for n in self.lengths]
+            for shape in ((self.heads, self.size), (self.size,), (self.size,))
+        )
+        self.q = [q * self.scale for q in self.q]
+        shape = len(self.lengths), self.past, self.size
+        self.past_k, self.past_v = rng.standard_normal(shape), rng.standard_normal(shape)
+        for s, age in enumerate(self.max_age):
+            seen = max((np.minimum(age, self.past) - np.arange(len(age))).max(initial=0), 0)
+            self.past_k[s, : self.past - seen] = self.past_v[s, : self.past - seen] = np.nan
+
+    def packed(self, padding=3):
+        """Arguments of the reference, and which of its rows each segment's queries are."""
+        total = sum(self.lengths)
+
+        def behind(parts, *shape):
+            return np.concatenate([*parts, np.full((padding, *shape), np.nan)])
+
+        keys, values = (
+            np.concatenate([past.reshape(-1, self.size), behind(new, self.size)])
+            for past, new in ((self.past_k, self.k), (self.past_v, self.v))
+        )
+        arrays = [behind(self.q, self.heads, self.size)[None], keys, values]
+        max_age = np.concatenate([*self.max_age, np.zeros(padding)])[None].astype(np.int32)
+        starts = np.cumsum([0, *self.lengths[:-1]]).astype(np.int32)
+        where = [(0, at) for at in np.split(np.arange(total), starts[1:])]
+        return [*arrays, max_age], self._layout(starts=starts), where
+
+    def padded(self):
+        most = max(self.lengths)
+
+        def rows(parts, fill):
+            return np.stack(
+                [np.concatenate([x, np.full((most - len(x), *x.shape[1:]), fill)]) for x in parts]
+            )
+
+        keys, values = (
+            np.concatenate([past, rows(new, np.nan)], 1)
+            for past, new in ((self.past_k, self.k), (self.past_v, self.v))
+        )
+        where = [(s, np.arange(length)) for s, length in enumerate(self.lengths)]
+        max_age = rows(self.max_age, 0).astype(np.int32)
+        return [rows(self.q, np.nan), keys, values, max_age], self._layout(), where
+
+    def decode(self):
+        (q, keys, values, max_age), layout, where = self.padded()
+        around = [(0, 0), (self.offset, self.spare_slots - self.offset - 1), (0, 0)]
+        keys, values = (np.pad(x, around, constant_values=np.nan) for x in (keys, values))
+        return [q, keys, values, max_age], layout | {"offset": self.offset}, where
+
+    def _layout(self, **others):
+        return {"past": self.past, "lengths": np.array(self.lengths, np.int32), **others}
+
+
+def attention(framework, problem, kind, impl="cpu", dtype=np.float32):
+    """What each segment's queries get by `local_attention`, and the whole of it."""
+    layouts, array = FRAMEWORKS[framework]
+    (*floats, max_age), layout, where = getattr(problem, kind)()
+    if impl == "plain":  # which multiplies what no query sees by zero
+        floats = [np.nan_to_num(x) for x in floats]
+    arrays = [*(array(np.ascontiguousarray(x, dtype)) for x in floats), array(max_age)]
+    sizes = {name: x for name, x in layout.items() if not np.ndim(x)}
+
+    def run(arrays, layout):
+        blocks = None
+        if "starts" in layout:
+            blocks = layouts.pack(layout["lengths"], max_age.shape[1], 4).blocks
+        return api.local_attention(*arrays, **layout, **sizes, blocks=blocks, impl=impl)
+
+    if framework == "jax":  # compiled once instead of operation by operation
+        run = jax.jit(run, compiler_options=QUICK_COMPILE)
+    with torch.inference_mode():
+        out = run(arrays, {name: array(x) for name, x in layout.items() if np.ndim(x)})
+    out = np.asarray(out)
+    return [out[row][at] for row, at in where], out
+
+
+def check(framework, problem, kind, impl="cpu"):
+    found, _ = attention(framework, problem, kind, impl)
+    arrays, layout, where = getattr(problem, kind)()
+    right = api.local_attention(*arrays, **layout)  # of numpy: the reference
+    for mine, (row, at) in zip(found, where, strict=True):
+        np.testing.assert_allclose(mine, right[row][at], rtol=0, atol=3e-6 * problem.scale)
+
+
+lengths = st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any)
+problems = st.builds(
+    Problem,
+    lengths,
+    past=st.integers(0, 90),
+    heads=st.sampled_from([1, 3, 10]),
+    size=st.sampled_from([2, 8, 24]),
+    scale=st.sampled_from([1.0, 20.0]),
+    seed=st.integers(0, 9),
+)
+
+
+@each_framework
+@pytest.mark.parametrize("kind", ["packed", "padded"])
+@settings(max_examples=12, deadline=None)
+@example(Problem([300, 1, 7], past=200, heads=8, size=64))
+@example(Problem([3, 1], past=70, heads=70, size=256))
+@given(problem=problems)
+def test_numbers_are_those_of_the_reference(framework, kind, problem):
+    check(framework, problem, kind)
+
+
+@each_framework
+@settings(max_examples=12, deadline=None)
+@given(
+    problem=problems,
+    slots=st.integers(1, 5).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))),
+)
+def test_one_token_of_rows_whose_window_moved(framework, problem, slots):
+    problem = dataclasses.replace(
+        problem, lengths=[min(n, 1) for n in problem.lengths], spare_slots=slots[0], offset=slots[1]
+    )
+    check(framework, problem, "decode")
+
+
+# The longest row is more than one block of queries; a state remembers nothing, some, or more.
+SHARED = [Problem([150, 0, 7], past=20, heads=3), Problem([9, 2], past=0, scale=20.0)]
+
+
+@each_framework
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_plain_numbers_are_those_of_the_reference(framework, kind):
+    for problem in SHARED:
+        if kind == "decode":
+            problem = dataclasses.replace(problem, lengths=[min(n, 1) for n in problem.lengths])
+        check(framework, problem, kind, "plain")
+
+
+def test_the_reference_is_attention_written_out():
+    """Equal scores give a mean; the window moves with the query."""
+    values = np.arange(5.0)[None, :, None]
+    q, keys = np.zeros((1, 3, 1, 1)), np.random.default_rng(0).standard_normal((1, 5, 1))
+    max_age = np.array([[2, 1, 9]])
+    y = reference.local_attention(q, keys, values, max_age, past=2, lengths=[3])
+    np.testing.assert_allclose(y[0, :, 0], [1.0, 2.5, 3.0])
+    y = reference.local_attention(q + 1, keys, values, max_age, past=2, lengths=[2])
+    e = np.exp(keys[0, :, 0])
+    expected = (e[:3] @ values[0, :3, 0]) / e[:3].sum()
+    np.testing.assert_allclose(y[0, :, 0], [expected, y[0, 1, 0], 0.0])
+    packed = reference.local_attention(
+        q,
+        np.concatenate([keys[0, :2], keys[0]]),
+        np.concatenate([values[0, :2], values[0]]),
+        max_age,
+        past=2,
+        lengths=[1, 1],
+        starts=[0, 2],
+    )
+    np.testing.assert_allclose(packed[0, :, 0], [1.0, 0.0, 5 / 3])
+
+
+@each_framework
+def test_tokens_of_no_segment_get_zeros(framework):
+    _, out = attention(framework, Problem([3, 0, 2], past=4), "packed")
+    assert not out[0, 5:].any()
+
+
+@each_framework
+def test_nan_stays_with_its_query(framework):
+    problem = Problem([5, 9], past=20)
+    problem.q[1][4] = np.nan
+    found, _ = attention(framework, problem, "packed")
+    assert np.isnan(found[1][4]).all()
+    assert np.isfinite(found[0]).all() and np.isfinite(np.delete(found[1], 4, 0)).all()
+
+
+@each_framework
+def test_scores_beyond_the_exponentials_range(framework):
+    check(framework, Problem([40], past=80, scale=1e4, seed=3), "packed")
+
+
+@each_framework
+def test_what_the_kernel_does_not_take_goes_to_the_plain_one(framework, monkeypatch):
+    array = FRAMEWORKS[framework][1]
+    problem = Problem([3, 2], past=0)
+    jax.config.update("jax_enable_x64", True)
+    try:
+        found, _ = attention(framework, problem, "padded", "auto", np.float64)
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    assert found[0].dtype == np.float64
+    q, large = (array(np.zeros((1, 2, 1, size), np.float32)) for size in (8, 257))
+    assert api.choose(q) == ("cpu", api.choose(q).refused)
+    choice = api.choose(large)
+    assert choice.name == "plain" and "257" in choice.refused["cpu"]
+    with pytest.raises(NotImplementedError, match="256 dimensions, not 257"):
+        api.choose(large, impl="cpu")
+    missing = {"torch": (compiled, "library"), "jax": (cpu_jax, "_missing")}[framework]
+    monkeypatch.setattr(
+        *missing, {"torch": lambda: None, "jax": lambda: compiled.NOT_BUILT}[framework]
+    )
+    assert api.choose(q).name == "plain" and api.choose(q).refused["cpu"] == compiled.NOT_BUILT
+    assert api.choose(q, impl="plain") == ("plain", {})
+
+
+@each_framework
+def test_what_does_not_belong_together_is_refused(framework):
+    array = FRAMEWORKS[framework][1]
+    arrays, layout, _ = Problem([3, 2], past=4).padded()
+    arrays = [array(np.nan_to_num(x).astype(x.dtype)) for x in arrays]
+    layout["lengths"] = array(layout["lengths"])
+    for wrong, said in (
+        ({1: arrays[1][:, :-1]}, "keys must have the shape"),
+        ({2: arrays[2][:, :-1]}, "values must have the shape"),
+        ({3: arrays[3][:1]}, "max_age must have the shape"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            api.local_attention(*(wrong.get(i, x) for i, x in enumerate(arrays)), **layout)
+    with pytest.raises(ValueError, match="lie in one row"):
+        api.local_attention(*arrays, **layout, starts=layout["lengths"])
+    with pytest.raises(NotImplementedError, match="no implementation 'gpu'.*cpu, plain"):
+        api.local_attention(*arrays, **layout, impl="gpu")
+
+
+def test_reasons():
+    q = torch.zeros(1, 1, 1, 8)
+    reason = cpu_torch.unsupported
+    assert reason(q, q, q) is None
+    assert "not torch.float64 on cpu" in reason(q, q, q.double())
+    assert "torch.bfloat16 on cpu" in reason(q.bfloat16(), q, q)
+    assert "256 dimensions, not 300" in reason(torch.zeros(1, 1, 1, 300), q, q)
+    assert "no derivative" in reason(q, q, q.clone().requires_grad_())
+    with torch.no_grad():
+        assert reason(q, q, q.clone().requires_grad_()) is None
+    assert "not bfloat16" in cpu_jax.unsupported(jnp.zeros((1, 1, 1, 8), jnp.bfloat16))
+    assert "256 dimensions" in cpu_jax.unsupported(jnp.zeros((1, 1, 1, 300)))
+
+
+def test_keys_that_lie_elsewhere_than_values():
+    arrays, layout, _ = Problem([5, 3], past=6).padded()
+    q, keys, values = (torch.from_numpy(x).float() for x in arrays[:3])
+    max_age = torch.from_numpy(arrays[3])
+    layout["lengths"] = torch.from_numpy(layout["lengths"])
+    right = api.local_attention(q, keys, values, max_age, **layout, impl="cpu")
+    turned = keys.transpose(1, 2).contiguous().transpose(1, 2)
+    wide = torch.cat([values, values], 2)[:, :, : values.shape[2]]
+    for other in ((turned, values), (keys, wide), (turned, wide)):
+        found = api.local_attention(q, *other, max_age, **layout, impl="cpu")
+        assert torch.equal(found.nan_to_num(), right.nan_to_num())
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_gradients_in_jax_are_those_of_the_plain_implementation(kind):
+    lengths = [1, 1, 1] if kind == "decode" else [5, 1, 9]
+    (*floats, max_age), layout, where = getattr(Problem(lengths, past=6, seed=1), kind)()
+    floats = [jnp.asarray(np.nan_to_num(x), jnp.float32) for x in floats]
+    layout = {name: jnp.asarray(x) if np.ndim(x) else x for name, x in layout.items()}
+    if kind == "packed":
+        layout["blocks"] = jax_layouts.pack(layout["lengths"], max_age.shape[1], 4).blocks
+    weights = np.zeros((*floats[0].shape[:2], 16), np.float32)
+    for row, at in where:
+        weights[row, at] = np.random.default_rng(2).standard_normal((len(at), 16))
+
+    def total(impl, *floats):
+        out = api.local_attention(*floats, jnp.asarray(max_age), **layout, impl=impl)
+        return (out * weights).sum()
+
+    found, right = (
+        jax.jit(jax.grad(lambda *x, impl=impl: total(impl, *x), argnums=(0, 1, 2)))(*floats)
+        for impl in ("cpu", "plain")
+    )
+    for mine, other in zip(found, right, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=0, atol=2e-6)
+        assert np.abs(np.asarray(mine)).max() > 0.1

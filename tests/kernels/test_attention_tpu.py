@@ -1,0 +1,205 @@
+"""Local attention on a TPU: its numbers in interpret mode, and what the compiler says of it."""
+
+import dataclasses
+import functools
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from parity import BASE, QUICK_COMPILE, relative_error
+from slow import slow
+
+from griffin_eval.bench.scan.tpu_compiler import TARGETS, compile_for
+from griffin_eval.kernels import devices
+from griffin_eval.kernels.attention import api, reference, tpu_jax
+from griffin_eval.model_jax.griffin import initialize
+from griffin_eval.runners.jax_runner import JaxRunner
+
+interpreted = functools.partial(tpu_jax.attend_rows, interpret=True)
+# Largest difference over largest value, of what comes out and of gradients.
+TOLERANCES = {"float32": (2e-6, 5e-6), "bfloat16": (1e-2, 2e-2)}
+
+
+def written_out(q, keys, values, max_age):
+    """Attention with all scores, as section 2.3 has it."""
+    length, past = q.shape[1], keys.shape[1] - q.shape[1]
+    age = np.arange(length, dtype=np.int32)[:, None] - np.arange(-past, length, dtype=np.int32)
+    seen = (age >= 0) & (age <= jnp.minimum(max_age, past)[:, :, None])
+    scores = jnp.einsum("bqhd,bsd->bhqs", q, keys) * q.shape[3] ** -0.5
+    weights = jax.nn.softmax(jnp.where(seen[:, None], scores, -jnp.inf), axis=-1)
+    return jnp.einsum("bhqs,bsd->bqhd", weights, values)
+
+
+def results(attention, arrays, max_age, cotangent, **options):
+    @functools.partial(jax.jit, **options)
+    def both(arrays, max_age, cotangent):
+        out, pull_back = jax.vjp(lambda *arrays: attention(*arrays, max_age), *arrays)
+        return out, *pull_back(cotangent)
+
+    return [np.asarray(value, np.float64) for value in both(arrays, max_age, cotangent)]
+
+
+# A row that goes on, one that starts in the chunk and one that starts with it.
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize(("length", "past"), [(130, 70), slow(128, 300), slow(400, 1)])
+def test_numbers_are_those_of_attention_written_out(length, past, dtype):
+    rng = np.random.default_rng(length)
+    start = np.arange(length)
+    max_age = np.stack([start + 40, np.where(start < 90, start + 5000, start - 90), start])
+    shapes = [(3, length, 2, 128), (3, past + length, 128), (3, past + length, 128)]
+    arrays = [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
+    cotangent = jnp.asarray(rng.standard_normal(shapes[0]), dtype)
+    max_age = jnp.asarray(max_age, jnp.int32)
+    found = results(interpreted, arrays, max_age, cotangent, compiler_options=QUICK_COMPILE)
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        wide = [jnp.asarray(np.asarray(v, np.float64)) for v in (*arrays, cotangent)]
+        expected = results(written_out, wide[:3], max_age, wide[3])
+    of_output, of_gradient = TOLERANCES[dtype]
+    floats = [np.asarray(v, np.float64) for v in arrays]
+    right = reference.local_attention(*floats, max_age, past=past, lengths=[length] * 3)
+    assert relative_error(expected[0], right.reshape(expected[0].shape)) <= 1e-12
+    assert relative_error(found[0], expected[0]) <= of_output
+    for ours, theirs in zip(found[1:], expected[1:], strict=True):
+        assert relative_error(ours, theirs) <= of_gradient
+
+
+def as_on_a_tpu(monkeypatch, attention):
+    """Makes models call this attention; counts the calls."""
+    calls = []
+
+    def counted(*arrays):
+        calls.append(arrays[0].shape)
+        return attention(*arrays)
+
+    trial = functools.cache(tpu_jax._fault.__wrapped__)  # one that has not run yet
+    monkeypatch.setattr(tpu_jax, "_fault", trial)
+    where = SimpleNamespace(platform=lambda x: "tpu", framework=devices.framework)
+    monkeypatch.setattr(api, "devices", where)
+    monkeypatch.setattr(tpu_jax, "attend_rows", counted)
+    return calls
+
+
+CONFIG = dataclasses.replace(
+    BASE,
+    vocab_size=32,
+    width=128,
+    mlp_width=128,
+    num_heads=1,
+    num_layers=2,
+    lru_width=128,
+    gate_blocks=1,
+    block_pattern=("recurrent", "local_attention"),
+    visible_keys=100,
+)
+
+
+def test_models_read_rows_and_single_segments_with_it(monkeypatch):
+    model = initialize(CONFIG)
+    graph, params = nnx.split(model)
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 32, (2, 300)), jnp.int32)
+    lengths, resets = jnp.asarray([150, 128]), jnp.zeros((2, 150), bool).at[1, 70].set(True)
+    after = model.step(tokens[:, :150], lengths, model.init_state(2), resets)[1]
+
+    def read(count):
+        def rows(params, tokens, state, resets):
+            hidden, after = nnx.merge(graph, params).step(tokens, lengths, state, resets)
+            read = jnp.arange(tokens.shape[1])[None] < lengths[:, None]  # else it means nothing
+            return jnp.where(read[:, :, None], hidden, 0.0), after
+
+        def segment(params, tokens, state):
+            return nnx.merge(graph, params).step_packed(tokens, lengths[:1], state)
+
+        new, one = tokens[:, 150 : 150 + count], jax.tree.map(lambda leaf: leaf[:1], after)
+        compiled = functools.partial(jax.jit, compiler_options=QUICK_COMPILE)
+        first = compiled(rows)(params, new, after, resets[:, :count])
+        return first, compiled(segment)(params, new[0], one)
+
+    expected = read(150)
+    assert JaxRunner(model).attention_kernel == "cpu"
+    calls = as_on_a_tpu(monkeypatch, interpreted)
+    found = read(150)
+    assert calls == [(1, 256, 2, 128), (2, 150, 1, 128), (1, 150, 1, 128)]  # the first is a trial
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert relative_error(np.asarray(ours), np.asarray(theirs)) <= 1e-5
+    assert JaxRunner(model).attention_kernel == "plain, tpu in steps of one text"
+    hawk = dataclasses.replace(CONFIG, block_pattern=("recurrent",))
+    assert JaxRunner(initialize(hawk)).attention_kernel == "none"
+    read(127)  # fewer tokens than it takes
+    assert len(calls) == 3
+
+
+def no_such_instruction(*arrays):
+    raise RuntimeError("no such instruction")
+
+
+@pytest.mark.parametrize(
+    ("attention", "said"),
+    [
+        (no_such_instruction, "does not run here: no such instruction"),
+        (lambda *arrays: interpreted(*arrays) / 2, "is wrong here: off by"),
+    ],
+)
+def test_it_gives_way_where_it_does_not_work(attention, said, monkeypatch, caplog):
+    as_on_a_tpu(monkeypatch, attention)
+    q = jnp.zeros((1, 128, 1, 128))
+    assert said in tpu_jax.unsupported(q)
+    assert said in caplog.text and "plain attention does its work" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "said"),
+    [
+        ((1, 128, 1, 128), "float16", "float32 and bfloat16, not float16"),
+        ((1, 128, 1, 64), "float32", "whole 128 dimensions, not 64"),
+        ((1, 127, 1, 128), "float32", "128 queries of a row or more, not 127"),
+    ],
+)
+def test_what_it_does_not_take_is_named(shape, dtype, said):
+    assert said in tpu_jax.unsupported(jnp.zeros(shape, dtype))
+
+
+def compiled(target, dtype, length, gradient):
+    """RecurrentGemma 2B's attention: 10 heads of 256, a window of 2048."""
+
+    def array(*shape, kind=dtype):
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(kind))
+
+    q, keys = array(1, length, 10, 256), array(1, length + 2047, 256)
+    max_age = array(1, length, kind="int32")
+
+    def pull_back(q, keys, values, max_age, cotangent):
+        attention = functools.partial(tpu_jax.attend_rows, max_age=max_age)
+        return jax.vjp(attention, q, keys, values)[1](cotangent)
+
+    with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):
+        if gradient:
+            return compile_for(target, pull_back, q, keys, keys, max_age, q)
+        return compile_for(target, tpu_jax.attend_rows, q, keys, keys, max_age)
+
+
+def check_memory(target, dtype, gradient):
+    """Queries and results lie head by head for the kernel; scores would be 80 times as large."""
+    report = compiled(target, dtype, 8192, gradient)
+    queries = 8192 * 10 * 256 * jnp.dtype(dtype).itemsize
+    assert [kernel.name.partition("_segmented")[0] for kernel in report.kernels] == [
+        "splash_mqa_fwd",
+        *(["splash_mqa_dkv", "splash_mqa_dq"] if gradient else []),
+    ]
+    assert max(kernel.vmem_bytes for kernel in report.kernels) <= 16 * 2**20
+    assert report.temporary_bytes <= 2.5 * queries, report.temporary_bytes / queries
+
+
+@pytest.mark.parametrize("gradient", [slow(False), True], ids=["forward", "gradient"])
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_no_scores_are_kept(dtype, gradient):
+    check_memory("v5e", dtype, gradient)
+
+
+@pytest.mark.tpu_compile
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("target", sorted(set(TARGETS) - {"v5e"}))
+def test_no_scores_are_kept_on_any_target(target, dtype):
+    check_memory(target, dtype, gradient=True)

@@ -1,0 +1,435 @@
+"""The Triton kernels: interpreted on the CPU against the reference, and built for two devices.
+
+Those marked ``gpu`` run the same on a CUDA device.
+"""
+
+import functools
+import importlib.util
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from parity import relative_error
+from slow import slow
+from triton_interpreter import KERNELS, interpreted_kernels
+
+from griffin_eval.bench.scan import gpu
+from griffin_eval.errors import ArgumentError, MissingExtraError
+from griffin_eval.kernels.rglru import reference, triton_torch
+from griffin_eval.kernels.rglru.reference import Gates
+
+triton = pytest.importorskip("triton")
+
+DEVICES = ["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)]
+# Largest error over largest value. The backward pass reads an h that was rounded to bfloat16.
+TOLERANCES = {
+    "float32": 1e-6,
+    "bfloat16": 2**-8,
+    "gradients, float32": 1e-6,
+    "gradients, bfloat16": 2**-7,
+}
+CUT_OFF = 2  # times more in bfloat16, which the interpreter does not round to
+
+
+@pytest.fixture(params=DEVICES)
+def device(request, monkeypatch):
+    """Where tensors go so that the kernels run."""
+    if request.param == "interpreter":
+        monkeypatch.setattr(triton_torch, "_kernels", interpreted_kernels)
+        return "cpu"
+    return request.param
+
+
+class Case(SimpleNamespace):
+    """Inputs that are exact in bfloat16, layout and cotangents; ``read`` says which are tokens."""
+
+    def __init__(self, name, op, time, width=30, batch=1, blocks=5, resets=True, **layout):
+        rng = np.random.default_rng([time, width, len(name)])
+        segments = len(layout.get("lengths", range(batch)))
+        shape = (batch, time, width)
+        x, dh = rng.standard_normal((2, *shape))
+        if op == "linear_scan":
+            # Decays that forget at once, never, and anything between.
+            a = rng.uniform(0, 1, shape) ** rng.choice([0.01, 1.0], (batch, 1, width))
+            a[rng.random(shape) < 0.1] = 0.0
+            inputs = [a, x]
+        else:
+            size = width // blocks
+            weights = size**-0.5 * rng.standard_normal((2, blocks, size, size))
+            biases = 0.5 * rng.standard_normal((2, blocks, size))
+            slopes = rng.uniform(-7, 1, width)
+            inputs = [x, slopes, weights[0], biases[0], weights[1], biases[1]]
+        if layout.pop("h0", True):
+            inputs.append(rng.standard_normal((segments, width)))
+        cotangents = dh, rng.standard_normal((segments, width))
+        self.layout = {key: np.array(value) for key, value in layout.items()}
+        if resets:
+            self.layout["resets"] = rng.random((batch, time)) < 0.1
+        self.op, self.name = op, name
+        self.inputs = [_exact(v) for v in inputs]
+        self.read = _read(batch, time, **layout)
+        self.cotangents = [_exact(v) for v in cotangents]
+        self.cotangents[0][~self.read] = 0.0
+
+    def call(self, module, inputs, **options):
+        if self.op == "linear_scan":
+            return module.linear_scan(*inputs, **options)
+        return module.rglru(inputs[0], Gates(*inputs[1:6]), *inputs[6:], **options)
+
+
+def _exact(array):
+    return torch.tensor(array, dtype=torch.bfloat16).double().numpy()
+
+
+def _read(batch, time, lengths=None, starts=None):
+    if lengths is None:
+        return np.ones((batch, time), bool)
+    if starts is None:
+        return np.arange(time) < np.array(lengths)[:, None]
+    read = np.zeros((batch, time), bool)
+    for start, length in zip(starts, lengths, strict=True):
+        read[0, start : start + length] = True
+    return read
+
+
+LAYOUTS = {
+    # More columns than a program has, and steps that divide nothing.
+    "plain": dict(time=19, batch=2, width=70, resets=False, h0=False),
+    # Chunks of 16 tokens: one that is full, one that begins, and one that is empty.
+    "ragged": dict(time=20, batch=3, lengths=[19, 0, 3]),
+    "packed": dict(time=26, starts=[0, 5, 7, 7], lengths=[5, 1, 0, 18]),
+}
+
+
+@functools.cache
+def case(op, name):
+    return Case(name, op, **LAYOUTS[name])
+
+
+@functools.cache
+def expected(op, name):
+    """(h, last) of the reference and the gradients, by torch of the same loop in float64."""
+    c = case(op, name)
+    wanted = c.call(reference, c.inputs, **c.layout)
+    inputs = [torch.tensor(v, requires_grad=True) for v in c.inputs]
+    h, last = c.call(Differentiable, inputs, **c.layout)
+    np.testing.assert_allclose(h.detach()[c.read], wanted[0][c.read], rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(last.detach(), wanted[1], rtol=1e-12, atol=1e-12)
+    cotangents = [torch.from_numpy(v) for v in c.cotangents]
+    gradients = torch.autograd.grad((h, last), inputs, cotangents)
+    return wanted, [g.numpy() for g in gradients]
+
+
+class Differentiable:
+    """The reference's loop in torch."""
+
+    @staticmethod
+    def linear_scan(a, x, h0=None, *, resets=None, lengths=None, starts=None):
+        batch, time, width = x.shape
+        lengths = np.full(batch, time) if lengths is None else lengths
+        h0 = x.new_zeros(len(lengths), width) if h0 is None else h0
+        rows, last = [[x.new_zeros(width)] * time for _ in range(batch)], []
+        for s, length in enumerate(lengths):
+            b, first = (s, 0) if starts is None else (0, starts[s])
+            h = h0[s]
+            for t in range(first, first + length):
+                h = x[b, t] + (0.0 if resets is not None and resets[b, t] else a[b, t] * h)
+                rows[b][t] = h
+            last.append(h)
+        return torch.stack([torch.stack(row) for row in rows]), torch.stack(last)
+
+    @staticmethod
+    def rglru(x, gates, h0=None, *, resets=None, **layout):
+        blocks = x.unflatten(-1, gates.input_bias.shape)
+        r, i = (
+            torch.sigmoid(torch.einsum("btgi,gio->btgo", blocks, weight) + bias).flatten(2)
+            for weight, bias in (gates[3:5], gates[1:3])
+        )
+        log_a = -reference.C * torch.nn.functional.softplus(gates.recurrent_param) * r
+        multiplier = torch.sqrt(-torch.expm1(2 * log_a))
+        if resets is not None:
+            multiplier = torch.where(torch.from_numpy(resets)[:, :, None], 1.0, multiplier)
+        a, gated = torch.exp(log_a), multiplier * i * x
+        return Differentiable.linear_scan(a, gated, h0, resets=resets, **layout)
+
+
+def run(c, dtype, device, chunks):
+    """The same of the kernels."""
+    inputs = [
+        torch.tensor(v, dtype=getattr(torch, dtype), device=device, requires_grad=True)
+        for v in c.inputs
+    ]
+    layout = {key: torch.from_numpy(value).to(device) for key, value in c.layout.items()}
+    results = c.call(triton_torch, inputs, chunks=chunks, **layout)
+    assert [v.dtype for v in results] == [getattr(torch, dtype), torch.float32]
+    cotangents = [
+        torch.tensor(v, dtype=r.dtype, device=device)
+        for v, r in zip(c.cotangents, results, strict=True)
+    ]
+    gradients = torch.autograd.grad(results, inputs, cotangents)
+    assert [v.dtype for v in gradients] == [v.dtype for v in inputs]
+    return [[v.detach().double().cpu().numpy() for v in vs] for vs in (results, gradients)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype", "chunks"),
+    [
+        ("plain", "float32", 1),
+        ("ragged", "float32", 1),
+        ("ragged", "float32", 3),
+        ("packed", "float32", 2),
+        ("packed", "bfloat16", 1),
+        ("ragged", "bfloat16", 2),
+        pytest.param("plain", "float32", 2, marks=pytest.mark.slow),
+        pytest.param("plain", "bfloat16", 1, marks=pytest.mark.slow),
+        pytest.param("packed", "float32", 1, marks=pytest.mark.slow),
+        pytest.param("packed", "bfloat16", 2, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("op", ["linear_scan", "rglru"])
+def test_kernels_equal_the_reference(op, layout, dtype, chunks, device, record_parity):
+    c = case(op, layout)
+    (h, last), gradients = run(c, dtype, device, chunks)
+    (eh, elast), egradients = expected(op, layout)
+
+    def close(quantity, found, wanted):
+        error = max(relative_error(f, w) for f, w in zip(found, wanted, strict=True))
+        coarse = CUT_OFF if device == "cpu" and "bfloat16" in quantity else 1
+        tolerance = coarse * TOLERANCES[quantity]
+        record_parity(f"triton {op} - reference", quantity, error, tolerance)
+
+    close(dtype, [h[c.read]], [eh[c.read]])
+    close("float32", [last], [elast])  # also of bfloat16, whose values are exact here
+    close(f"gradients, {dtype}", gradients, egradients)
+    of_tokens = [v for v in (h, *gradients) if v.shape == h.shape]
+    assert all((v[~c.read] == 0).all() for v in of_tokens)
+
+
+@pytest.mark.parametrize("op", ["linear_scan", "rglru"])
+@pytest.mark.parametrize(("time", "width", "blocks"), [(1, 1, 1), (2, 3, 3)])
+def test_smallest_shapes(op, time, width, blocks, device):
+    c = Case("", op, time=time, width=width, blocks=blocks, batch=2)
+    (h, last), _ = run(c, "float32", device, None)
+    eh, elast = c.call(reference, c.inputs, **c.layout)
+    np.testing.assert_allclose(h, eh, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(last, elast, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("chunks", [None, 2])
+def test_no_token_leaves_the_state(chunks, device):
+    a, h0 = torch.zeros(2, 0, 3, device=device), torch.ones(2, 3, device=device, requires_grad=True)
+    h, last = triton_torch.linear_scan(a, a, h0, chunks=chunks)
+    assert h.shape == (2, 0, 3)
+    (gradient,) = torch.autograd.grad(last.sum(), h0)
+    assert torch.equal(last, h0) and torch.equal(gradient, h0)
+
+
+def test_slow_decays_are_exact_and_their_gradients_bounded(device):
+    """Where 1 - a² is 1e-12 to 1: the multiplier in float32, its derivative at most 1000."""
+    slopes = torch.linspace(-30, 2, 33, dtype=torch.float64, requires_grad=True)
+    x = torch.linspace(-2, 2, 33, dtype=torch.float64)[None, None].requires_grad_()
+    zeros = torch.zeros(1, 33, 33), torch.zeros(1, 33)
+    log_a = -8 * torch.nn.functional.softplus(slopes) * 0.5
+    y = -torch.expm1(2 * log_a)
+    slope = y.detach().clamp(min=1e-6 / 4).mul(4).rsqrt()  # of sqrt
+    multiplier = y.detach().sqrt() + slope * (y - y.detach())
+    wanted = multiplier * 0.5 * x
+    wanted_gradients = torch.autograd.grad(wanted.sum(), (slopes, x))
+    found_inputs = [v.detach().float().to(device).requires_grad_() for v in (slopes, x)]
+    gates = Gates(found_inputs[0], *(z.to(device) for z in zeros * 2))
+    found, _ = triton_torch.rglru(found_inputs[1], gates)
+    gradients = torch.autograd.grad(found.sum(), found_inputs)
+    np.testing.assert_allclose(found.detach().cpu(), wanted.detach(), rtol=1e-6)
+    for g, w in zip(gradients, wanted_gradients, strict=True):
+        np.testing.assert_allclose(g.cpu(), w, rtol=1e-5, atol=1e-12)
+
+
+def test_time_is_cut_only_where_a_device_would_be_idle():
+    assert triton_torch.time_chunks(256, 8192, 2560, 132) == 1
+    assert triton_torch.time_chunks(8, 8192, 2560, 132) == 1
+    assert triton_torch.time_chunks(1, 1, 2560, 132) == 1
+    assert triton_torch.time_chunks(0, 0, 2560, 132) == 1
+    chunks = triton_torch.time_chunks(1, 8192, 2560, 132)
+    assert 8 * 132 <= 40 * chunks <= 9 * 132
+
+
+def test_what_cannot_be_is_said(device):
+    x = torch.zeros(2, 3, 4, device=device)
+    h0, reset = torch.zeros(3, 4, device=device), torch.zeros(2, 3, dtype=torch.bool, device=device)
+    with pytest.raises(ArgumentError, match=r"h0 must have the shape \[2, 4\].*found \[3, 4\]"):
+        triton_torch.linear_scan(x, x, h0, resets=reset)
+    with pytest.raises(ArgumentError, match="one row and have lengths"):
+        triton_torch.linear_scan(x, x, starts=torch.zeros(2, dtype=torch.int64, device=device))
+    with pytest.raises(NotImplementedError, match="a is torch.float64"):
+        triton_torch.linear_scan(x.double(), x)
+    weight, bias = torch.zeros(1, 4, 4, device=device), torch.zeros(1, 4, device=device)
+    complex_gates = Gates(bias[0], weight, bias, weight, bias, bias[0])
+    with pytest.raises(NotImplementedError, match="complex gates"):
+        triton_torch.rglru(x, complex_gates)
+
+
+def test_no_device_and_no_triton_are_said(monkeypatch):
+    x = torch.zeros(1, 1, 1)
+    with pytest.raises(NotImplementedError, match="need a CUDA device, and x is on cpu"):
+        triton_torch.linear_scan(x, x)
+    assert "need a CUDA device" in triton_torch.unsupported(x, None, None)
+    triton_torch._kernels.cache_clear()
+    monkeypatch.delitem(sys.modules, KERNELS)
+    monkeypatch.delattr("griffin_eval.kernels.rglru.triton_kernels")
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(MissingExtraError, match="triton is not installed"):
+        triton_torch.linear_scan(x, x)
+
+
+def test_benchmark_runs_what_it_times(device, monkeypatch):
+    if device == "cpu":
+        monkeypatch.setattr(gpu, "_seconds", lambda call: call() is None or 1.0)
+    rows = gpu.measure([(1, 4, 6)], ["float32"], device)
+    ours = [row["operation"] for row in rows if row["implementation"] == "griffin"]
+    assert ours == ["scan", "scan, backward", "RG-LRU", "RG-LRU, backward"]
+    assert gpu.timing_table(rows).row_count == len(rows)
+    if device == "cpu":  # a second each: against a copy, a scan moves three arrays for two
+        assert [row["copy_fraction"] for row in rows[:4]] == [1.5, 2.5, 1.0, 2.0]
+
+
+class Launch(NamedTuple):
+    kernel: str
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+
+
+class Kernel:
+    """Stands for a kernel, and keeps what it would be launched with."""
+
+    def __init__(self, name, launches):
+        self.name, self.launches = name, launches
+
+    def __getitem__(self, grid):
+        return self
+
+    def __call__(self, *positional, num_warps=1, enable_fp_fusion, **named):
+        arguments = named | dict(zip(function(self.name).arg_names, positional, strict=False))
+        options = {"num_warps": num_warps, "enable_fp_fusion": enable_fp_fusion}
+        self.launches.append(Launch(self.name, arguments, options))
+
+
+def function(kernel):
+    kernel = getattr(importlib.import_module(KERNELS), kernel)
+    return kernel if isinstance(kernel, triton.JITFunction) else kernel.fn
+
+
+def launches(monkeypatch, op, dtype, chunks):
+    """What is launched forward and backward, of a width and a batch as in RecurrentGemma 2B."""
+    found = []
+    names = ("forward", "backward", "scan_chunks")
+    kernels = SimpleNamespace(INTERPRETED=True, **{name: Kernel(name, found) for name in names})
+    monkeypatch.setattr(triton_torch, "_kernels", lambda: kernels)
+    time, width, blocks = 32, 2560, 10
+    x = torch.zeros(1, time, width, dtype=dtype, requires_grad=True)
+    h0 = torch.zeros(1, width, requires_grad=True)
+    layout = {"resets": torch.zeros(1, time, dtype=torch.bool), "lengths": torch.tensor([time])}
+    if op == "linear_scan":
+        h, last = triton_torch.linear_scan(x, x, h0, chunks=chunks, **layout)
+    else:
+        weight = torch.zeros(blocks, width // blocks, width // blocks, dtype=dtype)
+        bias = weight[:, 0]
+        gates = Gates(bias.flatten(), weight, bias, weight, bias)
+        h, last = triton_torch.rglru(x, gates, h0, chunks=chunks, **layout)
+    torch.autograd.grad(h.float().sum() + last.sum(), (x, h0))
+    return found
+
+
+POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.uint8: "*u8"}
+POINTERS[torch.int64] = "*i64"
+
+
+def build(launch, capability, config):
+    """Compiles as launching would, and returns the kernel and what a thread of it takes."""
+    kernel = function(launch.kernel)
+    options = dict(launch.options)
+    arguments = dict(launch.arguments)
+    if launch.kernel != "scan_chunks":
+        arguments |= config.kwargs
+        options["num_warps"] = config.num_warps
+    signature, constants, aligned = {}, {}, {}
+    for parameter in kernel.params:
+        value, place = arguments[parameter.name], (parameter.num,)
+        if parameter.is_constexpr or value is None:
+            signature[parameter.name], constants[place] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name] = POINTERS[value.dtype]
+        else:
+            signature[parameter.name] = "i32"
+        if isinstance(value, torch.Tensor) or parameter.name == "width":
+            aligned[place] = [["tt.divisibility", 16]]
+    source = triton.compiler.ASTSource(kernel, signature, constants, aligned)
+    target = triton.backends.compiler.GPUTarget("cuda", capability, 32)
+    return triton.compile(source, target=target, options=options)
+
+
+def usage(cubin, tmp_path):
+    """What a thread takes, by the tool that comes with triton: {"REG": 64, "LOCAL": 0, ...}."""
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(cubin)
+    tool = triton.knobs.nvidia.cuobjdump.path
+    command = [tool, "--dump-resource-usage", str(path)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", text)}
+
+
+@pytest.fixture
+def compiled(request, monkeypatch):
+    """Compiled kernels are kept where pytest keeps things, for the next run."""
+    cache = request.config.cache.mkdir("triton")
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(cache))
+
+
+def check_builds(found, capability, dtype, config, tmp_path):
+    for launch in found:
+        kernel = build(launch, capability, config)
+        assert kernel.asm["cubin"].startswith(b"\x7fELF")
+        taken = usage(kernel.asm["cubin"], tmp_path)
+        # Nothing spilled: neither local memory nor a stack.
+        assert (taken["LOCAL"], taken["STACK"]) == (0, 0), (launch.kernel, config, taken)
+        assert 16 <= taken["REG"] <= 255
+        if (
+            dtype == torch.float32
+            and launch.kernel != "scan_chunks"
+            and config.kwargs["STEPS"] == 8
+        ):
+            assert re.search(r"ld\.global\.v[24]", kernel.asm["ptx"])  # several columns at once
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), slow(90, torch.float32)])
+@pytest.mark.parametrize("op", ["linear_scan", "rglru"])
+def test_kernels_build_without_a_device(op, capability, dtype, compiled, monkeypatch, tmp_path):
+    config = importlib.import_module(KERNELS).CONFIGS[0]
+    found = launches(monkeypatch, op, dtype, 1)
+    assert [launch.kernel for launch in found] == ["forward", "backward"]
+    check_builds(found, capability, dtype, config, tmp_path)
+
+
+def test_phases_build_without_a_device(compiled, monkeypatch, tmp_path):
+    config = importlib.import_module(KERNELS).CONFIGS[0]
+    found = launches(monkeypatch, "linear_scan", torch.float32, 2)
+    phases = ["forward", "scan_chunks", "forward", "backward", "scan_chunks", "backward"]
+    assert [launch.kernel for launch in found] == phases
+    check_builds(found, 90, torch.float32, config, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("op", ["linear_scan", "rglru"])
+def test_every_config_builds(op, capability, dtype, number, compiled, monkeypatch, tmp_path):
+    configs = importlib.import_module(KERNELS).CONFIGS
+    assert len(configs) == 3
+    for chunks in (1, 2):
+        found = launches(monkeypatch, op, dtype, chunks)
+        check_builds(found, capability, dtype, configs[number], tmp_path)

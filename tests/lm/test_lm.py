@@ -1,0 +1,381 @@
+"""`GriffinLM` against lm-eval's own hf model and against transformers, request by request."""
+
+import json
+import logging
+import shutil
+from functools import cache
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import numpy as np
+import pytest
+from lm_eval.api.instance import Instance
+from lm_eval.evaluator import simple_evaluate
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from parity import TOLERANCES
+from slow import slow
+
+from griffin_eval import tasks
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.convert import convert_checkpoint
+from griffin_eval.converters.formats import FORMATS
+from griffin_eval.converters.plan import make_plan
+from griffin_eval.crosscheck import logits
+from griffin_eval.engine.generation import Prompt, generate
+from griffin_eval.engine.limits import Limits
+from griffin_eval.errors import ArgumentError, BadInput
+from griffin_eval.lm.model import GriffinLM
+
+TEXT = topics["numbers"] + topics["strings"]
+PAIRS = [
+    ("The unary minus", " operator"),
+    ("The unary minus operator ", "yields"),  # the space moves to the continuation
+    ("The", " unary operator yields the negation of its numeric argument."),
+    ("", "An empty context"),
+    ("x", "y"),
+    (TEXT[:1500], TEXT[1500:1600]),  # past the window
+    (TEXT[:1500], " something else"),
+    ("The unary minus", " operator"),
+]
+
+
+def instances(kind, arguments):
+    return [Instance(kind, {}, args, i) for i, args in enumerate(arguments)]
+
+
+@cache
+def our_tasks():
+    """Ours alone, since lm-eval takes seconds to find all of its own."""
+    return TaskManager(include_path=str(Path(tasks.__file__).parent), include_defaults=False)
+
+
+def evaluate(lm, **arguments):
+    return simple_evaluate(lm, task_manager=our_tasks(), bootstrap_iters=0, **arguments)
+
+
+@pytest.fixture(scope="module")
+def hf(checkpoint):
+    return HFLM(pretrained=str(checkpoint), dtype="float32", device="cpu", max_length=8192)
+
+
+@pytest.fixture(scope="module", params=["torch", "jax"])
+def lm(request, checkpoint):
+    return GriffinLM(pretrained=str(checkpoint), framework=request.param, batch_size=3)
+
+
+def relative(found: float, expected: float) -> float:
+    return abs(found - expected) / max(1.0, abs(expected))
+
+
+def test_loglikelihood_equals_hf(lm, hf, record_parity):
+    requests = instances("loglikelihood", PAIRS)
+    for found, expected in zip(
+        lm.loglikelihood(requests), hf.loglikelihood(requests, disable_tqdm=True), strict=True
+    ):
+        error = relative(found[0], expected[0])
+        pair = f"{lm.runner.framework} - lm-eval hf"
+        record_parity(pair, "log-likelihood", error, TOLERANCES[pair, "log-likelihood"])
+        assert found[1] == expected[1]
+
+
+def test_greedy_flag_is_true_for_what_the_model_would_say(lm):
+    (text,) = lm.generate_until(instances("generate_until", [("The", {"max_gen_toks": 5})]))
+    found = lm.loglikelihood(instances("loglikelihood", [("The", text), ("The", " unlikely")]))
+    assert [greedy for _, greedy in found] == [True, False]
+
+
+def test_generation_equals_hf_at_batch_size_1(lm, hf):
+    kwargs = {"until": ["\n", "z"], "max_gen_toks": 20, "do_sample": False}
+    contexts = ["The", TEXT[:700], "def f(x):", TEXT[100:180]]
+    requests = instances("generate_until", [(c, kwargs) for c in contexts])
+    assert lm.generate_until(requests) == hf.generate_until(requests, disable_tqdm=True)
+
+
+def test_generation_arguments_are_per_request(lm):
+    asked = [("The", {"max_gen_toks": n, "until": u}) for n, u in [(3, []), (9, []), (9, [" "])]]
+    short, long, cut = lm.generate_until(instances("generate_until", asked))
+    assert long.startswith(short) and len(long) > len(short)
+    assert long.startswith(cut) and " " not in cut
+
+
+def test_stop_strings_across_tokens(lm):
+    (free,) = lm.generate_until(instances("generate_until", [("The", {"max_gen_toks": 30})]))
+    ids = lm.tok_encode(free, add_special_tokens=False)
+    stop = lm.tokenizer.decode(ids[3:6], skip_special_tokens=False)[1:]  # parts of three tokens
+    (cut,) = lm.generate_until(
+        instances("generate_until", [("The", {"max_gen_toks": 30, "until": [stop]})])
+    )
+    assert cut == free.split(stop)[0] != free
+
+
+def test_unsupported_generation_arguments_are_named(lm):
+    with pytest.raises(ArgumentError, match="num_beams"):
+        lm.generate_until(instances("generate_until", [("The", {"num_beams": 4})]))
+
+
+def test_rolling_is_one_pass_with_one_bos(lm, reference_logprobs, record_parity):
+    documents = [TEXT[:3000], "x", TEXT[5000:5400]]
+    found = lm.loglikelihood_rolling(instances("loglikelihood_rolling", [(d,) for d in documents]))
+    for document, total in zip(documents, found, strict=True):
+        ids = [lm.tokenizer.bos_token_id, *lm.tokenizer.encode(document)]
+        error = relative(total, reference_logprobs(ids)[0].sum())
+        pair = f"{lm.runner.framework} - transformers"
+        quantity = "rolling log-likelihood"
+        record_parity(pair, quantity, error, TOLERANCES[pair, quantity])
+
+
+def test_hf_also_scores_bos_given_bos(lm, hf, reference_logprobs):
+    (ours,) = lm.loglikelihood_rolling(instances("loglikelihood_rolling", [(TEXT[:400],)]))
+    (theirs,) = hf.loglikelihood_rolling(instances("loglikelihood_rolling", [(TEXT[:400],)]))
+    bos = lm.tokenizer.bos_token_id
+    ids = [bos, bos, *lm.tokenizer.encode(TEXT[:400])]
+    assert relative(theirs, reference_logprobs(ids)[0].sum()) < 1e-5
+    assert abs(ours - theirs) > 0.1
+
+
+def test_exactly_one_bos(lm):
+    bos = lm.tokenizer.bos_token_id
+    plain = lm.tok_encode("text", add_special_tokens=False)
+    assert bos not in plain
+    assert lm.tok_encode("text") == lm.tok_encode("<bos>text") == [bos, *plain]
+
+
+def test_max_length_cuts_from_the_left_with_one_warning(checkpoint, reference_logprobs, caplog):
+    lm = GriffinLM(pretrained=str(checkpoint), framework="torch", max_length=50)
+    with caplog.at_level(logging.WARNING, "griffin_eval"):
+        found = lm.loglikelihood(instances("loglikelihood", [(TEXT[:900], " end"), PAIRS[5]]))
+    assert len([r for r in caplog.records if "max_length=50" in r.getMessage()]) == 1
+    ids = lm.tok_encode(TEXT[:900] + " end")
+    count = len(ids) - len(lm.tok_encode(TEXT[:900]))
+    expected = reference_logprobs(ids[-51:])[0][-count:].sum()
+    assert relative(found[0][0], expected) < 1e-5
+    (cut,) = lm.generate_until(instances("generate_until", [(TEXT[:900], {"max_gen_toks": 9})]))
+    generate(
+        lm.runner,
+        [Prompt(lm.tok_encode(TEXT[:900])[-41:], 9)],
+        limits=Limits(64, 1),
+        eos_ids=frozenset(),
+        on_result=lambda _, new: ids.__setitem__(slice(None), new),
+    )
+    assert cut == lm.tokenizer.decode(ids, skip_special_tokens=True)
+    with pytest.raises(ArgumentError, match="max_length=50"):
+        lm.loglikelihood(instances("loglikelihood", [("The", TEXT[:900])]))
+    with pytest.raises(ArgumentError, match="leaves no room"):
+        lm.generate_until(instances("generate_until", [("The", {"max_gen_toks": 50})]))
+
+
+def test_prefix_token_and_window_change_the_numbers(checkpoint):
+    requests = instances("loglikelihood", [("", "An empty context"), (TEXT[:1500], " a")])
+
+    def scores(**arguments):
+        lm = GriffinLM(pretrained=str(checkpoint), framework="torch", **arguments)
+        return [score for score, _ in lm.loglikelihood(requests)]
+
+    usual = scores()
+    prefixed, windowed = scores(prefix_token_id=5), scores(window=16)
+    # A context of its own takes no prefix token, but rounds with what is read beside it.
+    assert relative(prefixed[0], usual[0]) > 1e-3 and relative(prefixed[1], usual[1]) < 1e-5
+    assert relative(windowed[1], usual[1]) > 1e-3
+    assert windowed == scores(visible_keys=16) == scores(visible_keys=16, window=16)
+
+
+def test_auto_batch_size_is_chosen_and_logged(checkpoint, caplog):
+    lm = GriffinLM(
+        pretrained=str(checkpoint), framework="torch", batch_size="auto:2", max_batch_size=4
+    )
+    with caplog.at_level(logging.INFO, "griffin_eval"):
+        lm.loglikelihood(instances("loglikelihood", PAIRS))
+        lm.generate_until(instances("generate_until", [("The", {"max_gen_toks": 1})]))
+    assert lm.batch_size == "auto"  # what was asked for
+    assert list(lm.batch_sizes) == ["scoring", "generation"]  # what was chosen, for results.json
+    for what, rows in lm.batch_sizes.items():
+        assert rows in (1, 2, 4)
+        assert f"batch_size=auto chose {rows} for {what}" in caplog.text
+
+
+def test_cuda_that_is_not_there_is_logged(checkpoint, caplog):
+    with caplog.at_level(logging.INFO, "griffin_eval"):
+        for framework in ("torch", "jax"):
+            GriffinLM(pretrained=str(checkpoint), framework=framework, device="cuda:0")
+    assert caplog.text.count("there is no device cuda:0 here: running on cpu") == 2
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("dtype", ["bfloat16", slow("float16")])
+def test_half_precision_is_close(checkpoint, framework, dtype, record_parity):
+    requests = instances("loglikelihood", PAIRS)
+    half = GriffinLM(pretrained=str(checkpoint), framework=framework, dtype=dtype)
+    full = GriffinLM(pretrained=str(checkpoint), framework=framework)
+    assert half.get_model_info()["model_dtype"] == dtype
+    for low, high in zip(half.loglikelihood(requests), full.loglikelihood(requests), strict=True):
+        error = relative(low[0], high[0])
+        pair = f"{framework} {dtype} - float32"
+        record_parity(pair, "log-likelihood", error, TOLERANCES[pair, "log-likelihood"])
+
+
+def test_chat_template_has_one_bos(checkpoint, tmp_path):
+    folder = shutil.copytree(checkpoint, tmp_path / "chat")
+    (folder / "chat_template.jinja").write_text(
+        "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<model>{% endif %}"
+    )
+    lm = GriffinLM(pretrained=str(folder), framework="torch")
+    text = lm.apply_chat_template([{"role": "user", "content": "hello"}])
+    assert text == "<bos><user>hello\n<model>"
+    assert lm.tok_encode(text).count(lm.tokenizer.bos_token_id) == 1
+    assert lm.chat_template(True) and lm.tokenizer_name
+
+
+@pytest.mark.slow
+def test_cache_of_one_model_is_not_read_by_another(checkpoint, tmp_path):
+    import torch
+    from transformers import RecurrentGemmaForCausalLM
+
+    other = shutil.copytree(checkpoint, tmp_path / "other")
+    model = RecurrentGemmaForCausalLM.from_pretrained(checkpoint)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(1.5)
+    model.save_pretrained(other)
+
+    def bits(folder, cache, calls=None):
+        lm = GriffinLM(pretrained=str(folder), framework="torch")
+        if calls is not None:
+            read = lm.runner.read
+            lm.runner.read = lambda *arguments: calls.append(1) or read(*arguments)
+        results = evaluate(lm, tasks=["griffin_pydoc_rolling"], limit=2, use_cache=cache)
+        return results["results"]["griffin_pydoc_rolling"]["bits_per_byte,none"]
+
+    cache = str(tmp_path / "cache")
+    first, second = bits(checkpoint, cache), bits(other, cache)
+    assert first != second == bits(other, None)
+    computed = []
+    assert bits(checkpoint, None, computed) == first and computed
+    computed.clear()
+    assert (bits(checkpoint, cache, computed), bits(other, cache, computed)) == (first, second)
+    assert not computed  # both were answered from the file
+
+
+def test_results_record_what_was_run(lm):
+    results = evaluate(lm, tasks=["griffin_pydoc_choice"], limit=2)
+    config = results["config"]
+    assert config["model_framework"] == lm.runner.framework
+    assert config["model_visible_keys"] == 128
+    assert config["model_dtype"] == "float32"
+    stats = lm.stats
+    assert config["griffin_tokens_requested"] == stats.tokens_requested
+    assert config["griffin_tokens_computed"] == stats.tokens_computed < stats.tokens_requested
+    assert config["griffin_saved_ratio"] == stats.tokens_requested / stats.tokens_computed
+    assert config["griffin_states_evicted"] == 0
+    assert config["griffin_tokens_per_second"] > 0 and config["griffin_peak_memory_bytes"] > 1e7
+    assert (config["griffin_compilations"] > 0) == (lm.runner.framework == "jax")
+    assert config["griffin_kernel"] == "kernels.rglru, cpu"
+    assert config["griffin_attention_kernel"] == "kernels.attention, cpu"
+    assert {"torch", "jax", "flax", "lm_eval"} < set(config["griffin_versions"])
+    json.dumps(lm.get_model_info())
+
+
+def test_the_hash_of_weights_follows_them_through_formats(checkpoint, tmp_path):
+    def weights(folder):
+        lm = GriffinLM(
+            pretrained=str(folder), framework="torch", tokenizer=str(checkpoint), window=128
+        )
+        return lm.get_model_info()["griffin_weights_sha256"]
+
+    opened = Checkpoint(checkpoint)
+    names = ["griffin", "deepmind-torch"]
+    for name in names:
+        convert_checkpoint(make_plan(opened, FORMATS[name]), tmp_path / name)
+    kept = weights(checkpoint)
+    assert len(kept) == 64 and {weights(tmp_path / name) for name in names} == {kept}
+    changed = shutil.copytree(tmp_path / "griffin", tmp_path / "changed")
+    file = changed / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)  # the manifest beside it says what was there before
+    assert weights(changed) != kept
+
+
+def test_the_last_line_of_the_log_says_what_was_saved(lm, caplog):
+    with caplog.at_level(logging.INFO, "griffin_eval"):
+        evaluate(lm, tasks=["griffin_pydoc_choice"], limit=1)
+    last = [r.getMessage() for r in caplog.records if r.name == "griffin_eval.lm.model"][-1]
+    assert f"{lm.stats.tokens_requested} tokens requested" in last
+    assert f"{lm.stats.tokens_computed} computed" in last
+
+
+def test_white_space_is_a_context_without_bos(checkpoint):
+    lm = GriffinLM(pretrained=str(checkpoint), framework="torch", add_bos_token=False)
+    pairs = [(" ", "x"), ("", " x")]
+    found = lm.loglikelihood(instances("loglikelihood", pairs))
+    assert found[0] == found[1]  # both are scored from the prefix token
+
+
+def test_parity_check_is_recorded(checkpoint, caplog):
+    with caplog.at_level(logging.INFO, "griffin_eval"):
+        lm = GriffinLM(pretrained=str(checkpoint), framework="torch", parity="check")
+    assert "parity=check: logits differ by" in caplog.text
+    found = lm.get_model_info()["griffin_parity"]
+    assert found["past_window"] and found["tokens"] > 128
+    assert 0 < found["largest_difference_logits"] < 1e-3
+    assert 0 < found["largest_difference_logprobs"] < 1e-3
+    assert "griffin_parity" not in GriffinLM(str(checkpoint), "torch").get_model_info()
+
+
+def test_parity_check_refuses(checkpoint, monkeypatch):
+    arguments = {"pretrained": str(checkpoint), "framework": "torch"}
+    with pytest.raises(ArgumentError, match="unknown parity 'yes': expected check"):
+        GriffinLM(**arguments, parity="yes")
+    monkeypatch.setattr(logits, "TOLERANCE", 1e-9)
+    with pytest.raises(BadInput, match="parity=check: PyTorch and JAX differ by .* in "):
+        GriffinLM(**arguments, parity="check")
+    monkeypatch.setattr(logits, "find_spec", lambda name: None if name == "flax" else name)
+    with pytest.raises(ArgumentError, match="of these flax not installed: pip install"):
+        GriffinLM(**arguments, parity="check")
+
+
+def test_sampling_follows_the_global_seed(lm):
+    request = instances(
+        "generate_until", [("The", {"do_sample": True, "temperature": 1.5, "max_gen_toks": 24})]
+    )
+
+    def text(seed):
+        np.random.seed(seed)
+        return lm.generate_until(request)
+
+    assert text(1) == text(1) != text(2)
+
+
+def test_every_eos_of_the_generation_config_ends_a_text(checkpoint, tmp_path):
+    lm = GriffinLM(pretrained=str(checkpoint), framework="torch")
+    request = instances("generate_until", [("The", {"max_gen_toks": 12})])
+    (free,) = lm.generate_until(request)
+    ids = lm.tok_encode(free, add_special_tokens=False)
+    folder = shutil.copytree(checkpoint, tmp_path / "eos")
+    for ends in ([1, ids[4]], [1, ids[7], ids[4]]):
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+        (found,) = GriffinLM(pretrained=str(folder), framework="torch").generate_until(request)
+        cut = min(ids.index(end) for end in ends[1:])
+        assert found == lm.tokenizer.decode(ids[:cut], skip_special_tokens=True)
+
+
+def test_the_stock_chat_options(checkpoint, tmp_path):
+    """`--apply_chat_template --system_instruction` reach the prompt, which has one BOS."""
+    folder = shutil.copytree(checkpoint, tmp_path / "chat")
+    (folder / "chat_template.jinja").write_text(
+        "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<model>{% endif %}"
+    )
+    lm = GriffinLM(pretrained=str(folder), framework="torch")
+    results = evaluate(
+        lm,
+        tasks=["griffin_pydoc_choice"],
+        limit=1,
+        apply_chat_template=True,
+        system_instruction="Be brief.",
+        log_samples=True,
+    )
+    (sample,) = results["samples"]["griffin_pydoc_choice"]
+    prompt = sample["arguments"][0][0]
+    assert prompt.startswith("<bos><system>Be brief.\n<user>") and prompt.endswith("<model>")
+    assert lm.tok_encode(prompt).count(lm.tokenizer.bos_token_id) == 1

@@ -1,0 +1,214 @@
+"""The config's validation and presets, and the table of parameters, against the public models."""
+
+import math
+from dataclasses import fields, replace
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import transformers
+from flax import nnx
+from hypothesis import given, settings
+from parity import BASE, configs
+from parity_oracles import deepmind_config, deepmind_shapes, hf_config
+from recurrentgemma import common
+
+from griffin_eval.config import GRIFFIN, HAWK, MQA, PRESETS, GriffinConfig
+from griffin_eval.initializers import initial_value
+from griffin_eval.layout import ParamScope, param_specs, parameter_count
+from griffin_eval.model_jax import griffin as jax_griffin
+from griffin_eval.model_torch import griffin as torch_griffin
+
+RECURRENTGEMMA_2B, RECURRENTGEMMA_9B = (PRESETS[f"recurrentgemma-{n}"] for n in ("2b", "9b"))
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors"), [(RECURRENTGEMMA_2B, 484), (RECURRENTGEMMA_9B, 704)]
+)
+def test_recurrentgemma_has_the_tensors_of_transformers(config, tensors):
+    with torch.device("meta"):
+        model = transformers.RecurrentGemmaForCausalLM(hf_config(config))
+    expected = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    assert {name: spec.shape for name, spec in param_specs(config).items()} == expected
+    assert len(expected) == tensors
+
+
+@pytest.mark.parametrize(
+    ("preset", "theirs", "tensors"),
+    [
+        ("recurrentgemma-2b", common.Preset.RECURRENT_GEMMA_2B_V1, 432),
+        ("recurrentgemma-9b", common.Preset.RECURRENT_GEMMA_9B_V1, 628),
+        ("griffin-7b", common.Preset.GRIFFIN_PAPER_7B, None),
+        ("hawk-7b", common.Preset.HAWK_PAPER_7B, None),
+    ],
+)
+def test_presets_are_deepmind_s(preset, theirs, tensors):
+    config = PRESETS[preset]
+    published = common.GriffinConfig.from_preset(theirs, vocab_size=config.vocab_size)
+    assert deepmind_config(config) == published
+    if preset.endswith("7b"):
+        # Their code has as many gate blocks as heads, the paper (section 2.4) has 16.
+        assert config.gate_blocks == 16
+        config = replace(config, gate_blocks=config.num_heads)
+    shapes = deepmind_shapes(published)
+    assert parameter_count(config) == sum(map(math.prod, shapes.values()))
+    assert tensors in (None, len(shapes))
+
+
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "recurrentgemma-2b"])
+def test_presets_have_about_the_parameters_their_names_say(preset):
+    size = preset.split("-")[1]
+    nominal = float(size[:-1]) * {"m": 1e6, "b": 1e9}[size[-1]]
+    assert parameter_count(PRESETS[preset]) == pytest.approx(nominal, rel=0.2)
+
+
+def test_recurrentgemma_2b_has_the_published_parameters():
+    total = parameter_count(RECURRENTGEMMA_2B)
+    body = parameter_count(RECURRENTGEMMA_2B, embedding=False)
+    assert [round(n / 1e9, 1) for n in (total, body, total - body)] == [2.7, 2.0, 0.7]
+
+
+def test_presets_follow_table_2():
+    assert len(PRESETS) == 7 + 6 + 6 + 2  # only Griffin was trained at 14B
+    for name, config in PRESETS.items():
+        assert config.mlp_width == 3 * config.width
+        assert config.head_dim == (256 if name.startswith("recurrentgemma") else 128)
+        pattern = {"hawk": HAWK, "mqa": MQA}.get(name.split("-")[0], GRIFFIN)
+        assert config.block_pattern == pattern
+        assert config.gate_blocks == (config.num_heads if "gemma" in name else 16)
+        assert config.logits_soft_cap == (30.0 if "gemma" in name else 0.0)
+        # DeepMind's window 2048 and 1024, which let a query see one key more
+        assert config.visible_keys == (2049 if "gemma" in name else 1025)
+
+
+def test_embeddings_are_multiplied_by_a_bfloat16():
+    assert RECURRENTGEMMA_2B.embedding_multiplier == 50.5  # not 50.596
+    assert RECURRENTGEMMA_9B.embedding_multiplier == 64.0
+    assert PRESETS["griffin-7b"].embedding_multiplier == 1.0
+    for width in range(2, 9000, 2):
+        expected = float(np.float32(np.sqrt(width)).astype(ml_dtypes.bfloat16))
+        assert (
+            replace(BASE, width=width, num_heads=1, rope_fraction=1.0).embedding_multiplier
+            == expected
+        )
+
+
+BAD = {
+    **{
+        name: (0, -1, 1.5, True, None)
+        for name in ("vocab_size", "width", "mlp_width", "num_heads", "num_layers", "lru_width")
+        + ("gate_blocks", "visible_keys", "conv_width")
+    },
+    "block_pattern": ((), ("attention",), ("recurrent", "local")),
+    "norm_eps": (0.0, -1e-6, math.nan, math.inf),
+    "rope_base": (1.0, -10.0, math.nan),
+    "logits_soft_cap": (-1.0, math.nan, math.inf),
+    "rope_fraction": (0.0, -0.5, 1.5, 0.01, 3 / 16, math.nan),
+    "complex_gates": (None, 1, "no"),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, v) for name, vs in BAD.items() for v in vs])
+def test_a_bad_field_is_named_with_its_value(name, value):
+    with pytest.raises(ValueError, match="invalid GriffinConfig") as error:
+        replace(BASE, **{name: value})
+    assert name in str(error.value)
+    found = value if isinstance(value, tuple) else str(value)
+    assert str(found) in str(error.value)
+
+
+def test_all_bad_fields_are_listed_together():
+    names = [name for name in BAD if name != "rope_fraction"]  # checked once the others are good
+    with pytest.raises(ValueError) as error:
+        replace(BASE, **{name: BAD[name][0] for name in names})
+    assert all(name in str(error.value) for name in names)
+    with pytest.raises(ValueError) as error:
+        replace(BASE, num_heads=3, gate_blocks=5)
+    assert "num_heads (3) must divide width (32)" in str(error.value)
+    assert "gate_blocks (5) must divide lru_width (32)" in str(error.value)
+
+
+def test_every_field_is_validated():
+    boolean = {"embedding_scale"}
+    assert {field.name for field in fields(GriffinConfig)} == BAD.keys() | boolean
+
+
+def test_lambda_begins_as_the_paper_says():
+    name = "model.layers.0.temporal_block.rg_lru.recurrent_param"
+    spec = param_specs(replace(PRESETS["griffin-7b"], num_layers=1))[name]
+    values = initial_value(spec, seed=0).astype(float)
+    a = 1 / (1 + np.exp(values))  # sigmoid(-Λ)
+    uniform = (np.sort(a**8) - 0.9) / (0.999 - 0.9)
+    assert 0 <= uniform[0] and uniform[-1] <= 1 + 1e-4
+    # Kolmogorov-Smirnov: the largest distance of the quantiles from the uniform ones
+    assert np.abs(uniform - np.arange(1, a.size + 1) / a.size).max() < 1.63 / math.sqrt(a.size)
+
+
+def test_initial_deviations_are_lecun_s_and_the_last_of_each_branch_shrinks():
+    config = replace(PRESETS["griffin-100m"], vocab_size=500, num_layers=3)
+    specs = param_specs(config)
+    W, L, E, gate = config.width, config.lru_width, config.mlp_width, config.lru_width // 16
+    last = 2 / config.num_layers
+    expected = {
+        "model.embed_tokens.weight": 1 / W,
+        "model.layers.0.temporal_block.linear_x.weight": 1 / W,
+        "model.layers.0.temporal_block.linear_out.weight": last / L,
+        "model.layers.0.temporal_block.conv_1d.weight": 0.01 / 4,
+        "model.layers.0.temporal_block.rg_lru.input_gate_weight": 1 / gate,
+        "model.layers.0.temporal_block.rg_lru.recurrent_gate_weight": 1 / gate,
+        "model.layers.2.temporal_block.k_proj.weight": 1 / W,
+        "model.layers.2.temporal_block.o_proj.weight": last / W,
+        "model.layers.0.mlp_block.up_proj.weight": 1 / W,
+        "model.layers.0.mlp_block.down_proj.weight": last / E,
+    }
+    for name, variance in expected.items():
+        assert initial_value(specs[name], 0).var() == pytest.approx(variance, rel=0.1), name
+    for name, spec in specs.items():
+        if name.endswith("bias") or "norm" in name:
+            assert not initial_value(spec, 0).any()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(configs())
+def test_any_valid_config_has_a_layout_and_builds_both_twins(config):
+    specs = param_specs(config)
+    assert list(specs) == [spec.name for spec in specs.values()]
+    assert len(config.block_types) == config.num_layers
+    assert all(len(spec.axes) == len(spec.shape) for spec in specs.values())
+    assert parameter_count(config) == sum(math.prod(spec.shape) for spec in specs.values())
+
+    asked = []
+    torch_griffin.Griffin(config, lambda spec: asked.append(spec.name) or _parameter(spec))
+    assert sorted(asked) == sorted(specs)  # each once
+    torch_count = sum(p.numel() for p in torch_griffin.initialize(config).parameters())
+    jax_model = jax_griffin.initialize(config)
+    jax_count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(jax_model, nnx.Param)))
+    assert torch_count == jax_count == parameter_count(config)
+
+
+def _parameter(spec):
+    return torch.nn.Parameter(torch.zeros(spec.shape))
+
+
+def test_a_scope_hands_out_parameters_by_name():
+    scope = (
+        ParamScope(param_specs(BASE), lambda spec: spec.name)
+        / "model"
+        / "layers"
+        / 2
+        / "temporal_block"
+    )
+    assert "bias" in scope / "o_proj" and "bias" not in scope / "q_proj"
+    assert (scope / "o_proj")("bias") == "model.layers.2.temporal_block.o_proj.bias"
+    with pytest.raises(KeyError):
+        scope("linear_x")
+
+
+def test_every_parameter_is_drawn_from_its_own_stream():
+    specs = param_specs(BASE)
+    names = [f"model.layers.2.temporal_block.{i}_proj.weight" for i in ("k", "v")]
+    one, other = (initial_value(specs[name], 3) for name in names)
+    assert one.shape == other.shape and (one != other).all()
+    np.testing.assert_array_equal(one, initial_value(specs[names[0]], 3))

@@ -1,0 +1,164 @@
+"""Loading: any dtype and sharding binds to both twins, and no model is in memory twice."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from slow import slow
+
+from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.layout import parameter_count
+
+# Loads a folder in a process of its own and prints the largest RssAnon seen, less what was there
+# before, in bytes. Mapped pages of a file are not anonymous memory.
+MEASURE = """
+import re, sys, threading, time
+from griffin_eval.runners.load import load_runner
+
+def anonymous():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+
+folder, framework, dtype = sys.argv[1:]
+if framework == "torch":
+    import griffin_eval.runners.torch_runner
+else:
+    import griffin_eval.runners.jax_runner
+    import jax.numpy as jnp
+    jnp.isfinite(jnp.zeros(4).sum()).item()
+before, seen, busy = anonymous(), [], True
+
+def watch():
+    while busy:
+        seen.append(anonymous())
+        time.sleep(0.001)
+
+thread = threading.Thread(target=watch)
+thread.start()
+runner = load_runner(folder, framework=framework, dtype=dtype, device="cpu")
+busy = False
+thread.join()
+print(max(seen) - before)
+"""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A transformers model saved in every dtype, whole and in shards."""
+    from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
+
+    torch.manual_seed(0)
+    config = RecurrentGemmaConfig(
+        vocab_size=200,
+        hidden_size=64,
+        intermediate_size=6 * 64,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        num_hidden_layers=4,
+        attention_window_size=16,
+    )
+    folder = tmp_path_factory.mktemp("saved")
+    for dtype in ("float32", "bfloat16", "float16"):
+        model = RecurrentGemmaForCausalLM(config).to(getattr(torch, dtype))
+        for shard in ("5GB", "200KB"):
+            model.save_pretrained(folder / f"{dtype}-{shard}", max_shard_size=shard)
+        assert list((folder / f"{dtype}-200KB").glob("*.index.json"))
+    return folder
+
+
+@pytest.mark.parametrize("shard", ["5GB", slow("200KB")])
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("asked", [None, "float32", "bfloat16"])
+def test_both_twins_hold_what_the_file_holds(saved, shard, stored, asked):
+    import jax.numpy as jnp
+    from flax import nnx
+    from transformers import RecurrentGemmaForCausalLM
+
+    from griffin_eval.model_jax import loading as jax_loading
+    from griffin_eval.model_torch import loading as torch_loading
+
+    folder = saved / f"{stored}-{shard}"
+    truth = RecurrentGemmaForCausalLM.from_pretrained(folder, dtype="auto").state_dict()
+    truth.pop("lm_head.weight")
+    torch_model = torch_loading.load(
+        Checkpoint(folder), asked and getattr(torch, asked)
+    ).state_dict()
+    jax_model = nnx.to_flat_state(
+        nnx.state(jax_loading.load(Checkpoint(folder), asked and jnp.dtype(asked)))
+    )
+    jax_model = {".".join(map(str, path)): leaf[...] for path, leaf in jax_model}
+    assert truth.keys() == torch_model.keys() == jax_model.keys()
+    for name, weight in truth.items():
+        dtype = "float32" if name.endswith("recurrent_param") else asked or stored
+        expected = weight.to(getattr(torch, dtype))
+        assert torch_model[name].dtype == expected.dtype and jax_model[name].dtype == dtype
+        assert torch.equal(torch_model[name], expected), name
+        np.testing.assert_array_equal(
+            np.asarray(jax_model[name], np.float32), expected.float().numpy(), name
+        )
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_what_overflows_in_the_dtype_of_the_model_is_said(framework, tmp_path, caplog):
+    from parity import BASE, weights
+    from safetensors.numpy import save_file
+
+    from griffin_eval.converters.configs.huggingface import to_huggingface
+    from griffin_eval.runners.load import load_runner
+
+    values = {name: value.astype(np.float32) for name, value in weights(BASE).items()}
+    values["model.layers.1.mlp_block.up_proj.weight"][0, :3] = 1e5  # float16 ends at 65504
+    save_file(values, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(to_huggingface(BASE)))
+    load_runner(tmp_path, framework=framework, dtype="float32", device="cpu")
+    assert "NaN or infinite" not in caplog.text
+    load_runner(tmp_path, framework=framework, dtype="float16", device="cpu")
+    said = "model.layers.1.mlp_block.up_proj.weight: 3 of 2560 weights are NaN or infinite"
+    assert said in caplog.text
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """About 240 MB in float32, its embedding 80 MB."""
+    from safetensors.torch import save_file
+    from transformers import RecurrentGemmaConfig
+
+    from griffin_eval.converters.configs.huggingface import to_griffin_config
+    from griffin_eval.layout import param_specs
+
+    raw = RecurrentGemmaConfig(
+        vocab_size=40_000,
+        hidden_size=512,
+        intermediate_size=6 * 512,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        num_hidden_layers=12,
+    )
+    folder = tmp_path_factory.mktemp("large")
+    raw.save_pretrained(folder)
+    config: GriffinConfig = to_griffin_config(raw.to_dict(), source="here")
+    weights = {name: torch.zeros(spec.shape) for name, spec in param_specs(config).items()}
+    save_file(weights, folder / "model.safetensors")
+    return folder, 4 * parameter_count(config), 4 * 40_000 * 512
+
+
+@pytest.mark.parametrize(
+    ("framework", "dtype", "copies"),
+    [
+        ("torch", "auto", 0),
+        slow("torch", "bfloat16", 0.5),
+        slow("jax", "auto", 1),
+        ("jax", "bfloat16", 0.5),
+    ],
+)
+def test_the_model_is_never_in_memory_twice(large, framework, dtype, copies):
+    """Torch maps the file; a copy costs itself and the one tensor that is on its way."""
+    folder, model, tensor = large
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, folder, framework, dtype], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < copies * model + tensor * bool(copies) + 30e6

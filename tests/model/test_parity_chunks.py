@@ -1,0 +1,364 @@
+"""The contract of `step`: however tokens are cut into chunks and rows, the result is the same."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parity import BASE, MODELS, compare, tokens, weights
+from parity_reference import reference_logits
+from parity_twins import TWINS, leaves, twin
+from slow import fast
+
+from griffin_eval.kernels.attention import plain_jax, plain_torch
+from griffin_eval.model_jax import decoding as jax_decoding
+from griffin_eval.model_torch import decoding as torch_decoding
+
+ROWS = 3
+CAPACITY = 40  # of every document, where there is global attention; also the longest row here
+# Chunks shorter than the convolution, than the window (8), and longer than both.
+CHUNKS = (1, 3, 12)
+SPLIT = {
+    name: MODELS[name]
+    for name in ("recurrent last", "one visible key", "mqa", "wide convolution", "paper griffin")
+}
+CONTRACT = settings(max_examples=20, deadline=None, derandomize=True)
+FAST = ("recurrent last", "mqa")
+each_model = pytest.mark.parametrize("model", fast(FAST, SPLIT))
+each_twin = pytest.mark.parametrize("ours", TWINS)
+
+
+@st.composite
+def splits(draw):
+    """A few chunks: the width of each and how much every row reads of it, nothing included."""
+    sizes = draw(st.lists(st.sampled_from(CHUNKS), min_size=1, max_size=3))
+    return [
+        (size, draw(st.lists(st.integers(0, size), min_size=ROWS, max_size=ROWS))) for size in sizes
+    ] + [(1, [1] * ROWS)] * draw(st.integers(0, 3))
+
+
+def read(model, documents, split, resets=None, seed=0):
+    """Reads ``documents`` [ROWS, CAPACITY] in chunks, garbage in the padding.
+
+    Returns:
+        Hidden vectors of each row's tokens, the state, and how many tokens each row read.
+    """
+    rng = np.random.default_rng(seed)
+    state = model.init_state(ROWS, CAPACITY)
+    hidden, done = [[] for _ in range(ROWS)], np.zeros(ROWS, int)
+    for size, lengths in split:
+        chunk = rng.integers(model.config.vocab_size, size=(ROWS, size), dtype=np.int32)
+        starts = rng.random((ROWS, size)) < 0.5
+        for row, n in enumerate(lengths):
+            chunk[row, :n] = documents[row, done[row] : done[row] + n]
+            if resets is not None:
+                starts[row, :n] = resets[row, done[row] : done[row] + n]
+        before = [leaf.copy() for leaf in leaves(state)]
+        y, after = model.step(chunk, lengths, state, None if resets is None else starts)
+        idle = np.array(lengths) == 0
+        for old, kept, new in zip(before, leaves(state), leaves(after), strict=True):
+            np.testing.assert_array_equal(kept, old)  # the state given is not changed
+            np.testing.assert_array_equal(new[idle], old[idle])  # nor rows that read nothing
+        for row, n in enumerate(lengths):
+            hidden[row].append(y[row, :n])
+        done += lengths
+        state = after
+    return [np.concatenate(h) for h in hidden], state, done
+
+
+@each_model
+@each_twin
+@CONTRACT
+@given(split=splits())
+def test_any_split_equals_the_whole(ours, model, split, record_parity):
+    subject = twin(ours, SPLIT[model])
+    documents = tokens(subject.config, ROWS, CAPACITY)
+    hidden, state, done = read(subject, documents, split)
+    whole, whole_state, _ = read(subject, documents, [(CAPACITY, done)])
+    compare(record_parity, f"{ours} chunks - whole", "hidden", hidden, whole)
+    compare(record_parity, f"{ours} chunks - whole", "state", leaves(state), leaves(whole_state))
+
+
+@each_model
+@each_twin
+@CONTRACT
+@given(
+    split=splits(),
+    starts=st.sets(st.tuples(st.integers(0, ROWS - 1), st.integers(0, CAPACITY - 1)), max_size=8),
+)
+def test_packed_documents_equal_documents_alone(ours, model, split, starts, record_parity):
+    subject = twin(ours, SPLIT[model])
+    documents = tokens(subject.config, ROWS, CAPACITY)
+    resets = np.zeros((ROWS, CAPACITY), bool)
+    for start in starts:
+        resets[start] = True
+    hidden, state, done = read(subject, documents, split, resets)
+
+    # Every document in a row of its own, and the rows in which the last ones are.
+    alone, last = [], []
+    for row, n in enumerate(done):
+        borders = np.flatnonzero(resets[row, :n])
+        alone += np.split(documents[row, :n], borders[borders > 0])
+        last.append(len(alone) - 1)
+    ids = np.zeros((ROWS + 8, CAPACITY), np.int32)
+    for row, document in enumerate(alone):
+        ids[row, : len(document)] = document
+    lengths = [len(document) for document in alone] + [0] * (len(ids) - len(alone))
+    y, y_state = subject.step(ids, lengths, subject.init_state(len(ids), CAPACITY))
+
+    pair = f"{ours} packed - alone"
+    found = np.concatenate(hidden)
+    expected = np.concatenate([y[row, :n] for row, n in enumerate(lengths)])
+    compare(record_parity, pair, "hidden", found, expected)
+    compare(record_parity, pair, "state", live(state), live(subject.gather(y_state, last)))
+
+
+# Of one query, of a length that divides nothing, and longer than any chunk.
+TILES = dict(zip(SPLIT, (5, 1, 5, 16, 5), strict=True))
+
+
+@each_model
+@each_twin
+@CONTRACT
+@given(split=splits())
+def test_packed_rows_equal_padded_rows(ours, model, split, record_parity):
+    tile = TILES[model]
+    subject = twin(ours, SPLIT[model])
+    documents = tokens(subject.config, ROWS, CAPACITY)
+    hidden, state, done = [[] for _ in range(ROWS)], subject.init_state(ROWS, CAPACITY), [0] * ROWS
+    for size, lengths in split:
+        parts = [documents[row, done[row] : done[row] + n] for row, n in enumerate(lengths)]
+        packed = np.ones(ROWS * size + (size == 3), np.int32)  # full, or not
+        packed[: sum(lengths)] = np.concatenate(parts)
+        before = [leaf.copy() for leaf in leaves(state)]
+        y, after = subject.step_packed(packed, lengths, state, tile)
+        for old, kept, new in zip(before, leaves(state), leaves(after), strict=True):
+            np.testing.assert_array_equal(kept, old)  # the state given is not changed
+            idle = np.array(lengths) == 0
+            np.testing.assert_array_equal(new[idle], old[idle])  # nor rows that read nothing
+        for row, part in enumerate(np.split(y[0, : sum(lengths)], np.cumsum(lengths)[:-1])):
+            hidden[row].append(part)
+            done[row] += lengths[row]
+        state = after
+    expected, expected_state, _ = read(subject, documents, [(CAPACITY, done)])
+    pair = f"{ours} packed - padded"
+    compare(record_parity, pair, "hidden", [np.concatenate(h) for h in hidden], expected)
+    compare(record_parity, pair, "state", live(state), live(expected_state))
+
+
+def live(state):
+    """The leaves of a state, zero where they are older than the document."""
+    pos, *rest = leaves(state)
+    out = [pos]
+    for leaf in rest:
+        if leaf.ndim == 3:
+            age = np.arange(leaf.shape[1], 0, -1)  # how many tokens ago the entry was made
+            leaf = np.where((age <= pos[:, None])[:, :, None], leaf, 0)
+        out.append(leaf)
+    return out
+
+
+@pytest.mark.parametrize("model", ["recurrent last", "mqa"])
+@each_twin
+def test_ragged_rows_equal_single_rows(ours, model, record_parity):
+    subject = twin(ours, SPLIT[model])
+    ids, lengths = tokens(subject.config, 4, 19), [1, 7, 8, 19]
+    hidden, state = subject.step(ids, lengths, subject.init_state(4, CAPACITY))
+    singles = [
+        subject.step(ids[i : i + 1, :n], [n], subject.init_state(1, CAPACITY))
+        for i, n in enumerate(lengths)
+    ]
+    pair = f"{ours} batch - single"
+    rows = [hidden[i, :n] for i, n in enumerate(lengths)]
+    compare(record_parity, pair, "hidden", rows, [y[0] for y, _ in singles])
+    expected = zip(*(leaves(single) for _, single in singles), strict=True)
+    compare(record_parity, pair, "state", leaves(state), map(np.concatenate, expected))
+
+
+@pytest.mark.parametrize("model", ["recurrent last", "mqa"])
+@each_twin
+def test_what_stands_in_the_padding_does_not_matter(ours, model):
+    subject = twin(ours, SPLIT[model])
+    lengths = np.array([0, 5, 18, 19])
+    padding = np.arange(19) >= lengths[:, None]
+    ids = tokens(subject.config, 4, 19)
+    garbage = np.where(padding, tokens(subject.config, 4, 19, seed=9), ids)
+    # Not even for the capacity of global attention, which is 19.
+    first, second = (subject.step(i, lengths, subject.init_state(4, 19)) for i in (ids, garbage))
+    np.testing.assert_array_equal(first[0][~padding], second[0][~padding])
+    for one, other in zip(leaves(first[1]), leaves(second[1]), strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert np.isfinite(one).all()
+
+
+@pytest.fixture
+def five_spare_slots(monkeypatch):
+    for decoding in (jax_decoding, torch_decoding):
+        monkeypatch.setattr(decoding, "DECODE_STEPS_PER_COMPACTION", 5)
+
+
+@each_model
+@each_twin
+def test_decoding_equals_reading_at_once(ours, model, five_spare_slots, record_parity):
+    """Rows are inserted at any step, with and without a past, and leave; the state is compacted."""
+    subject = twin(ours, SPLIT[model])
+    ids = tokens(subject.config, ROWS, CAPACITY)
+    whole, _ = subject.step(ids, [CAPACITY] * ROWS, subject.init_state(ROWS, CAPACITY))
+    past, enters, leaves_at = np.array([0, 9, 17]), np.array([0, 3, 8]), np.array([23, 11, 31])
+    _, known = subject.step(ids[:, :17], past, subject.init_state(ROWS, CAPACITY))
+    state = subject.start_decoding(ROWS, CAPACITY)
+    found = [[] for _ in range(ROWS)]
+    for now in range(max(leaves_at)):
+        if len(new := np.flatnonzero(enters == now)):
+            state = subject.insert(state, new, known, new)
+        active = (enters <= now) & (now < leaves_at)
+        at = np.where(active, past + now - enters, 0)
+        hidden, state = subject.decode_step(state, ids[range(ROWS), at], active.astype(np.int64))
+        for row in np.flatnonzero(active):
+            found[row].append(hidden[row])
+    count = leaves_at - enters
+    expected = [whole[row, past[row] : past[row] + count[row]] for row in range(ROWS)]
+    assert [len(rows) for rows in found] == count.tolist() and (past + count <= CAPACITY).all()
+    compare(record_parity, f"{ours} single - whole", "hidden", map(np.array, found), expected)
+
+
+@pytest.mark.parametrize("model", ["recurrent last", "mqa"])
+@each_twin
+def test_an_inserted_row_sees_nothing_of_the_one_before(
+    ours, model, five_spare_slots, record_parity
+):
+    subject = twin(ours, SPLIT[model])
+    ids = tokens(subject.config, ROWS, CAPACITY)
+    whole, _ = subject.step(ids, [CAPACITY] * ROWS, subject.init_state(ROWS, CAPACITY))
+    _, known = subject.step(ids[:, :12], [12] * ROWS, subject.init_state(ROWS, CAPACITY))
+    state = subject.start_decoding(ROWS, CAPACITY)
+    rows = subject.with_values(state.rows, np.nan)
+    state = state._replace(rows=rows, offset=state.offset + 2)
+    state = subject.insert(state, np.arange(ROWS), known, np.arange(ROWS))
+    found = []
+    for at in (12, 13, 14):
+        hidden, state = subject.decode_step(state, ids[:, at], np.ones(ROWS, np.int64))
+        found.append(hidden)
+    expected = whole[:, 12:15]
+    compare(record_parity, f"{ours} single - whole", "hidden", np.stack(found, 1), expected)
+
+
+@pytest.mark.parametrize("model", ["recurrent last", "mqa"])
+@each_twin
+def test_a_row_that_outgrows_global_attention_is_nan_with_spare_slots_too(ours, model):
+    subject = twin(ours, SPLIT[model])
+    ids, state = tokens(subject.config, 2, 6), subject.start_decoding(2, 4)
+    finite = []
+    for at in range(6):
+        hidden, state = subject.decode_step(state, ids[:, at], np.ones(2, np.int64))
+        finite.append(bool(np.isfinite(hidden).all()))
+    outgrown = "global_attention" in subject.config.block_types
+    assert finite == [True] * 4 + [not outgrown] * 2
+
+
+@pytest.mark.parametrize("model", ["recurrent last", "mqa"])
+@each_twin
+def test_forks_continue_as_if_alone(ours, model, record_parity):
+    subject = twin(ours, SPLIT[model])
+    prefix, continuation = tokens(subject.config, 2, 12), tokens(subject.config, 5, 12, seed=1)
+    parents, lengths = [1, 0, 1, 1, 0], np.array([12, 0, 3, 12, 7])
+    _, read_once = subject.step(prefix, [12, 9], subject.init_state(2, CAPACITY))
+    forked = subject.gather(read_once, parents)
+    hidden, state = subject.step(continuation, lengths, forked)
+
+    prefixes = np.array([12, 9])[parents]
+    ids = np.zeros((5, 24), np.int32)
+    for row, (n, m) in enumerate(zip(prefixes, lengths, strict=True)):
+        ids[row, : n + m] = [*prefix[parents[row], :n], *continuation[row, :m]]
+    whole, expected = subject.step(ids, prefixes + lengths, subject.init_state(5, CAPACITY))
+    pair = f"{ours} forks - alone"
+    found = [hidden[row, :m] for row, m in enumerate(lengths)]
+    rows = [whole[row, n : n + m] for row, (n, m) in enumerate(zip(prefixes, lengths, strict=True))]
+    compare(record_parity, pair, "hidden", found, rows)
+    compare(record_parity, pair, "state", leaves(state), leaves(expected))
+
+
+@pytest.mark.parametrize("model", ["recurrent last", "mqa"])
+@each_twin
+def test_queries_taken_in_blocks_give_the_same(ours, model, monkeypatch, record_parity):
+    config, values = SPLIT[model], weights(SPLIT[model])
+    monkeypatch.setattr(plain_jax, "QUERY_BLOCK", 4)
+    monkeypatch.setattr(plain_torch, "QUERY_BLOCK", 4)
+    subject = TWINS[ours](config, values)
+    ids = tokens(config, 2, 19)
+    expected = np.stack([reference_logits(config, values, row) for row in ids])
+    found = subject.logits(ids, capacity=19)
+    compare(record_parity, f"{ours} - equations", "logits", found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["recurrent last", "paper griffin"])
+@each_twin
+def test_a_long_document_does_not_drift(ours, model, record_parity):
+    subject = twin(ours, SPLIT[model])
+    ids = tokens(subject.config, 2, 3000)
+    whole, expected = subject.step(ids, [3000, 3000], subject.init_state(2))
+    hidden, state = [], subject.init_state(2)
+    for chunk in np.split(ids, 3000 // 60, axis=1):
+        y, state = subject.step(chunk, [60, 60], state)
+        hidden.append(y)
+    pair = f"{ours} chunks - whole"
+    compare(record_parity, pair, "hidden", np.concatenate(hidden, 1), whole)
+    compare(record_parity, pair, "state", leaves(state), leaves(expected))
+    equations = reference_logits(subject.config, weights(subject.config), ids[0])[None]
+    found = subject.logits(ids[:1])
+    compare(record_parity, f"{ours} - equations", "logits", found, equations)
+
+
+OUTGROWN = 6
+GLOBAL = MODELS["global attention among others"]
+
+
+@each_twin
+def test_a_document_as_long_as_the_capacity_fits(ours, record_parity):
+    subject = twin(ours, GLOBAL)
+    ids = tokens(GLOBAL, 2, 2 * OUTGROWN)
+    resets = np.zeros_like(ids, bool)
+    resets[:, OUTGROWN] = True
+    documents = ids.reshape(-1, OUTGROWN)
+    expected = np.stack([reference_logits(GLOBAL, weights(GLOBAL), d) for d in documents])
+    found = subject.logits(ids, resets=resets, capacity=OUTGROWN).reshape(expected.shape)
+    compare(record_parity, f"{ours} - equations", "logits, packed", found, expected)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 10])
+@each_twin
+def test_a_document_longer_than_the_capacity_is_nan_and_never_wrong(ours, chunk):
+    subject = twin(ours, GLOBAL)
+    ids = tokens(GLOBAL, 2, 10)
+    expected, _ = subject.step(ids, [10, 10], subject.init_state(2, 10))
+    state = subject.init_state(2, OUTGROWN)
+    hidden = []
+    for start in range(0, 10, chunk):
+        lengths = [chunk, min(chunk, max(0, 4 - start))]  # the second row stays short
+        y, state = subject.step(ids[:, start : start + chunk], lengths, state)
+        hidden.append(y)
+    found = np.concatenate(hidden, 1)
+    assert np.isnan(found[0, OUTGROWN:]).all()
+    whole_chunks = OUTGROWN // chunk * chunk
+    assert np.isfinite(found[0, :whole_chunks]).all()
+    right = ~np.isnan(found)
+    right[1, 4:] = False  # padding
+    assert right[1, :4].all()
+    np.testing.assert_allclose(found[right], expected[right], rtol=0, atol=1e-4)
+
+
+@each_twin
+def test_global_attention_asks_for_a_capacity(ours):
+    with pytest.raises(ValueError, match="global attention.*capacity"):
+        twin(ours, GLOBAL).init_state(1)
+
+
+def test_torch_takes_any_integers():
+    model = twin("torch", BASE).model
+    ids, lengths = torch.from_numpy(tokens(BASE, 2, 5)), torch.tensor([5, 3])
+    with torch.no_grad():
+        wide = model.step(ids.long(), lengths, model.init_state(2))
+        narrow = model.step(ids.int(), lengths.int(), model.init_state(2))
+    for one, other in zip(leaves(wide), leaves(narrow), strict=True):
+        np.testing.assert_array_equal(one, other)

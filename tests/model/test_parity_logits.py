@@ -1,0 +1,193 @@
+"""Logits of full forward passes against the public implementations and the numpy reference."""
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from parity import (
+    BASE,
+    FULL_COMPILE,
+    MODELS,
+    PAPER,
+    PAPER_DIALECT,
+    RECURRENTGEMMA,
+    TRANSFORMERS_ONLY,
+    compare,
+    configs,
+    relative_error,
+    tokens,
+    weights,
+)
+from parity_oracles import ORACLES
+from parity_reference import reference_logits
+from parity_twins import TWINS, twin
+from slow import fast
+
+LONG = 2 * BASE.visible_keys + 3
+LENGTHS = (1, 2, 3, 5, BASE.visible_keys - 1, BASE.visible_keys, BASE.visible_keys + 1, LONG)
+
+# Every kind of block as the last one, both dialects, and what only one oracle or none can be.
+FAST = (
+    "attention last",
+    "recurrent last",
+    "paper griffin",
+    "paper hawk",
+    "six taps",
+    "one visible key",
+    "mqa",
+    "global attention among others",
+)
+COVERED = {
+    "transformers": RECURRENTGEMMA | TRANSFORMERS_ONLY,
+    "deepmind-jax": RECURRENTGEMMA | PAPER_DIALECT,
+    "deepmind-torch": RECURRENTGEMMA | PAPER_DIALECT,
+}
+
+
+@functools.cache
+def oracle(name, config):
+    return ORACLES[name](config, weights(config))
+
+
+@functools.cache
+def _reference(config, *rows):
+    return np.stack([reference_logits(config, weights(config), np.array(row)) for row in rows])
+
+
+def reference(config, ids):
+    return _reference(config, *map(tuple, ids))
+
+
+@pytest.mark.parametrize("model", fast(FAST, MODELS))
+def test_logits_equal_every_oracle(model, record_parity):
+    config = MODELS[model]
+    ids = tokens(config, 2, LONG)
+    found = {ours: twin(ours, config).logits(ids, capacity=LONG) for ours in TWINS}
+    for name in [name for name, models in COVERED.items() if model in models]:
+        expected = oracle(name, config).logits(ids)
+        for ours in TWINS:
+            compare(record_parity, f"{ours} - {name}", "logits", found[ours], expected)
+    for ours in TWINS:
+        compare(record_parity, f"{ours} - equations", "logits", found[ours], reference(config, ids))
+
+
+@pytest.mark.parametrize("length", fast((1, BASE.visible_keys, LONG), LENGTHS))
+@pytest.mark.parametrize(
+    ("name", "config"), [("transformers", BASE), ("deepmind-torch", PAPER)], ids=["base", "paper"]
+)
+def test_logits_equal_the_oracle_at_every_length(name, config, length, record_parity):
+    ids = tokens(config, 2, length)
+    expected = oracle(name, config).logits(ids)
+    for ours in TWINS:
+        found = twin(ours, config).logits(ids)
+        compare(record_parity, f"{ours} - {name}", "logits", found, expected)
+
+
+@pytest.mark.parametrize("model", fast(FAST, MODELS))
+def test_float64_logits_equal_the_equations(model, record_parity):
+    config = MODELS[model]
+    ids = tokens(config, 2, LONG)
+    for ours in TWINS:
+        found = twin(ours, config, "float64").logits(ids, capacity=LONG)
+        assert found.dtype == np.float64
+        pair = f"{ours} - equations"
+        compare(record_parity, pair, "logits, float64", found, reference(config, ids))
+
+
+def any_config_equals_the_equations(ours, config, record_parity):
+    values, ids = weights(config), tokens(config, 1, 12)
+    expected = reference_logits(config, values, ids[0])[None]
+    found = TWINS[ours](config, values, "float64").logits(ids, capacity=12)
+    compare(record_parity, f"{ours} - equations", "logits, any config", found, expected)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(config=configs())
+def test_any_config_equals_the_equations_in_torch(config, record_parity):
+    any_config_equals_the_equations("torch", config, record_parity)
+
+
+@pytest.mark.slow  # compiles every model
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(config=configs())
+def test_any_config_equals_the_equations_in_jax(config, record_parity):
+    any_config_equals_the_equations("jax", config, record_parity)
+
+
+@pytest.mark.parametrize("ours", TWINS)
+def test_memories_of_thousands_of_tokens(ours, record_parity):
+    # a within 1e-5 of 1: 1 - a * a in float32 would be off by a percent.
+    values = weights(PAPER, slow=-12.0)
+    ids = tokens(PAPER, 2, LONG)
+    expected = np.stack([reference_logits(PAPER, values, row) for row in ids])
+    found = TWINS[ours](PAPER, values).logits(ids)
+    compare(record_parity, f"{ours} - equations", "logits, long memories", found, expected)
+
+
+def packed(config):
+    """Tokens of several documents per row, one of them a single token, and where each starts."""
+    ids = tokens(config, 3, LONG)
+    resets = np.zeros_like(ids, bool)
+    resets[0, [0, 5, 6, 16]] = True
+    resets[1, [10]] = True  # the first document needs no reset
+    return ids, resets
+
+
+@pytest.mark.parametrize("name", ["deepmind-jax", "deepmind-torch", "equations"])
+@pytest.mark.parametrize("config", [BASE, PAPER], ids=["base", "paper"])
+def test_packed_documents_do_not_see_each_other(name, config, record_parity):
+    ids, resets = packed(config)
+    if name == "equations":
+        documents = [np.split(row, np.flatnonzero(r)) for row, r in zip(ids, resets, strict=True)]
+        expected = np.stack(
+            [
+                np.concatenate(
+                    [reference_logits(config, weights(config), d) for d in row if len(d)]
+                )
+                for row in documents
+            ]
+        )
+    else:
+        expected = oracle(name, config).logits(ids, resets)
+    for ours in TWINS:
+        found = twin(ours, config).logits(ids, resets=resets)
+        compare(record_parity, f"{ours} - {name}", "logits, packed", found, expected)
+
+
+def test_optimised_compilation_gives_the_same(record_parity):
+    # Elsewhere these tests compile JAX quickly, not as users do.
+    config = MODELS["recurrent last"]
+    ids = tokens(config, 2, LONG)
+    found = TWINS["jax"](config, weights(config), compiler_options=FULL_COMPILE).logits(ids)
+    compare(record_parity, "jax - equations", "logits", found, reference(config, ids))
+
+
+@pytest.mark.parametrize("model", ["recurrent last", "paper griffin", "mqa"])
+def test_the_weights_of_these_tests_hide_no_parameter(model):
+    """Were a parameter ignored, or read as another, the logits would show it."""
+    config = MODELS[model]
+    values, ids = weights(config), tokens(config, 1, LONG)[0]
+    expected = reference_logits(config, values, ids)
+    for name in values:
+        without = values | {name: np.zeros_like(values[name])}
+        assert relative_error(reference_logits(config, without, ids), expected) > 1e-2, name
+
+
+def test_one_visible_key_more_or_less_shows():
+    values, ids = weights(BASE), tokens(BASE, 1, LONG)[0]
+    expected = reference_logits(BASE, values, ids)
+    for visible in (BASE.visible_keys - 1, BASE.visible_keys + 1):
+        other = reference_logits(replace(BASE, visible_keys=visible), values, ids)
+        assert relative_error(other, expected) > 1e-2
+
+
+def test_no_array_hides_another_s_nan():
+    recorded = []
+    good, bad = np.ones(2), np.array([1.0, np.nan])
+    for found in ([good, bad], [bad, good]):
+        compare(
+            lambda *row: recorded.append(row[2]), "torch - equations", "logits", found, [good] * 2
+        )
+    assert np.isnan(recorded).all()

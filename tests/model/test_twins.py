@@ -1,0 +1,157 @@
+"""model_torch and model_jax are twins: files, public names, signatures, parameters, states."""
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flax import nnx
+from parity import BASE, MODELS, PAPER
+from parity_twins import leaves, to_numpy, twin
+
+from griffin_eval import model_jax, model_torch
+from griffin_eval.layout import param_specs
+from griffin_eval.model_jax import griffin as jax_griffin
+from griffin_eval.model_torch import griffin as torch_griffin
+
+TORCH, JAX = (Path(package.__path__[0]) for package in (model_torch, model_jax))
+FILES = sorted(path.name for path in TORCH.glob("*.py"))
+
+# What the frameworks call otherwise.
+SAME_WORD = {
+    "torch.dtype": "Any",
+    "jnp.dtype": "Any",
+    "torch.device": "Any",
+    "jax.Device": "Any",
+    "Any | None": "Any",
+    "torch.float32": "jnp.float32",
+    "Tensor": "Array",
+    "nn.Module": "nnx.Module",
+    "nn.Parameter": "nnx.Param",
+    "forward": "__call__",
+    "int | Int[Array, '']": "int",  # JAX compiles one step for all of them
+    "Int[Array, '']": "int",
+}
+# Public names that one of them alone has, and why.
+ALONE = {
+    "product": "XLA is told how to read a weight of 16 bits",
+    "PaddedLayout.full": "torch can look, JAX compiles one step for all lengths",
+    "map_leaves": "JAX maps trees itself",
+    "LOGIT_ROWS": "JAX widens as it multiplies, torch a part of the vocabulary at a time",
+}
+
+
+def outline(path: Path) -> dict[str, str]:
+    """What a file makes public: constants, functions with their signatures, classes with their
+    bases and fields."""
+    out = {}
+
+    def visit(body, prefix=""):
+        for node in body:
+            if isinstance(node, ast.FunctionDef):
+                arguments = ast.unparse(node.args)
+                returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+                name, what = common(node.name), common(f"({arguments}){returns}")
+            elif isinstance(node, ast.ClassDef):
+                bases = ", ".join(map(ast.unparse, node.bases))
+                name, what = node.name, common(f"class({bases})")
+            elif isinstance(node, ast.AnnAssign):
+                name, what = ast.unparse(node.target), common(ast.unparse(node.annotation))
+            elif isinstance(node, ast.Assign):
+                name, what = ast.unparse(node.targets[0]), common(ast.unparse(node.value))
+            else:
+                continue
+            if name.startswith("_") and not name.endswith("__"):
+                continue
+            out[prefix + name] = what
+            if isinstance(node, ast.ClassDef):
+                visit(node.body, f"{prefix}{name}.")
+
+    visit(ast.parse(path.read_text()).body)
+    return out
+
+
+def common(text: str) -> str:
+    for word, same in SAME_WORD.items():
+        text = text.replace(word, same)
+    return text
+
+
+def test_the_files_are_the_same():
+    assert sorted(path.name for path in JAX.glob("*.py")) == FILES
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_public_names_and_signatures_are_the_same(file):
+    torch_has, jax_has = (
+        {name: what for name, what in outline(folder / file).items() if name not in ALONE}
+        for folder in (TORCH, JAX)
+    )
+    assert torch_has == jax_has
+
+
+def test_every_exception_is_one():
+    names = [{name for file in FILES for name in outline(folder / file)} for folder in (TORCH, JAX)]
+    assert set(ALONE) == (names[0] ^ names[1]) and len(ALONE) <= 8
+
+
+def test_blocks_are_one_text_but_for_types():
+    lines = []
+    for folder, own in ((TORCH, "torch"), (JAX, "jax")):
+        text = common((folder / "blocks.py").read_text()).replace(f"model_{own}", "model")
+        tree = ast.parse(text.replace("super().__init__()", "pass"))
+        code = [node for node in tree.body if not isinstance(node, ast.ImportFrom)]
+        dumped = ast.unparse(ast.Module(code, []))
+        lines.append([line for line in dumped.splitlines() if line.strip() != "pass"])
+    assert lines[0] == lines[1]
+
+
+def parameters(name, model):
+    """Name to array, in the order in which the model lists its parameters."""
+    if name == "torch":
+        return {key: to_numpy(value) for key, value in model.state_dict().items()}
+    flat = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    return {".".join(map(str, path)): to_numpy(value[...]) for path, value in flat}
+
+
+INITIALIZE = {"torch": torch_griffin.initialize, "jax": jax_griffin.initialize}
+
+
+@pytest.mark.parametrize("model", ["recurrent last", "paper griffin", "mqa"])
+def test_parameters_are_those_of_the_layout_and_drawn_alike(model):
+    config = MODELS[model]
+    shapes = {name: spec.shape for name, spec in param_specs(config).items()}
+    drawn = {name: parameters(name, make(config, 7)) for name, make in INITIALIZE.items()}
+    for values in drawn.values():
+        assert {name: value.shape for name, value in values.items()} == shapes
+    for name in shapes:
+        np.testing.assert_array_equal(drawn["torch"][name], drawn["jax"][name])
+        spec = param_specs(config)[name]
+        assert spec.init == "zeros" or np.unique(drawn["torch"][name]).size > 1
+
+
+def test_another_seed_draws_other_weights():
+    first, second = (parameters("torch", torch_griffin.initialize(BASE, seed)) for seed in (0, 1))
+    specs = param_specs(BASE)
+    assert all((first[n] != second[n]).any() for n in specs if specs[n].init != "zeros")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("config", [BASE, PAPER], ids=["base", "paper"])
+def test_states_have_the_same_fields_shapes_and_dtypes(config, dtype):
+    states = [twin(name, config, dtype).init_state(2) for name in ("torch", "jax")]
+    described = [
+        [
+            (type(layer).__name__, layer._fields, [dtype_of(leaf) for leaf in layer])
+            for layer in s.layers
+        ]
+        for s in states
+    ]
+    assert described[0] == described[1]
+    assert states[0]._fields == states[1]._fields
+    shapes = [[leaf.shape for leaf in leaves(s)] for s in states]
+    assert shapes[0] == shapes[1]
+
+
+def dtype_of(leaf):
+    return str(leaf.dtype).removeprefix("torch.")

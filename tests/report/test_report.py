@@ -1,0 +1,322 @@
+"""The report says what lm_eval wrote: every number, every figure, every difference."""
+
+import csv
+import json
+import math
+import re
+from html import escape
+from pathlib import Path
+
+import pytest
+from lm_eval.evaluator import simple_evaluate
+from lm_eval.loggers import EvaluationTracker
+from lm_eval.tasks import TaskManager
+from typer.testing import CliRunner
+
+import griffin_eval.tasks
+from griffin_eval import intervals
+from griffin_eval.cli.main import app
+from griffin_eval.drawing import COLORS
+from griffin_eval.errors import BadInput
+from griffin_eval.lm.model import GriffinLM
+from griffin_eval.report.curves import Marks, curve_figure, draw_controls, draw_over_steps
+from griffin_eval.report.heatmaps import draw_heatmaps
+from griffin_eval.report.paired import differences
+from griffin_eval.report.results import ReportError, make_labels, read, step_of
+
+TASKS = ["griffin_phonebook", "griffin_pydoc_choice"]
+BOOKS = {"entries": [5, 10, 20], "samples": 3, "queries": 2}
+
+
+def evaluate(folder: Path, checkpoint: Path, **arguments) -> Path:
+    """What lm_eval --output_path --log_samples leaves in a folder."""
+    lm = GriffinLM(str(checkpoint), device="cpu", batch_size=16, **arguments)
+    manager = TaskManager(
+        include_path=str(Path(griffin_eval.tasks.__file__).parent), metadata=BOOKS
+    )
+    tracker = EvaluationTracker(output_path=str(folder))
+    results = simple_evaluate(
+        lm, tasks=TASKS, limit=12, task_manager=manager, bootstrap_iters=100, log_samples=True
+    )
+    # As lm_eval's command line does: simple_evaluate itself does not know these of an object.
+    results["config"] |= {"model": "griffin", "model_args": {"pretrained": str(checkpoint)}}
+    results["config"]["model_args"] |= arguments
+    samples = results.pop("samples")
+    tracker.save_results_aggregated(results, samples)
+    for task, of_task in samples.items():
+        tracker.save_results_samples(task, of_task)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(checkpoint, tmp_path_factory):
+    """Folders of two runs, in two dtypes."""
+    folder = tmp_path_factory.mktemp("runs")
+    return [
+        evaluate(folder / dtype, checkpoint, framework="torch", dtype=dtype)
+        for dtype in ("float32", "bfloat16")
+    ]
+
+
+def report(*arguments):
+    found = CliRunner().invoke(app, ["report", *map(str, arguments)])
+    if found.exception and not isinstance(found.exception, SystemExit | BadInput):
+        raise found.exception
+    return found
+
+
+@pytest.fixture(scope="module")
+def written(runs, tmp_path_factory):
+    output = tmp_path_factory.mktemp("report") / "out"
+    done = report(*runs, "--output", output, "--train-length", 20)
+    assert done.exit_code == 0, done.exception
+    return output
+
+
+def rows_of(file: Path) -> list[dict[str, str]]:
+    with open(file, newline="", encoding="utf-8") as handle:
+        return list(csv.DictReader(handle))
+
+
+def result_file(folder: Path) -> Path:
+    (file,) = folder.rglob("results_*.json")
+    return file
+
+
+def test_every_number_of_lm_eval_is_in_the_csv_file(runs, written):
+    rows = rows_of(written / "results.csv")
+    for folder, dtype in zip(runs, ("float32", "bfloat16"), strict=True):
+        file = result_file(folder)
+        found = {
+            (r["task"], r["quantity"], r["x"]): r for r in rows if r["file"] == str(file.resolve())
+        }
+        expected = json.loads(file.read_text())["results"]
+        seen = 0
+        for task, metrics in expected.items():
+            for key, value in metrics.items():
+                name = key.removesuffix(",none")
+                if value == "N/A" or "," not in key:
+                    continue
+                if name.endswith(("_stderr", "_low", "_high")):
+                    continue
+                quantity, _, x = name.partition("@")
+                row = found[task, quantity, str(float(x)) if x.isdigit() else x]
+                assert row["value"] == str(value) and row["dtype"] == dtype
+                if f"{name}_low,none" in metrics:
+                    bounds = [metrics[f"{name}_{bound},none"] for bound in ("low", "high")]
+                    assert [row["low"], row["high"]] == [
+                        "" if b == "N/A" else str(b) for b in bounds
+                    ]
+                seen += 1
+        assert seen == len(found) >= 7
+
+
+def test_the_page_needs_no_network_and_holds_figures_and_numbers(written):
+    page = (written / "report.html").read_text()
+    assert not re.findall(r"(?:src|href)=[\"']?(?:https?:)?//", page)
+    assert "<script" not in page and "@import" not in page
+    assert page.count("<svg") == len(list((written / "figures").glob("*.svg"))) >= 1
+    for row in rows_of(written / "results.csv"):
+        value = row["value"]
+        assert (escape(value) if value[0] in "<>" else f"{float(value):.4g}") in page
+    assert "Item by item" in page and "tokens requested" in page
+    for file in (written / "figures").glob("*.png"):
+        assert file.read_bytes().startswith(b"\x89PNG")
+        assert file.with_suffix(".svg").is_file()
+
+
+def test_lines_and_bands_are_the_points(runs):
+    both = read(runs)
+    points = [[p for p in r.points if p.quantity == "exact_match" and p.x] for r in both]
+    figure = curve_figure(both, points, "griffin_phonebook", "exact_match", Marks(128, None))
+    (axes,) = figure.axes
+    lines = [line for line in axes.get_lines() if line.get_label() in ("float32", "bfloat16")]
+    assert [line.get_label() for line in lines] == [run.label for run in both]
+    assert [line.get_color() for line in lines] == list(COLORS[:2])
+    for line, own in zip(lines, points, strict=True):
+        assert [tuple(xy) for xy in line.get_xydata()] == sorted((p.x, p.value) for p in own)
+    for band, own in zip(axes.collections, points, strict=True):
+        corners = {tuple(xy) for xy in band.get_paths()[0].vertices}
+        assert {(p.x, p.low) for p in own} | {(p.x, p.high) for p in own} <= corners
+    assert axes.get_xlabel() == "length of the phonebook, entries"
+    assert axes.get_ylabel() == "exact match"
+
+
+def test_differences_are_those_of_the_samples(runs):
+    found = {(d.task, d.metric): d for d in differences(read(runs))}
+    samples = [
+        list(map(json.loads, next(folder.rglob("samples_*pydoc*")).read_text().splitlines()))
+        for folder in runs
+    ]
+    base, other = ({s["doc_hash"]: s["acc"] for s in one} for one in samples)
+    changes = [other[key] - base[key] for key in base]
+    d = found["griffin_pydoc_choice", "acc"]
+    assert (d.run, d.baseline, d.items) == ("bfloat16", "float32", len(base))
+    assert math.isclose(d.mean, sum(changes) / len(changes))
+    assert (d.gained, d.lost) == (changes.count(1), changes.count(-1))
+    assert d.largest == max(map(abs, changes))
+
+
+# From here on: files as lm_eval writes them, with numbers made up.
+
+
+def write_run(folder, name="a", results=None, samples=None, config=None, **content):
+    """A file of results, and its samples; gives the file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    results = {"t": {"acc,none": 0.5, "acc_stderr,none": 0.1}} if results is None else results
+    file = folder / f"results_{name}.json"
+    whole = {
+        "results": results,
+        "configs": {task: {"metadata": {}} for task in results},
+        "higher_is_better": {task: {} for task in results},
+        "n-samples": {task: {"effective": 4} for task in results},
+        "config": {"model": "griffin", "model_args": {"pretrained": "m"}, "device": "cpu"}
+        | (config or {}),
+    }
+    file.write_text(json.dumps(whole | content))
+    for task, of_task in (samples or {}).items():
+        lines = (
+            {"doc_id": i, "prompt_hash": "p", "target_hash": "t", "filter": "none"}
+            | {"doc_hash": name, "metrics": ["m"], "m": m}
+            for i, m in enumerate(of_task)
+        )
+        (folder / f"samples_{task}_{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return file
+
+
+def test_flips_are_counted_and_tested(tmp_path):
+    base = write_run(tmp_path, "a", samples={"t": [1, 1, 1, 0, 0, 0, 0, 1]})
+    other = write_run(tmp_path, "b", samples={"t": [1, 0, 0, 1, 1, 1, 1, 1]})
+    (d,) = differences(read([base, other], ["a", "b"]))
+    assert (d.gained, d.lost, d.items) == (4, 2, 8)
+    assert math.isclose(d.p, 0.6875)  # 2 Σ_{k<=2} C(6, k) / 2^6
+    assert math.isclose(d.mean, 2 / 8)
+
+
+def test_items_of_a_cluster_are_taken_together(tmp_path):
+    ours, theirs = (
+        [[float(value), 2.0, f"book {i // 2}"] for i, value in enumerate(values)]
+        for values in ((1, 2, 3, 5, 8, 13), (1, 1, 1, 1, 1, 1))
+    )
+    base = write_run(tmp_path, "a", samples={"t": theirs})
+    other = write_run(tmp_path, "b", samples={"t": ours})
+    (d,) = differences(read([base, other], ["a", "b"]))
+    expected = intervals.ratio([0, 1, 2, 4, 7, 12], [2] * 6, [0, 0, 1, 1, 2, 2])
+    assert (d.mean, d.low, d.high) == expected[:3] and d.gained is None
+    assert d.largest == 6
+
+
+def test_metrics_without_intervals_get_those_of_lm_evals_standard_error(tmp_path):
+    (run,) = read([write_run(tmp_path)])
+    (point,) = run.points
+    assert math.isclose(point.low, 0.5 - 0.196) and math.isclose(point.high, 0.5 + 0.196)
+
+
+def test_runs_are_told_apart_by_what_differs(tmp_path):
+    file = tmp_path / "results_x.json"
+    base = {"model": "griffin", "model_args": {"pretrained": "a/m", "framework": "jax"}}
+    hf = {"model": "hf", "model_args": "pretrained=a/m,dtype=float32"}
+    assert make_labels([base, hf], [file] * 2) == ["griffin jax", "hf float32"]
+    steps = [base | {"model_args": {"pretrained": f"runs/{n}"}} for n in (100, 200)]
+    assert make_labels(steps, [file] * 2) == ["100", "200"]
+    assert make_labels([base], [file]) == ["m"]
+    same = make_labels([base, base], [file, tmp_path / "results_y.json"])
+    assert same == ["m (results_x)", "m (results_y)"]
+
+
+def test_steps_of_a_training_are_recognised():
+    assert step_of("runs/griffin/step_12000") == 12000
+    assert step_of("runs/12000/default") == 12000
+    assert step_of("google/recurrentgemma-2b") is None
+
+
+def test_checkpoints_of_a_training_become_curves_over_the_step(tmp_path):
+    files = [
+        write_run(
+            tmp_path,
+            str(step),
+            {"t": {"acc@8,none": step / 1000, "acc@16,none": step / 2000}},
+            config={"model_args": {"pretrained": f"run/step_{step}"}},
+        )
+        for step in (200, 100, 300)
+    ]
+    runs = read(files)
+    (chart,) = draw_over_steps(runs, tmp_path / "figures")
+    assert chart.title == "t: acc over training"
+    done = report(*files, "--output", tmp_path / "out")
+    assert done.exit_code == 0
+    assert (tmp_path / "out" / "figures" / "t_acc_over_steps.png").is_file()
+
+
+def test_controls_and_depths_share_figures(tmp_path):
+    controls = ("nats_difference", "reset_window", "no_recurrent", "no_attention")
+    results = {
+        "griffin_extrapolation": {f"{c}@{n},none": 0.1 * n for c in controls for n in (2, 4)},
+        "griffin_passkey": {
+            f"accuracy_depth_{d}@{n},none": d / 100 for d in (0, 50, 100) for n in (512, 1024)
+        },
+    }
+    runs = read([write_run(tmp_path, results=results)])
+    (chart,) = draw_controls(runs, tmp_path / "f")
+    assert chart.name == "griffin_extrapolation_controls"
+    (chart,) = draw_heatmaps(runs, tmp_path / "f")
+    assert chart.name == "griffin_passkey_accuracy_by_depth"
+
+
+def test_published_scores_stand_beside_measured_ones(tmp_path):
+    file = write_run(tmp_path, results={"piqa": {"acc_norm,none": 0.7712, "acc,none": 0.5}})
+    report(file, "--output", tmp_path / "out")
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "77.1" in page and "RecurrentGemma 2B" in page and "78.5" in page
+
+
+def sentence(done) -> str:
+    assert isinstance(done.exception, BadInput), done.output
+    text = str(done.exception)
+    assert text and "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "not a whole JSON file"),
+        (b'{"results": {"t"', "not a whole JSON file"),
+        (b"\xff\xfe", "not a whole JSON file"),
+        (b"[1, 2]", "expected results of lm_eval"),
+        (b'{"results": {}}', "none of its configs"),
+    ],
+)
+def test_files_that_are_no_results_are_refused_and_nothing_is_written(tmp_path, content, says):
+    file = tmp_path / "results_x.json"
+    file.write_bytes(content)
+    found = sentence(report(file, "--output", tmp_path / "out"))
+    assert says in found and str(file) in found
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_refusals(tmp_path):
+    file = write_run(tmp_path / "in", samples={"t": [1, 0]})
+    out = tmp_path / "out"
+    (tmp_path / "empty").mkdir()
+    assert "no results_" in sentence(report(tmp_path / "empty", "-o", out))
+    assert "no such file" in sentence(report(tmp_path / "nothing", "-o", out))
+    assert "2 labels for 1 files" in sentence(report(file, "-o", out, "--labels", "a,b"))
+    assert "is a file" in sentence(report(file, "-o", file))
+    assert report(file, "-o", out).exit_code == 0
+    assert "--overwrite" in sentence(report(file, "-o", out))
+    assert report(file, "-o", out, "--overwrite").exit_code == 0
+
+
+def test_samples_that_are_cut_off_or_of_other_documents_are_refused(tmp_path):
+    file = write_run(tmp_path / "a", samples={"t": [1, 0]})
+    cut = write_run(tmp_path / "b", samples={"t": [1, 0]})
+    with (cut.parent / "samples_t_a.jsonl").open("a") as handle:
+        handle.write('\n{"doc_hash": "2", "pro')
+    with pytest.raises(ReportError, match="line 3.*cut off"):
+        differences(read([file, cut]))
+    other = write_run(tmp_path / "c", samples={"t": [1]})
+    samples = other.parent / "samples_t_a.jsonl"
+    samples.write_text(samples.read_text().replace('"p"', '"q"'))
+    with pytest.raises(ReportError, match="no item in common"):
+        differences(read([file, other]))

@@ -1,0 +1,271 @@
+"""What JAX compiled for a model is found again by the next process, and by nothing else."""
+
+import functools
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from fixtures_engine import continuations, random_ids, scores
+from parity import BASE, MODELS, QUICK_COMPILE, weights
+from parity_twins import JaxTwin
+from slow import slow
+
+from griffin_eval.engine.generation import Prompt
+from griffin_eval.engine.limits import Limits
+from griffin_eval.engine.tree import Ablation, Scorable
+from griffin_eval.runners import compiled_jax
+from griffin_eval.runners.jax_runner import JaxRunner
+
+PROMPT = random_ids(30, 1)
+SEQUENCES = [
+    Scorable([*PROMPT, 1, 2], 30),
+    Scorable([*PROMPT, 3], 30, Ablation.ATTENTION),
+    Scorable(PROMPT[:9] + PROMPT, 1),
+]
+
+
+def runner(folder, config=BASE, options=QUICK_COMPILE):
+    return JaxRunner(JaxTwin(config, weights(config)).model, options, folder)
+
+
+@functools.cache
+def answers_of_nothing_kept(config=BASE):
+    return answers(runner(None, config))
+
+
+def answers(subject):
+    """Of every function that is compiled."""
+    found = scores(subject, SEQUENCES, Limits(16, 2), softmax_dtype="float64")
+    ids = continuations(subject, [Prompt(PROMPT, 70)], Limits(16, 2))
+    return [*(result.logprobs for result in found), np.array(ids)]
+
+
+@pytest.fixture
+def no_compiling(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("compiled again")
+
+    def forbid():
+        monkeypatch.setattr(jax.stages.Lowered, "compile", refuse)
+
+    return forbid
+
+
+@pytest.mark.parametrize("model", ["recurrent last", slow("mqa")])
+def test_the_next_process_compiles_nothing(model, tmp_path, no_compiling):
+    config = MODELS[model]
+    first, nowhere = answers(runner(tmp_path, config)), answers_of_nothing_kept(config)
+    no_compiling()
+    again = runner(tmp_path, config)
+    for one, other, third in zip(first, answers(again), nowhere, strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(one, third)
+    assert again.compilations > 4
+    with pytest.raises(AssertionError, match="compiled again"):
+        answers(runner(None, config))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "other",
+    [{"config": replace(BASE, logits_soft_cap=5.0)}, {"options": None}],
+    ids=["config", "compiler options"],
+)
+def test_another_models_programs_are_not_taken(other, tmp_path):
+    """Of the same shapes everywhere."""
+    first = answers(runner(tmp_path))
+    found, expected = answers(runner(tmp_path, **other)), answers(runner(None, **other))
+    for one, right in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, right)
+    assert len(list(tmp_path.iterdir())) == 2
+    if "config" in other:
+        assert np.abs(first[0] - found[0]).max() > 1e-3
+
+
+def test_what_programs_depend_on(tmp_path, monkeypatch):
+    def key():
+        return compiled_jax._digest(compiled_jax._surroundings(jax.devices("cpu")[0]))
+
+    keys = [key()]
+    assert key() == keys[0]
+    (tmp_path / "extra.py").write_text("C = 8")
+    monkeypatch.setattr(compiled_jax, "CODE", [*compiled_jax.CODE, tmp_path])
+    keys.append(key())
+    (tmp_path / "extra.py").write_text("C = 9")
+    keys.append(key())
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+    keys.append(key())
+    monkeypatch.setattr(compiled_jax, "version", lambda library: "0.0.1")
+    keys.append(key())
+    monkeypatch.setattr(compiled_jax, "_processor", lambda: ["flags: avx9"])
+    keys.append(key())
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.slow
+def test_damaged_programs_are_made_again(tmp_path, no_compiling):
+    expected = answers(runner(tmp_path))
+    files = sorted(tmp_path.glob("*/*"))
+    for number, file in enumerate(files):
+        content = file.read_bytes()
+        file.write_bytes([content[: len(content) // 2], b"", content[::-1]][number % 3])
+    for one, right in zip(answers(runner(tmp_path)), expected, strict=True):
+        np.testing.assert_array_equal(one, right)
+    assert sorted(tmp_path.glob("*/*")) == files  # nor is anything left of what was written
+    no_compiling()
+    answers(runner(tmp_path))
+
+
+def test_the_models_used_last_are_kept(tmp_path):
+    answers(runner(tmp_path))
+    (kept,) = tmp_path.iterdir()
+    for number in range(compiled_jax.MODELS + 2):
+        (tmp_path / f"{number}").mkdir()
+        os.utime(tmp_path / f"{number}", (number, number))
+    os.utime(kept, (0, 0))
+    runner(tmp_path)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {kept.name, *map(str, range(3, compiled_jax.MODELS + 2))}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_said_once(tmp_path, caplog):
+    tmp_path.chmod(0o500)
+    check_nothing_is_kept(tmp_path / "here", caplog)
+
+
+def test_a_folder_that_is_a_file_is_said_once(tmp_path, caplog):
+    (tmp_path / "here").write_text("")
+    check_nothing_is_kept(tmp_path / "here", caplog)
+
+
+def check_nothing_is_kept(folder, caplog):
+    with caplog.at_level(logging.WARNING, "griffin_eval"):
+        found = answers(runner(folder))
+    for one, right in zip(found, answers_of_nothing_kept(), strict=True):
+        np.testing.assert_array_equal(one, right)
+    (record,) = caplog.records
+    assert "compiled programs are not kept in" in record.message
+
+
+SCRIPT = """
+import sys
+from griffin_eval.runners.load import load_runner
+from griffin_eval.engine.limits import Limits
+from griffin_eval.engine.scoring import score
+from griffin_eval.engine.tree import Scorable
+runner = load_runner(sys.argv[1], framework="jax", dtype="float32", device="cpu")
+score(runner, [Scorable(list(range(3, 60)), 1)], limits=Limits(512, 4), softmax_dtype="float32",
+      on_result=lambda i, result: print(result.logprobs.sum()))
+"""
+
+
+@pytest.mark.slow
+def test_the_users_own_cache(checkpoint, tmp_path):
+    """JAX's cache holds ours too; what it has loaded is used, though it cannot be saved again."""
+
+    def run(**settings):
+        environment = os.environ | {
+            "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, str(checkpoint)],
+            env=environment | settings,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return float(done.stdout), done.stderr
+
+    ours = tmp_path / "griffin_eval"
+    first, _ = run()
+    files = list(ours.glob("*/*"))
+    assert files and list(tmp_path.glob("*-cache"))
+    for file in files:
+        file.unlink()
+    assert run()[0] == first
+    assert not list(ours.glob("*/*"))
+    assert run()[0] == first
+    Path(ours).rename(tmp_path / "elsewhere")
+    assert run(JAX_ENABLE_COMPILATION_CACHE="0")[0] == first
+    assert not ours.exists()
+
+
+# Executables are pickles: they are read only where nobody else could have written them.
+
+
+def another_owner(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+
+def few_answers(subject):
+    return [result.logprobs for result in scores(subject, SEQUENCES[:1], Limits(16, 2))]
+
+
+@pytest.mark.parametrize(
+    ("which", "mode"),
+    [("all models'", 0o777), ("all models'", 0o770), ("the model's", 0o770), ("foreign", None)],
+)
+def test_folders_that_others_may_write_are_not_used(which, mode, tmp_path, monkeypatch, caplog):
+    expected = few_answers(runner(tmp_path))
+    (folder,) = tmp_path.iterdir()
+    poison(folder)
+    if mode is None:
+        another_owner(monkeypatch)
+    else:
+        (tmp_path if which == "all models'" else folder).chmod(mode)
+    before = {file: file.stat() for file in folder.iterdir()}
+    with caplog.at_level(logging.WARNING, "griffin_eval"):
+        found = few_answers(runner(tmp_path))
+    (record,) = caplog.records
+    assert "are not used: another user owns it or may write to it" in record.message
+    assert {file: file.stat() for file in folder.iterdir()} == before  # nothing is written either
+    for one, right in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, right)
+
+
+def test_a_file_that_others_may_write_is_made_again(tmp_path, caplog, no_compiling):
+    expected = few_answers(runner(tmp_path))
+    (folder,) = tmp_path.iterdir()
+    poison(folder)
+    for file in folder.iterdir():
+        file.chmod(0o664)
+    with caplog.at_level(logging.WARNING, "griffin_eval"):
+        found = few_answers(runner(tmp_path))
+    (record,) = caplog.records
+    assert "are not used: another user owns it or may write to it" in record.message
+    no_compiling()
+    for one, again, right in zip(found, few_answers(runner(tmp_path)), expected, strict=True):
+        np.testing.assert_array_equal(one, right)
+        np.testing.assert_array_equal(again, right)
+
+
+def test_others_may_write_nothing_that_is_kept_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        few_answers(runner(tmp_path / "caches" / "programs"))
+    finally:
+        os.umask(before)
+    kept = [tmp_path / "caches" / "programs", *(tmp_path / "caches" / "programs").rglob("*")]
+    assert len(kept) > 3
+    assert not any(path.stat().st_mode & 0o077 for path in kept)
+
+
+def poison(folder):
+    """Puts pickles that fail the test when they are read in the place of the executables."""
+    for file in folder.iterdir():
+        file.write_bytes(pickle.dumps(Poison()))
+
+
+class Poison:
+    def __reduce__(self):
+        return pytest.fail, ("a file was read that others could have written",)

@@ -1,0 +1,239 @@
+"""What the parity tests share: the table of tolerances, tiny models, and weights that hide nothing.
+
+An error is the largest absolute difference over the largest absolute value expected, of the whole
+array (logits, one leaf of a state, the gradient of one parameter).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import strategies as st
+
+from griffin_eval.config import HAWK, GriffinConfig
+from griffin_eval.layout import ParamSpec, param_specs
+
+_OF_EITHER_TWIN = {
+    # full forward passes in float32
+    ("- transformers", "logits"): 2e-5,
+    ("- deepmind-jax", "logits"): 2e-5,
+    ("- deepmind-torch", "logits"): 2e-5,
+    ("- equations", "logits"): 3e-5,
+    ("- deepmind-jax", "logits, packed"): 1.5e-5,
+    ("- deepmind-torch", "logits, packed"): 1.5e-5,
+    ("- equations", "logits, packed"): 1.5e-5,
+    ("- equations", "logits, long memories"): 1e-5,
+    # other precisions
+    ("- equations", "logits, float64"): 6e-14,
+    ("- equations", "logits, any config"): 2e-13,  # float64
+    ("- equations", "logits, bfloat16"): 1.5e-1,
+    ("- equations", "state of a bfloat16 RG-LRU"): 1.5e-6,
+    ("- longdouble", "rotation"): 1e-6,
+    ("far - near", "hidden"): 2e-6,
+    # gradients of the mean cross-entropy
+    ("- transformers", "gradients"): 1e-4,
+    ("- deepmind-jax", "gradients"): 6e-5,
+    ("- deepmind-torch", "gradients"): 1e-4,
+    ("- transformers", "gradient of Λ, bounded"): 8e-3,  # its 1 - a * a has two bits there
+    ("- equations", "slope"): 3e-6,  # of a central difference
+    # the same tokens, cut otherwise
+    ("chunks - whole", "hidden"): 2e-5,
+    ("chunks - whole", "state"): 1.2e-5,
+    ("packed - alone", "hidden"): 1.5e-5,
+    ("packed - alone", "state"): 1e-5,
+    ("packed - padded", "hidden"): 1.5e-5,
+    ("packed - padded", "state"): 1e-5,
+    ("single - whole", "hidden"): 2e-5,
+    ("batch - single", "hidden"): 7e-6,
+    ("batch - single", "state"): 6e-6,
+    ("forks - alone", "hidden"): 7e-6,
+    ("forks - alone", "state"): 7e-6,
+    # the recurrence alone
+    ("scan - loop", "float32"): 1.5e-6,
+    ("scan - loop", "float64"): 5e-15,
+    ("scan - loop", "gradients, float32"): 1.5e-6,
+    ("scan - loop", "gradients, float64"): 5e-15,
+    **{
+        (f"{impl} {operator} - reference", quantity): tolerance
+        for impl in ("plain", "cpu")
+        for (operator, quantity), tolerance in {
+            ("scan", "float32"): 2e-6,
+            ("scan", "gradients, float32"): 2e-6,
+            ("scan", "float64"): 5e-15,
+            ("scan", "gradients, float64"): 5e-15,
+            ("rglru", "float32"): 4e-6,
+            ("rglru", "gradients, float32"): 5e-6,
+            ("rglru", "float64"): 5e-15,
+            ("rglru", "gradients, float64"): 1e-14,
+        }.items()
+    },
+}
+# (pair, quantity) -> the error that passes: at most ten times the largest seen of either twin.
+TOLERANCES: dict[tuple[str, str], float] = {
+    **{
+        (f"{twin} {pair}", quantity): tolerance
+        for twin in ("torch", "jax")
+        for (pair, quantity), tolerance in _OF_EITHER_TWIN.items()
+    },
+    # each implementation of the RG-LRU in the twins, against float64
+    **{
+        (f"{implementation} - float64", "gradients of the model"): 2e-5
+        for implementation in (
+            *("torch cpu", "torch plain", "torch triton"),
+            *("jax cpu", "jax plain", "jax tpu"),
+        )
+    },
+    # the lm-eval model: log-likelihoods relative above 1 nat, absolute below
+    **{
+        (f"{framework} {pair}", quantity): tolerance
+        for framework in ("torch", "jax")
+        for (pair, quantity), tolerance in {
+            ("- transformers", "log-probability of a token"): 3e-5,  # absolute
+            ("- transformers", "rolling log-likelihood"): 1e-6,
+            ("- lm-eval hf", "log-likelihood"): 1e-6,
+            ("bfloat16 - float32", "log-likelihood"): 2e-2,
+            ("float16 - float32", "log-likelihood"): 3e-3,
+        }.items()
+    },
+    ("torch - jax", "gradients, float32"): 6e-5,
+    ("torch - jax", "gradients, float64"): 1.5e-13,
+}
+
+# Compiles JAX code several times faster, and computes the same to rounding.
+QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+# As for users, whatever XLA_FLAGS say.
+FULL_COMPILE = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
+
+
+def compare(record_parity: Callable, pair: str, quantity: str, found, expected) -> None:
+    """Asserts that two arrays, or two sequences of arrays, agree within the table's tolerance."""
+    if isinstance(found, np.ndarray):
+        found, expected = [found], [expected]
+    errors = [relative_error(a, b) for a, b in zip(found, expected, strict=True)]
+    error = float(np.max(errors))  # unlike max, NaN where one of them is
+    record_parity(pair, quantity, error, TOLERANCES[pair, quantity])
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    assert found.shape == expected.shape, (found.shape, expected.shape)
+    if not found.size:
+        return 0.0
+    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    scale = np.abs(expected).max()
+    return float(np.abs(found - expected).max() / (scale if scale else 1.0))
+
+
+BASE = GriffinConfig(
+    vocab_size=61,
+    width=32,
+    mlp_width=80,
+    num_heads=2,
+    num_layers=3,
+    lru_width=32,
+    gate_blocks=2,
+    visible_keys=8,
+)
+PAPER = replace(BASE, embedding_scale=False, logits_soft_cap=0.0, lru_width=48)
+REVERSED = ("local_attention", "recurrent")
+
+# Models that a public implementation can be: what each is there for is in its name.
+RECURRENTGEMMA = {
+    "attention last": BASE,
+    "recurrent last": replace(BASE, num_layers=4),
+    "attention first": replace(BASE, block_pattern=REVERSED, num_layers=2),
+    "attention only": replace(BASE, block_pattern=("local_attention",), num_layers=2),
+    "hawk": replace(BASE, block_pattern=HAWK, num_layers=2),
+    "one head": replace(BASE, num_heads=1, gate_blocks=1),
+    "window longer than the text": replace(BASE, visible_keys=64),
+    "two visible keys": replace(BASE, visible_keys=2),
+}
+# These transformers cannot express.
+PAPER_DIALECT = {
+    "paper griffin": PAPER,
+    "paper griffin, recurrent last": replace(PAPER, num_layers=5),
+    "paper hawk": replace(PAPER, block_pattern=HAWK, num_layers=2),
+    "lru narrower than width": replace(BASE, lru_width=20),
+}
+# These DeepMind's code cannot express.
+TRANSFORMERS_ONLY = {
+    "two taps": replace(BASE, conv_width=2),
+    "six taps": replace(BASE, conv_width=6),
+    "all dimensions rotated, other base": replace(BASE, rope_fraction=1.0, rope_base=100.0),
+    "other epsilon and cap": replace(BASE, norm_eps=0.1, logits_soft_cap=5.0),
+    "one visible key": replace(BASE, visible_keys=1),
+}
+# These no library can.
+REFERENCE_ONLY = {
+    "mqa": replace(PAPER, block_pattern=("global_attention",), num_layers=2),
+    "global attention among others": replace(
+        BASE, block_pattern=("recurrent", "global_attention", "local_attention")
+    ),
+    "gates of many blocks": replace(PAPER, gate_blocks=12),
+    "gates of one block": replace(PAPER, gate_blocks=1),
+    "a quarter rotated": replace(BASE, rope_fraction=0.25),
+    "one tap": replace(BASE, conv_width=1),
+    "wide convolution": replace(PAPER, conv_width=7),
+}
+MODELS = RECURRENTGEMMA | PAPER_DIALECT | TRANSFORMERS_ONLY | REFERENCE_ONLY
+
+
+def weights(config: GriffinConfig, seed: int = 0, slow: float = -5.0) -> dict[str, np.ndarray]:
+    """float32 weights under which every part of the model matters to the logits.
+
+    Args:
+        config: the architecture.
+        seed: of the generator.
+        slow: lower end of Λ. Below about -5 the libraries' own ``1 - a * a`` is no longer exact.
+    """
+    rng = np.random.default_rng(seed)
+    return {name: _draw(spec, rng, slow) for name, spec in param_specs(config).items()}
+
+
+def _draw(spec: ParamSpec, rng: np.random.Generator, slow: float) -> np.ndarray:
+    noise = rng.standard_normal(spec.shape)
+    name = spec.name.rpartition("temporal_block.")[2]
+    if spec.init == "lambda":
+        value = rng.uniform(slow, 1.0, spec.shape)  # memories of one token to many
+    elif name == "model.final_norm.weight":
+        value = 4.0 + 0.5 * noise  # large logits: the soft cap bends them
+    elif name == "model.embed_tokens.weight":
+        value = spec.shape[-1] ** -0.5 * noise
+    elif name.endswith(("bias", "norm.weight")):
+        value = 0.3 * noise
+    elif "conv_1d" in name:
+        value = 0.5 * noise
+    elif name.startswith(("q_proj", "k_proj")):
+        value = 2.0 * spec.shape[-1] ** -0.5 * noise  # attention that prefers some keys
+    elif "gate_weight" in name:
+        value = 1.5 * spec.shape[-2] ** -0.5 * noise
+    else:
+        value = 1.5 * spec.shape[-1] ** -0.5 * noise
+    return value.astype(np.float32)
+
+
+def tokens(config: GriffinConfig, batch: int, length: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng([seed, batch, length])
+    return rng.integers(config.vocab_size, size=(batch, length), dtype=np.int32)
+
+
+@st.composite
+def configs(draw):
+    """Small valid configs of every kind."""
+    heads, head_dim = draw(st.integers(1, 4)), 2 * draw(st.integers(1, 4))
+    gates = draw(st.integers(1, 4))
+    types = st.sampled_from(("recurrent", "local_attention", "global_attention"))
+    return GriffinConfig(
+        vocab_size=draw(st.integers(1, 20)),
+        width=heads * head_dim,
+        mlp_width=draw(st.integers(1, 10)),
+        num_heads=heads,
+        num_layers=draw(st.integers(1, 5)),
+        lru_width=gates * draw(st.integers(1, 4)),
+        gate_blocks=gates,
+        block_pattern=tuple(draw(st.lists(types, min_size=1, max_size=4))),
+        visible_keys=draw(st.integers(1, 9)),
+        conv_width=draw(st.integers(1, 6)),
+        embedding_scale=draw(st.booleans()),
+        logits_soft_cap=draw(st.sampled_from([0.0, 5.0])),
+        rope_fraction=draw(st.sampled_from([1.0] if head_dim % 4 else [0.5, 1.0])),
+    )

@@ -1,0 +1,18 @@
+"""What the comparisons of gradients share."""
+
+import numpy as np
+from parity import BASE, compare, tokens
+
+LENGTH = 2 * BASE.visible_keys + 3
+WHOLE = np.zeros((2, LENGTH), bool)
+
+
+def batch(config):
+    return tokens(config, 2, LENGTH), tokens(config, 2, LENGTH, seed=1)
+
+
+def compare_gradients(record_parity, pair, quantity, found, expected):
+    assert found.keys() == expected.keys()
+    assert all(np.abs(gradient).max() > 1e-4 for gradient in expected.values())
+    names = sorted(expected)
+    compare(record_parity, pair, quantity, [found[n] for n in names], [expected[n] for n in names])

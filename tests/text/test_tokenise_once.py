@@ -1,0 +1,284 @@
+"""Shared beginnings are tokenised once, and the ids are those that lm-eval's own code finds."""
+
+from pydoc_data.topics import topics
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+
+from griffin_eval.lm.encoding import Encoding
+from griffin_eval.lm.model import GriffinLM
+from griffin_eval.text.boundaries import boundaries_of_json
+from griffin_eval.text.load import load_tokenizer
+from griffin_eval.text.shared_prefixes import encode_all
+
+tokenizers = pytest.importorskip("tokenizers")
+transformers = pytest.importorskip("transformers")
+sentencepiece = pytest.importorskip("sentencepiece")
+
+TEXT = "\n".join(topics.values())[:60_000]
+SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+NAMES = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
+
+LLAMA = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+awkward = st.sampled_from(
+    [
+        *SPECIAL,
+        *(" ", "  ", "   ", "\n", "\n\n", " \n", "\n ", "\t", "\r\n", "\u00a0", "\u3000", "\x1c"),
+        *("▁", "a▁", "▁▁b", "don't", "'s", "'", "...", ".\n", "x=1;", "12345", "é", "e\u0301"),
+        *("\u0308", "東京", "🙂", "👨‍👩", "\u200b", "\x00", "the", " the", "The unary", "ﬁ", "½"),
+    ]
+)
+texts = st.lists(st.text(max_size=3) | awkward, max_size=8).map("".join)
+many = settings(deadline=None, max_examples=40)
+
+
+def fast(folder, model, trainer, normalizer=None, pre_tokenizer=None):
+    """A tokenizer.json as transformers saves it, trained on text that ships with Python."""
+    tokenizer = tokenizers.Tokenizer(model)
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    if pre_tokenizer is not None:
+        tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.train_from_iterator(TEXT[:30_000].splitlines(keepends=True), trainer)
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **NAMES)
+    made.save_pretrained(folder)
+
+
+def byte_level(folder, pre_tokenizer, normalizer=None):
+    fast(
+        folder,
+        tokenizers.models.BPE(),
+        tokenizers.trainers.BpeTrainer(
+            vocab_size=700,
+            special_tokens=SPECIAL,
+            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+        normalizer,
+        pre_tokenizer,
+    )
+
+
+def split(pattern):
+    pre = tokenizers.pre_tokenizers
+    regex = pre.Split(tokenizers.Regex(pattern), "isolated")
+    return pre.Sequence([regex, pre.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def gpt2(folder):
+    byte_level(folder, tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False))
+
+
+def gpt2_prefixed(folder):
+    byte_level(folder, tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True))
+
+
+def llama(folder):
+    byte_level(folder, split(LLAMA))
+
+
+def qwen(folder):
+    byte_level(folder, split(LLAMA.replace("{1,3}", "")), tokenizers.normalizers.NFC())
+
+
+def unknown_pattern(folder):
+    byte_level(folder, split(r"\w+\s?|[^\w]+"))
+
+
+def metaspace_unigram(folder):
+    fast(
+        folder,
+        tokenizers.models.Unigram(),
+        tokenizers.trainers.UnigramTrainer(
+            vocab_size=400, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False
+        ),
+        pre_tokenizer=tokenizers.pre_tokenizers.Metaspace(),
+    )
+
+
+def piece_model(folder, **changes):
+    """A Gemma-like tokenizer.model unless changed."""
+    gemma = {
+        "model_type": "bpe",
+        "vocab_size": 900,
+        "byte_fallback": True,
+        "split_digits": True,
+        "add_dummy_prefix": False,
+        "remove_extra_whitespaces": False,
+        "normalization_rule_name": "identity",
+        "user_defined_symbols": ["<mask>", "\n", "\n\n", "▁▁", "▁▁▁▁"],
+    }
+    for token, piece in enumerate(SPECIAL[:4]):
+        gemma |= {f"{piece[1:-1]}_id": token, f"{piece[1:-1]}_piece": piece}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=filter(str.strip, TEXT.splitlines()),
+        model_prefix=str(folder / "tokenizer"),
+        minloglevel=2,
+        **gemma | changes,
+    )
+
+
+def gemma(folder):
+    piece_model(folder)
+
+
+def gemma_json(folder):
+    """As transformers makes it of Gemma's tokenizer.model: one BPE over the whole text."""
+    piece_model(folder)
+    transformers.PreTrainedTokenizerFast.from_pretrained(folder, **NAMES).save_pretrained(folder)
+    assert not (folder / "tokenizer.json").read_text().count("Prepend")
+
+
+def gemma_phrases(folder):
+    """Its pieces reach over spaces."""
+    piece_model(folder, split_by_whitespace=False)
+
+
+def unigram(folder):
+    piece_model(folder, model_type="unigram")
+
+
+def dummy_prefix(folder):
+    piece_model(folder, add_dummy_prefix=True)
+
+
+def nfkc(folder):
+    piece_model(folder, normalization_rule_name="nfkc")
+
+
+KINDS = {  # where each may be cut
+    gpt2: " \n",
+    gpt2_prefixed: " ",
+    llama: " ",
+    qwen: " ",
+    unknown_pattern: "",
+    metaspace_unigram: " ",
+    gemma: " \n",
+    gemma_json: " \n",
+    gemma_phrases: "\n",
+    unigram: "",
+    dummy_prefix: "",
+    nfkc: "",
+}
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.__name__)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def tokenizer(kind, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(kind.__name__)
+    kind(folder)
+    return load_tokenizer(folder)
+
+
+class Bare(GriffinLM):
+    """The text side of the model, without weights; remembers what would be scored."""
+
+    def __init__(self, tokenizer, add_bos, prefix):
+        TemplateLM.__init__(self)
+        self.tokenizer, self._encoding = tokenizer, Encoding(tokenizer, add_bos, prefix)
+
+    def _loglikelihood_tokens(self, requests, **_):
+        self.requests = [(pair, list(a), list(b)) for pair, a, b in requests]
+        return []
+
+
+def instances(pairs):
+    return [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+
+
+def test_where_each_kind_may_be_cut(kind, tokenizer):
+    assert tokenizer.boundaries == KINDS[kind]
+
+
+@many
+@given(
+    start=texts,
+    pairs=st.lists(st.tuples(texts, texts), min_size=1, max_size=5),
+    add_bos=st.booleans(),
+    prefix=st.sampled_from([1, 2]),
+)
+@example(start="", pairs=[("", "<bos>x"), ("<bos>", "x"), (" \n", " x")], add_bos=True, prefix=2)
+def test_ids_are_lm_evals(tokenizer, start, pairs, add_bos, prefix):
+    pairs = [(start + context, continuation or "x") for context, continuation in pairs]
+    pairs += [(context, " and" + continuation) for context, continuation in pairs]
+    lm = Bare(tokenizer, add_bos, prefix)
+    lm.loglikelihood(instances(pairs))
+    found = lm.requests
+    TemplateLM.loglikelihood(lm, instances(pairs), disable_tqdm=True)
+    assert found == lm.requests
+
+
+@many
+@given(start=texts, ends=st.lists(texts, max_size=6))
+def test_ids_of_texts_are_those_of_each_alone(tokenizer, start, ends):
+    some = [start + end for end in ends]
+    found = encode_all(tokenizer, some)
+    assert [ids.tolist() for ids in found] == [tokenizer.encode(text) for text in some]
+    assert all(ids.dtype == np.int32 for ids in found)
+
+
+class Counting:
+    """A tokenizer that counts the characters it is given."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer, self.characters = tokenizer, 0
+
+    def __getattr__(self, name):
+        return getattr(self._tokenizer, name)
+
+    def encode(self, text):
+        self.characters += len(text)
+        return self._tokenizer.encode(text)
+
+    def encode_batch(self, some):
+        self.characters += sum(map(len, some))
+        return self._tokenizer.encode_batch(some)
+
+
+def test_a_context_is_tokenised_once(tokenizer):
+    book = TEXT if tokenizer.boundaries else TEXT[:2000]
+    pairs = [
+        (f"{book}\nQuestion {i}: what is {TEXT[i * 9 : i * 9 + 20]}?\nAnswer:", answer)
+        for i in range(16)
+        for answer in (" yes", " no", " neither of them", " both of them")
+    ]
+    counting = Counting(tokenizer)
+    lm = Bare(counting, True, 2)
+    lm.loglikelihood(instances(pairs))
+    if tokenizer.boundaries:
+        assert counting.characters < 1.05 * len(book)
+    else:  # every text once, whatever is in it
+        contexts = {context for context, _ in pairs}
+        whole = {context + continuation for context, continuation in pairs}
+        assert counting.characters == sum(map(len, contexts | whole))
+    last = lm.requests[-1]
+    assert tuple(last[1:]) == TemplateLM._encode_pair(lm, *pairs[-1])
+
+
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
+def test_added_tokens_that_look_around_rule_cuts_out(flag):
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    assert boundaries_of_json(tokenizer) == " \n"
+    tokenizer.add_tokens([tokenizers.AddedToken("<mask>", **{flag: True})])
+    assert boundaries_of_json(tokenizer) == ""
+
+
+@pytest.mark.parametrize("content", ["New York", "New▁York"])
+def test_added_tokens_with_a_space_inside_are_not_cut(content):
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_tokens([content])
+    assert boundaries_of_json(tokenizer) == "\n"

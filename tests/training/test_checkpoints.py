@@ -1,0 +1,102 @@
+"""The checkpoints that ship: their cards, their sizes, and that they score what the cards say."""
+
+import json
+import platform
+from pathlib import Path
+
+import pytest
+from programs import griffin_eval
+from symbol_models import evaluate, points
+
+from griffin_eval.checkpoints import folder, names, scores
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.errors import ArgumentError
+from griffin_eval.training.recipes import MODELS, RECIPES
+
+RATES = {"induction_heads_hawk": 0.01}  # where the best of a grid is not what its recipe says
+
+
+def test_all_of_them_together_are_small():
+    files = [file for name in names() for file in folder(name).iterdir()]
+    assert sum(file.stat().st_size for file in files) < 3e6
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_checkpoint_is_the_model_of_its_recipe_and_its_card_says_how_to_train_it(name):
+    recipe, _, model = name.rpartition("_")
+    checkpoint = Checkpoint(folder(name))
+    assert checkpoint.config == RECIPES[recipe].config(model)
+    assert not checkpoint.inspection.left_out
+    card = (folder(name) / "README.md").read_text()
+    (line,) = [line.strip() for line in card.splitlines() if "griffin-eval train" in line]
+    words = dict(zip(line.split()[3::2], line.split()[4::2], strict=True))
+    expected = RECIPES[recipe]
+    assert words["--model"] == model in MODELS
+    assert int(words["--steps"]) == expected.steps and int(words["--length"]) == expected.length
+    assert float(words["--learning-rate"]) == RATES.get(name, expected.learning_rate)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names())
+def test_a_checkpoint_scores_what_its_card_says(name):
+    said = scores(name)
+    card = (folder(name) / "README.md").read_text()
+    if f"Python {platform.python_version()}," not in card:  # whose text these tasks read
+        said = [score for score in said if not score["task"].startswith("griffin_longctx")]
+    for task in {score["task"] for score in said}:
+        mine = [score for score in said if score["task"] == task]
+        arguments = {"pretrained": str(folder(name)), "framework": "torch", "dtype": "float32"}
+        results = evaluate(
+            "griffin", task, mine[0]["metadata"], model_args=arguments, batch_size=1, device="cpu"
+        )
+        found = points(results, task)
+        for score in mine:
+            # Of a few hundred answers one may turn with the machine's rounding.
+            assert found[score["metric"]] == pytest.approx(score["value"], abs=0.021), score
+
+
+def test_the_command_lists_them_and_says_where_they_are():
+    done = griffin_eval("checkpoints")
+    assert done.returncode == 0, done.stderr
+    for name in names():
+        assert name in done.stdout
+        assert Path(griffin_eval("checkpoints", name).stdout.strip()) == folder(name)
+    done = griffin_eval("checkpoints", "bytes_grifin")
+    assert done.returncode == 2
+    assert "did you mean 'bytes_griffin'?" in done.stderr
+    with pytest.raises(ArgumentError, match="no checkpoint 'x' ships"):
+        folder("x")
+
+
+@pytest.mark.slow
+def test_griffins_go_into_every_format_without_loss(tmp_path):
+    here = folder("bytes_griffin")
+    for target in ("hf", "deepmind-flax", "deepmind-torch", "griffin-orbax", "griffin"):
+        done = griffin_eval("convert", here, tmp_path / target, "--to", target)
+        assert done.returncode == 0, done.stderr
+        here = tmp_path / target
+    done = griffin_eval("verify", folder("bytes_griffin"), here)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+def test_a_card_holds_the_run_and_its_scores(tmp_path):
+    from huggingface_hub import ModelCard
+
+    from griffin_eval.training.card import write_card
+
+    run, checkpoint, results = (tmp_path / name for name in ("run", "small_griffin", "results"))
+    training = ("train", "induction_heads", "--model", "griffin", "--steps", 1, "--length", 8)
+    assert griffin_eval(*training, "-o", run).returncode == 0
+    assert griffin_eval("convert", run, checkpoint, "--to", "griffin").returncode == 0
+    metadata = {"lengths": [8, 16], "samples": 2, "window": 4}
+    done = griffin_eval(
+        *("run", "--model", "griffin", "--model_args", f"pretrained={checkpoint}"),
+        *("--tasks", "griffin_induction_heads", "--metadata", json.dumps(metadata)),
+        *("--output_path", results),
+    )
+    assert done.returncode == 0, done.stderr
+    card = ModelCard.load(write_card(run, checkpoint, [results]))
+    assert [r.metric_type for r in card.data.eval_results] == ["accuracy@8", "accuracy@16"]
+    assert {json.dumps(r.dataset_args) for r in card.data.eval_results} == {json.dumps(metadata)}
+    assert "seed 0, 1 steps" in card.text

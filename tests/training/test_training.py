@@ -1,0 +1,240 @@
+"""Training: what is drawn, what is learnt, and that a run that goes on ends where it would have."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parity import QUICK_COMPILE
+from programs import griffin_eval
+from slow import fast, slow
+
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.errors import CheckpointError
+from griffin_eval.initializers import initial_value
+from griffin_eval.layout import param_specs
+from griffin_eval.tasks.long_text import documents
+from griffin_eval.tasks.symbols import sequences
+from griffin_eval.training import byte_texts
+from griffin_eval.training.recipes import RECIPES
+from griffin_eval.training.trainer import Run, loss_of, read_metrics, train_model
+
+SMALL = dict(layers=3, length=16, tokens=256, steps=40, curriculum=((0.5, 1 / 2),))
+
+ONE_MODEL_QUICKLY = pytest.mark.parametrize("model", fast(["griffin"], ["griffin", "hawk", "mqa"]))
+
+
+def small_run(model: str = "griffin", recipe: str = "induction_heads", **changes) -> Run:
+    return Run(
+        recipe=dataclasses.replace(RECIPES[recipe], **(SMALL | changes)), model=model, seed=1
+    )
+
+
+seeds = st.integers(0, 2**32)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds, st.integers(8, 300))
+def test_questions_of_induction_heads_have_the_answer_that_follows_the_first_trigger(seed, length):
+    row = RECIPES["induction_heads"].draw(np.random.default_rng(seed), length)
+    triggers = np.flatnonzero(row.tokens == sequences.TRIGGER)
+    assert triggers[-1] == length - 1
+    assert list(np.flatnonzero(row.asked)) == list(triggers[1:])
+    answer = row.tokens[triggers[0] + 1]
+    assert answer != sequences.TRIGGER
+    assert (row.targets[row.asked] == answer).all()
+    assert (row.tokens[triggers[:-1] + 1] == answer).all()
+    assert (row.weights == row.asked).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds, st.integers(8, 300))
+def test_selective_copying_asks_for_the_data_in_order_after_the_markers(seed, length):
+    row = RECIPES["selective_copy"].draw(np.random.default_rng(seed), length)
+    data = row.tokens[(row.tokens != sequences.NOISE) & (row.tokens != sequences.MARKER)]
+    assert list(row.targets[row.asked]) == list(data)
+    assert (row.tokens[row.asked] == sequences.MARKER).all()
+    assert row.asked.sum() == min(16, length // 4) == len(row.tokens) - length
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds, st.integers(200, 900))
+def test_phonebooks_ask_only_for_numbers_that_are_in_the_book(seed, length):
+    tokens, targets, weights, asked = byte_texts.phonebook(np.random.default_rng(seed), length)
+    assert tokens[0] == byte_texts.BOS
+    assert (tokens[1:] == targets[:-1]).all()
+    text = bytes((targets - byte_texts.FIRST).tolist()).decode()
+    book, *others = text.split("\n\n")
+    numbers = dict(line.split(": ") for line in book.splitlines())
+    lines = [line for part in others for line in part.splitlines()]
+    for line in lines[:-1]:  # the last may be cut off
+        name, number = line.split(": ")
+        assert numbers[name] == number
+    assert len(others) < 2 or len(others[0].splitlines()) == 2
+    where = np.array([c.isdigit() and i > len(book) for i, c in enumerate(text)])
+    assert (asked == where).all()
+    assert (weights[asked] == 1).all() and (weights[~asked] < 1).all()
+
+
+def test_text_is_of_modules_that_no_task_reads():
+    for _, text in documents.python_texts():
+        middle = len(text) // 2
+        assert text[middle : middle + 200].encode() not in byte_texts.corpus()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_rows_depend_on_seed_step_and_purpose_alone(name):
+    recipe = dataclasses.replace(RECIPES[name], tokens=2048)
+    batches = [recipe.batch(0, 9), recipe.batch(1, 9), recipe.batch(0, 10), *recipe.held_out()]
+    again = recipe.batch(0, 9)
+    assert all((a == b).all() for a, b in zip(batches[0], again, strict=True))
+    rows = [row.tobytes() for batch in batches for row in batch.tokens]
+    assert len(set(rows)) == len(rows)
+
+
+def test_the_curriculum_ends_with_the_whole_length():
+    recipe = RECIPES["induction_heads"]
+    lengths = [recipe.length_at(step) for step in range(recipe.steps)]
+    assert lengths == sorted(lengths)
+    assert lengths[0] == recipe.length // 8 and lengths[recipe.steps // 2] == recipe.length
+    assert {b.tokens.shape[1] for b in recipe.held_out()} == {recipe.length}
+
+
+def test_the_byte_tokenizer_is_the_one_that_training_used(tmp_path):
+    from transformers import AutoTokenizer
+
+    from griffin_eval.text.load import load_tokenizer
+
+    byte_texts.write_byte_tokenizer(tmp_path)
+    text = "".join(map(chr, range(1, 600))) + "  two spaces\n\n日本語 🎉"
+    ids = [byte_texts.FIRST + byte for byte in text.encode()]
+    ours, theirs = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert ours.encode(text) == ids
+    assert theirs(text)["input_ids"] == [byte_texts.BOS, *ids]
+    assert theirs.decode(ids) == text == ours.decode(ids, skip_special_tokens=True)
+
+
+@ONE_MODEL_QUICKLY
+def test_gradients_flow_through_every_parameter(model):
+    recipe = dataclasses.replace(RECIPES["bytes"], length=256, tokens=512, width=32, layers=3)
+    config = recipe.config(model)
+    params = {n: jnp.asarray(initial_value(s, 0)) for n, s in param_specs(config).items()}
+    batch = recipe.batch(0, recipe.steps - 1)
+    gradient = jax.grad(lambda p: loss_of(config, p, batch)[0])
+    gradients = jax.jit(gradient, compiler_options=QUICK_COMPILE)(params)
+    assert gradients.keys() == params.keys()
+    for name, gradient in gradients.items():
+        assert np.isfinite(gradient).all(), name
+        assert np.abs(gradient).max() > 0, name
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.slow
+@ONE_MODEL_QUICKLY
+def test_a_run_lowers_the_loss_and_goes_on_to_the_same_state(model, tmp_path):
+    run, whole, cut = small_run(model), tmp_path / "whole", tmp_path / "cut"
+    train_model(run, whole, checkpoint_every=10)
+
+    def interrupt(metrics):
+        if metrics["step"] == 27:  # seven steps after the last checkpoint
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        train_model(run, cut, checkpoint_every=10, progress=interrupt)
+    train_model(run, cut, checkpoint_every=10)
+
+    lines = [read_metrics(folder / "metrics.jsonl") for folder in (whole, cut)]
+    for found in lines:
+        assert [line["step"] for line in found] == [10, 20, 30, 40]
+        for line in found:
+            line.pop("seconds")
+    assert lines[0] == lines[1]
+    assert lines[0][-1]["loss"] < 0.85 * lines[0][0]["loss"]
+    first, second = (Checkpoint(folder) for folder in (whole, cut))
+    for name in param_specs(first.config):
+        assert (first.numpy(name) == second.numpy(name)).all(), name
+    optimizers = [restored_optimizer(folder) for folder in (whole, cut)]
+    for ours, theirs in zip(*optimizers, strict=True):
+        assert (ours == theirs).all()
+
+
+def restored_optimizer(folder: Path) -> list:
+    import orbax.checkpoint as ocp
+
+    with ocp.CheckpointManager(folder) as manager:
+        items = ocp.args.Composite(optimizer=ocp.args.StandardRestore())
+        return jax.tree.leaves(manager.restore(manager.latest_step(), args=items)["optimizer"])
+
+
+def test_lines_of_steps_that_were_lost_are_removed(tmp_path):
+    run = small_run("hawk", steps=4)
+    train_model(run, tmp_path / "run", checkpoint_every=2)
+    file = tmp_path / "run" / "metrics.jsonl"
+    with open(file, "a") as lines:
+        lines.write(json.dumps({"step": 6, "loss": 0.0}) + '\n{"step": 8, "lo')
+    last = train_model(run, tmp_path / "run", checkpoint_every=2)
+    assert last["step"] == 4
+    assert [line["step"] for line in read_metrics(file)] == [2, 4]
+    kept = file.read_text()
+    file.write_text(kept + '{"step": 6, "lo')  # the next line must not be glued to it
+    train_model(run, tmp_path / "run", checkpoint_every=2)
+    assert file.read_text() == kept
+    file.write_text(kept.splitlines(keepends=True)[0])
+    with pytest.raises(CheckpointError, match="no line of step 4"):
+        train_model(run, tmp_path / "run", checkpoint_every=2)
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path):
+    train_model(small_run(steps=2, layers=1), tmp_path / "run")
+    with pytest.raises(CheckpointError, match="recipe.steps 2 there, 3 asked for"):
+        train_model(small_run(steps=3, layers=1), tmp_path / "run")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+    with pytest.raises(CheckpointError, match="other is there and no run"):
+        train_model(small_run(steps=2, layers=1), tmp_path / "other")
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.slow
+def test_the_command_trains_what_convert_reads(tmp_path):
+    folder, flax, back = (tmp_path / name for name in ("run", "flax", "back"))
+    done = griffin_eval(
+        "train", "bytes", "--model", "griffin", "--steps", 2, "--length", 64, "-o", folder
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "step 2, test loss" in done.stdout
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    for arguments in (
+        ("convert", folder, flax, "--to", "deepmind-flax"),
+        ("convert", flax, back, "--to", "hf"),
+        ("verify", folder, back),
+    ):
+        done = griffin_eval(*arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert (back / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("byte", "--model", "griffin"), "unknown recipe 'byte': expected one of"),
+        slow(("bytes", "--model", "hawke"), "did you mean 'hawk'?"),
+        slow(("bytes", "--model", "hawk", "--length", "7"), "--length must be at least 8, found 7"),
+        slow(("bytes", "--model", "hawk", "--learning-rate", "0"), "a number above 0, found 0"),
+        slow(("bytes", "--model", "hawk", "--learning-rate", "inf"), "above 0, found inf"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(arguments, message, tmp_path):
+    done = griffin_eval("train", *arguments, "-o", tmp_path / "run")
+    assert done.returncode == 2
+    assert message in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
