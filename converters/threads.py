@@ -22,14 +22,27 @@ def run_all(
     Raises:
         BaseException: the first failure.
     """
-    failed = threading.Event()
+    failed, lock = threading.Event(), threading.Lock()
+    failures: list[BaseException] = []
+
+    def run(job: Job) -> None:
+        if failed.is_set():
+            return
+        try:
+            function(job, failed.is_set)
+        except BaseException as error:
+            with lock:
+                failures.append(error)
+                failed.set()  # here, since the thread that waits may notice late
+            raise
+
     futures: list[Future[None]] = []
     with ThreadPoolExecutor(workers) as pool:
         try:
-            futures += (pool.submit(function, job, failed.is_set) for job in jobs)
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            futures += (pool.submit(run, job) for job in jobs)
+            wait(futures, return_when=FIRST_EXCEPTION)
         finally:
             failed.set()  # also for jobs that run while this thread is interrupted
             pool.shutdown(cancel_futures=True)
-    for future in done:
-        future.result()
+    if failures:
+        raise failures[0]

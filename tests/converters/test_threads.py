@@ -1,0 +1,44 @@
+"""Work in threads: the first failure ends it, and is what the caller is told."""
+
+import threading
+from time import sleep
+
+import pytest
+
+from griffin_eval.converters.threads import run_all
+
+
+class _Cause(Exception):
+    pass
+
+
+class _Consequence(Exception):
+    pass
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_the_first_failure_is_told(late):
+    """The others end because of it, by exceptions that would say nothing."""
+    begun = threading.Barrier(3)
+    started = []
+
+    def work(job, stopped):
+        started.append(job)
+        if job > 2:
+            return
+        begun.wait(10)
+        if job == late:
+            raise _Cause
+        while not stopped():
+            sleep(1e-4)
+        raise _Consequence
+
+    with pytest.raises(_Cause):
+        run_all(work, range(1000), workers=3)
+    assert sorted(started) == [0, 1, 2]
+
+
+def test_every_job_is_done():
+    done = []
+    run_all(lambda job, stopped: done.append((job, stopped())), range(100), workers=4)
+    assert sorted(done) == [(job, False) for job in range(100)]
