@@ -28,9 +28,10 @@ def product(x: Float[Array, "*N I"], weight: Float[Array, "O I"]) -> Float[Array
     XLA's products on a CPU read a weight of 16 bits as it lies in two forms alone: one row times
     W^T, and several rows contracted with W over its second axis, which float16 has not. In any
     other form the whole weight is converted to float32 at every step, which takes 14 times as long.
+    A weight of 32 bits is transposed at every step of one row unless it is contracted as it lies.
     """
     wider = accumulation_dtype(x.dtype)
-    if x.size == x.shape[-1]:
+    if x.size == x.shape[-1] and weight.dtype.itemsize < 4:
         return jnp.matmul(x, weight.T, preferred_element_type=wider)
     return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=wider)
 
