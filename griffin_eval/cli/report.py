@@ -62,4 +62,4 @@ def report(
         tables.throughput_table(runs),
     ]
     page.write_text(render(title, [t for t in shown if t is not None], charts), encoding="utf-8")
-    typer.echo(f"{page}: {len(runs)} runs, {len(charts)} figures")
+    typer.echo(f"{page}: runs: {len(runs)}, figures: {len(charts)}")

@@ -269,12 +269,12 @@ class Bench:
 
 
 def print_results(console: Console, found: dict[str, Any]) -> None:
-    """Prints what `Bench.run` found: a table of times, the limits, and how the logits agree."""
+    """Prints what `Bench.run` found: a table of times, the rooflines, and how the logits agree."""
     twins = list(found["rows"][0]["times"])
     table = Table(title=f"float32, {found['threads']} threads, medians")
     for heading in ("workload", "implementation"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("tokens/s", "limit", "of limit", *(f"our {twin} is" for twin in twins)):
+    for heading in ("tokens/s", "roofline", "of roofline", *(f"our {twin} is" for twin in twins)):
         table.add_column(heading, justify="right")
     before = None
     for row in found["rows"]:
@@ -296,7 +296,7 @@ def print_results(console: Console, found: dict[str, Any]) -> None:
         scale, unit = scales.get(limit, (1e-3, "ms"))
         medians = {way: statistics.median(values) for way, values in ways.items()}
         text = ", ".join(f"{way} {value / scale:.1f}" for way, value in medians.items())
-        _line(console, f"limit of {limit}, {unit}: {text}")
+        _line(console, f"roofline: {limit}, {unit}: {text}")
     for work, pairs in found["largest_difference"].items():
         text = ", ".join(f"{pair} {value:.1e}" for pair, value in pairs.items())
         _line(console, f"largest difference of logits, {work}: {text or 'nothing to compare'}")
