@@ -40,9 +40,10 @@ KERNELS = Extension(
         "kernels/cpu/runtime.c",
         "kernels/cpu/xla.c",
         "kernels/attention/cpu.c",
+        "kernels/linear/cpu.c",
         "kernels/rglru/cpu.c",
     ],
-    depends=["kernels/cpu/runtime.h"],
+    depends=["kernels/cpu/floats.h", "kernels/cpu/runtime.h"],
     extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
     + ["-pthread", "-Wno-psabi"],
     extra_link_args=["-pthread"],

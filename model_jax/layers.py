@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 
 from griffin_eval import rope
 from griffin_eval.config import GriffinConfig
+from griffin_eval.kernels.linear import cpu_jax
 from griffin_eval.kernels.rglru.api import rglru
 from griffin_eval.kernels.rglru.plain_jax import accumulation_dtype
 from griffin_eval.kernels.rglru.reference import Gates
@@ -25,11 +26,14 @@ def at_least_float32(x: Array) -> Array:
 def product(x: Float[Array, "*N I"], weight: Float[Array, "O I"]) -> Float[Array, "*N O"]:
     """x W^T, accumulated and returned in float32 or wider.
 
-    XLA's products on a CPU read a weight of 16 bits as it lies in two forms alone: one row times
-    W^T, and several rows contracted with W over its second axis, which float16 has not. In any
-    other form the whole weight is converted to float32 at every step, which takes 14 times as long.
-    A weight of 32 bits is transposed at every step of one row unless it is contracted as it lies.
+    Few rows on a CPU go through the compiled kernel. XLA's products on a CPU read a weight of 16
+    bits as it lies in two forms alone: one row times W^T, and several rows contracted with W over
+    its second axis, which float16 has not. In any other form the whole weight is converted to
+    float32 at every step, which takes 14 times as long. A weight of 32 bits is transposed at every
+    step of one row unless it is contracted as it lies.
     """
+    if cpu_jax.unsupported(x, weight) is None:
+        return cpu_jax.product(x, weight)
     wider = accumulation_dtype(x.dtype)
     if x.size == x.shape[-1] and weight.dtype.itemsize < 4:
         return jnp.matmul(x, weight.T, preferred_element_type=wider)

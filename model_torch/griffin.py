@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.initializers import initial_value
-from griffin_eval.kernels.linear.cpu_torch import linear
+from griffin_eval.kernels.linear.cpu_torch import linear, product
 from griffin_eval.layout import ParamScope, ParamSpec, param_specs
 from griffin_eval.model_torch.blocks import ResidualBlock
 from griffin_eval.model_torch.layers import RMSNorm, accumulation_dtype, at_least_float32, rotation
@@ -41,6 +41,8 @@ class Embedding(nn.Module):
         """Products with every embedding, accumulated and returned in float32 or wider."""
         if at_least_float32(hidden) is hidden:
             return linear(hidden, self.weight)
+        if (logits := product(hidden, self.weight)) is not None:
+            return logits
         rows = self.weight.split(LOGIT_ROWS)
         hidden = at_least_float32(hidden)
         return torch.cat([F.linear(hidden, at_least_float32(w)) for w in rows], -1)

@@ -1,13 +1,13 @@
-// Causal multi-query attention over remembered keys and new ones on a CPU, in float32, for PyTorch
-// (ctypes) and JAX (XLA's foreign function interface). reference.py says what is computed, and
-// cpu_torch.py what the arguments are.
+// Causal multi-query attention over remembered keys and new ones on a CPU, for PyTorch (ctypes) and
+// JAX (XLA's foreign function interface). reference.py says what is computed, and cpu_torch.py what
+// the arguments are. Arrays of 16 bits are read and written as such; all arithmetic is in float32.
 //
 // Workers take blocks of QUERIES pairs of a token and a head of one segment, which share their keys,
 // and walk over these some at a time. Queries lie side by side in vectors, so that a largest score, a
 // sum and a mask are those of whole vectors; the softmax is corrected when a larger score is found
 // (Milakov and Gimelshein 2018, arXiv:1805.02867). No key is read that no query of a block sees.
 
-#include "../cpu/runtime.h"
+#include "../cpu/floats.h"
 
 enum { QUERIES = 64, KEYS = 64, MOST_SIZE = 256, ROWS = 6 };
 
@@ -20,8 +20,9 @@ typedef struct {
   int64_t stride, newest;
   int packed;
   const int32_t *starts, *lengths, *max_age;
-  const float *q, *k, *v;
-  float *out;
+  Type type;  // of these:
+  const void *q, *k, *v;
+  void *out;
   int64_t next;  // block to take
 } Job;
 
@@ -29,6 +30,7 @@ typedef struct {
   int32_t low[QUERIES], high[QUERIES];  // keys that a query sees
   float maximum[QUERIES], total[QUERIES];  // of the scores so far; of their exponentials
   float q[MOST_SIZE * QUERIES], sums[MOST_SIZE * QUERIES], scores[KEYS * QUERIES];
+  float k[KEYS * MOST_SIZE], v[KEYS * MOST_SIZE];  // some keys and values, if they are of 16 bits
 } Block;
 
 // c[i] += sum over l of a[i * row + l * step] * b[l], for LANES columns of b and c.
@@ -62,9 +64,15 @@ INLINE float exp_of(float x) {  // x <= 0
   return scale + scale * rest;
 }
 
-// Takes `count` keys from `first` on into a block of `width` queries.
-INLINE void read_keys(const Job *j, Block *b, int width, int32_t first, int count, const float *k,
-                      const float *v) {
+// Takes `count` keys from `first` on, from row `at` of `k`, into a block of `width` queries.
+INLINE void read_keys(const Job *j, Block *b, int width, int32_t first, int count, int64_t at,
+                      Type type) {
+  const float *k = (const float *)j->k + at * j->size, *v = (const float *)j->v + at * j->size;
+  if (type != FLOAT32) {
+    widen(j->k, at * j->size, count * j->size, b->k, type);
+    widen(j->v, at * j->size, count * j->size, b->v, type);
+    k = b->k, v = b->v;
+  }
   memset(b->scores, 0, count * QUERIES * sizeof(float));
   add_product(width, count, j->size, k, j->size, 1, b->q, b->scores);
   float maximum[QUERIES], rescale[QUERIES];
@@ -94,7 +102,7 @@ INLINE void read_keys(const Job *j, Block *b, int width, int32_t first, int coun
   add_product(width, j->size, count, v, 1, j->size, b->scores, b->sums);
 }
 
-INLINE void attend(const Job *j, Block *b, int64_t segment, int64_t from) {
+INLINE void attend(const Job *j, Block *b, int64_t segment, int64_t from, Type type) {
   const int64_t D = j->size, H = j->heads, start = j->starts[segment];
   const int64_t left = j->lengths[segment] * H - from;
   const int queries = left < QUERIES ? (int)left : QUERIES;
@@ -103,12 +111,12 @@ INLINE void attend(const Job *j, Block *b, int64_t segment, int64_t from) {
   int32_t first = 0, last = 0;
   for (int c = 0; c < width; c++) {  // the last query again where there is none
     const int64_t query = from + (c < queries ? c : queries - 1), token = query / H;
-    const float *q = j->q + (start * H + query) * D;
+    const int64_t q = (start * H + query) * D;
     b->high[c] = last = (int32_t)token;
     b->low[c] = (int32_t)token - j->max_age[start + token];
     first = c == 0 || b->low[c] < first ? b->low[c] : first;
     b->maximum[c] = UNSEEN, b->total[c] = 0.0f;
-    for (int64_t d = 0; d < D; d++) b->q[d * QUERIES + c] = q[d] * scale;
+    for (int64_t d = 0; d < D; d++) b->q[d * QUERIES + c] = load_one(j->q, q + d, type) * scale;
   }
   memset(b->sums, 0, D * QUERIES * sizeof(float));
   for (int32_t key = first; key <= last;) {
@@ -116,12 +124,13 @@ INLINE void attend(const Job *j, Block *b, int64_t segment, int64_t from) {
     const int count = more < KEYS ? more : KEYS;
     const int64_t old = segment * j->stride + j->newest, new = j->segments * j->stride + start;
     const int64_t at = (j->packed && key >= 0 ? new : old) + key;
-    read_keys(j, b, width, key, count, j->k + at * D, j->v + at * D);
+    read_keys(j, b, width, key, count, at, type);
     key += count;
   }
   for (int c = 0; c < queries; c++) {
-    float *out = j->out + (start * H + from + c) * D;
-    for (int64_t d = 0; d < D; d++) out[d] = b->sums[d * QUERIES + c] / b->total[c];
+    const int64_t out = (start * H + from + c) * D;
+    for (int64_t d = 0; d < D; d++)
+      store_one(j->out, out + d, b->sums[d * QUERIES + c] / b->total[c], type);
   }
 }
 
@@ -139,16 +148,19 @@ EVERY_CPU static void *work(void *argument) {
       before += blocks(j, segment++);
     }
     if (segment == j->segments) return NULL;
-    attend(j, &b, segment, (i - before) * QUERIES);
+    const int64_t from = (i - before) * QUERIES;
+    if (j->type == FLOAT32) attend(j, &b, segment, from, FLOAT32);
+    else if (j->type == BFLOAT16) attend(j, &b, segment, from, BFLOAT16);
+    else attend(j, &b, segment, from, FLOAT16);
   }
 }
 
 static void run(Job *j, int64_t threads, Pool team) {
   int64_t done = 0, all = 0;
-  const int64_t row = j->heads * j->size;
+  const int64_t row = j->heads * j->size * (int64_t)bytes_of(j->type);
   for (int64_t s = 0; s <= j->segments; s++) {  // tokens of no segment get zeros
     const int64_t start = s < j->segments ? j->starts[s] : j->tokens;
-    if (start > done) memset(j->out + done * row, 0, (start - done) * row * sizeof(float));
+    if (start > done) memset((char *)j->out + done * row, 0, (start - done) * row);
     if (s == j->segments) break;
     done = start + j->lengths[s];
     all += blocks(j, s);
@@ -166,6 +178,7 @@ EXPORT void griffin_attention(const int64_t *sizes, void *const *in, void *out, 
            .stride = sizes[4],
            .newest = sizes[5],
            .packed = (int)sizes[6],
+           .type = (Type)sizes[7],
            .starts = in[0],
            .lengths = in[1],
            .max_age = in[2],
@@ -190,6 +203,7 @@ EXPORT void *griffin_xla_attention(CallFrame *frame) {
            .stride = packed ? (k->dims[0] - tokens) / segments : k->dims[1],
            .newest = *(const int32_t *)in[0]->data,
            .packed = packed,
+           .type = type_of(q),
            .starts = starts->data,
            .lengths = in[2]->data,
            .max_age = in[3]->data,

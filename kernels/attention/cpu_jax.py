@@ -1,4 +1,4 @@
-"""Local attention in JAX on a CPU, in float32, by the compiled kernel as a call from XLA."""
+"""Local attention in JAX on a CPU, by the compiled kernel as a call from XLA."""
 
 import functools
 from typing import Any
@@ -16,8 +16,8 @@ def unsupported(
     q: Float[Array | ShapeDtypeStruct, "B T H D"], keys: Any = None, values: Any = None
 ) -> str | None:
     """The reason for which the kernel cannot read these queries, or None."""
-    if q.dtype != jnp.float32:
-        return f"the compiled kernel takes float32, not {q.dtype}"
+    if q.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+        return f"the compiled kernel computes in float32, not {q.dtype}"
     if q.shape[3] > compiled.MOST_HEAD_DIM:
         most = compiled.MOST_HEAD_DIM
         return f"the compiled kernel takes heads of {most} dimensions, not {q.shape[3]}"
@@ -81,9 +81,9 @@ def _call(
     if starts is None:
         starts = length * jnp.arange(batch, dtype=jnp.int32)
     newest = past + layout.get("offset", 0)  # slot of a segment's first new key
-    out = ShapeDtypeStruct((batch * length, heads, size), jnp.float32)
+    out = ShapeDtypeStruct((batch * length, heads, size), q.dtype)
     call = jax.ffi.ffi_call("griffin_attention", out, vmap_method="sequential")
     where = (newest, starts, layout["lengths"], jnp.minimum(max_age, past))
     integers = (jnp.asarray(x, jnp.int32) for x in where)
-    floats = (x.astype(jnp.float32) for x in (q.reshape(out.shape), keys, values))
+    floats = (x.astype(q.dtype) for x in (q.reshape(out.shape), keys, values))
     return call(*integers, *floats).reshape(batch, length, -1)

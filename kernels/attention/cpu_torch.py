@@ -1,4 +1,4 @@
-"""Local attention in PyTorch on a CPU, in float32, by the compiled kernel."""
+"""Local attention in PyTorch on a CPU, by the compiled kernel."""
 
 import ctypes
 from typing import Any
@@ -8,13 +8,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from griffin_eval.kernels.cpu import compiled
+from griffin_eval.kernels.linear.cpu_torch import TYPES
 
 
 def unsupported(q: Float[Tensor, "B T H D"], keys: Tensor, values: Tensor) -> str | None:
     """The reason for which the kernel cannot read these, or None."""
     for x in (q, keys, values):
-        if x.device.type != "cpu" or x.dtype != torch.float32:
-            return f"the compiled kernel is for float32 on a CPU, not {x.dtype} on {x.device}"
+        if x.device.type != "cpu":
+            return f"the compiled kernel runs on a CPU, not on {x.device}"
+        if x.dtype not in TYPES or x.dtype != q.dtype:
+            return f"the compiled kernel computes in float32, not {x.dtype} beside {q.dtype}"
     if q.shape[3] > compiled.MOST_HEAD_DIM:
         most = compiled.MOST_HEAD_DIM
         return f"the compiled kernel takes heads of {most} dimensions, not {q.shape[3]}"
@@ -47,10 +50,11 @@ def local_attention(
     rows_are_dense = keys.stride()[-2:] == (size, 1) and keys.stride(0) % size == 0
     if not rows_are_dense or keys.stride() != values.stride():
         keys, values = keys.contiguous(), values.contiguous()
-    out = torch.empty(batch, length, heads * size)
+    out = torch.empty(batch, length, heads * size, dtype=q.dtype)
     newest = past + offset  # slot of a segment's first new key
     stride = newest if packed else keys.stride(0) // size
-    sizes = (batch * length, heads, size, len(lengths), stride, newest, packed)
+    kind = TYPES[q.dtype]
+    sizes = (batch * length, heads, size, len(lengths), stride, newest, packed, kind)
     layout = (starts, lengths, max_age.clamp(max=past))
     arrays = [x.to(torch.int32).contiguous() for x in layout] + [q, keys, values]
     library = compiled.library_for_torch()

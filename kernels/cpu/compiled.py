@@ -10,6 +10,7 @@ from pathlib import Path
 
 NOT_BUILT = "the compiled kernels are not there: griffin-eval was installed without a C compiler"
 MOST_HEAD_DIM = 256  # of attention/cpu.c
+TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}  # of cpu/floats.h
 
 
 @functools.cache
@@ -23,6 +24,7 @@ def library() -> ctypes.CDLL | None:
     for name, arguments in {
         "griffin_rglru": [ctypes.c_int, address, address, address, number],
         "griffin_attention": [address, address, address, number],
+        "griffin_linear": [address] * 6,
         "griffin_sum": [address, address, address, number, number],
         "griffin_pool": [address],
         "griffin_xla_threads": [number],
@@ -56,7 +58,7 @@ def register_ffi_targets() -> str | None:
     loaded = library()
     if loaded is None:
         return NOT_BUILT
-    for name in ("attention", "scan", "scan_backward", "gated", "gated_backward"):
+    for name in ("attention", "linear", "scan", "scan_backward", "gated", "gated_backward"):
         handler = jax.ffi.pycapsule(getattr(loaded, f"griffin_xla_{name}"))
         jax.ffi.register_ffi_target(f"griffin_{name}", handler, platform="cpu")
     loaded.griffin_xla_threads(usable_cpus())

@@ -58,7 +58,8 @@ typedef struct {
 typedef void (*Pool)(void (*)(void *), void *, unsigned, unsigned);
 HIDDEN extern Pool griffin_team;
 
-// Does the work, on the threads of a pool or, where it is NULL, on new ones.
+// Does the work, on the threads of a pool or, where it is NULL, on those of a team of its own, or on
+// the caller alone while the team works for another.
 HIDDEN void parallel_for(Tasks *tasks, Pool team);
 
 // ---- XLA (xla.c) ----------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """A linear map in PyTorch, on the CPU in one pass together with what follows it."""
 
+import ctypes
 from typing import Literal
 
 import torch
@@ -7,7 +8,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-_FEW_ROWS = 16  # of fewer, MKL's products of vectors are faster
+from griffin_eval.kernels.cpu import compiled
+
+# Up to so many rows the compiled kernel is the fastest: of bfloat16, for which processors have
+# products of their own, it gains where the time is that of reading the weight.
+MOST_ROWS = {torch.float32: 16, torch.bfloat16: 4, torch.float16: 32}
+TYPES = {getattr(torch, name): number for name, number in compiled.TYPES.items()}
+_THEN = {"none": 0, "gelu": 1, "mul": 2}  # of linear/cpu.c
 
 
 def linear(
@@ -19,11 +26,13 @@ def linear(
 ) -> Float[Tensor, "*B O"]:
     """y = x W^T + b, and then GeLU (by tanh) of it, or its product with another tensor.
 
-    Where nothing needs a gradient, float32 on the CPU goes through oneDNN, which does what follows
-    while a tile of the result is in the cache. PyTorch's own F.linear calls MKL, writes the bias
-    before and reads the result after; on processors of other makers than MKL's it is also half as
-    fast. The operation is the one that PyTorch's compiler generates; where a version of PyTorch
-    lacks it, or ``torch.backends.mkldnn`` is switched off, F.linear does its work.
+    Where nothing needs a gradient, few rows on the CPU (`MOST_ROWS`) go through the compiled
+    kernel, which reads the weight at the speed of memory. More rows in float32 go through oneDNN,
+    which does what follows while a tile of the result is in the cache. PyTorch's own F.linear calls
+    MKL, writes the bias before and reads the result after; on processors of other makers than MKL's
+    it is also half as fast. The operation is the one that PyTorch's compiler generates; where a
+    version of PyTorch lacks it, or ``torch.backends.mkldnn`` is switched off, F.linear does its
+    work. In float16 more rows are multiplied in float32, since few processors have products of it.
 
     Args:
         x: inputs, any floating dtype.
@@ -40,24 +49,86 @@ def linear(
     """
     if (other is not None) != (then == "mul"):
         raise ValueError(f"linear: other goes with 'mul', found then={then!r}")
-    if _fits_onednn(x, weight):
-        ops = torch.ops.mkldnn
-        if other is not None:
-            return ops._linear_pointwise.binary(x, other, weight, bias, then)
-        return ops._linear_pointwise(x, weight, bias, then, [], "tanh" if then == "gelu" else "")
-    y = F.linear(x, weight, bias)
+    if _is_plain(x, weight):
+        if unsupported(x, weight) is None:
+            return _compiled(x, weight, bias, then, other, weight.dtype)
+        if x.dtype == torch.float16:
+            b = None if bias is None else bias.float()
+            y = linear(x.float(), weight.float(), b).half()
+            return _followed(y, then, other)
+        if x.dtype == torch.float32 and _has_onednn():
+            ops = torch.ops.mkldnn
+            if other is not None:
+                return ops._linear_pointwise.binary(x, other, weight, bias, then)
+            by = "tanh" if then == "gelu" else ""
+            return ops._linear_pointwise(x, weight, bias, then, [], by)
+    return _followed(F.linear(x, weight, bias), then, other)
+
+
+def product(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"]) -> Float[Tensor, "*B O"] | None:
+    """x W^T in float32 of inputs of 16 bits, by the compiled kernel; None where it does not run."""
+    if _is_plain(x, weight) and unsupported(x, weight) is None:
+        return _compiled(x, weight, None, "none", None, torch.float32)
+    return None
+
+
+def unsupported(x: Tensor, weight: Tensor) -> str | None:
+    """The reason for which the compiled kernel cannot multiply these, or None."""
+    if weight.dtype not in MOST_ROWS or x.dtype != weight.dtype:
+        return f"the compiled kernel has no products of {x.dtype} with {weight.dtype}"
+    if not 0 < x.numel() <= MOST_ROWS[x.dtype] * x.shape[-1]:
+        return "the compiled kernel is for a few rows"
+    if not weight.is_contiguous():
+        return "the compiled kernel takes weights that lie as they were stored"
+    return None if compiled.library() else compiled.NOT_BUILT
+
+
+def _is_plain(x: Tensor, weight: Tensor) -> bool:
+    """Whether nothing but the values of a product on a CPU is asked for."""
+    return (
+        x.device.type == "cpu"
+        and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
+
+
+def _has_onednn() -> bool:
+    return (
+        torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.enabled
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+
+
+def _followed(y: Tensor, then: str, other: Tensor | None) -> Tensor:
     if other is None:
         return F.gelu(y, approximate="tanh") if then == "gelu" else y
     return y * other
 
 
-def _fits_onednn(x: Tensor, weight: Tensor) -> bool:
-    return (
-        x.dtype == torch.float32
-        and x.device.type == "cpu"
-        and x.numel() >= _FEW_ROWS * x.shape[-1] > 0
-        and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
-        and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+def _compiled(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    then: str,
+    other: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    library = compiled.library_for_torch()
+    assert library is not None
+    outputs, inputs = weight.shape
+    rows = x.numel() // inputs
+    out = torch.empty(*x.shape[:-1], outputs, dtype=dtype)
+    x = x.float().contiguous()
+    other = None if other is None else other.contiguous()
+    types = TYPES[weight.dtype], TYPES[dtype], _THEN[then]
+    library.griffin_linear(
+        (ctypes.c_int64 * 7)(rows, inputs, outputs, *types, torch.get_num_threads()),
+        x.data_ptr(),
+        weight.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        None if other is None else other.data_ptr(),
+        out.data_ptr(),
     )
+    return out

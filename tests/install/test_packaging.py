@@ -15,9 +15,11 @@ SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setup
 DATA = "griffin_eval/checkpoints/"  # trained weights, with their cards and tokenizers
 SOURCES = [
     "kernels/attention/cpu.c",
+    "kernels/cpu/floats.h",
     "kernels/cpu/runtime.c",
     "kernels/cpu/runtime.h",
     "kernels/cpu/xla.c",
+    "kernels/linear/cpu.c",
     "kernels/rglru/cpu.c",
 ]
 PACKAGE_OF = {folder: name.replace(".", "/") for name, folder in SETUPTOOLS["package-dir"].items()}

@@ -165,6 +165,31 @@ def test_one_token_of_rows_whose_window_moved(framework, problem, slots):
     check(framework, problem, "decode")
 
 
+@each_framework
+@pytest.mark.parametrize("kind", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sixteen_bits_are_rounded_once(framework, kind, dtype):
+    """The result is that of the same numbers in float64, rounded to the nearest of 16 bits."""
+    lengths = [1, 0, 1] if kind == "decode" else [90, 0, 3]
+    problem = Problem(lengths, past=70, heads=10, size=24)
+    arrays, layout, where = getattr(problem, kind)()
+    narrow = [x.astype(jnp.dtype(dtype)) for x in arrays[:3]]
+    right = api.local_attention(*(x.astype(float) for x in narrow), arrays[3], **layout)
+    layouts, array = FRAMEWORKS[framework]
+    floats = [array(x.astype(np.float32)) for x in narrow]
+    if framework == "torch":
+        floats = [x.to(getattr(torch, dtype)) for x in floats]
+    else:
+        floats = [x.astype(dtype) for x in floats]
+    layout = {name: array(x) if np.ndim(x) else x for name, x in layout.items()}
+    found = api.local_attention(*floats, array(arrays[3]), **layout, impl="cpu")
+    assert str(found.dtype).endswith(dtype)
+    found = np.asarray(found.float() if framework == "torch" else found.astype(jnp.float32))
+    for row, at in where:
+        ulp = np.abs(right[row][at]) * float(jnp.finfo(dtype).eps)
+        assert (np.abs(found[row][at] - right[row][at]) <= 0.51 * ulp + 3e-6).all()
+
+
 # The longest row is more than one block of queries; a state remembers nothing, some, or more.
 SHARED = [Problem([150, 0, 7], past=20, heads=3), Problem([9, 2], past=0, scale=20.0)]
 
@@ -268,13 +293,15 @@ def test_reasons():
     q = torch.zeros(1, 1, 1, 8)
     reason = cpu_torch.unsupported
     assert reason(q, q, q) is None
-    assert "not torch.float64 on cpu" in reason(q, q, q.double())
-    assert "torch.bfloat16 on cpu" in reason(q.bfloat16(), q, q)
+    assert "not torch.float64 beside torch.float32" in reason(q, q, q.double())
+    assert "not torch.float32 beside torch.bfloat16" in reason(q.bfloat16(), q, q)
+    assert "not on meta" in reason(q.to("meta"), q, q)
     assert "256 dimensions, not 300" in reason(torch.zeros(1, 1, 1, 300), q, q)
     assert "no derivative" in reason(q, q, q.clone().requires_grad_())
     with torch.no_grad():
         assert reason(q, q, q.clone().requires_grad_()) is None
-    assert "not bfloat16" in cpu_jax.unsupported(jnp.zeros((1, 1, 1, 8), jnp.bfloat16))
+    wide = jax.ShapeDtypeStruct((1, 1, 1, 8), np.float64)
+    assert "not float64" in cpu_jax.unsupported(wide)
     assert "256 dimensions" in cpu_jax.unsupported(jnp.zeros((1, 1, 1, 300)))
 
 

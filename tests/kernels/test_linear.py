@@ -1,10 +1,20 @@
-"""The linear map of the PyTorch twin: oneDNN's and PyTorch's own way against float64."""
+"""The linear map: the compiled kernel, oneDNN's and PyTorch's own way, against float64."""
 
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from griffin_eval.kernels.linear.cpu_torch import linear
+from griffin_eval.kernels.cpu import compiled
+from griffin_eval.kernels.linear import cpu_jax
+from griffin_eval.kernels.linear.cpu_torch import MOST_ROWS, linear, product
 
 FOLLOWS = {
     "none": lambda y, other: y,
@@ -79,12 +89,13 @@ def test_neither_order_of_axes_nor_slices_matter(onednn):
             )
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_dtypes_stay_with_pytorch(dtype):
-    arguments = inputs(dtype=dtype)
+@pytest.mark.parametrize("rows", [(1, 3), (3, 40)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_other_dtypes(dtype, rows):
+    arguments = inputs(rows, dtype)
     for then in FOLLOWS:
         found = run(then, *arguments)
-        tolerance = 3e-2 if dtype == torch.bfloat16 else 1e-12
+        tolerance = {torch.float64: 1e-12, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
         assert found.dtype == dtype
         torch.testing.assert_close(
             found.double(), expected(then, *arguments), rtol=tolerance, atol=tolerance
@@ -113,3 +124,146 @@ def test_what_is_missing_or_for_nothing_is_refused():
 def test_nothing_in_is_nothing_out():
     x, weight, bias, other = inputs((0, 40))
     assert run("mul", x, weight, bias, other).shape == (0, 40, 48)
+
+
+# The compiled kernel
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    dtype=st.sampled_from(DTYPES),
+    rows=st.integers(1, 32),
+    inner=st.integers(1, 140),
+    outputs=st.integers(1, 30),
+    then=st.sampled_from(list(FOLLOWS)),
+    has_bias=st.booleans(),
+)
+@example(torch.bfloat16, 1, 4096, 999, "gelu", True)
+def test_few_rows(dtype, rows, inner, outputs, then, has_bias):
+    rows = min(rows, MOST_ROWS[dtype])
+    rng = torch.Generator().manual_seed(rows * inner)
+    x, weight, other = (
+        torch.randn(*shape, generator=rng).to(dtype)
+        for shape in ((rows, inner), (outputs, inner), (rows, outputs))
+    )
+    bias = torch.randn(outputs, generator=rng).to(dtype) if has_bias else None
+    with Names() as names:
+        found = run(then, x, weight, bias, other)
+    assert "aten::linear" not in names.seen and found.dtype == dtype
+    right = expected(then, x, weight, bias, other)
+    tolerance = 4 * torch.finfo(dtype).eps * max(right.abs().max().item(), inner**0.5)
+    assert (found.double() - right).abs().max() < tolerance
+
+
+def every(dtype) -> torch.Tensor:
+    """All numbers of 16 bits, those that are finite first."""
+    all_bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    finite = all_bits.isfinite()
+    return torch.cat([all_bits[finite], all_bits[~finite]])
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+def test_every_number_is_read_as_it_is_and_rounded_to_the_nearest(dtype):
+    weight, one = every(dtype)[:, None], torch.ones(1, 1, dtype=dtype)
+    read = product(one, weight)[0]
+    assert torch.equal(read.nan_to_num(7), weight[:, 0].float().nan_to_num(7))
+    assert torch.equal(read.isnan(), weight[:, 0].isnan())
+    for factor in (1, 3, 1 / 3, 2**-9):  # large results become infinite, small ones subnormal
+        x = torch.full((1, 1), factor, dtype=dtype)
+        found, right = linear(x, weight)[0, :], (x[0].float() * weight[:, 0].float()).to(dtype)
+        assert torch.equal(found.nan_to_num(7), right.nan_to_num(7))
+    finite = every(dtype)
+    finite = finite[finite.isfinite()]
+    table = finite[: len(finite) // 32 * 32].view(-1, 32).contiguous()
+    for place in range(32):  # of what is read 32 at a time
+        x = torch.zeros(1, 32, dtype=dtype)
+        x[0, place] = 1
+        assert torch.equal(product(x, table)[0], table[:, place].float())
+
+
+@each_dtype
+def test_jax_multiplies_by_the_same_kernel(dtype):
+    torch.manual_seed(1)
+    x, weight = torch.randn(2, 3, 70).to(dtype), torch.randn(50, 70).to(dtype)
+    name = str(dtype).removeprefix("torch.")
+    arrays = [jnp.asarray(t.float().numpy()).astype(name) for t in (x, weight)]
+    assert cpu_jax.unsupported(*arrays) is None
+    found = np.asarray(jax.jit(cpu_jax.product)(*arrays))
+    assert found.dtype == np.float32
+    if dtype == torch.float32:
+        assert np.array_equal(found, linear(x, weight).numpy())
+    right = x.double() @ weight.double().T
+    np.testing.assert_allclose(found, right.numpy(), rtol=0, atol=2e-5)
+
+
+def test_derivatives_in_jax_are_those_of_a_product():
+    rng = np.random.default_rng(0)
+    x, weight, dx, dweight = (
+        jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((3, 9), (5, 9)) * 2
+    )
+
+    def plain(x, weight):
+        return jnp.tanh(x @ weight.T).sum()
+
+    def ours(x, weight):
+        return jnp.tanh(cpu_jax.product(x, weight)).sum()
+
+    for a, b in zip(
+        jax.grad(ours, (0, 1))(x, weight), jax.grad(plain, (0, 1))(x, weight), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    found, right = (jax.jvp(f, (x, weight), (dx, dweight))[1] for f in (ours, plain))
+    np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)
+    rows = jax.vmap(cpu_jax.product, (0, None))(x, weight)
+    np.testing.assert_allclose(rows, x @ weight.T, rtol=1e-4, atol=1e-5)
+
+
+def test_reasons(monkeypatch):
+    x, weight = jnp.ones((2, 3, 4)), jnp.ones((5, 4))
+    assert cpu_jax.unsupported(x, weight) is None
+    assert "few rows" in cpu_jax.unsupported(jnp.ones((33, 4)), weight)
+    assert "float16 with float32" in cpu_jax.unsupported(x.astype(jnp.float16), weight)
+    monkeypatch.setattr(cpu_jax, "_missing", lambda: compiled.NOT_BUILT)
+    assert cpu_jax.unsupported(x, weight) == compiled.NOT_BUILT
+
+
+_THREADS = """
+import ctypes, os, threading
+import numpy as np
+from griffin_eval.kernels.cpu import compiled
+
+library = compiled.library()
+weight = np.random.default_rng(0).standard_normal((500, 700), np.float32)
+sizes = (ctypes.c_int64 * 7)(1, 700, 500, 0, 0, 0, 4)
+wrong = []
+
+def multiply(seed):
+    x = np.random.default_rng(seed).standard_normal((1, 700), np.float32)
+    for _ in range(100):
+        y = np.empty((1, 500), np.float32)
+        library.griffin_linear(sizes, x.ctypes.data, weight.ctypes.data, None, None, y.ctypes.data)
+        if not np.allclose(y, x @ weight.T, atol=1e-3):
+            wrong.append(seed)
+
+threads = [threading.Thread(target=multiply, args=(seed,)) for seed in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+child = os.fork()
+multiply(9)
+if not child:
+    os._exit(bool(wrong))
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 and not wrong
+"""
+
+
+def test_threads_of_several_callers_and_of_a_fork():
+    """Calls from several threads at once are right, and so are those after a fork."""
+    done = subprocess.run(
+        [sys.executable, "-c", _THREADS], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
