@@ -13,7 +13,6 @@ from griffin_eval.errors import ArgumentError, CheckpointError
 if TYPE_CHECKING:
     import numpy as np
 
-    from griffin_eval.engine.limits import Limits
     from griffin_eval.runners.protocol import Runner
     from griffin_eval.text.tokenizer import Tokenizer
 
@@ -65,7 +64,8 @@ class Evaluator:
         dtype: float32, bfloat16, float16, float64, or ``auto`` for that of the checkpoint; the
             recurrence, norms and softmax are float32 at least.
         device: such as ``cpu`` or ``cuda:0``; None for what there is.
-        batch_size: number of texts that a step reads from at most.
+        max_batch_size: upper bound of the number of texts that a step reads from or continues;
+            None for as many as are fastest and as memory holds. No result depends on it.
         tokenizer: folder or hub id of the tokenizer; None for the checkpoint's own.
 
     Attributes:
@@ -84,16 +84,20 @@ class Evaluator:
         framework: str | None = None,
         dtype: str = "auto",
         device: str | None = None,
-        batch_size: int = 16,
+        max_batch_size: int | None = None,
         tokenizer: str | Path | None = None,
     ) -> None:
+        from griffin_eval.engine.limits import limits_for
         from griffin_eval.runners.load import load_runners
 
         self._checkpoint = opened(checkpoint)
         self._runners: list[Runner] = load_runners(
             self._checkpoint, framework=framework, dtype=dtype, device=device
         )
-        self._rows = positive_integer("batch_size", batch_size)
+        most = (
+            None if max_batch_size is None else positive_integer("max_batch_size", max_batch_size)
+        )
+        self._limits = limits_for(self._runners[0], most=most)
         self._tokenizer_path = tokenizer
         self.config = self._checkpoint.config
         self.framework = self._runners[0].framework
@@ -210,12 +214,6 @@ class Evaluator:
         encoded = self._tokenizer.encode(text)
         own = encoded[:1] == [self._prefix]
         return np.array(encoded if own else [self._prefix, *encoded], np.int32)
-
-    @property
-    def _limits(self) -> "Limits":
-        from griffin_eval.engine.limits import Limits
-
-        return Limits(self._runners[0].step_tokens, self._rows)
 
     @cached_property
     def _tokenizer(self) -> "Tokenizer":

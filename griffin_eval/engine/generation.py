@@ -139,12 +139,13 @@ class _Batch:
         stats: Stats,
     ):
         self._runner, self._prompts, self._indices = runner, prompts, indices
-        self._limits, self._stats = limits, stats
+        self._stats = stats
         self._eos_ids, self._seed = eos_ids, seed
         self._should_stop, self._finish = should_stop, finish
-        rows = min(limits.rows, runner.padded_batch(len(indices)))
         capacity = max(len(prompts[i].tokens) + prompts[i].max_new_tokens for i in indices)
         self._capacity = runner.padded_tokens(capacity)
+        self._limits = limits.fitting(runner.state_bytes(self._capacity))
+        rows = min(self._limits.rows, runner.padded_batch(len(indices)))
         self._state = runner.start_decoding(rows, self._capacity)
         self._prompt_in: list[int | None] = [None] * rows  # index of the prompt in each row
         self._new: list[list[int]] = [[] for _ in range(rows)]

@@ -81,8 +81,9 @@ class Reader:
         progress: Callable[[int], None],
         describe: Callable[[int], str],
     ):
-        self._runner, self._limits, self._stats = runner, limits, stats
+        self._runner, self._stats = runner, stats
         self._capacity = runner.padded_tokens(capacity)
+        self._limits = limits.fitting(runner.state_bytes(self._capacity))
         self._on_step, self._progress, self._describe = on_step, progress, describe
         stats.tokens_unique += tree.tokens
         self._stack = tree.roots[::-1]

@@ -57,10 +57,9 @@ class ModelArguments:
             number, JAX uses all that this process has. Under torchrun and ``accelerate launch``
             (with PyTorch) each process takes its share of the documents, and a CUDA device of its
             own.
-        batch_size: number of documents, or parts of them, that a step reads, or ``auto``: as many
-            as measure fastest on this device, for scoring and for generation. (``auto:N`` is
-            ``auto``: a state has a fixed size, so there is nothing to re-measure.)
-        max_batch_size: upper bound of ``auto``.
+        batch_size: a number or ``auto``, which change nothing: a step reads from as many documents
+            as are fastest and as memory holds, since no result depends on what is read beside it.
+        max_batch_size: upper bound of the number of documents that a step reads from or continues.
         max_length: length in tokens that contexts are cut to, from the left and with one warning;
             unlimited by default. It does not apply to rolling log-likelihoods, which read whole
             documents.
@@ -91,7 +90,7 @@ class ModelArguments:
     dtype: str = "auto"
     device: str | None = None
     batch_size: int | str = 1
-    max_batch_size: int = 64
+    max_batch_size: int | None = None
     max_length: int | None = None
     tokenizer: str | None = None
     revision: str | None = None

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from griffin_eval.engine import parallel
 from griffin_eval.engine.generation import Prompt
-from griffin_eval.engine.limits import Limits, fastest_rows
+from griffin_eval.engine.limits import limits_for
 from griffin_eval.engine.scoring import Scored
 from griffin_eval.engine.stats import Stats
 from griffin_eval.engine.tree import Ablation, Scorable
@@ -59,7 +59,9 @@ class GriffinLM(TemplateLM):
         self._device = self.runner.device  # which lm_eval reads, as the next two
         self._rank, self._world_size = launch.rank, launch.world_size
         self._encoding = Encoding(model.tokenizer, model.add_bos, model.prefix_token_id)
-        self.batch_sizes: dict[str, int] = {}  # what auto chose, which lm_eval records
+        asked = model.arguments
+        self._limits = limits_for(self.runner, asked.state_budget, asked.max_batch_size)
+        self.batch_sizes = {"rows": self._limits.rows}  # which lm_eval records
         self.stats = Stats()  # of this process
         self._others: list[Stats] = []  # of the other processes
         self._warned: set[str] = set()
@@ -311,7 +313,7 @@ class GriffinLM(TemplateLM):
             self.stats += parallel.generate(
                 self._runners,
                 prompts,
-                limits=self._limits(generate=True),
+                limits=self._limits,
                 eos_ids=self._model.eos_ids,
                 seed=int(np.random.randint(2**31)),  # lm_eval seeds numpy's global generator
                 should_stop=lambda i, ids: given[i].stops(self.tokenizer, ids),
@@ -332,24 +334,12 @@ class GriffinLM(TemplateLM):
         self.stats += parallel.score(
             self._runners,
             scorables,
-            limits=self._limits(generate=False),
+            limits=self._limits,
             softmax_dtype=self._model.softmax_dtype,
             on_result=on_result,
             progress=progress,
             describe=describe,
         )
-
-    def _limits(self, *, generate: bool) -> Limits:
-        arguments, rows = self._model.arguments, self._model.arguments.batch_size
-        if rows == "auto":
-            work = "generation" if generate else "scoring"
-            if work not in self.batch_sizes:
-                self.batch_sizes[work] = fastest_rows(
-                    self.runner, arguments.max_batch_size, generate=generate
-                )
-                logger.info("batch_size=auto chose %d for %s", self.batch_sizes[work], work)
-            rows = self.batch_sizes[work]
-        return Limits(self.runner.step_tokens, int(rows), arguments.state_budget)
 
     def _fit(self, ids: np.ndarray, most: int) -> np.ndarray:
         if len(ids) > most:

@@ -38,6 +38,12 @@ def step_tokens(device: str) -> int:
     return 512 if device.startswith("cpu") else 4096
 
 
+def step_rows(device: str) -> int:
+    """Documents that a step should read from, or continue: 64 hide the cost of a step, and an
+    accelerator takes more."""
+    return 64 if device.startswith("cpu") else 256
+
+
 def peak_host_memory() -> int:
     """Most bytes that this process has had in memory."""
     import resource

@@ -29,6 +29,7 @@ from griffin_eval.runners.batching import (
     logit_blocks,
     peak_host_memory,
     rows_or_start,
+    step_rows,
     step_tokens,
 )
 from griffin_eval.runners.compiled_jax import ExecutableCache, cache_folder
@@ -63,6 +64,7 @@ class JaxRunner:
         (self._device,) = weight.devices()
         self.device = f"{self._device.platform}:{self._device.id}"
         self.step_tokens = self._full_step = step_tokens(self.device)
+        self.step_rows = step_rows(self.device)
         one = jnp.empty((1, 1, 1), weight.dtype)
         gates = Gates(*[one] * 6) if self.config.complex_gates else None
         self.kernel = choose(one, gates, starts=one)

@@ -24,6 +24,7 @@ class Runner(Protocol):
         dtype: of weights and activations; Λ, gates, recurrence, norms and softmax are float32 at
             least.
         step_tokens: number of tokens a step should read to keep the device busy.
+        step_rows: number of documents that it should read from.
         kernel: implementation of `griffin_eval.kernels.rglru.api` that runs.
         attention_kernel: implementation of `griffin_eval.kernels.attention.api` that runs, or none.
     """
@@ -33,6 +34,7 @@ class Runner(Protocol):
     device: str
     dtype: str
     step_tokens: int
+    step_rows: int
     kernel: str
     attention_kernel: str
 

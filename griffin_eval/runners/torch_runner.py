@@ -21,6 +21,7 @@ from griffin_eval.runners.batching import (
     peak_host_memory,
     query_block,
     rows_or_start,
+    step_rows,
     step_tokens,
 )
 from griffin_eval.runners.devices import asked_or_best
@@ -41,7 +42,7 @@ class TorchRunner:
         self.config = model.config
         self.device = str(weight.device)
         self.dtype = str(weight.dtype).removeprefix("torch.")
-        self.step_tokens = step_tokens(self.device)
+        self.step_tokens, self.step_rows = step_tokens(self.device), step_rows(self.device)
         one = weight.new_empty(1, 1, 1)
         gates = Gates(*[one] * 6) if self.config.complex_gates else None
         self.kernel = choose(one, gates, starts=one)

@@ -283,7 +283,7 @@ from griffin_eval.lm.model import GriffinLM
 assert len(jax.devices()) == 2
 
 def run(kind, arguments, **of_lm):
-    lm = GriffinLM(sys.argv[1], "jax", batch_size=2, **of_lm)
+    lm = GriffinLM(sys.argv[1], "jax", max_batch_size=2, **of_lm)
     np.random.seed(0)
     answers = getattr(lm, kind)([Instance(kind, {}, a, i) for i, a in enumerate(arguments)])
     return answers, lm.get_model_info()["griffin_devices"]

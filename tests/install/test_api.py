@@ -85,7 +85,7 @@ def test_no_submodule_takes_the_place_of_a_name():
 @pytest.fixture(scope="module", params=["torch", "jax"])
 def model(request):
     return griffin_eval.Evaluator(
-        folder("bytes_griffin"), framework=request.param, dtype="float32", batch_size=2
+        folder("bytes_griffin"), framework=request.param, dtype="float32", max_batch_size=2
     )
 
 

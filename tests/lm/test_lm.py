@@ -61,7 +61,7 @@ def hf(checkpoint):
 
 @pytest.fixture(scope="module", params=["torch", "jax"])
 def lm(request, checkpoint):
-    return GriffinLM(pretrained=str(checkpoint), framework=request.param, batch_size=3)
+    return GriffinLM(pretrained=str(checkpoint), framework=request.param, max_batch_size=3)
 
 
 def relative(found: float, expected: float) -> float:
@@ -180,18 +180,20 @@ def test_prefix_token_and_window_change_the_numbers(checkpoint):
     assert windowed == scores(visible_keys=16) == scores(visible_keys=16, window=16)
 
 
-def test_auto_batch_size_is_chosen_and_logged(checkpoint, caplog):
-    lm = GriffinLM(
-        pretrained=str(checkpoint), framework="torch", batch_size="auto:2", max_batch_size=4
-    )
-    with caplog.at_level(logging.INFO, "griffin_eval"):
-        lm.loglikelihood(instances("loglikelihood", PAIRS))
-        lm.generate_until(instances("generate_until", [("The", {"max_gen_toks": 1})]))
-    assert lm.batch_size == "auto"  # what was asked for
-    assert list(lm.batch_sizes) == ["scoring", "generation"]  # what was chosen, for results.json
-    for what, rows in lm.batch_sizes.items():
-        assert rows in (1, 2, 4)
-        assert f"batch_size=auto chose {rows} for {what}" in caplog.text
+def test_the_batch_size_changes_no_bit(checkpoint):
+    def answers(**arguments):
+        lm = GriffinLM(pretrained=str(checkpoint), framework="torch", **arguments)
+        assert list(lm.batch_sizes) == ["rows"]  # for results.json
+        asked = [("The", {"max_gen_toks": 9}), ("A", {"max_gen_toks": 5})]
+        return lm.batch_sizes["rows"], [
+            lm.loglikelihood(instances("loglikelihood", PAIRS)),
+            lm.generate_until(instances("generate_until", asked)),
+        ]
+
+    usual = answers()
+    for size in (1, 7, "auto", "auto:2"):
+        assert answers(batch_size=size) == usual
+    assert answers(max_batch_size=2)[0] == 2
 
 
 def test_cuda_that_is_not_there_is_logged(checkpoint, caplog):

@@ -168,7 +168,7 @@ def instances(kind, arguments):
 
 @pytest.fixture(scope="module", params=FRAMEWORKS)
 def lm(request, checkpoint):
-    return GriffinLM(pretrained=str(checkpoint), framework=request.param, batch_size=4)
+    return GriffinLM(pretrained=str(checkpoint), framework=request.param, max_batch_size=4)
 
 
 def test_requests_of_the_model(lm):

@@ -245,7 +245,7 @@ def evaluate(lm, tasks, **metadata):
 
 @pytest.fixture(scope="module", params=["torch", "jax"])
 def lm(request, checkpoint):
-    return GriffinLM(pretrained=str(checkpoint), framework=request.param, batch_size=4)
+    return GriffinLM(pretrained=str(checkpoint), framework=request.param, max_batch_size=4)
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +280,7 @@ def test_scores_equal_those_of_hf(lm, of_hf, metadata):
 
 def test_scores_are_those_of_the_tokens(checkpoint, metadata):
     """Against the log-likelihood of every token of one pass over each document."""
-    lm = GriffinLM(pretrained=str(checkpoint), framework="torch", batch_size=4)
+    lm = GriffinLM(pretrained=str(checkpoint), framework="torch", max_batch_size=4)
     found = evaluate(lm, ["griffin_longctx"], **metadata)
     nats, tokens, size = {}, {}, {}
 
@@ -316,7 +316,7 @@ def test_scores_are_those_of_the_tokens(checkpoint, metadata):
 
 def read_by(checkpoint, tasks, **metadata):
     """Tokens that a run reads and asks for, and characters that it tokenises."""
-    lm = GriffinLM(pretrained=str(checkpoint), framework="torch", batch_size=4)
+    lm = GriffinLM(pretrained=str(checkpoint), framework="torch", max_batch_size=4)
     encode, characters = lm.tokenizer.encode_batch, []
     lm.tokenizer.encode_batch = lambda some: characters.append(sum(map(len, some))) or encode(some)
     evaluate(lm, tasks, pretrained=str(checkpoint), **metadata)

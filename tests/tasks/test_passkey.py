@@ -250,7 +250,7 @@ def of_hf(checkpoint, metadata):
 
 @pytest.mark.parametrize("framework", ["torch", slow("jax")])
 def test_answers_equal_those_of_hf(framework, checkpoint, metadata, of_hf):
-    lm = GriffinLM(pretrained=str(checkpoint), framework=framework, batch_size=2)
+    lm = GriffinLM(pretrained=str(checkpoint), framework=framework, max_batch_size=2)
     found = evaluate(lm, metadata=metadata)
     assert answers(found) == answers(of_hf)
     assert found["results"] == of_hf["results"]
@@ -261,7 +261,7 @@ def test_answers_equal_those_of_hf(framework, checkpoint, metadata, of_hf):
 
 
 def run_ruler(task, folder, checkpoint):
-    lm = GriffinLM(pretrained=str(checkpoint), framework="torch", batch_size=2)
+    lm = GriffinLM(pretrained=str(checkpoint), framework="torch", max_batch_size=2)
     metadata = {"pretrained": str(checkpoint), "max_seq_lengths": [4096]}
     results = evaluate(lm, [task], folder, metadata=metadata, limit=2)
     assert results["n-samples"][task]["effective"] == 2

@@ -539,7 +539,7 @@ def test_all_tasks_score_as_with_hf(checkpoint, framework):
     metadata = {"entries": [3, 6], "samples": 1, "queries": 1, "candidates": 2}
     metadata["pretrained"] = str(checkpoint)
     kinds = ("", "_absent", "_rank", "_counterfactual", "_jelassi")
-    ours = GriffinLM(str(checkpoint), framework=framework, batch_size=8)
+    ours = GriffinLM(str(checkpoint), framework=framework, max_batch_size=8)
     theirs = HFLM(pretrained=str(checkpoint), dtype="float32", device="cpu", max_length=8192)
     tasks = TaskManager(include_path=FOLDER, include_defaults=False, metadata=metadata)
     found, expected = (
@@ -582,7 +582,7 @@ def test_a_book_is_tokenised_once_to_find_its_entries(checkpoint):
 def test_many_questions_cost_one_reading_of_the_book(checkpoint):
     """Beyond the book itself, only the names asked for are read and the answers written."""
     asked = rows(entries=400, samples=1, queries=64, pretrained=str(checkpoint))
-    lm = GriffinLM(str(checkpoint), framework="torch", batch_size=64)
+    lm = GriffinLM(str(checkpoint), framework="torch", max_batch_size=64)
     lm.tokenizer = counting = Counting(lm.tokenizer)
     arguments = {"until": ["\n"], "max_gen_toks": 12, "do_sample": False}
     lm.generate_until(
