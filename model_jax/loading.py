@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from griffin_eval.converters.arrays.pieces import drop_pages
 from griffin_eval.converters.checkpoint import Checkpoint, warn_not_finite
 from griffin_eval.layout import ParamSpec
 from griffin_eval.model_jax.griffin import Griffin, param_dtype
@@ -41,6 +42,7 @@ def load(
             value = jnp.array(stored.astype(param_dtype(spec, run_dtype), copy=False), copy=True)
             if not jnp.isfinite(value.sum(dtype=jnp.float32)):
                 warn_not_finite(spec.name, int(jnp.sum(~jnp.isfinite(value))), spec.size)
+        drop_pages(stored)  # which would count as this process's memory beside the copy
         return nnx.Param(value)
 
     return Griffin(checkpoint.config, make)

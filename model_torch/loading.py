@@ -7,6 +7,8 @@ from griffin_eval.converters.checkpoint import Checkpoint, warn_not_finite
 from griffin_eval.layout import ParamSpec
 from griffin_eval.model_torch.griffin import Griffin, param_dtype
 
+_SUMMED = 1 << 22  # weights at a time
+
 
 def load(
     checkpoint: Checkpoint,
@@ -33,7 +35,9 @@ def load(
     def make(spec: ParamSpec) -> nn.Parameter:
         stored = checkpoint.torch(spec.name)
         value = stored.to(device=device, dtype=param_dtype(spec, run_dtype))
-        if not torch.isfinite(value.sum(dtype=torch.float32)):
+        # In pieces: a sum in float32 widens what it adds up first.
+        sums = [piece.sum(dtype=torch.float32) for piece in value.flatten().split(_SUMMED)]
+        if not torch.stack(sums).isfinite().all():
             warn_not_finite(spec.name, int((~torch.isfinite(value)).sum()), spec.size)
         return nn.Parameter(value, requires_grad=False)
 

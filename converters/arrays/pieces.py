@@ -1,5 +1,6 @@
 """Arrays in pieces, so that little memory is needed to write or to hash them."""
 
+import mmap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -55,3 +56,22 @@ def fill(out: "np.ndarray", values: "np.ndarray") -> None:
         return
     for start in range(0, out.shape[1], _TILE):
         out[:, start : start + _TILE] = values[:, start : start + _TILE]
+
+
+def drop_pages(array: "np.ndarray") -> None:
+    """Takes the pages of an array over a file that is mapped read-only out of this process's
+    memory, once it was read; nothing for other arrays. It may be read again."""
+    import numpy as np
+
+    owner = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if isinstance(owner, memoryview):
+        owner = owner.obj
+    if not isinstance(owner, mmap.mmap) or array.flags.writeable or not array.flags.c_contiguous:
+        return
+    begin = array.ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
+    first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE  # of the pages that hold nothing else
+    whole = (begin + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
+    if whole > 0 and hasattr(mmap, "MADV_DONTNEED"):
+        owner.madvise(mmap.MADV_DONTNEED, first, whole)
