@@ -1,7 +1,7 @@
 """How glibc hands out memory in a training process.
 
 XLA allocates every array of a step anew and frees it again. By default glibc maps large arrays and
-returns them to the kernel, which clears their pages at the next step: over a third of the time of a
+returns them to the kernel, which clears their pages at the next step: up to half of the time of a
 small model's step.
 """
 
