@@ -42,7 +42,9 @@ def train(
     )
 
     from griffin_eval.runners.load import choose_framework
+    from griffin_eval.training.allocator import use_one_heap
 
+    use_one_heap()
     choose_framework("jax")
     from griffin_eval.training.figures import draw
     from griffin_eval.training.recipes import MODELS, SHORTEST, recipe_named

@@ -2,6 +2,7 @@
 so that scores of T x T are never in memory."""
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -11,7 +12,8 @@ from jaxtyping import Bool, Float, Int
 
 from griffin_eval.kernels.rglru.plain_jax import accumulation_dtype
 
-QUERY_BLOCK = 128  # queries of a row whose scores are in memory at a time
+QUERY_BLOCK = 64  # queries of a row whose scores are in memory at a time
+KEY_RANGES = 8  # at most that rows which start a document are compiled for
 
 
 class QueryBlock(NamedTuple):
@@ -67,25 +69,71 @@ def attend_in_blocks(
     max_age: Int[Array, "B T"],
     past: int,
 ) -> Float[Array, "B T W"]:
-    """Attention of padded rows, whose Q keys are P remembered ones and T new ones."""
-    batch, length, heads, size = q.shape
+    """Attention of padded rows, whose Q keys are P remembered ones and T new ones.
+
+    Where no row sees a remembered key, as in training, none is read, nor more of the new ones than
+    a block's last query may see: about the causal pairs alone. Which it is, is known as it runs.
+    """
+    arrays, length = (q, keys, values, max_age), q.shape[1]
+    if length == 1:
+        return _attend_range(*arrays, past, 0, 1)
+    alone = jnp.all(max_age <= jnp.arange(length, dtype=max_age.dtype)[None])
+    everywhere = functools.partial(_attend_range, past=past, first=0, last=length)
+    return lax.cond(alone, functools.partial(_attend_new, past=past), everywhere, *arrays)
+
+
+def _attend_new(q: Array, keys: Array, values: Array, max_age: Array, past: int) -> Array:
+    """The same where no query sees a remembered key."""
+    arrays, length = (q, keys, values, max_age), q.shape[1]
+    near = min(length, math.ceil(past / QUERY_BLOCK) * QUERY_BLOCK)  # that see a row's first key
+    step = math.ceil(near / (QUERY_BLOCK * KEY_RANGES)) * QUERY_BLOCK
+    mixed = [
+        _attend_range(*arrays, past, first, min(first + step, near), only_new=True)
+        for first in range(0, near, step or 1)
+    ]
+    if near < length:
+        mixed.append(_attend_range(*arrays, past, near, length))
+    return jnp.concatenate(mixed, 1)
+
+
+def _attend_range(
+    q: Array,
+    keys: Array,
+    values: Array,
+    max_age: Array,
+    past: int,
+    first: int,
+    last: int,
+    only_new: bool = False,
+) -> Array:
+    """What the queries from ``first`` to ``last`` get, block by block. A block reads P keys before
+    its first query, or with ``only_new`` all new ones before ``last``."""
+    batch, _, heads, size = q.shape
+    if only_new:
+        keys, values = keys[:, past : past + last], values[:, past : past + last]
 
     @functools.partial(jax.checkpoint, static_argnums=1)  # a gradient computes scores again
     def block(start: Array | int, queries: int) -> Array:
         def cut(x: Array, count: int) -> Array:
             return lax.dynamic_slice_in_dim(x, start, count, 1)
 
-        visible = _visible(cut(max_age, queries), past)
-        window = queries + past
-        return attend(QueryBlock(cut(q, queries), cut(keys, window), cut(values, window), visible))
+        if only_new:
+            before, k, v = start, keys, values
+        else:
+            before, k, v = past, cut(keys, past + queries), cut(values, past + queries)
+        seen = jnp.minimum(cut(max_age, queries), past)
+        visible = _visible(seen, jnp.arange(k.shape[1], dtype=jnp.int32) - before)
+        return attend(QueryBlock(cut(q, queries), k, v, visible))
 
-    mixed = []
-    if whole := length // QUERY_BLOCK:  # one after the other, and compiled once
-        starts = QUERY_BLOCK * jnp.arange(whole, dtype=jnp.int32)
+    mixed, whole = [], (last - first) // QUERY_BLOCK
+    if whole == 1:
+        mixed = [block(first, QUERY_BLOCK).reshape(batch, QUERY_BLOCK, heads * size)]
+    elif whole:  # one after the other, and compiled once
+        starts = first + QUERY_BLOCK * jnp.arange(whole, dtype=jnp.int32)
         blocks = lax.map(lambda start: block(start, QUERY_BLOCK), starts)
         mixed = [jnp.moveaxis(blocks, 0, 1).reshape(batch, -1, heads * size)]
-    if rest := length % QUERY_BLOCK:
-        mixed.append(block(length - rest, rest).reshape(batch, rest, heads * size))
+    if rest := (last - first) % QUERY_BLOCK:
+        mixed.append(block(last - rest, rest).reshape(batch, rest, heads * size))
     return jnp.concatenate(mixed, 1)
 
 
@@ -103,7 +151,7 @@ def _attend_packed(
     # A block may end behind its segment: there its last key is repeated, which is too young.
     position = jnp.minimum(blocks.start[:, None] + key, lengths[blocks.segment][:, None] - 1)
     index = slot_of(blocks.segment[:, None], position, starts, past)
-    visible = _visible(max_age[0, blocks.queries], past)
+    visible = _visible(jnp.minimum(max_age[0, blocks.queries], past), key[0])
     mixed = attend(QueryBlock(q[0, blocks.queries], keys[index], values[index], visible))
     return mixed.reshape(blocks.queries.size, -1)[blocks.place][None]
 
@@ -135,13 +183,12 @@ def attend(block: QueryBlock) -> Float[Array, "M t H D"]:
     return jnp.einsum("bsq,bsd->bqd", weights, block.v).reshape(block.q.shape)
 
 
-def _visible(max_age: Int[Array, "M t"], past: int) -> Bool[Array, "M t s"]:
-    """Which keys of a block each of its queries sees; its first key is ``past`` tokens before its
-    first query, its last key the last query's own."""
+def _visible(max_age: Int[Array, "M t"], key: Int[Array, " s"]) -> Bool[Array, "M t s"]:
+    """Which keys of a block each of its queries sees; ``key`` is how many tokens after the first
+    query each of them was read, and negative before it."""
     query = jnp.arange(max_age.shape[1], dtype=jnp.int32)
-    key = jnp.arange(-past, max_age.shape[1], dtype=jnp.int32)
     age = (query[:, None] - key[None])[None]  # in tokens, negative if the key is read after
-    return (age >= 0) & (age <= jnp.minimum(max_age, past)[:, :, None])
+    return (age >= 0) & (age <= max_age[:, :, None])
 
 
 def query_blocks(

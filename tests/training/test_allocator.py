@@ -1,0 +1,74 @@
+"""Memory that a training process frees is used again, without page faults, and only there."""
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import griffin_eval
+from griffin_eval.training import allocator
+
+PROGRAM = """
+import ctypes, resource, threading
+from griffin_eval.training.allocator import use_one_heap
+
+assert {call} == {right}
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes, size = [ctypes.c_void_p], 64 << 20
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+
+def use():
+    array = libc.malloc(size)
+    libc.memset(array, 1, size)
+    libc.free(array)
+
+def count():
+    use()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(3):
+        use()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+thread = threading.Thread(target=count)
+thread.start()
+thread.join()
+"""
+
+GLIBC = pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="the C library is not glibc"
+)
+
+
+def faults(call: str, right: str) -> int:
+    """Page faults of a thread that allocates, fills and frees three times what it freed before."""
+    program = PROGRAM.format(call=call, right=right)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+@GLIBC
+def test_memory_that_was_freed_is_not_cleared_again():
+    assert faults("use_one_heap()", "True") < 100
+    assert faults("None", "None") > 90  # as it is without: three mappings, of huge pages at best
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
+def test_other_c_libraries_are_left_alone(platform, monkeypatch):
+    def library(name):
+        if platform != "linux":
+            raise TypeError("there is no such library")
+        return object()  # musl has no mallopt
+
+    monkeypatch.setattr(ctypes, "CDLL", library)
+    monkeypatch.setattr(sys, "platform", platform)
+    assert not allocator.use_one_heap()
+
+
+def test_the_command_train_alone_keeps_memory():
+    folder = Path(griffin_eval.__file__).parent
+    users = [path for path in folder.rglob("*.py") if "use_one_heap" in path.read_text()]
+    assert sorted(users) == [folder / "cli/train.py", folder / "training/allocator.py"]
