@@ -114,7 +114,7 @@ class NoLargerPool:
 def test_the_trees_hold_every_prefix_once(sequences):
     def walk(edges, before=()):
         for edge in edges:
-            assert edge.children or edge.targets is None or len(edge.tokens)
+            assert edge.children or not edge.targets or len(edge.tokens)
             path = (*before, *edge.tokens.tolist())
             assert tuple(edge.path[: edge.end]) == path
             yield edge, path
@@ -126,12 +126,11 @@ def test_the_trees_hold_every_prefix_once(sequences):
     tree = build(sequences)
     found = {}
     for edge, path in walk(tree.roots):
-        if edge.targets is not None:
-            assert (np.diff(edge.targets.offset) >= 0).all()
-            for offset, token, sequence, place in zip(*edge.targets, strict=True):
-                found[sequence, place] = (path[: edge.start + offset + 1], token)
+        for start, end, sequence, place in edge.targets:
+            for n in range(end - start):
+                found[sequence, place + n] = path[: edge.start + start + n + 1]
     assert found == {
-        (i, n - s.start): (tuple(s.tokens[:n]), s.tokens[n])
+        (i, n - s.start): tuple(s.tokens[:n])
         for i, s in enumerate(sequences)
         for n in range(s.start, len(s.tokens))
     }

@@ -19,6 +19,7 @@ import numpy as np
 from griffin_eval.arguments import is_hub_id
 from griffin_eval.errors import ArgumentError
 from griffin_eval.messages import first_line
+from griffin_eval.text.shared_prefixes import pieces
 from griffin_eval.text.tokenizer import Tokenizer
 
 # The long modules of the standard library that every installation of Python has.
@@ -38,7 +39,7 @@ class Document(NamedTuple):
     Attributes:
         name: name of the text, unique among the documents of a task.
         text: the text.
-        token_starts: int64 [N + 1], index of the character at which each token begins, and the
+        token_starts: int32 [N + 1], index of the character at which each token begins, and the
             length of the text.
         clean: bool [N + 1], whether the text can be split there: at the boundary of two characters
             that is also a boundary of two tokens.
@@ -75,7 +76,7 @@ class Document(NamedTuple):
 
     def clean_start(self, token: int) -> int:
         """The last token up to ``token`` at which the text can be split."""
-        return int(np.flatnonzero(self.clean[: token + 1])[-1])
+        return token - int(self.clean[token::-1].argmax())
 
     def part(self, begin: int, end: int) -> str:
         """The text from token ``begin`` up to token ``end``."""
@@ -112,13 +113,18 @@ def documents(
 @functools.lru_cache(maxsize=256)  # tasks of one run share documents
 def tokenised(tokenizer: Tokenizer, text: str) -> Document:
     """A text as a document without a name."""
-    spans = tokenizer.spans(text)
-    # A token begins where the one before it ends: white space between two belongs to the second.
-    starts = np.concatenate([[0], spans[:-1, 1], [len(text)]]) if len(spans) else np.zeros(1, int)
-    starts = np.maximum.accumulate(starts)
-    clean = np.ones(len(starts), bool)
-    clean[1:-1] = (spans[1:, 0] >= spans[:-1, 1]) & (spans[1:, 0] > spans[:-1, 0])
-    return Document("", text, starts, clean)
+    starts, clean = [np.empty(0, np.int32)], []
+    last = np.array([[-1, 0]])  # span of the token before
+    for begin, end in pieces(tokenizer.boundaries, text, 0, len(text)):
+        spans = np.concatenate([last, tokenizer.spans(text[begin:end]) + begin])
+        # A token begins where the one before it ends: white space between belongs to the second.
+        starts.append(spans[:-1, 1].astype(np.int32))
+        clean.append((spans[1:, 0] >= spans[:-1, 1]) & (spans[1:, 0] > spans[:-1, 0]))
+        last = spans[-1:]
+    end = len(text) if last[0, 0] >= 0 else 0
+    joined = np.concatenate([*starts, np.array([end], np.int32)])
+    np.maximum.accumulate(joined, out=joined)
+    return Document("", text, joined, np.concatenate([*clean, [True]]))
 
 
 def texts_of(document: Any) -> list[tuple[str, str]]:
