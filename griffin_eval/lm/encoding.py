@@ -28,9 +28,12 @@ class Encoding(NamedTuple):
     def pairs(self, pairs: Sequence[tuple[str, str]]) -> list[EncodedPair]:
         """Each context and continuation with the ids of both, which are those of lm_eval's own
         ``TemplateLM._encode_pair``."""
+        known = {text: text for context, _ in pairs if (text := context.rstrip())}
         texts: list[str] = []
-        for context, continuation in pairs:
-            texts += [context.rstrip(), context + continuation] if context else [continuation]
+        for context, continuation in pairs:  # a whole is often the context of the next pair
+            whole = context + continuation
+            whole = known.setdefault(whole, whole)
+            texts += [known.get(text := context.rstrip(), text), whole] if context else [whole]
         encoded, ids = [], iter(self._encode(texts))
         for context, continuation in pairs:
             if context:  # white space at its end belongs to the continuation

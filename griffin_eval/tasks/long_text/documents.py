@@ -6,7 +6,7 @@ begins. With a BPE that adds no prefix, a part of the text then has the same tok
 whole; with other tokenizers its length may be off by a token or two at each end.
 """
 
-import functools
+import hashlib
 import logging
 import os
 import random
@@ -28,6 +28,7 @@ PYTHON_MODULES = (
     " pickletools pydoc subprocess tarfile turtle typing unittest/mock zipfile/__init__"
 ).split()
 LEAST_CHARACTERS = 90_000  # of a module that is used as a document
+MOST_KEPT = 256  # documents whose tokens are kept
 SLACK = 32  # tokens after a wanted length within which the end of a word is searched
 
 logger = logging.getLogger(__name__)
@@ -110,9 +111,21 @@ def documents(
         yield whole._replace(name=name)
 
 
-@functools.lru_cache(maxsize=256)  # tasks of one run share documents
+_tokenised: dict[tuple[Tokenizer, bytes], tuple[np.ndarray, np.ndarray]] = {}
+
+
 def tokenised(tokenizer: Tokenizer, text: str) -> Document:
-    """A text as a document without a name."""
+    """A text as a document without a name. Tasks of one run share what was found, not the text."""
+    key = (tokenizer, hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
+    if key not in _tokenised:
+        if len(_tokenised) == MOST_KEPT:
+            del _tokenised[next(iter(_tokenised))]
+        _tokenised[key] = _tokens(tokenizer, text)
+    return Document("", text, *_tokenised[key])
+
+
+def _tokens(tokenizer: Tokenizer, text: str) -> tuple[np.ndarray, np.ndarray]:
+    """``token_starts`` and ``clean`` of a `Document`."""
     starts, clean = [np.empty(0, np.int32)], []
     last = np.array([[-1, 0]])  # span of the token before
     for begin, end in pieces(tokenizer.boundaries, text, 0, len(text)):
@@ -124,7 +137,7 @@ def tokenised(tokenizer: Tokenizer, text: str) -> Document:
     end = len(text) if last[0, 0] >= 0 else 0
     joined = np.concatenate([*starts, np.array([end], np.int32)])
     np.maximum.accumulate(joined, out=joined)
-    return Document("", text, joined, np.concatenate([*clean, [True]]))
+    return joined, np.concatenate([*clean, [True]])
 
 
 def texts_of(document: Any) -> list[tuple[str, str]]:
