@@ -81,13 +81,10 @@ def joined(
     context: Sequence[int] | np.ndarray, continuation: Sequence[int] | np.ndarray
 ) -> np.ndarray:
     """int32 [N], the ids of both; not copied where one lies behind the other in one array."""
-    if isinstance(context, np.ndarray) and isinstance(continuation, np.ndarray):
-        whole = context.base
-        if whole is not None and whole is continuation.base and whole.ndim == 1:
-            start, middle = (
-                (part.ctypes.data - whole.ctypes.data) // 4 for part in (context, continuation)
-            )
-            found = whole[start : start + len(context) + len(continuation)]
-            if whole.dtype == np.int32 and start + len(context) == middle:
-                return found
-    return np.concatenate([context, continuation], dtype=np.int32)
+    before, after = np.asarray(context, np.int32), np.asarray(continuation, np.int32)
+    whole = before.base
+    if whole is not None and whole is after.base and whole.strides == before.strides == (4,):
+        start, middle = ((part.ctypes.data - whole.ctypes.data) // 4 for part in (before, after))
+        if whole.dtype == np.int32 and start + len(before) == middle:
+            return whole[start : middle + len(after)]
+    return np.concatenate([before, after])

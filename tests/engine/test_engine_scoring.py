@@ -17,9 +17,10 @@ from parity import BASE, TOLERANCES
 from slow import slow
 
 from griffin_eval.engine import limits as limits_module
+from griffin_eval.engine import tree as engine_tree
 from griffin_eval.engine.limits import Limits, fastest_rows
 from griffin_eval.engine.scoring import NotFinite, score
-from griffin_eval.engine.tree import Scorable, build, build_prompts
+from griffin_eval.engine.tree import Scorable, build, build_prompts, order
 
 FRAMEWORKS = ("torch", "jax")
 each_framework = pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -139,6 +140,17 @@ def test_the_trees_hold_every_prefix_once(sequences):
         e.sequence: path for e, path in walk(build_prompts(prompts).roots) if e.sequence is not None
     }
     assert ends == {i: tuple(ids) for i, ids in enumerate(prompts)}
+
+
+@given(
+    sequences=st.lists(st.lists(st.integers(0, 2), max_size=9), max_size=9),
+    compared=st.integers(1, 4),
+)
+def test_the_order_is_that_of_whole_sequences(sequences, compared):
+    paths = [np.array(ids, np.int32) for ids in sequences]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_tree, "_COMPARED", compared)
+        assert order(paths) == sorted(range(len(paths)), key=lambda i: sequences[i])
 
 
 def test_progress_counts_every_token_once(runner, random_tokens):
