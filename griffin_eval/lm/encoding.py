@@ -83,8 +83,13 @@ def joined(
     """int32 [N], the ids of both; not copied where one lies behind the other in one array."""
     before, after = np.asarray(context, np.int32), np.asarray(continuation, np.int32)
     whole = before.base
-    if whole is not None and whole is after.base and whole.strides == before.strides == (4,):
+    if (
+        isinstance(whole, np.ndarray)
+        and whole is after.base
+        and whole.dtype == np.int32
+        and whole.strides == before.strides == after.strides == (4,)
+    ):
         start, middle = ((part.ctypes.data - whole.ctypes.data) // 4 for part in (before, after))
-        if whole.dtype == np.int32 and start + len(before) == middle:
+        if start + len(before) == middle:
             return whole[start : middle + len(after)]
     return np.concatenate([before, after])
