@@ -31,7 +31,9 @@ def scoring_work(config: GriffinConfig, sequences: Sequence[Scorable]) -> Work:
     """The work of scoring sequences, of which all tokens but the last are read."""
     tree = build(sequences)
     scored = sum(
-        len(np.unique(edge.targets.offset)) for edge in _edges(tree) if edge.targets is not None
+        len(np.unique(np.concatenate([np.arange(t.start, t.end) for t in edge.targets])))
+        for edge in _edges(tree)
+        if edge.targets
     )
     flops = reading_flops(config, _positions(tree)) + scored * logit_flops(config)
     return Work(sum(len(s.tokens) - 1 for s in sequences), tree.tokens, flops)

@@ -280,9 +280,9 @@ class Reader:
         """
         if self._limits == self._limits.halved():
             edge = self._active[0].edge
-            while edge.targets is None and edge.sequence is None:
+            while not edge.targets and edge.sequence is None:
                 edge = edge.children[0]
-            sequence = edge.sequence if edge.targets is None else int(edge.targets.sequence[0])
+            sequence = edge.targets[0].sequence if edge.targets else edge.sequence
             assert sequence is not None
             raise MemoryError(
                 f"{self._describe(sequence)}: not even {self._limits.tokens} tokens at a time "

@@ -9,7 +9,7 @@ import numpy as np
 from griffin_eval.engine.limits import Limits
 from griffin_eval.engine.reader import Part, Reader
 from griffin_eval.engine.stats import Stats
-from griffin_eval.engine.tree import Scorable, Targets, build
+from griffin_eval.engine.tree import Scorable, build
 from griffin_eval.errors import BadInput
 from griffin_eval.runners.protocol import Runner
 
@@ -104,6 +104,7 @@ class _Scorer:
         self._runner, self._sequences, self._limits = runner, sequences, limits
         self._softmax_dtype, self._on_result = softmax_dtype, on_result
         self._progress, self._describe = progress, describe
+        self._tokens = [np.asarray(sequence.tokens, np.int32) for sequence in sequences]
         self._capacity = max((len(s.tokens) for s in sequences), default=1)
         lengths = np.array([len(s.tokens) - s.start for s in sequences], np.int64)
         self._first = np.concatenate([[0], np.cumsum(lengths)])  # of each sequence's results
@@ -150,27 +151,34 @@ class _Scorer:
             parts: what it read.
             bases: int [P], index of each part's first hidden vector.
         """
-        targets, after = [], []  # and the hidden vector after which each follows
-        for (active, count, *_), base in zip(parts, bases, strict=True):
+        # Of neighbouring targets: index of the sequence, how many they are, the place of the first
+        # among all results, and the hidden vector after which it follows.
+        runs: list[tuple[int, int, int, int]] = []
+        tokens: list[np.ndarray] = []
+        for (active, count, *_), base in zip(parts, bases.tolist(), strict=True):
             edge = active.edge
-            if edge.targets is None:
-                continue
             begin = active.position - edge.start
             new = max(active.scored - edge.start, begin)
-            some = slice(*np.searchsorted(edge.targets.offset, [new, begin + count]))
-            targets.append(Targets(*(column[some] for column in edge.targets)))
-            after.append(edge.targets.offset[some] - begin + base)
-        if not sum(map(len, after)):
+            for targets in edge.targets:
+                start, end = max(targets.start, new), min(targets.end, begin + count)
+                if start < end:
+                    index = int(self._indices[targets.sequence])
+                    place = targets.place + start - targets.start
+                    runs.append(
+                        (index, end - start, self._first[index] + place, start - begin + base)
+                    )
+                    first = self._sequences[index].start + place
+                    tokens.append(self._tokens[index][first : first + end - start])
+        if not runs:
             return
-        _, token, sequence, place = (np.concatenate(c) for c in zip(*targets, strict=True))
-        positions, position_of = np.unique(np.concatenate(after), return_inverse=True)
-        logprobs, greedy = self._runner.score(
-            hidden, positions, token, position_of, self._softmax_dtype
+        index, count, place, after = np.array(runs).T
+        among = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        place, after = np.repeat(place, count) + among, np.repeat(after, count) + among
+        positions, position_of = np.unique(after, return_inverse=True)
+        self._logprobs[place], self._greedy[place] = self._runner.score(
+            hidden, positions, np.concatenate(tokens), position_of, self._softmax_dtype
         )
-        index = self._indices[sequence]
-        place = self._first[index] + place
-        self._logprobs[place], self._greedy[place] = logprobs, greedy
-        np.subtract.at(self._missing, index, 1)
+        np.subtract.at(self._missing, index, count)
         for complete in np.unique(index[self._missing[index] == 0]):
             self._report(int(complete))
 

@@ -7,6 +7,7 @@ prefixes of each other, choices of one question, questions on one document.
 """
 
 import enum
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -48,6 +49,8 @@ class Scorable(NamedTuple):
 # part in the tree where only one of them is ablated, as they do where their tokens differ.
 ABLATION_SHIFT = 28
 
+_COMPARED = 1 << 14  # tokens at a time
+
 
 def ids_of(path: np.ndarray) -> np.ndarray:
     """int32, the token ids of a path (see `Scorable.path`)."""
@@ -60,19 +63,19 @@ def ablation_of(path: np.ndarray) -> np.ndarray:
 
 
 class Targets(NamedTuple):
-    """What is scored on an edge, in the order of the edge's tokens.
+    """Neighbouring targets of one sequence on one edge. They are a range, however many they are.
 
     Attributes:
-        offset: int32 [N], the token of the edge after which a target follows, from 0.
-        token: int32 [N], the target.
-        sequence: int32 [N], index of the sequence that the target belongs to.
-        place: int64 [N], index among that sequence's scored tokens.
+        start: the token of the edge after which the first target follows, from 0.
+        end: the token after which the last one follows, plus one.
+        sequence: index of the sequence that the targets belong to.
+        place: index of the first target among that sequence's scored tokens.
     """
 
-    offset: np.ndarray
-    token: np.ndarray
-    sequence: np.ndarray
-    place: np.ndarray
+    start: int
+    end: int
+    sequence: int
+    place: int
 
 
 class Edge:
@@ -84,7 +87,7 @@ class Edge:
         start, end: where in ``path`` the edge's own tokens are.
         parent: the edge before, None at the root.
         children: the edges after, in the order of their first tokens.
-        targets: what is scored on the edge.
+        targets: what is scored on the edge, in the order of the sequences.
         sequence: index of the sequence that ends here, on the edges without tokens that
             `build_prompts` adds; else None.
     """
@@ -94,7 +97,7 @@ class Edge:
     def __init__(self, path: np.ndarray, start: int, end: int, parent: "Edge | None"):
         self.path, self.start, self.end, self.parent = path, start, end, parent
         self.children: list[Edge] = []
-        self.targets: Targets | None = None
+        self.targets: list[Targets] = []
         self.sequence: int | None = None
 
     @property
@@ -121,30 +124,15 @@ def build(sequences: Sequence[Scorable]) -> Tree:
     """
     paths = [sequence.path for sequence in sequences]
     root, ends = _grow(paths, merge=True)
-    parts: dict[Edge, list[Targets]] = {}
     for index, (sequence, path) in enumerate(zip(sequences, paths, strict=True)):
-        edge, tokens = ends[index], np.asarray(sequence.tokens, np.int32)
+        edge = ends[index]
         while edge is not root and edge.end >= sequence.start:
-            read = np.arange(max(sequence.start - 1, edge.start), min(len(path), edge.end))
-            if len(read):
-                parts.setdefault(edge, []).append(
-                    Targets(
-                        (read - edge.start).astype(np.int32),
-                        tokens[read + 1],
-                        np.full(len(read), index, np.int32),
-                        read + 1 - sequence.start,
-                    )
-                )
+            start, end = max(sequence.start - 1, edge.start), min(len(path), edge.end)
+            if start < end:
+                place = start + 1 - sequence.start
+                edge.targets.append(Targets(start - edge.start, end - edge.start, index, place))
             assert edge.parent is not None
             edge = edge.parent
-    for edge, targets in parts.items():
-        joined = targets[0]
-        if len(targets) > 1:
-            joined = Targets(*(np.concatenate(column) for column in zip(*targets, strict=True)))
-            by_offset = np.argsort(joined.offset, kind="stable")
-            joined = Targets(*(column[by_offset] for column in joined))
-        edge.targets = joined
-
     return _rooted(root)
 
 
@@ -218,8 +206,19 @@ def _split(edge: Edge, length: int) -> Edge:
 
 def order(paths: Sequence[np.ndarray]) -> list[int]:
     """Indices of token sequences in lexicographic order, which puts shared prefixes together."""
-    # Big-endian bytes sort as the tokens do.
-    return sorted(range(len(paths)), key=lambda i: paths[i].astype(">i4").tobytes())
+    ordered: list[int] = []
+    groups = [(list(range(len(paths))), 0)]  # equal up to a token, the first group on top
+    while groups:
+        group, begin = groups.pop()
+        if len(group) < 2 or begin > len(paths[group[0]]):
+            ordered += group
+            continue
+        # Big-endian bytes sort as the tokens do.
+        end = begin + _COMPARED
+        keys = {i: paths[i][begin:end].astype(">i4").tobytes() for i in group}
+        equal = itertools.groupby(sorted(group, key=keys.__getitem__), keys.__getitem__)
+        groups += [(list(some), end) for _, some in equal][::-1]
+    return ordered
 
 
 def common_prefix(one: np.ndarray, other: np.ndarray) -> int:

@@ -28,16 +28,19 @@ class Encoding(NamedTuple):
     def pairs(self, pairs: Sequence[tuple[str, str]]) -> list[EncodedPair]:
         """Each context and continuation with the ids of both, which are those of lm_eval's own
         ``TemplateLM._encode_pair``."""
+        known = {text: text for context, _ in pairs if (text := context.rstrip())}
         texts: list[str] = []
-        for context, continuation in pairs:
-            texts += [context.rstrip(), context + continuation] if context else [continuation]
-        encoded, ids = [], iter(encode_all(self.tokenizer, texts))
+        for context, continuation in pairs:  # a whole is often the context of the next pair
+            whole = context + continuation
+            whole = known.setdefault(whole, whole)
+            texts += [known.get(text := context.rstrip(), text), whole] if context else [whole]
+        encoded, ids = [], iter(self._encode(texts))
         for context, continuation in pairs:
             if context:  # white space at its end belongs to the continuation
-                start, whole = self.with_bos(next(ids)), self.with_bos(next(ids))
-                end = whole[len(start) :]
+                start, whole = self._with_bos(next(ids)), self._with_bos(next(ids))
+                start, end = self._beginning(whole, start), whole[len(start) :]
             else:
-                whole = next(ids)
+                whole = next(ids)[self.add_bos :]
                 own = whole[:1].tolist() == [self.prefix_token_id]
                 start, end = (whole[:1], whole[1:]) if own else ([self.prefix_token_id], whole)
             encoded.append(((context, continuation), start, end))
@@ -45,22 +48,48 @@ class Encoding(NamedTuple):
 
     def contexts(self, texts: Sequence[str]) -> list[np.ndarray]:
         """int32 ids of each prompt, at least one."""
-        encoded = [self.with_bos(ids) for ids in encode_all(self.tokenizer, texts)]
+        encoded = [self._with_bos(ids) for ids in self._encode(texts)]
         return [ids if len(ids) else np.array([self.prefix_token_id]) for ids in encoded]
 
     def documents(self, texts: Sequence[str]) -> list[np.ndarray]:
         """int32 ids of each text, after exactly one prefix token."""
         return [
-            ids
-            if ids[:1].tolist() == [self.prefix_token_id]
-            else np.concatenate([[self.prefix_token_id], ids], dtype=np.int32)
-            for ids in encode_all(self.tokenizer, texts)
+            ids[1:] if ids[1:2].tolist() == [self.prefix_token_id] else ids
+            for ids in encode_all(self.tokenizer, texts, [self.prefix_token_id])
         ]
 
-    def with_bos(self, ids: np.ndarray) -> np.ndarray:
-        """int32 ids of a text, with exactly one BOS in front if texts have one."""
+    def _encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """int32 ids of each text, after a BOS if texts have one."""
+        bos = with_one_bos(self.tokenizer, []) if self.add_bos else []
+        return encode_all(self.tokenizer, texts, bos)
+
+    def _with_bos(self, ids: np.ndarray) -> np.ndarray:
+        """What `_encode` gives for a text, without what the text itself has of BOS at its start."""
         if not self.add_bos:
             return ids
-        bos = self.tokenizer.bos_token_id
-        rest = next((i for i, token in enumerate(ids) if token != bos), len(ids))
-        return np.concatenate([with_one_bos(self.tokenizer, []), ids[rest:]], dtype=np.int32)
+        rest = next((i for i, token in enumerate(ids) if token != ids[0]), len(ids))
+        return ids[rest - 1 :]
+
+    @staticmethod
+    def _beginning(whole: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """The beginning of a sequence that equals the ids if there is one, else the ids."""
+        beginning = whole[: len(ids)]
+        return beginning if np.array_equal(beginning, ids) else ids
+
+
+def joined(
+    context: Sequence[int] | np.ndarray, continuation: Sequence[int] | np.ndarray
+) -> np.ndarray:
+    """int32 [N], the ids of both; not copied where one lies behind the other in one array."""
+    before, after = np.asarray(context, np.int32), np.asarray(continuation, np.int32)
+    whole = before.base
+    if (
+        isinstance(whole, np.ndarray)
+        and whole is after.base
+        and whole.dtype == np.int32
+        and whole.strides == before.strides == after.strides == (4,)
+    ):
+        start, middle = ((part.ctypes.data - whole.ctypes.data) // 4 for part in (before, after))
+        if start + len(before) == middle:
+            return whole[start : middle + len(after)]
+    return np.concatenate([before, after])

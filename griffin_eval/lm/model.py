@@ -22,7 +22,7 @@ from griffin_eval.engine.tree import Ablation, Scorable
 from griffin_eval.errors import ArgumentError
 from griffin_eval.lm import results
 from griffin_eval.lm.arguments import parse_arguments
-from griffin_eval.lm.encoding import EncodedPair, Encoding
+from griffin_eval.lm.encoding import EncodedPair, Encoding, joined
 from griffin_eval.lm.generation_args import DEFAULT_GENERATED_TOKENS, read_generation_arguments
 from griffin_eval.lm.load import load
 from griffin_eval.lm.processes import Group, Launch
@@ -251,8 +251,7 @@ class GriffinLM(TemplateLM):
             )
         if not len(context):  # of a context of nothing but white space, without BOS
             context = [self.prefix_token_id]
-        ids = np.concatenate([context, continuation], dtype=np.int32)
-        ids = self._fit(ids, self.max_length + 1)
+        ids = self._fit(joined(context, continuation), self.max_length + 1)
         return Scorable(ids, len(ids) - len(continuation), ablation)
 
     def loglikelihood_rolling(

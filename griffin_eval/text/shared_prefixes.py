@@ -41,10 +41,18 @@ class _Part:
         self.text, self.start, self.end, self.before = text, start, end, before
 
 
-def encode_all(tokenizer: Encoder, texts: Sequence[str]) -> list[np.ndarray]:
+def encode_all(
+    tokenizer: Encoder, texts: Sequence[str], before: Sequence[int] = ()
+) -> list[np.ndarray]:
     """The ids that ``tokenizer.encode_batch(texts)`` gives, as int32 arrays.
 
-    Equal texts share one array.
+    Equal texts share one array, and a text that others go on from where it may be cut has the
+    beginning of one of theirs.
+
+    Args:
+        tokenizer: the tokenizer.
+        texts: the texts.
+        before: ids that every array starts with.
     """
     parts: list[_Part] = []
     last: dict[str, _Part] = {}  # part of each text
@@ -63,41 +71,67 @@ def encode_all(tokenizer: Encoder, texts: Sequence[str]) -> list[np.ndarray]:
         open_parts.append(last[text])
         parts.append(last[text])
         previous = text
-    encoded = _encode(tokenizer, [part.text[part.start : part.end] for part in parts])
-    ids = dict(zip(parts, encoded, strict=True))
-    joined = {text: np.concatenate([ids[p] for p in _chain(part)]) for text, part in last.items()}
-    return [joined[text] for text in texts]
+    joined = _join(_encode(tokenizer, parts), np.array(before, np.int32))
+    return [joined[last[text]] for text in texts]
 
 
-def _encode(tokenizer: Encoder, texts: list[str]) -> list[np.ndarray]:
-    """int32 ids of each text.
+def _encode(tokenizer: Encoder, parts: list[_Part]) -> dict[_Part, list[np.ndarray]]:
+    """int32 ids of each part, in one array or more.
 
     A tokenizer's intermediate results take a hundred times the memory of the ids, so it gets no
     more than `_BATCH` characters at a time, as far as texts may be cut.
     """
-    pieces = [
-        (index, text[start:end])
-        for index, text in enumerate(texts)
-        for start, end in _pieces(tokenizer.boundaries, text)
-    ]
-    ids: list[list[np.ndarray]] = [[] for _ in texts]
-    batch: list[tuple[int, str]] = []
+    ids: dict[_Part, list[np.ndarray]] = {part: [] for part in parts}
+    batch: list[tuple[_Part, str]] = []
     size = 0
-    for number, (index, piece) in enumerate(pieces, 1):
-        batch.append((index, piece))
-        size += len(piece)
-        if number == len(pieces) or size >= _BATCH:
-            encoded = tokenizer.encode_batch([text for _, text in batch])
-            for (index, _), piece_ids in zip(batch, encoded, strict=True):
-                ids[index].append(np.array(piece_ids, np.int32))
-            batch, size = [], 0
-    return [np.concatenate(parts) for parts in ids]
+
+    def flush() -> None:
+        encoded = tokenizer.encode_batch([text for _, text in batch])
+        for (part, _), piece_ids in zip(batch, encoded, strict=True):
+            ids[part].append(np.array(piece_ids, np.int32))
+        batch.clear()
+
+    for part in parts:
+        for start, end in pieces(tokenizer.boundaries, part.text, part.start, part.end):
+            batch.append((part, part.text[start:end]))
+            size += end - start
+            if size >= _BATCH:
+                flush()
+                size = 0
+    flush()
+    return ids
 
 
-def _pieces(boundaries: str, text: str) -> Iterator[tuple[int, int]]:
-    """Begin and end of each piece of a text, of about half of `_BATCH` characters."""
-    start = 0
-    while len(text) - start > _BATCH and boundaries:
+def _join(ids: dict[_Part, list[np.ndarray]], before: np.ndarray) -> dict[_Part, np.ndarray]:
+    """int32 ids from the start of the text to the end of each part, after those of ``before``."""
+    heirs = {part.before: part for part in ids}  # one of those that follow a part
+    joined: dict[_Part, np.ndarray] = {}
+    for leaf in ids:
+        if leaf in heirs:
+            continue
+        chain = _chain(leaf)
+        whole = np.concatenate([before, *(piece for part in chain for piece in ids[part])])
+        end, part = len(whole), leaf
+        while True:
+            joined[part] = whole[:end]
+            end -= sum(map(len, ids[part]))
+            if part.before is None or heirs[part.before] is not part:
+                break
+            part = part.before
+    return joined
+
+
+def pieces(boundaries: str, text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Begin and end of each piece of a part of a text that may be tokenised by itself.
+
+    A piece has about half of `_BATCH` characters, and more where the text may not be cut.
+
+    Args:
+        boundaries: of the tokenizer.
+        text: the whole text.
+        start, end: of the part.
+    """
+    while end - start > _BATCH and boundaries:
         at = start + _BATCH // 2
         while at > start and not _may_cut(boundaries, text, at):
             at = max(text.rfind(character, start, at) for character in boundaries)
@@ -105,7 +139,7 @@ def _pieces(boundaries: str, text: str) -> Iterator[tuple[int, int]]:
             break
         yield start, at
         start = at
-    yield start, len(text)
+    yield start, end
 
 
 def _may_cut(boundaries: str, text: str, at: int) -> bool:

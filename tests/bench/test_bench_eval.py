@@ -313,5 +313,6 @@ def test_benchmark_measures_and_compares(checkpoint):
                 least, most = (hf - 0.005) / (ours + 0.005), (hf + 0.005) / (ours - 0.005)
                 assert least - 0.051 <= over <= most + 0.051
                 assert requested >= unique == computed and times_limit > 1
+    assert sum(" bytes a token" in line for line in lines) == 2
     assert sum("matrix products" in line for line in lines) == 4
     assert sum("the same are" in line for line in lines) == 6 and "NOT" not in done.stdout

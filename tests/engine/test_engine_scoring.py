@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from parity import BASE, TOLERANCES
 from slow import slow
 
+from griffin_eval.engine import tree as engine_tree
 from griffin_eval.engine.limits import COPIED_STATES, Limits, limits_for
 from griffin_eval.engine.scoring import NotFinite, score
-from griffin_eval.engine.tree import Scorable, build, build_prompts
+from griffin_eval.engine.tree import Scorable, build, build_prompts, order
 
 FRAMEWORKS = ("torch", "jax")
 each_framework = pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -113,7 +114,7 @@ class NoLargerPool:
 def test_the_trees_hold_every_prefix_once(sequences):
     def walk(edges, before=()):
         for edge in edges:
-            assert edge.children or edge.targets is None or len(edge.tokens)
+            assert edge.children or not edge.targets or len(edge.tokens)
             path = (*before, *edge.tokens.tolist())
             assert tuple(edge.path[: edge.end]) == path
             yield edge, path
@@ -125,12 +126,11 @@ def test_the_trees_hold_every_prefix_once(sequences):
     tree = build(sequences)
     found = {}
     for edge, path in walk(tree.roots):
-        if edge.targets is not None:
-            assert (np.diff(edge.targets.offset) >= 0).all()
-            for offset, token, sequence, place in zip(*edge.targets, strict=True):
-                found[sequence, place] = (path[: edge.start + offset + 1], token)
+        for start, end, sequence, place in edge.targets:
+            for n in range(end - start):
+                found[sequence, place + n] = path[: edge.start + start + n + 1]
     assert found == {
-        (i, n - s.start): (tuple(s.tokens[:n]), s.tokens[n])
+        (i, n - s.start): tuple(s.tokens[:n])
         for i, s in enumerate(sequences)
         for n in range(s.start, len(s.tokens))
     }
@@ -139,6 +139,17 @@ def test_the_trees_hold_every_prefix_once(sequences):
         e.sequence: path for e, path in walk(build_prompts(prompts).roots) if e.sequence is not None
     }
     assert ends == {i: tuple(ids) for i, ids in enumerate(prompts)}
+
+
+@given(
+    sequences=st.lists(st.lists(st.integers(0, 2), max_size=9), max_size=9),
+    compared=st.integers(1, 4),
+)
+def test_the_order_is_that_of_whole_sequences(sequences, compared):
+    paths = [np.array(ids, np.int32) for ids in sequences]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_tree, "_COMPARED", compared)
+        assert order(paths) == sorted(range(len(paths)), key=lambda i: sequences[i])
 
 
 def test_progress_counts_every_token_once(runner, random_tokens):

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 
-from griffin_eval.lm.encoding import Encoding
+from griffin_eval.lm.encoding import Encoding, joined
 from griffin_eval.lm.model import GriffinLM
+from griffin_eval.tasks.long_text import documents
+from griffin_eval.text import shared_prefixes
 from griffin_eval.text.boundaries import boundaries_of_json
 from griffin_eval.text.load import load_tokenizer
 from griffin_eval.text.shared_prefixes import encode_all
@@ -227,6 +229,45 @@ def test_ids_of_texts_are_those_of_each_alone(tokenizer, start, ends):
     found = encode_all(tokenizer, some)
     assert [ids.tolist() for ids in found] == [tokenizer.encode(text) for text in some]
     assert all(ids.dtype == np.int32 for ids in found)
+
+
+@many
+@given(start=texts, ends=st.lists(texts, max_size=4), size=st.integers(1, 12))
+def test_pieces_have_the_ids_and_the_places_of_the_whole(tokenizer, start, ends, size):
+    some = [start + end for end in ends]
+    whole = [documents.Document("", text, *documents._tokens(tokenizer, text)) for text in some]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_prefixes, "_BATCH", size)
+        found = encode_all(tokenizer, some, [7])
+        for ids, text, expected in zip(found, some, whole, strict=True):
+            assert ids.tolist() == [7, *tokenizer.encode(text)]
+            starts, clean = documents._tokens(tokenizer, text)
+            assert starts.tolist() == expected.token_starts.tolist()
+            assert clean.tolist() == expected.clean.tolist()
+
+
+def test_texts_that_go_on_share_their_ids(tokenizer):
+    encoding = Encoding(tokenizer, True, 2)
+    pairs = [("The unary minus", " operator"), ("The unary minus operator", " yields the")]
+    found = encoding.pairs(pairs)
+    ids = [joined(context, continuation) for _, context, continuation in found]
+    for (_, context, continuation), both in zip(found, ids, strict=True):
+        assert both.tolist() == [*context, *continuation] and both.dtype == np.int32
+        if " " in tokenizer.boundaries:
+            assert np.shares_memory(both, context) and np.shares_memory(both, continuation)
+    assert np.shares_memory(*ids) == (" " in tokenizer.boundaries)
+
+
+@given(st.lists(st.integers(0, 9), max_size=9), st.tuples(*[st.integers(0, 9)] * 4))
+def test_ids_are_joined_whether_they_are_neighbours_or_not(ids, cuts):
+    whole = np.array(ids, np.int32)
+    context, continuation = whole[cuts[0] : cuts[1]], whole[cuts[2] : cuts[3]]
+    expected = [*ids[cuts[0] : cuts[1]], *ids[cuts[2] : cuts[3]]]
+    assert joined(context, continuation).tolist() == expected
+    assert joined(context.tolist(), continuation).tolist() == expected
+    assert joined(context[::-1], whole[cuts[2] :]).tolist() == [*context[::-1], *whole[cuts[2] :]]
+    wide = whole.astype(np.int64)
+    assert joined(wide[: cuts[0]], wide[cuts[0] :]).tolist() == ids
 
 
 class Counting:

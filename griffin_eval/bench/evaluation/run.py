@@ -163,7 +163,8 @@ class Bench:
         return all(agree)
 
     def read_documents(self, checkpoint: Path, lengths: list[int]) -> None:
-        """Reads one document of each length in tokens; prints time and memory.
+        """Reads one document of each length in tokens; prints time and memory, and how many bytes
+        a token take between the shortest and the longest.
 
         Args:
             checkpoint: of a tiny model, for which these lengths are a matter of minutes.
@@ -176,8 +177,10 @@ class Bench:
         memory = ("before", "tokenizing", "reading")
         for heading in ("griffin", "tokens", "tokens/s", *(f"MB {when}" for when in memory)):
             table.add_column(heading, justify="right" if table.columns else "left")
+        slopes = []
         for framework in self._frameworks:
-            for length in lengths:
+            read = []
+            for length in sorted(lengths):
                 r = self._job(
                     "read_document",
                     checkpoint=str(checkpoint.resolve()),
@@ -189,7 +192,15 @@ class Bench:
                 rate = f"{r['tokens'] / r['seconds']:.0f}"
                 megabytes = (f"{r[when] / 1e6:.0f}" for when in memory)
                 table.add_row(framework, str(r["tokens"]), rate, *megabytes)
+                read.append(r)
+            if read[-1]["tokens"] > read[0]["tokens"]:
+                slopes.append((framework, read[0], read[-1]))
         self._console.print(table)
+        for framework, short, long in slopes:
+            tokens = f"from {short['tokens']} to {long['tokens']} tokens"
+            self._line(
+                f"griffin {framework}, {tokens}: {bytes_a_token(short, long):.0f} bytes a token"
+            )
 
     def _measure(self, workload: Workload, who: str, prefix: str = "") -> None:
         for place, measure in ((IN_MODEL, self._in_model), (WHOLE, self._whole_command)):
@@ -332,6 +343,16 @@ class Bench:
 
     def _line(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def bytes_a_token(short: dict[str, float], long: dict[str, float]) -> float:
+    """Bytes that a document takes for each token by which it is longer, its text included.
+
+    Args:
+        short, long: what `griffin_eval.bench.evaluation.worker.read_document` measured of two.
+    """
+    peaks = [max(r["tokenizing"], r["reading"]) - r["before"] for r in (short, long)]
+    return (peaks[1] - peaks[0]) / (long["tokens"] - short["tokens"])
 
 
 def _named(who: str) -> str:

@@ -71,7 +71,8 @@ def read_document(
 
     Returns:
         ``tokens``, ``seconds``, and the anonymous resident memory (RssAnon) in bytes of a model
-        that has read a page before: ``before``, and its peaks while ``tokenizing`` and ``reading``.
+        that has read a page before: ``before`` there is the text, and its peaks while
+        ``tokenizing`` and ``reading``.
     """
     from pydoc_data.topics import topics
 
@@ -88,7 +89,6 @@ def read_document(
 
     page = "".join(text for _, text in sorted(topics.items()))
     length = round(len(page) * tokens / len(lm.tok_encode(page, add_special_tokens=False)))
-    text = (page * (length // len(page) + 1))[:length]
     read(page[:10_000])
     first_step, step = [], lm.runner.read
 
@@ -98,6 +98,7 @@ def read_document(
 
     lm.runner.read = noted  # type: ignore[method-assign]
     with watch_memory() as seen:
+        text = (page * (length // len(page) + 1))[:length]
         begin = time.perf_counter()
         answer = read(text)
         seconds = time.perf_counter() - begin

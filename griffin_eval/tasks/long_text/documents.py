@@ -6,7 +6,7 @@ begins. With a BPE that adds no prefix, a part of the text then has the same tok
 whole; with other tokenizers its length may be off by a token or two at each end.
 """
 
-import functools
+import hashlib
 import logging
 import os
 import random
@@ -19,6 +19,7 @@ import numpy as np
 from griffin_eval.arguments import is_hub_id
 from griffin_eval.errors import ArgumentError
 from griffin_eval.messages import first_line
+from griffin_eval.text.shared_prefixes import pieces
 from griffin_eval.text.tokenizer import Tokenizer
 
 # The long modules of the standard library that every installation of Python has.
@@ -27,6 +28,7 @@ PYTHON_MODULES = (
     " pickletools pydoc subprocess tarfile turtle typing unittest/mock zipfile/__init__"
 ).split()
 LEAST_CHARACTERS = 90_000  # of a module that is used as a document
+MOST_KEPT = 256  # documents whose tokens are kept
 SLACK = 32  # tokens after a wanted length within which the end of a word is searched
 
 logger = logging.getLogger(__name__)
@@ -38,7 +40,7 @@ class Document(NamedTuple):
     Attributes:
         name: name of the text, unique among the documents of a task.
         text: the text.
-        token_starts: int64 [N + 1], index of the character at which each token begins, and the
+        token_starts: int32 [N + 1], index of the character at which each token begins, and the
             length of the text.
         clean: bool [N + 1], whether the text can be split there: at the boundary of two characters
             that is also a boundary of two tokens.
@@ -75,7 +77,7 @@ class Document(NamedTuple):
 
     def clean_start(self, token: int) -> int:
         """The last token up to ``token`` at which the text can be split."""
-        return int(np.flatnonzero(self.clean[: token + 1])[-1])
+        return token - int(self.clean[token::-1].argmax())
 
     def part(self, begin: int, end: int) -> str:
         """The text from token ``begin`` up to token ``end``."""
@@ -109,16 +111,33 @@ def documents(
         yield whole._replace(name=name)
 
 
-@functools.lru_cache(maxsize=256)  # tasks of one run share documents
+_tokenised: dict[tuple[Tokenizer, bytes], tuple[np.ndarray, np.ndarray]] = {}
+
+
 def tokenised(tokenizer: Tokenizer, text: str) -> Document:
-    """A text as a document without a name."""
-    spans = tokenizer.spans(text)
-    # A token begins where the one before it ends: white space between two belongs to the second.
-    starts = np.concatenate([[0], spans[:-1, 1], [len(text)]]) if len(spans) else np.zeros(1, int)
-    starts = np.maximum.accumulate(starts)
-    clean = np.ones(len(starts), bool)
-    clean[1:-1] = (spans[1:, 0] >= spans[:-1, 1]) & (spans[1:, 0] > spans[:-1, 0])
-    return Document("", text, starts, clean)
+    """A text as a document without a name. Tasks of one run share what was found, not the text."""
+    key = (tokenizer, hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
+    if key not in _tokenised:
+        if len(_tokenised) == MOST_KEPT:
+            del _tokenised[next(iter(_tokenised))]
+        _tokenised[key] = _tokens(tokenizer, text)
+    return Document("", text, *_tokenised[key])
+
+
+def _tokens(tokenizer: Tokenizer, text: str) -> tuple[np.ndarray, np.ndarray]:
+    """``token_starts`` and ``clean`` of a `Document`."""
+    starts, clean = [np.empty(0, np.int32)], []
+    last = np.array([[-1, 0]])  # span of the token before
+    for begin, end in pieces(tokenizer.boundaries, text, 0, len(text)):
+        spans = np.concatenate([last, tokenizer.spans(text[begin:end]) + begin])
+        # A token begins where the one before it ends: white space between belongs to the second.
+        starts.append(spans[:-1, 1].astype(np.int32))
+        clean.append((spans[1:, 0] >= spans[:-1, 1]) & (spans[1:, 0] > spans[:-1, 0]))
+        last = spans[-1:]
+    end = len(text) if last[0, 0] >= 0 else 0
+    joined = np.concatenate([*starts, np.array([end], np.int32)])
+    np.maximum.accumulate(joined, out=joined)
+    return joined, np.concatenate([*clean, [True]])
 
 
 def texts_of(document: Any) -> list[tuple[str, str]]:
