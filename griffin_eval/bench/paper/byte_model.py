@@ -46,9 +46,7 @@ class Costs(NamedTuple):
         return np.maximum(self.nbytes / rates.bandwidth, self.flops / rates.flops)
 
 
-def step_costs(
-    config: GriffinConfig, batch: int, contexts: np.ndarray, itemsize: int = 4
-) -> Costs:
+def step_costs(config: GriffinConfig, batch: int, contexts: np.ndarray, itemsize: int = 4) -> Costs:
     """Bytes and operations of a decoding step of B rows.
 
     Args:

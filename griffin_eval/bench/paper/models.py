@@ -12,7 +12,7 @@ DTYPE, ITEMSIZE = "float32", 4  # of everything that is measured
 
 
 def make_models(**sizes: int) -> dict[str, GriffinConfig]:
-    """Griffin, Hawk and the MQA Transformer of one width and depth, in RecurrentGemma's conventions.
+    """Griffin, Hawk and the MQA Transformer of one size, with RecurrentGemma's conventions.
 
     Args:
         sizes: as of `griffin_eval.bench.model.run.make_config`.
