@@ -82,6 +82,18 @@ def sampling_seconds(
     return float(step_costs(config, batch, contexts, itemsize).seconds(rates).sum())
 
 
+def formula_bytes(config: GriffinConfig, tokens: int, itemsize: int = 4) -> int:
+    """Bytes of a document's state by the formulas of F.4, in a dtype of float32 or wider: 2 T d of
+    global attention, at most 2 T_WS d of local attention, D_RNN and 3 D_RNN of a recurrent block.
+    """
+    keys = {"global_attention": tokens, "local_attention": config.visible_keys - 1}
+    numbers = sum(
+        2 * keys[kind] * config.head_dim if kind in keys else config.conv_width * config.lru_width
+        for kind in config.block_types
+    )
+    return itemsize * numbers
+
+
 def filled(config: GriffinConfig, context: int) -> int:
     """The least context whose step takes what one after ``context`` tokens takes: 0 where the cache
     does not grow, the kept keys of local attention where it has stopped growing."""

@@ -157,5 +157,10 @@ def measure(
         longest,
         absent,
         device,
-        len(os.sched_getaffinity(0)),
+        processors(),
     )
+
+
+def processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -95,11 +95,8 @@ def make_jax(config: GriffinConfig, device: str) -> Sampler:
     from griffin_eval.model_jax.decoding import DecodingState
     from griffin_eval.model_jax.griffin import initialize
     from griffin_eval.model_jax.state import nbytes
-    from griffin_eval.runners.jax_runner import choose_device
 
-    chosen = choose_device(device)
-    _check_device("jax", device, chosen.platform)
-    jax.config.update("jax_default_device", chosen)
+    open_jax_device(device)
     model = initialize(config)
     graph, params = nnx.split(model)
 
@@ -172,6 +169,22 @@ MAKERS: dict[str, Callable[[GriffinConfig, str], Sampler]] = {
     "jax": make_jax,
     "transformers": make_theirs,
 }
+
+
+def open_jax_device(device: str) -> Any:
+    """The jax.Device of this name, from now on the default.
+
+    Raises:
+        ArgumentError: JAX finds no such device.
+    """
+    import jax
+
+    from griffin_eval.runners.jax_runner import choose_device
+
+    chosen = choose_device(device)
+    _check_device("jax", device, chosen.platform)
+    jax.config.update("jax_default_device", chosen)
+    return chosen
 
 
 def _check_device(framework: str, asked: str, found: str) -> None:
