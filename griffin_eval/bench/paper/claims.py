@@ -239,8 +239,9 @@ def _parameters(rows: Sequence[dict[str, Any]], presets: Sequence[dict[str, Any]
         "T4",
         "at 7B and short sequences Griffin is slightly slower: more parameters and operations",
         _verdict([flops > 1, largest["parameters"]["griffin"] > largest["parameters"]["mqa"]]),
-        f"operations of Griffin over MQA at {largest['size']} and {largest['lengths'][0]} tokens: "
-        f"{flops:.3f}; measured here at width {widths[-1]} and {short} tokens: operations "
+        f"counted, operations of Griffin over MQA at {largest['size']} and "
+        f"{largest['lengths'][0]} tokens: {flops:.3f}; measured here at width {widths[-1]} and "
+        f"{short} tokens: operations "
         f"{here['flops'] / mqa['flops']:.3f}, time {here['over_mqa']:.2f}",
     )
 

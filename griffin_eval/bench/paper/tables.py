@@ -8,6 +8,7 @@ from rich.table import Table
 
 from griffin_eval.bench.paper import predictions
 from griffin_eval.bench.paper.claims import Claim
+from griffin_eval.bench.paper.decoding import PEER
 from griffin_eval.bench.paper.models import TITLES
 from griffin_eval.bench.peers import left_out
 
@@ -20,8 +21,15 @@ def print_latency(console: Console, found: dict[str, Any], claims: Sequence[Clai
     """Prints the results of `griffin_eval.bench.paper.latency`."""
     rates = found["rates"]
     _line(console, _machine(found))
-    headings = ("s", "spread", "ms a token", "speed over MQA", "model, s", "model's", "MB a step")
-    headings += ("GB/s", "of reading", "GFLOP/s")
+    headings = (
+        "s",
+        "range",
+        "ms\na token",
+        "speed\nover MQA",
+        "byte\nmodel, s",
+        "speed by\nthe model",
+    )
+    headings += ("MB\na step", "GB/s", "of best\nreading", "GFLOP/s")
     for batch, prompt in dict.fromkeys((r["batch"], r["prompt"]) for r in found["latencies"]):
         rows = [r for r in found["latencies"] if (r["batch"], r["prompt"]) == (batch, prompt)]
         table = _table(
@@ -29,13 +37,13 @@ def print_latency(console: Console, found: dict[str, Any], claims: Sequence[Clai
             ("sampled", "model", "framework"),
             headings,
         )
-        for row in rows:
+        for row in sorted(rows, key=lambda row: (row["framework"] == PEER, row["sampled"])):
             table.add_row(
                 f"{row['sampled']:,}",
                 TITLES[row["model"]],
                 row["framework"],
                 f"{row['seconds']:.3g}",
-                f"{row['fastest']:.3g} - {row['slowest']:.3g}",
+                f"{row['fastest']:.3g}-{row['slowest']:.3g}",
                 f"{1e3 * row['seconds_per_token']:.2f}",
                 f"{row['mqa_over_seconds']:.2f}x",
                 f"{row['modelled_seconds']:.3g}",
@@ -46,22 +54,7 @@ def print_latency(console: Console, found: dict[str, Any], claims: Sequence[Clai
                 f"{row['flops'] / 1e9:.0f}",
             )
         console.print(table)
-    for crossing in found["crossings"]:
-        _line(
-            console,
-            f"{TITLES[crossing['model']]}, {crossing['framework']}, batch {crossing['batch']}, "
-            f"prompt {crossing['prompt']}: faster than the MQA Transformer "
-            f"{_from(crossing['faster_from'])}; by the model "
-            f"{_from(crossing['modelled_faster_from'])}",
-        )
-    for name, batch in found["compute_bound_from_batch"].items():
-        bounds = {b["batch"]: b["cache_bound_from"] for b in found["bounds"] if b["model"] == name}
-        told = ", ".join(f"{_from(n, 'context')} at batch {rows}" for rows, n in bounds.items())
-        _line(
-            console,
-            f"{TITLES[name]}: products outweigh bytes from {batch or 'no'} rows on at an empty "
-            f"context; caches outweigh parameters {told}",
-        )
+    _print_crossings(console, found)
     _line(console, STEPPED)
     _line(
         console,
@@ -79,8 +72,9 @@ def print_throughput(console: Console, found: dict[str, Any], claims: Sequence[C
     table = _table(
         f"largest batch in {found['memory'] / 1e9:g} GB, {found['dtype']}, empty prompt",
         ("sampled", "model", "framework"),
-        ("batch", "weights, MB", "states, MB", "logits, MB", "tokens/s", "spread", "over MQA")
-        + ("at MQA's batch", "model, tokens/s", "model's", "bound by", "GB/s", "GFLOP/s"),
+        ("batch", "weights\nMB", "states\nMB", "logits\nMB", "tokens/s", "range", "over\nMQA")
+        + ("over MQA at\nits batch", "byte model\ntokens/s", "over MQA by\nthe model", "bound by")
+        + ("GB/s", "GFLOP/s"),
     )
     for row in found["throughputs"]:
         table.add_row(
@@ -90,7 +84,7 @@ def print_throughput(console: Console, found: dict[str, Any], claims: Sequence[C
             f"{row['batch']:,}",
             *(f"{row[kind] / 1e6:,.0f}" for kind in ("weights", "states", "logits")),
             f"{row['tokens_per_second']:,.0f}",
-            f"{row['slowest']:,.0f} - {row['fastest']:,.0f}",
+            f"{row['slowest']:,.0f}-{row['fastest']:,.0f}",
             f"{row['over_mqa']:.2f}x",
             f"{row['over_mqa_at_its_batch']:.2f}x",
             f"{row['modelled_tokens_per_second']:,.0f}",
@@ -112,8 +106,14 @@ def print_training(console: Console, found: dict[str, Any], claims: Sequence[Cla
     table = _table(
         f"training step of {found['tokens']:,} tokens, JAX, {found['dtype']}",
         ("width", "length", "model"),
-        ("million parameters", "s", "spread", "over MQA", "over MQA at the shortest", "model's")
-        + ("TFLOP", "of products", "prefill, s", "prefill over MQA"),
+        ("million\nparameters", "s", "range", "over\nMQA", "over MQA at\nthe shortest")
+        + (
+            "the same by\nproducts",
+            "TFLOP",
+            "of best\nproducts",
+            "prefill\ns",
+            "prefill\nover MQA",
+        ),
     )
     for row in found["steps"]:
         table.add_row(
@@ -122,7 +122,7 @@ def print_training(console: Console, found: dict[str, Any], claims: Sequence[Cla
             TITLES[row["model"]],
             f"{row['parameters'] / 1e6:.1f}",
             f"{row['seconds']:.3g}",
-            f"{row['fastest']:.3g} - {row['slowest']:.3g}",
+            f"{row['fastest']:.3g}-{row['slowest']:.3g}",
             f"{row['over_mqa']:.2f}",
             f"{row['over_mqa_at_shortest']:.2f}",
             f"{row['modelled_over_mqa_at_shortest']:.2f}",
@@ -132,7 +132,10 @@ def print_training(console: Console, found: dict[str, Any], claims: Sequence[Cla
             f"{row['prefill_over_mqa']:.2f}",
         )
     console.print(table)
-    _line(console, "model: products of matrices alone, of causal attention those that are seen")
+    _line(
+        console,
+        "by products: matrix products alone; those of attention with the keys that queries see",
+    )
     lengths = found["presets"][0]["lengths"]
     table = _table(
         "the paper's sizes, counted: Griffin over the MQA Transformer",
@@ -149,10 +152,38 @@ def print_training(console: Console, found: dict[str, Any], claims: Sequence[Cla
     _print_claims(console, claims)
 
 
+def _print_crossings(console: Console, found: dict[str, Any]) -> None:
+    """From where on Griffin and Hawk are faster, and from where on what bounds a step."""
+    table = _table(
+        "sampled tokens from which it is faster than the MQA Transformer",
+        ("batch", "prompt", "framework", "model"),
+        ("measured", "by the model"),
+    )
+    for row in found["crossings"]:
+        table.add_row(
+            f"{row['batch']:,}",
+            f"{row['prompt']:,}",
+            row["framework"],
+            TITLES[row["model"]],
+            *(_count(row[kind], "none here") for kind in ("faster_from", "modelled_faster_from")),
+        )
+    console.print(table)
+    batches = list(dict.fromkeys(bound["batch"] for bound in found["bounds"]))
+    table = _table(
+        "what bounds a step, from the sizes and rates alone",
+        ("model",),
+        ("products, from rows (empty context)",)
+        + tuple(f"caches, from tokens (batch {batch:,})" for batch in batches),
+    )
+    for name, rows in found["compute_bound_from_batch"].items():
+        bounds = [b["cache_bound_from"] for b in found["bounds"] if b["model"] == name]
+        table.add_row(TITLES[name], *(_count(number, "never") for number in (rows, *bounds)))
+    console.print(table)
+
+
 def _print_predicted_latency(console: Console) -> None:
     table = _table(
-        f"byte model of the {predictions.SIZE.upper()} presets in bfloat16, batch "
-        f"{predictions.BATCH}: MQA's time over theirs (below 1: MQA is faster); nothing was run",
+        f"{predictions.SIZE.upper()} presets, bfloat16, batch {predictions.BATCH}, byte model",
         ("prompt", "sampled"),
         ("Griffin", "Hawk"),
     )
@@ -160,15 +191,16 @@ def _print_predicted_latency(console: Console) -> None:
         over = [f"{row['mqa_over'][name]:.2f}" for name in ("griffin", "hawk")]
         table.add_row(f"{row['prompt']:,}", f"{row['sampled']:,}", *over)
     console.print(table)
+    _line(console, "MQA's time over theirs (below 1 MQA is faster); nothing was run")
 
 
 def _print_predicted_throughput(console: Console) -> None:
     table = _table(
-        f"byte model of the {predictions.SIZE.upper()} presets in bfloat16, weights and caches in "
-        f"{predictions.MEMORY / 1e9:.3g} GB: throughput over MQA's; nothing was run",
+        f"{predictions.SIZE.upper()} presets, bfloat16, weights and caches in "
+        f"{predictions.MEMORY / 1e9:.3g} GB: throughput over MQA's by the byte model",
         ("sampled",),
-        ("batch, Griffin", "Hawk", "MQA", "bytes alone, Griffin", "Hawk")
-        + (f"with {predictions.TPU_V3_INTENSITY} FLOPs a byte, Griffin", "Hawk"),
+        ("batch,\nGriffin", "Hawk", "MQA", "bytes alone,\nGriffin", "Hawk")
+        + (f"{predictions.TPU_V3_INTENSITY} FLOPs a byte,\nGriffin", "Hawk"),
     )
     for row in predictions.throughputs():
         table.add_row(
@@ -181,6 +213,11 @@ def _print_predicted_throughput(console: Console) -> None:
             ),
         )
     console.print(table)
+    _line(
+        console,
+        f"nothing was run; {predictions.TPU_V3_INTENSITY} FLOPs a byte: what a TPU-v3 does while "
+        "it reads one (appendix F.2)",
+    )
 
 
 def _print_claims(console: Console, claims: Iterable[Claim]) -> None:
@@ -203,7 +240,7 @@ def _table(title: str, names: Iterable[str], numbers: Iterable[str]) -> Table:
     for heading in names:
         table.add_column(heading, no_wrap=True)
     for heading in numbers:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 
@@ -213,10 +250,8 @@ def _machine(found: dict[str, Any]) -> str:
     )
 
 
-def _from(tokens: int | None, what: str = "sampled") -> str:
-    if tokens is None:
-        return "never" if what == "context" else "at no length measured"
-    return f"from {tokens:,} {'tokens of context' if what == 'context' else 'sampled tokens'} on"
+def _count(number: int | None, otherwise: str) -> str:
+    return otherwise if number is None else f"{number:,}"
 
 
 def _line(console: Console, text: str) -> None:

@@ -73,7 +73,7 @@ def report(
         found["claims"] = [claim._asdict() for claim in claims]
         typer.echo(json.dumps(found, indent=1))
     else:
-        show(Console(width=max(Console().width, 150)), found, claims)
+        show(Console(width=max(Console().width, 170)), found, claims)
     if output is not None:
         from griffin_eval.bench.paper import figures
 
