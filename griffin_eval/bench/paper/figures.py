@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,7 +14,7 @@ from griffin_eval.bench.paper.models import TITLES
 from griffin_eval.drawing import BLACK, BLUE, GREEN, VERMILION, panels, save
 
 COLORS = {"griffin": BLUE, "hawk": VERMILION, "mqa": GREEN}
-DASHES = {"griffin": "-", "hawk": "--", "mqa": "-."}
+DASHES: tuple[Literal["-", "--", "-."], ...] = ("-", "--", "-.")
 MARKERS = {"torch": "o", "jax": "s", "transformers": "^"}
 FRAMEWORKS = {"torch": "PyTorch", "jax": "JAX", "transformers": "transformers"}
 ASIDE = {"torch": 0.96, "jax": 1.04}  # of their places, so that marks do not cover each other
@@ -119,15 +119,15 @@ def _series(
     the end where a cache has stopped growing."""
     ticks = sorted({row[x] for row in rows})
     aside = ASIDE if len({row["framework"] for row in rows}) > 1 and not to_the_end else {}
-    for name in COLORS:
+    for (name, color), dashes in zip(COLORS.items(), DASHES, strict=True):
         of_model = [row for row in rows if row["model"] == name]
         line = sorted({row[x]: row[modelled] for row in of_model}.items())
         if to_the_end:
             line.append((ticks[-1], line[-1][1]))
-        axes.plot(*zip(*line, strict=True), DASHES[name], color=COLORS[name], linewidth=1.2)
-        for framework, marker in MARKERS.items() if y else ():
+        axes.plot(*zip(*line, strict=True), dashes, color=color, linewidth=1.2)
+        for framework, marker in MARKERS.items():
             chosen = [row for row in of_model if row["framework"] == framework]
-            if not chosen:
+            if not chosen or y is None:
                 continue
             values = np.array([row[y] for row in chosen])
             ranges = np.abs(np.array([[row[kind] for row in chosen] for kind in SPREAD]) - values)
@@ -136,9 +136,9 @@ def _series(
                 values,
                 ranges,
                 fmt=marker,
-                color=COLORS[name],
+                color=color,
                 markersize=5,
-                markerfacecolor="white" if framework == "jax" else COLORS[name],
+                markerfacecolor="white" if framework == "jax" else color,
                 elinewidth=1,
             )
     axes.set_xscale("log", base=2)
@@ -158,8 +158,8 @@ def _legend(figure: Figure, rows: Iterable[dict[str, Any]], model: str = "byte m
     """Below the panels: colours are models, marks frameworks, lines what is computed."""
     rows = list(rows)
     handles = [
-        Line2D([], [], color=COLORS[name], linestyle=DASHES[name], label=f"{TITLES[name]}, {model}")
-        for name in COLORS
+        Line2D([], [], color=color, linestyle=dashes, label=f"{TITLES[name]}, {model}")
+        for (name, color), dashes in zip(COLORS.items(), DASHES, strict=True)
     ]
     handles += [
         Line2D(

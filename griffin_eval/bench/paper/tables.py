@@ -73,8 +73,7 @@ def print_throughput(console: Console, found: dict[str, Any], claims: Sequence[C
         f"largest batch in {found['memory'] / 1e9:g} GB, {found['dtype']}, empty prompt",
         ("sampled", "model", "framework"),
         ("batch", "weights\nMB", "states\nMB", "logits\nMB", "tokens/s", "range", "over\nMQA")
-        + ("over MQA at\nits batch", "byte model\ntokens/s", "over MQA by\nthe model", "bound by")
-        + ("GB/s", "GFLOP/s"),
+        + ("over MQA at\nits batch", "byte model\ntokens/s", "over MQA by\nthe model", "bound by"),
     )
     for row in found["throughputs"]:
         table.add_row(
@@ -90,8 +89,6 @@ def print_throughput(console: Console, found: dict[str, Any], claims: Sequence[C
             f"{row['modelled_tokens_per_second']:,.0f}",
             f"{row['modelled_over_mqa']:.2f}x",
             row["bound_by"],
-            f"{row['bandwidth'] / 1e9:.1f}",
-            f"{row['flops'] / 1e9:.0f}",
         )
     console.print(table)
     _line(console, STEPPED)

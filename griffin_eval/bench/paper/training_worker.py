@@ -69,7 +69,7 @@ class Worker:
         tokens = self._tokens(1, length)
 
         def read() -> None:
-            state = self._model(self._params).init_state(1, length)
+            logits, state = None, self._model(self._params).init_state(1, length)
             for start in range(0, length, self._chunk):
                 chunk = tokens[:, start : start + self._chunk]
                 logits, state = self._read(self._params, chunk, state)
