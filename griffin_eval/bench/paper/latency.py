@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from griffin_eval.bench.paper import predictions
 from griffin_eval.bench.paper.byte_model import (
     Rates,
     cache_bound_from,
@@ -91,6 +92,7 @@ def results(
         "steps": steps_measured(measured),
         "states": states_measured(measured),
         "absent": measured.absent,
+        "predictions": predictions.latencies(),
     }
 
 

@@ -6,7 +6,6 @@ import numpy as np
 
 from griffin_eval.bench.paper.byte_model import (
     Rates,
-    cache_bound_from,
     largest_batch,
     sampling_seconds,
 )
@@ -59,8 +58,3 @@ def throughputs() -> list[dict[str, Any]]:
             row[kind] = {name: speeds[name] / speeds["mqa"] for name in RECURRENT}
         rows.append(row)
     return rows
-
-
-def cache_bound() -> dict[str, int | None]:
-    """The context from which each model's caches outweigh its parameters, at that batch."""
-    return {name: cache_bound_from(config, BATCH, ITEMSIZE) for name, config in CONFIGS.items()}

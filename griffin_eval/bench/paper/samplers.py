@@ -105,21 +105,21 @@ def make_jax(config: GriffinConfig, device: str) -> Sampler:
         hidden, state = state.step(model, tokens, jnp.ones_like(tokens))
         return jnp.argmax(model.logits(hidden), -1).astype(jnp.int32), state
 
+    def begin(batch, context):
+        def fill(leaf):
+            return jnp.full_like(leaf, FILLED if leaf.ndim > 1 else context)
+
+        state = DecodingState.start(model, batch, context + MOST_STEPS + 1)
+        rows = jax.tree.map(fill, state.rows)
+        rows = rows._replace(attention_start=jnp.zeros_like(rows.pos))
+        return jnp.zeros(batch, jnp.int32), state._replace(rows=rows)
+
+    begin = jax.jit(begin, static_argnums=(0, 1))
     step, compact = (jax.jit(f, donate_argnums=0) for f in (step, DecodingState.compact))
 
     class Jax:
         def begin(self, batch, context):
-            def fill(leaf):
-                return (
-                    jnp.full_like(leaf, FILLED)
-                    if jnp.isdtype(leaf.dtype, "real floating")
-                    else leaf
-                )
-
-            state = DecodingState.start(model, batch, context + MOST_STEPS + 1)
-            rows = jax.tree.map(fill, state.rows)
-            rows = rows._replace(pos=jnp.full_like(rows.pos, context))
-            return jnp.zeros(batch, jnp.int32), state._replace(rows=rows)
+            return jax.block_until_ready(begin(batch, context))
 
         def sample(self, tokens, state):
             return jax.block_until_ready(step(state, params, tokens))

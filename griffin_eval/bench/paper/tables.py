@@ -62,7 +62,7 @@ def print_latency(console: Console, found: dict[str, Any], claims: Sequence[Clai
         f"the products at {rates['flops'] / 1e9:.0f} GFLOP/s, whichever takes longer (appendix F)",
     )
     _print_absent(console, found)
-    _print_predicted_latency(console)
+    _print_predicted_latency(console, found)
     _print_claims(console, claims)
 
 
@@ -93,7 +93,7 @@ def print_throughput(console: Console, found: dict[str, Any], claims: Sequence[C
     console.print(table)
     _line(console, STEPPED)
     _print_absent(console, found)
-    _print_predicted_throughput(console)
+    _print_predicted_throughput(console, found)
     _print_claims(console, claims)
 
 
@@ -178,28 +178,27 @@ def _print_crossings(console: Console, found: dict[str, Any]) -> None:
     console.print(table)
 
 
-def _print_predicted_latency(console: Console) -> None:
+def _print_predicted_latency(console: Console, found: dict[str, Any]) -> None:
     table = _table(
         f"{predictions.SIZE.upper()} presets, bfloat16, batch {predictions.BATCH}, byte model",
         ("prompt", "sampled"),
         ("Griffin", "Hawk"),
     )
-    for row in predictions.latencies():
+    for row in found["predictions"]:
         over = [f"{row['mqa_over'][name]:.2f}" for name in ("griffin", "hawk")]
         table.add_row(f"{row['prompt']:,}", f"{row['sampled']:,}", *over)
     console.print(table)
     _line(console, "MQA's time over theirs (below 1 MQA is faster); nothing was run")
 
 
-def _print_predicted_throughput(console: Console) -> None:
+def _print_predicted_throughput(console: Console, found: dict[str, Any]) -> None:
     table = _table(
-        f"{predictions.SIZE.upper()} presets, bfloat16, weights and caches in "
-        f"{predictions.MEMORY / 1e9:.3g} GB: throughput over MQA's by the byte model",
+        f"{predictions.SIZE.upper()} presets, bfloat16, {predictions.MEMORY / 1e9:.3g} GB, byte model",
         ("sampled",),
         ("batch,\nGriffin", "Hawk", "MQA", "bytes alone,\nGriffin", "Hawk")
         + (f"{predictions.TPU_V3_INTENSITY} FLOPs a byte,\nGriffin", "Hawk"),
     )
-    for row in predictions.throughputs():
+    for row in found["predictions"]:
         table.add_row(
             f"{row['sampled']:,}",
             *(f"{row['batches'][name]:,}" for name in ("griffin", "hawk", "mqa")),
@@ -212,7 +211,8 @@ def _print_predicted_throughput(console: Console) -> None:
     console.print(table)
     _line(
         console,
-        f"nothing was run; {predictions.TPU_V3_INTENSITY} FLOPs a byte: what a TPU-v3 does while "
+        "throughput over MQA's with the largest batch of weights and caches; nothing was run; "
+        f"{predictions.TPU_V3_INTENSITY} FLOPs a byte: what a TPU-v3 does while "
         "it reads one (appendix F.2)",
     )
 

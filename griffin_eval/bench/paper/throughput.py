@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from griffin_eval.analysis.cache_sizes import cache_sizes, parameter_bytes
+from griffin_eval.bench.paper import predictions
 from griffin_eval.bench.paper.byte_model import largest_batch, sampling_seconds, step_costs
 from griffin_eval.bench.paper.decoding import PEER, Measured
 from griffin_eval.bench.paper.latency import steps_measured
@@ -124,4 +125,5 @@ def results(measured: Measured, memory: int, sampled: Sequence[int]) -> dict[str
         "throughputs": rows,
         "steps": steps_measured(measured),
         "absent": measured.absent,
+        "predictions": predictions.throughputs(),
     }

@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 
 from griffin_eval.cli.options import check_figures_folder
-from griffin_eval.runners.load import choose_framework
 
 if TYPE_CHECKING:
     from griffin_eval.bench.paper.claims import Claim
@@ -38,6 +37,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Printed JSON, nothing else
 
 def chosen_frameworks(frameworks: str) -> list[str]:
     """The distinct frameworks of a text such as ``torch,jax``, checked to be installed."""
+    from griffin_eval.runners.load import choose_framework
+
     return [choose_framework(name) for name in dict.fromkeys(frameworks.split(","))]
 
 

@@ -17,7 +17,6 @@ from griffin_eval.cli.bench.paper_options import (
     report,
 )
 from griffin_eval.errors import ArgumentError
-from griffin_eval.runners.load import choose_framework
 
 
 def bench_training(
@@ -41,6 +40,8 @@ def bench_training(
 
     Every step reads as many tokens, in many short sequences or few long ones.
     """
+    from griffin_eval.runners.load import choose_framework
+
     choose_framework("jax")
     from griffin_eval.bench.paper import tables, training
     from griffin_eval.bench.paper.claims import training_claims
