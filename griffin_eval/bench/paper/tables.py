@@ -192,8 +192,9 @@ def _print_predicted_latency(console: Console, found: dict[str, Any]) -> None:
 
 
 def _print_predicted_throughput(console: Console, found: dict[str, Any]) -> None:
+    memory = f"{predictions.MEMORY / 1e9:.3g} GB"
     table = _table(
-        f"{predictions.SIZE.upper()} presets, bfloat16, {predictions.MEMORY / 1e9:.3g} GB, byte model",
+        f"{predictions.SIZE.upper()} presets, bfloat16, {memory}, byte model",
         ("sampled",),
         ("batch,\nGriffin", "Hawk", "MQA", "bytes alone,\nGriffin", "Hawk")
         + (f"{predictions.TPU_V3_INTENSITY} FLOPs a byte,\nGriffin", "Hawk"),
