@@ -69,6 +69,23 @@ def token_counts(text: str) -> list[int]:
     return [int(part) for part in parts if int(part)]
 
 
+def positive_integers(option: str, text: str, example: str) -> list[int]:
+    """The distinct numbers of a text such as ``1,16``, in increasing order.
+
+    Args:
+        option: of the command line, for the error.
+        text: what was given.
+        example: what is expected, such as "numbers of rows such as 1,16".
+
+    Raises:
+        ArgumentError: it is no such text.
+    """
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise ArgumentError(f"{option} {text!r}: expected {example}")
+    return ordered([int(part) for part in parts])
+
+
 def is_integer(value: Any) -> bool:
     """Whether a value is an integer and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)

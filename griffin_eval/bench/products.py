@@ -1,4 +1,4 @@
-"""The roofline that models are compared with: the best rate of matrix products."""
+"""The rooflines that models are compared with: the best rates of matrix products and of reading."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,29 +8,39 @@ from griffin_eval.bench.timing import best_seconds
 MEASURED = 1.0  # seconds in which products are repeated
 
 
-def products_torch(tokens: int, width: int, mlp_width: int) -> dict[str, float]:
+def products_torch(
+    tokens: int, width: int, mlp_width: int, device: str = "cpu"
+) -> dict[str, float]:
     """FLOP/s of an MLP's three products of matrices in float32, by each way that PyTorch has.
 
     Args:
         tokens: rows.
         width: of the model.
         mlp_width: expanded.
+        device: as PyTorch names it.
     """
     import torch
     import torch.nn.functional as F
 
     torch.manual_seed(0)
-    x, hidden = torch.randn(tokens, width), torch.randn(tokens, mlp_width)
-    gate, up, down = (torch.randn(s) / 32 for s in _mlp_shapes(width, mlp_width))
+    x, hidden = (torch.randn(tokens, size, device=device) for size in (width, mlp_width))
+    gate, up, down = (torch.randn(s, device=device) / 32 for s in _mlp_shapes(width, mlp_width))
     ways: dict[str, Callable] = {"F.linear": F.linear}
-    if pointwise := getattr(torch.ops.mkldnn, "_linear_pointwise", None):
+    if device == "cpu" and (pointwise := getattr(torch.ops.mkldnn, "_linear_pointwise", None)):
         ways["mkldnn._linear_pointwise"] = lambda x, w: pointwise(x, w, None, "none", [], "")
     flops = tokens * 3 * 2 * width * mlp_width
     with torch.inference_mode():
         return {
             f"torch {name}": flops
             / best_seconds(
-                lambda product=product: (product(x, gate), product(x, up), product(hidden, down)),
+                _wait(
+                    lambda product=product: (
+                        product(x, gate),
+                        product(x, up),
+                        product(hidden, down),
+                    ),
+                    device,
+                ),
                 MEASURED,
             )
             for name, product in ways.items()
@@ -38,7 +48,8 @@ def products_torch(tokens: int, width: int, mlp_width: int) -> dict[str, float]:
 
 
 def products_jax(tokens: int, width: int, mlp_width: int) -> dict[str, float]:
-    """As `products_torch`, compiled by JAX: with weights as stored, and transposed beforehand."""
+    """As `products_torch`, compiled by JAX for its default device: with weights as stored, and
+    transposed beforehand."""
     import jax
 
     keys = iter(jax.random.split(jax.random.key(0), 5))
@@ -62,10 +73,51 @@ def products_jax(tokens: int, width: int, mlp_width: int) -> dict[str, float]:
     return {"jax x @ w.T": flops / stored, "jax x @ w": flops / turned}
 
 
+def reading_torch(nbytes: int, device: str = "cpu") -> dict[str, float]:
+    """Bytes per second at which an array of float32 is read, by each way that PyTorch has.
+
+    Args:
+        nbytes: of the array.
+        device: as PyTorch names it.
+    """
+    import torch
+
+    array = torch.ones(nbytes // 4096, 1024, device=device)
+    vector = torch.ones(1024, device=device)
+    ways = {"sum": array.sum, "matrix times vector": lambda: array @ vector}
+    return {
+        f"torch {name}": array.nbytes / best_seconds(_wait(way, device))
+        for name, way in ways.items()
+    }
+
+
+def reading_jax(nbytes: int) -> dict[str, float]:
+    """As `reading_torch`, compiled by JAX for its default device."""
+    import jax
+    import jax.numpy as jnp
+
+    array = jnp.ones(nbytes // 4)
+    return {"jax sum": array.nbytes / best_seconds(_run(jax.jit(jnp.sum), array))}
+
+
 def _run(function: Callable, *arguments: Any) -> Callable[[], Any]:
     import jax
 
     return lambda: jax.block_until_ready(function(*arguments))
+
+
+def _wait(work: Callable[[], Any], device: str) -> Callable[[], Any]:
+    """The work, and on an accelerator waiting for its end."""
+    import torch
+
+    if device == "cpu":
+        return work
+
+    def finished() -> None:
+        work()
+        torch.accelerator.synchronize(device)
+
+    return finished
 
 
 def _mlp_shapes(width: int, mlp_width: int) -> list[tuple[int, int]]:

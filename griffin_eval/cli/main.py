@@ -9,8 +9,11 @@ import typer
 import griffin_eval
 from griffin_eval.cli.bench.convert import bench_convert
 from griffin_eval.cli.bench.evaluation import bench_eval
+from griffin_eval.cli.bench.latency import bench_latency
 from griffin_eval.cli.bench.model import bench_model
 from griffin_eval.cli.bench.scan import bench_scan
+from griffin_eval.cli.bench.throughput import bench_throughput
+from griffin_eval.cli.bench.training import bench_training
 from griffin_eval.cli.checkpoints import checkpoints
 from griffin_eval.cli.convert import convert
 from griffin_eval.cli.doctor import doctor
@@ -79,6 +82,9 @@ bench.command(name="convert")(bench_convert)
 bench.command(name="eval")(bench_eval)
 bench.command(name="model")(bench_model)
 bench.command(name="scan")(bench_scan)
+bench.command(name="latency")(bench_latency)
+bench.command(name="throughput")(bench_throughput)
+bench.command(name="training")(bench_training)
 app.add_typer(bench, name="bench")
 for command in (convert, inspect, verify, checkpoints, memory, report, train, doctor):
     app.command()(command)

@@ -11,8 +11,12 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from griffin_eval.cli.options import CheckpointOptions, takes_checkpoint_options
-from griffin_eval.errors import ArgumentError, MissingExtraError
+from griffin_eval.cli.options import (
+    CheckpointOptions,
+    check_figures_folder,
+    takes_checkpoint_options,
+)
+from griffin_eval.errors import ArgumentError
 
 if TYPE_CHECKING:
     from griffin_eval.analysis.half_lives import ChannelDecay
@@ -46,15 +50,9 @@ def memory(
     caches beside Transformers of the same shape (appendix F); and, with --output, figures of both
     and of the gate (appendix A).
     """
-    from importlib.util import find_spec
-
     from griffin_eval.analysis.half_lives import decay_rates
 
-    if output is not None:
-        if output.exists() and not output.is_dir():
-            raise ArgumentError(f"--output {output} is a file: expected a folder")
-        if find_spec("matplotlib") is None:
-            raise MissingExtraError("matplotlib", "torch")
+    check_figures_folder(output)
     opened = options.open(checkpoint)
     if "recurrent" in opened.config.block_types and tokens:
         source, ids = _read_text(opened, text, tokens)

@@ -5,6 +5,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 from rich.console import Console
 
 from griffin_eval.converters.overrides import Overrides
+from griffin_eval.errors import ArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
     from griffin_eval.converters.checkpoint import Checkpoint
@@ -96,6 +98,21 @@ def takes_checkpoint_options(command: Callable[..., None]) -> Callable[..., None
     wrapper.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapper
+
+
+def check_figures_folder(output: Path | None) -> None:
+    """Checks before anything else is done that figures can be written into ``--output``.
+
+    Raises:
+        ArgumentError: it is a file.
+        MissingExtraError: matplotlib is not installed.
+    """
+    if output is None:
+        return
+    if output.exists() and not output.is_dir():
+        raise ArgumentError(f"--output {output} is a file: expected a folder")
+    if find_spec("matplotlib") is None:
+        raise MissingExtraError("matplotlib", "torch")
 
 
 @contextmanager

@@ -104,10 +104,10 @@ def train_model(
     _prepare_folder(run, config, folder)
     keep_compilations()
     rate = _schedule(recipe)
-    optimizer = _optimizer(rate)
+    optimizer = make_optimizer(rate)
     params = {n: jnp.asarray(initial_value(s, run.seed)) for n, s in param_specs(config).items()}
     state = optimizer.init(params)
-    update, evaluate = _compiled(config, optimizer)
+    update, evaluate = compile_update(config, optimizer)
     held_out = recipe.held_out()
     with ocp.CheckpointManager(
         folder.resolve(), options=ocp.CheckpointManagerOptions(max_to_keep=CHECKPOINTS_KEPT)
@@ -176,8 +176,17 @@ def loss_of(
     return jnp.sum(each * weights) / jnp.sum(weights), right.sum()
 
 
-def _compiled(config: GriffinConfig, optimizer: optax.GradientTransformation):
-    """The compiled functions that make one training step, and that compute `loss_of`."""
+def compile_update(config: GriffinConfig, optimizer: optax.GradientTransformation):
+    """The compiled functions that make one training step, and that compute `loss_of`.
+
+    Args:
+        config: architecture of the model.
+        optimizer: from `make_optimizer`.
+
+    Returns:
+        ``update(params, state, batch)``, which consumes parameters and the optimizer's state and
+        gives both anew, the loss and the norm of the gradients; and ``evaluate(params, batch)``.
+    """
     evaluate = functools.partial(loss_of, config)
 
     def update(params: Params, state: Any, batch: Batch):
@@ -209,7 +218,7 @@ def _schedule(recipe: Recipe) -> optax.Schedule:
     )
 
 
-def _optimizer(rate: optax.Schedule) -> optax.GradientTransformation:
+def make_optimizer(rate: optax.Schedule) -> optax.GradientTransformation:
     """AdamW after clipping, with weight decay for matrices but not for convolutions."""
 
     def decayed(params: Params) -> dict[str, bool]:

@@ -14,7 +14,7 @@ import numpy as np
 from griffin_eval.bench.model.implementations import CHECKED, KEPT, MAKERS, Implementation
 from griffin_eval.bench.model.run import NEEDS
 from griffin_eval.bench.peers import check_peer, why_absent
-from griffin_eval.bench.products import products_jax, products_torch
+from griffin_eval.bench.products import products_jax, products_torch, reading_jax, reading_torch
 from griffin_eval.bench.timing import best_seconds, serve
 from griffin_eval.converters.checkpoint import Checkpoint
 
@@ -103,8 +103,7 @@ class Worker:
 
     def bandwidth(self, framework: str, nbytes: int) -> dict[str, float]:
         """Bytes read per second by each way of reading an array of so many."""
-        ways = _reading_torch(nbytes) if framework == "torch" else _reading_jax(nbytes)
-        return {f"{framework} {name}": nbytes / best_seconds(way) for name, way in ways.items()}
+        return {"torch": reading_torch, "jax": reading_jax}[framework](nbytes)
 
     def linears(self, framework: str, batch: int) -> dict[str, float]:
         """Seconds of the products of B vectors with every weight that a step multiplies with."""
@@ -119,23 +118,6 @@ class Worker:
         from griffin_eval.layout import param_specs
 
         return [(name, spec.shape) for name, spec in param_specs(self._config).items()]
-
-
-def _reading_torch(nbytes: int) -> dict[str, Callable[[], Any]]:
-    import torch
-
-    array = torch.ones(nbytes // 4096, 1024)
-    vector = torch.ones(1024)
-    return {"sum": array.sum, "matrix times vector": lambda: array @ vector}
-
-
-def _reading_jax(nbytes: int) -> dict[str, Callable[[], Any]]:
-    import jax
-    import jax.numpy as jnp
-
-    array = jnp.ones(nbytes // 4)
-    total = jax.jit(jnp.sum)
-    return {"sum": lambda: total(array).block_until_ready()}
 
 
 def _linears_torch(weights: list[np.ndarray], batch: int) -> dict[str, Callable[[], Any]]:

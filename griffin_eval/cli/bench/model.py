@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from griffin_eval.arguments import positive_integers
 from griffin_eval.cli.bench.evaluation import tell
 from griffin_eval.errors import ArgumentError
 
@@ -44,9 +45,7 @@ def bench_model(
     from griffin_eval.bench.timing import Failed
     from griffin_eval.messages import did_you_mean
 
-    rows = batches.split(",")
-    if not all(row.isdecimal() and int(row) for row in rows):
-        raise ArgumentError(f"--batches {batches!r}: expected numbers of rows such as 1,16")
+    rows = positive_integers("--batches", batches, "numbers of rows such as 1,16")
     config = make_config(
         width=width, layers=layers, heads=heads, vocab_size=vocab, visible_keys=visible_keys
     )
@@ -57,7 +56,7 @@ def bench_model(
                 f"unknown implementation {name!r}: expected some of {', '.join(NEEDS)}"
                 f"{did_you_mean(name, NEEDS)}"
             )
-    bench = Bench(config, tokens, sorted({int(row) for row in rows}), steps, chosen)
+    bench = Bench(config, tokens, rows, steps, chosen)
     if not set(TWINS) & set(chosen):
         raise ArgumentError("limits need one of ours, torch or jax, chosen and installed")
     try:
