@@ -66,7 +66,7 @@ INLINE void finish(const Share *s, int64_t row, int64_t output, float y, Type ty
 // `outputs` outputs of `rows` rows.
 INLINE void tile(const Share *s, int outputs, int rows, int64_t output, int64_t row, Type type) {
   const Words evens = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
-  const int64_t depth = s->shape->depth;
+  const int64_t depth = s->shape->depth, ahead = row ? 0 : outputs * depth;
   Vector sums[OUTPUTS][ROWS];
   for (int o = 0; o < outputs; o++)
     for (int r = 0; r < rows; r++) sums[o][r] = (Vector){0};
@@ -83,6 +83,10 @@ INLINE void tile(const Share *s, int outputs, int rows, int64_t output, int64_t 
     for (int o = 0; o < outputs; o++) {
       const int64_t at = (output + o) * depth + i;
       const float *from = (const float *)s->weight + at;
+      // Of the next band: the processor does not see that the rows of W lie behind each other.
+      const char *line = (const char *)s->weight + (at + ahead) * (int64_t)bytes_of(type);
+      if (ahead) __builtin_prefetch(line, 0, 2);
+      if (ahead && type == FLOAT32) __builtin_prefetch(line + 64, 0, 2);
       const Pair w = type == FLOAT32 ? (Pair){*(const Stored *)from, *(const Stored *)(from + LANES)}
                                      : load_pair(s->weight, at, type);
       for (int r = 0; r < rows; r++) sums[o][r] += w.even * x[r].even;
