@@ -167,7 +167,7 @@ class JaxRunner:
         )
         lost = None if ablations is None else self._int32(self._padded(ablations, rows))
         try:
-            return self._read(pool, self._params, *map(self._put, arrays), lost)
+            return self._read(pool, self._params, *map(self._int32, arrays), lost)
         except RuntimeError:  # such as no memory: the next steps must not be padded to this size
             self._full_step = size // 2
             self._shapes.clear()

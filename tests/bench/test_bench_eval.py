@@ -35,7 +35,8 @@ from griffin_eval.bench.flops import logit_flops, prompt_work, reading_flops, sc
 from griffin_eval.cli.main import app
 from griffin_eval.engine.tree import Scorable
 from griffin_eval.errors import ArgumentError
-from griffin_eval.kernels.attention import cpu_torch
+from griffin_eval.kernels.attention import cpu_torch as attention
+from griffin_eval.kernels.linear import cpu_torch as linear
 from griffin_eval.model_torch.griffin import initialize
 from griffin_eval.tasks.smoke.python_docs import rolling
 
@@ -54,8 +55,10 @@ def test_flops_of_a_token_are_those_torch_counts(name, monkeypatch):
     capacity = config.visible_keys
     model = initialize(config)
     state = model.init_state(1, capacity)
-    # torch counts no operations of attention on the CPU unless it is made of plain products.
-    monkeypatch.setattr(cpu_torch, "unsupported", lambda *arrays: "not asked for")
+    # torch counts no operations of compiled kernels, only plain products.
+    for kernel in (attention, linear):
+        monkeypatch.setattr(kernel, "unsupported", lambda *arrays: "not asked for")
+    monkeypatch.setattr(linear, "_has_onednn", lambda: False)
     counter = FlopCounterMode(display=False)
     with counter, torch.inference_mode(), sdpa_kernel(SDPBackend.MATH):
         hidden, _ = model.step(torch.tensor([[1]]), torch.tensor([1]), state)
