@@ -52,7 +52,6 @@ class Fake:
         found = {
             "products": {"a": 1e6, "b": 4e6 if self.round == 2 else 2e6},
             "bandwidth": {"sum": 1e5},
-            "linears": {"a": 0.3, "b": 0.6},
         }[do]
         return {f"{self.name} {way}": value for way, value in found.items()}
 
@@ -67,7 +66,7 @@ class Fake:
 def found(monkeypatch):
     monkeypatch.setattr(run, "Job", Fake)
     monkeypatch.setattr(run, "NEEDS", {name: () for name in READ} | {"other": ("no.such",)})
-    return Bench(CONFIG, TOKENS, [1, 3], 7, [*READ, "other"]).run(3, lambda text: None)
+    return Bench(CONFIG, TOKENS, [1, 3, 900], 7, [*READ, "other"]).run(3, lambda text: None)
 
 
 def row(found, workload, name):
@@ -95,7 +94,12 @@ def test_limits_are_those_of_the_same_round(found):
     )
     weights = 4 * parameter_count(CONFIG)
     assert row(found, "decode, batch 1", "jax")["of_limit"] == pytest.approx(weights / 1e5 / 0.5)
-    assert row(found, "decode, batch 3", "jax")["of_limit"] == pytest.approx(0.3 / 1.5)
+    # Of few rows the bytes take longer, of many the products.
+    one = reading_flops(CONFIG, np.array([CONFIG.visible_keys - 1])) + logit_flops(CONFIG)
+    assert one / 2e6 < weights / 1e5
+    few, many = (row(found, f"decode, batch {rows}", "jax")["of_limit"] for rows in (3, 900))
+    assert few == pytest.approx(weights / 1e5 / 1.5)
+    assert many == pytest.approx(900 * one / 2e6 / 450)
 
 
 def test_logits_are_compared_with_the_first_that_is_not_ours(found):
@@ -161,4 +165,4 @@ def test_benchmark_runs_every_implementation_and_their_logits_agree():
         assert set(differences) >= {p for p in pairs if work != "prefill" or "deepmind" not in p}
         assert all(0 < d < 1e-5 for d in differences.values())
     assert all(r["of_limit"] > 0 and r["tokens_per_second"] > 0 for r in found["rows"])
-    assert {"products", "reading", "linears, batch 1", "linears, batch 3"} == set(found["limits"])
+    assert {"products", "reading"} == set(found["limits"])

@@ -86,7 +86,7 @@ def test_griffin_eval_run_works_where_the_plugin_is_off(checkpoint):
 def test_tasks_are_listed():
     done = run("lm_eval", "ls", "tasks")
     assert done.returncode == 0, done.stderr
-    for task in ("griffin_phonebook", "griffin_pydoc_choice", "griffin_pydoc_rolling"):
+    for task in ("griffin_phonebook", "griffin_pydoc_choice", "griffin_pydoc_topic"):
         assert task in done.stdout
 
 

@@ -6,8 +6,8 @@ answers (`griffin_eval.bench.evaluation.worker.evaluate`); *whole command* is th
 from its start to its exit. JAX keeps what it has compiled in a folder, which is filled before the
 first round.
 
-hf gets batches of 8, and of 1 where it generates, since its padding is wrong there; griffin gets 64
-rows, since ``auto`` would measure sizes within the time that is taken.
+hf gets batches of 8, and of 1 where it generates, since its padding is wrong there; griffin gets
+what lm_eval says where nothing is asked for, 1, which changes nothing.
 
 The roofline is the time of the matrix products alone: of every token of the requests' prefix tree
 once, at the best rate that either framework reaches in this run on the shapes of the model's MLP
@@ -48,7 +48,7 @@ from griffin_eval.runners.protocol import FRAMEWORKS
 HF_NEEDS = ("torch", "transformers", "accelerate", "lm_eval.models.huggingface")
 WORKER = "griffin_eval.bench.evaluation.worker"
 BAD_INPUT = 2  # exit code of lm_eval with this package's model
-GRIFFIN_ROWS, HF_ROWS = 64, 8
+GRIFFIN_ROWS, HF_ROWS = 1, 8
 HF_LENGTH = 1 << 20  # hf cuts contexts at 2048 tokens unless told otherwise
 IN_MODEL, WHOLE = "in the model", "whole command"
 

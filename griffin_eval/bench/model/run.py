@@ -9,9 +9,9 @@ round first the limits, then every workload in every implementation. Two kinds o
   tokens as attention sees.
 
 The limits: of prefill, the operations of its products of matrices (`griffin_eval.bench.flops`) at
-the best rate that either framework reaches in this run on the shapes of the MLP; of decoding one
-row, the bytes of the weights at the best rate of reading as many; of more rows, the time of the
-products with all weights and nothing else, by the fastest way.
+the best rate that either framework reaches in this run on the shapes of the MLP; of decoding, of
+any number of rows, those of its rows at that rate or the bytes of the weights at the best rate of
+reading as many, whichever takes longer.
 
 Times are medians of the rounds, and so are the fractions of the limits, each taken with the limit
 of its own round, since a shared machine is not always equally fast. The logits of all
@@ -191,8 +191,6 @@ class Bench:
             "products": {"do": "products", "tokens": self._tokens},
             "reading": {"do": "bandwidth", "nbytes": self._weight_bytes},
         }
-        for batch in self._batches:
-            asked[f"linears, batch {batch}"] = {"do": "linears", "batch": batch}
         for name, request in asked.items():
             for way, value in job.ask(framework=framework, **request).items():
                 limits.setdefault(name, {}).setdefault(way, []).append(value)
@@ -211,9 +209,12 @@ class Bench:
             flops = reading_flops(self._config, np.arange(self._tokens))
             flops += logit_flops(self._config) * (self._tokens if work.request["every"] else 1)
             return [flops / rate for rate in best("products", max)]
-        if work.tokens == 1:
-            return [self._weight_bytes / rate for rate in best("reading", max)]
-        return best(f"linears, batch {work.tokens}", min)
+        last = np.array([self._config.visible_keys - 1])
+        flops = work.tokens * (reading_flops(self._config, last) + logit_flops(self._config))
+        return [
+            max(flops / products, self._weight_bytes / reading)
+            for products, reading in zip(best("products", max), best("reading", max), strict=True)
+        ]
 
     def _results(
         self,
@@ -293,7 +294,7 @@ def print_results(console: Console, found: dict[str, Any]) -> None:
     console.print(table)
     scales = {"products": (1e9, "GFLOP/s"), "reading": (1e9, "GB/s")}
     for limit, ways in found["limits"].items():
-        scale, unit = scales.get(limit, (1e-3, "ms"))
+        scale, unit = scales[limit]
         medians = {way: statistics.median(values) for way, values in ways.items()}
         text = ", ".join(f"{way} {value / scale:.1f}" for way, value in medians.items())
         _line(console, f"roofline: {limit}, {unit}: {text}")

@@ -6,7 +6,6 @@
 
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from griffin_eval.bench.model.implementations import CHECKED, KEPT, MAKERS, Impl
 from griffin_eval.bench.model.run import NEEDS
 from griffin_eval.bench.peers import check_peer, why_absent
 from griffin_eval.bench.products import products_jax, products_torch, reading_jax, reading_torch
-from griffin_eval.bench.timing import best_seconds, serve
+from griffin_eval.bench.timing import serve
 from griffin_eval.converters.checkpoint import Checkpoint
 
 
@@ -105,58 +104,6 @@ class Worker:
         """Bytes read per second by each way of reading an array of so many."""
         return {"torch": reading_torch, "jax": reading_jax}[framework](nbytes)
 
-    def linears(self, framework: str, batch: int) -> dict[str, float]:
-        """Seconds of the products of B vectors with every weight that a step multiplies with."""
-        names = [n for n, shape in self._checkpoint_shapes() if len(shape) > 1 and "conv" not in n]
-        weights = [self._checkpoint.numpy(name) for name in names]
-        make = _linears_torch if framework == "torch" else _linears_jax
-        return {
-            f"{framework} {name}": best_seconds(way) for name, way in make(weights, batch).items()
-        }
-
-    def _checkpoint_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        from griffin_eval.layout import param_specs
-
-        return [(name, spec.shape) for name, spec in param_specs(self._config).items()]
-
-
-def _linears_torch(weights: list[np.ndarray], batch: int) -> dict[str, Callable[[], Any]]:
-    import torch
-    import torch.nn.functional as F
-
-    tensors = [torch.from_numpy(np.array(w)) for w in weights]
-    pointwise = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-
-    def run(product: Callable) -> Callable[[], None]:
-        inputs = [
-            torch.ones(*w.shape[:-2], batch, w.shape[-1 if w.ndim == 2 else -2]) for w in tensors
-        ]
-
-        def all_of_them() -> None:
-            for x, w in zip(inputs, tensors, strict=True):
-                product(x, w) if w.ndim == 2 else torch.bmm(x, w)
-
-        return all_of_them
-
-    ways = {"F.linear": run(F.linear)}
-    if pointwise is not None:
-        ways["mkldnn._linear_pointwise"] = run(lambda x, w: pointwise(x, w, None, "none", [], ""))
-    return ways
-
-
-def _linears_jax(weights: list[np.ndarray], batch: int) -> dict[str, Callable[[], Any]]:
-    import jax
-    import jax.numpy as jnp
-
-    arrays = [jnp.array(w) for w in weights]
-    inputs = [jnp.ones((*w.shape[:-2], batch, w.shape[-1 if w.ndim == 2 else -2])) for w in weights]
-
-    @jax.jit
-    def all_of_them(inputs, arrays):
-        return [x @ (w.T if w.ndim == 2 else w) for x, w in zip(inputs, arrays, strict=True)]
-
-    return {"x @ w.T": lambda: jax.block_until_ready(all_of_them(inputs, arrays))}
-
 
 def main() -> None:
     name, folder = sys.argv[1:]
@@ -166,7 +113,7 @@ def main() -> None:
         no_gradients = torch.inference_mode()  # while this object lives
         no_gradients.__enter__()
     worker = Worker(name, folder)
-    asked = ("load", "check", "read", "decode", "products", "bandwidth", "linears")
+    asked = ("load", "check", "read", "decode", "products", "bandwidth")
     serve({each: getattr(worker, each) for each in asked})
 
 

@@ -14,7 +14,7 @@ from griffin_eval.errors import ArgumentError, MissingExtraError
 if TYPE_CHECKING:
     from griffin_eval.converters.checkpoint import Checkpoint
 
-TASKS = "griffin_pydoc_choice,griffin_phonebook,griffin_pydoc_rolling"
+TASKS = "griffin_pydoc_choice,griffin_pydoc_topic,griffin_phonebook,griffin_pydoc_rolling"
 
 
 def bench_eval(

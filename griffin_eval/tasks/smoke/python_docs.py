@@ -11,6 +11,7 @@ from pydoc_data.topics import topics
 import datasets
 
 CHOICES = 4
+TOPICS = 18  # to choose from
 PARAGRAPH = (80, 500)  # least and most characters of a paragraph that is used
 
 
@@ -28,10 +29,30 @@ def choice(samples: int = 40, seed: int = 0, **_) -> dict[str, datasets.Dataset]
     rows = []
     for name in rng.sample(sorted(pages), min(samples, len(pages))):
         at = rng.randrange(len(pages[name]) - 1)
-        others = [rng.choice(pages[other]) for other in _others(rng, pages, name)]
+        others = [rng.choice(pages[other]) for other in _others(rng, pages, name, CHOICES - 1)]
         label = rng.randrange(CHOICES)
         others.insert(label, pages[name][at + 1])
         rows.append({"topic": name, "context": pages[name][at], "choices": others, "label": label})
+    return _split(rows)
+
+
+def topic(samples: int = 40, seed: int = 0, **_) -> dict[str, datasets.Dataset]:
+    """The split of ``griffin_pydoc_topic``: which of 18 topics is a paragraph of?
+
+    Args:
+        samples: number of questions, each about another topic.
+        seed: seed of the topics, the paragraphs and the 17 wrong answers.
+    """
+    rng = random.Random(f"pydoc_topic {seed}")
+    pages = {name: _paragraphs(text) for name, text in sorted(topics.items())}
+    pages = {name: paragraphs for name, paragraphs in pages.items() if paragraphs}
+    rows = []
+    for name in rng.sample(sorted(pages), min(samples, len(pages))):
+        choices = _others(rng, pages, name, TOPICS - 1)
+        label = rng.randrange(TOPICS)
+        choices.insert(label, name)
+        context = rng.choice(pages[name])
+        rows.append({"topic": name, "context": context, "choices": choices, "label": label})
     return _split(rows)
 
 
@@ -53,8 +74,8 @@ def _paragraphs(text: str) -> list[str]:
     return [part for part in parts if PARAGRAPH[0] <= len(part) <= PARAGRAPH[1]]
 
 
-def _others(rng: random.Random, pages: dict[str, list[str]], name: str) -> list[str]:
-    return rng.sample([other for other in sorted(pages) if other != name], CHOICES - 1)
+def _others(rng: random.Random, pages: dict[str, list[str]], name: str, count: int) -> list[str]:
+    return rng.sample([other for other in sorted(pages) if other != name], count)
 
 
 def _split(rows: list[dict]) -> dict[str, datasets.Dataset]:
