@@ -27,16 +27,31 @@ typedef struct {
   int64_t first, last;                // outputs
 } Share;
 
+#if defined(__clang__)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Words){__VA_ARGS__})
+#endif
+
+// Each vector folded into half of one.
+INLINE Vector halves(Vector a, Vector b) {
+  return SHUFFLE(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+         SHUFFLE(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+}
+
 // The sums of four vectors, in elements 0, 4, 8 and 12.
 INLINE Vector sums_of(Vector a, Vector b, Vector c, Vector d) {
-  const Words low8 = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
-  const Words low4 = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};
-  const Words place = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const Vector ab = __builtin_shuffle(a, b, low8) + __builtin_shuffle(a, b, low8 + 8);
-  const Vector cd = __builtin_shuffle(c, d, low8) + __builtin_shuffle(c, d, low8 + 8);
-  Vector all = __builtin_shuffle(ab, cd, low4) + __builtin_shuffle(ab, cd, low4 + 4);
-  all += __builtin_shuffle(all, place ^ 2);
-  return all + __builtin_shuffle(all, place ^ 1);
+  const Vector ab = halves(a, b), cd = halves(c, d);
+  Vector all = SHUFFLE(ab, cd, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+               SHUFFLE(ab, cd, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+  all += SHUFFLE(all, all, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+  return all + SHUFFLE(all, all, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+}
+
+// 32 numbers in a row: those at even places, and those at odd ones.
+INLINE Pair parted(Vector a, Vector b) {
+  return (Pair){SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
+                SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)};
 }
 
 INLINE float gelu(float x) {  // by tanh: x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3)
@@ -65,7 +80,6 @@ INLINE void finish(const Share *s, int64_t row, int64_t output, float y, Type ty
 
 // `outputs` outputs of `rows` rows.
 INLINE void tile(const Share *s, int outputs, int rows, int64_t output, int64_t row, Type type) {
-  const Words evens = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
   const int64_t depth = s->shape->depth, ahead = row ? 0 : outputs * depth;
   Vector sums[OUTPUTS][ROWS];
   for (int o = 0; o < outputs; o++)
@@ -76,9 +90,7 @@ INLINE void tile(const Share *s, int outputs, int rows, int64_t output, int64_t 
     for (int r = 0; r < rows; r++) {
       const float *from = s->x + (row + r) * depth + i;
       const Vector low = *(const Stored *)from, high = *(const Stored *)(from + LANES);
-      x[r] = type == FLOAT32 ? (Pair){low, high}
-                             : (Pair){__builtin_shuffle(low, high, evens),
-                                      __builtin_shuffle(low, high, evens + 1)};
+      x[r] = type == FLOAT32 ? (Pair){low, high} : parted(low, high);
     }
     for (int o = 0; o < outputs; o++) {
       const int64_t at = (output + o) * depth + i;
@@ -132,7 +144,7 @@ EVERY_CPU static void *work(void *argument) {
 #if defined(__x86_64__)
   share(argument, __builtin_cpu_supports("avx512f") != 0);  // it has registers for larger tiles
 #else
-  share(argument, 1);
+  share(argument, 0);
 #endif
   return NULL;
 }
