@@ -8,10 +8,8 @@ from lm_eval import simple_evaluate
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
-import griffin_eval.tasks
+from griffin_eval._plugin import TASKS
 from griffin_eval.tasks.symbols.sequences import VOCABULARY, write_symbol_tokenizer
-
-FOLDER = Path(griffin_eval.tasks.__file__).parent / "symbols"
 
 
 class Rule(LM):
@@ -36,7 +34,7 @@ def guessing(choices: str, seed: int = 0):
 def evaluate(model, task: str, metadata: dict, **arguments):
     """What lm_eval makes of a model, given as such or by name and arguments."""
     given = arguments.get("model_args", {})
-    tasks = TaskManager(include_path=FOLDER, include_defaults=False, metadata=given | metadata)
+    tasks = TaskManager(include_path=TASKS, include_defaults=False, metadata=given | metadata)
     results = simple_evaluate(
         model, tasks=[task], task_manager=tasks, bootstrap_iters=0, **arguments
     )
