@@ -48,7 +48,7 @@ from griffin_eval.runners.protocol import FRAMEWORKS
 HF_NEEDS = ("torch", "transformers", "accelerate", "lm_eval.models.huggingface")
 WORKER = "griffin_eval.bench.evaluation.worker"
 BAD_INPUT = 2  # exit code of lm_eval with this package's model
-GRIFFIN_ROWS, HF_ROWS = 1, 8
+GRIFFIN_BATCH, HF_BATCH = 1, 8
 HF_LENGTH = 1 << 20  # hf cuts contexts at 2048 tokens unless told otherwise
 IN_MODEL, WHOLE = "in the model", "whole command"
 
@@ -186,7 +186,6 @@ class Bench:
                     checkpoint=str(checkpoint.resolve()),
                     framework=framework,
                     tokens=length,
-                    batch_size=GRIFFIN_ROWS,
                 )
                 self._say(f"a document of {r['tokens']} tokens, griffin {framework}", r["seconds"])
                 rate = f"{r['tokens'] / r['seconds']:.0f}"
@@ -289,11 +288,11 @@ class Bench:
         """What lm_eval is to run: ``--model``, ``--model_args`` and ``--batch_size``."""
         arguments: dict[str, Any] = {"pretrained": str(self._checkpoint), "dtype": "float32"}
         if who != "hf":
-            return "griffin", arguments | {"framework": who}, GRIFFIN_ROWS
+            return "griffin", arguments | {"framework": who}, GRIFFIN_BATCH
         kinds = self._plans[workload]["kinds"]
         if "loglikelihood_rolling" not in kinds:  # else it is the length of hf's windows
             arguments["max_length"] = HF_LENGTH
-        return "hf", arguments, 1 if "generate_until" in kinds else HF_ROWS
+        return "hf", arguments, 1 if "generate_until" in kinds else HF_BATCH
 
     def _requests(self, workload: Workload) -> dict[str, Any]:
         return {

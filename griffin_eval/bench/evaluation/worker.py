@@ -64,9 +64,7 @@ def evaluate(
     return found
 
 
-def read_document(
-    checkpoint: str, framework: str, tokens: int, batch_size: int
-) -> dict[str, float]:
+def read_document(checkpoint: str, framework: str, tokens: int) -> dict[str, float]:
     """Rolling log-likelihood of one document of about so many tokens, text that Python ships.
 
     Returns:
@@ -80,7 +78,7 @@ def read_document(
 
     from griffin_eval.lm.model import GriffinLM
 
-    lm = GriffinLM(checkpoint, framework=framework, device="cpu", batch_size=batch_size)
+    lm = GriffinLM(checkpoint, framework=framework, device="cpu")
 
     def read(text: str) -> Any:
         request = Instance("loglikelihood_rolling", {}, (text,), 0)
