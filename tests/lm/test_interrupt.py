@@ -25,7 +25,7 @@ REQUESTS = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(PAIR
 
 
 def cached(checkpoint, path):
-    return CachingLM(GriffinLM(str(checkpoint), "torch"), str(path))
+    return CachingLM(GriffinLM(str(checkpoint), "torch", max_batch_size=1), str(path))
 
 
 def rows(path) -> int:
