@@ -20,7 +20,15 @@ from griffin_eval.model_jax.layouts import (
     StepContext,
     pack,
 )
-from griffin_eval.model_jax.state import AttentionState, RecurrentState, State
+from griffin_eval.model_jax.state import (
+    AttentionState,
+    PoolRows,
+    RecurrentState,
+    State,
+    ablate,
+    fork,
+    keep,
+)
 
 
 class Embedding(nnx.Module):
@@ -146,28 +154,37 @@ class Griffin(nnx.Module):
         self,
         tokens: Int[Array, " N"],
         lengths: Int[Array, " S"],
-        state: State,
+        pool: State,
+        rows: PoolRows,
         tile: int = 16,
+        ablated: tuple[Bool[Array, " S"], Bool[Array, " S"]] | None = None,
     ) -> tuple[Float[Array, "1 N W"], State]:
-        """Reads a chunk of every row, the chunks behind each other instead of padded to one length.
+        """Reads chunks of several documents, one behind the other. Their states are rows of a pool.
 
         Args:
-            tokens: ids of the first row, of the second and so on, then padding; N >= 1.
-            lengths: how many tokens each row of the state reads; together at most N.
-            state: from `init_state` or an earlier step; it is not changed.
-            tile: tokens of a row that attention works on together; no result depends on it.
+            tokens: ids of the first chunk, of the second and so on, then padding; N >= 1.
+            lengths: tokens of each chunk; together at most N.
+            pool: from `init_state` or an earlier step; it is consumed.
+            rows: those that the documents continue from, and those that take their states.
+            tile: tokens of a chunk that attention works on together; no result depends on it.
+            ablated: which documents lose their recurrent memory, and which that of attention,
+                before their chunk; see `ablate`.
 
         Returns:
-            The same as `step`, the hidden vectors in the order of the tokens.
+            Hidden vectors after the final norm, in the order of the tokens, and the pool.
         """
         lengths = lengths.astype(jnp.int32)
-        layout = pack(lengths, len(tokens), tile)
+        state = fork(pool, rows.sources)
+        if ablated:
+            state = ablate(state, *ablated)
+        layout = pack(lengths, len(tokens), tile, rows)
         positions = (state.pos[layout.segment] + layout.position)[None]
         max_age = positions - state.attention_start[layout.segment][None]
         padding = (layout.position >= lengths[layout.segment])[None]
         context = self._context(positions, max_age, padding, layout)
         hidden, layers = self._read(tokens[None], context, state)
-        return hidden, State(state.pos + lengths, state.attention_start, layers)
+        after = State(state.pos + lengths, state.attention_start, layers)
+        return hidden, keep(pool, after, rows)
 
     def decode_step(
         self, tokens: Int[Array, " B"], state: State, layout: DecodeLayout

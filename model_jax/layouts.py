@@ -8,7 +8,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int
 
+from griffin_eval.kernels.attention.api import local_attention
 from griffin_eval.kernels.attention.plain_jax import PackedBlocks, locate, query_blocks, slot_of
+from griffin_eval.kernels.attention.reference import Remembered
+from griffin_eval.model_jax.state import AttentionState, PoolRows, write_rows
 
 
 class PaddedLayout(NamedTuple):
@@ -21,8 +24,6 @@ class PaddedLayout(NamedTuple):
     lengths: Int[Array, " B"]
     starts = None  # no row lies behind another
     spare_slots = 0  # slots of a state behind the remembered values
-    offset = 0  # slot of the first remembered value
-    blocks = None
 
     def join(
         self, past: Float[Array, "S P X"], new: Float[Array, "B T X"]
@@ -43,12 +44,34 @@ class PaddedLayout(NamedTuple):
             return jnp.where(self.lengths[:, None, None] > 0, joined[:, 1:], joined[:, :-1])
         return jax.vmap(lambda x, n: lax.dynamic_slice_in_dim(x, n, past))(joined, self.lengths)
 
+    def attend(
+        self,
+        q: Float[Array, "B T H D"],
+        k: Float[Array, "B T D"],
+        v: Float[Array, "B T D"],
+        max_age: Int[Array, "B T"],
+        state: AttentionState,
+    ) -> tuple[Float[Array, "B T W"], AttentionState]:
+        """What each query gets of the remembered values and those of the step, and the next state.
+
+        Args:
+            q: queries.
+            k, v: keys and values of the same tokens.
+            max_age: as `StepContext` has it.
+            state: before the step.
+        """
+        keys, values = self.join(state.k, k), self.join(state.v, v)
+        past = state.k.shape[1]
+        y = local_attention(q, keys, values, max_age, past=past, lengths=self.lengths)
+        return y, AttentionState(self.last(state.k, keys), self.last(state.v, values))
+
 
 class PackedLayout(NamedTuple):
     """S segments behind each other in one row of N tokens, each with its own state, padding last.
 
     The methods mean the same as those of `PaddedLayout`; what is joined are first the past values
-    of all segments, then the row.
+    of all segments, then the row. The past keys and values of attention, which are longer, stay in
+    the pool of states: attention reads them there, and the new ones are written there.
     """
 
     lengths: Int[Array, " S"]
@@ -56,8 +79,8 @@ class PackedLayout(NamedTuple):
     segment: Int[Array, " N"]  # of each token
     position: Int[Array, " N"]  # tokens of its segment before it in the row
     blocks: PackedBlocks  # queries that attention works on together
+    rows: PoolRows
     spare_slots = 0
-    offset = 0
 
     def join(self, past: Float[Array, "S P X"], new: Float[Array, "1 N X"]) -> Float[Array, "Q X"]:
         return jnp.concatenate([past.reshape(-1, past.shape[2]), new[0]])
@@ -75,6 +98,47 @@ class PackedLayout(NamedTuple):
         slots = slot_of(segment, self.lengths[:, None] + back, self.starts, past)
         return joined[slots]
 
+    def attend(
+        self,
+        q: Float[Array, "1 N H D"],
+        k: Float[Array, "1 N D"],
+        v: Float[Array, "1 N D"],
+        max_age: Int[Array, "1 N"],
+        state: AttentionState,
+    ) -> tuple[Float[Array, "1 N W"], AttentionState]:
+        y = local_attention(
+            q,
+            k[0],
+            v[0],
+            max_age,
+            past=state.k.shape[1],
+            lengths=self.lengths,
+            starts=self.starts,
+            remembered=Remembered(state.k, state.v, self.rows.sources),
+            blocks=self.blocks,
+        )
+        k, v = self._write(state.k, k[0], y), self._write(state.v, v[0], y)
+        return y, AttentionState(k, v)
+
+    def _write(
+        self, pool: Float[Array, "R P X"], new: Float[Array, "N X"], after: Array
+    ) -> Float[Array, "R P X"]:
+        """The pool, over which the last P values of every segment to keep are written."""
+        past, (sources, kept, targets) = pool.shape[1], self.rows
+        padded = jnp.pad(new, ((past, 0), (0, 0)))
+        behind = jnp.arange(past, dtype=jnp.int32)[:, None]
+
+        def row(i: Array, pool: Array) -> Array:
+            segment = kept[i]
+            length, source = self.lengths[segment], pool[sources[segment]]
+            end = self.starts[segment] + length
+            last = lax.dynamic_slice_in_dim(padded, end, past)
+            room = jnp.concatenate([source, source])  # of which P values begin anywhere
+            moved = lax.dynamic_slice_in_dim(room, jnp.minimum(length, past), past)
+            return jnp.where(behind >= past - length, last, moved)
+
+        return write_rows(pool, targets, row, after)
+
 
 class DecodeLayout(NamedTuple):
     """One token of each of B rows, whose state has spare slots behind the remembered values.
@@ -88,7 +152,6 @@ class DecodeLayout(NamedTuple):
     spare_slots: int
     offset: int | Int[Array, ""]  # less than ``spare_slots``
     starts = None
-    blocks = None
 
     def join(
         self, past: Float[Array, "B P X"], new: Float[Array, "B 1 X"]
@@ -105,18 +168,39 @@ class DecodeLayout(NamedTuple):
     ) -> Float[Array, "B P X"]:
         return joined
 
+    def attend(
+        self,
+        q: Float[Array, "B 1 H D"],
+        k: Float[Array, "B 1 D"],
+        v: Float[Array, "B 1 D"],
+        max_age: Int[Array, "B 1"],
+        state: AttentionState,
+    ) -> tuple[Float[Array, "B 1 W"], AttentionState]:
+        keys, values = self.join(state.k, k), self.join(state.v, v)
+        y = local_attention(
+            q,
+            keys,
+            values,
+            max_age,
+            past=state.k.shape[1] - self.spare_slots,
+            lengths=self.lengths,
+            offset=self.offset,
+        )
+        return y, AttentionState(keys, values)
 
-def pack(lengths: Int[Array, " S"], tokens: int, query_block: int) -> PackedLayout:
+
+def pack(lengths: Int[Array, " S"], tokens: int, query_block: int, rows: PoolRows) -> PackedLayout:
     """Lays segments of these lengths behind each other.
 
     Args:
         lengths: tokens of each segment; together at most ``tokens``.
         tokens: tokens of the row, padding included, N.
         query_block: queries that attention works on together.
+        rows: of the pool of states.
     """
     starts, segment, position = locate(lengths, tokens)
     blocks = query_blocks(lengths, starts, segment, position, query_block)
-    return PackedLayout(lengths, starts, segment, position, blocks)
+    return PackedLayout(lengths, starts, segment, position, blocks, rows)
 
 
 class StepContext(NamedTuple):

@@ -6,12 +6,13 @@ dimensions of a head, R rotated pairs of a head, C remembered keys, K taps of th
 one, V vocabulary, E expanded MLP width, G blocks of a gate, Z complex channels of a CG-LRU.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
-from jaxtyping import Bool, Float, Int
+from jax import Array, lax
+from jaxtyping import Bool, Float, Int, Shaped
 
 
 class RecurrentState(NamedTuple):
@@ -52,6 +53,23 @@ class State(NamedTuple):
     layers: tuple[RecurrentState | AttentionState, ...]
 
 
+class PoolRows(NamedTuple):
+    """Which states of a pool the segments of a packed step continue, and where those after it go.
+
+    A row must not be written for a segment if a later segment continues from it.
+
+    Attributes:
+        sources: the row of the pool that each segment continues from; several may share one.
+        kept: segments whose state after the step is kept, in the order of the segments.
+        targets: the row of the pool that takes each of these, no row twice. Those that are not
+            in the pool come last, and are left out.
+    """
+
+    sources: Int[Array, " S"]
+    kept: Int[Array, " M"]
+    targets: Int[Array, " M"]
+
+
 def gather(state: State, rows: Int[Array, " N"]) -> State:
     """A state of the given rows of a state, which may repeat: forks, drops and reorders a batch."""
     return jax.tree.map(lambda leaf: leaf[rows], state)
@@ -67,6 +85,67 @@ def scatter(pool: State, rows: Int[Array, " N"], state: State) -> State:
         state: of N rows.
     """
     return jax.tree.map(lambda leaf, new: leaf.at[rows].set(new, mode="drop"), pool, state)
+
+
+def fork(pool: State, sources: Int[Array, " S"]) -> State:
+    """The states of some rows of a pool, which may repeat, for a packed step. Keys and values of
+    attention, most of a state, are those of the whole pool: the step reads them in place."""
+    layers = [
+        layer
+        if isinstance(layer, AttentionState)
+        else RecurrentState(*(leaf[sources] for leaf in layer))
+        for layer in pool.layers
+    ]
+    return State(pool.pos[sources], pool.attention_start[sources], tuple(layers))
+
+
+def keep(pool: State, after: State, rows: PoolRows) -> State:
+    """Writes the states after a packed step over rows of the pool, which is consumed.
+
+    Args:
+        pool: before the step.
+        after: of S segments, except for the keys and values of attention, which are those of the
+            whole pool and written already.
+        rows: which states go where.
+    """
+
+    def write(old: Array, new: Array) -> Array:
+        return write_rows(old, rows.targets, lambda i, _: new[rows.kept[i]])
+
+    layers = [
+        new if isinstance(new, AttentionState) else RecurrentState(*map(write, old, new))
+        for old, new in zip(pool.layers, after.layers, strict=True)
+    ]
+    pos, start = write(pool.pos, after.pos), write(pool.attention_start, after.attention_start)
+    return State(pos, start, tuple(layers))
+
+
+def write_rows(
+    pool: Shaped[Array, "R ..."],
+    targets: Int[Array, " M"],
+    row: Callable[[Array, Array], Array],
+    after: Array | None = None,
+) -> Shaped[Array, "R ..."]:
+    """Writes rows of a pool one after the other, in place where it is donated. (One scatter takes
+    many times as long on a CPU.)
+
+    Args:
+        pool: of R rows.
+        targets: which rows to write. Those that are not in the pool come last, and are left out.
+        row: what to write to ``targets[i]``, given i and the pool so far.
+        after: a result of reading the pool, of floats. XLA copies what one operation reads and
+            another writes, unless the second needs the result of the first.
+    """
+    count = jnp.sum(targets < len(pool))
+    if after is not None:  # which changes nothing, but XLA does not know that
+        count = jnp.minimum(count, jnp.where(jnp.isnan(after.ravel()[0]), 1 << 30, 1 << 29))
+
+    def write_row(i: Array, pool: Array) -> Array:
+        # Computed before it is written: else the whole pool would be copied.
+        new = lax.optimization_barrier(row(i, pool))
+        return lax.dynamic_update_index_in_dim(pool, new, targets[i], 0)
+
+    return lax.fori_loop(0, count, write_row, pool)
 
 
 def ablate(state: State, recurrent: Bool[Array, " S"], attention: Bool[Array, " S"]) -> State:

@@ -6,7 +6,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from griffin_eval.config import BlockType, GriffinConfig
-from griffin_eval.kernels.attention.api import local_attention
 from griffin_eval.layout import ParamScope
 from griffin_eval.model_torch.layers import RGLRU, Conv1D, Linear, RMSNorm, rotate
 from griffin_eval.model_torch.layouts import StepContext
@@ -50,27 +49,12 @@ class AttentionBlock(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T W"], context: StepContext, state: AttentionState
     ) -> tuple[Float[Tensor, "B T W"], AttentionState]:
-        layout = context.layout
         batch, length, _ = x.shape
         q = self.q_proj(x).reshape(batch, length, self.heads, -1)
         q = rotate(q, context.cos, context.sin)
         k = rotate(self.k_proj(x)[:, :, None], context.cos, context.sin)[:, :, 0]
-        v = self.v_proj(x)
-        keys, values = layout.join(state.k, k), layout.join(state.v, v)
-
-        y = local_attention(
-            q,
-            keys,
-            values,
-            context.max_age,
-            past=state.k.shape[1] - layout.spare_slots,
-            lengths=layout.lengths,
-            starts=layout.starts,
-            offset=layout.offset,
-            blocks=layout.blocks,
-        )
-        k, v = layout.last(state.k, keys), layout.last(state.v, values)
-        return self.o_proj(y), AttentionState(k, v)
+        y, state = context.layout.attend(q, k, self.v_proj(x), context.max_age, state)
+        return self.o_proj(y), state
 
 
 class MLPBlock(nn.Module):

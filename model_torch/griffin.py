@@ -21,7 +21,15 @@ from griffin_eval.model_torch.layouts import (
     StepContext,
     pack,
 )
-from griffin_eval.model_torch.state import AttentionState, RecurrentState, State
+from griffin_eval.model_torch.state import (
+    AttentionState,
+    PoolRows,
+    RecurrentState,
+    State,
+    ablate,
+    fork,
+    keep,
+)
 
 LOGIT_ROWS = 16_384  # vocabulary rows widened to float32 at a time
 
@@ -156,29 +164,36 @@ class Griffin(nn.Module):
         self,
         tokens: Int[Tensor, " N"],
         lengths: Int[Tensor, " S"],
-        state: State,
+        pool: State,
+        rows: PoolRows,
         tile: int = 16,
+        ablated: tuple[Bool[Tensor, " S"], Bool[Tensor, " S"]] | None = None,
     ) -> tuple[Float[Tensor, "1 N W"], State]:
-        """Reads a chunk of every row, the chunks behind each other instead of padded to one length.
+        """Reads chunks of several documents, one behind the other. Their states are rows of a pool.
 
         Args:
-            tokens: ids of the first row, of the second and so on, then padding; N >= 1.
-            lengths: how many tokens each row of the state reads; together at most N.
-            state: from `init_state` or an earlier step; it is not changed.
-            tile: tokens of a row that attention works on together; no result depends on it.
+            tokens: ids of the first chunk, of the second and so on, then padding; N >= 1.
+            lengths: tokens of each chunk; together at most N.
+            pool: from `init_state` or an earlier step; it is consumed.
+            rows: those that the documents continue from, and those that take their states.
+            tile: tokens of a chunk that attention works on together; no result depends on it.
+            ablated: which documents lose their recurrent memory, and which that of attention,
+                before their chunk; see `ablate`.
 
         Returns:
-            The same as `step`, the hidden vectors in the order of the tokens.
+            Hidden vectors after the final norm, in the order of the tokens, and the pool.
         """
-        layout = pack(lengths, len(tokens), tile)
+        state = fork(pool, rows.sources)
+        if ablated:
+            state = ablate(state, *ablated)
+        layout = pack(lengths, len(tokens), tile, rows)
         positions = (state.pos[layout.segment] + layout.position)[None]
         max_age = positions - state.attention_start[layout.segment]
         padding = (layout.position >= lengths[layout.segment])[None]
         context = self._context(positions, max_age, padding, layout)
         hidden, layers = self._read(tokens[None], context, state)
-        return hidden, State(
-            (state.pos + lengths).to(state.pos.dtype), state.attention_start, layers
-        )
+        pos = (state.pos + lengths).to(state.pos.dtype)
+        return hidden, keep(pool, State(pos, state.attention_start, layers), rows)
 
     def decode_step(
         self, tokens: Int[Tensor, " B"], state: State, layout: DecodeLayout

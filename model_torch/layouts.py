@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from griffin_eval.kernels.attention.api import local_attention
 from griffin_eval.kernels.attention.plain_torch import (
     PackedBlocks,
     locate,
@@ -14,6 +15,8 @@ from griffin_eval.kernels.attention.plain_torch import (
     slot_of,
     take_rows,
 )
+from griffin_eval.kernels.attention.reference import Remembered
+from griffin_eval.model_torch.state import AttentionState, PoolRows
 
 
 class PaddedLayout(NamedTuple):
@@ -27,8 +30,6 @@ class PaddedLayout(NamedTuple):
     full: bool = False  # whether it is known that no row has padding
     starts = None  # no row lies behind another
     spare_slots = 0  # slots of a state behind the remembered values
-    offset = 0  # slot of the first remembered value
-    blocks = None
 
     def join(
         self, past: Float[Tensor, "S P X"], new: Float[Tensor, "B T X"]
@@ -55,12 +56,34 @@ class PaddedLayout(NamedTuple):
         index = first[:, None] + torch.arange(past, device=joined.device)
         return joined.flatten(0, 1)[index]
 
+    def attend(
+        self,
+        q: Float[Tensor, "B T H D"],
+        k: Float[Tensor, "B T D"],
+        v: Float[Tensor, "B T D"],
+        max_age: Int[Tensor, "B T"],
+        state: AttentionState,
+    ) -> tuple[Float[Tensor, "B T W"], AttentionState]:
+        """What each query gets of the remembered values and those of the step, and the next state.
+
+        Args:
+            q: queries.
+            k, v: keys and values of the same tokens.
+            max_age: as `StepContext` has it.
+            state: before the step.
+        """
+        keys, values = self.join(state.k, k), self.join(state.v, v)
+        past = state.k.shape[1]
+        y = local_attention(q, keys, values, max_age, past=past, lengths=self.lengths)
+        return y, AttentionState(self.last(state.k, keys), self.last(state.v, values))
+
 
 class PackedLayout(NamedTuple):
     """S segments behind each other in one row of N tokens, each with its own state, padding last.
 
     The methods mean the same as those of `PaddedLayout`; what is joined are first the past values
-    of all segments, then the row.
+    of all segments, then the row. The past keys and values of attention, which are longer, stay in
+    the pool of states: attention reads them there, and the new ones are written there.
     """
 
     lengths: Int[Tensor, " S"]
@@ -68,8 +91,8 @@ class PackedLayout(NamedTuple):
     segment: Int[Tensor, " N"]  # of each token
     position: Int[Tensor, " N"]  # tokens of its segment before it in the row
     blocks: PackedBlocks  # queries that attention works on together
+    rows: PoolRows
     spare_slots = 0
-    offset = 0
 
     def join(
         self, past: Float[Tensor, "S P X"], new: Float[Tensor, "1 N X"]
@@ -89,6 +112,41 @@ class PackedLayout(NamedTuple):
         slots = slot_of(segment, self.lengths[:, None] + back, self.starts, past)
         return take_rows(joined, slots)
 
+    def attend(
+        self,
+        q: Float[Tensor, "1 N H D"],
+        k: Float[Tensor, "1 N D"],
+        v: Float[Tensor, "1 N D"],
+        max_age: Int[Tensor, "1 N"],
+        state: AttentionState,
+    ) -> tuple[Float[Tensor, "1 N W"], AttentionState]:
+        y = local_attention(
+            q,
+            k[0],
+            v[0],
+            max_age,
+            past=state.k.shape[1],
+            lengths=self.lengths,
+            starts=self.starts,
+            remembered=Remembered(state.k, state.v, self.rows.sources),
+            blocks=self.blocks,
+        )
+        return y, AttentionState(self._write(state.k, k[0]), self._write(state.v, v[0]))
+
+    def _write(
+        self, pool: Float[Tensor, "R P X"], new: Float[Tensor, "N X"]
+    ) -> Float[Tensor, "R P X"]:
+        """The pool, over which the last P values of every segment to keep are written."""
+        past, (sources, kept, targets) = pool.shape[1], self.rows
+        back = torch.arange(-past, 0, device=pool.device)
+        offset = self.lengths[kept][:, None] + back  # of the last P values, negative in the pool
+        old = (sources[kept][:, None] * past + past + offset).clamp(max=len(pool) * past - 1)
+        last = take_rows(pool.flatten(0, 1), old).flatten(0, 1)
+        new_place = torch.nonzero(offset.flatten() >= 0)[:, 0]
+        token = (self.starts[kept][:, None] + offset).flatten()[new_place]
+        last.index_copy_(0, new_place, new.index_select(0, token))
+        return pool.index_copy_(0, targets, last.view(len(kept), *pool.shape[1:]))
+
 
 class DecodeLayout(NamedTuple):
     """One token of each of B rows, whose state has spare slots behind the remembered values.
@@ -102,7 +160,6 @@ class DecodeLayout(NamedTuple):
     spare_slots: int
     offset: int  # less than ``spare_slots``
     starts = None
-    blocks = None
 
     def join(
         self, past: Float[Tensor, "B P X"], new: Float[Tensor, "B 1 X"]
@@ -121,18 +178,39 @@ class DecodeLayout(NamedTuple):
     ) -> Float[Tensor, "B P X"]:
         return joined
 
+    def attend(
+        self,
+        q: Float[Tensor, "B 1 H D"],
+        k: Float[Tensor, "B 1 D"],
+        v: Float[Tensor, "B 1 D"],
+        max_age: Int[Tensor, "B 1"],
+        state: AttentionState,
+    ) -> tuple[Float[Tensor, "B 1 W"], AttentionState]:
+        keys, values = self.join(state.k, k), self.join(state.v, v)
+        y = local_attention(
+            q,
+            keys,
+            values,
+            max_age,
+            past=state.k.shape[1] - self.spare_slots,
+            lengths=self.lengths,
+            offset=self.offset,
+        )
+        return y, AttentionState(keys, values)
 
-def pack(lengths: Int[Tensor, " S"], tokens: int, query_block: int) -> PackedLayout:
+
+def pack(lengths: Int[Tensor, " S"], tokens: int, query_block: int, rows: PoolRows) -> PackedLayout:
     """Lays segments of these lengths behind each other.
 
     Args:
         lengths: tokens of each segment; together at most ``tokens``.
         tokens: tokens of the row, padding included, N.
         query_block: queries that attention works on together.
+        rows: of the pool of states.
     """
     starts, segment, position = locate(lengths, tokens)
     blocks = query_blocks(lengths, starts, segment, position, query_block)
-    return PackedLayout(lengths, starts, segment, position, blocks)
+    return PackedLayout(lengths, starts, segment, position, blocks, rows)
 
 
 class StepContext(NamedTuple):

@@ -52,6 +52,22 @@ class State(NamedTuple):
     layers: tuple[RecurrentState | AttentionState, ...]
 
 
+class PoolRows(NamedTuple):
+    """Which states of a pool the segments of a packed step continue, and where those after it go.
+
+    A row must not be written for a segment if a later segment continues from it.
+
+    Attributes:
+        sources: the row of the pool that each segment continues from; several may share one.
+        kept: segments whose state after the step is kept, in the order of the segments.
+        targets: the row of the pool that takes each of these, no row twice.
+    """
+
+    sources: Int[Tensor, " S"]
+    kept: Int[Tensor, " M"]
+    targets: Int[Tensor, " M"]
+
+
 def gather(state: State, rows: Int[Tensor, " N"]) -> State:
     """A state of the given rows of a state, which may repeat: forks, drops and reorders a batch."""
     return map_leaves(lambda leaf: leaf.index_select(0, rows), state)
@@ -67,6 +83,39 @@ def scatter(pool: State, rows: Int[Tensor, " N"], state: State) -> State:
         state: of N rows.
     """
     return map_leaves(lambda leaf, new: leaf.index_copy_(0, rows, new), pool, state)
+
+
+def fork(pool: State, sources: Int[Tensor, " S"]) -> State:
+    """The states of some rows of a pool, which may repeat, for a packed step. Keys and values of
+    attention, most of a state, are those of the whole pool: the step reads them in place."""
+    layers = [
+        layer
+        if isinstance(layer, AttentionState)
+        else RecurrentState(*(leaf.index_select(0, sources) for leaf in layer))
+        for layer in pool.layers
+    ]
+    return State(pool.pos[sources], pool.attention_start[sources], tuple(layers))
+
+
+def keep(pool: State, after: State, rows: PoolRows) -> State:
+    """Writes the states after a packed step over rows of the pool, which is consumed.
+
+    Args:
+        pool: before the step.
+        after: of S segments, except for the keys and values of attention, which are those of the
+            whole pool and written already.
+        rows: which states go where.
+    """
+
+    def write(old: Tensor, new: Tensor) -> Tensor:
+        return old.index_copy_(0, rows.targets, new[rows.kept])
+
+    layers = [
+        new if isinstance(new, AttentionState) else RecurrentState(*map(write, old, new))
+        for old, new in zip(pool.layers, after.layers, strict=True)
+    ]
+    pos, start = write(pool.pos, after.pos), write(pool.attention_start, after.attention_start)
+    return State(pos, start, tuple(layers))
 
 
 def ablate(state: State, recurrent: Bool[Tensor, " S"], attention: Bool[Tensor, " S"]) -> State:

@@ -204,35 +204,28 @@ class Reader:
     def _parts(self) -> list["Part"]:
         """What the next step reads, and the slots of states that it takes and writes.
 
-        A step takes all states before it writes any, so a slot that is read may be written too.
+        A slot may be written that parts before it take, but none behind it.
         """
         parts: list[Part] = []
         unused = self._limits.tokens
-        for active in self._active:
-            if most := min(active.left, unused):
-                count, ablation = active.next_part(most)
-                parts.append(Part(active, count, self._source(active), active.slot, ablation))
-                unused -= count
-        ready = []
-        for part in parts:
-            active = part.active
+        for active in list(self._active):
+            if not (most := min(active.left, unused)):
+                break
+            count, ablation = active.next_part(most)
+            source = target = active.slot
             if not active.begun:
-                leaf = part.tokens == active.left and not active.edge.children
-                target = self._begin(active.edge, leaf)
-                if target is None:  # not before another edge is done
+                parent = active.edge.parent
+                source = -1 if parent is None else self._held.get(parent)
+                leaf = count == active.left and not active.edge.children
+                target = None if source is None else self._begin(active.edge, leaf)
+                if target is None:  # not before another edge is done, or its parent read again
                     self._stack.append(active.edge)
                     self._active.remove(active)
                     continue
-                active.begun, part = True, part._replace(target=target)
-            ready.append(part)
-        return ready
-
-    def _source(self, active: ActiveEdge) -> int:
-        """Slot of the state that an edge is read from; -1 at the start of a document."""
-        if active.begun:
-            return active.slot
-        parent = active.edge.parent
-        return -1 if parent is None else self._held[parent]
+                active.begun = True
+            unused -= count
+            parts.append(Part(active, count, source, target, ablation))
+        return parts
 
     def _begin(self, edge: Edge, leaf: bool) -> int | None:
         """Slot for the state of an edge, -1 if it needs none; None if all slots are taken."""
@@ -245,7 +238,7 @@ class Reader:
         elif self._free or self._grow_pool():
             slot = self._free.pop()
         elif self._held:
-            slot = self._held.pop(next(iter(self._held)))
+            slot = self._held.pop(self._least_needed())
             self._stats.states_evicted += 1
         else:
             return None
@@ -256,6 +249,12 @@ class Reader:
                 if parent in self._held:
                     self._free.append(self._held.pop(parent))
         return slot
+
+    def _least_needed(self) -> Edge:
+        """The edge whose state is evicted: the one that has waited longest of those from which no
+        active edge has yet to begin, if there are any."""
+        needed = {active.edge.parent for active in self._active if not active.begun}
+        return next((edge for edge in self._held if edge not in needed), next(iter(self._held)))
 
     def _finish(self, active: ActiveEdge) -> None:
         edge = active.edge

@@ -14,7 +14,7 @@ from jax import Array
 
 from griffin_eval.model_jax.decoding import DecodingState
 from griffin_eval.model_jax.griffin import Griffin
-from griffin_eval.model_jax.state import State, ablate, gather, scatter
+from griffin_eval.model_jax.state import PoolRows, State, gather, scatter
 from griffin_eval.runners.batching import query_block
 
 
@@ -42,17 +42,15 @@ def read(
     params: list[Array],
     tokens: Array,
     lengths: Array,
-    sources: Array,
-    targets: Array,
+    rows: PoolRows,
     ablations: Array | None,
 ) -> tuple[Array, State]:
-    """`Runner.read`, of padded arrays; states whose target is past the pool's end are discarded."""
-    state = gather(pool, sources)
-    if ablations is not None:
-        state = ablate(state, recurrent=ablations & 1 > 0, attention=ablations & 2 > 0)
+    """`Runner.read`, of padded arrays."""
+    ablated = None if ablations is None else (ablations & 1 > 0, ablations & 2 > 0)
     block = query_block(len(tokens), len(lengths))
-    hidden, after = model.merge(params).step_packed(tokens, lengths, state, block)
-    return hidden[0], scatter(pool, targets, after)
+    twin = model.merge(params)
+    hidden, pool = twin.step_packed(tokens, lengths, pool, rows, block, ablated)
+    return hidden[0], pool
 
 
 def grow(larger: State, pool: State) -> State:

@@ -22,7 +22,7 @@ from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.model_jax.decoding import DecodingState
 from griffin_eval.model_jax.griffin import Griffin
 from griffin_eval.model_jax.loading import load
-from griffin_eval.model_jax.state import State, nbytes
+from griffin_eval.model_jax.state import PoolRows, State, nbytes
 from griffin_eval.runners import jax_functions
 from griffin_eval.runners.batching import (
     host_memory,
@@ -156,18 +156,20 @@ class JaxRunner:
     ) -> tuple[Array, State]:
         pool_rows = len(pool.pos)
         size, rows = self._step_shape(len(tokens), len(lengths), pool_rows)
-        written = np.where(
-            targets < 0, pool_rows, targets
-        )  # -1 becomes out of range, which `scatter` drops
-        arrays = (
-            self._padded(tokens, size),
-            self._padded(lengths, rows),
-            self._padded(rows_or_start(sources, pool_rows), rows),
-            self._padded(written, rows, pool_rows),
+        kept = np.flatnonzero(targets >= 0)
+
+        def padded(array: np.ndarray, value: int = 0) -> np.ndarray:
+            return self._int32(self._padded(array, rows, value))
+
+        states = PoolRows(
+            padded(rows_or_start(sources, pool_rows)),
+            padded(kept),
+            padded(targets[kept], pool_rows),  # which is not in the pool
         )
-        lost = None if ablations is None else self._int32(self._padded(ablations, rows))
+        ids = self._int32(self._padded(tokens, size))
+        lost = None if ablations is None else padded(ablations)
         try:
-            return self._read(pool, self._params, *map(self._int32, arrays), lost)
+            return self._read(pool, self._params, ids, padded(lengths), states, lost)
         except RuntimeError:  # such as no memory: the next steps must not be padded to this size
             self._full_step = size // 2
             self._shapes.clear()

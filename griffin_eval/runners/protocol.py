@@ -89,8 +89,8 @@ class Runner(Protocol):
             lengths: int [S], tokens of each chunk.
             sources: int [S], the row of the pool from which each document continues; -1 at its
                 start.
-            targets: int [S], the row that takes each state after the chunk; -1 discards it. All
-                sources are read before a target is written.
+            targets: int [S], the row that takes each state after the chunk; -1 discards it. No
+                document continues from a row that takes the state of one before it.
             ablations: int [S], the memory that each document loses before its chunk, as numbers of
                 `griffin_eval.engine.tree.Ablation`: 1 for states of recurrent blocks, 2 for the
                 keys of attention, 3 for both. None if none loses any.

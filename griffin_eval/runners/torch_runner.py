@@ -14,7 +14,7 @@ from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.model_torch.decoding import DecodingState
 from griffin_eval.model_torch.griffin import Griffin
 from griffin_eval.model_torch.loading import load
-from griffin_eval.model_torch.state import State, ablate, gather, map_leaves, nbytes, scatter
+from griffin_eval.model_torch.state import PoolRows, State, gather, map_leaves, nbytes, scatter
 from griffin_eval.runners.batching import (
     host_memory,
     logit_blocks,
@@ -91,15 +91,19 @@ class TorchRunner:
         targets: np.ndarray,
         ablations: np.ndarray | None = None,
     ) -> tuple[torch.Tensor, State]:
-        state = gather(pool, self._put(rows_or_start(sources, len(pool.pos))))
+        kept = np.flatnonzero(targets >= 0)
+        rows = PoolRows(
+            self._put(rows_or_start(sources, len(pool.pos))),
+            self._put(kept),
+            self._put(targets[kept]),
+        )
+        ablated = None
         if ablations is not None:
-            lost = self._put(ablations)
-            state = ablate(state, recurrent=lost & 1 > 0, attention=lost & 2 > 0)
+            ablated = self._put(ablations & 1) > 0, self._put(ablations & 2) > 0
         block = query_block(len(tokens), len(lengths))
-        hidden, after = self.model.step_packed(self._put(tokens), self._put(lengths), state, block)
-        wanted = np.flatnonzero(targets >= 0)
-        if len(wanted):
-            pool = scatter(pool, self._put(targets[wanted]), gather(after, self._put(wanted)))
+        hidden, pool = self.model.step_packed(
+            self._put(tokens), self._put(lengths), pool, rows, block, ablated
+        )
         return hidden[0], pool
 
     def start_decoding(self, batch: int, capacity: int) -> DecodingState:

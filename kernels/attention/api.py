@@ -5,6 +5,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from griffin_eval.kernels import devices
+from griffin_eval.kernels.attention.reference import Remembered
 
 # The implementations of each framework, the one to prefer first; the last takes everything.
 IMPLEMENTATIONS = {
@@ -35,6 +36,7 @@ def local_attention(
     past: int,
     lengths: Any,
     starts: Any = None,
+    remembered: Remembered | None = None,
     offset: Any = 0,
     blocks: Any = None,
     impl: str = "auto",
@@ -47,13 +49,15 @@ def local_attention(
 
     Args:
         q: [B, T, H, D] queries, of PyTorch, JAX or numpy (then the reference runs).
-        keys, values: [B, Q, D], or [S P + N, D] of packed segments, of the same dtype. What no
-            query sees must be finite.
+        keys, values: [B, Q, D], or [N, D] of packed segments, of the same dtype. What no query
+            sees must be finite.
         max_age: int [B, T], how many earlier tokens each query may see, fewer if the state holds
             fewer.
         past: P, remembered keys of each segment.
         lengths: int [S], tokens that are read; the result is undefined for other tokens.
         starts: int [S], starts of packed segments in the one row; None for padded rows.
+        remembered: keys and values [R, P, D] that packed segments remember, and which of the R rows
+            each segment does, int [S], from 0 to R - 1. The compiled kernel reads them in place.
         offset: slot of each row's first remembered key; it may differ from 0 for T = 1 alone.
         blocks: of packed segments, from ``query_blocks`` of the framework's plain implementation.
         impl: a key of `IMPLEMENTATIONS` of the framework, or ``auto``: see `choose`.
@@ -65,9 +69,10 @@ def local_attention(
         NotImplementedError: if the implementation asked for cannot compute this, and why.
         ValueError: shapes that do not belong together.
     """
-    _check_shapes(q, keys, values, max_age, past, lengths, starts)
+    _check_shapes(q, keys, values, max_age, past, lengths, starts, remembered)
     module = _module(choose(q, keys, values, lengths=lengths, starts=starts, impl=impl).name, q)
     layout = {"past": past, "lengths": lengths, "starts": starts, "offset": offset}
+    layout["remembered"] = remembered
     if devices.framework(q) != "numpy":
         layout["blocks"] = blocks
     return module.local_attention(q, keys, values, max_age, **layout)
@@ -132,7 +137,14 @@ def _module(name: str, q: Any) -> ModuleType:
 
 
 def _check_shapes(
-    q: Any, keys: Any, values: Any, max_age: Any, past: int, lengths: Any, starts: Any
+    q: Any,
+    keys: Any,
+    values: Any,
+    max_age: Any,
+    past: int,
+    lengths: Any,
+    starts: Any,
+    remembered: Remembered | None,
 ) -> None:
     """Raises ValueError where arrays do not belong together: kernels would read what is behind."""
     batch, length, _, size = q.shape
@@ -148,10 +160,17 @@ def _check_shapes(
     else:
         if batch != 1:
             raise ValueError("packed segments (starts) lie in one row")
+        if remembered is None:
+            raise ValueError("packed segments (starts) need what they remember (remembered)")
+        kept = len(remembered.keys), past, size
         expected = {
             "starts": (starts, (segments,)),
-            "keys": (keys, (segments * past + length, size)),
+            "keys": (keys, (length, size)),
+            "remembered.keys": (remembered.keys, kept),
+            "remembered.values": (remembered.values, kept),
+            "remembered.rows": (remembered.rows, (segments,)),
         }
+        slots = length, size
     expected |= {"values": (values, slots), "max_age": (max_age, (batch, length))}
     for name, (array, shape) in expected.items():
         if tuple(array.shape) != shape:

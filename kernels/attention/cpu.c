@@ -16,12 +16,12 @@ static const float UNSEEN = -1e30f;
 typedef struct {
   int64_t tokens, heads, size, segments;
   // Key j of segment s, counted from its first new one, is row (s * stride + newest + j) of `k`; or,
-  // where `packed`, if it is new, row (segments * stride + starts[s] + j).
+  // where they are packed, row (starts[s] + j) of `k` if it is new, and else row
+  // (rows[s] * stride + newest + j) of `old_k`.
   int64_t stride, newest;
-  int packed;
-  const int32_t *starts, *lengths, *max_age;
+  const int32_t *starts, *lengths, *max_age, *rows;  // `rows` is null where they are not packed
   Type type;  // of these:
-  const void *q, *k, *v;
+  const void *q, *k, *v, *old_k, *old_v;
   void *out;
   int64_t next;  // block to take
 } Job;
@@ -64,13 +64,13 @@ INLINE float exp_of(float x) {  // x <= 0
   return scale + scale * rest;
 }
 
-// Takes `count` keys from `first` on, from row `at` of `k`, into a block of `width` queries.
-INLINE void read_keys(const Job *j, Block *b, int width, int32_t first, int count, int64_t at,
-                      Type type) {
-  const float *k = (const float *)j->k + at * j->size, *v = (const float *)j->v + at * j->size;
+// Takes `count` keys from `first` on, from row `at` of these keys, into a block of `width` queries.
+INLINE void read_keys(const Job *j, Block *b, int width, int32_t first, int count,
+                      const void *keys, const void *values, int64_t at, Type type) {
+  const float *k = (const float *)keys + at * j->size, *v = (const float *)values + at * j->size;
   if (type != FLOAT32) {
-    widen(j->k, at * j->size, count * j->size, b->k, type);
-    widen(j->v, at * j->size, count * j->size, b->v, type);
+    widen(keys, at * j->size, count * j->size, b->k, type);
+    widen(values, at * j->size, count * j->size, b->v, type);
     k = b->k, v = b->v;
   }
   memset(b->scores, 0, count * QUERIES * sizeof(float));
@@ -122,9 +122,11 @@ INLINE void attend(const Job *j, Block *b, int64_t segment, int64_t from, Type t
   for (int32_t key = first; key <= last;) {
     const int32_t more = (key < 0 ? 0 : last + 1) - key;
     const int count = more < KEYS ? more : KEYS;
-    const int64_t old = segment * j->stride + j->newest, new = j->segments * j->stride + start;
-    const int64_t at = (j->packed && key >= 0 ? new : old) + key;
-    read_keys(j, b, width, key, count, at, type);
+    const int64_t row = j->rows ? j->rows[segment] : segment;
+    if (j->rows && key >= 0) read_keys(j, b, width, key, count, j->k, j->v, start + key, type);
+    else
+      read_keys(j, b, width, key, count, j->old_k, j->old_v, row * j->stride + j->newest + key,
+                type);
     key += count;
   }
   for (int c = 0; c < queries; c++) {
@@ -177,39 +179,44 @@ EXPORT void griffin_attention(const int64_t *sizes, void *const *in, void *out, 
            .segments = sizes[3],
            .stride = sizes[4],
            .newest = sizes[5],
-           .packed = (int)sizes[6],
-           .type = (Type)sizes[7],
+           .type = (Type)sizes[6],
            .starts = in[0],
            .lengths = in[1],
            .max_age = in[2],
-           .q = in[3],
-           .k = in[4],
-           .v = in[5],
+           .rows = in[3],
+           .q = in[4],
+           .k = in[5],
+           .v = in[6],
+           .old_k = in[7],
+           .old_v = in[8],
            .out = out};
   run(&j, threads, griffin_team);
 }
 
-// The arrays are those of griffin_attention, `newest` before them. Keys are [rows, D] where packed.
+// The arrays are those of griffin_attention, `newest` before them; where they are not packed, the
+// keys and values are given once, and no rows.
 EXPORT void *griffin_xla_attention(CallFrame *frame) {
   if (is_metadata_query(frame)) return NULL;
   Buffer **in = frame->in.values;
-  const Buffer *starts = in[1], *q = in[4], *k = in[5];
-  const int64_t tokens = q->dims[0], segments = starts->dims[0];
-  const int packed = k->rank == 2;
-  Job j = {.tokens = tokens,
+  const Buffer *starts = in[1], *q = in[4], *k = in[5], *v = in[6];
+  const int packed = frame->in.size > 7;
+  const Buffer *old_k = packed ? in[7] : k, *old_v = packed ? in[8] : v;
+  Job j = {.tokens = q->dims[0],
            .heads = q->dims[1],
            .size = q->dims[2],
-           .segments = segments,
-           .stride = packed ? (k->dims[0] - tokens) / segments : k->dims[1],
+           .segments = starts->dims[0],
+           .stride = old_k->dims[1],
            .newest = *(const int32_t *)in[0]->data,
-           .packed = packed,
            .type = type_of(q),
            .starts = starts->data,
            .lengths = in[2]->data,
            .max_age = in[3]->data,
+           .rows = packed ? in[9]->data : NULL,
            .q = q->data,
            .k = k->data,
-           .v = in[6]->data,
+           .v = v->data,
+           .old_k = old_k->data,
+           .old_v = old_v->data,
            .out = frame->out.values[0]->data};
   run(&j, griffin_threads, NULL);
   return NULL;

@@ -38,8 +38,8 @@ def _works() -> bool:
 
 def local_attention(
     q: Float[Array, "B T H D"],
-    keys: Float[Array, "B Q D"] | Float[Array, "Q D"],
-    values: Float[Array, "B Q D"] | Float[Array, "Q D"],
+    keys: Float[Array, "B Q D"] | Float[Array, "N D"],
+    values: Float[Array, "B Q D"] | Float[Array, "N D"],
     max_age: Int[Array, "B T"],
     *,
     past: int,
@@ -84,6 +84,8 @@ def _call(
     out = ShapeDtypeStruct((batch * length, heads, size), q.dtype)
     call = jax.ffi.ffi_call("griffin_attention", out, vmap_method="sequential")
     where = (newest, starts, layout["lengths"], jnp.minimum(max_age, past))
-    integers = (jnp.asarray(x, jnp.int32) for x in where)
-    floats = (x.astype(q.dtype) for x in (q.reshape(out.shape), keys, values))
-    return call(*integers, *floats).reshape(batch, length, -1)
+    arrays = [jnp.asarray(x, jnp.int32) for x in where]
+    arrays += [x.astype(q.dtype) for x in (q.reshape(out.shape), keys, values)]
+    if remembered := layout.get("remembered"):
+        arrays += [x.astype(q.dtype) for x in remembered[:2]] + [remembered.rows.astype(jnp.int32)]
+    return call(*arrays).reshape(batch, length, -1)

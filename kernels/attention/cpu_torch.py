@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from griffin_eval.kernels.attention.reference import Remembered
 from griffin_eval.kernels.cpu import compiled
 from griffin_eval.kernels.linear.cpu_torch import TYPES
 
@@ -30,39 +31,55 @@ def unsupported(q: Float[Tensor, "B T H D"], keys: Tensor, values: Tensor) -> st
 
 def local_attention(
     q: Float[Tensor, "B T H D"],
-    keys: Float[Tensor, "B Q D"] | Float[Tensor, "Q D"],
-    values: Float[Tensor, "B Q D"] | Float[Tensor, "Q D"],
+    keys: Float[Tensor, "B Q D"] | Float[Tensor, "N D"],
+    values: Float[Tensor, "B Q D"] | Float[Tensor, "N D"],
     max_age: Int[Tensor, "B T"],
     *,
     past: int,
     lengths: Int[Tensor, " S"],
     starts: Int[Tensor, " S"] | None = None,
+    remembered: Remembered | None = None,
     offset: int = 0,
     blocks: Any = None,
 ) -> Float[Tensor, "B T W"]:
     """See `griffin_eval.kernels.attention.api.local_attention`. Padding gets zeros; keys that no
     query sees are not read."""
     batch, length, heads, size = q.shape
-    packed = starts is not None
     if starts is None:
         starts = length * torch.arange(batch)
-    q = q.contiguous()
-    rows_are_dense = keys.stride()[-2:] == (size, 1) and keys.stride(0) % size == 0
-    if not rows_are_dense or keys.stride() != values.stride():
+    layout = [starts, lengths, max_age.clamp(max=past)]
+    if remembered is None:
+        keys, values = _dense(keys, values)
+        old_keys, old_values = keys, values
+    else:
+        layout.append(remembered.rows)
         keys, values = keys.contiguous(), values.contiguous()
+        old_keys, old_values = _dense(remembered.keys, remembered.values)
     out = torch.empty(batch, length, heads * size, dtype=q.dtype)
     newest = past + offset  # slot of a segment's first new key
-    stride = newest if packed else keys.stride(0) // size
-    kind = TYPES[q.dtype]
-    sizes = (batch * length, heads, size, len(lengths), stride, newest, packed, kind)
-    layout = (starts, lengths, max_age.clamp(max=past))
-    arrays = [x.to(torch.int32).contiguous() for x in layout] + [q, keys, values]
+    stride = old_keys.stride(0) // size
+    sizes = (batch * length, heads, size, len(lengths), stride, newest, TYPES[q.dtype])
+    integers = [x.to(torch.int32).contiguous() for x in layout]
+    floats = [q.contiguous(), keys, values, old_keys, old_values]
     library = compiled.library_for_torch()
     assert library is not None
+    rows = [] if remembered is not None else [None]
+    pointers = [x.data_ptr() for x in integers] + rows + [x.data_ptr() for x in floats]
     library.griffin_attention(
         (ctypes.c_int64 * len(sizes))(*sizes),
-        (ctypes.c_void_p * len(arrays))(*[array.data_ptr() for array in arrays]),
+        (ctypes.c_void_p * len(pointers))(*pointers),
         out.data_ptr(),
         torch.get_num_threads(),
     )
     return out
+
+
+def _dense(
+    keys: Float[Tensor, "B Q D"], values: Float[Tensor, "B Q D"]
+) -> tuple[Float[Tensor, "B Q D"], Float[Tensor, "B Q D"]]:
+    """The same keys and values, copied if their rows of D do not lie as the kernel reads them."""
+    size = keys.shape[2]
+    rows_are_dense = keys.stride()[-2:] == (size, 1) and keys.stride(0) % size == 0
+    if rows_are_dense and keys.stride() == values.stride():
+        return keys, values
+    return keys.contiguous(), values.contiguous()

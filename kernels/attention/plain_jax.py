@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int
 
+from griffin_eval.kernels.attention.reference import Remembered
 from griffin_eval.kernels.rglru.plain_jax import accumulation_dtype
 
 QUERY_BLOCK = 64  # queries of a row whose scores are in memory at a time
@@ -43,20 +44,22 @@ class PackedBlocks(NamedTuple):
 
 def local_attention(
     q: Float[Array, "B T H D"],
-    keys: Float[Array, "B Q D"] | Float[Array, "Q D"],
-    values: Float[Array, "B Q D"] | Float[Array, "Q D"],
+    keys: Float[Array, "B Q D"] | Float[Array, "N D"],
+    values: Float[Array, "B Q D"] | Float[Array, "N D"],
     max_age: Int[Array, "B T"],
     *,
     past: int,
     lengths: Int[Array, " S"],
     starts: Int[Array, " S"] | None = None,
+    remembered: Remembered | None = None,
     offset: int | Int[Array, ""] = 0,
     blocks: PackedBlocks | None = None,
 ) -> Float[Array, "B T W"]:
     """See `griffin_eval.kernels.attention.api.local_attention`."""
     if starts is not None:
-        assert blocks is not None
-        return _attend_packed(q, keys, values, max_age, past, lengths, starts, blocks)
+        assert blocks is not None and remembered is not None
+        joined = joined_keys(keys, values, remembered)
+        return _attend_packed(q, *joined, max_age, past, lengths, starts, blocks)
     if keys.shape[1] > past + q.shape[1]:
         return _attend_one(q, keys, values, max_age, past, offset)
     return attend_in_blocks(q, keys, values, max_age, past)
@@ -135,6 +138,17 @@ def _attend_range(
     if rest := (last - first) % QUERY_BLOCK:
         mixed.append(block(last - rest, rest).reshape(batch, rest, heads * size))
     return jnp.concatenate(mixed, 1)
+
+
+def joined_keys(
+    keys: Float[Array, "N D"], values: Float[Array, "N D"], remembered: Remembered
+) -> tuple[Float[Array, "Q D"], Float[Array, "Q D"]]:
+    """Keys and values of packed segments: the remembered ones, segment by segment, then the new."""
+
+    def join(past: Array, new: Array) -> Array:
+        return jnp.concatenate([past[remembered.rows].reshape(-1, past.shape[2]), new])
+
+    return join(remembered.keys, keys), join(remembered.values, values)
 
 
 def _attend_packed(

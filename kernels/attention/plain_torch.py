@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from griffin_eval.kernels.attention.reference import Remembered
+
 QUERY_BLOCK = 128  # queries of a row whose scores are in memory at a time
 
 
@@ -38,20 +40,22 @@ class PackedBlocks(NamedTuple):
 
 def local_attention(
     q: Float[Tensor, "B T H D"],
-    keys: Float[Tensor, "B Q D"] | Float[Tensor, "Q D"],
-    values: Float[Tensor, "B Q D"] | Float[Tensor, "Q D"],
+    keys: Float[Tensor, "B Q D"] | Float[Tensor, "N D"],
+    values: Float[Tensor, "B Q D"] | Float[Tensor, "N D"],
     max_age: Int[Tensor, "B T"],
     *,
     past: int,
     lengths: Int[Tensor, " S"],
     starts: Int[Tensor, " S"] | None = None,
+    remembered: Remembered | None = None,
     offset: int = 0,
     blocks: PackedBlocks | None = None,
 ) -> Float[Tensor, "B T W"]:
     """See `griffin_eval.kernels.attention.api.local_attention`."""
     if starts is not None:
-        assert blocks is not None
-        return _attend_packed(q, keys, values, max_age, past, lengths, starts, blocks)
+        assert blocks is not None and remembered is not None
+        joined = joined_keys(keys, values, remembered)
+        return _attend_packed(q, *joined, max_age, past, lengths, starts, blocks)
     slots = slice(offset, offset + past + q.shape[1])
     return attend_in_blocks(q, keys[:, slots], values[:, slots], max_age, past)
 
@@ -73,6 +77,17 @@ def attend_in_blocks(
         block = QueryBlock(q[:, start:end], keys[:, window], values[:, window], visible)
         mixed.append(attend(block))
     return torch.cat(mixed, 1).flatten(2)
+
+
+def joined_keys(
+    keys: Float[Tensor, "N D"], values: Float[Tensor, "N D"], remembered: Remembered
+) -> tuple[Float[Tensor, "Q D"], Float[Tensor, "Q D"]]:
+    """Keys and values of packed segments: the remembered ones, segment by segment, then the new."""
+
+    def join(past: Tensor, new: Tensor) -> Tensor:
+        return torch.cat([past[remembered.rows].flatten(0, 1), new])
+
+    return join(remembered.keys, keys), join(remembered.values, values)
 
 
 def _attend_packed(

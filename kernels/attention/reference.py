@@ -7,13 +7,26 @@ only the first ``lengths[b]`` queries are read, the rest is padding. Of the Q sl
 remembered keys, from slot ``offset`` on, the next T those of the queries' own tokens; what other
 slots hold is not seen. **Packed** (``starts`` is given): q is [1, N, H, D], S
 segments lie behind each other in its one row, segment s at ``starts[s] … starts[s] + lengths[s]``,
-padding last; keys and values are [S P + N, D]: first the remembered ones, segment by segment, then
-those of the row.
+padding last; keys and values are [N, D], those of the row, and what the segments remember stays
+where it is: row ``remembered.rows[s]`` of ``remembered.keys`` and ``remembered.values``.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+
+
+class Remembered(NamedTuple):
+    """Keys and values that packed segments remember, arrays of any framework.
+
+    Attributes:
+        keys, values: [R, P, D], oldest first.
+        rows: int [S], which of the R each segment remembers; several may share one.
+    """
+
+    keys: Any
+    values: Any
+    rows: Any
 
 
 def local_attention(
@@ -25,6 +38,7 @@ def local_attention(
     past: int,
     lengths: Any,
     starts: Any = None,
+    remembered: Remembered | None = None,
     offset: int = 0,
 ) -> Any:
     """softmax(q k^T / sqrt(D)) v over the keys that each query sees (section 2.3), heads joined.
@@ -34,12 +48,13 @@ def local_attention(
 
     Args:
         q: [B, T, H, D] queries.
-        keys, values: [B, Q, D], or [S P + N, D] of packed segments. One head serves all queries.
+        keys, values: [B, Q, D], or [N, D] of packed segments. One head serves all queries.
         max_age: [B, T] how many earlier tokens each query may see. It never reaches beyond what was
             read of the segment.
         past: P, remembered keys of each segment.
         lengths: [S] tokens that are read.
         starts: [S] of packed segments.
+        remembered: of packed segments.
         offset: slot of each row's first remembered key.
 
     Returns:
@@ -55,10 +70,11 @@ def local_attention(
             row, first = s, 0
             k, v = keys[s, offset:], values[s, offset:]
         else:
+            assert remembered is not None
             row, first = 0, int(starts[s])
-            new = len(lengths) * past + first
-            slots = [*range(s * past, (s + 1) * past), *range(new, new + length)]
-            k, v = keys[slots], values[slots]
+            old, new = int(remembered.rows[s]), slice(first, first + length)
+            k = np.concatenate([np.asarray(remembered.keys[old], np.float64), keys[new]])
+            v = np.concatenate([np.asarray(remembered.values[old], np.float64), values[new]])
         for t in range(length):
             end = past + t + 1
             seen = slice(end - 1 - max_age[row, first + t], end)

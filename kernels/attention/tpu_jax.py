@@ -14,6 +14,8 @@ from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jaxtyping import Float, Int
 
 from griffin_eval.kernels.attention import reference
+from griffin_eval.kernels.attention.plain_jax import joined_keys
+from griffin_eval.kernels.attention.reference import Remembered
 
 logger = logging.getLogger(__name__)
 
@@ -66,16 +68,16 @@ def _fault(dtype: Any) -> str | None:
 
 def local_attention(
     q: Float[Array, "B T H D"],
-    keys: Float[Array, "B Q D"] | Float[Array, "Q D"],
-    values: Float[Array, "B Q D"] | Float[Array, "Q D"],
+    keys: Float[Array, "B Q D"] | Float[Array, "N D"],
+    values: Float[Array, "B Q D"] | Float[Array, "N D"],
     max_age: Int[Array, "B T"],
     *,
-    starts: Int[Array, " S"] | None = None,
+    remembered: Remembered | None = None,
     **layout: Any,
 ) -> Float[Array, "B T W"]:
     """See `griffin_eval.kernels.attention.api.local_attention`; a packed segment is one row."""
-    if starts is not None:
-        keys, values = keys[None], values[None]
+    if remembered is not None:
+        keys, values = (x[None] for x in joined_keys(keys, values, remembered))
     return attend_rows(q, keys, values, max_age).reshape(*q.shape[:2], -1)
 
 

@@ -63,15 +63,21 @@ class Problem:
         def behind(parts, *shape):
             return np.concatenate([*parts, np.full((padding, *shape), np.nan)])
 
-        keys, values = (
-            np.concatenate([past.reshape(-1, self.size), behind(new, self.size)])
-            for past, new in ((self.past_k, self.k), (self.past_v, self.v))
-        )
-        arrays = [behind(self.q, self.heads, self.size)[None], keys, values]
+        # A pool with rows that no segment remembers, in any order; two may remember the same.
+        rows = np.random.default_rng(self.seed + 1).permutation(len(self.lengths) + 2)
+        pools = []
+        for past in (self.past_k, self.past_v):
+            pool = np.full((len(rows), self.past, self.size), np.nan)
+            pool[rows[: len(past)]] = past
+            pools.append(pool)
+        rows = rows[: len(self.lengths)].astype(np.int32)
+        arrays = [behind(x, *x[0].shape[1:]) for x in (self.q, self.k, self.v)]
+        arrays[0] = arrays[0][None]
         max_age = np.concatenate([*self.max_age, np.zeros(padding)])[None].astype(np.int32)
         starts = np.cumsum([0, *self.lengths[:-1]]).astype(np.int32)
         where = [(0, at) for at in np.split(np.arange(total), starts[1:])]
-        return [*arrays, max_age], self._layout(starts=starts), where
+        remembered = reference.Remembered(*pools, rows)
+        return [*arrays, max_age], self._layout(starts=starts, remembered=remembered), where
 
     def padded(self):
         most = max(self.lengths)
@@ -99,25 +105,47 @@ class Problem:
         return {"past": self.past, "lengths": np.array(self.lengths, np.int32), **others}
 
 
+def split_layout(layout, convert):
+    """The numbers of a layout, and its arrays converted."""
+    arrays = {name: x for name, x in layout.items() if not isinstance(x, int)}
+    return (
+        {name: x for name, x in layout.items() if name not in arrays},
+        {
+            name: reference.Remembered(*map(convert, x)) if name == "remembered" else convert(x)
+            for name, x in arrays.items()
+        },
+    )
+
+
+def query_blocks(layouts, lengths, tokens):
+    unused = layouts.PoolRows(lengths, lengths, lengths)
+    return layouts.pack(lengths, tokens, 4, unused).blocks
+
+
 def attention(framework, problem, kind, impl="cpu", dtype=np.float32):
     """What each segment's queries get by `local_attention`, and the whole of it."""
     layouts, array = FRAMEWORKS[framework]
     (*floats, max_age), layout, where = getattr(problem, kind)()
-    if impl == "plain":  # which multiplies what no query sees by zero
-        floats = [np.nan_to_num(x) for x in floats]
-    arrays = [*(array(np.ascontiguousarray(x, dtype)) for x in floats), array(max_age)]
-    sizes = {name: x for name, x in layout.items() if not np.ndim(x)}
+
+    def converted(x):
+        if x.dtype.kind != "f":
+            return array(x)
+        # The plain one multiplies what no query sees by zero.
+        return array(np.ascontiguousarray(np.nan_to_num(x) if impl == "plain" else x, dtype))
+
+    arrays = [*map(converted, floats), array(max_age)]
+    sizes, placed = split_layout(layout, converted)
 
     def run(arrays, layout):
         blocks = None
         if "starts" in layout:
-            blocks = layouts.pack(layout["lengths"], max_age.shape[1], 4).blocks
+            blocks = query_blocks(layouts, layout["lengths"], max_age.shape[1])
         return api.local_attention(*arrays, **layout, **sizes, blocks=blocks, impl=impl)
 
     if framework == "jax":  # compiled once instead of operation by operation
         run = jax.jit(run, compiler_options=QUICK_COMPILE)
     with torch.inference_mode():
-        out = run(arrays, {name: array(x) for name, x in layout.items() if np.ndim(x)})
+        out = run(arrays, placed)
     out = np.asarray(out)
     return [out[row][at] for row, at in where], out
 
@@ -173,16 +201,23 @@ def test_sixteen_bits_are_rounded_once(framework, kind, dtype):
     lengths = [1, 0, 1] if kind == "decode" else [90, 0, 3]
     problem = Problem(lengths, past=70, heads=10, size=24)
     arrays, layout, where = getattr(problem, kind)()
-    narrow = [x.astype(jnp.dtype(dtype)) for x in arrays[:3]]
-    right = api.local_attention(*(x.astype(float) for x in narrow), arrays[3], **layout)
-    layouts, array = FRAMEWORKS[framework]
-    floats = [array(x.astype(np.float32)) for x in narrow]
-    if framework == "torch":
-        floats = [x.to(getattr(torch, dtype)) for x in floats]
-    else:
-        floats = [x.astype(dtype) for x in floats]
-    layout = {name: array(x) if np.ndim(x) else x for name, x in layout.items()}
-    found = api.local_attention(*floats, array(arrays[3]), **layout, impl="cpu")
+    array = FRAMEWORKS[framework][1]
+
+    def rounded(x):
+        if x.dtype.kind != "f":
+            return x
+        return x.astype(np.float32).astype(jnp.dtype(dtype)).astype(float)
+
+    def narrow(x):
+        if x.dtype.kind != "f":
+            return array(x)
+        x = array(x.astype(np.float32))
+        return x.to(getattr(torch, dtype)) if framework == "torch" else x.astype(dtype)
+
+    sizes, exact = split_layout(layout, rounded)
+    right = api.local_attention(*map(rounded, arrays), **sizes, **exact)
+    placed = split_layout(layout, narrow)[1]
+    found = api.local_attention(*map(narrow, arrays), **sizes, **placed, impl="cpu")
     assert str(found.dtype).endswith(dtype)
     found = np.asarray(found.float() if framework == "torch" else found.astype(jnp.float32))
     for row, at in where:
@@ -216,14 +251,17 @@ def test_the_reference_is_attention_written_out():
     np.testing.assert_allclose(y[0, :, 0], [expected, y[0, 1, 0], 0.0])
     packed = reference.local_attention(
         q,
-        np.concatenate([keys[0, :2], keys[0]]),
-        np.concatenate([values[0, :2], values[0]]),
+        keys[0, 2:],
+        values[0, 2:],
         max_age,
         past=2,
         lengths=[1, 1],
         starts=[0, 2],
+        remembered=reference.Remembered(
+            np.zeros((2, 2, 1)), np.array([[[0.0], [1.0]], [[2.0], [3.0]]]), [0, 1]
+        ),
     )
-    np.testing.assert_allclose(packed[0, :, 0], [1.0, 0.0, 5 / 3])
+    np.testing.assert_allclose(packed[0, :, 0], [1.0, 0.0, 3.0])
 
 
 @each_framework
@@ -287,6 +325,13 @@ def test_what_does_not_belong_together_is_refused(framework):
         api.local_attention(*arrays, **layout, starts=layout["lengths"])
     with pytest.raises(NotImplementedError, match="no implementation 'gpu'.*cpu, plain"):
         api.local_attention(*arrays, **layout, impl="gpu")
+    arrays, layout, _ = Problem([3, 2], past=4).packed()
+    remembered = layout.pop("remembered")
+    with pytest.raises(ValueError, match="need what they remember"):
+        api.local_attention(*arrays, **layout)
+    for wrong in ({"keys": remembered.values[:, 1:]}, {"rows": remembered.rows[:1]}):
+        with pytest.raises(ValueError, match=f"remembered.{next(iter(wrong))} must have the shape"):
+            api.local_attention(*arrays, **layout, remembered=remembered._replace(**wrong))
 
 
 def test_reasons():
@@ -322,10 +367,15 @@ def test_keys_that_lie_elsewhere_than_values():
 def test_gradients_in_jax_are_those_of_the_plain_implementation(kind):
     lengths = [1, 1, 1] if kind == "decode" else [5, 1, 9]
     (*floats, max_age), layout, where = getattr(Problem(lengths, past=6, seed=1), kind)()
-    floats = [jnp.asarray(np.nan_to_num(x), jnp.float32) for x in floats]
-    layout = {name: jnp.asarray(x) if np.ndim(x) else x for name, x in layout.items()}
+
+    def placed(x):
+        return jnp.asarray(np.nan_to_num(x), jnp.float32 if x.dtype.kind == "f" else jnp.int32)
+
+    floats = [*map(placed, floats)]
+    sizes, arrays = split_layout(layout, placed)
+    layout = sizes | arrays
     if kind == "packed":
-        layout["blocks"] = jax_layouts.pack(layout["lengths"], max_age.shape[1], 4).blocks
+        layout["blocks"] = query_blocks(jax_layouts, layout["lengths"], max_age.shape[1])
     weights = np.zeros((*floats[0].shape[:2], 16), np.float32)
     for row, at in where:
         weights[row, at] = np.random.default_rng(2).standard_normal((len(at), 16))

@@ -16,6 +16,7 @@ from griffin_eval.bench.scan.tpu_compiler import TARGETS, compile_for
 from griffin_eval.kernels import devices
 from griffin_eval.kernels.attention import api, reference, tpu_jax
 from griffin_eval.model_jax.griffin import initialize
+from griffin_eval.model_jax.state import PoolRows
 from griffin_eval.runners.jax_runner import JaxRunner
 
 interpreted = functools.partial(tpu_jax.attend_rows, interpret=True)
@@ -110,7 +111,8 @@ def test_models_read_rows_and_single_segments_with_it(monkeypatch):
             return jnp.where(read[:, :, None], hidden, 0.0), after
 
         def segment(params, tokens, state):
-            return nnx.merge(graph, params).step_packed(tokens, lengths[:1], state)
+            rows = PoolRows(*jnp.zeros((3, 1), jnp.int32))
+            return nnx.merge(graph, params).step_packed(tokens, lengths[:1], state, rows)
 
         new, one = tokens[:, 150 : 150 + count], jax.tree.map(lambda leaf: leaf[:1], after)
         compiled = functools.partial(jax.jit, compiler_options=QUICK_COMPILE)

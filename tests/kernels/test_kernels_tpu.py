@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from parity import QUICK_COMPILE, relative_error
 
 from griffin_eval.bench.scan.tpu_compiler import TARGETS, compile_for
@@ -327,6 +328,25 @@ def test_the_rglru_moves_little_more_than_its_input_and_output():
     report = compile_for("v5e", rglru.rglru, x, gates, h0)
     assert report.temporary_bytes == 0
     assert report.hbm_bytes <= 1.1 * 2 * 8192 * 2560 * 2
+
+
+def test_what_is_compiled_is_not_cached(tmp_path, request):
+    """JAX could not load it again, and would warn."""
+    for name, value in {
+        "jax_compilation_cache_dir": str(tmp_path),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }.items():
+        request.addfinalizer(functools.partial(jax.config.update, name, getattr(jax.config, name)))
+        jax.config.update(name, value)
+    request.addfinalizer(compilation_cache.reset_cache)
+    compilation_cache.reset_cache()
+    jax.jit(lambda x: jnp.sin(x) + 2)(jnp.ones(3))
+    kept = set(tmp_path.iterdir())
+    assert kept  # the cache is on
+    for _ in range(2):
+        compile_for("v5e", lambda x: jnp.sin(x) + 2, array(1, 1024, 2560, dtype="float32"))
+    assert set(tmp_path.iterdir()) == kept
 
 
 def test_a_copy_is_seen():

@@ -224,7 +224,11 @@ def torch_layer(case, *arrays):
     lengths = torch.from_numpy(case.lengths)
     packs = case.starts is not None
     layout = (
-        torch_layouts.pack(lengths, x.shape[1], 4) if packs else torch_layouts.PaddedLayout(lengths)
+        torch_layouts.pack(
+            lengths, x.shape[1], 4, torch_layouts.PoolRows(lengths, lengths, lengths)
+        )
+        if packs
+        else torch_layouts.PaddedLayout(lengths)
     )
     positions, padding = torch.from_numpy(case.positions), torch.from_numpy(case.padding)
     none = torch.zeros(*x.shape[:2], 0)
@@ -240,7 +244,9 @@ def jax_layer(case, *arrays):
     lengths = jnp.asarray(case.lengths, jnp.int32)
     packs = case.starts is not None
     layout = (
-        jax_layouts.pack(lengths, x.shape[1], 4) if packs else jax_layouts.PaddedLayout(lengths)
+        jax_layouts.pack(lengths, x.shape[1], 4, jax_layouts.PoolRows(lengths, lengths, lengths))
+        if packs
+        else jax_layouts.PaddedLayout(lengths)
     )
     positions, padding = jnp.asarray(case.positions, jnp.int32), jnp.asarray(case.padding)
     none = jnp.zeros((*x.shape[:2], 0))

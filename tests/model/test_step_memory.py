@@ -13,6 +13,7 @@ from griffin_eval.layout import param_specs
 from griffin_eval.model_jax.decoding import DECODE_STEPS_PER_COMPACTION, DecodingState
 from griffin_eval.model_jax.griffin import initialize
 from griffin_eval.model_jax.layouts import DecodeLayout
+from griffin_eval.model_jax.state import PoolRows
 
 # Weights are most of the memory: few tokens, a short window, and gates of small blocks.
 CONFIG = replace(
@@ -44,8 +45,9 @@ DTYPES = pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_reading_copies_no_weights(tokens, dtype):
     state = initialize(CONFIG, dtype=dtype).init_state(1)
 
-    def step(model, ids, lengths, state):
-        return model.step_packed(ids, lengths, state)
+    def step(model, ids, lengths, pool):
+        rows = PoolRows(*jnp.zeros((3, 1), jnp.int32))
+        return model.step_packed(ids, lengths, pool, rows)
 
     found = temporary_bytes(
         step, jnp.zeros(tokens, jnp.int32), jnp.full(1, tokens), state, dtype=dtype

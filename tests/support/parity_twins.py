@@ -44,7 +44,11 @@ class TorchTwin:
 
     @torch.no_grad()
     def step_packed(self, tokens, lengths, state, tile):
-        hidden, state = self.model.step_packed(*self._inputs(tokens, lengths), state, tile)
+        every = torch.arange(len(lengths))
+        pool = torch_state.gather(state, every)  # a copy, which is consumed
+        rows = torch_state.PoolRows(every, every, every)
+        inputs = self._inputs(tokens, lengths)
+        hidden, state = self.model.step_packed(*inputs, pool, rows, tile)
         return to_numpy(hidden), state
 
     def start_decoding(self, batch, capacity=None):
@@ -134,7 +138,9 @@ class JaxTwin:
             return nnx.merge(self.graph, params).logits(hidden)
 
         def step_packed(params, tokens, lengths, state, tile):
-            return nnx.merge(self.graph, params).step_packed(tokens, lengths, state, tile)
+            every = jnp.arange(len(lengths), dtype=jnp.int32)
+            rows = jax_state.PoolRows(every, every, every)
+            return nnx.merge(self.graph, params).step_packed(tokens, lengths, state, rows, tile)
 
         def decode_step(params, state, tokens, active):
             return state.step(nnx.merge(self.graph, params), tokens, active)

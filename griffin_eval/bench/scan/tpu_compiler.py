@@ -6,6 +6,7 @@ XLA's own operations it writes an estimate of the cycles. Nothing here is measur
 """
 
 import atexit
+import contextlib
 import math
 import os
 import re
@@ -21,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import eval_jaxpr  # pyright: ignore
 from jax.experimental import topologies
+from jax.experimental.compilation_cache import compilation_cache
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -127,7 +129,8 @@ def compile_for(target: str, function: Callable, *arguments: Any) -> Report:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     traced = jax.jit(function).trace(*jax.tree.map(placed, arguments))
-    compiled = traced.lower(lowering_platforms=("tpu",)).compile()
+    with _no_compilation_cache():
+        compiled = traced.lower(lowering_platforms=("tpu",)).compile()
     text = re.sub(r"/\*index=\d+\*/", "", compiled.as_text() or "")
     files = [path for path in folder.iterdir() if path not in known]
     calls = list(_pallas_calls(traced.jaxpr.jaxpr))
@@ -166,6 +169,19 @@ def compile_for(target: str, function: Callable, *arguments: Any) -> Report:
     else:
         hbm = int((compiled.cost_analysis() or {})["bytes accessed"])
     return Report(memory.temp_size_in_bytes, hbm, module.cycles(), tuple(kernels), TARGETS[target])
+
+
+@contextlib.contextmanager
+def _no_compilation_cache() -> Iterator[None]:
+    """Turns JAX's cache of compilations off, which cannot load what was compiled for no device."""
+    enabled = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
+    try:
+        jax.config.update("jax_enable_compilation_cache", False)
+        compilation_cache.reset_cache()  # else JAX does not look at the setting again
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()
 
 
 @cache
