@@ -167,6 +167,12 @@ def ablate(state: State, recurrent: Bool[Array, " S"], attention: Bool[Array, " 
     return State(state.pos, attention_start, tuple(layers))
 
 
+def without_attention(state: State) -> State:
+    """The part of a state that `fork` copies."""
+    layers = (layer for layer in state.layers if not isinstance(layer, AttentionState))
+    return state._replace(layers=tuple(layers))
+
+
 def nbytes(state: State) -> int:
     """Bytes of a state."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))

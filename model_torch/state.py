@@ -137,6 +137,12 @@ def ablate(state: State, recurrent: Bool[Tensor, " S"], attention: Bool[Tensor, 
     return State(state.pos, attention_start, tuple(layers))
 
 
+def without_attention(state: State) -> State:
+    """The part of a state that `fork` copies."""
+    layers = (layer for layer in state.layers if not isinstance(layer, AttentionState))
+    return state._replace(layers=tuple(layers))
+
+
 def nbytes(state: State) -> int:
     """Bytes of a state."""
     return sum(leaf.nbytes for leaf in _leaves(state))

@@ -62,9 +62,10 @@ def generate(
 ) -> Stats:
     """Continues every prompt; shared prefixes are read once.
 
-    Up to ``limits.rows`` prompts are continued at a time. As soon as one is finished the next takes
-    its row. Padding never reaches a row's state and every prompt has its own random numbers, so
-    what a prompt gets does not depend on what else is in the batch.
+    Up to ``limits.rows`` prompts are continued at a time, if the runner should take so many. As
+    soon as one is finished the next takes its row. Padding never reaches a row's state and every
+    prompt has its own random numbers, so what a prompt gets does not depend on what else is in the
+    batch.
 
     Args:
         runner: the model.
@@ -144,8 +145,9 @@ class _Batch:
         self._should_stop, self._finish = should_stop, finish
         capacity = max(len(prompts[i].tokens) + prompts[i].max_new_tokens for i in indices)
         self._capacity = runner.padded_tokens(capacity)
-        self._limits = limits.fitting(runner.state_bytes(self._capacity))
-        rows = min(self._limits.rows, runner.padded_batch(len(indices)))
+        self._limits = limits
+        most = limits.fitting(runner.state_bytes(self._capacity)).rows
+        rows = min(most, runner.decode_rows, runner.padded_batch(len(indices)))
         self._state = runner.start_decoding(rows, self._capacity)
         self._prompt_in: list[int | None] = [None] * rows  # index of the prompt in each row
         self._new: list[list[int]] = [[] for _ in range(rows)]

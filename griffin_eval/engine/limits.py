@@ -13,7 +13,7 @@ class Limits(NamedTuple):
 
     Attributes:
         tokens: most tokens that a step reads.
-        rows: most edges or documents that a step reads from.
+        rows: most edges that a step reads from, and most documents that it continues.
         state_bytes: memory budget in bytes for states that are kept between steps (at least one
             state is always kept); None for 25% of the free memory.
     """

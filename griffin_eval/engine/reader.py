@@ -83,7 +83,7 @@ class Reader:
     ):
         self._runner, self._stats = runner, stats
         self._capacity = runner.padded_tokens(capacity)
-        self._limits = limits.fitting(runner.state_bytes(self._capacity))
+        self._limits = limits.fitting(runner.step_bytes(self._capacity))
         self._on_step, self._progress, self._describe = on_step, progress, describe
         stats.tokens_unique += tree.tokens
         self._stack = tree.roots[::-1]
@@ -154,9 +154,8 @@ class Reader:
         budget = self._limits.state_bytes or self._runner.free_memory() // 4
         fit = max(budget // self._runner.state_bytes(self._capacity), 1)
         # Pools of two sizes, since each of them may be compiled for.
-        few, self._most = (
-            1 << min(fit, times * self._limits.rows).bit_length() - 1 for times in (1, 8)
-        )
+        rows = min(self._limits.rows, self._runner.decode_rows)
+        few, self._most = (1 << min(fit, times * rows).bit_length() - 1 for times in (1, 8))
         self._free = list(range(few))[::-1]
         self.pool: Any = self._runner.open_pool(few, self._capacity)
         self._states = few

@@ -39,8 +39,13 @@ def step_tokens(device: str) -> int:
 
 
 def step_rows(device: str) -> int:
-    """Documents that a step should read from, or continue: 64 hide the cost of a step, and an
-    accelerator takes more."""
+    """Documents that a step should read from: on a processor every token may be of another."""
+    return 512 if device.startswith("cpu") else 256
+
+
+def decode_rows(device: str) -> int:
+    """Documents that should be continued at a time: 64 hide the cost of a step, and an accelerator
+    takes more."""
     return 64 if device.startswith("cpu") else 256
 
 

@@ -22,9 +22,10 @@ from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.model_jax.decoding import DecodingState
 from griffin_eval.model_jax.griffin import Griffin
 from griffin_eval.model_jax.loading import load
-from griffin_eval.model_jax.state import PoolRows, State, nbytes
+from griffin_eval.model_jax.state import PoolRows, State, nbytes, without_attention
 from griffin_eval.runners import jax_functions
 from griffin_eval.runners.batching import (
+    decode_rows,
     host_memory,
     logit_blocks,
     peak_host_memory,
@@ -64,7 +65,7 @@ class JaxRunner:
         (self._device,) = weight.devices()
         self.device = f"{self._device.platform}:{self._device.id}"
         self.step_tokens = self._full_step = step_tokens(self.device)
-        self.step_rows = step_rows(self.device)
+        self.step_rows, self.decode_rows = step_rows(self.device), decode_rows(self.device)
         one = jnp.empty((1, 1, 1), weight.dtype)
         gates = Gates(*[one] * 6) if self.config.complex_gates else None
         self.kernel = choose(one, gates, starts=one)
@@ -75,6 +76,7 @@ class JaxRunner:
         differs = f", {alone} in steps of one text" * (alone != packed)
         attends = set(self.config.block_types) != {"recurrent"}
         self.attention_kernel = packed + differs if attends else "none"
+        self._reads_in_place = packed == "cpu"
         if self._device.platform == "cpu":  # before a program is loaded that calls a kernel
             register_ffi_targets()
         split, self._params = jax_functions.split(model)
@@ -133,6 +135,10 @@ class JaxRunner:
 
     def state_bytes(self, capacity: int) -> int:
         return nbytes(jax.eval_shape(lambda: self._model.init_state(1, capacity)))
+
+    def step_bytes(self, capacity: int) -> int:
+        state = jax.eval_shape(lambda: self._model.init_state(1, capacity))
+        return nbytes(without_attention(state) if self._reads_in_place else state)
 
     def free_memory(self) -> int:
         memory = self._device.memory_stats() or {}

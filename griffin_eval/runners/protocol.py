@@ -25,6 +25,7 @@ class Runner(Protocol):
             least.
         step_tokens: number of tokens a step should read to keep the device busy.
         step_rows: number of documents that it should read from.
+        decode_rows: number of documents that should be continued at a time.
         kernel: implementation of `griffin_eval.kernels.rglru.api` that runs.
         attention_kernel: implementation of `griffin_eval.kernels.attention.api` that runs, or none.
     """
@@ -35,6 +36,7 @@ class Runner(Protocol):
     dtype: str
     step_tokens: int
     step_rows: int
+    decode_rows: int
     kernel: str
     attention_kernel: str
 
@@ -57,6 +59,10 @@ class Runner(Protocol):
         Args:
             capacity: most tokens of the document; see the twins' ``init_state``.
         """
+        ...
+
+    def step_bytes(self, capacity: int) -> int:
+        """Bytes that `read` copies of the state of each document; see `state_bytes`."""
         ...
 
     def free_memory(self) -> int:

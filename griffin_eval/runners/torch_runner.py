@@ -14,8 +14,17 @@ from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.model_torch.decoding import DecodingState
 from griffin_eval.model_torch.griffin import Griffin
 from griffin_eval.model_torch.loading import load
-from griffin_eval.model_torch.state import PoolRows, State, gather, map_leaves, nbytes, scatter
+from griffin_eval.model_torch.state import (
+    PoolRows,
+    State,
+    gather,
+    map_leaves,
+    nbytes,
+    scatter,
+    without_attention,
+)
 from griffin_eval.runners.batching import (
+    decode_rows,
     host_memory,
     logit_blocks,
     peak_host_memory,
@@ -43,6 +52,7 @@ class TorchRunner:
         self.device = str(weight.device)
         self.dtype = str(weight.dtype).removeprefix("torch.")
         self.step_tokens, self.step_rows = step_tokens(self.device), step_rows(self.device)
+        self.decode_rows = decode_rows(self.device)
         one = weight.new_empty(1, 1, 1)
         gates = Gates(*[one] * 6) if self.config.complex_gates else None
         self.kernel = choose(one, gates, starts=one)
@@ -66,6 +76,10 @@ class TorchRunner:
 
     def state_bytes(self, capacity: int) -> int:
         return nbytes(self.model.init_state(1, capacity))
+
+    def step_bytes(self, capacity: int) -> int:
+        state = self.model.init_state(1, capacity)
+        return nbytes(without_attention(state) if self.attention_kernel == "cpu" else state)
 
     def free_memory(self) -> int:
         device = torch.device(self.device)
