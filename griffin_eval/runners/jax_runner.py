@@ -189,11 +189,13 @@ class JaxRunner:
         full step. (Shapes that an earlier process compiled do not count, so that all processes pad
         alike.)
         """
-        wanted = self.padded_tokens(tokens), 8 ** math.ceil(math.log(rows, 8))
+        base = 64 if self._reads_in_place else 8  # rows that are not copied cost nothing
+        most = max(self.step_rows, rows)
+        wanted = self.padded_tokens(tokens), min(base ** math.ceil(math.log(rows, base)), most)
         compiled, count = self._shapes.setdefault(pool, (set(), Counter()))
         count[wanted] += 1
         if count[wanted] <= COMPILE_AFTER_USES and wanted not in compiled:
-            full = max(wanted[0], self._full_step), max(wanted[1], 8)
+            full = max(wanted[0], self._full_step), max(wanted[1], base)
             larger = [s for s in compiled if s[0] >= wanted[0] and s[1] >= wanted[1]]
             wanted = min(larger, default=full)
         compiled.add(wanted)
