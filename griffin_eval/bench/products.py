@@ -1,32 +1,36 @@
 """The rooflines that models are compared with: the best rates of matrix products and of reading."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from griffin_eval.bench.timing import best_seconds
 
 MEASURED = 1.0  # seconds in which products are repeated
+Dtype = Literal["float32", "bfloat16", "float16"]  # that benchmarks of models run in
 
 
 def products_torch(
-    tokens: int, width: int, mlp_width: int, device: str = "cpu"
+    tokens: int, width: int, mlp_width: int, device: str = "cpu", dtype: str = "float32"
 ) -> dict[str, float]:
-    """FLOP/s of an MLP's three products of matrices in float32, by each way that PyTorch has.
+    """FLOP/s of an MLP's three products of matrices, by each way that PyTorch has.
 
     Args:
         tokens: rows.
         width: of the model.
         mlp_width: expanded.
         device: as PyTorch names it.
+        dtype: of the matrices.
     """
     import torch
     import torch.nn.functional as F
 
     torch.manual_seed(0)
-    x, hidden = (torch.randn(tokens, size, device=device) for size in (width, mlp_width))
-    gate, up, down = (torch.randn(s, device=device) / 32 for s in _mlp_shapes(width, mlp_width))
+    options: Any = {"device": device, "dtype": getattr(torch, dtype)}
+    x, hidden = (torch.randn(tokens, size, **options) for size in (width, mlp_width))
+    gate, up, down = (torch.randn(s, **options) / 32 for s in _mlp_shapes(width, mlp_width))
     ways: dict[str, Callable] = {"F.linear": F.linear}
-    if device == "cpu" and (pointwise := getattr(torch.ops.mkldnn, "_linear_pointwise", None)):
+    pointwise = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    if device == "cpu" and dtype != "float16" and pointwise:  # oneDNN may have no such product
         ways["mkldnn._linear_pointwise"] = lambda x, w: pointwise(x, w, None, "none", [], "")
     flops = tokens * 3 * 2 * width * mlp_width
     with torch.inference_mode():
@@ -47,23 +51,29 @@ def products_torch(
         }
 
 
-def products_jax(tokens: int, width: int, mlp_width: int) -> dict[str, float]:
+def products_jax(
+    tokens: int, width: int, mlp_width: int, dtype: str = "float32"
+) -> dict[str, float]:
     """As `products_torch`, compiled by JAX for its default device: with weights as stored, and
-    transposed beforehand."""
+    transposed beforehand; sums are float32."""
     import jax
+    import jax.numpy as jnp
 
     keys = iter(jax.random.split(jax.random.key(0), 5))
-    x = jax.random.normal(next(keys), (tokens, width))
-    hidden = jax.random.normal(next(keys), (tokens, mlp_width))
-    weights = [jax.random.normal(next(keys), s) / 32 for s in _mlp_shapes(width, mlp_width)]
+    x = jax.random.normal(next(keys), (tokens, width), dtype)
+    hidden = jax.random.normal(next(keys), (tokens, mlp_width), dtype)
+    weights = [jax.random.normal(next(keys), s, dtype) / 32 for s in _mlp_shapes(width, mlp_width)]
+
+    def product(x, w):
+        return jnp.matmul(x, w, preferred_element_type=jnp.float32)
 
     @jax.jit
     def as_stored(x, hidden, gate, up, down):
-        return x @ gate.T, x @ up.T, hidden @ down.T
+        return product(x, gate.T), product(x, up.T), product(hidden, down.T)
 
     @jax.jit
     def transposed(x, hidden, gate, up, down):
-        return x @ gate, x @ up, hidden @ down
+        return product(x, gate), product(x, up), product(hidden, down)
 
     flops = tokens * 3 * 2 * width * mlp_width
     with jax.default_matmul_precision("highest"):

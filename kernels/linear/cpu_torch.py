@@ -13,6 +13,7 @@ from griffin_eval.kernels.cpu import compiled
 # Up to so many rows the compiled kernel is the fastest: of bfloat16, for which processors have
 # products of their own, it gains where the time is that of reading the weight.
 MOST_ROWS = {torch.float32: 16, torch.bfloat16: 8, torch.float16: 32}
+MOST_PRODUCT_ROWS = 64  # the same where results are wider, for which PyTorch widens the weight
 TYPES = {getattr(torch, name): number for name, number in compiled.TYPES.items()}
 _THEN = {"none": 0, "gelu": 1, "mul": 2}  # of linear/cpu.c
 
@@ -67,16 +68,23 @@ def linear(
 
 def product(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"]) -> Float[Tensor, "*B O"] | None:
     """x W^T in float32 of inputs of 16 bits, by the compiled kernel; None where it does not run."""
-    if _is_plain(x, weight) and unsupported(x, weight) is None:
+    if _is_plain(x, weight) and unsupported(x, weight, MOST_PRODUCT_ROWS) is None:
         return _compiled(x, weight, None, "none", None, torch.float32)
     return None
 
 
-def unsupported(x: Tensor, weight: Tensor) -> str | None:
-    """The reason for which the compiled kernel cannot multiply these, or None."""
+def unsupported(x: Tensor, weight: Tensor, most_rows: int | None = None) -> str | None:
+    """The reason for which the compiled kernel should not multiply these, or None.
+
+    Args:
+        x: inputs.
+        weight: as of `linear`.
+        most_rows: for which it should; None for `MOST_ROWS`.
+    """
     if weight.dtype not in MOST_ROWS or x.dtype != weight.dtype:
         return f"the compiled kernel has no products of {x.dtype} with {weight.dtype}"
-    if not 0 < x.numel() <= MOST_ROWS[x.dtype] * x.shape[-1]:
+    most = MOST_ROWS[x.dtype] if most_rows is None else most_rows
+    if not 0 < x.numel() <= most * x.shape[-1]:
         return "the compiled kernel is for a few rows"
     if not weight.is_contiguous():
         return "the compiled kernel takes weights that lie as they were stored"

@@ -255,6 +255,21 @@ def test_what_is_not_the_same_is_said(changes, problem):
     assert len(problems) == 1 and problems[0].startswith(problem)
 
 
+def test_in_sixteen_bits_log_likelihoods_alone_are_compared():
+    ours = answers(
+        metrics={"acc": 0.25},
+        answers={
+            "loglikelihood": [[-1.04, True], [-20.5, True]],
+            "generate_until": ["no", "no"],
+            "loglikelihood_rolling": [-303.0],
+        },
+    )
+    same, problems = compare(ours, answers(), PLAN, frozenset(), "bfloat16")
+    assert not problems and [text.split()[0] for text in same] == ["2/2", "1/1"]
+    _, problems = compare(ours, answers(), PLAN, frozenset(), "float16")
+    assert problems == ["2 of 2 log-likelihoods"]
+
+
 def test_flags_that_rounding_decides_may_differ():
     ours = answers(answers={"loglikelihood": [[-1.0, True], [-20.0, True]]})
     assert differing_flags(ours, answers()) == [0]

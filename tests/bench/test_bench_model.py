@@ -19,7 +19,7 @@ from griffin_eval.bench.random_checkpoint import write_weights
 from griffin_eval.cli.main import app
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError
-from griffin_eval.layout import parameter_count
+from griffin_eval.layout import param_specs, parameter_count
 
 CONFIG = make_config(width=32, layers=3, heads=2, vocab_size=50, visible_keys=8)
 TOKENS = 20
@@ -30,7 +30,8 @@ READ = {"torch": [1.0, 3.0, 2.0], "jax": [8.0, 4.0, 6.0], "transformers": [10.0,
 class Fake:
     """An implementation whose measurements are made up."""
 
-    def __init__(self, module, name, folder, environment):
+    def __init__(self, module, name, folder, dtype, environment):
+        assert dtype in ("float32", "bfloat16")
         self.name, self.folder, self.reads = name, folder, iter(READ.get(name, ()))
         self.round = 0
 
@@ -67,6 +68,19 @@ def found(monkeypatch):
     monkeypatch.setattr(run, "Job", Fake)
     monkeypatch.setattr(run, "NEEDS", {name: () for name in READ} | {"other": ("no.such",)})
     return Bench(CONFIG, TOKENS, [1, 3, 900], 7, [*READ, "other"]).run(3, lambda text: None)
+
+
+def test_half_the_bytes_of_a_weight_are_half_the_limit(found, monkeypatch):
+    monkeypatch.setattr(run, "Job", Fake)
+    monkeypatch.setattr(run, "NEEDS", {name: () for name in READ})
+    short = Bench(CONFIG, TOKENS, [1], 7, READ, "bfloat16").run(3, lambda text: None)
+    assert short["dtype"] == "bfloat16"
+    wide = sum(s.size for s in param_specs(CONFIG).values() if s.keep_float32)
+    bytes_read = 2 * parameter_count(CONFIG) + 2 * wide
+    one = row(short, "decode, batch 1", "jax")
+    assert one["of_limit"] == pytest.approx(bytes_read / 1e5 / 0.5)
+    # A logit is off by 2e-4 of the largest, which is too much in float32 alone.
+    assert short["agree"] and not found["agree"]
 
 
 def row(found, workload, name):

@@ -9,7 +9,8 @@ from rich.table import Table
 
 from griffin_eval.bench.evaluation.requests import HEAD
 
-TOLERANCE = 1e-4  # of a log-likelihood, relative above 1 nat and absolute below
+# Of a log-likelihood, relative above 1 nat and absolute below. In 16 bits hf rounds logits too.
+TOLERANCES = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
 METRIC_TOLERANCE = 1e-6  # relative; of an accuracy, less than one document
 
 
@@ -85,8 +86,11 @@ def compare(
     theirs: Mapping[str, Any],
     plan: Mapping[str, Any],
     unclear: frozenset[int],
+    dtype: str = "float32",
 ) -> tuple[list[str], list[str]]:
     """What is the same in griffin's and in hf's answers, and what is not, in words.
+
+    In 16 bits rounding decides metrics, greedy flags and texts: log-likelihoods alone are compared.
 
     Args:
         ours: of `griffin_eval.bench.evaluation.worker.evaluate`.
@@ -94,6 +98,7 @@ def compare(
         plan: of `griffin_eval.bench.evaluation.plan`; what rolling log-likelihoods are compared
         with.
         unclear: requests whose greedy flag rounding decides.
+        dtype: of both models.
     """
     same, problems = [], []
 
@@ -103,21 +108,23 @@ def compare(
         if count:
             problems.append(f"{count} of {total} {what}{detail}")
 
-    wrong = differing_metrics(ours["metrics"], theirs["metrics"])
-    note(len(wrong), len(theirs["metrics"]), "metrics", f": {'; '.join(wrong)}")
+    tolerance, exact = TOLERANCES[dtype], dtype == "float32"
+    if exact:
+        wrong = differing_metrics(ours["metrics"], theirs["metrics"])
+        note(len(wrong), len(theirs["metrics"]), "metrics", f": {'; '.join(wrong)}")
 
     a, b = (x["answers"].get("loglikelihood", []) for x in (ours, theirs))
-    note(*_far_apart([x for x, _ in a], [x for x, _ in b]), "log-likelihoods")
-    flags = [i for i in differing_flags(ours, theirs) if i not in unclear]
-    note(len(flags), len(b), "greedy flags", f": requests {', '.join(map(str, flags))}")
-
-    a, b = (x["answers"].get("generate_until", []) for x in (ours, theirs))
-    texts = [(x, y) for x, y in zip(a, b, strict=True) if x != y]
-    note(len(texts), len(b), "texts", "".join(f": {x!r}, not {y!r}" for x, y in texts[:1]))
+    note(*_far_apart([x for x, _ in a], [x for x, _ in b], tolerance), "log-likelihoods")
+    if exact:
+        flags = [i for i in differing_flags(ours, theirs) if i not in unclear]
+        note(len(flags), len(b), "greedy flags", f": requests {', '.join(map(str, flags))}")
+        a, b = (x["answers"].get("generate_until", []) for x in (ours, theirs))
+        texts = [(x, y) for x, y in zip(a, b, strict=True) if x != y]
+        note(len(texts), len(b), "texts", "".join(f": {x!r}, not {y!r}" for x, y in texts[:1]))
 
     a = ours["answers"].get("loglikelihood_rolling", [])
     passes = f"documents as one pass of transformers over their first {HEAD} tokens has them"
-    note(*_far_apart(a, plan["rolling"]), passes)
+    note(*_far_apart(a, plan["rolling"], tolerance), passes)
 
     counted, expected = ours["stats"]["tokens_unique"], plan["unique"]
     if counted != expected:
@@ -134,9 +141,11 @@ def differing_metrics(ours: Mapping[str, float], theirs: Mapping[str, float]) ->
     ]
 
 
-def _far_apart(found: Sequence[float], expected: Sequence[float]) -> tuple[int, int]:
+def _far_apart(
+    found: Sequence[float], expected: Sequence[float], tolerance: float
+) -> tuple[int, int]:
     """How many numbers differ by more than the tolerance, and how many there are."""
     far = [
-        not abs(a - b) <= TOLERANCE * max(1.0, abs(b)) for a, b in zip(found, expected, strict=True)
+        not abs(a - b) <= tolerance * max(1.0, abs(b)) for a, b in zip(found, expected, strict=True)
     ]
     return sum(far), len(far)

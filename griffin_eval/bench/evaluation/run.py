@@ -1,10 +1,10 @@
 """``lm_eval --model griffin`` beside ``--model hf``, and beside the limit, on the same requests.
 
-Every measurement is a process of its own, on the CPU in float32, and they take turns: in each round
-hf, then griffin in every framework. Two times are taken. *In the model* is what lm-eval waits for
-answers (`griffin_eval.bench.evaluation.worker.evaluate`); *whole command* is the stock ``lm_eval``,
-from its start to its exit. JAX keeps what it has compiled in a folder, which is filled before the
-first round.
+Every measurement is a process of its own, on the CPU, and they take turns: in each round hf, then
+griffin in every framework. Two times are taken. *In the model* is what lm-eval waits for answers
+(`griffin_eval.bench.evaluation.worker.evaluate`); *whole command* is the stock ``lm_eval``, from
+its start to its exit. JAX keeps what it has compiled in a folder, which is filled before the first
+round.
 
 hf gets batches of 8, and of 1 where it generates, since its padding is wrong there; griffin gets
 what lm_eval says where nothing is asked for, 1, which changes nothing.
@@ -96,6 +96,7 @@ class Bench:
         config: its architecture.
         hf_absent: why hf's model is left out; None if it runs.
         frameworks: in which griffin runs.
+        dtype: of both models.
         tasks_path: folder with more tasks.
         characters: rolling documents are cut to so many in the model; None for whole ones.
         folder: for files of this run.
@@ -109,6 +110,7 @@ class Bench:
         *,
         hf_absent: str | None,
         frameworks: list[str],
+        dtype: str,
         tasks_path: Path | None,
         characters: int | None,
         folder: Path,
@@ -116,7 +118,7 @@ class Bench:
         self._console, self._checkpoint, self._config = console, checkpoint.resolve(), config
         self._frameworks, self._characters, self._folder = frameworks, characters, folder
         self._tasks_path = str(tasks_path.resolve()) if tasks_path else None
-        self._hf_absent = hf_absent
+        self._hf_absent, self._dtype = hf_absent, dtype
         self._models = [*(["hf"] if hf_absent is None else []), *frameworks]
         self._files = 0
         self._plans: dict[Workload, dict[str, Any]] = {}
@@ -237,8 +239,10 @@ class Bench:
         ours, theirs = (self._results[workload, IN_MODEL, who][0] for who in (framework, "hf"))
         doubtful = differing_flags(ours, theirs)
         unclear = self._plan(workload, doubtful)["unclear"] if doubtful else []
-        same, problems = compare(ours, theirs, self._plans[workload], frozenset(unclear))
-        if workload.whole:
+        same, problems = compare(
+            ours, theirs, self._plans[workload], frozenset(unclear), self._dtype
+        )
+        if workload.whole and self._dtype == "float32":
             ours, theirs = (
                 self._results[workload, WHOLE, who][0]["metrics"] for who in (framework, "hf")
             )
@@ -286,7 +290,7 @@ class Bench:
 
     def _model(self, who: str, workload: Workload) -> tuple[str, dict[str, Any], int]:
         """What lm_eval is to run: ``--model``, ``--model_args`` and ``--batch_size``."""
-        arguments: dict[str, Any] = {"pretrained": str(self._checkpoint), "dtype": "float32"}
+        arguments: dict[str, Any] = {"pretrained": str(self._checkpoint), "dtype": self._dtype}
         if who != "hf":
             return "griffin", arguments | {"framework": who}, GRIFFIN_BATCH
         kinds = self._plans[workload]["kinds"]
@@ -310,6 +314,7 @@ class Bench:
                 tokens=step_tokens("cpu"),
                 width=c.width,
                 mlp_width=c.mlp_width,
+                dtype=self._dtype,
             )
             for way, rate in rates.items():
                 self._line(f"{f'matrix products, {way}':<72}{rate / 1e9:>10.1f} GFLOP/s")

@@ -18,8 +18,6 @@ STEP = step_tokens("cpu")  # tokens that ours read at a time, as when they evalu
 class Implementation(Protocol):
     """A model as a benchmark uses it; what it returns has been computed, not only asked for."""
 
-    def __init__(self, checkpoint: Checkpoint): ...
-
     def read(self, tokens: np.ndarray, every: bool) -> Any:
         """Reads int32 [1, T] from the start and keeps what decoding would need.
 
@@ -38,7 +36,7 @@ class Implementation(Protocol):
         ...
 
 
-def make_torch(checkpoint: Checkpoint) -> Implementation:
+def make_torch(checkpoint: Checkpoint, dtype: str) -> Implementation:
     """`griffin_eval.model_torch`."""
     import torch
 
@@ -47,7 +45,7 @@ def make_torch(checkpoint: Checkpoint) -> Implementation:
     from griffin_eval.runners.torch_runner import keep_freed_memory
 
     keep_freed_memory()
-    model = load(checkpoint, torch.float32).eval()
+    model = load(checkpoint, getattr(torch, dtype)).eval()
 
     class Torch:
         def read(self, tokens, every):
@@ -74,7 +72,7 @@ def make_torch(checkpoint: Checkpoint) -> Implementation:
     return Torch()  # type: ignore[return-value]
 
 
-def make_jax(checkpoint: Checkpoint) -> Implementation:
+def make_jax(checkpoint: Checkpoint, dtype: str) -> Implementation:
     """`griffin_eval.model_jax`: its methods compiled, the state donated, as the runner does."""
     import jax
     import jax.numpy as jnp
@@ -83,7 +81,7 @@ def make_jax(checkpoint: Checkpoint) -> Implementation:
     from griffin_eval.model_jax.decoding import DecodingState
     from griffin_eval.model_jax.loading import load
 
-    model = load(checkpoint, jnp.float32)
+    model = load(checkpoint, jnp.dtype(dtype))
     graph, params = nnx.split(model)
 
     def step(state, params, tokens):
@@ -126,7 +124,7 @@ def make_jax(checkpoint: Checkpoint) -> Implementation:
     return Jax()  # type: ignore[return-value]
 
 
-def make_transformers(checkpoint: Checkpoint) -> Implementation:
+def make_transformers(checkpoint: Checkpoint, dtype: str) -> Implementation:
     """transformers' RecurrentGemmaForCausalLM. Its cache holds keys and values; what its recurrent
     blocks remember they keep to themselves, so that it is taken out and put back."""
     import torch
@@ -135,7 +133,7 @@ def make_transformers(checkpoint: Checkpoint) -> Implementation:
 
     disable_progress_bar()
     model = RecurrentGemmaForCausalLM.from_pretrained(
-        checkpoint.folder, dtype=torch.float32, attn_implementation="sdpa"
+        checkpoint.folder, dtype=getattr(torch, dtype), attn_implementation="sdpa"
     ).eval()
     blocks: list[Any] = [
         layer.temporal_block
@@ -175,7 +173,7 @@ def make_transformers(checkpoint: Checkpoint) -> Implementation:
     return Transformers()  # type: ignore[return-value]
 
 
-def make_deepmind_torch(checkpoint: Checkpoint) -> Implementation:
+def make_deepmind_torch(checkpoint: Checkpoint, dtype: str) -> Implementation:
     """DeepMind's recurrentgemma in PyTorch."""
     import torch
     from recurrentgemma.torch.griffin import Griffin
@@ -183,10 +181,12 @@ def make_deepmind_torch(checkpoint: Checkpoint) -> Implementation:
     from griffin_eval.crosscheck.logits import deepmind_config
 
     model = Griffin(
-        deepmind_config(checkpoint.config), gradient_checkpointing=False, dtype=torch.float32
+        deepmind_config(checkpoint.config),
+        gradient_checkpointing=False,
+        dtype=getattr(torch, dtype),
     )
     weights = {
-        name: torch.from_numpy(np.array(array, order="C"))
+        name: torch.from_numpy(np.array(array, order="C")).to(getattr(torch, dtype))
         for name, array in export(checkpoint, DEEPMIND_TORCH)
     }
     model.load_state_dict(weights, assign=True)
@@ -212,7 +212,7 @@ def make_deepmind_torch(checkpoint: Checkpoint) -> Implementation:
     return DeepMindTorch()  # type: ignore[return-value]
 
 
-def make_deepmind_jax(checkpoint: Checkpoint) -> Implementation:
+def make_deepmind_jax(checkpoint: Checkpoint, dtype: str) -> Implementation:
     """DeepMind's recurrentgemma in JAX, compiled, the cache given up while decoding."""
     import jax
     import jax.numpy as jnp
@@ -225,7 +225,7 @@ def make_deepmind_jax(checkpoint: Checkpoint) -> Implementation:
     model = Griffin(deepmind_config(checkpoint.config), gradient_checkpointing=False)
     params: dict[str, Any] = {}
     for name, array in export(checkpoint, DEEPMIND_FLAX):
-        put_nested(params, name, jnp.asarray(np.array(array, order="C")))
+        put_nested(params, name, jnp.asarray(np.array(array, order="C"), dtype))
 
     def call(cache, params, tokens, position, logits):
         positions = position + jnp.arange(tokens.shape[1], dtype=jnp.int32)
@@ -252,7 +252,7 @@ def make_deepmind_jax(checkpoint: Checkpoint) -> Implementation:
     return DeepMindJax()  # type: ignore[return-value]
 
 
-MAKERS: dict[str, Callable[[Checkpoint], Implementation]] = {
+MAKERS: dict[str, Callable[[Checkpoint, str], Implementation]] = {
     "torch": make_torch,
     "jax": make_jax,
     "transformers": make_transformers,

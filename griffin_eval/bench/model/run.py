@@ -1,4 +1,4 @@
-"""The model's own speed on the CPU in float32, beside the public implementations and the limits.
+"""The model's own speed on the CPU, beside the public implementations and the limits.
 
 Every implementation has the same weights and a process of its own, and they take turns: in each
 round first the limits, then every workload in every implementation. Two kinds of work:
@@ -32,6 +32,7 @@ from rich.table import Table
 
 from griffin_eval.bench.flops import logit_flops, reading_flops
 from griffin_eval.bench.peers import Absent, left_out
+from griffin_eval.bench.products import Dtype
 from griffin_eval.bench.random_checkpoint import write_weights
 from griffin_eval.bench.timing import Job
 from griffin_eval.config import GriffinConfig
@@ -48,7 +49,8 @@ NEEDS = {
     "deepmind-jax": ("jax", "flax", "recurrentgemma.jax.griffin"),
 }
 TWINS = ("torch", "jax")
-TOLERANCE = 5e-5  # of the largest logit
+# Of logits, as a part of the largest. In 16 bits every implementation rounds elsewhere.
+TOLERANCES = {"float32": 5e-5, "bfloat16": 0.1, "float16": 0.02}
 
 
 class Workload(NamedTuple):
@@ -112,6 +114,7 @@ class Bench:
         batches: rows that are decoded together.
         steps: tokens decoded in a round.
         chosen: of `NEEDS`, what is measured if it is installed.
+        dtype: of weights and activations.
     """
 
     def __init__(
@@ -121,9 +124,11 @@ class Bench:
         batches: list[int],
         steps: int,
         chosen: Collection[str],
+        dtype: Dtype = "float32",
     ):
         self._config, self._tokens, self._batches = config, tokens, batches
         self._workloads = workloads(tokens, batches, steps)
+        self._dtype = dtype
         self._names = [name for name in NEEDS if name in chosen]
         self.absent: dict[str, str] = {}
 
@@ -163,7 +168,7 @@ class Bench:
         for name in self._names:
             say(f"loading and compiling: {name}")
             job = stack.enter_context(
-                Job(WORKER, name, str(folder), environment={"JAX_PLATFORMS": "cpu"})
+                Job(WORKER, name, str(folder), self._dtype, environment={"JAX_PLATFORMS": "cpu"})
             )
             try:
                 job.ask("load")
@@ -197,7 +202,10 @@ class Bench:
 
     @property
     def _weight_bytes(self) -> int:
-        return 4 * sum(spec.size for spec in param_specs(self._config).values())
+        return sum(
+            spec.size * (4 if spec.keep_float32 or self._dtype == "float32" else 2)
+            for spec in param_specs(self._config).values()
+        )
 
     def _limits(self, work: Workload, limits: dict[str, dict[str, list[float]]]) -> list[float]:
         """Seconds, in each round."""
@@ -242,13 +250,16 @@ class Bench:
                 )
         return {
             "config": self._config.__dict__,
+            "dtype": self._dtype,
             "threads": len(os.sched_getaffinity(0)),
             "tokens": self._tokens,
             "absent": self.absent,
             "limits": limits,
             "rows": rows,
             "largest_difference": agreement,
-            "agree": all(d <= TOLERANCE for pair in agreement.values() for d in pair.values()),
+            "agree": all(
+                d <= TOLERANCES[self._dtype] for pair in agreement.values() for d in pair.values()
+            ),
         }
 
     def _compare(self, folder: Path) -> dict[str, dict[str, float]]:
@@ -272,7 +283,7 @@ class Bench:
 def print_results(console: Console, found: dict[str, Any]) -> None:
     """Prints what `Bench.run` found: a table of times, the rooflines, and how the logits agree."""
     twins = list(found["rows"][0]["times"])
-    table = Table(title=f"float32, {found['threads']} threads, medians")
+    table = Table(title=f"{found['dtype']}, {found['threads']} threads, medians")
     for heading in ("workload", "implementation"):
         table.add_column(heading, no_wrap=True)
     for heading in ("tokens/s", "roofline", "of roofline", *(f"our {twin} is" for twin in twins)):
@@ -304,7 +315,7 @@ def print_results(console: Console, found: dict[str, Any]) -> None:
     for name, reason in found["absent"].items():
         _line(console, left_out(name, reason))
     same = "agree" if found["agree"] else "do NOT agree"
-    _line(console, f"the logits {same} within {TOLERANCE:g} of the largest")
+    _line(console, f"the logits {same} within {TOLERANCES[found['dtype']]:g} of the largest")
 
 
 def _line(console: Console, text: str) -> None:

@@ -1,6 +1,6 @@
 """One implementation of the model, in a process that `griffin_eval.bench.model.run` asks to work.
 
-``python -m griffin_eval.bench.model.worker NAME FOLDER`` answers requests for the methods of
+``python -m griffin_eval.bench.model.worker NAME FOLDER DTYPE`` answers requests for the methods of
 `Worker` (`griffin_eval.bench.timing.serve`), first of all `Worker.load`.
 """
 
@@ -24,18 +24,24 @@ def draw_tokens(vocab_size: int, batch: int, length: int) -> np.ndarray:
     return rng.integers(vocab_size, size=(batch, length), dtype=np.int32)
 
 
+def in_float32(logits: Any) -> np.ndarray:
+    """A copy of the logits of any framework, which numpy has no type for if they are of 16 bits."""
+    return np.array(logits.float() if hasattr(logits, "float") else logits, np.float32)
+
+
 class Worker:
     """What can be asked of an implementation.
 
     Args:
         name: one of `MAKERS`.
         folder: with the checkpoint.
+        dtype: of weights and activations.
     """
 
     _model: Implementation
 
-    def __init__(self, name: str, folder: str):
-        self._name = name
+    def __init__(self, name: str, folder: str, dtype: str):
+        self._name, self._dtype = name, dtype
         self._checkpoint = Checkpoint(folder)
         self._config = self._checkpoint.config
         self._states: dict[int, Any] = {}
@@ -47,7 +53,7 @@ class Worker:
             Absent: a library of the implementation is missing or broken.
         """
         check_peer(*NEEDS[self._name])
-        self._model = MAKERS[self._name](self._checkpoint)
+        self._model = MAKERS[self._name](self._checkpoint, self._dtype)
 
     def check(self, tokens: int, batches: list[int], prompt: int, path: str) -> dict[str, Any]:
         """Compiles, warms up, starts decoding, and writes logits to compare to an .npz file.
@@ -60,17 +66,17 @@ class Worker:
         """
         document = draw_tokens(self._config.vocab_size, 1, tokens)
         keep = np.unique(np.linspace(0, tokens - 1, KEPT).astype(int))
-        every = np.asarray(self._model.read(document, True)).reshape(tokens, -1)
+        every = in_float32(self._model.read(document, True)).reshape(tokens, -1)
         found = {"prefill, all logits": every[keep]}
         last = self._model.read(document, False)
         if last is not None:
-            found["prefill"] = np.asarray(last).reshape(1, -1)
+            found["prefill"] = in_float32(last).reshape(1, -1)
         for batch in batches:
             rows = draw_tokens(self._config.vocab_size, batch, prompt + CHECKED)
             state, logits = self._model.begin(rows[:, :prompt]), []
             for i in range(prompt, prompt + CHECKED):
                 step, state = self._model.decode(state, rows[:, i].copy())
-                logits.append(np.array(step))
+                logits.append(in_float32(step))
             found[f"decode, batch {batch}"] = np.stack(logits)
             self._states[batch] = state
         np.savez(path, **found)  # type: ignore[arg-type]
@@ -98,7 +104,7 @@ class Worker:
     def products(self, framework: str, tokens: int) -> dict[str, float]:
         """FLOP/s by each way of multiplying matrices, on the shapes of the MLP."""
         products = {"torch": products_torch, "jax": products_jax}[framework]
-        return products(tokens, self._config.width, self._config.mlp_width)
+        return products(tokens, self._config.width, self._config.mlp_width, dtype=self._dtype)
 
     def bandwidth(self, framework: str, nbytes: int) -> dict[str, float]:
         """Bytes read per second by each way of reading an array of so many."""
@@ -106,13 +112,13 @@ class Worker:
 
 
 def main() -> None:
-    name, folder = sys.argv[1:]
+    name, folder, dtype = sys.argv[1:]
     if name not in ("jax", "deepmind-jax") and why_absent("torch") is None:
         import torch
 
         no_gradients = torch.inference_mode()  # while this object lives
         no_gradients.__enter__()
-    worker = Worker(name, folder)
+    worker = Worker(name, folder, dtype)
     asked = ("load", "check", "read", "decode", "products", "bandwidth")
     serve({each: getattr(worker, each) for each in asked})
 

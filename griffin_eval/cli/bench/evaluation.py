@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from griffin_eval.arguments import token_counts
+from griffin_eval.bench.products import Dtype
 from griffin_eval.errors import ArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ def bench_eval(
         int, typer.Option(help="Number of measurements of each, in turn.", min=1)
     ] = 3,
     frameworks: Annotated[str, typer.Option(help="Frameworks that griffin runs in.")] = "torch,jax",
+    dtype: Annotated[
+        Dtype, typer.Option(help="Dtype of weights and activations, of hf's model too.")
+    ] = "float32",
     characters: Annotated[
         int | None,
         typer.Option(
@@ -83,6 +87,7 @@ def bench_eval(
             opened.config,
             hf_absent=hf_absent,
             frameworks=chosen,
+            dtype=dtype,
             tasks_path=tasks_path,
             characters=characters,
             folder=folder,

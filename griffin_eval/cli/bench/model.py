@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from griffin_eval.arguments import positive_integers
+from griffin_eval.bench.products import Dtype
 from griffin_eval.cli.bench.evaluation import tell
 from griffin_eval.errors import ArgumentError
 
@@ -35,6 +36,7 @@ def bench_model(
             help="Implementations to measure; at least one of torch and jax, this package's."
         ),
     ] = "torch,jax,transformers,deepmind-torch,deepmind-jax",
+    dtype: Annotated[Dtype, typer.Option(help="Dtype of weights and activations.")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Printed JSON, nothing else.")] = False,
 ) -> None:
     """Read and decode on the CPU, beside transformers and DeepMind's code; speed over its limit.
@@ -56,7 +58,7 @@ def bench_model(
                 f"unknown implementation {name!r}: expected some of {', '.join(NEEDS)}"
                 f"{did_you_mean(name, NEEDS)}"
             )
-    bench = Bench(config, tokens, rows, steps, chosen)
+    bench = Bench(config, tokens, rows, steps, chosen, dtype)
     if not set(TWINS) & set(chosen):
         raise ArgumentError("limits need one of ours, torch or jax, chosen and installed")
     try:
