@@ -86,6 +86,7 @@ class Reader:
         self._limits = limits.fitting(runner.step_bytes(self._capacity))
         self._on_step, self._progress, self._describe = on_step, progress, describe
         stats.tokens_unique += tree.tokens
+        stats.tokens_again += tree.repeated
         self._stack = tree.roots[::-1]
         self._active: list[ActiveEdge] = []
         self._held: dict[Edge, int] = {}  # edges read to their end, and the slots of their states

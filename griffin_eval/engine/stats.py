@@ -11,7 +11,8 @@ class Stats:
         tokens_requested: tokens that scoring or continuing each request alone would read.
         tokens_unique: tokens of the radix trees, the least that must be read.
         tokens_computed: tokens that were read, of prompts and generated ones.
-        tokens_again: those of them that were read once more because a state had been evicted.
+        tokens_again: those of them that were read once more, because a state had been evicted or to
+            spare steps that would be almost empty.
         tokens_generated: tokens that generation chose.
         states_evicted: states that were dropped because the memory budget was full.
         steps: calls of the model.

@@ -13,6 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+# Tokens that a tree may repeat, to spare steps that would be almost empty: a part of all of them,
+# and how many at most.
+REPEATED, MOST_REPEATED = 1 / 50, 128
+
 
 class Ablation(enum.IntFlag):
     """Memory that is cleared in the middle of a document: states of recurrent blocks, keys of
@@ -110,11 +114,13 @@ class Tree(NamedTuple):
 
     Attributes:
         roots: the edges that begin at the root.
-        tokens: sum of the lengths of all edges.
+        tokens: sum of the lengths of all edges in which every shared prefix is one.
+        repeated: tokens of short edges near the root that each of their children has instead.
     """
 
     roots: list[Edge]
     tokens: int
+    repeated: int
 
 
 def build(sequences: Sequence[Scorable]) -> Tree:
@@ -177,13 +183,53 @@ def _grow(paths: list[np.ndarray], *, merge: bool) -> tuple[Edge, list[Edge]]:
 
 def _rooted(root: Edge) -> Tree:
     total, pending = 0, list(root.children)
-    for edge in root.children:
-        edge.parent = None
     while pending:
         edge = pending.pop()
         total += edge.end - edge.start
         pending += edge.children
-    return Tree(root.children, total)
+    repeated = _dissolve(root, min(int(total * REPEATED), MOST_REPEATED))
+    for edge in root.children:
+        edge.parent = None
+    return Tree(root.children, total, repeated)
+
+
+def _dissolve(root: Edge, most: int) -> int:
+    """Gives the tokens of short edges to each of their children, the edges next to the root first.
+    An edge, such as BOS alone, is otherwise a step of its own, for which all others wait.
+
+    Args:
+        root: of the tree.
+        most: tokens that may be repeated.
+
+    Returns:
+        How many are.
+    """
+    left, level = most, [root]
+    while left > 0 and level:
+        below = []
+        for parent in level:
+            children: list[Edge] = []
+            for edge in parent.children:
+                repeated = (edge.end - edge.start) * (len(edge.children) - 1)
+                ends = any(child.sequence is not None for child in edge.children)
+                if not edge.children or ends or repeated > left:
+                    children.append(edge)
+                    continue
+                left -= repeated
+                for child in edge.children:
+                    longer = child.start - edge.start
+                    child.start, child.parent = edge.start, parent
+                    child.targets = [
+                        targets._replace(start=targets.start + longer, end=targets.end + longer)
+                        for targets in child.targets
+                    ]
+                first = edge.children[0]
+                first.targets = edge.targets + first.targets
+                children += edge.children
+            parent.children = children
+            below += children
+        level = below
+    return most - left
 
 
 def _child(parent: Edge, path: np.ndarray) -> Edge:

@@ -1,5 +1,7 @@
 """Scores equal one pass of transformers, and do not depend on what else is read, or how."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -74,7 +76,7 @@ def test_equals_reading_each_request_alone(framework, sequences, rows, kept):
     assert stats.tokens_computed == len(unique) + stats.tokens_again
     assert stats.tokens_requested == sum(len(s.tokens) - 1 for s in sequences)
     if not stats.states_evicted:
-        assert stats.tokens_again == 0
+        assert stats.tokens_again <= len(unique) / 50
 
 
 @each_framework
@@ -109,21 +111,27 @@ class NoLargerPool:
         raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@pytest.mark.parametrize("repeated", [0.0, 0.1, 3.0])  # a part of all tokens
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(sequences=requests())
-def test_the_trees_hold_every_prefix_once(sequences):
-    def walk(edges, before=()):
+def test_the_trees_hold_every_prefix_once(repeated, sequences):
+    """But for what is repeated on purpose."""
+
+    def walk(edges, parent=None, before=()):
         for edge in edges:
+            assert edge.parent is parent
             assert edge.children or not edge.targets or len(edge.tokens)
             path = (*before, *edge.tokens.tolist())
             assert tuple(edge.path[: edge.end]) == path
             yield edge, path
-            assert len({e.path[e.start] for e in edge.children if len(e.tokens)}) == sum(
-                len(e.tokens) > 0 for e in edge.children
-            )
-            yield from walk(edge.children, path)
+            begin = [e.path[e.start] for e in edge.children if len(e.tokens)]
+            assert repeated or len(set(begin)) == len(begin)
+            yield from walk(edge.children, edge, path)
 
-    tree = build(sequences)
+    with mock.patch("griffin_eval.engine.tree.REPEATED", repeated):
+        tree = build(sequences)
+    assert tree.repeated <= repeated * tree.tokens
+    assert sum(len(edge.tokens) for edge, _ in walk(tree.roots)) == tree.tokens + tree.repeated
     found = {}
     for edge, path in walk(tree.roots):
         for start, end, sequence, place in edge.targets:
