@@ -139,7 +139,7 @@ def make_theirs(config: GriffinConfig, device: str) -> Sampler:
         raise ArgumentError("transformers is measured on the CPU only")
     with tempfile.TemporaryDirectory() as folder:
         write_weights(config, Path(folder))
-        model = make_transformers(Checkpoint(folder))
+        model = make_transformers(Checkpoint(folder), "float32")
 
     class Transformers:
         def begin(self, batch, context):

@@ -33,7 +33,7 @@ def bench_throughput(
     sampled: Annotated[
         str, typer.Option(help="Numbers of tokens that are sampled, from an empty prompt.")
     ] = "512,1024,2048,4096",
-    memory: Memory = "4GB",
+    memory: Memory = "1GB",
     frameworks: Frameworks = "torch,jax",
     steps: Steps = 16,
     rounds: Rounds = 3,
