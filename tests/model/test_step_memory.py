@@ -13,7 +13,7 @@ from griffin_eval.layout import param_specs
 from griffin_eval.model_jax.decoding import DECODE_STEPS_PER_COMPACTION, DecodingState
 from griffin_eval.model_jax.griffin import initialize
 from griffin_eval.model_jax.layouts import DecodeLayout
-from griffin_eval.model_jax.state import PoolRows
+from griffin_eval.model_jax.state import AttentionState, PoolRows
 
 # Weights are most of the memory: few tokens, a short window, and gates of small blocks.
 CONFIG = replace(
@@ -53,6 +53,20 @@ def test_reading_copies_no_weights(tokens, dtype):
         step, jnp.zeros(tokens, jnp.int32), jnp.full(1, tokens), state, dtype=dtype
     )
     assert found < LARGEST * jnp.dtype(dtype).itemsize
+
+
+def test_reading_copies_no_pool_of_states():
+    """XLA would copy all keys of the pool, which attention reads and the step then writes."""
+    pool = initialize(CONFIG).init_state(2000)
+    keys = next(layer.k for layer in pool.layers if isinstance(layer, AttentionState))
+
+    def step(model, ids, lengths, pool):
+        rows = PoolRows(*jnp.arange(12, dtype=jnp.int32).reshape(3, 4))
+        return model.step_packed(ids, lengths, pool, rows)
+
+    lengths = jnp.full(4, 2)
+    found = temporary_bytes(step, jnp.zeros(8, jnp.int32), lengths, pool, dtype="float32")
+    assert found < keys.nbytes / 2
 
 
 @DTYPES
