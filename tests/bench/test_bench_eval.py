@@ -33,7 +33,7 @@ from griffin_eval.bench.evaluation.plan import UNCLEAR, _Plan, plan
 from griffin_eval.bench.evaluation.run import Workload, parse_workloads
 from griffin_eval.bench.flops import logit_flops, prompt_work, reading_flops, scoring_work
 from griffin_eval.cli.main import app
-from griffin_eval.engine.tree import Scorable
+from griffin_eval.engine.tree import MOST_REPEATED, REPEATED, Scorable
 from griffin_eval.errors import ArgumentError
 from griffin_eval.kernels.attention import cpu_torch as attention
 from griffin_eval.kernels.linear import cpu_torch as linear
@@ -330,7 +330,8 @@ def test_benchmark_measures_and_compares(checkpoint):
                 # As near as two decimals of a time and one of a ratio tell.
                 least, most = (hf - 0.005) / (ours + 0.005), (hf + 0.005) / (ours - 0.005)
                 assert least - 0.051 <= over <= most + 0.051
-                assert requested >= unique == computed and times_limit > 1
+                assert requested >= unique and times_limit > 1
+                assert unique <= computed <= unique + min(unique * REPEATED, MOST_REPEATED)
     assert sum(" bytes a token" in line for line in lines) == 2
     assert sum("matrix products" in line for line in lines) == 4
     assert sum("the same are" in line for line in lines) == 6 and "NOT" not in done.stdout
