@@ -28,7 +28,7 @@ class Checkpoint:
 
     Attributes:
         inspection: everything that is known of it without reading tensors.
-        path: the path as given.
+        path, overrides: as given.
         folder: the folder of its config and tokenizer: the path, or the folder of a file.
         container: the opened folder or file.
         format: its format, one of `griffin_eval.converters.formats.FORMATS` or the user's own.
@@ -47,7 +47,7 @@ class Checkpoint:
 
     def __init__(self, path: str | Path, overrides: Overrides = NO_OVERRIDES):
         self.inspection = inspection = inspect(Path(path), overrides)
-        self.path, self.folder = inspection.path, inspection.folder
+        self.path, self.folder, self.overrides = inspection.path, inspection.folder, overrides
         self.container = inspection.container
         refusals = [*inspection.problems]
         if inspection.missing_fields_message is not None:

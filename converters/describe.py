@@ -4,9 +4,11 @@ import dataclasses
 from collections import Counter
 from typing import Any
 
+from griffin_eval.converters.arrays.dtypes import ITEM_BYTES
 from griffin_eval.converters.inspection import Inspection
 from griffin_eval.converters.source.companions import tokenizer_folder
-from griffin_eval.layout import parameter_count
+from griffin_eval.layout import param_specs, parameter_count
+from griffin_eval.sharding.plan import plan
 
 
 def describe(inspection: Inspection) -> dict[str, Any]:
@@ -60,4 +62,34 @@ def describe(inspection: Inspection) -> dict[str, Any]:
         "tensors": tensors,
         "warnings": warnings,
         "problems": list(inspection.problems),
+    }
+
+
+def describe_split(facts: dict[str, Any], inspection: Inspection, devices: int) -> dict[str, Any]:
+    """How the parameters would lie on so many devices, ready for JSON.
+
+    Args:
+        facts: from `describe`.
+        inspection: of a checkpoint whose config is known.
+        devices: that share the weights.
+
+    Returns:
+        ``devices``, ``parameters_a_device``, ``bytes_a_device`` (as they are stored),
+        ``bytes`` of them all, ``whole`` (what does not divide, and so lies whole on every device)
+        and ``whole_bytes`` (how much of ``bytes_a_device`` that is).
+    """
+    assert inspection.config is not None
+    specs, split = param_specs(inspection.config), plan(inspection.config, devices)
+    widths = {
+        parameter: ITEM_BYTES[tensor["dtype"]]
+        for tensor in facts["tensors"]
+        for parameter in tensor["parameters"]
+    }
+    return {
+        "devices": devices,
+        "parameters_a_device": sum(map(split.size, specs.values())),
+        "bytes_a_device": sum(split.size(s) * widths[n] for n, s in specs.items()),
+        "bytes": sum(s.size * widths[n] for n, s in specs.items()),
+        "whole": sorted(set(split.whole.values())),
+        "whole_bytes": sum(spec.size * widths[spec.name] for spec in split.replicated()),
     }

@@ -16,6 +16,10 @@ class CheckpointError(BadInput):
     """A checkpoint that cannot be read as it is: which file or key, and what was expected."""
 
 
+class ProcessLost(RuntimeError):
+    """One of several processes that share a model has ended, or does not answer: which and how."""
+
+
 class MissingExtraError(ImportError):
     """A library of an extra is not installed; the message names the pip command."""
 
@@ -28,11 +32,12 @@ class MissingExtraError(ImportError):
 def one_sentence(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
     """`sys.excepthook` of lm_eval's command line, as `griffin_eval._plugin` sets it.
 
-    An error that the user can mend ends with its sentence and exit code 2, and one of memory, if it
-    says for which request, with exit code 1.
+    An error that the user can mend ends with its sentence and exit code 2. A lost process, and an
+    error of memory, if it says for which request, end with exit code 1.
     """
     expected = isinstance(error, BadInput | MissingExtraError)
-    if not expected and not (isinstance(error, MemoryError) and str(error)):
+    told = isinstance(error, ProcessLost) or (isinstance(error, MemoryError) and str(error))
+    if not expected and not told:
         sys.__excepthook__(kind, error, traceback)
         return
     print(f"griffin: {error}", file=sys.stderr)

@@ -1,6 +1,8 @@
 """Which framework an array is of, and where it is."""
 
 import contextlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 
@@ -16,9 +18,27 @@ def platform(x: Any) -> str:
         return x.device.type
     import jax
 
+    mesh = jax.sharding.get_abstract_mesh()  # for which a function is compiled
+    if mesh.abstract_device is not None:
+        return mesh.abstract_device.platform
     # Of an array that is being traced only the backend it will most likely run on is known.
     device = jax.config.jax_default_device  # type: ignore[attr-defined]
     return getattr(device, "platform", device) or jax.default_backend()
+
+
+def is_here(x: Any) -> bool:
+    """Whether an array of JAX is on a device of this process; else a function is compiled for
+    others, on which nothing can be tried."""
+    import jax
+
+    return platform(x) == jax.default_backend()
+
+
+def untraced(function: Callable[[], Any]) -> Any:
+    """What a function of JAX gives where nothing is traced and no mesh is set: in a thread of its
+    own."""
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(function).result()
 
 
 def without_autocast(x: Any) -> contextlib.AbstractContextManager[Any]:

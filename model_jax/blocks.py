@@ -11,6 +11,7 @@ from griffin_eval.layout import ParamScope
 from griffin_eval.model_jax.layers import RGLRU, Conv1D, Linear, RMSNorm, rotate
 from griffin_eval.model_jax.layouts import StepContext
 from griffin_eval.model_jax.state import AttentionState, RecurrentState
+from griffin_eval.sharding.mesh_jax import summed
 
 
 class RecurrentBlock(nnx.Module):
@@ -22,6 +23,7 @@ class RecurrentBlock(nnx.Module):
         self.linear_out = Linear(params / "linear_out")
         self.conv_1d = Conv1D(config, params / "conv_1d")
         self.rg_lru = RGLRU(config, params / "rg_lru")
+        self.split = self.linear_x.weight.shape[0] < config.lru_width
 
     def __call__(
         self, x: Float[Array, "B T W"], context: StepContext, state: RecurrentState
@@ -29,7 +31,8 @@ class RecurrentBlock(nnx.Module):
         y_branch = self.linear_y(x, "gelu")
         x_branch, conv = self.conv_1d(self.linear_x(x), context, state.conv)
         x_branch, h = self.rg_lru(x_branch, context, state.h)
-        return self.linear_out(x_branch * y_branch), RecurrentState(h, conv)
+        y = summed(self.linear_out(x_branch * y_branch), self.split)
+        return y, RecurrentState(h, conv)
 
 
 class AttentionBlock(nnx.Module):
@@ -39,21 +42,22 @@ class AttentionBlock(nnx.Module):
     """
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
-        self.heads = config.num_heads
+        self.head_dim = config.head_dim
         self.q_proj = Linear(params / "q_proj")
         self.k_proj = Linear(params / "k_proj")
         self.v_proj = Linear(params / "v_proj")
         self.o_proj = Linear(params / "o_proj")
+        self.split = self.q_proj.weight.shape[0] < config.width
 
     def __call__(
         self, x: Float[Array, "B T W"], context: StepContext, state: AttentionState
     ) -> tuple[Float[Array, "B T W"], AttentionState]:
         batch, length, _ = x.shape
-        q = self.q_proj(x).reshape(batch, length, self.heads, -1)
+        q = self.q_proj(x).reshape(batch, length, -1, self.head_dim)
         q = rotate(q, context.cos, context.sin)
         k = rotate(self.k_proj(x)[:, :, None], context.cos, context.sin)[:, :, 0]
         y, state = context.layout.attend(q, k, self.v_proj(x), context.max_age, state)
-        return self.o_proj(y), state
+        return summed(self.o_proj(y), self.split), state
 
 
 class MLPBlock(nnx.Module):
@@ -63,10 +67,11 @@ class MLPBlock(nnx.Module):
         self.gate_proj = Linear(params / "gate_proj")
         self.up_proj = Linear(params / "up_proj")
         self.down_proj = Linear(params / "down_proj")
+        self.split = self.up_proj.weight.shape[0] < config.mlp_width
 
     def __call__(self, x: Float[Array, "B T W"]) -> Float[Array, "B T W"]:
         y = self.gate_proj(x, "gelu")
-        return self.down_proj(self.up_proj(x, "mul", y))
+        return summed(self.down_proj(self.up_proj(x, "mul", y)), self.split)
 
 
 class ResidualBlock(nnx.Module):

@@ -29,6 +29,7 @@ from griffin_eval.model_jax.state import (
     fork,
     keep,
 )
+from griffin_eval.sharding.mesh_jax import summed
 
 
 class Embedding(nnx.Module):
@@ -39,7 +40,7 @@ class Embedding(nnx.Module):
         self.weight = params("weight")
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T W"]:
-        return self.weight[...][tokens] * self.multiplier
+        return summed(self.weight[...][tokens]) * self.multiplier
 
     def decode(self, hidden: Float[Array, "*N W"]) -> Float[Array, "*N V"]:
         """Products with every embedding, accumulated and returned in float32 or wider."""

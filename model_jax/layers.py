@@ -11,11 +11,11 @@ from jaxtyping import Float, Int
 from griffin_eval import rope
 from griffin_eval.config import GriffinConfig
 from griffin_eval.kernels.linear import cpu_jax
-from griffin_eval.kernels.rglru.api import rglru
 from griffin_eval.kernels.rglru.plain_jax import accumulation_dtype
 from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.layout import ParamScope
 from griffin_eval.model_jax.layouts import StepContext
+from griffin_eval.sharding.mesh_jax import rglru
 
 
 def at_least_float32(x: Array) -> Array:

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int
 
-from griffin_eval.kernels.attention.api import local_attention
 from griffin_eval.kernels.attention.plain_jax import PackedBlocks, locate, query_blocks, slot_of
 from griffin_eval.kernels.attention.reference import Remembered
 from griffin_eval.model_jax.state import AttentionState, PoolRows, write_rows
+from griffin_eval.sharding.mesh_jax import first_number, local_attention
 
 
 class PaddedLayout(NamedTuple):
@@ -117,7 +117,8 @@ class PackedLayout(NamedTuple):
             remembered=Remembered(state.k, state.v, self.rows.sources),
             blocks=self.blocks,
         )
-        k, v = self._write(state.k, k[0], y), self._write(state.v, v[0], y)
+        after = first_number(y, q.shape[2])
+        k, v = self._write(state.k, k[0], after), self._write(state.v, v[0], after)
         return y, AttentionState(k, v)
 
     def _write(

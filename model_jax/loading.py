@@ -11,6 +11,8 @@ from griffin_eval.converters.arrays.pieces import drop_pages
 from griffin_eval.converters.checkpoint import Checkpoint, warn_not_finite
 from griffin_eval.layout import ParamSpec
 from griffin_eval.model_jax.griffin import Griffin, param_dtype
+from griffin_eval.sharding.mesh_jax import param_sharding
+from griffin_eval.sharding.plan import MODEL, plan
 
 
 def load(
@@ -26,7 +28,8 @@ def load(
     Args:
         checkpoint: opened with ``Checkpoint(path)``.
         dtype: to run in; None for that of the checkpoint. Λ and θ are float32 at least.
-        device: the jax.Device to run on; None for JAX's default.
+        device: the jax.Device to run on, or the mesh over which the weights are split, of which
+            every device reads its own part; None for JAX's default device.
 
     Raises:
         CheckpointError: a tensor that cannot be read.
@@ -34,12 +37,24 @@ def load(
     Logs a warning for each tensor that holds NaN or infinity in the dtype it is held in.
     """
     run_dtype = jnp.dtype(dtype or checkpoint.dtype)
+    mesh = device if isinstance(device, jax.sharding.Mesh) else None
+    split = plan(checkpoint.config, mesh.shape[MODEL] if mesh else 1)
+
+    def put(spec: ParamSpec, stored: np.ndarray) -> jax.Array:
+        """A copy even where JAX could alias the mapped file, which may change or be unmapped."""
+        held = param_dtype(spec, run_dtype)
+        if mesh is None:
+            return jnp.array(stored.astype(held, copy=False), copy=True)
+        where = param_sharding(mesh, split, spec)
+        return jax.make_array_from_callback(
+            spec.shape, where, lambda part: stored[part].astype(held, copy=True)
+        )
 
     def make(spec: ParamSpec) -> nnx.Param:
         stored = checkpoint.numpy(spec.name)
-        with jax.default_device(device), np.errstate(over="ignore"):  # which is said below
-            # A copy even where JAX could alias the mapped file, which may change or be unmapped.
-            value = jnp.array(stored.astype(param_dtype(spec, run_dtype), copy=False), copy=True)
+        one_device = None if mesh else device
+        with jax.default_device(one_device), np.errstate(over="ignore"):  # which is said below
+            value = put(spec, stored)
             if not jnp.isfinite(value.sum(dtype=jnp.float32)):
                 warn_not_finite(spec.name, int(jnp.sum(~jnp.isfinite(value))), spec.size)
         drop_pages(stored)  # which would count as this process's memory beside the copy

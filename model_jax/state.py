@@ -133,12 +133,12 @@ def write_rows(
         pool: of R rows.
         targets: which rows to write. Those that are not in the pool come last, and are left out.
         row: what to write to ``targets[i]``, given i and the pool so far.
-        after: a result of reading the pool, of floats. XLA copies what one operation reads and
+        after: a number that reading the pool gave. XLA copies what one operation reads and
             another writes, unless the second needs the result of the first.
     """
     count = jnp.sum(targets < len(pool))
     if after is not None:  # which changes nothing, but XLA does not know that
-        count = jnp.minimum(count, jnp.where(jnp.isnan(after.ravel()[0]), 1 << 30, 1 << 29))
+        count = jnp.minimum(count, jnp.where(jnp.isnan(after), 1 << 30, 1 << 29))
 
     def write_row(i: Array, pool: Array) -> Array:
         # Computed before it is written: else the whole pool would be copied.

@@ -30,6 +30,7 @@ from griffin_eval.model_torch.state import (
     fork,
     keep,
 )
+from griffin_eval.sharding.processes_torch import embedded
 
 LOGIT_ROWS = 16_384  # vocabulary rows widened to float32 at a time
 
@@ -39,11 +40,11 @@ class Embedding(nn.Module):
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
         super().__init__()
-        self.multiplier = config.embedding_multiplier
+        self.multiplier, self.vocab_size = config.embedding_multiplier, config.vocab_size
         self.weight = params("weight")
 
     def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T W"]:
-        return F.embedding(tokens, self.weight) * self.multiplier
+        return embedded(tokens, self.weight, self.vocab_size) * self.multiplier
 
     def decode(self, hidden: Float[Tensor, "*N W"]) -> Float[Tensor, "*N V"]:
         """Products with every embedding, accumulated and returned in float32 or wider."""
@@ -107,10 +108,12 @@ class Griffin(nn.Module):
             return torch.zeros(batch, *shape, dtype=dtype, device=weight.device)
 
         layers = []
-        for block_type in c.block_types:
+        for block_type, layer in zip(c.block_types, self.model.layers, strict=True):
             if block_type == "recurrent":
-                h = zeros(c.lru_width, dtype=h_dtype)
-                layers.append(RecurrentState(h, zeros(c.conv_width - 1, c.lru_width)))
+                temporal: Any = layer.temporal_block
+                channels = len(temporal.linear_x.weight)  # that are here
+                h = zeros(channels, dtype=h_dtype)
+                layers.append(RecurrentState(h, zeros(c.conv_width - 1, channels)))
             else:
                 keys = c.visible_keys if block_type == "local_attention" else capacity
                 assert keys is not None

@@ -6,6 +6,8 @@ from torch import nn
 from griffin_eval.converters.checkpoint import Checkpoint, warn_not_finite
 from griffin_eval.layout import ParamSpec
 from griffin_eval.model_torch.griffin import Griffin, param_dtype
+from griffin_eval.sharding import processes_torch
+from griffin_eval.sharding.plan import plan
 
 _SUMMED = 1 << 22  # weights at a time
 
@@ -18,7 +20,8 @@ def load(
     """Loads a checkpoint of any format, tensor by tensor.
 
     On the CPU and without a change of dtype a weight of a safetensors file is mapped from it;
-    otherwise one tensor at a time is converted, so that the model is never in memory twice.
+    otherwise one tensor at a time is converted, so that the model is never in memory twice. Where
+    processes share the model (`griffin_eval.sharding.processes_torch.share`), each takes its part.
 
     Args:
         checkpoint: opened with ``Checkpoint(path)``.
@@ -31,9 +34,12 @@ def load(
     Logs a warning for each tensor that holds NaN or infinity in the dtype it is held in.
     """
     run_dtype = dtype or getattr(torch, checkpoint.dtype)
+    split = plan(checkpoint.config, processes_torch.parts())
 
     def make(spec: ParamSpec) -> nn.Parameter:
-        stored = checkpoint.torch(spec.name)
+        stored = checkpoint.torch(spec.name)[split.part(spec, processes_torch.rank())].contiguous()
+        if split.adds_once(spec) and processes_torch.rank() > 0:
+            stored = torch.zeros_like(stored)
         value = stored.to(device=device, dtype=param_dtype(spec, run_dtype))
         # In pieces: a sum in float32 widens what it adds up first.
         sums = [piece.sum(dtype=torch.float32) for piece in value.flatten().split(_SUMMED)]

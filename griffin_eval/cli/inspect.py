@@ -13,6 +13,10 @@ from griffin_eval.cli.options import CheckpointOptions, takes_checkpoint_options
 @takes_checkpoint_options
 def inspect(
     path: Annotated[str, typer.Argument(help="Folder, .pt file or hub id.")],
+    devices: Annotated[
+        int | None,
+        typer.Option(help="Number of devices; shows how the model would be split.", min=1),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Printed JSON, nothing else.")] = False,
     *,
     options: CheckpointOptions,
@@ -22,7 +26,7 @@ def inspect(
     Format, config and where each field is from, dtypes, tensors. Weights are not read.
     """
     from griffin_eval.converters.containers.container import NothingThere
-    from griffin_eval.converters.describe import describe
+    from griffin_eval.converters.describe import describe, describe_split
     from griffin_eval.converters.inspection import inspect as inspect_checkpoint
     from griffin_eval.errors import CheckpointError
 
@@ -35,6 +39,8 @@ def inspect(
         facts = {"problems": [str(error)]}
     else:
         facts = describe(inspection)
+        if devices is not None and inspection.config is not None and not facts["problems"]:
+            facts["split"] = describe_split(facts, inspection, devices)
         inspection.container.close()
     if as_json:
         typer.echo(json.dumps(facts, indent=1))
@@ -50,7 +56,16 @@ def _print_facts(facts: dict[str, Any]) -> None:
     def line(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    apart = ("config", "config_from", "tensors", "warnings", "problems", "left_out", "notes")
+    apart = (
+        "config",
+        "config_from",
+        "tensors",
+        "warnings",
+        "problems",
+        "left_out",
+        "notes",
+        "split",
+    )
     for name, value in facts.items():
         if name not in apart:
             line(f"{name}: {'unknown' if value is None else value}")
@@ -65,6 +80,16 @@ def _print_facts(facts: dict[str, Any]) -> None:
         table.add_row(tensor["name"], shape, tensor["dtype"], "\n".join(tensor["parameters"]))
     if table.row_count:
         console.print(table)
+    if "split" in facts:
+        split = facts["split"]
+        each, every = split["bytes_a_device"] / 1e6, split["bytes"] / 1e6
+        whole = (
+            f"; whole on each: {', '.join(split['whole'])}, {split['whole_bytes'] / 1e6:,.1f} MB"
+        )
+        line(
+            f"split over {split['devices']} devices: {each:,.1f} MB of {every:,.1f} MB on each"
+            f"{whole if split['whole'] else ''}"
+        )
     for name, reason in facts.get("left_out", {}).items():
         line(f"left out: {name} ({reason})")
     for name, text in facts.get("notes", {}).items():

@@ -12,6 +12,7 @@ from griffin_eval.cli.bench.evaluation import bench_eval
 from griffin_eval.cli.bench.latency import bench_latency
 from griffin_eval.cli.bench.model import bench_model
 from griffin_eval.cli.bench.scan import bench_scan
+from griffin_eval.cli.bench.shard import bench_shard
 from griffin_eval.cli.bench.throughput import bench_throughput
 from griffin_eval.cli.bench.training import bench_training
 from griffin_eval.cli.checkpoints import checkpoints
@@ -22,7 +23,7 @@ from griffin_eval.cli.memory import memory
 from griffin_eval.cli.report import report
 from griffin_eval.cli.train import train
 from griffin_eval.cli.verify import verify
-from griffin_eval.errors import BadInput, MissingExtraError
+from griffin_eval.errors import BadInput, MissingExtraError, ProcessLost
 
 app = typer.Typer(
     name="griffin-eval",
@@ -82,6 +83,7 @@ bench.command(name="convert")(bench_convert)
 bench.command(name="eval")(bench_eval)
 bench.command(name="model")(bench_model)
 bench.command(name="scan")(bench_scan)
+bench.command(name="shard")(bench_shard)
 bench.command(name="latency")(bench_latency)
 bench.command(name="throughput")(bench_throughput)
 bench.command(name="training")(bench_training)
@@ -97,6 +99,6 @@ def main() -> None:
     except (BadInput, MissingExtraError) as error:
         print(f"griffin-eval: {error}", file=sys.stderr)
         sys.exit(2)
-    except MemoryError as error:  # the engine's says for which request
+    except (MemoryError, ProcessLost) as error:  # the engine's says for which request
         print(f"griffin-eval: {error or 'out of memory'}", file=sys.stderr)
         sys.exit(1)

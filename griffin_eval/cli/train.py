@@ -27,6 +27,10 @@ def train(
         typer.Option(help="Length of a training sequence in tokens; a step reads as many in all."),
     ] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(help="Devices that split batch and weights, such as data=4,model=2."),
+    ] = None,
 ) -> None:
     """Train a small model of section 6.2 with the JAX twin.
 
@@ -61,6 +65,7 @@ def train(
         raise ArgumentError(f"--length must be at least {SHORTEST}, found {length}")
     if not 0 < chosen.learning_rate < math.inf:
         raise ArgumentError(f"--learning-rate must be a number above 0, found {learning_rate}")
+    over = None if mesh is None else training_mesh(mesh, max(1, chosen.tokens // chosen.length))
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
@@ -74,9 +79,36 @@ def train(
                 bar.update(task, description=f"{recipe} {model}: {text}")
             bar.update(task, completed=metrics["step"])
 
-        last = train_model(Run(recipe=chosen, model=model, seed=seed), output, progress=progress)
+        settings = Run(recipe=chosen, model=model, seed=seed)
+        last = train_model(settings, output, mesh=over, progress=progress)
     figure = draw([output], output / "curves")
     typer.echo(
         f"{output}: step {last['step']}, test loss {last['test_loss']:.4f}, "
         f"accuracy {last['accuracy']:.1%}; curves in {figure}"
     )
+
+
+def training_mesh(text: str, rows: int) -> Any:
+    """The mesh of ``--mesh``, of the first devices of this process.
+
+    Args:
+        text: such as ``data=4,model=2``.
+        rows: of a step, which the replicas divide.
+
+    Raises:
+        ArgumentError: it is no mesh, or one that does not fit the devices or the rows.
+    """
+    import jax
+
+    from griffin_eval.sharding.mesh_jax import make_mesh
+    from griffin_eval.sharding.plan import DATA, MODEL, parse_mesh
+
+    sizes, there = parse_mesh(text, "--mesh"), jax.local_devices()
+    needed = sizes[DATA] * sizes[MODEL]
+    if needed > len(there):
+        raise ArgumentError(
+            f"--mesh {text}: it takes {needed} devices, and this process has {len(there)}"
+        )
+    if rows % sizes[DATA]:
+        raise ArgumentError(f"--mesh {text}: {sizes[DATA]} does not divide a step's {rows} rows")
+    return make_mesh(there[:needed], sizes[DATA])

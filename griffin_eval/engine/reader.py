@@ -218,7 +218,8 @@ class Reader:
                 source = -1 if parent is None else self._held.get(parent)
                 leaf = count == active.left and not active.edge.children
                 target = None if source is None else self._begin(active.edge, leaf)
-                if target is None:  # not before another edge is done, or its parent read again
+                # Not before another edge is done, or its parent is read again.
+                if source is None or target is None:
                     self._stack.append(active.edge)
                     self._active.remove(active)
                     continue

@@ -14,10 +14,10 @@ from griffin_eval.runners.protocol import DTYPES
 # Arguments of lm_eval's hf model that this one does not have, and what to do instead.
 _INSTEAD = {
     "backend": "framework=torch or framework=jax chooses what runs the model",
-    "parallelize": "device= chooses one device; torchrun splits the documents over GPUs",
-    "device_map": "the model runs on one device; device= chooses it",
-    "tp_plan": "the model runs on one device; device= chooses it",
-    "max_memory_per_gpu": "the model runs on one device; dtype=bfloat16 halves its memory",
+    "parallelize": "tensor_parallel_size= splits the model over devices",
+    "device_map": "tensor_parallel_size= splits the model over devices",
+    "tp_plan": "tensor_parallel_size= splits the model over devices",
+    "max_memory_per_gpu": "tensor_parallel_size= splits the model over devices",
     "max_cpu_memory": "weights are mapped from the file; dtype=bfloat16 halves their memory",
     "offload_folder": "weights are mapped from the file",
     "peft": "merge the adapter into the checkpoint first",
@@ -57,6 +57,10 @@ class ModelArguments:
             number, JAX uses all that this process has. Under torchrun and ``accelerate launch``
             (with PyTorch) each process takes its share of the documents, and a CUDA device of its
             own.
+        tensor_parallel_size: number of devices that share the weights, each of which holds a part;
+            1 by default. With PyTorch each has a process, which is started here.
+        data_parallel_size: number of replicas of the model, each on so many devices; by default as
+            many as the devices make. With PyTorch these are the processes of torchrun.
         batch_size: a number or ``auto``, which change nothing: a step reads from as many documents
             as are fastest and as memory holds, since no result depends on what is read beside it.
         max_batch_size: upper bound of the number of documents that a step reads from or continues.
@@ -89,6 +93,8 @@ class ModelArguments:
     framework: str
     dtype: str = "auto"
     device: str | None = None
+    tensor_parallel_size: int = 1
+    data_parallel_size: int | None = None
     batch_size: int | str = 1
     max_batch_size: int | None = None
     max_length: int | None = None
@@ -164,6 +170,8 @@ _PARSED = {
     "pretrained": lambda name, value: str(value),
     "batch_size": _batch_size,
     "max_batch_size": positive_integer,
+    "tensor_parallel_size": positive_integer,
+    "data_parallel_size": positive_integer,
     "max_length": positive_integer,
     "state_budget": lambda name, value: parse_size(str(value), name),
 }

@@ -79,6 +79,8 @@ def load(arguments: ModelArguments, launch: Launch) -> LoadedModel:
         framework=arguments.framework,
         dtype=arguments.dtype,
         device=launch.device(arguments.device),
+        tensor_parallel=arguments.tensor_parallel_size,
+        data_parallel=arguments.data_parallel_size,
     )
     model = LoadedModel(
         arguments,

@@ -53,7 +53,7 @@ def measured(
         "tokens_per_second": total.tokens_computed / max(total.seconds, 1e-9),
         "compilations": sum(runner.compilations for runner in runners),
         "peak_memory_bytes": max(runner.peak_memory() for runner in runners),
-        "devices": len(runners) * processes,
+        "devices": sum(runner.devices for runner in runners) * processes,
         "kernel": f"kernels.rglru, {runners[0].kernel}",
         "attention_kernel": f"kernels.attention, {runners[0].attention_kernel}",
     }

@@ -54,10 +54,10 @@ jax.monitoring.register_event_listener(_count)
 
 
 class ExecutableCache:
-    """The compiled functions of one model on one device.
+    """The compiled functions of one model on one device, or on those of a mesh.
 
     Args:
-        device: where they run.
+        devices: where they run.
         parameters: the model's, which all calls share.
         depends_on: what the functions depend on beside code and settings of JAX; compared by its
             ``repr``.
@@ -68,15 +68,15 @@ class ExecutableCache:
         count: number of executables compiled or loaded.
     """
 
-    def __init__(self, device: Any, parameters: Any, depends_on: Any, folder: Path | None):
-        self._parameters, self._device = parameters, device
+    def __init__(self, devices: list[Any], parameters: Any, depends_on: Any, folder: Path | None):
+        self._parameters, self._devices = parameters, devices
         self._parameter_shapes = _signature(parameters)
         self._folder: Path | None = None
         self._loading: dict[str, Future[Any]] = {}
         self._refused = False  # whether a warning has been given
         self.count = 0
-        if folder is not None and device.platform == "cpu":
-            key = _digest(_surroundings(device), depends_on, self._parameter_shapes)
+        if folder is not None and devices[0].platform == "cpu":
+            key = _digest(_surroundings(devices), depends_on, self._parameter_shapes)
             if self._is_ours(folder) and self._is_ours(folder / key):
                 self._folder = folder / key
                 self._preload(self._folder)
@@ -164,7 +164,7 @@ class ExecutableCache:
                     return None
                 payload, inputs, outputs = pickle.load(file)
             return serialize_executable.deserialize_and_load(
-                payload, inputs, outputs, self._device.client, [self._device]
+                payload, inputs, outputs, self._devices[0].client, self._devices
             )
         except FileNotFoundError:
             return None
@@ -225,7 +225,7 @@ class ExecutableCache:
             return
 
         def zeros(x: Any) -> jax.Array:
-            return jax.device_put(np.zeros(x.shape, x.dtype), self._device)
+            return jax.device_put(np.zeros(x.shape, x.dtype), self._devices[0])
 
         arguments, _ = executable.args_info
         jax.block_until_ready(
@@ -258,13 +258,15 @@ def _signature(argument: Any) -> tuple[Any, ...]:
     return tree, tuple((x.shape, x.dtype, getattr(x, "weak_type", False)) for x in leaves)
 
 
-def _surroundings(device: Any) -> Iterator[Any]:
+def _surroundings(devices: list[Any]) -> Iterator[Any]:
     """Everything but the model that executables depend on."""
     files = [*HERE.parent.glob("*"), *(f for folder in CODE for f in folder.rglob("*"))]
     for file in sorted(f for f in files if f.suffix in (".py", ".c", ".so")):
         yield file.name, hashlib.sha256(file.read_bytes()).hexdigest()
     yield [version(library) for library in ("jax", "jaxlib", "flax")], platform.python_version()
-    yield device.platform, device.device_kind, device.id, device.client.platform_version
+    first = devices[0]
+    yield first.platform, first.device_kind, first.client.platform_version
+    yield [device.id for device in devices]
     yield platform.machine(), _processor(), usable_cpus()
     yield sorted((k, repr(v)) for k, v in jax.config.values.items() if "cache" not in k)
     yield os.environ.get("XLA_FLAGS")

@@ -11,11 +11,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from griffin_eval.model_jax.decoding import DecodingState
 from griffin_eval.model_jax.griffin import Griffin
-from griffin_eval.model_jax.state import PoolRows, State, gather, scatter
+from griffin_eval.model_jax.state import PoolRows, RecurrentState, State, gather, scatter
 from griffin_eval.runners.batching import query_block
+from griffin_eval.sharding.plan import MODEL, Plan
 
 
 class SplitModel(NamedTuple):
@@ -90,6 +92,28 @@ def first_largest(logits: Array) -> Array:
     largest = logits == jnp.max(logits, axis=1, keepdims=True)
     first = jnp.min(jnp.where(largest, column, logits.shape[1]), axis=1)
     return jnp.where(first == logits.shape[1], -1, first)
+
+
+def state_shardings(mesh: Mesh, plan: Plan, state: Any) -> Any:
+    """How a state, a pool of states or a decoding state lies on a mesh: recurrent states are split
+    as the RG-LRU is, keys and values lie whole on every device.
+
+    Args:
+        mesh: of devices.
+        plan: of the model.
+        state: tree of arrays or of their shapes.
+    """
+    whole = NamedSharding(mesh, PartitionSpec())
+    split = None if "lru" in plan.whole else MODEL
+
+    def sharding(part: Any) -> Any:
+        if not isinstance(part, RecurrentState):
+            return whole
+        h: Any = NamedSharding(mesh, PartitionSpec(None, split))
+        conv: Any = NamedSharding(mesh, PartitionSpec(None, None, split))
+        return RecurrentState(h, conv)
+
+    return jax.tree.map(sharding, state, is_leaf=lambda part: isinstance(part, RecurrentState))
 
 
 def x64_if(wanted: bool) -> contextlib.AbstractContextManager:

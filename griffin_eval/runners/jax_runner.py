@@ -1,5 +1,6 @@
 """The JAX runner."""
 
+import contextlib
 import functools
 import math
 import os
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError
@@ -37,16 +39,19 @@ from griffin_eval.runners.compiled_jax import ExecutableCache, cache_folder
 from griffin_eval.runners.devices import asked_or_best
 from griffin_eval.runners.jax_functions import x64_if
 from griffin_eval.runners.protocol import DTYPES
+from griffin_eval.sharding.mesh_jax import make_mesh
+from griffin_eval.sharding.plan import MODEL, plan
 
 COMPILE_AFTER_USES = 4  # times that a shape of steps is padded to a larger one
 SCORED = 64  # least number that scored positions are padded to
 
 
 class JaxRunner:
-    """`griffin_eval.model_jax` on one device. See `griffin_eval.runners.protocol.Runner`.
+    """`griffin_eval.model_jax` on one device, or split over those of a mesh. See
+    `griffin_eval.runners.protocol.Runner`.
 
     Args:
-        model: its methods are compiled once for every padded shape.
+        model: where its weights lie. Its methods are compiled once for every padded shape.
         compiler_options: of `jax.jit`.
         executables: folder of all models' executables, None to keep none.
     """
@@ -60,10 +65,14 @@ class JaxRunner:
         executables: Path | None = None,
     ):
         weight = model.model.embed_tokens.weight[...]
-        self.config = model.config
+        self.config, self._model = model.config, model
         self.dtype = weight.dtype.name
-        (self._device,) = weight.devices()
-        self.device = f"{self._device.platform}:{self._device.id}"
+        sharding: Any = weight.sharding
+        self._mesh: Any = sharding.mesh if isinstance(sharding, NamedSharding) else None
+        self._devices = list(weight.devices() if self._mesh is None else self._mesh.devices.flat)
+        self.device = "+".join(f"{each.platform}:{each.id}" for each in self._devices)
+        self.devices = len(self._devices)
+        self._plan = plan(self.config, self.devices)
         self.step_tokens = self._full_step = step_tokens(self.device)
         self.step_rows, self.decode_rows = step_rows(self.device), decode_rows(self.device)
         one = jnp.empty((1, 1, 1), weight.dtype)
@@ -77,51 +86,100 @@ class JaxRunner:
         attends = set(self.config.block_types) != {"recurrent"}
         self.attention_kernel = packed + differs if attends else "none"
         self._reads_in_place = packed == "cpu"
-        if self._device.platform == "cpu":  # before a program is loaded that calls a kernel
+        if self._devices[0].platform == "cpu":  # before a program is loaded that calls a kernel
             register_ffi_targets()
         split, self._params = jax_functions.split(model)
         depends_on = self.config, self.kernel, self.attention_kernel, compiler_options
-        self._cache = ExecutableCache(self._device, self._params, depends_on, executables)
+        self._cache = ExecutableCache(self._devices, self._params, depends_on, executables)
 
-        def compiled(name: str, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        def compiled(
+            name: str,
+            function: Callable[..., Any],
+            results: Any,
+            context: Callable[[], contextlib.AbstractContextManager] = self._precision,
+            **options: Any,
+        ) -> Callable[..., Any]:
             return self._cache.compiled(
-                name, function, self._precision, compiler_options=compiler_options, **options
+                name,
+                function,
+                functools.partial(self._traced, context),
+                out_shardings=results,
+                **options,
             )
 
         bound = functools.partial
+        # Where results lie: the next call takes them as they are.
+        pool, decoding, vocabulary, whole = self._result_shardings()
         # The first argument is donated, so that its memory is written again.
-        self._read = compiled("read", bound(jax_functions.read, split), donate_argnums=0)
-        self._grow = compiled("grow", jax_functions.grow, donate_argnums=0)
-        self._insert = compiled("insert", DecodingState.insert, donate_argnums=0)
-        self._decode = compiled("decode", bound(jax_functions.decode_step, split), donate_argnums=0)
-        self._logits = compiled("logits", bound(jax_functions.logits, split))
-        self._greedy = compiled("greedy", bound(jax_functions.greedy, split))
+        donated: Any = {"donate_argnums": 0, "compiler_options": compiler_options}
+        self._read = compiled("read", bound(jax_functions.read, split), (whole, pool), **donated)
+        self._grow = compiled("grow", jax_functions.grow, pool, **donated)
+        self._insert = compiled("insert", DecodingState.insert, decoding, **donated)
+        self._decode = compiled(
+            "decode", bound(jax_functions.decode_step, split), (whole, decoding), **donated
+        )
+        kept: Any = {"compiler_options": compiler_options}
+        self._logits = compiled("logits", bound(jax_functions.logits, split), vocabulary, **kept)
+        self._greedy = compiled("greedy", bound(jax_functions.greedy, split), whole, **kept)
         self._normalise = {
-            dtype: self._cache.compiled(
+            dtype: compiled(
                 f"normalise {dtype}",
-                functools.partial(jax_functions.normalise, dtype),
+                bound(jax_functions.normalise, dtype),
+                whole,
                 functools.partial(x64_if, dtype == "float64"),
             )
             for dtype in DTYPES
         }
         self._starts: dict[str, Callable[[], Any]] = {}
-        self._model = model
         # Shapes of steps that are compiled, and how often each was wanted, by rows of the pool.
         self._shapes: dict[int, tuple[set[tuple[int, int]], Counter[tuple[int, int]]]] = {}
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, dtype: str, device: str | None):
-        """See `griffin_eval.runners.load.load_runner`."""
+    def load(cls, checkpoint: Checkpoint, dtype: str, devices: list[Any]):
+        """See `griffin_eval.runners.load.load_runners`.
+
+        Args:
+            checkpoint: that is open.
+            dtype: to run in, or ``auto``.
+            devices: one, or several of which each holds a part of the weights.
+        """
         if dtype == "float64" and not jax.config.read("jax_enable_x64"):
             raise ArgumentError(
                 "dtype=float64 in JAX needs the environment variable JAX_ENABLE_X64=1"
             )
         chosen = None if dtype == "auto" else jnp.dtype(dtype)
         folder = cache_folder()  # before JAX's own cache is given a folder
-        where = choose_device(device)
-        if where.platform != "cpu":
+        if devices[0].platform != "cpu":
             keep_compilations()
+        where = devices[0] if len(devices) == 1 else make_mesh(devices)
         return cls(load(checkpoint, chosen, where), executables=folder)
+
+    def _state_sharding(self, state: Any) -> Any:
+        """Where the leaves of a state lie, given their shapes."""
+        if self._mesh is None:
+            return SingleDeviceSharding(self._devices[0])
+        return jax_functions.state_shardings(self._mesh, self._plan, state)
+
+    def _result_shardings(self) -> tuple[Any, Any, Any, Any]:
+        """Where pools of states lie, decoding states, logits, and everything else."""
+        pool = jax.eval_shape(lambda: self._model.init_state(1, 1))
+        decoding = jax.eval_shape(lambda: DecodingState.start(self._model, 1, 1))
+        whole = vocabulary = SingleDeviceSharding(self._devices[0])
+        if self._mesh is not None:
+            whole = NamedSharding(self._mesh, PartitionSpec())
+            split = None if "vocab" in self._plan.whole else MODEL
+            vocabulary = NamedSharding(self._mesh, PartitionSpec(None, split))
+        return self._state_sharding(pool), self._state_sharding(decoding), vocabulary, whole
+
+    def _traced(
+        self, context: Callable[[], contextlib.AbstractContextManager]
+    ) -> contextlib.AbstractContextManager:
+        """The context in which a function is traced."""
+        stack = contextlib.ExitStack()
+        stack.enter_context(context())
+        if self._mesh is not None:
+            stack.enter_context(jax.set_mesh(self._mesh))
+        return stack
 
     def padded_tokens(self, count: int, smallest: int = 16) -> int:
         return 1 if count == 1 else max(smallest, 1 << (count - 1).bit_length())
@@ -134,15 +192,24 @@ class JaxRunner:
         return -(-count // step) * step
 
     def state_bytes(self, capacity: int) -> int:
-        return nbytes(jax.eval_shape(lambda: self._model.init_state(1, capacity)))
+        return self._bytes_a_device(jax.eval_shape(lambda: self._model.init_state(1, capacity)))
 
     def step_bytes(self, capacity: int) -> int:
         state = jax.eval_shape(lambda: self._model.init_state(1, capacity))
-        return nbytes(without_attention(state) if self._reads_in_place else state)
+        return self._bytes_a_device(without_attention(state) if self._reads_in_place else state)
+
+    def _bytes_a_device(self, state: State) -> int:
+        if self._mesh is None:
+            return nbytes(state)
+        where = jax.tree.leaves(self._state_sharding(state))
+        leaves = zip(jax.tree.leaves(state), where, strict=True)
+        return sum(math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize for x, s in leaves)
 
     def free_memory(self) -> int:
-        memory = self._device.memory_stats() or {}
-        return memory.get("bytes_limit", host_memory()) - memory.get("bytes_in_use", 0)
+        memory = self._devices[0].memory_stats()
+        if not memory:  # a processor, whose "devices" share its memory
+            return host_memory() // len(self._devices)
+        return memory["bytes_limit"] - memory["bytes_in_use"]
 
     def open_pool(self, rows: int, capacity: int) -> State:
         # The last row stays at the start.
@@ -164,7 +231,7 @@ class JaxRunner:
         size, rows = self._step_shape(len(tokens), len(lengths), pool_rows)
         kept = np.flatnonzero(targets >= 0)
 
-        def padded(array: np.ndarray, value: int = 0) -> np.ndarray:
+        def padded(array: np.ndarray, value: int = 0) -> Any:
             return self._int32(self._padded(array, rows, value))
 
         states = PoolRows(
@@ -250,7 +317,7 @@ class JaxRunner:
         return np.asarray(self._greedy(self._params, hidden, self._int32(positions)))
 
     def peak_memory(self) -> int:
-        memory = self._device.memory_stats() or {}
+        memory = self._devices[0].memory_stats() or {}
         return memory.get("peak_bytes_in_use") or peak_host_memory()
 
     @property
@@ -262,14 +329,11 @@ class JaxRunner:
         does not depend on the capacity, so one executable serves every capacity."""
         needed = "global_attention" in self.config.block_types
         sizes = batch, capacity if needed else None
-        key = f"{name} {sizes}"
+        key, function = f"{name} {sizes}", functools.partial(start, *sizes)
         if key not in self._starts:
-            self._starts[key] = self._cache.compiled(
-                key,
-                functools.partial(start, *sizes),
-                # Placed like the states that steps return.
-                out_shardings=jax.sharding.SingleDeviceSharding(self._device),
-            )
+            # Placed like the states that steps return.
+            where = self._state_sharding(jax.eval_shape(function))
+            self._starts[key] = self._cache.compiled(key, function, out_shardings=where)
         return self._starts[key]()
 
     def _logits_at(self, hidden: Array, positions: np.ndarray) -> Array:
@@ -321,13 +385,29 @@ def _find_device(name: str) -> Any | None:
         return None
 
 
-def other_devices(chosen: str, device: str | None) -> list[str]:
-    """Names of the other local devices of the chosen one's platform, none if one was asked for by
-    its number."""
-    platform, _, index = chosen.partition(":")
+def devices_of_runners(device: str | None, tensor_parallel: int, data_parallel: int | None):
+    """The devices of each runner of this process.
+
+    Args:
+        device: as of `choose_device`.
+        tensor_parallel: devices that share the weights of a runner.
+        data_parallel: runners; None for as many as the devices make, or for one where a device was
+            asked for by its number.
+
+    Raises:
+        ArgumentError: there are fewer devices.
+    """
+    chosen = choose_device(device)
+    there = jax.local_devices(backend=chosen.platform)
     kind, _, number = (device or "").partition(":")
-    same = kind == platform or (kind, platform) in (("cuda", "gpu"), ("rocm", "gpu"))
-    if number == index and same:
-        return []
-    names = [f"{platform}:{i}" for i in range(len(jax.local_devices(backend=platform)))]
-    return [name for name in names if name != chosen]
+    same = kind == chosen.platform or (kind, chosen.platform) in (("cuda", "gpu"), ("rocm", "gpu"))
+    by_number = same and number == str(chosen.id)
+    ordered = [chosen, *(other for other in there if other != chosen)]
+    runners = data_parallel or (1 if by_number else max(len(there) // tensor_parallel, 1))
+    if runners * tensor_parallel > len(there):
+        raise ArgumentError(
+            f"tensor_parallel_size={tensor_parallel} and data_parallel_size={runners} need "
+            f"{runners * tensor_parallel} devices, and this process has {len(there)} of "
+            f"{chosen.platform}"
+        )
+    return [ordered[i * tensor_parallel : (i + 1) * tensor_parallel] for i in range(runners)]

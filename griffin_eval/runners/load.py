@@ -1,11 +1,16 @@
 """Loading a checkpoint into a runner of either framework."""
 
+import logging
 from pathlib import Path
 
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError, MissingExtraError
+from griffin_eval.layout import parameter_count
 from griffin_eval.messages import did_you_mean
 from griffin_eval.runners.protocol import DTYPES, FRAMEWORKS, Runner
+from griffin_eval.sharding.plan import plan
+
+logger = logging.getLogger(__name__)
 
 
 def load_runner(
@@ -15,33 +20,13 @@ def load_runner(
     dtype: str = "auto",
     device: str | None = None,
 ) -> Runner:
-    """Loads a checkpoint of any format into a runner.
-
-    Args:
-        checkpoint: folder or file, or one that is open already.
-        framework: ``torch`` or ``jax``; None takes the first of these that is installed.
-        dtype: one of ``DTYPES``, or ``auto`` for the dtype of the checkpoint.
-        device: its name in the framework; None, or an accelerator that does not exist, takes the
-            best device of this machine, which the log names.
-
-    Raises:
-        CheckpointError: it cannot be read as a model; says which file or tensor.
-        ArgumentError: unknown framework, dtype or device.
-        MissingExtraError: the framework is not installed.
-    """
-    framework = choose_framework(framework)
-    if dtype not in ("auto", *DTYPES):
-        raise ArgumentError(
-            f"unknown dtype {dtype!r}: expected auto, {', '.join(DTYPES)}"
-            f"{did_you_mean(dtype, DTYPES)}"
-        )
-    if framework == "torch":
-        from griffin_eval.runners.torch_runner import TorchRunner as Adapter
-    else:
-        from griffin_eval.runners.jax_runner import JaxRunner as Adapter
+    """The first of `load_runners`, on one device; the checkpoint may be a folder or file."""
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint)
-    return Adapter.load(checkpoint, dtype, device)
+    (runner,) = load_runners(
+        checkpoint, framework=framework, dtype=dtype, device=device, data_parallel=1
+    )
+    return runner
 
 
 def load_runners(
@@ -50,23 +35,66 @@ def load_runners(
     framework: str | None = None,
     dtype: str = "auto",
     device: str | None = None,
+    tensor_parallel: int = 1,
+    data_parallel: int | None = None,
 ) -> list[Runner]:
-    """A runner on each device of this process that ``device`` may mean.
+    """Loads a checkpoint of any format into runners, one for each replica of the model.
 
-    That is one, except with JAX where ``device`` is None, a platform without a number, or does not
-    exist: then it is every local device of the platform, each with all of the weights.
+    Args:
+        checkpoint: that is open.
+        framework: ``torch`` or ``jax``; None takes the first of these that is installed.
+        dtype: one of ``DTYPES``, or ``auto`` for the dtype of the checkpoint.
+        device: its name in the framework; None, or an accelerator that does not exist, takes the
+            best device of this machine, which the log names.
+        tensor_parallel: devices that share the weights of a replica, each of which holds a part
+            (`griffin_eval.sharding`).
+        data_parallel: replicas. By default one, except with JAX where ``device`` is None, a
+            platform without a number, or does not exist: then as many as the local devices of the
+            platform make.
 
-    Args and errors: see `load_runner`.
+    Raises:
+        CheckpointError: it cannot be read as a model; says which file or tensor.
+        ArgumentError: unknown framework, dtype or device, or too few devices.
+        MissingExtraError: the framework is not installed.
     """
-    first = load_runner(checkpoint, framework=framework, dtype=dtype, device=device)
-    if first.framework == "torch":
-        return [first]
-    from griffin_eval.runners.jax_runner import other_devices
+    framework = choose_framework(framework)
+    _log_plan(checkpoint, tensor_parallel)
+    if dtype not in ("auto", *DTYPES):
+        raise ArgumentError(
+            f"unknown dtype {dtype!r}: expected auto, {', '.join(DTYPES)}"
+            f"{did_you_mean(dtype, DTYPES)}"
+        )
+    if framework == "torch":
+        from griffin_eval.runners import torch_parallel
+        from griffin_eval.runners.torch_runner import TorchRunner
 
-    return [first] + [
-        load_runner(checkpoint, framework="jax", dtype=dtype, device=other)
-        for other in other_devices(first.device, device)
-    ]
+        if (data_parallel or 1) > 1:
+            raise ArgumentError(
+                f"data_parallel_size={data_parallel} with PyTorch: start as many processes with "
+                "torchrun or accelerate launch, or take framework=jax"
+            )
+        if tensor_parallel > 1:
+            return [torch_parallel.load(checkpoint, dtype, device, tensor_parallel)]
+        return [TorchRunner.load(checkpoint, dtype, device)]
+    from griffin_eval.runners.jax_runner import JaxRunner, devices_of_runners
+
+    groups = devices_of_runners(device, tensor_parallel, data_parallel)
+    return [JaxRunner.load(checkpoint, dtype, group) for group in groups]
+
+
+def _log_plan(checkpoint: Checkpoint, devices: int) -> None:
+    """Says which parameters every device holds whole although others are split."""
+    found = plan(checkpoint.config, devices)
+    if found.whole:
+        kept, all_of = sum(s.size for s in found.replicated()), parameter_count(found.config)
+        logger.warning(
+            "%s on %d devices: every device holds these whole, since they do not divide: %s "
+            "(%.0f%% of the parameters)",
+            checkpoint.folder,
+            devices,
+            ", ".join(sorted(set(found.whole.values()))),
+            100 * kept / all_of,
+        )
 
 
 def choose_framework(framework: str | None) -> str:

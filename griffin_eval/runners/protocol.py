@@ -15,12 +15,13 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 class Runner(Protocol):
-    """A model on a device.
+    """A model on a device, or split over several.
 
     Attributes:
         config: the architecture.
         framework: ``torch`` or ``jax``.
         device: where it runs, as the framework names it.
+        devices: number of devices that share the weights.
         dtype: of weights and activations; Λ, gates, recurrence, norms and softmax are float32 at
             least.
         step_tokens: number of tokens a step should read to keep the device busy.
@@ -33,6 +34,7 @@ class Runner(Protocol):
     config: GriffinConfig
     framework: str
     device: str
+    devices: int
     dtype: str
     step_tokens: int
     step_rows: int

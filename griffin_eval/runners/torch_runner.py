@@ -34,6 +34,7 @@ from griffin_eval.runners.batching import (
     step_tokens,
 )
 from griffin_eval.runners.devices import asked_or_best
+from griffin_eval.sharding import processes_torch
 
 
 class TorchRunner:
@@ -43,12 +44,15 @@ class TorchRunner:
         model: which is put into evaluation mode.
     """
 
-    framework = "torch"
+    framework, devices = "torch", 1
 
     def __init__(self, model: Griffin):
         weight = model.model.embed_tokens.weight
         self.model = model.requires_grad_(False).eval()
         self.config = model.config
+        # Whether this process has the logits of a part of the vocabulary, and the first of them.
+        self._split = len(weight) < self.config.vocab_size
+        self._first_token = processes_torch.rank() * len(weight)
         self.device = str(weight.device)
         self.dtype = str(weight.dtype).removeprefix("torch.")
         self.step_tokens, self.step_rows = step_tokens(self.device), step_rows(self.device)
@@ -151,10 +155,10 @@ class TorchRunner:
         for block, mine in logit_blocks(positions, position_of, self.config.vocab_size):
             logits = self._logits(hidden, block).to(getattr(torch, softmax_dtype))
             row, target = self._put(position_of[mine] - first), self._put(targets[mine])
-            best, chosen = logits.argmax(1), logits[row, target]
-            largest = logits.gather(1, best[:, None])
+            chosen = self._of_targets(logits, row, target)
+            largest, best = self._likeliest(logits)
             # logits.logsumexp(1), which overwrites the logits
-            total = logits.sub_(largest).exp_().sum(1).log_().add_(largest[:, 0])
+            total = self._summed(logits.sub_(largest[:, None]).exp_().sum(1)).log_().add_(largest)
             logprobs[mine] = (chosen - total[row]).double().cpu().numpy()
             greedy[mine] = (best[row] == target).cpu().numpy()
             first += len(block)
@@ -162,11 +166,14 @@ class TorchRunner:
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, positions: np.ndarray) -> np.ndarray:
-        return self._logits(hidden, positions).cpu().numpy()
+        logits = self._logits(hidden, positions)
+        if self._split:
+            logits = torch.cat(list(processes_torch.gathered(logits)), 1)
+        return logits.cpu().numpy()
 
     @torch.inference_mode()
     def greedy(self, hidden: torch.Tensor, positions: np.ndarray) -> np.ndarray:
-        best, token = self._logits(hidden, positions).max(1)
+        best, token = self._likeliest(self._logits(hidden, positions))
         return torch.where(best.isnan(), -1, token).cpu().numpy()
 
     def peak_memory(self) -> int:
@@ -178,6 +185,30 @@ class TorchRunner:
     @property
     def compilations(self) -> int:
         return 0
+
+    def _of_targets(
+        self, logits: torch.Tensor, row: torch.Tensor, target: torch.Tensor
+    ) -> torch.Tensor:
+        """The logit of each target, of which this process may have some."""
+        if not self._split:
+            return logits[row, target]
+        mine = target - self._first_token
+        here = (mine >= 0) & (mine < logits.shape[1])
+        found = logits[row, torch.where(here, mine, 0)]
+        return processes_torch.summed(found.masked_fill(~here, 0.0))
+
+    def _likeliest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The largest logit of each row, and its token."""
+        largest, token = logits.max(1)
+        if not self._split:
+            return largest, token
+        token = token + self._first_token
+        values, tokens = processes_torch.gathered(largest), processes_torch.gathered(token)
+        largest, part = values.max(0)
+        return largest, tokens.gather(0, part[None])[0]
+
+    def _summed(self, partial: torch.Tensor) -> torch.Tensor:
+        return processes_torch.summed(partial, self._split)
 
     def _logits(self, hidden: torch.Tensor, positions: np.ndarray) -> torch.Tensor:
         return self.model.logits(hidden[self._put(positions)])

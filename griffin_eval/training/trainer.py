@@ -6,6 +6,7 @@ The folder of a run holds ``run.json`` (its settings), ``config.json`` and the t
 ``params`` (canonical names) and ``optimizer``.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -22,6 +23,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 from flax import nnx, traverse_util
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.configs.huggingface import CONFIG_FILE
@@ -33,6 +35,8 @@ from griffin_eval.json_files import read_json
 from griffin_eval.layout import param_specs
 from griffin_eval.model_jax.griffin import Griffin
 from griffin_eval.runners.jax_runner import keep_compilations
+from griffin_eval.sharding.mesh_jax import axis_size, gathered, training_sharding
+from griffin_eval.sharding.plan import MODEL, plan
 from griffin_eval.training.recipes import Batch, Recipe
 
 logger = logging.getLogger(__name__)
@@ -81,6 +85,7 @@ def train_model(
     folder: Path,
     *,
     checkpoint_every: int = 100,
+    mesh: Mesh | None = None,
     progress: Callable[[dict[str, Any]], Any] = lambda metrics: None,
 ) -> dict[str, Any]:
     """Trains to the last step, from the latest checkpoint of the folder if it has one.
@@ -88,6 +93,8 @@ def train_model(
     Args:
         run: settings of the run.
         folder: folder of the run, created if it does not exist.
+        mesh: over which batch and weights are split, from `make_mesh`; None for one device. A run
+            may go on over another mesh.
         checkpoint_every: steps between two checkpoints, each with a test on the held-out batches
             and a line of metrics.
         progress: called after every step with ``step`` and ``tokens``, and at checkpoints with the
@@ -105,13 +112,21 @@ def train_model(
     keep_compilations()
     rate = _schedule(recipe)
     optimizer = make_optimizer(rate)
-    params = {n: jnp.asarray(initial_value(s, run.seed)) for n, s in param_specs(config).items()}
-    state = optimizer.init(params)
-    update, evaluate = compile_update(config, optimizer)
+    specs = param_specs(config)
+    places = None if mesh is None else param_places(config, mesh)
+    params = {
+        name: jax.device_put(initial_value(spec, run.seed), places and places[name])
+        for name, spec in specs.items()
+    }
+    state = jax.jit(optimizer.init, out_shardings=state_places(optimizer, config, mesh))(params)
+    update, evaluate = compile_update(config, optimizer, mesh)
     held_out = recipe.held_out()
-    with ocp.CheckpointManager(
-        folder.resolve(), options=ocp.CheckpointManagerOptions(max_to_keep=CHECKPOINTS_KEPT)
-    ) as manager:
+    with (
+        contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh),
+        ocp.CheckpointManager(
+            folder.resolve(), options=ocp.CheckpointManagerOptions(max_to_keep=CHECKPOINTS_KEPT)
+        ) as manager,
+    ):
         first = manager.latest_step() or 0
         if first:
             params, state = _restore(manager, first, params, state)
@@ -165,7 +180,8 @@ def loss_of(
         The weighted mean cross-entropy in nats, float32 []; and the number of asked targets that
         are the likeliest token, int32 [].
     """
-    model = Griffin(config, lambda spec: nnx.Param(params[spec.name]))
+    split = plan(config, axis_size(MODEL))
+    model = Griffin(config, lambda spec: nnx.Param(gathered(split, spec, params[spec.name])))
     tokens, targets, weights, asked = map(jnp.asarray, batch)
     rows, length = tokens.shape
     lengths = jnp.full(rows, length, jnp.int32)
@@ -176,12 +192,39 @@ def loss_of(
     return jnp.sum(each * weights) / jnp.sum(weights), right.sum()
 
 
-def compile_update(config: GriffinConfig, optimizer: optax.GradientTransformation):
-    """The compiled functions that make one training step, and that compute `loss_of`.
+def param_places(config: GriffinConfig, mesh: Mesh) -> dict[str, NamedSharding]:
+    """Where each parameter lies on a mesh between steps, by canonical name."""
+    split = plan(config, mesh.shape[MODEL])
+    return {n: training_sharding(mesh, split, s) for n, s in param_specs(config).items()}
+
+
+def state_places(
+    optimizer: optax.GradientTransformation, config: GriffinConfig, mesh: Mesh | None
+) -> Any:
+    """Where the optimizer's state lies: moments as their parameters do. None without a mesh."""
+    if mesh is None:
+        return None
+    places = param_places(config, mesh)
+    shapes = {n: jax.ShapeDtypeStruct(s.shape, jnp.float32) for n, s in param_specs(config).items()}
+    return optax.tree.map_params(
+        optimizer,
+        lambda _, place: place,
+        jax.eval_shape(optimizer.init, shapes),
+        places,
+        transform_non_params=lambda _: NamedSharding(mesh, PartitionSpec()),
+    )
+
+
+def compile_update(
+    config: GriffinConfig, optimizer: optax.GradientTransformation, mesh: Mesh | None = None
+):
+    """The compiled functions that make one training step, and that compute `loss_of`. With a mesh
+    they are called where it is set.
 
     Args:
         config: architecture of the model.
         optimizer: from `make_optimizer`.
+        mesh: as of `train_model`.
 
     Returns:
         ``update(params, state, batch)``, which consumes parameters and the optimizer's state and
@@ -195,7 +238,11 @@ def compile_update(config: GriffinConfig, optimizer: optax.GradientTransformatio
             changes, state = optimizer.update(gradients, state, params)
             return optax.apply_updates(params, changes), state, loss, optax.tree.norm(gradients)
 
-    return jax.jit(update, donate_argnums=(0, 1)), jax.jit(evaluate)
+    results = None
+    if mesh is not None:
+        one = NamedSharding(mesh, PartitionSpec())
+        results = param_places(config, mesh), state_places(optimizer, config, mesh), one, one
+    return jax.jit(update, donate_argnums=(0, 1), out_shardings=results), jax.jit(evaluate)
 
 
 def _test_metrics(evaluate: Callable, params: Params, batches: list[Batch]) -> dict[str, float]:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+from griffin_eval.kernels import devices
+
 NOT_BUILT = "the compiled kernels are not there: griffin-eval was installed without a C compiler"
 MOST_HEAD_DIM = 256  # of attention/cpu.c
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}  # of cpu/floats.h
@@ -77,10 +79,14 @@ def missing_in_jax(works: Callable[[], bool]) -> str | None:
     reason = register_ffi_targets()
     if reason is not None:
         return reason
+
+    def on_cpu() -> bool:
+        with jax.default_device(jax.devices("cpu")[0]):
+            return works()
+
     try:
-        with jax.ensure_compile_time_eval(), jax.default_device(jax.devices("cpu")[0]):
-            if works():
-                return None
+        if devices.untraced(on_cpu):
+            return None
     except jax.errors.JaxRuntimeError as error:
         return f"this version of JAX does not call the compiled kernels: {error}"
     return "this version of JAX does not call the compiled kernels as it should"

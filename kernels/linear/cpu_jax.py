@@ -22,6 +22,8 @@ def unsupported(x: Array, weight: Array) -> str | None:
         return f"the compiled kernel has no products of {x.dtype} with {weight.dtype}"
     if not 0 < math.prod(x.shape[:-1]) <= MOST_ROWS[weight.dtype.name]:
         return "the compiled kernel is for a few rows"
+    if jax.sharding.get_abstract_mesh().size > 1:
+        return "XLA splits products over devices, but no kernels"
     return _missing()
 
 

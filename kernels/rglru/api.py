@@ -132,7 +132,7 @@ def _unsupported(name: str, x: Any, gates: Gates | None, starts: Any) -> str | N
         return f"{name} kernels have no complex gates"
     module = _module(name, x)
     reason = module.unsupported(x, gates, starts)
-    if reason is None and name != "cpu":
+    if reason is None and (name == "triton" or name == "tpu" and devices.is_here(x)):
         where = str(x.device) if devices.framework(x) == "torch" else ""
         reason = _fault(module, devices.framework(x), where, x.dtype, starts is not None)
     return reason
@@ -153,28 +153,30 @@ def _fault(module: ModuleType, framework: str, device: str, dtype: Any, packed: 
     plain = import_module(f"griffin_eval.kernels.rglru.plain_{framework}")
     put: Any
     cast: Any
-    scope: Any
+    alone: Any  # calls a function without gradients, and whatever is being traced
     if framework == "torch":
         import torch
 
-        put, scope = (lambda v: torch.from_numpy(v).to(device)), torch.no_grad()
-        cast = torch.Tensor.to
+        put, cast = (lambda v: torch.from_numpy(v).to(device)), torch.Tensor.to
+        alone = torch.no_grad()(lambda compute: compute())
     else:
         import jax
 
-        put, scope = jax.numpy.asarray, jax.ensure_compile_time_eval()
-        cast = jax.numpy.astype
+        put, cast, alone = jax.numpy.asarray, jax.numpy.astype, devices.untraced
+
+    def difference() -> float:
+        *rest, h0 = map(put, arrays)
+        *gates, x = (cast(v, dtype) for v in rest)
+        layout = dict(zip(("lengths", "starts"), map(put, index), strict=False))
+        ours, right = (m.rglru(x, Gates(*gates), h0, **layout) for m in (module, plain))
+        read = lengths[0]  # of the first row the first segment, in both layouts
+        return max(
+            float(abs(ours[0][0, :read] - right[0][0, :read]).max()),
+            float(abs(ours[1] - right[1]).max()),
+        )
+
     try:
-        with scope:
-            *rest, h0 = map(put, arrays)
-            *gates, x = (cast(v, dtype) for v in rest)
-            layout = dict(zip(("lengths", "starts"), map(put, index), strict=False))
-            ours, right = (m.rglru(x, Gates(*gates), h0, **layout) for m in (module, plain))
-            read = lengths[0]  # of the first row the first segment, in both layouts
-            error = max(
-                float(abs(ours[0][0, :read] - right[0][0, :read]).max()),
-                float(abs(ours[1] - right[1]).max()),
-            )
+        error = alone(difference)
         said = f"are wrong here: off by {error:.2g} in a small problem"
     except Exception as problem:  # of a compiler or a driver: anything
         error, said = float("inf"), f"do not run here: {problem}"

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -319,3 +320,133 @@ def test_all_local_devices_of_jax(checkpoint):
         assert generated == texts
         for (mine, greedy), (theirs, also) in zip(answers, alone, strict=True):
             assert mine == pytest.approx(theirs, rel=1e-5) and greedy == also
+
+
+SPLIT = """
+import json, sys
+import numpy as np
+from lm_eval.api.instance import Instance
+from griffin_eval.lm.model import GriffinLM
+
+text = "The unary minus operator yields the negation of its numeric argument. " * 9
+pairs = [(text[i % 3:], f" word {i}") for i in range(9)]
+prompts = [(text[i:], {"max_gen_toks": 5, "do_sample": i > 3}) for i in range(6)]
+found = []
+for sizes in json.loads(sys.argv[3]):
+    lm = GriffinLM(sys.argv[1], sys.argv[2], device="cpu", dtype="float32", **sizes)
+    answers = []
+    for kind, arguments in (
+        ("loglikelihood", pairs),
+        ("loglikelihood_rolling", [(text,)]),
+        ("generate_until", prompts),
+    ):
+        np.random.seed(0)
+        requests = [Instance(kind, {}, a, i) for i, a in enumerate(arguments)]
+        answers.append(getattr(lm, kind)(requests))
+    found.append([answers, lm.get_model_info()["griffin_devices"]])
+print(json.dumps(found))
+"""
+
+
+def split_answers(checkpoint, framework, sizes):
+    done = subprocess.run(
+        [sys.executable, "-c", SPLIT, str(checkpoint), framework, json.dumps(sizes)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_a_split_model_answers_as_on_one_device(checkpoint):
+    one = {"tensor_parallel_size": 1, "data_parallel_size": 1}
+    found = split_answers(
+        checkpoint,
+        "jax",
+        [one, {"tensor_parallel_size": 2}, {"tensor_parallel_size": 4, "data_parallel_size": 1}],
+    )
+    found += split_answers(checkpoint, "torch", [{}])
+    for size in (2, 3):
+        found += split_answers(checkpoint, "torch", [{"tensor_parallel_size": size}])
+    (choices, rolling, texts), _ = found[0]
+    for (others, other_rolling, other_texts), _ in found[1:]:
+        assert other_texts[:4] == texts[:4]  # the others are sampled
+        assert other_rolling == pytest.approx(rolling, rel=1e-5)
+        for (mine, greedy), (theirs, also) in zip(others, choices, strict=True):
+            assert mine == pytest.approx(theirs, rel=1e-5) and greedy == also
+    assert [devices for _, devices in found] == [1, 4, 4, 1, 2, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("framework=jax,tensor_parallel_size=8", "need 8 devices, and this process has 4 of cpu"),
+        ("framework=jax,tensor_parallel_size=2,data_parallel_size=4", "need 8 devices"),
+        ("framework=torch,data_parallel_size=2", "start as many processes with torchrun"),
+        ("tensor_parallel_size=0", "tensor_parallel_size must be a positive integer, found 0"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(arguments, sentence, checkpoint):
+    done = subprocess.run(
+        [BIN / "lm_eval", "run", "--model", "griffin", "--tasks", "griffin_pydoc_choice"]
+        + ["--model_args", f"pretrained={checkpoint},{arguments}", "--device", "cpu"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
+    )
+    assert done.returncode == 2, done.stderr
+    assert sentence in done.stderr.splitlines()[-1]
+
+
+LOST = """
+import os, signal, sys, threading
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.errors import ProcessLost
+from griffin_eval.engine.limits import Limits
+from griffin_eval.engine.scoring import score
+from griffin_eval.engine.tree import Scorable
+from griffin_eval.runners import torch_parallel
+
+torch_parallel.PATIENCE = 5
+runner = torch_parallel.load(Checkpoint(sys.argv[1]), "float32", "cpu", 3)
+victim = runner._followers[1]
+count = [0]
+
+def result(index, scored):
+    count[0] += 1
+    if count[0] == 3:
+        victim.send_signal(int(sys.argv[2]))
+
+try:
+    sequences = [Scorable([i % 7 + 1, i % 11 + 1, *range(1, 40)], 1) for i in range(200)]
+    limits = Limits(64, 4)
+    score(runner, sequences, limits=limits, softmax_dtype="float32", on_result=result)
+except ProcessLost as error:
+    print(error)
+finally:
+    victim.kill()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("SIGKILL", "process 2 of the 3 that share the model ended with exit code -9"),
+        ("SIGSTOP", "one of the 3 processes that share the model has not answered"),
+    ],
+)
+def test_a_process_that_dies_or_hangs_ends_the_run(name, sentence, checkpoint):
+    number = str(int(signal.Signals[name]))
+    done = subprocess.run(
+        [sys.executable, "-c", LOST, str(checkpoint), number],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sentence in done.stdout

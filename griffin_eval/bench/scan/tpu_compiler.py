@@ -6,7 +6,6 @@ XLA's own operations it writes an estimate of the cycles. Nothing here is measur
 """
 
 import atexit
-import contextlib
 import math
 import os
 import re
@@ -22,9 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import eval_jaxpr  # pyright: ignore
 from jax.experimental import topologies
-from jax.experimental.compilation_cache import compilation_cache
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from griffin_eval.bench.ahead_of_time import ENVIRONMENT, no_compilation_cache
 
 
 class Target(NamedTuple):
@@ -51,15 +51,6 @@ TARGETS = {
     "v5p": Target("v5p:2x2x1", 2.765e12 / 2, 1.75e9),
     "v6e": Target("v6e:2x2", 1.64e12, 1.75e9),
     "tpu7x": Target("tpu7x:2x2x1", 7.38e12 / 2, 2.2e9),
-}
-
-_ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_WORKER_ID": "0",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
 
@@ -129,7 +120,7 @@ def compile_for(target: str, function: Callable, *arguments: Any) -> Report:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     traced = jax.jit(function).trace(*jax.tree.map(placed, arguments))
-    with _no_compilation_cache():
+    with no_compilation_cache():
         compiled = traced.lower(lowering_platforms=("tpu",)).compile()
     text = re.sub(r"/\*index=\d+\*/", "", compiled.as_text() or "")
     files = [path for path in folder.iterdir() if path not in known]
@@ -171,25 +162,12 @@ def compile_for(target: str, function: Callable, *arguments: Any) -> Report:
     return Report(memory.temp_size_in_bytes, hbm, module.cycles(), tuple(kernels), TARGETS[target])
 
 
-@contextlib.contextmanager
-def _no_compilation_cache() -> Iterator[None]:
-    """Turns JAX's cache of compilations off, which cannot load what was compiled for no device."""
-    enabled = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
-    try:
-        jax.config.update("jax_enable_compilation_cache", False)
-        compilation_cache.reset_cache()  # else JAX does not look at the setting again
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", enabled)
-        compilation_cache.reset_cache()
-
-
 @cache
 def _dumps() -> Path:
     """Folder in which libtpu puts its schedules; settings are read when it is loaded."""
     folder = Path(tempfile.mkdtemp(prefix="griffin-tpu-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    for name, value in _ENVIRONMENT.items():
+    for name, value in {"JAX_PLATFORMS": "cpu", **ENVIRONMENT}.items():
         os.environ.setdefault(name, value)
     flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_pass_label_regex=.*final.*"
     os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {flags}".strip()

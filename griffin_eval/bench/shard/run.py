@@ -1,0 +1,147 @@
+"""What `griffin-eval bench shard` finds and prints."""
+
+import math
+from collections import Counter
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from griffin_eval.bench.shard.steps import Compiled, Sizes, compile_steps
+from griffin_eval.bench.shard.targets import Target, devices
+from griffin_eval.config import GriffinConfig
+from griffin_eval.layout import param_specs
+from griffin_eval.sharding.mesh_jax import make_mesh
+from griffin_eval.sharding.plan import Plan, plan
+
+
+def measure(config: GriffinConfig, target: Target, dtype: str, sizes: Sizes) -> dict[str, Any]:
+    """Compiles the steps over all devices of a target; the results as in JSON.
+
+    Args:
+        config: of the model.
+        target: whose devices share the weights.
+        dtype: of the weights.
+        sizes: of the steps.
+    """
+    mesh, split = make_mesh(devices(target)), plan(config, target.count)
+    steps = compile_steps(config, mesh, dtype, sizes)
+    whole = sum(spec.size for spec in split.replicated())
+    return {
+        "target": f"{target.kind}-{target.count}",
+        "dtype": dtype,
+        "sizes": sizes._asdict(),
+        "memory": target.memory,
+        "whole": split.whole,
+        "whole_share": whole / sum(spec.size for spec in param_specs(config).values()),
+        "sums": expected_sums(split),
+        "steps": [_step(step, split, target, sizes) for step in steps],
+    }
+
+
+def expected_sums(split: Plan) -> int:
+    """Sums over the devices in a step, of vectors of the model's width: of the embedding, and
+    after each half of a residual block that is split."""
+    if split.devices == 1:
+        return 0
+    halves = 0
+    for kind in split.config.block_types:
+        halves += ("lru" if kind == "recurrent" else "heads") not in split.whole
+        halves += "mlp" not in split.whole
+    return halves + ("vocab" not in split.whole)
+
+
+def _step(step: Compiled, split: Plan, target: Target, sizes: Sizes) -> dict[str, Any]:
+    vectors = sizes.tokens if step.name == "scoring" else sizes.rows
+    count, rows = Counter(), sizes.pool + 1 if step.name == "scoring" else sizes.rows
+    for each in step.collectives:
+        count[each.kind] += 1
+    used = step.weights + step.states + step.temporaries
+    a_state = math.ceil(step.states / rows)
+    fit = None if target.memory is None else (target.memory - used) // a_state + rows
+    return {
+        "step": step.name,
+        "collectives": {
+            kind: {
+                "count": number,
+                "bytes": sum(each.nbytes for each in step.collectives if each.kind == kind),
+            }
+            for kind, number in count.items()
+        },
+        "unexpected": unexpected(step, split, vectors),
+        "kernels": step.kernels,
+        "weights": step.weights,
+        "states": step.states,
+        "bytes_a_state": a_state,
+        "temporaries": step.temporaries,
+        "used": used,
+        "states_that_fit": fit,
+    }
+
+
+def unexpected(step: Compiled, split: Plan, vectors: int) -> list[str]:
+    """What a step says to other devices beside what the plan asks for: sums of vectors of the
+    model's width, and where the vocabulary is split, a few of one number a vector.
+
+    Args:
+        step: as compiled.
+        split: plan of the model.
+        vectors: hidden vectors of the step.
+    """
+    found, sums = [], 0
+    for each in step.collectives:
+        numbers = [_numbers(shape) for shape in each.shapes]
+        wide = sum(n == vectors * split.config.width for n in numbers)
+        narrow = sum(n <= vectors for n in numbers) if "vocab" not in split.whole else 0
+        sums += wide
+        if each.kind != "all-reduce" or each.in_loop or wide + narrow < len(numbers):
+            found.append(f"{each.kind} of {', '.join(each.shapes)}{' in a loop' * each.in_loop}")
+    if sums != expected_sums(split):
+        found.append(f"{sums} sums of vectors, and not {expected_sums(split)}")
+    return found
+
+
+def _numbers(shape: str) -> int:
+    return math.prod(int(n) for n in shape.partition("[")[2].rstrip("]").split(",") if n)
+
+
+def print_result(console: Console, result: dict[str, Any]) -> None:
+    """Prints the results as tables."""
+    sizes, whole = result["sizes"], result["whole"]
+    console.print(
+        f"{result['target']}, {result['dtype']}: a scoring step of {sizes['tokens']} tokens of "
+        f"{sizes['documents']} documents, {sizes['pool']} states kept; a decoding step of "
+        f"{sizes['rows']} rows"
+    )
+    parts = ", ".join(sorted(set(whole.values())))
+    console.print(
+        f"whole on every device, since they do not divide: {parts} "
+        f"({result['whole_share']:.0%} of the parameters)"
+        if whole
+        else "every parameter that can be is split"
+    )
+    table = Table(title="collective operations of a step, and their bytes on a device")
+    for heading in ("step", "operation", "number", "MB", "beside the plan"):
+        table.add_column(heading, justify="right" if heading in ("number", "MB") else "left")
+    for step in result["steps"]:
+        for kind, found in step["collectives"].items() or [("none", {"count": 0, "bytes": 0})]:
+            beside = "; ".join(step["unexpected"]) or "nothing"
+            table.add_row(
+                step["step"], kind, str(found["count"]), f"{found['bytes'] / 1e6:.2f}", beside
+            )
+    console.print(table)
+    console.print(f"the plan: {result['sums']} sums of vectors, and a few of one number a vector")
+    memory = Table(title="bytes of a device, MB")
+    names = ("weights", "states", "temporaries", "used")
+    for heading in ("step", *names, "of", "states that fit", "kernels"):
+        memory.add_column(heading, justify="left" if heading == "step" else "right")
+    for step in result["steps"]:
+        fit, most = step["states_that_fit"], result["memory"]
+        memory.add_row(
+            step["step"],
+            *(f"{step[name] / 1e6:,.1f}" for name in names),
+            "-" if most is None else f"{most / 1e6:,.0f}",
+            "-" if fit is None else str(fit),
+            str(step["kernels"]),
+        )
+    console.print(memory)

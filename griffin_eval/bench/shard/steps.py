@@ -1,0 +1,169 @@
+"""Compiles the steps of a model that is split over devices, from shapes alone."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from griffin_eval.bench.ahead_of_time import no_compilation_cache
+from griffin_eval.bench.shard.collectives import Collective, collectives
+from griffin_eval.config import GriffinConfig
+from griffin_eval.layout import ParamSpec
+from griffin_eval.model_jax.decoding import DecodingState
+from griffin_eval.model_jax.griffin import Griffin, param_dtype
+from griffin_eval.model_jax.state import PoolRows
+from griffin_eval.runners import jax_functions
+from griffin_eval.sharding.mesh_jax import param_sharding
+from griffin_eval.sharding.plan import MODEL, Plan, plan
+
+
+class Sizes(NamedTuple):
+    """Sizes of the steps.
+
+    Attributes:
+        tokens: that a scoring step reads, of which every one is scored.
+        documents: that it reads from.
+        pool: states that are kept.
+        rows: that a decoding step continues.
+        capacity: most tokens of a document, for global attention.
+    """
+
+    tokens: int
+    documents: int
+    pool: int
+    rows: int
+    capacity: int
+
+
+class Compiled(NamedTuple):
+    """A step as compiled. All bytes are of one device.
+
+    Attributes:
+        name: of the step.
+        collectives: its collective operations.
+        kernels: of its own that it calls, by their number.
+        weights: bytes of the parameters.
+        states: bytes of the states that it takes.
+        temporaries: bytes between its operations.
+    """
+
+    name: str
+    collectives: list[Collective]
+    kernels: int
+    weights: int
+    states: int
+    temporaries: int
+
+
+def compile_steps(config: GriffinConfig, mesh: Mesh, dtype: str, sizes: Sizes) -> list[Compiled]:
+    """Compiles a scoring and a decoding step, as the JAX runner has them.
+
+    Args:
+        config: of the model.
+        mesh: over whose axis ``model`` the weights are split.
+        dtype: of the weights.
+        sizes: of the steps.
+    """
+    return list(_Steps(config, mesh, jnp.dtype(dtype), sizes).compiled())
+
+
+class _Steps:
+    def __init__(self, config: GriffinConfig, mesh: Mesh, dtype: Any, sizes: Sizes):
+        self._mesh, self._plan, self._sizes = mesh, plan(config, mesh.shape[MODEL]), sizes
+        self._whole = NamedSharding(mesh, PartitionSpec())
+        self._model = abstract_model(config, mesh, self._plan, dtype)
+        self._split, self._params = jax_functions.split(self._model)
+
+    def compiled(self) -> Any:
+        size = self._sizes
+        pool = self._state(lambda: self._model.init_state(size.pool + 1, size.capacity))
+        each: Any = self._ints(size.documents)
+        rows = PoolRows(each, each, each)
+        tokens, lengths = self._ints(size.tokens), self._ints(size.documents)
+        positions = self._ints(size.tokens)
+
+        def score(pool, params, tokens, lengths, rows, positions, targets):
+            hidden, pool = jax_functions.read(
+                self._split, pool, params, tokens, lengths, rows, None
+            )
+            logits = jax_functions.logits(self._split, params, hidden, positions)
+            row = jnp.arange(len(positions), dtype=jnp.int32)
+            return jax_functions.normalise("float32", logits, row, targets), pool
+
+        arguments = (pool, self._params, tokens, lengths, rows, positions, positions)
+        yield self._compile("scoring", score, (self._whole, self._places(pool)), *arguments)
+
+        start = functools.partial(DecodingState.start, self._model, size.rows, size.capacity)
+        decoding = self._state(start)
+
+        def decode(state, params, tokens, active):
+            hidden, state = jax_functions.decode_step(self._split, state, params, tokens, active)
+            every = jnp.arange(size.rows, dtype=jnp.int32)
+            return jax_functions.greedy(self._split, params, hidden, every), state
+
+        arguments = decoding, self._params, self._ints(size.rows), self._ints(size.rows)
+        yield self._compile("decoding", decode, (self._whole, self._places(decoding)), *arguments)
+
+    def _ints(self, count: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((count,), jnp.int32, sharding=self._whole)
+
+    def _state(self, start: Callable[[], Any]) -> Any:
+        shapes = jax.eval_shape(start)
+        places = jax_functions.state_shardings(self._mesh, self._plan, shapes)
+        return jax.tree.map(
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places
+        )
+
+    def _places(self, state: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf.sharding, state)
+
+    def _compile(self, name: str, step: Callable, results: Any, state: Any, *rest: Any) -> Compiled:
+        jitted = jax.jit(step, donate_argnums=0, out_shardings=results)
+        compiled = compile_on(self._mesh, jitted, state, *rest)
+        memory: Any = compiled.memory_analysis()
+        text = compiled.as_text() or ""
+        return Compiled(
+            name,
+            collectives(text),
+            text.count("tpu_custom_call") or text.count('custom_call_target="griffin_'),
+            bytes_a_device(self._params),
+            bytes_a_device(state),
+            memory.temp_size_in_bytes,
+        )
+
+
+def compile_on(mesh: Mesh, function: Any, *arguments: Any) -> jax.stages.Compiled:
+    """Compiles a jitted function for the devices of a mesh, which need not be there.
+
+    Args:
+        mesh: of devices of one platform.
+        function: from `jax.jit`.
+        arguments: trees of `jax.ShapeDtypeStruct` with shardings.
+    """
+    platform = mesh.devices.flat[0].platform
+    with jax.set_mesh(mesh), no_compilation_cache():
+        return function.trace(*arguments).lower(lowering_platforms=(platform,)).compile()
+
+
+def abstract_model(config: GriffinConfig, mesh: Mesh, split: Plan, dtype: Any) -> Griffin:
+    """The model with shapes in the place of its parameters."""
+
+    def make(spec: ParamSpec) -> nnx.Param:
+        where = param_sharding(mesh, split, spec)
+        value: Any = jax.ShapeDtypeStruct(spec.shape, param_dtype(spec, dtype), sharding=where)
+        return nnx.Param(value)
+
+    return Griffin(config, make)
+
+
+def bytes_a_device(tree: Any) -> int:
+    """Bytes that each device holds of a tree of arrays or of their shapes."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )

@@ -1,0 +1,68 @@
+"""The command ``bench shard``."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from griffin_eval.cli.bench.paper_options import AsJson
+
+
+def bench_shard(
+    preset: Annotated[str, typer.Option(help="Preset of the model.")] = "recurrentgemma-9b",
+    target: Annotated[
+        str, typer.Option(help="Devices to compile for: v5e-16, v6e-8, cpu-4, ….")
+    ] = "v5e-16",
+    layers: Annotated[
+        int | None, typer.Option(help="Number of residual blocks, if not the preset's.", min=1)
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Dtype of the weights.")] = "bfloat16",
+    tokens: Annotated[int, typer.Option(help="Number of tokens of a scoring step.", min=1)] = 4096,
+    documents: Annotated[
+        int, typer.Option(help="Number of documents that a scoring step reads from.", min=1)
+    ] = 16,
+    pool: Annotated[int, typer.Option(help="Number of states that are kept.", min=1)] = 32,
+    rows: Annotated[int, typer.Option(help="Number of rows of a decoding step.", min=1)] = 32,
+    capacity: Annotated[
+        int, typer.Option(help="Most tokens of a document, for global attention.", min=1)
+    ] = 8192,
+    as_json: AsJson = False,
+) -> None:
+    """Compile a model split over devices; its collective operations, and bytes a device.
+
+    The devices need not be there: libtpu compiles for a TPU, and a processor is divided. Exit code
+    1 if a step says more to other devices than the plan asks for.
+    """
+    from dataclasses import replace
+
+    from griffin_eval.bench.shard.targets import parse_target
+    from griffin_eval.config import PRESETS
+    from griffin_eval.errors import ArgumentError
+    from griffin_eval.messages import did_you_mean
+    from griffin_eval.runners.load import choose_framework
+    from griffin_eval.runners.protocol import DTYPES
+
+    chosen = parse_target(target)
+    if preset not in PRESETS:
+        raise ArgumentError(
+            f"unknown preset {preset!r}: expected one of {', '.join(PRESETS)}"
+            f"{did_you_mean(preset, PRESETS)}"
+        )
+    if dtype not in DTYPES:
+        raise ArgumentError(f"unknown dtype {dtype!r}: expected {', '.join(DTYPES)}")
+    choose_framework("jax")
+    from griffin_eval.bench.shard.run import measure, print_result
+    from griffin_eval.bench.shard.steps import Sizes
+
+    config = PRESETS[preset]
+    config = replace(config, num_layers=layers or config.num_layers)
+    sizes = Sizes(tokens, documents, pool, rows, capacity)
+    result = {"preset": preset, "layers": config.num_layers}
+    result |= measure(config, chosen, dtype, sizes)
+    if as_json:
+        typer.echo(json.dumps(result, indent=1))
+    else:
+        print_result(Console(width=max(Console().width, 120)), result)
+    if any(step["unexpected"] for step in result["steps"]):
+        raise typer.Exit(1)

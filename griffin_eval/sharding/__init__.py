@@ -1,0 +1,1 @@
+"""A model split over devices: the plan, and what each framework needs beside it."""

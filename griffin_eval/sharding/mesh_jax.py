@@ -1,0 +1,130 @@
+"""The model on several devices: what XLA does not split by itself.
+
+`jax.set_mesh` says over which devices a function is compiled. XLA then splits all products by how
+the weights lie (`griffin_eval.sharding`). Kernels are opaque to it: here they run in islands of
+`jax.shard_map`, each device on its own channels or heads, without any communication.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from griffin_eval.kernels.attention import api as attention_api
+from griffin_eval.kernels.rglru import api as rglru_api
+from griffin_eval.kernels.rglru.reference import Gates
+from griffin_eval.layout import ParamSpec
+from griffin_eval.sharding.plan import DATA, MODEL, Plan
+
+
+def make_mesh(devices: Sequence[Any], data: int = 1) -> Mesh:
+    """A mesh of JAX's devices, which splits the batch ``data`` times, and the weights over as many
+    devices each."""
+    shape = data, len(devices) // data
+    return Mesh(np.array(devices).reshape(shape), (DATA, MODEL), axis_types=(AxisType.Auto,) * 2)
+
+
+def param_sharding(mesh: Mesh, plan: Plan, spec: ParamSpec) -> NamedSharding:
+    """How a parameter lies on a mesh."""
+    return NamedSharding(mesh, PartitionSpec(*plan.axes(spec)))
+
+
+def training_sharding(mesh: Mesh, plan: Plan, spec: ParamSpec) -> NamedSharding:
+    """How a parameter lies on a mesh between training steps."""
+    return NamedSharding(mesh, PartitionSpec(*plan.axes_in_training(spec, mesh.shape[DATA])))
+
+
+def gathered(plan: Plan, spec: ParamSpec, value: Array) -> Array:
+    """A parameter in training, whole in every replica: what is computed with."""
+    if not _sizes():
+        return value
+    return jax.lax.with_sharding_constraint(value, PartitionSpec(*plan.axes(spec)))
+
+
+def axis_size(name: str) -> int:
+    """Devices along an axis of the mesh that is set, 1 without one."""
+    return _sizes().get(name, 1)
+
+
+def summed(partial: Array, split: bool = True) -> Array:
+    """The same array, whole on every device but for its rows: here XLA adds up what devices can
+    only compute in part, if they do (so ``split`` says nothing)."""
+    if not _sizes():
+        return partial
+    rows = PartitionSpec(_axis(DATA, len(partial)))
+    return jax.lax.with_sharding_constraint(partial, rows)
+
+
+def rglru(
+    x: Array, gates: Gates, h0: Array, *, resets: Array, lengths: Array, starts: Array | None
+) -> tuple[Array, Array]:
+    """`griffin_eval.kernels.rglru.api.rglru`, each device with whole blocks of the gates."""
+    if not _sizes():
+        return rglru_api.rglru(x, gates, h0, resets=resets, lengths=lengths, starts=starts)
+    real, blocks = gates.imaginary_param is None, len(gates.input_weight)
+    split = _axis(MODEL, blocks) if real else None
+    rows = _axis(DATA, len(x))
+    tokens, channels = PartitionSpec(rows, None, split), PartitionSpec(split)
+    states = PartitionSpec(rows, split)
+
+    def island(x: Array, gates: Gates, h0: Array, layout: dict[str, Any]) -> tuple[Array, Array]:
+        return rglru_api.rglru(x, gates, h0, **layout)
+
+    layout = {"resets": resets, "lengths": lengths, "starts": starts}
+    specs = jax.tree.map(lambda _: PartitionSpec(rows), layout)
+    return jax.shard_map(
+        island,
+        in_specs=(tokens, jax.tree.map(lambda _: channels, gates), states, specs),
+        out_specs=(tokens, states),
+        check_vma=False,
+    )(x, gates, h0, layout)
+
+
+def local_attention(q: Array, keys: Array, values: Array, max_age: Array, **layout: Any) -> Array:
+    """`griffin_eval.kernels.attention.api.local_attention`, each device with some of the heads."""
+    if not _sizes():
+        return attention_api.local_attention(q, keys, values, max_age, **layout)
+    split, rows = _axis(MODEL, q.shape[2]), _axis(DATA, len(q))
+    by_row = PartitionSpec(rows)
+    past = layout.pop("past")
+
+    def island(
+        q: Array, keys: Array, values: Array, max_age: Array, layout: dict[str, Any]
+    ) -> Array:
+        return attention_api.local_attention(q, keys, values, max_age, past=past, **layout)
+
+    specs = jax.tree.map(lambda x: by_row if jax.numpy.ndim(x) else PartitionSpec(), layout)
+    return jax.shard_map(
+        island,
+        in_specs=(PartitionSpec(rows, None, split), by_row, by_row, PartitionSpec(rows), specs),
+        out_specs=PartitionSpec(rows, None, split),
+        check_vma=False,
+    )(q, keys, values, max_age, layout)
+
+
+def first_number(y: Array, heads: int) -> Array:
+    """A number of what attention gives, of each device its own: what needs it comes after."""
+    if not _sizes():
+        return y.ravel()[0]
+    return jax.shard_map(
+        lambda y: y.ravel()[0],
+        in_specs=PartitionSpec(_axis(DATA, len(y)), None, _axis(MODEL, heads)),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )(y)
+
+
+def _sizes() -> dict[str, int]:
+    """Devices along each axis of the mesh that is set; none of one device, or inside an island."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return dict(mesh.shape) if mesh.size > 1 and not mesh.are_all_axes_manual else {}
+
+
+def _axis(name: str, count: int) -> str | None:
+    """The axis of the mesh of that name, None if it does not divide so many heads, blocks or
+    rows."""
+    sizes = _sizes()
+    return name if name in sizes and count % sizes[name] == 0 else None

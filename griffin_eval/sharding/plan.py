@@ -1,0 +1,115 @@
+"""How a model is split over devices: one table from logical axes to axes of a mesh.
+
+Tensor parallelism as in section 4.1 of the paper (and Megatron-LM, arXiv:1909.08053): the maps that
+widen are split by their outputs, those that narrow by their inputs, the RG-LRU by whole blocks of
+its gates, attention by heads. Its one head of keys and values is computed by every device. So each
+half of a residual block ends in one sum over the devices, and nothing else needs any.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from griffin_eval.config import GriffinConfig
+from griffin_eval.errors import ArgumentError
+from griffin_eval.layout import ParamSpec, param_specs
+
+DATA, MODEL = "data", "model"  # the axes of a mesh: of the batch, and of the weights
+
+# The axis of the mesh that splits each logical axis. The others stay whole.
+RULES = {"vocab": MODEL, "mlp": MODEL, "lru": MODEL, "gate": MODEL, "heads": MODEL}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which axes of a model are split over a number of devices.
+
+    Attributes:
+        config: of the model.
+        devices: number of devices that share the weights, 1 or more.
+        whole: the logical axes that stay whole since they do not divide, and why.
+    """
+
+    config: GriffinConfig
+    devices: int
+    whole: dict[str, str]
+
+    def axes(self, spec: ParamSpec) -> tuple[str | None, ...]:
+        """The axis of the mesh that splits each dimension of a parameter; None where it is
+        whole."""
+        return tuple(None if axis in self.whole else RULES.get(axis) for axis in spec.axes)
+
+    def axes_in_training(self, spec: ParamSpec, data: int) -> tuple[str | None, ...]:
+        """The same where ``data`` replicas train together. Each keeps a part of the width of every
+        parameter and of the optimizer's state (ZeRO, arXiv:1910.02054)."""
+        return tuple(
+            DATA if name == "width" and size % data == 0 and data > 1 else axis
+            for axis, name, size in zip(self.axes(spec), spec.axes, spec.shape, strict=True)
+        )
+
+    def part(self, spec: ParamSpec, rank: int) -> tuple[slice, ...]:
+        """What device ``rank``, 0 to ``devices`` - 1, holds of a parameter."""
+        sizes = [n // self.devices for n in spec.shape]
+        return tuple(
+            slice(rank * size, (rank + 1) * size) if axis == MODEL else slice(None)
+            for size, axis in zip(sizes, self.axes(spec), strict=True)
+        )
+
+    def adds_once(self, spec: ParamSpec) -> bool:
+        """Whether a parameter is the bias of a map that is split by its inputs, which is added to
+        the sum of all parts."""
+        name, _, last = spec.name.rpartition(".")
+        if last != "bias":
+            return False
+        weight = param_specs(self.config)[f"{name}.weight"]
+        return len(weight.axes) == 2 and self.axes(weight)[1] == MODEL
+
+    def size(self, spec: ParamSpec) -> int:
+        """Elements of a parameter that each device holds."""
+        return spec.size // (self.devices if MODEL in self.axes(spec) else 1)
+
+    def replicated(self) -> Iterator[ParamSpec]:
+        """Parameters that would be split if their axes divided."""
+        for spec in param_specs(self.config).values():
+            if any(axis in self.whole for axis in spec.axes):
+                yield spec
+
+
+def plan(config: GriffinConfig, devices: int) -> Plan:
+    """The plan for this number of devices. An axis that does not divide stays whole.
+
+    Args:
+        config: of the model.
+        devices: that share the weights, 1 or more.
+    """
+    counts = {
+        "vocab": (config.vocab_size, "tokens"),
+        "mlp": (config.mlp_width, "channels of the MLP"),
+        "heads": (config.num_heads, "heads"),
+        "lru": (config.gate_blocks, "blocks of gates"),
+    }
+    whole = {
+        axis: f"{count} {what}" for axis, (count, what) in counts.items() if count % devices != 0
+    }
+    if config.complex_gates and devices > 1:  # of which one half is real, the other imaginary
+        whole["lru"] = "complex channels"
+    if "lru" in whole:
+        whole["gate"] = whole["lru"]
+    return Plan(config, devices, whole)
+
+
+def parse_mesh(text: str, option: str) -> dict[str, int]:
+    """The sizes of the axes of a mesh in a text such as ``data=4,model=2``; 1 where it is silent.
+
+    Raises:
+        ArgumentError: it is no such text, or names an axis that does not exist.
+    """
+    sizes = {DATA: 1, MODEL: 1}
+    for part in text.split(","):
+        name, _, size = part.partition("=")
+        if name not in sizes or not size.isdecimal() or not int(size):
+            raise ArgumentError(
+                f"{option} {text!r}: expected sizes of the axes {DATA} and {MODEL}, such as "
+                f"{DATA}=4,{MODEL}=2"
+            )
+        sizes[name] = int(size)
+    return sizes

@@ -1,0 +1,128 @@
+"""A model split over devices: processors in a process of its own stand for these."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slow import fast, slow
+
+from griffin_eval.config import PRESETS
+from griffin_eval.errors import ArgumentError
+from griffin_eval.layout import param_specs, parameter_count
+from griffin_eval.sharding.plan import parse_mesh, plan
+
+WORKER = Path(__file__).parent.parent / "support" / "mesh_worker.py"
+FAMILIES = ["griffin", "hawk", "mqa"]
+UNEVEN = ["two heads on four devices", "odd vocabulary", "complex gates"]
+
+
+def worker(calls: list[list], devices: int = 4) -> list[dict]:
+    divided = f"--xla_force_host_platform_device_count={devices}"
+    done = subprocess.run(
+        [sys.executable, WORKER, json.dumps(calls)],
+        capture_output=True,
+        text=True,
+        env=os.environ
+        | {
+            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {divided}",
+            "PYTHONPATH": str(WORKER.parent),
+        },
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@given(st.sampled_from(sorted(PRESETS)), st.integers(1, 16))
+def test_the_parts_of_a_plan_are_the_whole(name, devices):
+    split = plan(PRESETS[name], devices)
+    for spec in param_specs(PRESETS[name]).values():
+        parts = [split.part(spec, rank) for rank in range(devices)]
+        sizes = [
+            math.prod(len(range(*s.indices(n))) for s, n in zip(part, spec.shape, strict=True))
+            for part in parts
+        ]
+        assert set(sizes) == {split.size(spec)}
+        covered = set(map(str, parts))
+        assert len(covered) * split.size(spec) == spec.size
+        assert len(covered) in (1, devices)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "whole"),
+    [
+        ("recurrentgemma-2b", (2, 5, 10), set()),
+        ("recurrentgemma-2b", (4, 8), {"heads", "lru", "gate"}),
+        ("recurrentgemma-9b", (2, 4, 8, 16), set()),
+        ("griffin-14b", (2, 4, 8), set()),
+        ("griffin-14b", (16,), {"heads"}),
+    ],
+)
+def test_what_divides_is_split(name, devices, whole):
+    for count in devices:
+        found = plan(PRESETS[name], count)
+        assert set(found.whole) == whole
+        kept = sum(spec.size for spec in found.replicated())
+        assert (kept > 0) == bool(whole)
+        assert kept < 0.2 * parameter_count(PRESETS[name])
+
+
+def test_between_training_steps_the_width_is_split_too():
+    config = PRESETS["griffin-400m"]
+    split = plan(config, 4)
+    for spec in param_specs(config).values():
+        axes = split.axes_in_training(spec, 8)
+        assert [axis for axis, name in zip(axes, spec.axes, strict=True) if name == "width"] == [
+            "data"
+        ] * spec.axes.count("width")
+        assert len(set(axes) - {None}) == len([axis for axis in axes if axis])  # no axis twice
+
+
+@pytest.mark.parametrize("text", ["model=2", "data=4,model=2", "data=1"])
+def test_meshes_are_read(text):
+    assert parse_mesh(text, "--mesh").keys() == {"data", "model"}
+
+
+@pytest.mark.parametrize("text", ["", "4", "rows=2", "data=0", "data=x", "data=2,,model=2"])
+def test_what_is_no_mesh_is_refused(text):
+    with pytest.raises(ArgumentError, match="--mesh .*expected sizes of the axes data and model"):
+        parse_mesh(text, "--mesh")
+
+
+@pytest.mark.parametrize("name", fast(["griffin"], [*FAMILIES, *UNEVEN]))
+def test_answers_are_those_of_one_device(name):
+    one, *others = worker([["evaluated", name, devices] for devices in (1, 2, 4)])
+    for split in others:
+        assert split["kernels"] == one["kernels"]
+        assert split["greedy"] == one["greedy"]
+        assert split["continuations"] == one["continuations"]
+        for mine, theirs in zip(split["logprobs"], one["logprobs"], strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=0, atol=3e-5)
+        assert split["state_bytes"] <= one["state_bytes"]
+    assert one["kernels"][0] == ("plain" if name == "complex gates" else "cpu")
+
+
+@pytest.mark.parametrize("name", fast(["griffin"], [*FAMILIES, *UNEVEN]))
+def test_devices_say_to_each_other_what_the_plan_asks_for(name):
+    for found in worker([["counted", name, devices] for devices in (2, 4)]):
+        assert found["expected"] > 0
+        for step in found["steps"].values():
+            assert step["unexpected"] == []
+            assert set(step["kinds"]) == {"all-reduce"}
+            assert found["expected"] <= len(step["kinds"]) <= found["expected"] + 4
+
+
+@pytest.mark.parametrize(("data", "devices"), [(2, 4), slow(4, 4), slow(1, 4)])
+@pytest.mark.parametrize("model", fast(["griffin"], FAMILIES))
+def test_training_over_a_mesh_is_training(model, data, devices):
+    (found,) = worker([["trained", model, data, devices]])
+    alone, meshed, moved = (np.array(losses) for losses in found["losses"])
+    assert len(alone) == len(meshed) == len(moved) == 4
+    np.testing.assert_allclose(meshed, alone, rtol=2e-4)
+    np.testing.assert_allclose(moved, alone, rtol=2e-4)

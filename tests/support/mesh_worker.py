@@ -1,0 +1,128 @@
+"""Runs in a process of its own, with processors in the place of devices: what a model gives that is
+split over them, as JSON for tests/model/test_mesh.py."""
+
+import contextlib
+import dataclasses
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import jax
+import numpy as np
+from fixtures_engine import continuations, random_ids, scores
+from flax import nnx
+from parity import BASE, QUICK_COMPILE, weights
+
+from griffin_eval.bench.shard.run import expected_sums, unexpected
+from griffin_eval.bench.shard.steps import Sizes, compile_steps
+from griffin_eval.config import HAWK, MQA, GriffinConfig
+from griffin_eval.engine.generation import Prompt
+from griffin_eval.engine.tree import Ablation, Scorable
+from griffin_eval.model_jax.griffin import Griffin, param_dtype
+from griffin_eval.runners.jax_runner import JaxRunner
+from griffin_eval.sharding.mesh_jax import make_mesh, param_sharding
+from griffin_eval.sharding.plan import MODEL, plan
+
+FOUR = dataclasses.replace(BASE, vocab_size=64, num_heads=4, gate_blocks=4)
+CONFIGS = {
+    "griffin": FOUR,
+    "hawk": dataclasses.replace(FOUR, block_pattern=HAWK, num_layers=2),
+    "mqa": dataclasses.replace(FOUR, block_pattern=MQA, num_layers=2),
+    "two heads on four devices": dataclasses.replace(FOUR, num_heads=2, gate_blocks=2),
+    "odd vocabulary": dataclasses.replace(FOUR, vocab_size=61),
+    "complex gates": dataclasses.replace(FOUR, complex_gates=True),
+}
+SIZES = Sizes(tokens=24, documents=5, pool=3, rows=4, capacity=32)
+
+
+def runner_on(config: GriffinConfig, devices: int) -> JaxRunner:
+    values, mesh = weights(config), make_mesh(jax.devices()[:devices])
+    split = plan(config, devices)
+
+    def make(spec):
+        value = np.asarray(values[spec.name]).astype(param_dtype(spec, np.float32))
+        where = param_sharding(mesh, split, spec) if devices > 1 else jax.devices()[0]
+        return nnx.Param(jax.device_put(value, where))
+
+    return JaxRunner(Griffin(config, make), QUICK_COMPILE)
+
+
+def answers(runner: JaxRunner) -> dict:
+    sequences = [Scorable(random_ids(20, i % 2) + random_ids(7, i), 9) for i in range(6)]
+    sequences += [
+        Scorable(random_ids(12, 5), 6, kind) for kind in (Ablation.RECURRENT, Ablation.ATTENTION)
+    ]
+    prompts = [Prompt(random_ids(5 + i, i), 6) for i in range(3)]
+    found = scores(runner, sequences)
+    return {
+        "logprobs": [each.logprobs.tolist() for each in found],
+        "greedy": [each.greedy.tolist() for each in found],
+        "continuations": [list(map(int, ids)) for ids in continuations(runner, prompts)],
+    }
+
+
+def evaluated(name: str, devices: int) -> dict:
+    runner = runner_on(CONFIGS[name], devices)
+    return answers(runner) | {
+        "kernels": [runner.kernel, runner.attention_kernel],
+        "state_bytes": runner.state_bytes(32),
+    }
+
+
+def counted(name: str, devices: int) -> dict:
+    config, split = CONFIGS[name], plan(CONFIGS[name], devices)
+    steps = compile_steps(config, make_mesh(jax.devices()[:devices]), "float32", SIZES)
+    return {
+        "expected": expected_sums(split),
+        "steps": {
+            step.name: {
+                "kinds": [each.kind for each in step.collectives],
+                "unexpected": unexpected(step, split, vectors),
+            }
+            for step, vectors in zip(steps, (SIZES.tokens, SIZES.rows), strict=True)
+        },
+    }
+
+
+def trained(model: str, data: int, devices: int, steps: int = 20) -> dict:
+    from griffin_eval.training.recipes import RECIPES
+    from griffin_eval.training.trainer import Run, read_metrics, train_model
+
+    changes = {"layers": 3, "length": 16, "tokens": 128, "steps": steps, "curriculum": ()}
+    changes |= {"width": 32, "heads": 2}
+    run = Run(
+        recipe=dataclasses.replace(RECIPES["induction_heads"], **changes), model=model, seed=1
+    )
+    meshed = make_mesh(jax.devices()[:devices], data)
+    half = steps // 2
+    ways = [[(steps, None)], [(half, meshed), (steps, meshed)], [(half, None), (steps, meshed)]]
+    losses = []
+    for way in ways:  # each from the checkpoint of the one before
+        with tempfile.TemporaryDirectory() as folder:
+            for last, mesh in way:
+                with contextlib.suppress(_StopAt.Reached):
+                    stop = _StopAt(last)
+                    train_model(run, Path(folder), checkpoint_every=5, mesh=mesh, progress=stop)
+            losses.append([line["loss"] for line in read_metrics(Path(folder, "metrics.jsonl"))])
+    return {"losses": losses, "data": data, "model": meshed.shape[MODEL]}
+
+
+class _StopAt:
+    """Ends a run at a step, as an interruption does."""
+
+    class Reached(Exception):
+        pass
+
+    def __init__(self, step: int):
+        self._step = step
+
+    def __call__(self, metrics: dict) -> None:
+        if metrics["step"] == self._step and "loss" in metrics:
+            raise self.Reached
+
+
+if __name__ == "__main__":
+    calls = {"evaluated": evaluated, "counted": counted, "trained": trained}
+    found = [calls[name](*arguments) for name, *arguments in json.loads(sys.argv[1])]
+    print(json.dumps(found))
