@@ -8,7 +8,7 @@ from griffin_eval.converters.arrays.dtypes import ITEM_BYTES
 from griffin_eval.converters.inspection import Inspection
 from griffin_eval.converters.source.companions import tokenizer_folder
 from griffin_eval.layout import param_specs, parameter_count
-from griffin_eval.sharding.plan import plan
+from griffin_eval.sharding.split import split_over
 
 
 def describe(inspection: Inspection) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def describe_split(facts: dict[str, Any], inspection: Inspection, devices: int) 
         and ``whole_bytes`` (how much of ``bytes_a_device`` that is).
     """
     assert inspection.config is not None
-    specs, split = param_specs(inspection.config), plan(inspection.config, devices)
+    specs, split = param_specs(inspection.config), split_over(inspection.config, devices)
     widths = {
         parameter: ITEM_BYTES[tensor["dtype"]]
         for tensor in facts["tensors"]

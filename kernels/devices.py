@@ -26,12 +26,13 @@ def platform(x: Any) -> str:
     return getattr(device, "platform", device) or jax.default_backend()
 
 
-def is_here(x: Any) -> bool:
-    """Whether an array of JAX is on a device of this process; else a function is compiled for
-    others, on which nothing can be tried."""
+def compiled_for_here() -> bool:
+    """Whether what JAX traces will run on devices of this process; nothing can be tried on
+    others."""
     import jax
 
-    return platform(x) == jax.default_backend()
+    target = jax.sharding.get_abstract_mesh().abstract_device
+    return target is None or target.platform == jax.default_backend()
 
 
 def untraced(function: Callable[[], Any]) -> Any:

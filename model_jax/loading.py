@@ -12,7 +12,7 @@ from griffin_eval.converters.checkpoint import Checkpoint, warn_not_finite
 from griffin_eval.layout import ParamSpec
 from griffin_eval.model_jax.griffin import Griffin, param_dtype
 from griffin_eval.sharding.mesh_jax import param_sharding
-from griffin_eval.sharding.plan import MODEL, plan
+from griffin_eval.sharding.split import MODEL, split_over
 
 
 def load(
@@ -38,7 +38,7 @@ def load(
     """
     run_dtype = jnp.dtype(dtype or checkpoint.dtype)
     mesh = device if isinstance(device, jax.sharding.Mesh) else None
-    split = plan(checkpoint.config, mesh.shape[MODEL] if mesh else 1)
+    split = split_over(checkpoint.config, mesh.shape[MODEL] if mesh else 1)
 
     def put(spec: ParamSpec, stored: np.ndarray) -> jax.Array:
         """A copy even where JAX could alias the mapped file, which may change or be unmapped."""

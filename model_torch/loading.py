@@ -7,7 +7,7 @@ from griffin_eval.converters.checkpoint import Checkpoint, warn_not_finite
 from griffin_eval.layout import ParamSpec
 from griffin_eval.model_torch.griffin import Griffin, param_dtype
 from griffin_eval.sharding import processes_torch
-from griffin_eval.sharding.plan import plan
+from griffin_eval.sharding.split import split_over
 
 _SUMMED = 1 << 22  # weights at a time
 
@@ -34,7 +34,7 @@ def load(
     Logs a warning for each tensor that holds NaN or infinity in the dtype it is held in.
     """
     run_dtype = dtype or getattr(torch, checkpoint.dtype)
-    split = plan(checkpoint.config, processes_torch.parts())
+    split = split_over(checkpoint.config, processes_torch.parts())
 
     def make(spec: ParamSpec) -> nn.Parameter:
         stored = checkpoint.torch(spec.name)[split.part(spec, processes_torch.rank())].contiguous()

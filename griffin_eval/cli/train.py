@@ -101,7 +101,7 @@ def training_mesh(text: str, rows: int) -> Any:
     import jax
 
     from griffin_eval.sharding.mesh_jax import make_mesh
-    from griffin_eval.sharding.plan import DATA, MODEL, parse_mesh
+    from griffin_eval.sharding.split import DATA, MODEL, parse_mesh
 
     sizes, there = parse_mesh(text, "--mesh"), jax.local_devices()
     needed = sizes[DATA] * sizes[MODEL]

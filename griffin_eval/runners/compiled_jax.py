@@ -33,11 +33,12 @@ from jax.experimental import serialize_executable
 from griffin_eval.kernels import devices
 from griffin_eval.kernels.cpu.compiled import usable_cpus
 from griffin_eval.model_jax import griffin
+from griffin_eval.sharding import mesh_jax
 
 MODELS = 8  # whose executables are kept
 HERE = Path(__file__).parent
 # Folders whose code decides what is compiled; of the ground floor only what lies there itself.
-CODE = [HERE, *(Path(inspect.getfile(module)).parent for module in (devices, griffin))]
+CODE = [HERE, *(Path(inspect.getfile(module)).parent for module in (devices, mesh_jax, griffin))]
 SMALL = 1 << 29  # bytes of parameters of a model whose steps take little time
 PRELOADED = 16  # executables that are loaded before anybody asks for them
 

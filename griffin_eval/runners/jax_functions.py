@@ -17,7 +17,7 @@ from griffin_eval.model_jax.decoding import DecodingState
 from griffin_eval.model_jax.griffin import Griffin
 from griffin_eval.model_jax.state import PoolRows, RecurrentState, State, gather, scatter
 from griffin_eval.runners.batching import query_block
-from griffin_eval.sharding.plan import MODEL, Plan
+from griffin_eval.sharding.split import MODEL, Split
 
 
 class SplitModel(NamedTuple):
@@ -94,23 +94,23 @@ def first_largest(logits: Array) -> Array:
     return jnp.where(first == logits.shape[1], -1, first)
 
 
-def state_shardings(mesh: Mesh, plan: Plan, state: Any) -> Any:
+def state_shardings(mesh: Mesh, split: Split, state: Any) -> Any:
     """How a state, a pool of states or a decoding state lies on a mesh: recurrent states are split
     as the RG-LRU is, keys and values lie whole on every device.
 
     Args:
         mesh: of devices.
-        plan: of the model.
+        split: of the model.
         state: tree of arrays or of their shapes.
     """
     whole = NamedSharding(mesh, PartitionSpec())
-    split = None if "lru" in plan.whole else MODEL
+    channels = None if "lru" in split.whole else MODEL
 
     def sharding(part: Any) -> Any:
         if not isinstance(part, RecurrentState):
             return whole
-        h: Any = NamedSharding(mesh, PartitionSpec(None, split))
-        conv: Any = NamedSharding(mesh, PartitionSpec(None, None, split))
+        h: Any = NamedSharding(mesh, PartitionSpec(None, channels))
+        conv: Any = NamedSharding(mesh, PartitionSpec(None, None, channels))
         return RecurrentState(h, conv)
 
     return jax.tree.map(sharding, state, is_leaf=lambda part: isinstance(part, RecurrentState))

@@ -40,7 +40,7 @@ from griffin_eval.runners.devices import asked_or_best
 from griffin_eval.runners.jax_functions import x64_if
 from griffin_eval.runners.protocol import DTYPES
 from griffin_eval.sharding.mesh_jax import make_mesh
-from griffin_eval.sharding.plan import MODEL, plan
+from griffin_eval.sharding.split import MODEL, split_over
 
 COMPILE_AFTER_USES = 4  # times that a shape of steps is padded to a larger one
 SCORED = 64  # least number that scored positions are padded to
@@ -72,7 +72,7 @@ class JaxRunner:
         self._devices = list(weight.devices() if self._mesh is None else self._mesh.devices.flat)
         self.device = "+".join(f"{each.platform}:{each.id}" for each in self._devices)
         self.devices = len(self._devices)
-        self._plan = plan(self.config, self.devices)
+        self._shards = split_over(self.config, self.devices)
         self.step_tokens = self._full_step = step_tokens(self.device)
         self.step_rows, self.decode_rows = step_rows(self.device), decode_rows(self.device)
         one = jnp.empty((1, 1, 1), weight.dtype)
@@ -158,7 +158,7 @@ class JaxRunner:
         """Where the leaves of a state lie, given their shapes."""
         if self._mesh is None:
             return SingleDeviceSharding(self._devices[0])
-        return jax_functions.state_shardings(self._mesh, self._plan, state)
+        return jax_functions.state_shardings(self._mesh, self._shards, state)
 
     def _result_shardings(self) -> tuple[Any, Any, Any, Any]:
         """Where pools of states lie, decoding states, logits, and everything else."""
@@ -167,7 +167,7 @@ class JaxRunner:
         whole = vocabulary = SingleDeviceSharding(self._devices[0])
         if self._mesh is not None:
             whole = NamedSharding(self._mesh, PartitionSpec())
-            split = None if "vocab" in self._plan.whole else MODEL
+            split = None if "vocab" in self._shards.whole else MODEL
             vocabulary = NamedSharding(self._mesh, PartitionSpec(None, split))
         return self._state_sharding(pool), self._state_sharding(decoding), vocabulary, whole
 

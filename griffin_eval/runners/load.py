@@ -8,7 +8,7 @@ from griffin_eval.errors import ArgumentError, MissingExtraError
 from griffin_eval.layout import parameter_count
 from griffin_eval.messages import did_you_mean
 from griffin_eval.runners.protocol import DTYPES, FRAMEWORKS, Runner
-from griffin_eval.sharding.plan import plan
+from griffin_eval.sharding.split import split_over
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def load_runners(
         MissingExtraError: the framework is not installed.
     """
     framework = choose_framework(framework)
-    _log_plan(checkpoint, tensor_parallel)
+    _log_whole(checkpoint, tensor_parallel)
     if dtype not in ("auto", *DTYPES):
         raise ArgumentError(
             f"unknown dtype {dtype!r}: expected auto, {', '.join(DTYPES)}"
@@ -82,9 +82,9 @@ def load_runners(
     return [JaxRunner.load(checkpoint, dtype, group) for group in groups]
 
 
-def _log_plan(checkpoint: Checkpoint, devices: int) -> None:
+def _log_whole(checkpoint: Checkpoint, devices: int) -> None:
     """Says which parameters every device holds whole although others are split."""
-    found = plan(checkpoint.config, devices)
+    found = split_over(checkpoint.config, devices)
     if found.whole:
         kept, all_of = sum(s.size for s in found.replicated()), parameter_count(found.config)
         logger.warning(

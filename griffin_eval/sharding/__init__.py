@@ -1,1 +1,1 @@
-"""A model split over devices: the plan, and what each framework needs beside it."""
+"""A model split over devices: how, and what each framework needs beside it."""

@@ -17,7 +17,7 @@ from griffin_eval.kernels.attention import api as attention_api
 from griffin_eval.kernels.rglru import api as rglru_api
 from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.layout import ParamSpec
-from griffin_eval.sharding.plan import DATA, MODEL, Plan
+from griffin_eval.sharding.split import DATA, MODEL, Split
 
 
 def make_mesh(devices: Sequence[Any], data: int = 1) -> Mesh:
@@ -27,21 +27,21 @@ def make_mesh(devices: Sequence[Any], data: int = 1) -> Mesh:
     return Mesh(np.array(devices).reshape(shape), (DATA, MODEL), axis_types=(AxisType.Auto,) * 2)
 
 
-def param_sharding(mesh: Mesh, plan: Plan, spec: ParamSpec) -> NamedSharding:
+def param_sharding(mesh: Mesh, split: Split, spec: ParamSpec) -> NamedSharding:
     """How a parameter lies on a mesh."""
-    return NamedSharding(mesh, PartitionSpec(*plan.axes(spec)))
+    return NamedSharding(mesh, PartitionSpec(*split.axes(spec)))
 
 
-def training_sharding(mesh: Mesh, plan: Plan, spec: ParamSpec) -> NamedSharding:
+def training_sharding(mesh: Mesh, split: Split, spec: ParamSpec) -> NamedSharding:
     """How a parameter lies on a mesh between training steps."""
-    return NamedSharding(mesh, PartitionSpec(*plan.axes_in_training(spec, mesh.shape[DATA])))
+    return NamedSharding(mesh, PartitionSpec(*split.axes_in_training(spec, mesh.shape[DATA])))
 
 
-def gathered(plan: Plan, spec: ParamSpec, value: Array) -> Array:
+def gathered(split: Split, spec: ParamSpec, value: Array) -> Array:
     """A parameter in training, whole in every replica: what is computed with."""
     if not _sizes():
         return value
-    return jax.lax.with_sharding_constraint(value, PartitionSpec(*plan.axes(spec)))
+    return jax.lax.with_sharding_constraint(value, PartitionSpec(*split.axes(spec)))
 
 
 def axis_size(name: str) -> int:

@@ -36,7 +36,7 @@ from griffin_eval.layout import param_specs
 from griffin_eval.model_jax.griffin import Griffin
 from griffin_eval.runners.jax_runner import keep_compilations
 from griffin_eval.sharding.mesh_jax import axis_size, gathered, training_sharding
-from griffin_eval.sharding.plan import MODEL, plan
+from griffin_eval.sharding.split import MODEL, split_over
 from griffin_eval.training.recipes import Batch, Recipe
 
 logger = logging.getLogger(__name__)
@@ -180,7 +180,7 @@ def loss_of(
         The weighted mean cross-entropy in nats, float32 []; and the number of asked targets that
         are the likeliest token, int32 [].
     """
-    split = plan(config, axis_size(MODEL))
+    split = split_over(config, axis_size(MODEL))
     model = Griffin(config, lambda spec: nnx.Param(gathered(split, spec, params[spec.name])))
     tokens, targets, weights, asked = map(jnp.asarray, batch)
     rows, length = tokens.shape
@@ -194,7 +194,7 @@ def loss_of(
 
 def param_places(config: GriffinConfig, mesh: Mesh) -> dict[str, NamedSharding]:
     """Where each parameter lies on a mesh between steps, by canonical name."""
-    split = plan(config, mesh.shape[MODEL])
+    split = split_over(config, mesh.shape[MODEL])
     return {n: training_sharding(mesh, split, s) for n, s in param_specs(config).items()}
 
 

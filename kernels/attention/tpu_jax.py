@@ -37,7 +37,7 @@ def unsupported(
         return f"splash attention takes heads of whole {LANES} dimensions, not {size}"
     if length < LANES:
         return f"splash attention takes {LANES} queries of a row or more, not {length}"
-    return _fault(q.dtype) if devices.is_here(q) else None
+    return _fault(q.dtype) if devices.compiled_for_here() else None
 
 
 @functools.cache

@@ -132,7 +132,7 @@ def _unsupported(name: str, x: Any, gates: Gates | None, starts: Any) -> str | N
         return f"{name} kernels have no complex gates"
     module = _module(name, x)
     reason = module.unsupported(x, gates, starts)
-    if reason is None and (name == "triton" or name == "tpu" and devices.is_here(x)):
+    if reason is None and (name == "triton" or name == "tpu" and devices.compiled_for_here()):
         where = str(x.device) if devices.framework(x) == "torch" else ""
         reason = _fault(module, devices.framework(x), where, x.dtype, starts is not None)
     return reason

@@ -371,3 +371,18 @@ def test_stacks_that_could_be_of_several_layers_are_not_guessed(tmp_path, name):
     tensors[norm] = tensors[norm][:3]  # of other layers than the rest
     with pytest.raises(CheckpointError, match="hold several layers each.*--names"):
         Checkpoint(write(tmp_path / "y", name, tensors, config))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_each_of_several_devices_would_hold(tmp_path, name):
+    folder = write(tmp_path / "x", name, tensors_of(name))
+    code, found = facts(folder, "--devices", 2)
+    assert code == 0
+    split = found["split"]
+    total = 4 * parameter_count(CONFIG)
+    assert split["bytes"] == total and split["devices"] == 2
+    assert total / 2 < split["bytes_a_device"] == 4 * split["parameters_a_device"] < 0.7 * total
+    assert split["whole"] == ["11 tokens"] and split["whole_bytes"] == WEIGHTS[EMBEDDING].nbytes
+    code, found = facts(folder, "--devices", 3)
+    assert found["split"]["whole"] == ["11 tokens", "2 blocks of gates", "2 heads"]
+    assert "split over 3 devices" in inspect(folder, "--devices", 3)[1]

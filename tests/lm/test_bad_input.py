@@ -150,7 +150,7 @@ def test_a_model_leaves_the_process_as_it_is(checkpoint):
         ({"visible_key": 16}, ["did you mean 'visible_keys'"]),
         ({"pretrained": ""}, ["pretrained= is missing"]),
         ({"pretrained": "", "path": "x"}, ["it is called pretrained"]),
-        ({"parallelize": True}, ["parallelize", "device="]),
+        ({"parallelize": True}, ["parallelize", "tensor_parallel_size="]),
         ({"peft": "adapter"}, ["peft", "merge"]),
         ({"backend": "causal"}, ["backend", "framework="]),
         ({"max_lenght": 5}, ["max_lenght", "did you mean 'max_length'"]),

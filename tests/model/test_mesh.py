@@ -16,7 +16,7 @@ from slow import fast, slow
 from griffin_eval.config import PRESETS
 from griffin_eval.errors import ArgumentError
 from griffin_eval.layout import param_specs, parameter_count
-from griffin_eval.sharding.plan import parse_mesh, plan
+from griffin_eval.sharding.split import parse_mesh, split_over
 
 WORKER = Path(__file__).parent.parent / "support" / "mesh_worker.py"
 FAMILIES = ["griffin", "hawk", "mqa"]
@@ -40,8 +40,8 @@ def worker(calls: list[list], devices: int = 4) -> list[dict]:
 
 
 @given(st.sampled_from(sorted(PRESETS)), st.integers(1, 16))
-def test_the_parts_of_a_plan_are_the_whole(name, devices):
-    split = plan(PRESETS[name], devices)
+def test_the_parts_are_the_whole(name, devices):
+    split = split_over(PRESETS[name], devices)
     for spec in param_specs(PRESETS[name]).values():
         parts = [split.part(spec, rank) for rank in range(devices)]
         sizes = [
@@ -66,7 +66,7 @@ def test_the_parts_of_a_plan_are_the_whole(name, devices):
 )
 def test_what_divides_is_split(name, devices, whole):
     for count in devices:
-        found = plan(PRESETS[name], count)
+        found = split_over(PRESETS[name], count)
         assert set(found.whole) == whole
         kept = sum(spec.size for spec in found.replicated())
         assert (kept > 0) == bool(whole)
@@ -75,7 +75,7 @@ def test_what_divides_is_split(name, devices, whole):
 
 def test_between_training_steps_the_width_is_split_too():
     config = PRESETS["griffin-400m"]
-    split = plan(config, 4)
+    split = split_over(config, 4)
     for spec in param_specs(config).values():
         axes = split.axes_in_training(spec, 8)
         assert [axis for axis, name in zip(axes, spec.axes, strict=True) if name == "width"] == [
@@ -109,7 +109,7 @@ def test_answers_are_those_of_one_device(name):
 
 
 @pytest.mark.parametrize("name", fast(["griffin"], [*FAMILIES, *UNEVEN]))
-def test_devices_say_to_each_other_what_the_plan_asks_for(name):
+def test_devices_say_to_each_other_what_the_split_needs(name):
     for found in worker([["counted", name, devices] for devices in (2, 4)]):
         assert found["expected"] > 0
         for step in found["steps"].values():

@@ -22,7 +22,7 @@ from griffin_eval.engine.tree import Ablation, Scorable
 from griffin_eval.model_jax.griffin import Griffin, param_dtype
 from griffin_eval.runners.jax_runner import JaxRunner
 from griffin_eval.sharding.mesh_jax import make_mesh, param_sharding
-from griffin_eval.sharding.plan import MODEL, plan
+from griffin_eval.sharding.split import MODEL, split_over
 
 FOUR = dataclasses.replace(BASE, vocab_size=64, num_heads=4, gate_blocks=4)
 CONFIGS = {
@@ -38,7 +38,7 @@ SIZES = Sizes(tokens=24, documents=5, pool=3, rows=4, capacity=32)
 
 def runner_on(config: GriffinConfig, devices: int) -> JaxRunner:
     values, mesh = weights(config), make_mesh(jax.devices()[:devices])
-    split = plan(config, devices)
+    split = split_over(config, devices)
 
     def make(spec):
         value = np.asarray(values[spec.name]).astype(param_dtype(spec, np.float32))
@@ -71,7 +71,7 @@ def evaluated(name: str, devices: int) -> dict:
 
 
 def counted(name: str, devices: int) -> dict:
-    config, split = CONFIGS[name], plan(CONFIGS[name], devices)
+    config, split = CONFIGS[name], split_over(CONFIGS[name], devices)
     steps = compile_steps(config, make_mesh(jax.devices()[:devices]), "float32", SIZES)
     return {
         "expected": expected_sums(split),

@@ -12,7 +12,7 @@ from griffin_eval.bench.shard.targets import Target, devices
 from griffin_eval.config import GriffinConfig
 from griffin_eval.layout import param_specs
 from griffin_eval.sharding.mesh_jax import make_mesh
-from griffin_eval.sharding.plan import Plan, plan
+from griffin_eval.sharding.split import Split, split_over
 
 
 def measure(config: GriffinConfig, target: Target, dtype: str, sizes: Sizes) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def measure(config: GriffinConfig, target: Target, dtype: str, sizes: Sizes) -> 
         dtype: of the weights.
         sizes: of the steps.
     """
-    mesh, split = make_mesh(devices(target)), plan(config, target.count)
+    mesh, split = make_mesh(devices(target)), split_over(config, target.count)
     steps = compile_steps(config, mesh, dtype, sizes)
     whole = sum(spec.size for spec in split.replicated())
     return {
@@ -39,7 +39,7 @@ def measure(config: GriffinConfig, target: Target, dtype: str, sizes: Sizes) -> 
     }
 
 
-def expected_sums(split: Plan) -> int:
+def expected_sums(split: Split) -> int:
     """Sums over the devices in a step, of vectors of the model's width: of the embedding, and
     after each half of a residual block that is split."""
     if split.devices == 1:
@@ -51,7 +51,7 @@ def expected_sums(split: Plan) -> int:
     return halves + ("vocab" not in split.whole)
 
 
-def _step(step: Compiled, split: Plan, target: Target, sizes: Sizes) -> dict[str, Any]:
+def _step(step: Compiled, split: Split, target: Target, sizes: Sizes) -> dict[str, Any]:
     vectors = sizes.tokens if step.name == "scoring" else sizes.rows
     count, rows = Counter(), sizes.pool + 1 if step.name == "scoring" else sizes.rows
     for each in step.collectives:
@@ -79,13 +79,13 @@ def _step(step: Compiled, split: Plan, target: Target, sizes: Sizes) -> dict[str
     }
 
 
-def unexpected(step: Compiled, split: Plan, vectors: int) -> list[str]:
-    """What a step says to other devices beside what the plan asks for: sums of vectors of the
+def unexpected(step: Compiled, split: Split, vectors: int) -> list[str]:
+    """What a step says to other devices beside what the split needs: sums of vectors of the
     model's width, and where the vocabulary is split, a few of one number a vector.
 
     Args:
         step: as compiled.
-        split: plan of the model.
+        split: of the model.
         vectors: hidden vectors of the step.
     """
     found, sums = [], 0
@@ -121,7 +121,7 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
         else "every parameter that can be is split"
     )
     table = Table(title="collective operations of a step, and their bytes on a device")
-    for heading in ("step", "operation", "number", "MB", "beside the plan"):
+    for heading in ("step", "operation", "number", "MB", "not needed"):
         table.add_column(heading, justify="right" if heading in ("number", "MB") else "left")
     for step in result["steps"]:
         for kind, found in step["collectives"].items() or [("none", {"count": 0, "bytes": 0})]:
@@ -130,7 +130,9 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
                 step["step"], kind, str(found["count"]), f"{found['bytes'] / 1e6:.2f}", beside
             )
     console.print(table)
-    console.print(f"the plan: {result['sums']} sums of vectors, and a few of one number a vector")
+    console.print(
+        f"the split needs: {result['sums']} sums of vectors, and a few of one number a vector"
+    )
     memory = Table(title="bytes of a device, MB")
     names = ("weights", "states", "temporaries", "used")
     for heading in ("step", *names, "of", "states that fit", "kernels"):

@@ -19,7 +19,7 @@ from griffin_eval.model_jax.griffin import Griffin, param_dtype
 from griffin_eval.model_jax.state import PoolRows
 from griffin_eval.runners import jax_functions
 from griffin_eval.sharding.mesh_jax import param_sharding
-from griffin_eval.sharding.plan import MODEL, Plan, plan
+from griffin_eval.sharding.split import MODEL, Split, split_over
 
 
 class Sizes(NamedTuple):
@@ -74,9 +74,9 @@ def compile_steps(config: GriffinConfig, mesh: Mesh, dtype: str, sizes: Sizes) -
 
 class _Steps:
     def __init__(self, config: GriffinConfig, mesh: Mesh, dtype: Any, sizes: Sizes):
-        self._mesh, self._plan, self._sizes = mesh, plan(config, mesh.shape[MODEL]), sizes
+        self._mesh, self._shards, self._sizes = mesh, split_over(config, mesh.shape[MODEL]), sizes
         self._whole = NamedSharding(mesh, PartitionSpec())
-        self._model = abstract_model(config, mesh, self._plan, dtype)
+        self._model = abstract_model(config, mesh, self._shards, dtype)
         self._split, self._params = jax_functions.split(self._model)
 
     def compiled(self) -> Any:
@@ -114,7 +114,7 @@ class _Steps:
 
     def _state(self, start: Callable[[], Any]) -> Any:
         shapes = jax.eval_shape(start)
-        places = jax_functions.state_shardings(self._mesh, self._plan, shapes)
+        places = jax_functions.state_shardings(self._mesh, self._shards, shapes)
         return jax.tree.map(
             lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places
         )
@@ -150,7 +150,7 @@ def compile_on(mesh: Mesh, function: Any, *arguments: Any) -> jax.stages.Compile
         return function.trace(*arguments).lower(lowering_platforms=(platform,)).compile()
 
 
-def abstract_model(config: GriffinConfig, mesh: Mesh, split: Plan, dtype: Any) -> Griffin:
+def abstract_model(config: GriffinConfig, mesh: Mesh, split: Split, dtype: Any) -> Griffin:
     """The model with shapes in the place of its parameters."""
 
     def make(spec: ParamSpec) -> nnx.Param:

@@ -32,7 +32,7 @@ def bench_shard(
     """Compile a model split over devices; its collective operations, and bytes a device.
 
     The devices need not be there: libtpu compiles for a TPU, and a processor is divided. Exit code
-    1 if a step says more to other devices than the plan asks for.
+    1 if a step says more to other devices than the split needs.
     """
     from dataclasses import replace
 

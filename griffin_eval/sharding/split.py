@@ -20,7 +20,7 @@ RULES = {"vocab": MODEL, "mlp": MODEL, "lru": MODEL, "gate": MODEL, "heads": MOD
 
 
 @dataclass(frozen=True)
-class Plan:
+class Split:
     """Which axes of a model are split over a number of devices.
 
     Attributes:
@@ -74,8 +74,8 @@ class Plan:
                 yield spec
 
 
-def plan(config: GriffinConfig, devices: int) -> Plan:
-    """The plan for this number of devices. An axis that does not divide stays whole.
+def split_over(config: GriffinConfig, devices: int) -> Split:
+    """The split over this number of devices. An axis that does not divide stays whole.
 
     Args:
         config: of the model.
@@ -94,7 +94,7 @@ def plan(config: GriffinConfig, devices: int) -> Plan:
         whole["lru"] = "complex channels"
     if "lru" in whole:
         whole["gate"] = whole["lru"]
-    return Plan(config, devices, whole)
+    return Split(config, devices, whole)
 
 
 def parse_mesh(text: str, option: str) -> dict[str, int]:

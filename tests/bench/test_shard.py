@@ -1,0 +1,111 @@
+"""`bench shard`: what it reads from a program's text, and the command."""
+
+import json
+
+import pytest
+from programs import griffin_eval
+
+from griffin_eval.bench.shard.collectives import collectives
+from griffin_eval.bench.shard.targets import parse_target
+from griffin_eval.errors import ArgumentError
+
+TEXT = """
+HloModule jit_step
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+%body (p: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %inner = f32[8]{0} fusion(%p), kind=kLoop, calls=%fused
+}
+
+%fused (p: f32[8]) -> f32[8] {
+  %all-reduce.7 = f32[8]{0} all-reduce(%p), replica_groups={{0,1}}, to_apply=%add
+}
+
+%condition (p: (s32[], f32[8])) -> pred[] {
+  ROOT %less = pred[] compare(%p, %p), direction=LT
+}
+
+ENTRY %main (p: bf16[2,4]) -> bf16[2,4] {
+  %all-reduce = bf16[2,4]{1,0} all-reduce(%p), replica_groups=[1,2]<=[2], to_apply=%add
+  %pair = (f32[3]{0}, s32[3]{0}) all-reduce(%a, %b), to_apply=%add
+  %start = (bf16[2,4]{1,0}, bf16[4,4]{1,0}) all-gather-start(%p), dimensions={0}
+  %done = bf16[4,4]{1,0} all-gather-done(%start)
+  %turns = (s32[], f32[8]{0}) while(%init), condition=%condition, body=%body
+  ROOT %out = bf16[2,4]{1,0} copy(%all-reduce)
+}
+"""
+
+
+def test_collective_operations_are_found_with_their_bytes_and_loops():
+    found = {(each.kind, each.shapes, each.nbytes, each.in_loop) for each in collectives(TEXT)}
+    assert found == {
+        ("all-reduce", ("bf16[2,4]",), 16, False),
+        ("all-reduce", ("f32[3]", "s32[3]"), 24, False),
+        ("all-gather", ("bf16[4,4]",), 32, False),
+        ("all-reduce", ("f32[8]",), 32, True),
+    }
+    assert len(collectives(TEXT)) == 4
+
+
+@pytest.mark.parametrize("text", ["", "v5e", "v5e-0", "v5e-1000", "tpu-4", "v5e-x", "v5e-4x4"])
+def test_what_is_no_target_is_refused(text):
+    with pytest.raises(ArgumentError, match="--target .*expected v5e or v6e or cpu and a number"):
+        parse_target(text)
+
+
+SMALL = ["--tokens", 32, "--documents", 4, "--pool", 4, "--rows", 4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("preset", "layers", "whole"),
+    [("griffin-100m", 3, []), ("hawk-100m", 2, []), ("recurrentgemma-2b", 3, ["10 heads"])],
+)
+def test_a_processor_is_divided(preset, layers, whole):
+    done = griffin_eval(
+        *("bench", "shard", "--preset", preset, "--layers", layers, "--target"),
+        *("cpu-4" if whole else "cpu-2", "--json", *SMALL),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["sums"] == (layers if whole else 2 * layers) + 1
+    assert set(whole) <= set(found["whole"].values()) and bool(found["whole"]) == bool(whole)
+    for step in found["steps"]:
+        assert step["unexpected"] == [] and set(step["collectives"]) == {"all-reduce"}
+        assert step["kernels"] > 0 and step["used"] > step["weights"] > 0
+
+
+@pytest.mark.tpu_compile
+def test_chips_of_a_tpu_need_not_be_there():
+    """Two depths: what is said between devices grows with it, and nothing else does."""
+    sums = []
+    for layers in (3, 6):
+        done = griffin_eval(
+            *("bench", "shard", "--preset", "recurrentgemma-9b", "--layers", layers, "--target"),
+            *("v5e-16", "--json", "--tokens", 256, "--documents", 4, "--pool", 4, "--rows", 4),
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = json.loads(done.stdout)
+        assert found["whole"] == {}
+        for step in found["steps"]:
+            assert step["unexpected"] == []
+            assert step["kernels"] == 2 * layers // 3  # the RG-LRUs
+            sums.append(step["collectives"]["all-reduce"]["count"])
+    assert [sums[2] - sums[0], sums[3] - sums[1]] == [6, 6]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--preset", "griffin-100"], "unknown preset 'griffin-100'"),
+        (["--dtype", "int8"], "unknown dtype 'int8'"),
+        (["--target", "v5e"], "--target 'v5e': expected"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, sentence):
+    done = griffin_eval("bench", "shard", *arguments)
+    assert done.returncode == 2
+    assert sentence in done.stderr and len(done.stderr.splitlines()) == 1
