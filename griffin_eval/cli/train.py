@@ -31,6 +31,15 @@ def train(
         str | None,
         typer.Option(help="Devices that split batch and weights, such as data=4,model=2."),
     ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="Dtype of a step: float32 or bfloat16; weights stay float32.")
+    ] = "float32",
+    pieces: Annotated[
+        int, typer.Option(help="Pieces of a batch whose gradients are added up.", min=1)
+    ] = 1,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Activations computed twice, to save memory.")
+    ] = False,
 ) -> None:
     """Train a small model of section 6.2 with the JAX twin.
 
@@ -52,7 +61,7 @@ def train(
     choose_framework("jax")
     from griffin_eval.training.figures import draw
     from griffin_eval.training.recipes import MODELS, SHORTEST, recipe_named
-    from griffin_eval.training.trainer import Run, train_model
+    from griffin_eval.training.trainer import Method, Run, train_model
 
     given = {"steps": steps, "length": length, "learning_rate": learning_rate}
     changes: Any = {key: value for key, value in given.items() if value is not None}
@@ -65,7 +74,13 @@ def train(
         raise ArgumentError(f"--length must be at least {SHORTEST}, found {length}")
     if not 0 < chosen.learning_rate < math.inf:
         raise ArgumentError(f"--learning-rate must be a number above 0, found {learning_rate}")
-    over = None if mesh is None else training_mesh(mesh, max(1, chosen.tokens // chosen.length))
+    rows = max(1, chosen.tokens // chosen.length)
+    if dtype not in ("float32", "bfloat16"):
+        raise ArgumentError(f"unknown dtype {dtype!r}: expected float32 or bfloat16")
+    if rows % pieces:
+        raise ArgumentError(f"--pieces {pieces} does not divide a step's {rows} rows")
+    over = None if mesh is None else training_mesh(mesh, rows // pieces)
+    method = Method(mesh=over, pieces=pieces, recompute=recompute)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
@@ -79,8 +94,8 @@ def train(
                 bar.update(task, description=f"{recipe} {model}: {text}")
             bar.update(task, completed=metrics["step"])
 
-        settings = Run(recipe=chosen, model=model, seed=seed)
-        last = train_model(settings, output, mesh=over, progress=progress)
+        settings = Run(recipe=chosen, model=model, seed=seed, dtype=dtype)
+        last = train_model(settings, output, method=method, progress=progress)
     figure = draw([output], output / "curves")
     typer.echo(
         f"{output}: step {last['step']}, test loss {last['test_loss']:.4f}, "
@@ -93,7 +108,7 @@ def training_mesh(text: str, rows: int) -> Any:
 
     Args:
         text: such as ``data=4,model=2``.
-        rows: of a step, which the replicas divide.
+        rows: that are read at a time, which the replicas divide.
 
     Raises:
         ArgumentError: it is no mesh, or one that does not fit the devices or the rows.
@@ -110,5 +125,7 @@ def training_mesh(text: str, rows: int) -> Any:
             f"--mesh {text}: it takes {needed} devices, and this process has {len(there)}"
         )
     if rows % sizes[DATA]:
-        raise ArgumentError(f"--mesh {text}: {sizes[DATA]} does not divide a step's {rows} rows")
+        raise ArgumentError(
+            f"--mesh {text}: {sizes[DATA]} does not divide the {rows} rows that are read at a time"
+        )
     return make_mesh(there[:needed], sizes[DATA])

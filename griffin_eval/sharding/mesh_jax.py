@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from griffin_eval.kernels.attention import api as attention_api
@@ -18,6 +19,8 @@ from griffin_eval.kernels.rglru import api as rglru_api
 from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.layout import ParamSpec
 from griffin_eval.sharding.split import DATA, MODEL, Split
+
+SUMS = "sums"
 
 
 def make_mesh(devices: Sequence[Any], data: int = 1) -> Mesh:
@@ -51,7 +54,9 @@ def axis_size(name: str) -> int:
 
 def summed(partial: Array, split: bool = True) -> Array:
     """The same array, whole on every device but for its rows: here XLA adds up what devices can
-    only compute in part, if they do (so ``split`` says nothing)."""
+    only compute in part, if they do (so ``split`` says nothing). What these are called, `SUMS`,
+    tells a training step what to keep that computes activations again."""
+    partial = checkpoint_name(partial, SUMS)
     if not _sizes():
         return partial
     rows = PartitionSpec(_axis(DATA, len(partial)))

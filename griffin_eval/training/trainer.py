@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,10 +33,10 @@ from griffin_eval.converters.formats import FORMATS
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.initializers import initial_value
 from griffin_eval.json_files import read_json
-from griffin_eval.layout import param_specs
-from griffin_eval.model_jax.griffin import Griffin
+from griffin_eval.layout import ParamSpec, param_specs
+from griffin_eval.model_jax.griffin import Griffin, param_dtype
 from griffin_eval.runners.jax_runner import keep_compilations
-from griffin_eval.sharding.mesh_jax import axis_size, gathered, training_sharding
+from griffin_eval.sharding.mesh_jax import SUMS, axis_size, gathered, training_sharding
 from griffin_eval.sharding.split import MODEL, split_over
 from griffin_eval.training.recipes import Batch, Recipe
 
@@ -61,11 +62,14 @@ class Run:
         recipe: the recipe with its final steps, learning rate and length.
         model: one of `griffin_eval.training.recipes.MODELS`.
         seed: seed of the weights and of the data.
+        dtype: of weights and activations as a step computes with them. The weights that are kept,
+            gradients and the optimizer are float32.
     """
 
     recipe: Recipe
     model: str
     seed: int
+    dtype: str = "float32"
 
     def settings(self) -> dict[str, Any]:
         """The contents of ``run.json``, in which the hash stands for a text."""
@@ -77,7 +81,29 @@ class Run:
         }
         if self.recipe.text is not None:
             recipe["text"] = hashlib.sha256(self.recipe.text()).hexdigest()
-        return json.loads(json.dumps({"recipe": recipe, "model": self.model, "seed": self.seed}))
+        settings = {"recipe": recipe, "model": self.model, "seed": self.seed}
+        if self.dtype != "float32":
+            settings["dtype"] = self.dtype
+        return json.loads(json.dumps(settings))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method:
+    """How a step is computed, of which its results do not depend but for rounding.
+
+    Attributes:
+        mesh: over which batch and weights are split, from `make_mesh`; None for one device.
+        pieces: into which a batch is cut, whose gradients are added up; it divides the rows.
+        recompute: whether the backward pass computes activations again, instead of keeping more
+            than two vectors of the model's width of each token and residual block.
+    """
+
+    mesh: Mesh | None = None
+    pieces: int = 1
+    recompute: bool = False
+
+
+ONE_DEVICE = Method()
 
 
 def train_model(
@@ -85,7 +111,7 @@ def train_model(
     folder: Path,
     *,
     checkpoint_every: int = 100,
-    mesh: Mesh | None = None,
+    method: Method = ONE_DEVICE,
     progress: Callable[[dict[str, Any]], Any] = lambda metrics: None,
 ) -> dict[str, Any]:
     """Trains to the last step, from the latest checkpoint of the folder if it has one.
@@ -93,8 +119,7 @@ def train_model(
     Args:
         run: settings of the run.
         folder: folder of the run, created if it does not exist.
-        mesh: over which batch and weights are split, from `make_mesh`; None for one device. A run
-            may go on over another mesh.
+        method: how steps are computed. A run may go on with another one.
         checkpoint_every: steps between two checkpoints, each with a test on the held-out batches
             and a line of metrics.
         progress: called after every step with ``step`` and ``tokens``, and at checkpoints with the
@@ -107,7 +132,7 @@ def train_model(
         CheckpointError: the folder is of another run.
         ArgumentError: the loss is not finite.
     """
-    recipe, config = run.recipe, run.recipe.config(run.model)
+    recipe, config, mesh = run.recipe, run.recipe.config(run.model), method.mesh
     _prepare_folder(run, config, folder)
     keep_compilations()
     rate = _schedule(recipe)
@@ -119,7 +144,7 @@ def train_model(
         for name, spec in specs.items()
     }
     state = jax.jit(optimizer.init, out_shardings=state_places(optimizer, config, mesh))(params)
-    update, evaluate = compile_update(config, optimizer, mesh)
+    update, evaluate = compile_update(config, optimizer, method, run.dtype)
     held_out = recipe.held_out()
     with (
         contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh),
@@ -167,7 +192,10 @@ def train_model(
 
 
 def loss_of(
-    config: GriffinConfig, params: Mapping[str, jax.Array], batch: Batch
+    config: GriffinConfig,
+    params: Mapping[str, jax.Array],
+    batch: Batch,
+    dtype: str = "float32",
 ) -> tuple[jax.Array, jax.Array]:
     """The loss of a batch, and the number of right answers.
 
@@ -175,13 +203,27 @@ def loss_of(
         config: architecture of the model.
         params: parameters by canonical name.
         batch: rows of equal length, each of which the model reads from an empty state.
+        dtype: to compute in.
 
     Returns:
         The weighted mean cross-entropy in nats, float32 []; and the number of asked targets that
         are the likeliest token, int32 [].
     """
+    loss, right = _loss_and_right(config, dtype, params, batch)
+    return loss / jnp.sum(jnp.asarray(batch.weights)), right
+
+
+def _loss_and_right(
+    config: GriffinConfig, dtype: str, params: Mapping[str, jax.Array], batch: Batch
+) -> tuple[jax.Array, jax.Array]:
+    """The weighted sum of cross-entropies, and the number of right answers."""
     split = split_over(config, axis_size(MODEL))
-    model = Griffin(config, lambda spec: nnx.Param(gathered(split, spec, params[spec.name])))
+
+    def make(spec: ParamSpec) -> nnx.Param:
+        value = params[spec.name].astype(param_dtype(spec, jnp.dtype(dtype)))
+        return nnx.Param(gathered(split, spec, value))
+
+    model = Griffin(config, make)
     tokens, targets, weights, asked = map(jnp.asarray, batch)
     rows, length = tokens.shape
     lengths = jnp.full(rows, length, jnp.int32)
@@ -189,7 +231,7 @@ def loss_of(
     logits = model.logits(hidden)
     each = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     right = (jnp.argmax(logits, -1) == targets) & asked
-    return jnp.sum(each * weights) / jnp.sum(weights), right.sum()
+    return jnp.sum(each * weights), right.sum()
 
 
 def param_places(config: GriffinConfig, mesh: Mesh) -> dict[str, NamedSharding]:
@@ -216,7 +258,10 @@ def state_places(
 
 
 def compile_update(
-    config: GriffinConfig, optimizer: optax.GradientTransformation, mesh: Mesh | None = None
+    config: GriffinConfig,
+    optimizer: optax.GradientTransformation,
+    method: Method = ONE_DEVICE,
+    dtype: str = "float32",
 ):
     """The compiled functions that make one training step, and that compute `loss_of`. With a mesh
     they are called where it is set.
@@ -224,25 +269,47 @@ def compile_update(
     Args:
         config: architecture of the model.
         optimizer: from `make_optimizer`.
-        mesh: as of `train_model`.
+        method: how a step is computed.
+        dtype: as of `Run`.
 
     Returns:
         ``update(params, state, batch)``, which consumes parameters and the optimizer's state and
         gives both anew, the loss and the norm of the gradients; and ``evaluate(params, batch)``.
     """
-    evaluate = functools.partial(loss_of, config)
+    total = functools.partial(_loss_and_right, config, dtype)
+    if method.recompute:
+        total = jax.checkpoint(total, policy=jax.checkpoint_policies.save_only_these_names(SUMS))
+    gradient = jax.value_and_grad(total, has_aux=True)
+
+    def added(params: Params, batch: Batch) -> tuple[jax.Array, Params]:
+        """The sum of losses, and its gradients."""
+        pieces = math.gcd(method.pieces, len(batch.tokens))
+        if pieces == 1:
+            (loss, _), gradients = gradient(params, batch)
+            return loss, gradients
+
+        def add(sums: tuple[jax.Array, Params], piece: Batch) -> tuple[Any, None]:
+            (loss, _), gradients = gradient(params, piece)
+            return jax.tree.map(jnp.add, sums, (loss, gradients)), None
+
+        cut = jax.tree.map(lambda x: x.reshape(pieces, -1, *x.shape[1:]), batch)
+        zero = jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params)
+        return jax.lax.scan(add, zero, cut)[0]
 
     def update(params: Params, state: Any, batch: Batch):
-        (loss, _), gradients = jax.value_and_grad(evaluate, has_aux=True)(params, batch)
+        loss, gradients = added(params, Batch(*map(jnp.asarray, batch)))
+        weight = jnp.sum(jnp.asarray(batch.weights))
+        loss, gradients = jax.tree.map(lambda x: x / weight, (loss, gradients))
         with jax.numpy_dtype_promotion("standard"):  # which optax counts on
             changes, state = optimizer.update(gradients, state, params)
             return optax.apply_updates(params, changes), state, loss, optax.tree.norm(gradients)
 
-    results = None
+    results, mesh = None, method.mesh
     if mesh is not None:
         one = NamedSharding(mesh, PartitionSpec())
         results = param_places(config, mesh), state_places(optimizer, config, mesh), one, one
-    return jax.jit(update, donate_argnums=(0, 1), out_shardings=results), jax.jit(evaluate)
+    evaluate = jax.jit(functools.partial(loss_of, config, dtype=dtype))
+    return jax.jit(update, donate_argnums=(0, 1), out_shardings=results), evaluate
 
 
 def _test_metrics(evaluate: Callable, params: Params, batches: list[Batch]) -> dict[str, float]:

@@ -142,10 +142,9 @@ def _kernel(
         block_q_dq=block_q,
         block_kv_dq=block_kv,
     )
-    with jax.ensure_compile_time_eval():
-        return splash.make_splash_mqa_single_device(
-            splash.MultiHeadMask([mask] * heads), block_sizes=sizes, interpret=interpret
-        )
+    every = splash.MultiHeadMask([mask] * heads)
+    make = splash.make_splash_mqa_single_device
+    return devices.untraced(lambda: make(every, block_sizes=sizes, interpret=interpret))
 
 
 def _blocks(length: int, sizes: tuple[int, ...]) -> tuple[int, int]:

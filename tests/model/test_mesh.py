@@ -118,10 +118,19 @@ def test_devices_say_to_each_other_what_the_split_needs(name):
             assert found["expected"] <= len(step["kinds"]) <= found["expected"] + 4
 
 
-@pytest.mark.parametrize(("data", "devices"), [(2, 4), slow(4, 4), slow(1, 4)])
+@pytest.mark.parametrize(
+    ("data", "devices", "method"),
+    [
+        (2, 4, {"pieces": 2, "recompute": True}),
+        slow(2, 4, {}),
+        slow(4, 4, {"recompute": True}),
+        slow(1, 4, {"pieces": 4}),
+    ],
+)
 @pytest.mark.parametrize("model", fast(["griffin"], FAMILIES))
-def test_training_over_a_mesh_is_training(model, data, devices):
-    (found,) = worker([["trained", model, data, devices]])
+def test_training_over_a_mesh_is_training(model, data, devices, method):
+    (found,) = worker([["trained", model, data, devices, method]])
+    assert (found["data"], found["model"]) == (data, devices // data)
     alone, meshed, moved = (np.array(losses) for losses in found["losses"])
     assert len(alone) == len(meshed) == len(moved) == 4
     np.testing.assert_allclose(meshed, alone, rtol=2e-4)

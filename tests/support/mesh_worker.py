@@ -33,7 +33,7 @@ CONFIGS = {
     "odd vocabulary": dataclasses.replace(FOUR, vocab_size=61),
     "complex gates": dataclasses.replace(FOUR, complex_gates=True),
 }
-SIZES = Sizes(tokens=24, documents=5, pool=3, rows=4, capacity=32)
+SIZES = Sizes(tokens=24, documents=5, pool=3, rows=4, batch=4, length=8, capacity=32)
 
 
 def runner_on(config: GriffinConfig, devices: int) -> JaxRunner:
@@ -85,27 +85,27 @@ def counted(name: str, devices: int) -> dict:
     }
 
 
-def trained(model: str, data: int, devices: int, steps: int = 20) -> dict:
+def trained(model: str, data: int, devices: int, method: dict, steps: int = 20) -> dict:
     from griffin_eval.training.recipes import RECIPES
-    from griffin_eval.training.trainer import Run, read_metrics, train_model
+    from griffin_eval.training.trainer import ONE_DEVICE, Method, Run, read_metrics, train_model
 
     changes = {"layers": 3, "length": 16, "tokens": 128, "steps": steps, "curriculum": ()}
     changes |= {"width": 32, "heads": 2}
     run = Run(
         recipe=dataclasses.replace(RECIPES["induction_heads"], **changes), model=model, seed=1
     )
-    meshed = make_mesh(jax.devices()[:devices], data)
-    half = steps // 2
-    ways = [[(steps, None)], [(half, meshed), (steps, meshed)], [(half, None), (steps, meshed)]]
+    mesh = make_mesh(jax.devices()[:devices], data)
+    half, one, meshed = steps // 2, ONE_DEVICE, Method(mesh=mesh, **method)
+    ways = [[(steps, one)], [(half, meshed), (steps, meshed)], [(half, one), (steps, meshed)]]
     losses = []
     for way in ways:  # each from the checkpoint of the one before
         with tempfile.TemporaryDirectory() as folder:
-            for last, mesh in way:
+            for last, used in way:
                 with contextlib.suppress(_StopAt.Reached):
                     stop = _StopAt(last)
-                    train_model(run, Path(folder), checkpoint_every=5, mesh=mesh, progress=stop)
+                    train_model(run, Path(folder), checkpoint_every=5, method=used, progress=stop)
             losses.append([line["loss"] for line in read_metrics(Path(folder, "metrics.jsonl"))])
-    return {"losses": losses, "data": data, "model": meshed.shape[MODEL]}
+    return {"losses": losses, "data": data, "model": mesh.shape[MODEL]}
 
 
 class _StopAt:

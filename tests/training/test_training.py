@@ -22,7 +22,15 @@ from griffin_eval.tasks.long_text import documents
 from griffin_eval.tasks.symbols import sequences
 from griffin_eval.training import byte_texts
 from griffin_eval.training.recipes import RECIPES
-from griffin_eval.training.trainer import Run, loss_of, read_metrics, train_model
+from griffin_eval.training.trainer import (
+    Method,
+    Run,
+    compile_update,
+    loss_of,
+    make_optimizer,
+    read_metrics,
+    train_model,
+)
 
 SMALL = dict(layers=3, length=16, tokens=256, steps=40, curriculum=((0.5, 1 / 2),))
 
@@ -231,6 +239,8 @@ def test_the_command_trains_what_convert_reads(tmp_path):
         slow(("bytes", "--model", "hawk", "--length", "7"), "--length must be at least 8, found 7"),
         slow(("bytes", "--model", "hawk", "--learning-rate", "0"), "a number above 0, found 0"),
         slow(("bytes", "--model", "hawk", "--learning-rate", "inf"), "above 0, found inf"),
+        slow(("bytes", "--model", "hawk", "--dtype", "float16"), "expected float32 or bfloat16"),
+        slow(("bytes", "--model", "hawk", "--pieces", "3"), "does not divide a step's 8 rows"),
         slow(("bytes", "--model", "hawk", "--mesh", "rows=2"), "axes data and model, such as"),
         slow(("bytes", "--model", "hawk", "--mesh", "model=64"), "it takes 64 devices, and this"),
     ],
@@ -240,3 +250,30 @@ def test_what_cannot_be_is_refused_in_a_sentence(arguments, message, tmp_path):
     assert done.returncode == 2
     assert message in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_step_may_be_cut_computed_twice_or_rounded():
+    recipe = dataclasses.replace(RECIPES["bytes"], **(SMALL | {"length": 64, "tokens": 512}))
+    config, batch = recipe.config("griffin"), recipe.batch(0, 0)
+    optimizer = make_optimizer(lambda step: 1e-3)
+    methods = {
+        "whole": (Method(), "float32"),
+        "pieces": (Method(pieces=4), "float32"),
+        "recompute": (Method(recompute=True), "float32"),
+        "bfloat16": (Method(), "bfloat16"),
+    }
+    found, memory = {}, {}
+    for name, (method, dtype) in methods.items():
+        params = {n: jnp.asarray(initial_value(s, 0)) for n, s in param_specs(config).items()}
+        state = optimizer.init(params)
+        update, _ = compile_update(config, optimizer, method, dtype)
+        compiled = update.lower(params, state, batch).compile(QUICK_COMPILE)
+        memory[name] = compiled.memory_analysis().temp_size_in_bytes
+        params, _, loss, norm = compiled(params, state, batch)
+        assert {value.dtype for value in params.values()} == {jnp.dtype("float32")}
+        found[name] = float(loss), float(norm)
+    np.testing.assert_allclose(found["pieces"], found["whole"], rtol=1e-4)
+    np.testing.assert_allclose(found["recompute"], found["whole"], rtol=1e-4)
+    np.testing.assert_allclose(found["bfloat16"], found["whole"], rtol=3e-2)
+    assert found["bfloat16"] != found["whole"]
+    assert memory["pieces"] < memory["whole"] and memory["recompute"] < memory["whole"]

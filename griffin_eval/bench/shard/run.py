@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from griffin_eval.bench.shard.steps import Compiled, Sizes, compile_steps
+from griffin_eval.bench.shard.steps import Compiled, Sizes, compile_steps, compile_training
 from griffin_eval.bench.shard.targets import Target, devices
 from griffin_eval.config import GriffinConfig
 from griffin_eval.layout import param_specs
@@ -15,20 +15,30 @@ from griffin_eval.sharding.mesh_jax import make_mesh
 from griffin_eval.sharding.split import Split, split_over
 
 
-def measure(config: GriffinConfig, target: Target, dtype: str, sizes: Sizes) -> dict[str, Any]:
-    """Compiles the steps over all devices of a target; the results as in JSON.
+def measure(
+    config: GriffinConfig, target: Target, replicas: int, dtype: str, sizes: Sizes, training: bool
+) -> dict[str, Any]:
+    """Compiles the steps over the devices of a target; the results as in JSON.
 
     Args:
         config: of the model.
-        target: whose devices share the weights.
-        dtype: of the weights.
+        target: whose devices hold the replicas.
+        replicas: of the model, each on as many devices; their number divides that of the devices.
+            In evaluation they have nothing to say to each other, so that one is compiled.
+        dtype: of the weights, or that a training step computes in.
         sizes: of the steps.
+        training: whether to compile a training step, and no others.
     """
-    mesh, split = make_mesh(devices(target)), split_over(config, target.count)
-    steps = compile_steps(config, mesh, dtype, sizes)
+    there, each = devices(target), target.count // replicas
+    split = split_over(config, each)
+    if training:
+        steps = [compile_training(config, make_mesh(there, replicas), dtype, sizes)]
+    else:
+        steps = compile_steps(config, make_mesh(there[:each]), dtype, sizes)
     whole = sum(spec.size for spec in split.replicated())
     return {
         "target": f"{target.kind}-{target.count}",
+        "replicas": replicas,
         "dtype": dtype,
         "sizes": sizes._asdict(),
         "memory": target.memory,
@@ -59,6 +69,7 @@ def _step(step: Compiled, split: Split, target: Target, sizes: Sizes) -> dict[st
     used = step.weights + step.states + step.temporaries
     a_state = math.ceil(step.states / rows)
     fit = None if target.memory is None else (target.memory - used) // a_state + rows
+    training = step.name == "training"
     return {
         "step": step.name,
         "collectives": {
@@ -68,14 +79,14 @@ def _step(step: Compiled, split: Split, target: Target, sizes: Sizes) -> dict[st
             }
             for kind, number in count.items()
         },
-        "unexpected": unexpected(step, split, vectors),
+        "unexpected": [] if training else unexpected(step, split, vectors),
         "kernels": step.kernels,
         "weights": step.weights,
         "states": step.states,
-        "bytes_a_state": a_state,
+        "bytes_a_state": None if training else a_state,
         "temporaries": step.temporaries,
         "used": used,
-        "states_that_fit": fit,
+        "states_that_fit": None if training else fit,
     }
 
 
@@ -108,11 +119,14 @@ def _numbers(shape: str) -> int:
 def print_result(console: Console, result: dict[str, Any]) -> None:
     """Prints the results as tables."""
     sizes, whole = result["sizes"], result["whole"]
-    console.print(
-        f"{result['target']}, {result['dtype']}: a scoring step of {sizes['tokens']} tokens of "
-        f"{sizes['documents']} documents, {sizes['pool']} states kept; a decoding step of "
-        f"{sizes['rows']} rows"
+    what = (
+        f"a scoring step of {sizes['tokens']} tokens of {sizes['documents']} documents, "
+        f"{sizes['pool']} states kept; a decoding step of {sizes['rows']} rows"
     )
+    training = result["steps"][0]["step"] == "training"
+    if training:
+        what = f"a training step of {sizes['batch']} rows of {sizes['length']} tokens"
+    console.print(f"{result['target']}, {result['replicas']} replicas, {result['dtype']}: {what}")
     parts = ", ".join(sorted(set(whole.values())))
     console.print(
         f"whole on every device, since they do not divide: {parts} "
@@ -130,9 +144,9 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
                 step["step"], kind, str(found["count"]), f"{found['bytes'] / 1e6:.2f}", beside
             )
     console.print(table)
-    console.print(
-        f"the split needs: {result['sums']} sums of vectors, and a few of one number a vector"
-    )
+    if not training:
+        needed = f"{result['sums']} sums of vectors, and a few of one number a vector"
+        console.print(f"the split needs: {needed}")
     memory = Table(title="bytes of a device, MB")
     names = ("weights", "states", "temporaries", "used")
     for heading in ("step", *names, "of", "states that fit", "kernels"):

@@ -13,13 +13,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from griffin_eval.bench.ahead_of_time import no_compilation_cache
 from griffin_eval.bench.shard.collectives import Collective, collectives
 from griffin_eval.config import GriffinConfig
-from griffin_eval.layout import ParamSpec
+from griffin_eval.layout import ParamSpec, param_specs
 from griffin_eval.model_jax.decoding import DecodingState
 from griffin_eval.model_jax.griffin import Griffin, param_dtype
 from griffin_eval.model_jax.state import PoolRows
 from griffin_eval.runners import jax_functions
 from griffin_eval.sharding.mesh_jax import param_sharding
-from griffin_eval.sharding.split import MODEL, Split, split_over
+from griffin_eval.sharding.split import DATA, MODEL, Split, split_over
+from griffin_eval.training.recipes import Batch
 
 
 class Sizes(NamedTuple):
@@ -30,6 +31,8 @@ class Sizes(NamedTuple):
         documents: that it reads from.
         pool: states that are kept.
         rows: that a decoding step continues.
+        batch: rows of a training step.
+        length: tokens of each of them.
         capacity: most tokens of a document, for global attention.
     """
 
@@ -37,6 +40,8 @@ class Sizes(NamedTuple):
     documents: int
     pool: int
     rows: int
+    batch: int
+    length: int
     capacity: int
 
 
@@ -48,7 +53,7 @@ class Compiled(NamedTuple):
         collectives: its collective operations.
         kernels: of its own that it calls, by their number.
         weights: bytes of the parameters.
-        states: bytes of the states that it takes.
+        states: bytes of the states that it takes; in training, those of the optimizer.
         temporaries: bytes between its operations.
     """
 
@@ -58,6 +63,38 @@ class Compiled(NamedTuple):
     weights: int
     states: int
     temporaries: int
+
+
+def compile_training(config: GriffinConfig, mesh: Mesh, dtype: str, sizes: Sizes) -> Compiled:
+    """Compiles a training step, as the trainer has it where activations are computed again.
+
+    Args:
+        config: of the model.
+        mesh: over which batch and weights are split.
+        dtype: that the step computes in.
+        sizes: of the step.
+    """
+    from griffin_eval.training import trainer
+
+    optimizer = trainer.make_optimizer(lambda step: 1e-3)
+    method = trainer.Method(mesh=mesh, recompute=True)
+    update, _ = trainer.compile_update(config, optimizer, method, dtype)
+
+    def placed(shape: tuple[int, ...], dtype: Any, place: Any) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+
+    places = trainer.param_places(config, mesh)
+    params = {n: placed(s.shape, jnp.float32, places[n]) for n, s in param_specs(config).items()}
+    state = jax.tree.map(
+        lambda x, place: placed(x.shape, x.dtype, place),
+        jax.eval_shape(optimizer.init, params),
+        trainer.state_places(optimizer, config, mesh),
+    )
+    rows = NamedSharding(mesh, PartitionSpec(DATA))
+    kinds = jnp.int32, jnp.int32, jnp.float32, jnp.bool_
+    batch = Batch(*(placed((sizes.batch, sizes.length), kind, rows) for kind in kinds))
+    compiled = compile_on(mesh, update, params, state, batch)
+    return _summary("training", compiled, params, state)
 
 
 def compile_steps(config: GriffinConfig, mesh: Mesh, dtype: str, sizes: Sizes) -> list[Compiled]:
@@ -125,16 +162,20 @@ class _Steps:
     def _compile(self, name: str, step: Callable, results: Any, state: Any, *rest: Any) -> Compiled:
         jitted = jax.jit(step, donate_argnums=0, out_shardings=results)
         compiled = compile_on(self._mesh, jitted, state, *rest)
-        memory: Any = compiled.memory_analysis()
-        text = compiled.as_text() or ""
-        return Compiled(
-            name,
-            collectives(text),
-            text.count("tpu_custom_call") or text.count('custom_call_target="griffin_'),
-            bytes_a_device(self._params),
-            bytes_a_device(state),
-            memory.temp_size_in_bytes,
-        )
+        return _summary(name, compiled, self._params, state)
+
+
+def _summary(name: str, compiled: jax.stages.Compiled, weights: Any, states: Any) -> Compiled:
+    memory: Any = compiled.memory_analysis()
+    text = compiled.as_text() or ""
+    return Compiled(
+        name,
+        collectives(text),
+        text.count("tpu_custom_call") or text.count('custom_call_target="griffin_'),
+        bytes_a_device(weights),
+        bytes_a_device(states),
+        memory.temp_size_in_bytes,
+    )
 
 
 def compile_on(mesh: Mesh, function: Any, *arguments: Any) -> jax.stages.Compiled:

@@ -14,6 +14,12 @@ def bench_shard(
     target: Annotated[
         str, typer.Option(help="Devices to compile for: v5e-16, v6e-8, cpu-4, ….")
     ] = "v5e-16",
+    replicas: Annotated[
+        int, typer.Option(help="Number of replicas, each on its share of the devices.", min=1)
+    ] = 1,
+    training: Annotated[
+        bool, typer.Option("--training", help="A training step instead of scoring and decoding.")
+    ] = False,
     layers: Annotated[
         int | None, typer.Option(help="Number of residual blocks, if not the preset's.", min=1)
     ] = None,
@@ -24,6 +30,8 @@ def bench_shard(
     ] = 16,
     pool: Annotated[int, typer.Option(help="Number of states that are kept.", min=1)] = 32,
     rows: Annotated[int, typer.Option(help="Number of rows of a decoding step.", min=1)] = 32,
+    batch: Annotated[int, typer.Option(help="Number of rows of a training step.", min=1)] = 16,
+    length: Annotated[int, typer.Option(help="Tokens of each of these rows.", min=1)] = 2048,
     capacity: Annotated[
         int, typer.Option(help="Most tokens of a document, for global attention.", min=1)
     ] = 8192,
@@ -57,9 +65,14 @@ def bench_shard(
 
     config = PRESETS[preset]
     config = replace(config, num_layers=layers or config.num_layers)
-    sizes = Sizes(tokens, documents, pool, rows, capacity)
+    if chosen.count % replicas or (training and batch % replicas):
+        raise ArgumentError(
+            f"--replicas {replicas} does not divide the {chosen.count} devices of --target {target}"
+            + f" and the {batch} rows of --batch" * training
+        )
+    sizes = Sizes(tokens, documents, pool, rows, batch, length, capacity)
     result = {"preset": preset, "layers": config.num_layers}
-    result |= measure(config, chosen, dtype, sizes)
+    result |= measure(config, chosen, replicas, dtype, sizes, training)
     if as_json:
         typer.echo(json.dumps(result, indent=1))
     else:
