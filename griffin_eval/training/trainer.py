@@ -297,7 +297,7 @@ def compile_update(
         return jax.lax.scan(add, zero, cut)[0]
 
     def update(params: Params, state: Any, batch: Batch):
-        loss, gradients = added(params, Batch(*map(jnp.asarray, batch)))
+        loss, gradients = added(params, jax.tree.map(jnp.asarray, batch))
         weight = jnp.sum(jnp.asarray(batch.weights))
         loss, gradients = jax.tree.map(lambda x: x / weight, (loss, gradients))
         with jax.numpy_dtype_promotion("standard"):  # which optax counts on
