@@ -126,6 +126,7 @@ class _Conversion:
             piece=self._buffering.piece,
             max_shard_size=self._max_shard_size,
             on_disk=self._note,
+            parts=self._plan.parts,
         )
         with writer:
             finished = self._finished(writer) if resumed and self._plan.output.resumable else {}

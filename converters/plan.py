@@ -10,12 +10,13 @@ from griffin_eval.converters.arrays.dtypes import FLOATS, ITEM_BYTES
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.containers.container import ContainerKind
 from griffin_eval.converters.containers.registry import CONTAINERS
-from griffin_eval.converters.formats import Format, check_expressible
+from griffin_eval.converters.formats import FORMATS, Format, check_expressible
 from griffin_eval.converters.naming.tables import Binding, bind
 from griffin_eval.converters.source.companions import COMPANIONS, tokenizer_folder
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.layout import ParamSpec
 from griffin_eval.messages import did_you_mean
+from griffin_eval.sharding.split import DATA, MODEL, split_over
 
 MAX_SHARD_SIZE = 5 * 10**9
 
@@ -39,7 +40,17 @@ class Write(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Everything a conversion will do, known from headers alone."""
+    """Everything a conversion will do, known from headers alone.
+
+    Attributes:
+        source: the checkpoint to convert.
+        target: the format to write.
+        config: of the output.
+        writes: its tensors.
+        companions: files that are copied beside them.
+        notes: facts for the manifest.
+        mesh: sizes of the axes of a mesh whose devices will each read their own part, by name.
+    """
 
     source: Checkpoint
     target: Format
@@ -47,10 +58,32 @@ class Plan(NamedTuple):
     writes: list[Write]
     companions: list[Path]
     notes: dict[str, Any]
+    mesh: dict[str, int] | None = None
 
     @property
     def nbytes(self) -> int:
         return sum(write.nbytes for write in self.writes)
+
+    @property
+    def parts(self) -> dict[str, tuple[int, ...]]:
+        """Into how many parts along each dimension the devices of the mesh cut each tensor of the
+        output, by its name there; empty without a mesh."""
+        mesh = self.mesh
+        if mesh is None:
+            return {}
+        split = split_over(self.config, mesh[MODEL])
+
+        def counts(spec: ParamSpec) -> tuple[int, ...]:
+            axes = split.axes_in_training(spec, mesh[DATA])
+            return tuple(1 if axis is None else mesh[axis] for axis in axes)
+
+        # The parts of a layout are laid out as what they are parts of.
+        return {
+            write.binding.foreign: write.binding.op.foreign_shape(
+                *map(counts, write.binding.canonical)
+            )
+            for write in self.writes
+        }
 
     @property
     def output(self) -> ContainerKind:
@@ -89,6 +122,7 @@ def make_plan(
     *,
     dtypes: Mapping[str, str] | None = None,
     vocab_size: int | None = None,
+    mesh: dict[str, int] | None = None,
 ) -> Plan:
     """Decides every tensor of an output, from headers alone.
 
@@ -97,10 +131,12 @@ def make_plan(
         target: the format to write.
         dtypes: rules from `parse_dtypes`; by default everything keeps the dtype it has.
         vocab_size: number of leading rows of the embedding to keep; None for all.
+        mesh: as of `Plan`.
 
     Raises:
         CheckpointError: the target cannot express the model.
-        ArgumentError: a vocabulary larger than the one there is.
+        ArgumentError: a vocabulary larger than the one there is; a mesh for a container whose
+            tensors are not cut.
     """
     config, notes = source.config, dict(source.inspection.notes)
     if vocab_size is not None and vocab_size != config.vocab_size:
@@ -112,6 +148,11 @@ def make_plan(
         notes["vocab_rows_dropped"] = config.vocab_size - vocab_size
         config = dataclasses.replace(config, vocab_size=vocab_size)
     check_expressible(config, target)
+    if mesh is not None and not CONTAINERS[target.container].chunked:
+        able = [f.name for f in FORMATS.values() if CONTAINERS[f.container].chunked]
+        raise ArgumentError(
+            f"--chunks is for formats in chunks ({', '.join(able)}), and {target.name} has none"
+        )
     writes = []
     for binding in bind(target.table, config):
         stored = [source.dtypes[spec.name] for spec in binding.canonical]
@@ -131,7 +172,7 @@ def make_plan(
     companions = {
         name: p for folder in folders for name in COMPANIONS if (p := folder / name).is_file()
     }
-    return Plan(source, target, config, writes, list(companions.values()), notes)
+    return Plan(source, target, config, writes, list(companions.values()), notes, mesh)
 
 
 def _wanted(spec: ParamSpec, stored: str, rules: Mapping[str, str]) -> str:

@@ -145,6 +145,7 @@ class ContainerKind(ABC):
             the files of a folder.
         resumable: whether a conversion that was cut off can go on after the files it finished.
         compressed: whether its files are smaller than the tensors in them.
+        chunked: whether its tensors may be cut along every dimension.
         library_memory: bytes that importing its libraries takes.
     """
 
@@ -154,6 +155,7 @@ class ContainerKind(ABC):
     is_folder: bool = False
     resumable: bool = False
     compressed: bool = False
+    chunked: bool = False
     library_memory: int = 0
 
     @abstractmethod
@@ -194,6 +196,7 @@ class ContainerKind(ABC):
         piece: int,
         max_shard_size: int,
         on_disk: Callable[[str, Path], None],
+        parts: Mapping[str, tuple[int, ...]],
     ) -> Writer:
         """A writer of tensors into a folder.
 
@@ -204,6 +207,8 @@ class ContainerKind(ABC):
             max_shard_size: bytes of a file, where the container has several.
             on_disk: called, if ``resumable``, with the name of a finished file and its path as
                 yet, before the file gets that name.
+            parts: if ``chunked``, into how many parts along each dimension a tensor is cut so that
+                each can be read alone, by name; tensors that it leaves out are cut into rows.
         """
 
     def memory_to_write(self, nbytes: int, piece: int) -> int:

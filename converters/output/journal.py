@@ -36,6 +36,7 @@ def job_of(plan: "Plan", max_shard_size: int) -> str:
             "writes": [[write.binding.foreign, write.dtype] for write in plan.writes],
             "notes": plan.notes,
             "max_shard_size": max_shard_size,
+            "mesh": plan.mesh,
         },
         default=str,
     )

@@ -14,6 +14,7 @@ from griffin_eval.cli.options import (
     takes_checkpoint_options,
 )
 from griffin_eval.converters.formats import FORMATS, format_named, limits
+from griffin_eval.sharding.split import parse_mesh
 
 if TYPE_CHECKING:
     from griffin_eval.converters.output.memory_plan import Need
@@ -49,6 +50,10 @@ def convert(
     max_shard_size: Annotated[
         str, typer.Option(help="Largest size of a safetensors file.")
     ] = "5GB",
+    chunks: Annotated[
+        str | None,
+        typer.Option(help="Mesh whose devices each read whole chunks: model=8,data=2."),
+    ] = None,
     max_memory: Annotated[
         str | None, typer.Option(help="Memory that the process may take, such as 500MB.")
     ] = None,
@@ -88,7 +93,13 @@ def convert(
     typer.echo(f"{source}: {checkpoint.format.name} ({checkpoint.inspection.layout})")
     for name, reason in checkpoint.inspection.left_out.items():
         typer.echo(f"left out: {name} ({reason})")
-    plan = make_plan(checkpoint, target, dtypes=parse_dtypes(dtype), vocab_size=vocab_size)
+    plan = make_plan(
+        checkpoint,
+        target,
+        dtypes=parse_dtypes(dtype),
+        vocab_size=vocab_size,
+        mesh=None if chunks is None else parse_mesh(chunks, "--chunks"),
+    )
     buffering, need = choose_buffering(plan, memory)
     if dry_run:
         _print_plan(plan, shard, need)

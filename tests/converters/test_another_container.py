@@ -113,7 +113,7 @@ class Npy(ContainerKind):
     def output_files(self, specs, max_shard_size):
         return {name: f"{name}.npy" for name in specs}
 
-    def open_writer(self, folder, specs, *, piece, max_shard_size, on_disk):
+    def open_writer(self, folder, specs, *, piece, max_shard_size, on_disk, parts):
         return NpyWriter(folder, specs)
 
     def memory_to_write(self, nbytes, piece):

@@ -1,6 +1,6 @@
 """Orbax checkpoints, and flax's msgpack, as a kind of container."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from griffin_eval.converters.containers.container import Container, ContainerKind, Specs, Writer
@@ -15,6 +15,7 @@ class Orbax(ContainerKind):
     has_items = True
     is_folder = True
     compressed = True
+    chunked = True
     library_memory = 120 * 10**6
 
     def looks_like(self, path: Path) -> bool:
@@ -43,10 +44,11 @@ class Orbax(ContainerKind):
         piece: int,
         max_shard_size: int,
         on_disk: Callable[[str, Path], None],
+        parts: Mapping[str, tuple[int, ...]],
     ) -> Writer:
         from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
 
-        return OrbaxWriter(folder, specs, chunk=_chunk(piece))
+        return OrbaxWriter(folder, specs, chunk=_chunk(piece), parts=parts)
 
     def memory_to_write(self, nbytes: int, piece: int) -> int:
         return _COMPRESSED * min(_chunk(piece), nbytes)

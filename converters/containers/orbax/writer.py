@@ -56,6 +56,8 @@ class OrbaxWriter(Writer):
         specs: shape and dtype (one of ``FLOATS``) of every array to come, by name. A name is the
             path of its keys joined by "/"; every key becomes one of a nested dict.
         chunk: bytes of a chunk of zarr, on which the memory that is taken depends.
+        parts: by name, the number of parts along each dimension that devices will read apart. No
+            chunk lies in two of them. Without it, chunks are rows.
 
     Raises:
         ValueError: no arrays, an unknown dtype, names that cannot be told apart, or a folder that
@@ -70,6 +72,7 @@ class OrbaxWriter(Writer):
         specs: Mapping[str, tuple[tuple[int, ...], str]],
         *,
         chunk: int = CHUNK,
+        parts: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.folder = Path(folder)
         self._closed = False
@@ -77,7 +80,7 @@ class OrbaxWriter(Writer):
         _check(specs)
         self._specs = {name: (tuple(shape), dtype) for name, (shape, dtype) in specs.items()}
         self._missing = dict.fromkeys(specs)
-        self._chunk = chunk
+        self._chunk, self._parts = chunk, parts or {}
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             if (self.folder / MANIFEST).exists() or (self.folder / TREE_METADATA).exists():
@@ -112,7 +115,11 @@ class OrbaxWriter(Writer):
         if name not in self._missing:
             raise ValueError(f"{name!r} was written before")
         shape, dtype = self._specs[name]
-        grid = chunk_shape(shape, ITEM_BYTES[dtype], self._chunk)
+        # What is handed on at a time is contiguous: chunks, or all that lie beside each other.
+        grid = self._chunks(name)
+        if name in self._parts:
+            first = next((axis for axis, count in enumerate(grid) if count > 1), 0)
+            grid = (*grid[: first + 1], *shape[first + 1 :])
         array = self._open(name, shape, dtype)
         try:
             pieces = _refilled(chunks, _regions(shape, grid), array.dtype.numpy_dtype)
@@ -177,9 +184,9 @@ class OrbaxWriter(Writer):
         try:
             store = self._ts.KvStore.open(self._database(), context=self._context).result()
             with self._ts.Transaction() as transaction:
-                for name, (shape, dtype) in self._specs.items():
+                for name, (_, dtype) in self._specs.items():
                     metadata = {
-                        **self._metadata(shape, dtype),
+                        **self._metadata(name),
                         "zarr_format": 2,
                         "dtype": dtype if dtype == "bfloat16" else f"<f{ITEM_BYTES[dtype]}",
                         "fill_value": None,
@@ -195,7 +202,7 @@ class OrbaxWriter(Writer):
         spec = {
             "driver": "zarr",
             "dtype": dtype,
-            "metadata": self._metadata(shape, dtype),
+            "metadata": self._metadata(name),
             "kvstore": {**self._database(), "path": f"{name.replace('/', '.')}/"},
             "store_data_equal_to_fill_value": True,  # Orbax takes an absent chunk for damage
             "recheck_cached_data": False,
@@ -224,10 +231,16 @@ class OrbaxWriter(Writer):
             "assume_config": True,
         }
 
-    def _metadata(self, shape: tuple[int, ...], dtype: str) -> dict[str, Any]:
+    def _chunks(self, name: str) -> tuple[int, ...]:
+        shape, dtype = self._specs[name]
+        if name in self._parts:
+            return part_chunks(shape, self._parts[name], ITEM_BYTES[dtype], self._chunk)
+        return chunk_shape(shape, ITEM_BYTES[dtype], self._chunk)
+
+    def _metadata(self, name: str) -> dict[str, Any]:
         return {
-            "shape": shape,
-            "chunks": chunk_shape(shape, ITEM_BYTES[dtype], self._chunk),
+            "shape": self._specs[name][0],
+            "chunks": self._chunks(name),
             "compressor": {"id": "zstd", "level": 1},  # of Orbax
         }
 
@@ -261,6 +274,29 @@ def chunk_shape(shape: tuple[int, ...], item_size: int, limit: int = CHUNK) -> t
         axis -= 1
     count = math.ceil(sizes[axis] / max(1, limit // inner))
     return (1,) * axis + (math.ceil(sizes[axis] / count), *sizes[axis + 1 :])
+
+
+def part_chunks(
+    shape: tuple[int, ...], parts: tuple[int, ...], item_size: int, limit: int = CHUNK
+) -> tuple[int, ...]:
+    """Chunks of which none lies in two parts of an array, and of which those beside each other,
+    with one entry or some along the first axes, take at most ``limit`` bytes if they can.
+
+    Args:
+        shape: of the array.
+        parts: along each dimension, which they divide.
+        item_size: bytes of an element.
+        limit: bytes that are in memory at a time.
+    """
+    part = [n // count for n, count in zip(shape, parts, strict=True)]
+    chunk, inner = list(part), item_size * math.prod(shape)
+    for axis, size in enumerate(shape):
+        inner //= size
+        rows = max(limit // inner, 1)
+        chunk[axis] = max(n for n in range(1, part[axis] + 1) if part[axis] % n == 0 and n <= rows)
+        if chunk[axis] > 1 or rows > 1:
+            break
+    return tuple(chunk)
 
 
 class _WrongChunks(ValueError):

@@ -1,6 +1,6 @@
 """safetensors as a kind of container."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from griffin_eval.converters.containers.container import Container, ContainerKind, Specs, Writer
@@ -43,6 +43,7 @@ class Safetensors(ContainerKind):
         piece: int,
         max_shard_size: int,
         on_disk: Callable[[str, Path], None],
+        parts: Mapping[str, tuple[int, ...]],
     ) -> Writer:
         from griffin_eval.converters.containers.safetensors.writer import SafetensorsWriter
 

@@ -1,0 +1,153 @@
+"""Orbax chunks on the grid of a mesh: each device reads its own bytes, and no others."""
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from parity import BASE
+from programs import griffin_eval
+
+from griffin_eval.converters.configs.own import config_json
+from griffin_eval.converters.containers.orbax.store import tensorstore
+from griffin_eval.converters.containers.orbax.writer import OrbaxWriter, part_chunks
+from griffin_eval.converters.formats import FORMATS
+from griffin_eval.initializers import initial_value
+from griffin_eval.layout import param_specs
+from griffin_eval.sharding.split import split_over
+
+# Local attention only, and as many blocks of gates as heads: every format holds it.
+CONFIG = dataclasses.replace(BASE, vocab_size=64, num_heads=4, gate_blocks=4)
+
+
+@given(st.data(), st.integers(1, 4), st.sampled_from([2, 4]))
+def test_no_chunk_lies_in_two_parts_and_what_is_written_at_once_is_small(data, rank, item_size):
+    parts = tuple(data.draw(st.integers(1, 4)) for _ in range(rank))
+    shape = tuple(count * data.draw(st.integers(1, 12)) for count in parts)
+    limit = data.draw(st.integers(item_size, 4000))
+    chunk = part_chunks(shape, parts, item_size, limit)
+    for size, n, count in zip(chunk, shape, parts, strict=True):
+        assert (n // count) % size == 0
+    first = next((axis for axis, size in enumerate(chunk) if size > 1), 0)
+    beside = chunk[first] * math.prod(shape[first + 1 :]) * item_size
+    assert beside <= limit or chunk[first] == 1
+
+
+def chunks_of(folder, name: str) -> tuple[int, ...]:
+    ts = tensorstore()
+    base = {"driver": "file", "path": f"{folder}/"}
+    store = ts.KvStore.open({"driver": "ocdbt", "base": base}).result()
+    return tuple(json.loads(store[f"{name.replace('/', '.')}/.zarray"])["chunks"])
+
+
+@pytest.mark.parametrize("limit", [100, 1 << 20])
+def test_arrays_are_written_whole(tmp_path, limit):
+    arrays = {
+        "columns": (np.arange(24 * 16, dtype=np.float32).reshape(24, 16), (1, 4)),
+        "rows": (np.arange(24 * 16, dtype=np.float32).reshape(24, 16), (4, 1)),
+        "both": (np.arange(2 * 6 * 8, dtype=np.float32).reshape(2, 6, 8), (2, 3, 2)),
+        "plain": (np.arange(5, dtype=np.float32), (1,)),
+    }
+    specs = {name: (a.shape, "float32") for name, (a, _) in arrays.items()}
+    parts = {name: counts for name, (_, counts) in arrays.items()}
+    with OrbaxWriter(tmp_path / "out", specs, chunk=limit, parts=parts) as writer:
+        for name, (a, _) in arrays.items():
+            writer.write(name, np.array_split(a, 3))
+    import orbax.checkpoint as ocp
+
+    restored = ocp.PyTreeCheckpointer().restore(tmp_path / "out")
+    for name, (a, counts) in arrays.items():
+        np.testing.assert_array_equal(restored[name], a)
+        for size, n, count in zip(chunks_of(tmp_path / "out", name), a.shape, counts, strict=True):
+            assert (n // count) % size == 0
+
+
+@pytest.fixture
+def source(tmp_path):
+    from safetensors.numpy import save_file
+
+    folder = tmp_path / "source"
+    folder.mkdir()
+    weights = {s.name: initial_value(s, 0) for s in param_specs(CONFIG).values()}
+    save_file(weights, folder / "model.safetensors")
+    raw = config_json(CONFIG, FORMATS["griffin"], "float32")
+    (folder / "config.json").write_text(json.dumps(raw))
+    return folder
+
+
+RESTORED = """
+import json, sys
+import jax, numpy as np, orbax.checkpoint as ocp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.layout import param_specs
+from griffin_eval.sharding.mesh_jax import make_mesh, param_sharding
+from griffin_eval.sharding.split import split_over
+
+folder, source = sys.argv[1:]
+checkpoint = Checkpoint(source)
+mesh, split = make_mesh(jax.devices()), split_over(checkpoint.config, 4)
+specs = {"/".join(n.split(".")): s for n, s in param_specs(checkpoint.config).items()}
+tree, places = {}, {}
+for name, spec in specs.items():
+    at = tree
+    *path, last = name.split("/")
+    for key in path:
+        at = at.setdefault(key, {})
+    where = param_sharding(mesh, split, spec)
+    at[last] = jax.ShapeDtypeStruct(spec.shape, np.float32, sharding=where)
+restore = ocp.args.PyTreeRestore(
+    item=tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree)
+)
+found = ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(folder, args=restore)
+for name, spec in specs.items():
+    at = found
+    for key in name.split("/"):
+        at = at[key]
+    assert at.sharding == param_sharding(mesh, split, spec), name
+    np.testing.assert_array_equal(np.asarray(at), checkpoint.numpy(spec.name))
+print("the same")
+"""
+
+
+@pytest.mark.parametrize("target", ["griffin-orbax", "deepmind-flax"])
+def test_each_device_reads_its_own_chunks(source, tmp_path, target):
+    out = tmp_path / "out"
+    done = griffin_eval("convert", source, out, "--to", target, "--chunks", "model=4,data=2")
+    assert done.returncode == 0, done.stderr
+    done = griffin_eval("verify", source, out)
+    assert done.returncode == 0, done.stdout + done.stderr
+    split, axes = split_over(CONFIG, 4), {"model": 4, "data": 2, None: 1}
+    if target == "griffin-orbax":
+        for name, spec in param_specs(CONFIG).items():
+            counts = [axes[axis] for axis in split.axes_in_training(spec, 2)]
+            chunks = chunks_of(out, name.replace(".", "/"))
+            for size, n, count in zip(chunks, spec.shape, counts, strict=True):
+                assert (n // count) % size == 0, name
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(RESTORED), out, source],
+            env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout == "the same\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "chunks", "sentence"),
+    [
+        ("hf", "model=4", "--chunks is for formats in chunks"),
+        ("griffin-orbax", "x=4", "--chunks 'x=4': expected sizes of the axes data and model"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(source, tmp_path, target, chunks, sentence):
+    done = griffin_eval("convert", source, tmp_path / "out", "--to", target, "--chunks", chunks)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert sentence in done.stderr and not (tmp_path / "out").exists()
