@@ -64,6 +64,7 @@ class Evaluator:
         dtype: float32, bfloat16, float16, float64, or ``auto`` for that of the checkpoint; the
             recurrence, norms and softmax are float32 at least.
         device: such as ``cpu`` or ``cuda:0``; None for what there is.
+        tensor_parallel_size: number of devices that share the weights.
         max_batch_size: upper bound of the number of texts that a step reads from or continues;
             None for as many as are fastest and as memory holds. No result depends on it.
         tokenizer: folder or hub id of the tokenizer; None for the checkpoint's own.
@@ -84,6 +85,7 @@ class Evaluator:
         framework: str | None = None,
         dtype: str = "auto",
         device: str | None = None,
+        tensor_parallel_size: int = 1,
         max_batch_size: int | None = None,
         tokenizer: str | Path | None = None,
     ) -> None:
@@ -92,7 +94,11 @@ class Evaluator:
 
         self._checkpoint = opened(checkpoint)
         self._runners: list[Runner] = load_runners(
-            self._checkpoint, framework=framework, dtype=dtype, device=device
+            self._checkpoint,
+            framework=framework,
+            dtype=dtype,
+            device=device,
+            tensor_parallel=positive_integer("tensor_parallel_size", tensor_parallel_size),
         )
         most = (
             None if max_batch_size is None else positive_integer("max_batch_size", max_batch_size)

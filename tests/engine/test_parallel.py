@@ -450,3 +450,56 @@ def test_a_process_that_dies_or_hangs_ends_the_run(name, sentence, checkpoint):
     )
     assert done.returncode == 0, done.stderr
     assert sentence in done.stdout
+
+
+COUNTED = """
+import json, sys
+import numpy as np
+from torch.utils._python_dispatch import TorchDispatchMode
+from griffin_eval import Evaluator
+from griffin_eval.bench.shard.run import expected_sums
+from griffin_eval.sharding.split import split_over
+
+model = Evaluator(sys.argv[1], framework="torch", device="cpu", tensor_parallel_size=2)
+(runner,) = model._runners
+found = {}
+
+class Count(TorchDispatchMode):  # torch's CommDebugMode fails in inference mode
+    count = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.count += function.namespace == "c10d"
+        return function(*arguments, **(keywords or {}))
+
+def counted(name, call, *arguments):
+    with Count() as mode:
+        result = call(*arguments)
+    found[name] = mode.count
+    return result
+
+pool = runner.open_pool(2, 64)
+tokens, ones = np.arange(9), np.array([9])
+hidden, pool = counted("read", runner.read, pool, tokens, ones, ones * 0 - 1, ones * 0)
+state = runner.start_decoding(1, 64)
+state = runner.insert_rows(state, ones * 0, pool, ones * 0)
+after, state = counted("decode", runner.decode_step, state, ones, ones * 0 + 1)
+at = np.arange(9)
+counted("score", runner.score, hidden, at, at, at, "float32")
+counted("greedy", runner.greedy, after, ones * 0)
+found["expected"] = expected_sums(split_over(model.config, 2))
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_processes_say_to_each_other_what_the_split_needs(checkpoint):
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTED, str(checkpoint)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["read"] == found["decode"] == found["expected"] > 0
+    assert found["score"] <= 4 and found["greedy"] <= 2
