@@ -16,7 +16,7 @@ from griffin_eval.converters.containers.container import Writer
 from griffin_eval.converters.naming.ops import SAME
 from griffin_eval.converters.output.atomic import SafeOutput, check_disk
 from griffin_eval.converters.output.journal import Journal, job_of
-from griffin_eval.converters.output.manifest import write_manifest
+from griffin_eval.converters.output.manifest import bytes_of, mismatch, write_manifest
 from griffin_eval.converters.output.memory_plan import BUFFERINGS, Buffering
 from griffin_eval.converters.plan import MAX_SHARD_SIZE, Plan, Write
 from griffin_eval.converters.threads import run_all
@@ -56,7 +56,8 @@ def convert_checkpoint(
         progress: called with the number of bytes that were written or skipped, by any thread.
 
     Raises:
-        CheckpointError: a value does not fit into its new dtype.
+        CheckpointError: a value does not fit into its new dtype; a parameter is not what the
+            manifest of its checkpoint says.
         ArgumentError: the destination exists; the run to resume was another conversion.
         BadInput: the disk is too small, or the system refuses.
     """
@@ -83,6 +84,7 @@ def convert_checkpoint(
             "format": plan.source.format.name,
             "layout": plan.source.inspection.layout,
             "left_out": plan.source.inspection.left_out,
+            "checked": f"{len(plan.recorded)} parameters" if plan.recorded else "nothing",
         }
         write_manifest(folder, plan.config, records, source, plan.target.name, plan.notes)
 
@@ -193,15 +195,23 @@ class _Parameter:
         self._read = plan.source.pieces
         self._sha = hashlib.sha256()
         self._not_finite = 0
+        self._folder, self._recorded = plan.source.folder, plan.recorded.get(spec.name)
+        cut = plan.config.vocab_size != plan.source.config.vocab_size
+        self._changes = cut or dtype != self._stored  # so that what is written hashes otherwise
 
     def pieces(self) -> Iterator["np.ndarray"]:
         import ml_dtypes  # noqa: F401  (teaches numpy the name bfloat16)
         import numpy as np
 
         rows = self.spec.shape[0]  # fewer than the source has where the vocabulary is cut
+        stored = hashlib.sha256()
         for whole in self._read(self.spec.name, self.piece):
-            piece, rows = whole[:rows], rows - len(whole)
+            if self._recorded and self._changes:
+                stored.update(bytes_of(whole))
+            piece, rows = whole[: max(rows, 0)], rows - len(whole)
             del whole
+            if not len(piece):  # cut off, and read to be checked
+                continue
             if self._dtype != self._stored:
                 with np.errstate(over="ignore"):  # said below, with the name
                     cast = piece.astype(self._dtype)
@@ -217,8 +227,15 @@ class _Parameter:
             self._not_finite += _not_finite(piece)
             self._sha.update(piece.view(np.uint8).data)
             yield piece
-            if rows <= 0:
+            if rows <= 0 and not self._recorded:
                 break
+        if self._recorded:
+            sha = stored if self._changes else self._sha
+            wrong = mismatch(
+                self._folder, self.spec.name, self._stored, sha.hexdigest(), self._recorded
+            )
+            if wrong is not None:
+                raise CheckpointError(f"{wrong} (--no-check converts it as it is)")
         if self._not_finite:
             logger.warning("%s: %d values are NaN or infinite", self.spec.name, self._not_finite)
 

@@ -12,6 +12,7 @@ from griffin_eval.converters.containers.container import ContainerKind
 from griffin_eval.converters.containers.registry import CONTAINERS
 from griffin_eval.converters.formats import FORMATS, Format, check_expressible
 from griffin_eval.converters.naming.tables import Binding, bind
+from griffin_eval.converters.output.manifest import recorded
 from griffin_eval.converters.source.companions import COMPANIONS, tokenizer_folder
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.layout import ParamSpec
@@ -50,6 +51,8 @@ class Plan(NamedTuple):
         companions: files that are copied beside them.
         notes: facts for the manifest.
         mesh: sizes of the axes of a mesh whose devices will each read their own part, by name.
+        recorded: what the manifest of the source says of its parameters, which are checked against
+            it while they are read; empty if there is none.
     """
 
     source: Checkpoint
@@ -59,6 +62,7 @@ class Plan(NamedTuple):
     companions: list[Path]
     notes: dict[str, Any]
     mesh: dict[str, int] | None = None
+    recorded: Mapping[str, dict[str, Any]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -123,6 +127,7 @@ def make_plan(
     dtypes: Mapping[str, str] | None = None,
     vocab_size: int | None = None,
     mesh: dict[str, int] | None = None,
+    check: bool = True,
 ) -> Plan:
     """Decides every tensor of an output, from headers alone.
 
@@ -132,9 +137,10 @@ def make_plan(
         dtypes: rules from `parse_dtypes`; by default everything keeps the dtype it has.
         vocab_size: number of leading rows of the embedding to keep; None for all.
         mesh: as of `Plan`.
+        check: whether the source is checked against its manifest, if it has one.
 
     Raises:
-        CheckpointError: the target cannot express the model.
+        CheckpointError: the target cannot express the model; the source's manifest is damaged.
         ArgumentError: a vocabulary larger than the one there is; a mesh for a container whose
             tensors are not cut.
     """
@@ -172,7 +178,10 @@ def make_plan(
     companions = {
         name: p for folder in folders for name in COMPANIONS if (p := folder / name).is_file()
     }
-    return Plan(source, target, config, writes, list(companions.values()), notes, mesh)
+    hashes = recorded(source.folder) if check else {}
+    if not check:
+        notes["source_not_checked"] = True
+    return Plan(source, target, config, writes, list(companions.values()), notes, mesh, hashes)
 
 
 def _wanted(spec: ParamSpec, stored: str, rules: Mapping[str, str]) -> str:

@@ -54,6 +54,10 @@ def convert(
         str | None,
         typer.Option(help="Mesh whose devices each read whole chunks: model=8,data=2."),
     ] = None,
+    no_check: Annotated[
+        bool,
+        typer.Option("--no-check", help="Conversion without a look at the manifest."),
+    ] = False,
     max_memory: Annotated[
         str | None, typer.Option(help="Memory that the process may take, such as 500MB.")
     ] = None,
@@ -99,6 +103,7 @@ def convert(
         dtypes=parse_dtypes(dtype),
         vocab_size=vocab_size,
         mesh=None if chunks is None else parse_mesh(chunks, "--chunks"),
+        check=not no_check,
     )
     buffering, need = choose_buffering(plan, memory)
     if dry_run:

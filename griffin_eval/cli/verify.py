@@ -12,7 +12,6 @@ from griffin_eval.cli.options import (
     progress_bar,
     takes_checkpoint_options,
 )
-from griffin_eval.errors import ArgumentError
 
 
 @takes_checkpoint_options
@@ -21,7 +20,7 @@ def verify(
     other: Annotated[
         str | None,
         typer.Argument(
-            help="Other folder, .pt file or hub id, in any format; optional with --logits."
+            help="Other folder, .pt file or hub id, in any format; without it, the manifest."
         ),
     ] = None,
     logits: Annotated[
@@ -35,21 +34,38 @@ def verify(
 ) -> None:
     """Compare two checkpoints tensor by tensor; exit code 1 if they are not the same.
 
+    One alone is compared with its own manifest, which conversions leave.
+
     With --logits they also read the same tokens, in float32 on the CPU, in PyTorch and in JAX and
     in transformers and DeepMind's recurrentgemma where these are installed; what every layer
     computes is compared. --names, --revision and --subfolder are of the first one alone.
     """
-    if other is None and not logits:
-        raise ArgumentError("verify compares two checkpoints, and one was given: name another")
     checkpoints = [(one, options.open(one))]
     if other is not None:
         shared = dataclasses.replace(options, names=None, revision=None, subfolder=None)
         checkpoints.append((other, shared.open(other)))
-    same = other is None or _print_tensors(*checkpoints)
+    if other is not None:
+        same = _print_tensors(*checkpoints)
+    else:
+        same = logits or _print_check(*checkpoints[0])
     if logits:
         same = _print_logits(checkpoints) and same
     if not same:
         raise typer.Exit(1)
+
+
+def _print_check(path, checkpoint) -> bool:
+    """Compares a checkpoint with its manifest, prints what differs; whether nothing does."""
+    from griffin_eval.converters.output.manifest import check
+    from griffin_eval.layout import param_specs
+
+    total = sum(spec.size for spec in param_specs(checkpoint.config).values()) * 4
+    with progress_bar("checking", total) as progress:
+        count, problems = check(checkpoint, progress)
+    for problem in problems:
+        typer.echo(problem)
+    typer.echo(f"{path}: {count - len(problems)} of {count} parameters are as its manifest says")
+    return not problems
 
 
 def _print_tensors(one, other) -> bool:

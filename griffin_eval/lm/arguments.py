@@ -84,6 +84,8 @@ class ModelArguments:
         logits_soft_cap: soft cap of the logits, 0 for none, if not the config's.
         names: file with a table of the checkpoint's own names of tensors
             (`griffin_eval.converters.naming.user_table`).
+        check: whether the weights are compared with the manifest beside them, if there is one. A
+            run whose weights differ ends before its results are written.
         parity: ``check`` runs a probe in both frameworks first, records the largest differences,
             and refuses a checkpoint where they are not rounding
             (`griffin_eval.crosscheck.parity.check_parity`).
@@ -111,6 +113,7 @@ class ModelArguments:
     embedding_scale: bool | None = None
     logits_soft_cap: float | None = None
     names: str | None = None
+    check: bool = True
     parity: str | None = None
 
     @property
@@ -166,8 +169,15 @@ def _batch_size(name: str, value: Any) -> int | str:
     return positive_integer(name, value, " or auto")
 
 
+def _boolean(name: str, value: Any) -> bool:
+    if str(value).lower() not in ("true", "false"):
+        raise ArgumentError(f"{name} must be True or False, found {value!r}")
+    return str(value).lower() == "true"
+
+
 _PARSED = {
     "pretrained": lambda name, value: str(value),
+    "check": _boolean,
     "batch_size": _batch_size,
     "max_batch_size": positive_integer,
     "tensor_parallel_size": positive_integer,

@@ -65,7 +65,7 @@ class GriffinLM(TemplateLM):
         self.stats = Stats()  # of this process
         self._others: list[Stats] = []  # of the other processes
         self._warned: set[str] = set()
-        self._weights_sha256 = start_hashing(model.checkpoint)
+        self._weights_sha256 = start_hashing(model.checkpoint, asked.check)
         self._group = Group(launch) if launch.world_size > 1 else None
 
     # What lm-eval asks of a model
@@ -156,6 +156,7 @@ class GriffinLM(TemplateLM):
             | {f"griffin_{name}": value for name, value in measured.items()}
             | {
                 "griffin_weights_sha256": self._weights_sha256.result(),
+                "griffin_weights_checked": self._model.arguments.check,
                 "griffin_versions": results.versions(),
             }
             | ({} if parity is None else {"griffin_parity": parity})

@@ -1,23 +1,29 @@
 """One hash for all weights of a checkpoint, the same in every format."""
 
 import hashlib
+import logging
 import threading
 from concurrent.futures import Future
 
-import numpy as np
-
 from griffin_eval.converters.arrays.pieces import drop_pages
 from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.output.manifest import bytes_of, mismatch, recorded
+from griffin_eval.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
 
 
-def start_hashing(checkpoint: Checkpoint) -> Future[str]:
+def start_hashing(checkpoint: Checkpoint, check: bool) -> Future[str]:
     """`weights_sha256` of a checkpoint, computed in a thread that does not delay the end of the
-    process."""
+    process. What is wrong is logged at once, and raised where the result is asked for."""
     future: Future[str] = Future()
 
     def run() -> None:
         try:
-            future.set_result(weights_sha256(checkpoint))
+            future.set_result(weights_sha256(checkpoint, check))
+        except CheckpointError as error:
+            logger.error("%s", error)
+            future.set_exception(error)
         except BaseException as error:
             future.set_exception(error)
 
@@ -25,17 +31,28 @@ def start_hashing(checkpoint: Checkpoint) -> Future[str]:
     return future
 
 
-def weights_sha256(checkpoint: Checkpoint) -> str:
+def weights_sha256(checkpoint: Checkpoint, check: bool = True) -> str:
     """SHA-256 over the names, dtypes and SHA-256 of all parameters, in hexadecimal digits.
 
     The SHA-256 of a parameter is the manifest's: of its bytes in canonical layout. It is computed
     and not read from a manifest, since weights may have changed after one was written.
+
+    Args:
+        checkpoint: that is open.
+        check: whether each is compared with the manifest that lies beside the weights, if one does.
+
+    Raises:
+        CheckpointError: a parameter is not what the manifest says; or this is damaged.
     """
-    total = hashlib.sha256()
+    total, entries = hashlib.sha256(), recorded(checkpoint.folder) if check else {}
     for name, dtype in sorted(checkpoint.dtypes.items()):
         one = hashlib.sha256()
         for piece in checkpoint.pieces(name):
-            one.update(piece.view(np.uint8).data)
+            one.update(bytes_of(piece))
             drop_pages(piece)  # the model has a mapping of its own, or a copy
+        if name in entries:
+            wrong = mismatch(checkpoint.folder, name, dtype, one.hexdigest(), entries[name])
+            if wrong is not None:
+                raise CheckpointError(f"{wrong} (check=False evaluates it as it is)")
         total.update(f"{name} {dtype} {one.hexdigest()}\n".encode())
     return total.hexdigest()

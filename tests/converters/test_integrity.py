@@ -1,0 +1,167 @@
+"""A manifest is read as well as written: weights that are not what it says are noticed."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from programs import griffin_eval
+from safetensors.numpy import load_file, save_file
+from slow import fast
+
+from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.configs.own import config_json
+from griffin_eval.converters.convert import convert_checkpoint
+from griffin_eval.converters.formats import FORMATS
+from griffin_eval.converters.output.manifest import MANIFEST_FILE, check, recorded
+from griffin_eval.converters.plan import make_plan, parse_dtypes
+from griffin_eval.errors import BadInput, CheckpointError
+from griffin_eval.initializers import initial_value
+from griffin_eval.layout import param_specs
+
+CONFIG = GriffinConfig(
+    vocab_size=12,
+    width=8,
+    mlp_width=12,
+    num_heads=2,
+    num_layers=3,
+    lru_width=8,
+    gate_blocks=2,
+    visible_keys=5,
+)
+WEIGHTS = {spec.name: initial_value(spec, 0) for spec in param_specs(CONFIG).values()}
+
+
+def convert(source, destination, target, **options):
+    plan = make_plan(Checkpoint(source), FORMATS[target], **options)
+    try:
+        convert_checkpoint(plan, destination)
+    finally:
+        plan.source.close()
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    """The same weights in every format, each with its manifest."""
+    folder = tmp_path_factory.mktemp("converted")
+    plain = folder / "plain"
+    plain.mkdir()
+    save_file(WEIGHTS, plain / "model.safetensors")
+    raw = config_json(CONFIG, FORMATS["griffin"], "float32")
+    (plain / "config.json").write_text(json.dumps(raw))
+    for name in FORMATS:
+        convert(plain, folder / name, name)
+    return folder
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_whole_ones_are_as_their_manifest_says(converted, tmp_path, name):
+    assert check(Checkpoint(converted / name)) == (len(WEIGHTS), [])
+    convert(converted / name, tmp_path / "again", "griffin")
+    manifest = json.loads((tmp_path / "again" / MANIFEST_FILE).read_text())
+    assert manifest["source"]["checked"] == f"{len(WEIGHTS)} parameters"
+    done = griffin_eval("verify", converted / name)
+    assert done.returncode == 0
+    assert f"{len(WEIGHTS)} of {len(WEIGHTS)} parameters are as its manifest says" in done.stdout
+
+
+@pytest.mark.parametrize("count", fast([30], [30, 1000]))
+@pytest.mark.parametrize("name", FORMATS)
+def test_no_flipped_bit_goes_through(converted, tmp_path, name, count):
+    """Whatever bit of whatever file of weights it is: refused, or without effect."""
+    draw, noticed = np.random.default_rng(count), 0
+    apart = {MANIFEST_FILE, "config.json"}
+    for trial in range(count):
+        copy, out = tmp_path / f"copy{trial}", tmp_path / f"out{trial}"
+        shutil.copytree(converted / name, copy)
+        files = [p for p in sorted(copy.rglob("*")) if p.is_file() and p.name not in apart]
+        sizes = np.array([p.stat().st_size for p in files])
+        path = files[draw.choice(len(files), p=sizes / sizes.sum())]
+        content = bytearray(path.read_bytes())
+        content[draw.integers(len(content))] ^= 1 << draw.integers(8)
+        path.write_bytes(content)
+        try:
+            convert(copy, out, "griffin")
+        except BadInput:
+            noticed += 1
+            assert not out.exists()
+        else:
+            for key, value in load_file(out / "model.safetensors").items():
+                np.testing.assert_array_equal(value, WEIGHTS[key])
+        shutil.rmtree(copy)
+        shutil.rmtree(out, ignore_errors=True)
+    assert noticed > 0.3 * count
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"dtypes": parse_dtypes("bfloat16")}, {"vocab_size": 5}],
+    ids=["as it is", "another dtype", "fewer tokens"],
+)
+def test_the_tensor_is_named_and_no_check_takes_it(converted, tmp_path, options):
+    copy = tmp_path / "copy"
+    shutil.copytree(converted / "griffin", copy)
+    weights = load_file(copy / "model.safetensors")
+    name = "model.embed_tokens.weight"
+    weights[name][-1, -1] += 1  # of a token that may be cut off
+    save_file(weights, copy / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"{name} has the SHA-256 .*\(--no-check"):
+        convert(copy, tmp_path / "out", "griffin", **options)
+    assert not (tmp_path / "out").exists()
+    convert(copy, tmp_path / "out", "griffin", check=False, **options)
+    manifest = json.loads((tmp_path / "out" / MANIFEST_FILE).read_text())
+    assert manifest["source_not_checked"] and manifest["source"]["checked"] == "nothing"
+    done = griffin_eval("verify", copy)
+    assert done.returncode == 1 and f"{name} has the SHA-256" in done.stdout
+    assert f"{len(WEIGHTS) - 1} of {len(WEIGHTS)} parameters" in done.stdout
+
+
+def test_another_dtype_than_the_manifest_says_is_noticed(converted, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(converted / "griffin", copy)
+    weights = load_file(copy / "model.safetensors")
+    save_file({n: w.astype(np.float16) for n, w in weights.items()}, copy / "model.safetensors")
+    with pytest.raises(CheckpointError, match="is float16, and griffin_manifest.json says float32"):
+        convert(copy, tmp_path / "out", "griffin")
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"tensors": 3}', '{"tensors": {"a": {}}}', "[" * 100_000]
+)
+def test_a_damaged_manifest_is_one_sentence(converted, tmp_path, content):
+    copy = tmp_path / "copy"
+    shutil.copytree(converted / "griffin", copy)
+    (copy / MANIFEST_FILE).write_text(content)
+    with pytest.raises(CheckpointError, match="is damaged .*so that the weights cannot be checked"):
+        recorded(copy)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        convert(copy, tmp_path / "out", "griffin")
+    convert(copy, tmp_path / "out", "griffin", check=False)
+
+
+def test_without_a_manifest_nothing_is_checked(converted):
+    assert recorded(converted / "plain") == {}
+    done = griffin_eval("verify", converted / "plain")
+    assert done.returncode == 2
+    assert "has no griffin_manifest.json to be checked against" in done.stderr
+
+
+@pytest.mark.slow
+def test_an_evaluation_of_changed_weights_ends_before_its_results(checkpoint, tmp_path):
+    source, out = tmp_path / "source", tmp_path / "results"
+    assert griffin_eval("convert", checkpoint, source, "--to", "griffin").returncode == 0
+    weights = load_file(source / "model.safetensors")
+    weights["model.final_norm.weight"][3] += 1
+    save_file(weights, source / "model.safetensors")
+    command = ["run", "--model", "griffin", "--tasks", "griffin_pydoc_choice", "--limit", "1"]
+    arguments = f"pretrained={source},tokenizer={checkpoint}"
+    done = griffin_eval(*command, "--output_path", out, "--model_args", arguments)
+    assert done.returncode == 2
+    assert "model.final_norm.weight has the SHA-256" in done.stderr.splitlines()[-1]
+    assert not list(tmp_path.rglob("results*.json"))
+    arguments += ",check=False"
+    done = griffin_eval(*command, "--output_path", out, "--model_args", arguments)
+    assert done.returncode == 0, done.stderr
+    (file,) = out.rglob("results*.json")
+    assert json.loads(file.read_text())["config"]["griffin_weights_checked"] is False
