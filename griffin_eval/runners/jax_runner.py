@@ -209,7 +209,7 @@ class JaxRunner:
         memory = self._devices[0].memory_stats()
         if not memory:  # a processor, whose "devices" share its memory
             return host_memory() // len(self._devices)
-        return memory["bytes_limit"] - memory["bytes_in_use"]
+        return memory.get("bytes_limit", host_memory()) - memory.get("bytes_in_use", 0)
 
     def open_pool(self, rows: int, capacity: int) -> State:
         # The last row stays at the start.
