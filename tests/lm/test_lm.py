@@ -24,7 +24,7 @@ from griffin_eval.converters.plan import make_plan
 from griffin_eval.crosscheck import logits
 from griffin_eval.engine.generation import Prompt, generate
 from griffin_eval.engine.limits import Limits
-from griffin_eval.errors import ArgumentError, BadInput
+from griffin_eval.errors import ArgumentError, BadInput, CheckpointError
 from griffin_eval.lm.model import GriffinLM
 
 TEXT = topics["numbers"] + topics["strings"]
@@ -278,10 +278,9 @@ def test_results_record_what_was_run(lm):
 
 
 def test_the_hash_of_weights_follows_them_through_formats(checkpoint, tmp_path):
-    def weights(folder):
-        lm = GriffinLM(
-            pretrained=str(folder), framework="torch", tokenizer=str(checkpoint), window=128
-        )
+    def weights(folder, **more):
+        more |= {"tokenizer": str(checkpoint), "window": 128}
+        lm = GriffinLM(pretrained=str(folder), framework="torch", **more)
         return lm.get_model_info()["griffin_weights_sha256"]
 
     opened = Checkpoint(checkpoint)
@@ -295,7 +294,9 @@ def test_the_hash_of_weights_follows_them_through_formats(checkpoint, tmp_path):
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)  # the manifest beside it says what was there before
-    assert weights(changed) != kept
+    assert weights(changed, check=False) != kept
+    with pytest.raises(CheckpointError, match="has the SHA-256"):
+        weights(changed)
 
 
 def test_the_last_line_of_the_log_says_what_was_saved(lm, caplog):
