@@ -119,15 +119,15 @@ def test_devices_say_to_each_other_what_the_split_needs(name):
 
 
 @pytest.mark.parametrize(
-    ("data", "devices", "method"),
+    ("model", "data", "devices", "method"),
     [
-        (2, 4, {"pieces": 2, "recompute": True}),
-        slow(2, 4, {}),
-        slow(4, 4, {"recompute": True}),
-        slow(1, 4, {"pieces": 4}),
+        ("griffin", 2, 4, {"pieces": 2, "recompute": True}),
+        slow("griffin", 2, 4, {}),
+        slow("griffin", 1, 4, {"pieces": 4}),
+        slow("hawk", 4, 4, {"recompute": True}),
+        slow("mqa", 2, 4, {"recompute": True}),
     ],
 )
-@pytest.mark.parametrize("model", fast(["griffin"], FAMILIES))
 def test_training_over_a_mesh_is_training(model, data, devices, method):
     (found,) = worker([["trained", model, data, devices, method]])
     assert (found["data"], found["model"]) == (data, devices // data)
