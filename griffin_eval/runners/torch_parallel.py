@@ -177,7 +177,8 @@ class ParallelRunner:
 
     def _call(self, method: str, *arguments: Any) -> Any:
         """Calls a method of the runner in every process; gives the leader's result."""
-        dropped, self._dropped = self._dropped, []
+        dropped = self._dropped[:]
+        del self._dropped[: len(dropped)]  # of the list that shared values know
         sent = [Reference(a.number) if isinstance(a, Shared) else a for a in arguments]
         numbers = [next(self._numbers) for _ in range(2)]  # of at most two results
         message = pickle.dumps(Call(method, sent, numbers, dropped))

@@ -1,13 +1,16 @@
 """Several devices in one process, and several processes, give the answers of one."""
 
+import io
 import itertools
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -503,3 +506,21 @@ def test_processes_say_to_each_other_what_the_split_needs(checkpoint):
     found = json.loads(done.stdout)
     assert found["read"] == found["decode"] == found["expected"] > 0
     assert found["score"] <= 4 and found["greedy"] <= 2
+
+
+def test_what_the_leader_drops_its_followers_drop():
+    from griffin_eval.runners.torch_parallel import ParallelRunner
+
+    alone = small_runner("torch")
+    follower = SimpleNamespace(stdin=io.BytesIO(), poll=lambda: 0, wait=lambda timeout: 0)
+    runner = ParallelRunner(alone, [follower])
+    kept = [runner.open_pool(1, 8) for _ in range(3)]
+    numbers = [pool.number for pool in kept]
+    del kept[1]
+    last = runner.open_pool(1, 8)
+    del kept[0], last
+    runner.open_pool(1, 8)
+    follower.stdin.seek(0)
+    calls = [pickle.load(follower.stdin) for _ in range(5)]
+    assert [call.dropped for call in calls[:4]] == [[], [], [], [numbers[1]]]
+    assert sorted(calls[4].dropped) == [numbers[0], calls[3].numbers[0]]
