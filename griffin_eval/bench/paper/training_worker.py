@@ -24,6 +24,7 @@ from griffin_eval.initializers import initial_value
 from griffin_eval.layout import param_specs
 from griffin_eval.model_jax.griffin import Griffin
 from griffin_eval.runners.batching import step_tokens
+from griffin_eval.training.allocator import use_one_heap
 from griffin_eval.training.recipes import Batch
 from griffin_eval.training.trainer import compile_update, make_optimizer
 
@@ -105,6 +106,7 @@ class Worker:
 
 
 def main() -> None:
+    use_one_heap()  # as `griffin-eval train` does
     worker: list[Worker] = []
 
     def load() -> None:

@@ -23,7 +23,7 @@ def bench_training(
     widths: Annotated[str, typer.Option(help="Model widths, each with all three models.")] = "512",
     layers: Layers = 6,
     head_dim: Annotated[int, typer.Option(help="Width of an attention head.", min=1)] = 128,
-    vocab: Vocab = 32_000,
+    vocab: Vocab = 8192,
     visible_keys: VisibleKeys = 1024,
     lengths: Annotated[
         str, typer.Option(help="Lengths of the sequences in tokens.")
