@@ -39,7 +39,11 @@ def test_readme_is_short_and_begins_with_two_commands():
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name_of)
 def test_blocks_run(page, tmp_path):
     """The blocks of a page, one after the other in one folder."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        # Commands run to their end here; other tests compile as users do, and look at numbers.
+        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false",
+    }
     for language, text in blocks(page):
         if language == "bash":
             lines = [line for line in text.splitlines() if not line.startswith(ELSEWHERE)]
@@ -47,7 +51,7 @@ def test_blocks_run(page, tmp_path):
         else:
             command = [sys.executable, "-c", text]
         done = subprocess.run(
-            command, cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
         )
         assert done.returncode == 0, text + done.stdout + done.stderr
 
