@@ -10,9 +10,9 @@ from griffin_eval.converters.source.resolve import resolve
 from griffin_eval.errors import ArgumentError
 from griffin_eval.layout import parameter_count
 from griffin_eval.lm.arguments import ModelArguments
-from griffin_eval.lm.processes import Launch
-from griffin_eval.runners.load import load_runners
+from griffin_eval.runners.load import choose_framework, load_runners
 from griffin_eval.runners.protocol import Runner
+from griffin_eval.sharding.launch import Launch
 from griffin_eval.text.load import load_tokenizer
 from griffin_eval.text.tokenizer import Tokenizer, check_vocabulary, default_add_bos
 
@@ -60,6 +60,11 @@ def load(arguments: ModelArguments, launch: Launch) -> LoadedModel:
             "framework=jax uses all devices in one process: start lm_eval without a launcher, "
             "or with framework=torch"
         )
+    leads = launch.rank == 0
+    if choose_framework(arguments.framework) == "jax":
+        from griffin_eval.runners import jax_parallel
+
+        leads = jax_parallel.initialize()
     path = resolve(arguments.pretrained, revision=arguments.revision, subfolder=arguments.subfolder)
     checkpoint = Checkpoint(path, arguments.overrides)
     config = checkpoint.config
@@ -70,7 +75,7 @@ def load(arguments: ModelArguments, launch: Launch) -> LoadedModel:
     if add_bos is None:
         add_bos = default_add_bos(tokenizer, config)
     parity = None
-    if arguments.parity == "check" and launch.rank == 0:
+    if arguments.parity == "check" and leads:
         from griffin_eval.crosscheck.parity import check_parity
 
         parity = check_parity(checkpoint)
@@ -81,6 +86,7 @@ def load(arguments: ModelArguments, launch: Launch) -> LoadedModel:
         device=launch.device(arguments.device),
         tensor_parallel=arguments.tensor_parallel_size,
         data_parallel=arguments.data_parallel_size,
+        launch=launch,
     )
     model = LoadedModel(
         arguments,

@@ -25,8 +25,9 @@ from griffin_eval.lm.arguments import parse_arguments
 from griffin_eval.lm.encoding import EncodedPair, Encoding, joined
 from griffin_eval.lm.generation_args import DEFAULT_GENERATED_TOKENS, read_generation_arguments
 from griffin_eval.lm.load import load
-from griffin_eval.lm.processes import Group, Launch
+from griffin_eval.lm.processes import Group
 from griffin_eval.lm.weights_hash import start_hashing
+from griffin_eval.sharding.launch import Launch
 from griffin_eval.text.tokenizer import encode_with_bos
 
 NO_LIMIT = 2**31 - 1  # positions are 32-bit integers
@@ -51,13 +52,15 @@ class GriffinLM(TemplateLM):
 
     def __init__(self, pretrained: str = "", framework: str | None = None, **arguments: Any):
         super().__init__()
-        launch = Launch.of_environment()
         asked = parse_arguments(arguments | {"pretrained": pretrained, "framework": framework})
+        launch = Launch.of_environment()
+        if launch.world_size > 1:
+            launch = launch.shared_by(asked.tensor_parallel_size, asked.data_parallel_size)
         self._model = model = load(asked, launch)
         self.tokenizer, self._runners = model.tokenizer, model.runners
         self.runner = self._runners[0]
         self._device = self.runner.device  # which lm_eval reads, as the next two
-        self._rank, self._world_size = launch.rank, launch.world_size
+        self._rank, self._world_size = launch.replica, launch.replicas
         self._encoding = Encoding(model.tokenizer, model.add_bos, model.prefix_token_id)
         asked = model.arguments
         self._limits = limits_for(self.runner, asked.state_budget, asked.max_batch_size)
@@ -66,7 +69,7 @@ class GriffinLM(TemplateLM):
         self._others: list[Stats] = []  # of the other processes
         self._warned: set[str] = set()
         self._weights_sha256 = start_hashing(model.checkpoint, asked.check)
-        self._group = Group(launch) if launch.world_size > 1 else None
+        self._group = Group(launch) if launch.replicas > 1 else None
 
     # What lm-eval asks of a model
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from griffin_eval.converters.checkpoint import Checkpoint
@@ -148,7 +149,8 @@ class JaxRunner:
                 "dtype=float64 in JAX needs the environment variable JAX_ENABLE_X64=1"
             )
         chosen = None if dtype == "auto" else jnp.dtype(dtype)
-        folder = cache_folder()  # before JAX's own cache is given a folder
+        # Before JAX's own cache is given a folder. Of several processes no programs are kept.
+        folder = cache_folder() if jax.process_count() == 1 else None
         if devices[0].platform != "cpu":
             keep_compilations()
         where = devices[0] if len(devices) == 1 else make_mesh(devices)
@@ -311,7 +313,10 @@ class JaxRunner:
         return logprobs, greedy
 
     def logits(self, hidden: Array, positions: np.ndarray) -> np.ndarray:
-        return np.asarray(self._logits_at(hidden, positions))[: len(positions)]
+        logits = self._logits_at(hidden, positions)
+        if not logits.is_fully_addressable:  # each process has some tokens of the vocabulary
+            logits = multihost_utils.process_allgather(logits, tiled=True)
+        return np.asarray(logits)[: len(positions)]
 
     def greedy(self, hidden: Array, positions: np.ndarray) -> np.ndarray:
         return np.asarray(self._greedy(self._params, hidden, self._int32(positions)))

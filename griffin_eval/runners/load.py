@@ -8,6 +8,7 @@ from griffin_eval.errors import ArgumentError, MissingExtraError
 from griffin_eval.layout import parameter_count
 from griffin_eval.messages import did_you_mean
 from griffin_eval.runners.protocol import DTYPES, FRAMEWORKS, Runner
+from griffin_eval.sharding.launch import Launch
 from griffin_eval.sharding.split import split_over
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ def load_runners(
     device: str | None = None,
     tensor_parallel: int = 1,
     data_parallel: int | None = None,
+    launch: Launch | None = None,
 ) -> list[Runner]:
     """Loads a checkpoint of any format into runners, one for each replica of the model.
 
@@ -51,6 +53,10 @@ def load_runners(
         data_parallel: replicas. By default one, except with JAX where ``device`` is None, a
             platform without a number, or does not exist: then as many as the local devices of the
             platform make.
+        launch: which process this is of those that a launcher has started, if one has.
+
+    Of several processes that share a model (those of a launcher with PyTorch, and of
+    `jax.distributed` with JAX) only the first returns. The others follow it, and end with it.
 
     Raises:
         CheckpointError: it cannot be read as a model; says which file or tensor.
@@ -68,6 +74,8 @@ def load_runners(
         from griffin_eval.runners import torch_parallel
         from griffin_eval.runners.torch_runner import TorchRunner
 
+        if launch is not None and launch.world_size > 1:
+            return [torch_parallel.join(checkpoint, dtype, device, launch)]
         if (data_parallel or 1) > 1:
             raise ArgumentError(
                 f"data_parallel_size={data_parallel} with PyTorch: start as many processes with "
@@ -76,8 +84,12 @@ def load_runners(
         if tensor_parallel > 1:
             return [torch_parallel.load(checkpoint, dtype, device, tensor_parallel)]
         return [TorchRunner.load(checkpoint, dtype, device)]
+    from griffin_eval.runners import jax_parallel
     from griffin_eval.runners.jax_runner import JaxRunner, devices_of_runners
 
+    jax_parallel.initialize()
+    if jax_parallel.several():
+        return [jax_parallel.load(checkpoint, dtype, device, tensor_parallel, data_parallel)]
     groups = devices_of_runners(device, tensor_parallel, data_parallel)
     return [JaxRunner.load(checkpoint, dtype, group) for group in groups]
 

@@ -1,24 +1,21 @@
-"""A model that PyTorch splits over devices, each in a process of its own.
+"""A model that PyTorch splits over devices, each in a process of its own
+(`griffin_eval.runners.replay`).
 
-One process, the *leader*, runs the engine. The others are *followers*: they repeat the leader's
-calls of the runner on their parts of the weights and of the states, and meet it in the sums. (The
-engine itself decides by the clock and by free memory, so that it cannot run twice alike.)
+The leader starts its followers itself, on this machine, or a launcher (torchrun, ``accelerate
+launch``) has started all of them, maybe on several machines.
 """
 
 import contextlib
 import datetime
-import itertools
-import os
 import pickle
 import signal
+import struct
 import subprocess
 import sys
 import time
-import weakref
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
@@ -27,16 +24,21 @@ from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.errors import ArgumentError, ProcessLost
 from griffin_eval.kernels.cpu.compiled import usable_cpus
+from griffin_eval.runners.identity import check_alike, identity
+from griffin_eval.runners.replay import LeadingRunner, end, follow
 from griffin_eval.runners.torch_runner import TorchRunner, choose_device
 from griffin_eval.sharding import processes_torch
+from griffin_eval.sharding.launch import Launch
 
 # Not ``-m``, which would read this module a second time under another name.
 FOLLOWER = "from griffin_eval.runners.torch_parallel import main; main()"
 PATIENCE = 60  # seconds that a process waits for the others in a sum
+LOADING = datetime.timedelta(minutes=30)  # that one waits for the others to load their parts
+LONG = datetime.timedelta(weeks=52)  # that a follower waits for a call, and documents for others
 
 
 class Job(NamedTuple):
-    """What a follower is told first.
+    """What a follower that the leader has started is told first.
 
     Attributes:
         path, overrides: of the checkpoint.
@@ -56,159 +58,85 @@ class Job(NamedTuple):
     port: int
 
 
-class Shared:
-    """A value that every process has its own part of: a pool, a state or hidden vectors.
+class Pipes:
+    """To followers that read calls from their standard input. See
+    `griffin_eval.runners.replay.Channel`."""
 
-    Attributes:
-        value: the leader's part.
-        number: by which the followers know theirs.
-    """
+    def __init__(self, followers: list[subprocess.Popen]):
+        self._followers, self.processes = followers, len(followers) + 1
 
-    def __init__(self, value: Any, number: int):
-        self.value, self.number = value, number
+    def send(self, message: bytes) -> None:
+        for follower in self._followers:
+            assert follower.stdin is not None
+            follower.stdin.write(struct.pack("<q", len(message)) + message)
+            follower.stdin.flush()
+
+    def reason(self, error: Exception) -> Exception:
+        time.sleep(1)  # for all of them to end that will
+        polled = ((follower.poll(), rank) for rank, follower in enumerate(self._followers, start=1))
+        codes = [(code, rank) for code, rank in polled if code is not None]
+        if codes:  # one that was killed before those that its end has ended
+            code, rank = min(codes)
+            return ProcessLost(
+                f"process {rank} of the {self.processes} that share the model ended with exit code "
+                f"{code}: its message, if it left one, is above"
+            )
+        return _silent(error, f"one of the {self.processes} processes that share the model")
+
+    def close(self) -> None:
+        for follower in self._followers:
+            with contextlib.suppress(OSError):
+                assert follower.stdin is not None
+                follower.stdin.close()
+        for follower in self._followers:
+            try:
+                follower.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                follower.kill()
+                follower.wait()
 
 
-class Reference(int):
-    """The number of a shared value, in a call that is sent to followers."""
-
-
-class Call(NamedTuple):
-    """What a follower is told then, once for each call.
-
-    Attributes:
-        method: of `TorchRunner`.
-        arguments: with references in the place of shared values.
-        numbers: of the shared values that it returns.
-        dropped: numbers of values that are not needed any more.
-    """
-
-    method: str
-    arguments: list[Any]
-    numbers: list[int]
-    dropped: list[int]
-
-
-class ParallelRunner:
-    """The leader of processes that share a model. See `griffin_eval.runners.protocol.Runner`.
+class Broadcast:
+    """To followers that a launcher has started. See `griffin_eval.runners.replay.Channel`.
 
     Args:
-        mine: the leader's own part.
-        followers: the other processes, which read calls from their standard input.
+        calls: group of the processes that share the model, of gloo.
+        first: rank of the leader among all processes.
     """
 
-    framework = "torch"
+    def __init__(self, calls: dist.ProcessGroup, first: int):
+        self._calls, self._first, self.processes = calls, first, dist.get_world_size(calls)
 
-    def __init__(self, mine: TorchRunner, followers: list[subprocess.Popen]):
-        self._mine, self._followers = mine, followers
-        self._numbers, self._dropped = itertools.count(), list[int]()
-        self.config, self.dtype = mine.config, mine.dtype
-        self.devices = len(followers) + 1
-        self.device = f"{self.devices} x {mine.device}"
-        self.step_tokens, self.step_rows = mine.step_tokens, mine.step_rows
-        self.decode_rows, self.kernel = mine.decode_rows, mine.kernel
-        self.attention_kernel = mine.attention_kernel
-        weakref.finalize(self, _stop, followers)  # at the latest when this process ends
+    def send(self, message: bytes) -> None:
+        dist.broadcast_object_list([message], group=self._calls, group_src=0)
 
-    def padded_tokens(self, count: int, smallest: int = 16) -> int:
-        return self._mine.padded_tokens(count, smallest)
+    def receive(self) -> bytes:
+        """The leader's next message."""
+        messages: list[Any] = [None]
+        dist.broadcast_object_list(messages, group=self._calls, group_src=0)
+        return messages[0]
 
-    def padded_batch(self, count: int) -> int:
-        return self._mine.padded_batch(count)
+    def reason(self, error: Exception) -> Exception:
+        last = self._first + self.processes - 1
+        others = f"one of the processes {self._first + 1} to {last} that share the model"
+        said = str(error)
+        if "onnection" in said or "peer" in said:
+            return ProcessLost(f"{others} has ended: its message, if it left one, is above")
+        return _silent(error, others)
 
-    def state_bytes(self, capacity: int) -> int:
-        return self._mine.state_bytes(capacity)
-
-    def step_bytes(self, capacity: int) -> int:
-        return self._mine.step_bytes(capacity)
-
-    def free_memory(self) -> int:
-        # Processes on a CPU share its memory.
-        shared = 1 if self._mine.device.startswith("cuda") else len(self._followers) + 1
-        return self._mine.free_memory() // shared
-
-    def open_pool(self, rows: int, capacity: int) -> Any:
-        return self._call("open_pool", rows, capacity)
-
-    def grow_pool(self, pool: Any, rows: int, capacity: int) -> Any:
-        return self._call("grow_pool", pool, rows, capacity)
-
-    def read(
-        self,
-        pool: Any,
-        tokens: np.ndarray,
-        lengths: np.ndarray,
-        sources: np.ndarray,
-        targets: np.ndarray,
-        ablations: np.ndarray | None = None,
-    ) -> tuple[Any, Any]:
-        return self._call("read", pool, tokens, lengths, sources, targets, ablations)
-
-    def start_decoding(self, batch: int, capacity: int) -> Any:
-        return self._call("start_decoding", batch, capacity)
-
-    def insert_rows(self, state: Any, rows: np.ndarray, pool: Any, sources: np.ndarray) -> Any:
-        return self._call("insert_rows", state, rows, pool, sources)
-
-    def decode_step(self, state: Any, tokens: np.ndarray, active: np.ndarray) -> tuple[Any, Any]:
-        return self._call("decode_step", state, tokens, active)
-
-    def score(
-        self,
-        hidden: Any,
-        positions: np.ndarray,
-        targets: np.ndarray,
-        position_of: np.ndarray,
-        softmax_dtype: str,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return self._call("score", hidden, positions, targets, position_of, softmax_dtype)
-
-    def logits(self, hidden: Any, positions: np.ndarray) -> np.ndarray:
-        return self._call("logits", hidden, positions)
-
-    def greedy(self, hidden: Any, positions: np.ndarray) -> np.ndarray:
-        return self._call("greedy", hidden, positions)
-
-    def peak_memory(self) -> int:
-        return self._mine.peak_memory()
-
-    @property
-    def compilations(self) -> int:
-        return 0
-
-    def _call(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of the runner in every process; gives the leader's result."""
-        dropped = self._dropped[:]
-        del self._dropped[: len(dropped)]  # of the list that shared values know
-        sent = [Reference(a.number) if isinstance(a, Shared) else a for a in arguments]
-        numbers = [next(self._numbers) for _ in range(2)]  # of at most two results
-        message = pickle.dumps(Call(method, sent, numbers, dropped))
-        own = [a.value if isinstance(a, Shared) else a for a in arguments]
-        try:
-            for follower in self._followers:
-                _send(follower, message)
-            result = getattr(self._mine, method)(*own)
-        except (RuntimeError, OSError) as error:
-            raise _reason(self._followers, error) from error
-        return _shared(result, numbers, self._shared)
-
-    def _shared(self, value: Any, number: int) -> Shared:
-        shared = Shared(value, number)
-        weakref.finalize(shared, self._dropped.append, number)
-        return shared
+    def close(self) -> None:
+        with contextlib.suppress(RuntimeError):  # they have ended already
+            self.send(b"")
 
 
-def _shared(result: Any, numbers: list[int], make: Any) -> Any:
-    """The result of a call, with what is not numpy's made into a shared value."""
-    # A state is a tuple as well, of a class of its own.
-    if type(result) is not tuple:
-        return result if isinstance(result, np.ndarray) else make(result, numbers[0])
-    return tuple(
-        value if isinstance(value, np.ndarray) else make(value, number)
-        for value, number in zip(result, numbers, strict=True)
-    )
+def _silent(error: Exception, others: str) -> Exception:
+    """The error, or a sentence about others that do not answer."""
+    if "imed out" in str(error):
+        return ProcessLost(f"{others} has not answered for {PATIENCE} seconds")
+    return error
 
 
-def load(checkpoint: Checkpoint, dtype: str, device: str | None, count: int) -> ParallelRunner:
+def load(checkpoint: Checkpoint, dtype: str, device: str | None, count: int) -> LeadingRunner:
     """Starts the other processes, and loads a part of the model in each.
 
     Args:
@@ -223,7 +151,7 @@ def load(checkpoint: Checkpoint, dtype: str, device: str | None, count: int) -> 
     if dist.is_initialized():
         raise ArgumentError(
             f"tensor_parallel_size={count} with PyTorch starts its own processes, for one model: "
-            "start lm_eval without a launcher, and load no second such model"
+            "load no second such model in one process"
         )
     kind = choose_device(device).type
     if kind == "cuda" and count > torch.cuda.device_count():
@@ -232,107 +160,140 @@ def load(checkpoint: Checkpoint, dtype: str, device: str | None, count: int) -> 
             f"{torch.cuda.device_count()} of cuda"
         )
     store = TCPStore("127.0.0.1", 0, count, is_master=True, wait_for_workers=False)
-    followers = []
-    for rank in range(1, count):
-        follower = subprocess.Popen([sys.executable, "-c", FOLLOWER], stdin=subprocess.PIPE)
+    followers = [
+        subprocess.Popen([sys.executable, "-c", FOLLOWER], stdin=subprocess.PIPE)
+        for _ in range(1, count)
+    ]
+    for rank, follower in enumerate(followers, start=1):
         job = Job(checkpoint.path, checkpoint.overrides, dtype, kind, rank, count, store.port)
-        _send(follower, pickle.dumps(job))
-        followers.append(follower)
+        Pipes([follower]).send(pickle.dumps(job))
+    channel = Pipes(followers)
     try:
+        for rank in range(1, count):
+            while not store.check([str(rank)]):
+                time.sleep(0.05)
+                if any(follower.poll() is not None for follower in followers):
+                    raise RuntimeError("a follower has ended")
         mine = _load_part(checkpoint, dtype, kind, 0, count, store)
     except (RuntimeError, OSError) as error:
-        reason = _reason(followers, error)
-        _stop(followers)
+        reason = channel.reason(error)
+        channel.close()
         raise reason from error
-    return ParallelRunner(mine, followers)
+    return LeadingRunner(mine, channel)
 
 
 def _load_part(
     checkpoint: Checkpoint, dtype: str, kind: str, rank: int, count: int, store: TCPStore
 ) -> TorchRunner:
     """Loads a process's part of the model, and waits until all have theirs."""
-    if kind == "cpu":
-        torch.set_num_threads(max(usable_cpus() // count, 1))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=LOADING)
+    device = f"cuda:{rank}" if kind == "cuda" else "cpu"
+    return _part(checkpoint, dtype, device, count, list(range(count)))
+
+
+def _part(
+    checkpoint: Checkpoint, dtype: str, device: str, neighbours: int, ranks: list[int]
+) -> TorchRunner:
+    """A part of the model, when all processes that share it have theirs.
+
+    Args:
+        checkpoint, dtype, device: as of `TorchRunner.load`.
+        neighbours: processes of this machine, which divide its processor.
+        ranks: the processes that share the model.
+    """
+    alone: Any = {"ranks": ranks, "use_local_synchronization": True}
+    loading = dist.new_group(backend="gloo", timeout=LOADING, **alone)
+    backend = "gloo" if device == "cpu" else "nccl"
     patience = datetime.timedelta(seconds=PATIENCE)
-    backend = "nccl" if kind == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=patience)
-    assert dist.group.WORLD is not None
-    processes_torch.share(dist.group.WORLD)
-    runner = TorchRunner.load(checkpoint, dtype, f"cuda:{rank}" if kind == "cuda" else "cpu")
-    dist.barrier()
+    group = dist.new_group(backend=backend, timeout=patience, **alone)
+    if device == "cpu":
+        torch.set_num_threads(max(usable_cpus() // neighbours, 1))
+    else:
+        torch.cuda.set_device(device)
+    processes_torch.share(group)
+    runner = TorchRunner.load(checkpoint, dtype, device)
+    dist.barrier(loading)
     return runner
 
 
-def _send(follower: subprocess.Popen, message: bytes) -> None:
-    assert follower.stdin is not None
-    follower.stdin.write(message)
-    follower.stdin.flush()
+def join(
+    checkpoint: Checkpoint, dtype: str, device: str | None, launch: Launch
+) -> LeadingRunner | TorchRunner:
+    """Loads this process's part of a model among processes that a launcher has started.
 
-
-def _reason(followers: list[subprocess.Popen], error: Exception) -> Exception:
-    """What to raise where a call failed: the end or the silence of a follower, if that is it."""
-    time.sleep(1)  # for all of them to end that will
-    codes = [(code, i) for i, f in enumerate(followers, start=1) if (code := f.poll()) is not None]
-    if codes:  # one that was killed before those that its end has ended
-        code, rank = min(codes)
-        return ProcessLost(
-            f"process {rank} of the {len(followers) + 1} that share the model ended with exit code "
-            f"{code}: its message, if it left one, is above"
-        )
-    if "imed out" in str(error):
-        return ProcessLost(
-            f"one of the {len(followers) + 1} processes that share the model has not answered for "
-            f"{PATIENCE} seconds"
-        )
-    return error
-
-
-def _stop(followers: list[subprocess.Popen]) -> None:
-    for follower in followers:
-        with contextlib.suppress(OSError):
-            assert follower.stdin is not None
-            follower.stdin.close()
-    for follower in followers:
-        try:
-            follower.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            follower.kill()
-            follower.wait()
-
-
-def follow(calls: BinaryIO) -> None:
-    """Loads a part of a model, and repeats calls.
+    Neighbouring ranks share a model. The first of them returns and leads. The others follow it, and
+    end with it: they do not return.
 
     Args:
-        calls: a `Job`, then `Call` after `Call`, pickled.
+        checkpoint: that is open.
+        dtype: as of `griffin_eval.runners.load.load_runners`.
+        device: as of `Launch.device`.
+        launch: which process this is.
 
     Raises:
-        EOFError: there are no more calls.
+        ArgumentError: the processes do not find each other, or have not got the same checkpoint,
+            versions and arguments.
     """
-    job: Job = pickle.load(calls)
-    store = TCPStore("127.0.0.1", job.port, job.processes)
-    checkpoint = Checkpoint(job.path, job.overrides)
-    runner = _load_part(checkpoint, job.dtype, job.kind, job.rank, job.processes, store)
-    values: dict[int, Any] = {}
-    while True:
-        call: Call = pickle.load(calls)
-        for number in call.dropped:
-            del values[number]
-        arguments = [values[a] if isinstance(a, Reference) else a for a in call.arguments]
-        result = getattr(runner, call.method)(*arguments)
-        del arguments
-        _shared(result, call.numbers, lambda value, number: values.__setitem__(number, value))
+    kind = choose_device(device).type
+    open_group(launch)
+    alike: list[Any] = [None] * launch.world_size
+    dist.all_gather_object(alike, identity(checkpoint, "torch", dtype, launch.sharing))
+    check_alike(alike, launch.rank)
+    if launch.sharing == 1:
+        return TorchRunner.load(checkpoint, dtype, device)
+    first = launch.rank - launch.part
+    ranks = list(range(first, first + launch.sharing))
+    calls = dist.new_group(ranks, LONG, "gloo", use_local_synchronization=True)
+    where = "cpu" if kind == "cpu" else f"cuda:{launch.local_rank}"
+    channel = Broadcast(calls, first)
+    try:
+        mine = _part(checkpoint, dtype, where, launch.local_world_size, ranks)
+    except (RuntimeError, OSError) as error:
+        if launch.part:
+            end(error)
+        raise channel.reason(error) from error
+    if launch.part:
+        # Ctrl-C reaches every process of a terminal: the leader ends the others.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        follow(mine, channel.receive)
+    return LeadingRunner(mine, channel)
+
+
+def open_group(launch: Launch) -> None:
+    """Joins all processes that a launcher has started, once.
+
+    Raises:
+        ArgumentError: the environment is not as launchers leave it, or the others do not answer.
+    """
+    if dist.is_initialized():
+        return
+    try:
+        dist.init_process_group("gloo", timeout=LONG)
+    except (ValueError, RuntimeError) as error:
+        raise ArgumentError(
+            f"WORLD_SIZE={launch.world_size}, but its processes do not find each other "
+            f"({str(error).splitlines()[0]}): start lm_eval with torchrun or accelerate "
+            "launch, or unset WORLD_SIZE"
+        ) from error
+
+
+def receive(pipe: BinaryIO) -> bytes:
+    """The next message of `Pipes`, an empty one where the leader has ended."""
+    length = pipe.read(8)
+    return pipe.read(*struct.unpack("<q", length)) if len(length) == 8 else b""
 
 
 def main() -> None:
-    """Runs a follower."""
+    """Runs a follower that the leader has started."""
     # Ctrl-C reaches every process of a terminal: the leader ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pipe = sys.stdin.buffer
     try:
-        with contextlib.suppress(EOFError):  # the leader has ended
-            follow(sys.stdin.buffer)
+        job: Job = pickle.loads(receive(pipe))
+        store = TCPStore("127.0.0.1", job.port, job.processes)
+        store.set(str(job.rank), "")  # this process has started
+        checkpoint = Checkpoint(job.path, job.overrides)
+        runner = _load_part(checkpoint, job.dtype, job.kind, job.rank, job.processes, store)
     except Exception as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        print(f"griffin-eval, a process that shares the model: {said}", file=sys.stderr)
-        sys.stderr.flush()
-        os._exit(1)  # the leader need not wait for this one's threads
+        end(error)
+    follow(runner, lambda: receive(pipe))

@@ -81,7 +81,7 @@ def missing_in_jax(works: Callable[[], bool]) -> str | None:
         return reason
 
     def on_cpu() -> bool:
-        with jax.default_device(jax.devices("cpu")[0]):
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
             return works()
 
     try:

@@ -1,11 +1,12 @@
 """Several devices in one process, and several processes, give the answers of one."""
 
-import io
 import itertools
 import json
 import os
 import pickle
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +18,9 @@ import pytest
 from fixtures_engine import continuations, random_ids, scores_and_stats, small_runner
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 
+from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.engine import parallel
 from griffin_eval.engine.generation import Prompt, Sampling
 from griffin_eval.engine.limits import Limits
@@ -26,7 +29,9 @@ from griffin_eval.engine.scoring import NotFinite
 from griffin_eval.engine.tree import Scorable, build_prompts
 from griffin_eval.errors import ArgumentError
 from griffin_eval.lm.model import GriffinLM
-from griffin_eval.lm.processes import Launch
+from griffin_eval.runners.identity import check_alike, identity
+from griffin_eval.runners.replay import LeadingRunner, repeat
+from griffin_eval.sharding.launch import Launch
 
 BIN = Path(sys.executable).parent
 LIMITS = Limits(64, 4)
@@ -199,6 +204,17 @@ def test_each_process_has_a_device_of_its_own(monkeypatch):
         monkeypatch.setenv(name, value)
     launch = Launch.of_environment()
     assert launch == Launch(5, 1, 8)
+    assert (launch.part, launch.replica, launch.replicas) == (0, 5, 8)
+    shared = launch.shared_by(4, None)
+    assert (shared.part, shared.replica, shared.replicas) == (1, 1, 2)
+    assert launch.shared_by(4, 2) == shared
+    for processes, replicas, sentence in (
+        (3, None, "tensor_parallel_size=3 with 8 processes: start a multiple of 3"),
+        (4, 3, "data_parallel_size=3 with 8 processes"),
+        (2, 2, "8 processes of which 2 share a model make 4 replicas"),
+    ):
+        with pytest.raises(ArgumentError, match=sentence):
+            launch.shared_by(processes, replicas)
     assert launch.device(None) == launch.device("cuda") == launch.device("cuda:0") == "cuda:1"
     assert launch.device("cpu") == "cpu"
     monkeypatch.setenv("WORLD_SIZE", "1")
@@ -217,11 +233,11 @@ def test_processes_that_were_not_launched_are_named(checkpoint, monkeypatch):
         GriffinLM(pretrained=str(checkpoint), framework="torch", device="cpu")
 
 
-def evaluate(command, checkpoint, out, limit=5):
+def evaluate(command, checkpoint, out, limit=5, more=""):
     """The results of lm_eval, and what it answered to each request."""
     command = [
         *command,
-        *("--model", "griffin", "--model_args", f"pretrained={checkpoint},framework=torch"),
+        *("--model", "griffin", "--model_args", f"pretrained={checkpoint},framework=torch{more}"),
         *("--tasks", "griffin_pydoc_choice,griffin_phonebook", "--limit", str(limit)),
         *("--device", "cpu", "--log_samples", "--output_path", str(out), "--batch_size", "4"),
     ]
@@ -242,21 +258,25 @@ def alone(checkpoint, tmp_path_factory):
     return evaluate([str(BIN / "lm_eval")], checkpoint, tmp_path_factory.mktemp("alone"))
 
 
+TORCHRUN = ["torchrun", "--nproc_per_node", "2", "--master_port", "29417"]
+# This choice of accelerate's starts processes, whatever devices there are.
+ACCELERATE = [
+    *("accelerate", "launch", "--multi_gpu", "--num_machines", "1", "--num_processes", "2"),
+    *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "29418"),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "launcher",
-    [
-        ["torchrun", "--nproc_per_node", "2", "--master_port", "29417"],
-        # This choice of accelerate's starts processes, whatever devices there are.
-        ["accelerate", "launch", "--multi_gpu", "--num_machines", "1", "--num_processes", "2"]
-        + ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "29418"],
-    ],
-    ids=lambda command: command[0],
+    ("launcher", "sharing"), [(TORCHRUN, 1), (TORCHRUN, 2), (ACCELERATE, 1)], ids=str
 )
-def test_two_processes_answer_as_one(launcher, alone, checkpoint, tmp_path):
+def test_two_processes_answer_as_one(launcher, sharing, alone, checkpoint, tmp_path):
     launcher = [str(BIN / launcher[0]), *launcher[1:]]
     one, expected, _ = alone
-    two, found, log = evaluate([*launcher, "-m", "lm_eval"], checkpoint, tmp_path / "two")
+    more = f",tensor_parallel_size={sharing}"
+    two, found, log = evaluate(
+        [*launcher, "-m", "lm_eval"], checkpoint, tmp_path / "two", more=more
+    )
     assert found.keys() == expected.keys()  # uneven: three documents and two
     for key in found:
         for mine, theirs in zip(found[key], expected[key], strict=True):
@@ -270,11 +290,12 @@ def test_two_processes_answer_as_one(launcher, alone, checkpoint, tmp_path):
             if isinstance(value, float):
                 found_value = two["results"][task][metric]
                 assert found_value == pytest.approx(value, rel=1e-5, nan_ok=True)
-    # Of both processes; lm_eval gives the second one its last document once more.
+    # Of both processes; lm_eval gives the second of two that evaluate its last document once more.
     both, once = (run["config"]["griffin_tokens_requested"] for run in (two, one))
-    assert once <= both <= 1.5 * once
+    assert once <= both <= (1.5 if sharing == 1 else 1) * once
     assert two["config"]["griffin_devices"] == 2
-    assert log.count("griffin: torch on cpu in float32") == 1
+    device = "cpu" if sharing == 1 else "2 x cpu"
+    assert log.count(f"griffin: torch on {device} in float32") == 1
     assert log.count("tokens requested") == 1
 
 
@@ -283,6 +304,9 @@ import json, sys
 import jax, numpy as np
 from lm_eval.api.instance import Instance
 from griffin_eval.lm.model import GriffinLM
+from griffin_eval.runners.identity import check_alike, identity
+from griffin_eval.runners.replay import LeadingRunner, repeat
+from griffin_eval.sharding.launch import Launch
 
 assert len(jax.devices()) == 2
 
@@ -330,6 +354,9 @@ import json, sys
 import numpy as np
 from lm_eval.api.instance import Instance
 from griffin_eval.lm.model import GriffinLM
+from griffin_eval.runners.identity import check_alike, identity
+from griffin_eval.runners.replay import LeadingRunner, repeat
+from griffin_eval.sharding.launch import Launch
 
 text = "The unary minus operator yields the negation of its numeric argument. " * 9
 pairs = [(text[i % 3:], f" word {i}") for i in range(9)]
@@ -351,16 +378,29 @@ print(json.dumps(found))
 """
 
 
-def split_answers(checkpoint, framework, sizes):
-    done = subprocess.run(
-        [sys.executable, "-c", SPLIT, str(checkpoint), framework, json.dumps(sizes)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def split_answers(checkpoint, framework, sizes, processes=1):
+    """What the first of several processes answers, which have four devices of JAX together."""
+    command = [sys.executable, "-c", SPLIT, str(checkpoint), framework, json.dumps(sizes)]
+    flags = f"--xla_force_host_platform_device_count={4 // processes}"
+    environment = os.environ | {"XLA_FLAGS": flags}
+    if processes > 1:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        environment |= {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(processes)}
+    started = [
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment | {"JAX_PROCESS_ID": str(rank)},
+        )
+        for rank in range(processes)
+    ]
+    said = [process.communicate(timeout=600) for process in started]
+    assert not any(process.returncode for process in started), said
+    return json.loads(said[0][0].splitlines()[-1])
 
 
 @pytest.mark.slow
@@ -371,6 +411,7 @@ def test_a_split_model_answers_as_on_one_device(checkpoint):
         "jax",
         [one, {"tensor_parallel_size": 2}, {"tensor_parallel_size": 4, "data_parallel_size": 1}],
     )
+    found += split_answers(checkpoint, "jax", [{"tensor_parallel_size": 4}], processes=2)
     found += split_answers(checkpoint, "torch", [{}])
     for size in (2, 3):
         found += split_answers(checkpoint, "torch", [{"tensor_parallel_size": size}])
@@ -380,7 +421,7 @@ def test_a_split_model_answers_as_on_one_device(checkpoint):
         assert other_rolling == pytest.approx(rolling, rel=1e-5)
         for (mine, greedy), (theirs, also) in zip(others, choices, strict=True):
             assert mine == pytest.approx(theirs, rel=1e-5) and greedy == also
-    assert [devices for _, devices in found] == [1, 4, 4, 1, 2, 3]
+    assert [devices for _, devices in found] == [1, 4, 4, 4, 1, 2, 3]
 
 
 @pytest.mark.slow
@@ -416,7 +457,7 @@ from griffin_eval.runners import torch_parallel
 
 torch_parallel.PATIENCE = 5
 runner = torch_parallel.load(Checkpoint(sys.argv[1]), "float32", "cpu", 3)
-victim = runner._followers[1]
+victim = runner._channel._followers[1]
 count = [0]
 
 def result(index, scored):
@@ -509,18 +550,47 @@ def test_processes_say_to_each_other_what_the_split_needs(checkpoint):
 
 
 def test_what_the_leader_drops_its_followers_drop():
-    from griffin_eval.runners.torch_parallel import ParallelRunner
-
-    alone = small_runner("torch")
-    follower = SimpleNamespace(stdin=io.BytesIO(), poll=lambda: 0, wait=lambda timeout: 0)
-    runner = ParallelRunner(alone, [follower])
+    alone, messages = small_runner("torch"), []
+    channel = SimpleNamespace(processes=2, send=messages.append, close=lambda: None)
+    runner = LeadingRunner(alone, channel)
     kept = [runner.open_pool(1, 8) for _ in range(3)]
     numbers = [pool.number for pool in kept]
     del kept[1]
     last = runner.open_pool(1, 8)
     del kept[0], last
     runner.open_pool(1, 8)
-    follower.stdin.seek(0)
-    calls = [pickle.load(follower.stdin) for _ in range(5)]
+    calls = [pickle.loads(message) for message in messages]
     assert [call.dropped for call in calls[:4]] == [[], [], [], [numbers[1]]]
     assert sorted(calls[4].dropped) == [numbers[0], calls[3].numbers[0]]
+    repeat(alone, iter([*messages, b""]).__next__)
+
+
+@pytest.mark.slow
+def test_processes_of_jax_share_one_model(checkpoint):
+    with pytest.raises(AssertionError, match="share one model, over all of their 4 devices"):
+        split_answers(checkpoint, "jax", [{"tensor_parallel_size": 2}], processes=2)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_processes_with_different_files_end(rank, checkpoint):
+    mine = identity(Checkpoint(checkpoint), "torch", "auto", 2)
+    check_alike([mine, mine], rank)
+    other = mine | {"weights": "0" * 16, "version of torch": "1.0"}
+    if rank:
+        with pytest.raises(SystemExit):
+            check_alike([mine, mine, other], rank)
+        return
+    with pytest.raises(
+        ArgumentError, match="processes 0 and 2 .* weights: .* and 0000000000000000"
+    ):
+        check_alike([mine, mine, other], rank)
+
+
+def test_identity_knows_another_step_of_a_training(checkpoint, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(checkpoint, other)
+    tensors = load_file(other / "model.safetensors")
+    tensors["model.final_norm.weight"] += 1e-3
+    save_file(tensors, other / "model.safetensors", {"format": "pt"})
+    found, expected = (identity(Checkpoint(p), "jax", "auto", 1) for p in (other, checkpoint))
+    assert {name for name in found if found[name] != expected[name]} == {"weights"}

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
@@ -161,6 +162,46 @@ def test_ctrl_c_in_the_stock_command(checkpoint, tmp_path):
     plain = subprocess.run(command(checkpoint, tmp_path / "plain"), capture_output=True)
     assert plain.returncode == 0
     assert scores(tmp_path / "out") == scores(tmp_path / "plain")
+
+
+def coordinated(rank) -> dict[str, str]:
+    """The environment of one of two processes of JAX with a device each."""
+    return os.environ | {
+        "JAX_COORDINATOR_ADDRESS": "127.0.0.1:29431",
+        "JAX_NUM_PROCESSES": "2",
+        "JAX_PROCESS_ID": str(rank),
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_a_lost_process_ends_the_run_and_answers_are_kept(framework, checkpoint, tmp_path):
+    file, log = tmp_path / "cache_rank0.db", tmp_path / "log"
+    line = command(checkpoint, tmp_path / "out", "--use_cache", str(tmp_path / "cache"))
+    chosen = line.index("--model_args") + 1
+    line[chosen] = f"pretrained={checkpoint},framework={framework},tensor_parallel_size=2"
+    line += ["--batch_size", "2"]
+    with log.open("w") as out:
+        if framework == "jax":
+            running, follower = (
+                subprocess.Popen(line, stdout=out, stderr=out, env=coordinated(rank))
+                for rank in (0, 1)
+            )
+        else:
+            running = subprocess.Popen(line, stdout=out, stderr=out)
+    while not (file.exists() and any_known(file)):
+        assert running.poll() is None, log.read_text()
+        time.sleep(0.02)
+    if framework == "jax":
+        follower.kill()
+    else:
+        (child,) = [p for p in psutil.Process(running.pid).children() if "-c" in p.cmdline()]
+        child.kill()
+    assert running.wait(timeout=120) == 1
+    sentence = "griffin: process 1 of the 2 that share the model"
+    assert sentence in log.read_text() and "Traceback" not in log.read_text()
+    assert rows(file) > 0 and not (tmp_path / "out").exists()
 
 
 def any_known(file) -> bool:

@@ -1,0 +1,79 @@
+"""The processes that a launcher (torchrun, ``accelerate launch``) starts."""
+
+import os
+from typing import NamedTuple
+
+from griffin_eval.errors import ArgumentError
+
+
+class Launch(NamedTuple):
+    """Which of the launched processes this is. Neighbours may share a model.
+
+    Attributes:
+        rank: its number among all processes.
+        local_rank: its number among those of this machine.
+        world_size: number of all processes.
+        local_world_size: number of those of this machine.
+        sharing: how many neighbours share a model, 1 if each has its own.
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    sharing: int = 1
+
+    @classmethod
+    def of_environment(cls) -> "Launch":
+        """As the launcher's environment variables say; without a launcher the only process."""
+        names = ("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "1")
+        rank, local_rank, world_size, local_world_size = (
+            int(os.environ.get(name, default)) for name, default in names
+        )
+        return cls(rank, local_rank, world_size, local_world_size) if world_size > 1 else cls()
+
+    def shared_by(self, processes: int, replicas: int | None) -> "Launch":
+        """The same where so many neighbours share a model.
+
+        Args:
+            processes: that share a model.
+            replicas: of the model, None for as many as the processes make.
+
+        Raises:
+            ArgumentError: the launched processes do not make that.
+        """
+        if self.world_size % processes or (replicas or 1) * processes > self.world_size:
+            asked = f"tensor_parallel_size={processes}"
+            if replicas is not None:
+                asked += f" and data_parallel_size={replicas}"
+            raise ArgumentError(
+                f"{asked} with {self.world_size} processes: start a multiple of {processes}, such "
+                f"as with torchrun --nproc-per-node {processes * (replicas or 1)}"
+            )
+        if replicas is not None and replicas * processes != self.world_size:
+            raise ArgumentError(
+                f"data_parallel_size={replicas}, but {self.world_size} processes of which "
+                f"{processes} share a model make {self.world_size // processes} replicas"
+            )
+        return self._replace(sharing=processes)
+
+    @property
+    def part(self) -> int:
+        """Which part of its model this process has; 0 leads the others."""
+        return self.rank % self.sharing
+
+    @property
+    def replica(self) -> int:
+        """Which of the replicas this process belongs to."""
+        return self.rank // self.sharing
+
+    @property
+    def replicas(self) -> int:
+        """How many models there are."""
+        return self.world_size // self.sharing
+
+    def device(self, asked: str | None) -> str | None:
+        """The device of this process: of several processes each has a CUDA device of its own."""
+        if self.world_size > 1 and (asked is None or asked.startswith("cuda")):
+            return f"cuda:{self.local_rank}"
+        return asked
