@@ -186,7 +186,7 @@ def _load_part(
     checkpoint: Checkpoint, dtype: str, kind: str, rank: int, count: int, store: TCPStore
 ) -> TorchRunner:
     """Loads a process's part of the model, and waits until all have theirs."""
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=LOADING)
+    _open_group(store=store, rank=rank, world_size=count, timeout=LOADING)
     device = f"cuda:{rank}" if kind == "cuda" else "cpu"
     return _part(checkpoint, dtype, device, count, list(range(count)))
 
@@ -268,13 +268,20 @@ def open_group(launch: Launch) -> None:
     if dist.is_initialized():
         return
     try:
-        dist.init_process_group("gloo", timeout=LONG)
+        _open_group(timeout=LONG)
     except (ValueError, RuntimeError) as error:
         raise ArgumentError(
             f"WORLD_SIZE={launch.world_size}, but its processes do not find each other "
             f"({str(error).splitlines()[0]}): start lm_eval with torchrun or accelerate "
             "launch, or unset WORLD_SIZE"
         ) from error
+
+
+def _open_group(**arguments: Any) -> None:
+    # It sets an excepthook which prints nothing where the one before ends the process.
+    hook = sys.excepthook
+    dist.init_process_group("gloo", **arguments)
+    sys.excepthook = hook
 
 
 def receive(pipe: BinaryIO) -> bytes:

@@ -199,6 +199,8 @@ def test_a_lost_process_ends_the_run_and_answers_are_kept(framework, checkpoint,
         (child,) = [p for p in psutil.Process(running.pid).children() if "-c" in p.cmdline()]
         child.kill()
     assert running.wait(timeout=120) == 1
+    if framework == "jax":
+        follower.wait()
     sentence = "griffin: process 1 of the 2 that share the model"
     assert sentence in log.read_text() and "Traceback" not in log.read_text()
     assert rows(file) > 0 and not (tmp_path / "out").exists()
