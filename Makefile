@@ -13,7 +13,7 @@ WORKERS := -n 2 --dist worksteal
 # Fast tests that test-slow runs again, where JAX compiles as it does for users.
 COMPILED := tests/engine tests/lm/test_lm.py tests/model/test_parity_precision.py
 
-.PHONY: demo test test-slow types check format clean
+.PHONY: demo test test-slow test-oldest test-newest wheel types check format clean
 
 demo: $(STAMP)
 	$(BIN)/python -m griffin_eval.demo $(if $(FULL),--full)
@@ -25,6 +25,16 @@ test-slow: $(STAMP)
 	XLA_FLAGS= $(BIN)/pytest $(WORKERS) -m "(slow or tpu_compile) and not gpu" $(ARGS) \
 		|| test $$? = 5  # pytest's word for: there are none
 	XLA_FLAGS= $(BIN)/pytest $(WORKERS) $(COMPILED)
+
+# The fast tests with the oldest and the newest releases of what the package needs, torch apart.
+test-oldest test-newest: test-%: $(STAMP)
+	$(BIN)/python .ci/test_versions $* $(ARGS)
+
+# The wheel to publish: for every Python 3 and the oldest Linux that the compiler allows. In dist/.
+wheel: $(STAMP)
+	rm -rf build/lib* build/bdist* build/temp* build/wheel
+	$(BIN)/python -m build --no-isolation --wheel --outdir build/wheel .
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
 
 check: $(STAMP) types
 	$(BIN)/ruff format --check .

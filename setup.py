@@ -1,9 +1,14 @@
 """Adds the one-line .pth that starts the lm_eval plugin, in wheels and in editable installs, and
-builds the kernels for the CPU where there is a C compiler."""
+builds the kernels for the CPU where there is a C compiler.
+
+There is no Python in the kernels: one library serves every Python 3, and the wheel says so.
+"""
 
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 from setuptools.command.editable_wheel import editable_wheel
 
@@ -33,6 +38,16 @@ class EditableWheel(editable_wheel):
         return super()._run_build_commands(dist_name, unpacked_wheel, build_lib, tmp_dir)
 
 
+class BuildExt(build_ext):
+    def get_ext_filename(self, fullname: str) -> str:
+        return str(Path(*fullname.split("."))) + ".so"  # of no version of Python
+
+
+class BdistWheel(bdist_wheel):
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
 # A library without Python in it, loaded by griffin_eval/kernels/cpu/compiled.py.
 KERNELS = Extension(
     "griffin_eval.kernels._cpu",
@@ -51,6 +66,11 @@ KERNELS = Extension(
 )
 
 setup(
-    cmdclass={"build_py": BuildPy, "editable_wheel": EditableWheel},
+    cmdclass={
+        "bdist_wheel": BdistWheel,
+        "build_ext": BuildExt,
+        "build_py": BuildPy,
+        "editable_wheel": EditableWheel,
+    },
     ext_modules=[KERNELS],
 )

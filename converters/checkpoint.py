@@ -2,12 +2,13 @@
 
 import logging
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from griffin_eval.config import GriffinConfig
-from griffin_eval.converters.arrays.pieces import CHUNK_BYTES, chunks
+from griffin_eval.converters.arrays.pieces import CHUNK_BYTES, bytes_of, chunks
 from griffin_eval.converters.arrays.torch import torch_tensor
 from griffin_eval.converters.formats import Format
 from griffin_eval.converters.inspection import inspect
@@ -85,17 +86,45 @@ class Checkpoint:
                 self._shared = (binding, self._read(binding))
             return binding.op.to_canonical(self._shared[1])[part]
 
-    def pieces(self, name: str, nbytes: int = CHUNK_BYTES) -> Iterator["np.ndarray"]:
+    def pieces(
+        self, name: str, nbytes: int = CHUNK_BYTES, check: bool = True
+    ) -> Iterator["np.ndarray"]:
         """A parameter in contiguous pieces of its leading axis, of about ``nbytes`` bytes.
 
         They are read piece by piece where possible. Several threads may read, each another
         parameter.
+
+        Args:
+            name: canonical name.
+            nbytes: of a piece.
+            check: whether a checksum that the container has of it is compared, behind the last
+                piece.
+
+        Raises:
+            CheckpointError: a tensor is not what its checksum says.
         """
         binding, _ = self._homes[name]
         if binding.op is SAME and binding.entry is None:
-            yield from self.container.pieces(binding.foreign, nbytes)
-        else:
-            yield from chunks(self.numpy(name), nbytes)
+            pieces = self.container.pieces(binding.foreign, nbytes)
+            yield from self._checked(binding.foreign, pieces) if check else pieces
+            return
+        yield from chunks(self.numpy(name), nbytes)
+        if check and self.container.checksum(binding.foreign) is not None:  # of what was read now
+            for _ in self._checked(binding.foreign, self.container.pieces(binding.foreign, nbytes)):
+                pass
+
+    def _checked(self, foreign: str, pieces: Iterator["np.ndarray"]) -> Iterator["np.ndarray"]:
+        """The pieces of a stored tensor, and an error behind them if their checksum is wrong."""
+        stated, found = self.container.checksum(foreign), 0
+        for piece in pieces:
+            if stated is not None:
+                found = zlib.crc32(bytes_of(piece), found)
+            yield piece
+        if stated not in (None, found):
+            raise CheckpointError(
+                f"{self.path}: {foreign} has the CRC-32 {found:08x}, and the file says "
+                f"{stated:08x}: it is damaged; download or save it again"
+            )
 
     def torch(self, name: str) -> "torch.Tensor":
         """A parameter by canonical name, in canonical layout, over the mapped file if possible.

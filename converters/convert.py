@@ -9,16 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from griffin_eval.converters.arrays.pieces import chunks
+from griffin_eval.converters.arrays.pieces import bytes_of, chunks
 from griffin_eval.converters.configs.huggingface import CONFIG_FILE, token_ids
 from griffin_eval.converters.configs.own import config_json
 from griffin_eval.converters.containers.container import Writer
 from griffin_eval.converters.naming.ops import SAME
 from griffin_eval.converters.output.atomic import SafeOutput, check_disk
 from griffin_eval.converters.output.journal import Journal, job_of
-from griffin_eval.converters.output.manifest import bytes_of, mismatch, write_manifest
+from griffin_eval.converters.output.manifest import checksums, mismatch, write_manifest
 from griffin_eval.converters.output.memory_plan import BUFFERINGS, Buffering
 from griffin_eval.converters.plan import MAX_SHARD_SIZE, Plan, Write
+from griffin_eval.converters.source.hub import check_files
 from griffin_eval.converters.threads import run_all
 from griffin_eval.errors import CheckpointError
 from griffin_eval.layout import ParamSpec
@@ -68,6 +69,7 @@ def convert_checkpoint(
         job=job_of(plan, max_shard_size),
         protect=[plan.source.folder],
     )
+    checked = _known(plan) if plan.check else "nothing"
     with output as folder:
         if output.resumed and not plan.output.resumable:
             logger.warning(
@@ -84,9 +86,18 @@ def convert_checkpoint(
             "format": plan.source.format.name,
             "layout": plan.source.inspection.layout,
             "left_out": plan.source.inspection.left_out,
-            "checked": f"{len(plan.recorded)} parameters" if plan.recorded else "nothing",
+            "checked": checked,
         }
         write_manifest(folder, plan.config, records, source, plan.target.name, plan.notes)
+
+
+def _known(plan: Plan) -> str:
+    """What the source is checked against, in words. Files of the hub are compared here and now."""
+    source = plan.source
+    check_files(source.container.files())
+    if plan.recorded:
+        return f"{len(plan.recorded)} parameters"
+    return ", ".join(checksums(source.folder, source.container)) or "nothing"
 
 
 class _Conversion:
@@ -195,6 +206,7 @@ class _Parameter:
         self._read = plan.source.pieces
         self._sha = hashlib.sha256()
         self._not_finite = 0
+        self._check = plan.check
         self._folder, self._recorded = plan.source.folder, plan.recorded.get(spec.name)
         cut = plan.config.vocab_size != plan.source.config.vocab_size
         self._changes = cut or dtype != self._stored  # so that what is written hashes otherwise
@@ -205,7 +217,7 @@ class _Parameter:
 
         rows = self.spec.shape[0]  # fewer than the source has where the vocabulary is cut
         stored = hashlib.sha256()
-        for whole in self._read(self.spec.name, self.piece):
+        for whole in self._read(self.spec.name, self.piece, self._check):
             if self._recorded and self._changes:
                 stored.update(bytes_of(whole))
             piece, rows = whole[: max(rows, 0)], rows - len(whole)
@@ -227,7 +239,7 @@ class _Parameter:
             self._not_finite += _not_finite(piece)
             self._sha.update(piece.view(np.uint8).data)
             yield piece
-            if rows <= 0 and not self._recorded:
+            if rows <= 0 and not self._recorded and not self._check:
                 break
         if self._recorded:
             sha = stored if self._changes else self._sha

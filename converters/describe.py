@@ -6,7 +6,9 @@ from typing import Any
 
 from griffin_eval.converters.arrays.dtypes import ITEM_BYTES
 from griffin_eval.converters.inspection import Inspection
+from griffin_eval.converters.output.manifest import checksums
 from griffin_eval.converters.source.companions import tokenizer_folder
+from griffin_eval.errors import CheckpointError
 from griffin_eval.layout import param_specs, parameter_count
 from griffin_eval.sharding.split import split_over
 
@@ -17,7 +19,8 @@ def describe(inspection: Inspection) -> dict[str, Any]:
     Keys: ``format``, ``layout``, ``parameters``, ``parameters_without_embedding``, ``dtypes`` (how
     many parameters are stored in each), ``tokenizer`` (files), ``left_out``, ``notes``, ``config``
     and ``config_from`` (where each field is from; both have None where nothing says it),
-    ``tensors`` (all there are: name, shape, dtype, parameters), ``warnings`` and ``problems``.
+    ``checksums`` (what the weights can be checked against, in words), ``tensors`` (all there are:
+    name, shape, dtype, parameters), ``warnings`` and ``problems``.
     """
     holds: dict[str, list[str]] = {}
     for binding in inspection.bindings:
@@ -47,6 +50,10 @@ def describe(inspection: Inspection) -> dict[str, Any]:
             f"{len(low)} recurrent_param are stored as {kinds}, in which decays close to 1 are "
             "rounded away: convert from float32 if there is such a checkpoint"
         )
+    try:
+        known = ", ".join(checksums(inspection.folder, inspection.container))
+    except CheckpointError as error:
+        known = str(error)
     return {
         "format": inspection.format and inspection.format.name,
         "layout": inspection.layout,
@@ -55,6 +62,7 @@ def describe(inspection: Inspection) -> dict[str, Any]:
         and parameter_count(inspection.config, embedding=False),
         "dtypes": dict(Counter(stored.values() or (t["dtype"] for t in tensors))),
         "tokenizer": sorted(p.name for p in tokenizer_folder(inspection.folder).glob("tokenizer*")),
+        "checksums": known or "none: unchecked",
         "left_out": inspection.left_out,
         "notes": dict(inspection.notes),
         "config": config,

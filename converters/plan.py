@@ -53,6 +53,7 @@ class Plan(NamedTuple):
         mesh: sizes of the axes of a mesh whose devices will each read their own part, by name.
         recorded: what the manifest of the source says of its parameters, which are checked against
             it while they are read; empty if there is none.
+        check: whether other checksums of the source are checked, too.
     """
 
     source: Checkpoint
@@ -63,6 +64,7 @@ class Plan(NamedTuple):
     notes: dict[str, Any]
     mesh: dict[str, int] | None = None
     recorded: Mapping[str, dict[str, Any]] = {}
+    check: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -137,7 +139,7 @@ def make_plan(
         dtypes: rules from `parse_dtypes`; by default everything keeps the dtype it has.
         vocab_size: number of leading rows of the embedding to keep; None for all.
         mesh: as of `Plan`.
-        check: whether the source is checked against its manifest, if it has one.
+        check: whether the source is checked against its manifest and other checksums, if any.
 
     Raises:
         CheckpointError: the target cannot express the model; the source's manifest is damaged.
@@ -181,7 +183,9 @@ def make_plan(
     hashes = recorded(source.folder) if check else {}
     if not check:
         notes["source_not_checked"] = True
-    return Plan(source, target, config, writes, list(companions.values()), notes, mesh, hashes)
+    return Plan(
+        source, target, config, writes, list(companions.values()), notes, mesh, hashes, check
+    )
 
 
 def _wanted(spec: ParamSpec, stored: str, rules: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ from griffin_eval.arguments import parse_size
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.converters.verify import Comparison
-from griffin_eval.errors import ArgumentError
+from griffin_eval.errors import ArgumentError, CheckpointError
 
 if TYPE_CHECKING:
     from griffin_eval import model_jax, model_torch
@@ -138,6 +138,7 @@ def load(
     framework: str | None = None,
     dtype: str = "auto",
     device: Any = None,
+    check: bool = True,
 ) -> "model_torch.griffin.Griffin | model_jax.griffin.Griffin":
     """Loads the model of a checkpoint, to build upon: a `torch.nn.Module` or a `flax.nnx.Module`.
 
@@ -150,9 +151,12 @@ def load(
         dtype: float32, bfloat16, float16, float64, or ``auto`` for that of the checkpoint.
         device: a `torch.device` or its name, or a `jax.Device`; None for the CPU in PyTorch and
             JAX's default.
+        check: whether the weights are compared first with the checksums there are of them: the
+            manifest beside them, those in a ``.pt`` file, and the hub's of files in its cache.
 
     Raises:
-        ValueError: the checkpoint cannot be read as a model, or an argument that cannot be.
+        ValueError: the checkpoint cannot be read as a model, its weights are not what a checksum
+            says, or an argument that cannot be.
         ImportError: the framework is not installed.
     """
     from griffin_eval.runners.load import choose_framework
@@ -161,6 +165,8 @@ def load(
     framework, source = choose_framework(framework), opened(checkpoint)
     if dtype not in ("auto", *DTYPES):
         raise ArgumentError(f"unknown dtype {dtype!r}: expected auto, {', '.join(DTYPES)}")
+    if check:
+        check_weights(source)
     name = source.dtype if dtype == "auto" else dtype
     if framework == "torch":
         import torch
@@ -176,6 +182,20 @@ def load(
     if name == "float64" and not jax.config.read("jax_enable_x64"):
         raise ArgumentError("float64 in JAX needs jax.config.update('jax_enable_x64', True)")
     return load_jax(source, name, device)
+
+
+def check_weights(checkpoint: Checkpoint) -> None:
+    """Compares the weights of a checkpoint with the checksums there are of them, if any.
+
+    Raises:
+        ValueError: naming all tensors that are not what their checksum says.
+    """
+    from griffin_eval.converters.output.manifest import check, checksums
+
+    if checksums(checkpoint.folder, checkpoint.container):
+        problems = check(checkpoint)[1]
+        if problems:
+            raise CheckpointError(f"{'; '.join(problems)} (check=False loads it as it is)")
 
 
 def opened(checkpoint: str | Path | Checkpoint) -> Checkpoint:

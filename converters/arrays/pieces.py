@@ -75,3 +75,10 @@ def drop_pages(array: "np.ndarray") -> None:
     whole = (begin + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
     if whole > 0 and hasattr(mmap, "MADV_DONTNEED"):
         owner.madvise(mmap.MADV_DONTNEED, first, whole)
+
+
+def bytes_of(piece: "np.ndarray") -> memoryview:
+    """The bytes of an array in C order, which are not copied if they lie so."""
+    import numpy as np
+
+    return np.ascontiguousarray(piece).view(np.uint8).data

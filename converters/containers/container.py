@@ -73,6 +73,10 @@ class Container(Protocol):
         """
         ...
 
+    def checksum(self, name: str) -> int | None:
+        """The CRC-32 that the container states of the bytes of a tensor in C order, if it does."""
+        ...
+
     def torch(self, name: str) -> "torch.Tensor":
         """One tensor that may be written to, which never reaches the file; mapped if possible."""
         ...

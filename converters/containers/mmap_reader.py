@@ -51,6 +51,10 @@ class MappedTensors(ABC, Generic[Info]):
         """One tensor in contiguous pieces along its first axis."""
         return chunks(self.numpy(name), nbytes)
 
+    def checksum(self, name: str) -> int | None:
+        """None, unless the container has checksums."""
+        return None
+
     def memory_to_read(self, name: str, piece: int | None) -> int:
         """None: pages of a mapped file are not the process's own memory."""
         return 0

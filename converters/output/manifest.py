@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import griffin_eval
 from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.arrays.pieces import bytes_of, drop_pages
+from griffin_eval.converters.source.hub import check_files, hub_sha256
 from griffin_eval.errors import CheckpointError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from griffin_eval.converters.checkpoint import Checkpoint
+    from griffin_eval.converters.containers.container import Container
 
 MANIFEST_FILE = "griffin_manifest.json"
 
@@ -74,6 +75,26 @@ def recorded(folder: Path) -> dict[str, dict[str, Any]]:
         ) from None
 
 
+def checksums(folder: Path, container: "Container") -> list[str]:
+    """What the weights of a checkpoint can be checked against, in words; empty if nothing is known.
+
+    Args:
+        folder: of the checkpoint.
+        container: the opened folder or file.
+
+    Raises:
+        CheckpointError: the manifest is damaged.
+    """
+    entries = recorded(folder)
+    sums = sum(container.checksum(name) is not None for name in container.tensors)
+    files = sum(hub_sha256(path) is not None for path in container.files())
+    return (
+        [f"SHA-256 of {len(entries)} parameters in {MANIFEST_FILE}"] * bool(entries)
+        + [f"CRC-32 of {sums} tensors in the file"] * bool(sums)
+        + [f"SHA-256 of {files} files from the hub"] * bool(files)
+    )
+
+
 def mismatch(folder: Path, name: str, dtype: str, sha256: str, entry: dict[str, Any]) -> str | None:
     """A sentence where a parameter is not what the manifest says, else None.
 
@@ -96,40 +117,43 @@ def mismatch(folder: Path, name: str, dtype: str, sha256: str, entry: dict[str, 
 def check(
     checkpoint: "Checkpoint", progress: Callable[[int], None] = lambda nbytes: None
 ) -> tuple[int, list[str]]:
-    """Compares every parameter of a checkpoint with its own manifest.
+    """Compares every parameter of a checkpoint with whatever checksums there are: its own manifest,
+    those of the container, and the hub's of files in its cache.
 
     Args:
         checkpoint: that is open.
         progress: called with the number of bytes that were read.
 
     Returns:
-        How many parameters the manifest names, and a sentence for each that differs.
+        How many parameters were compared, and a sentence for each that differs.
 
     Raises:
-        CheckpointError: the manifest is damaged, or there is none.
+        CheckpointError: the manifest is damaged, or there is nothing to compare with; a file in the
+            hub's cache is not the hub's.
     """
     entries = recorded(checkpoint.folder)
-    if not entries:
+    if not checksums(checkpoint.folder, checkpoint.container):
         raise CheckpointError(
             f"{checkpoint.folder} has no {MANIFEST_FILE} to be checked against: name another "
             "checkpoint to compare it with"
         )
+    check_files(checkpoint.container.files())
+    names = list(entries or checkpoint.dtypes)
     problems = []
-    for name, entry in entries.items():
+    for name in names:
         if name not in checkpoint.dtypes:
             problems.append(f"{checkpoint.folder}: {name} is in {MANIFEST_FILE}, and not there")
             continue
-        sha = hashlib.sha256()
-        for piece in checkpoint.pieces(name):
-            sha.update(bytes_of(piece))
-            progress(piece.nbytes)
-        found = mismatch(checkpoint.folder, name, checkpoint.dtypes[name], sha.hexdigest(), entry)
+        sha, found = hashlib.sha256(), None
+        try:
+            for piece in checkpoint.pieces(name):
+                sha.update(bytes_of(piece))
+                progress(piece.nbytes)
+                drop_pages(piece)
+        except CheckpointError as error:  # of the container's checksum
+            found = str(error)
+        if found is None and entries:
+            dtype = checkpoint.dtypes[name]
+            found = mismatch(checkpoint.folder, name, dtype, sha.hexdigest(), entries[name])
         problems += [] if found is None else [found]
-    return len(entries), problems
-
-
-def bytes_of(piece: "np.ndarray") -> memoryview:
-    """The bytes of an array in C order, which are not copied if they lie so."""
-    import numpy as np
-
-    return np.ascontiguousarray(piece).view(np.uint8).data
+    return len(names), problems

@@ -1,7 +1,10 @@
 """Downloads a checkpoint from the hub: of all that a repository holds, one format and no more."""
 
 import glob
+import hashlib
 import logging
+import os
+import re
 from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 
@@ -13,6 +16,7 @@ from griffin_eval.messages import first_line, listed
 
 logger = logging.getLogger(__name__)
 
+_SHA256 = re.compile("[0-9a-f]{64}")
 _BESIDE = (".json", ".jinja", ".model")  # configs, manifests, indexes and tokenizers
 
 
@@ -99,6 +103,37 @@ def choose(files: Iterable[str], within: str, what: str) -> tuple[str, list[str]
         above = _path(PurePosixPath(chosen).parent)
         wanted += [PurePosixPath(above, n) for n in folders.get(above, ()) if n in COMPANIONS]
     return chosen, list(map(_path, wanted))
+
+
+def hub_sha256(path: Path) -> str | None:
+    """The SHA-256 that the hub has of a large file in its cache, which is called so; else None."""
+    try:
+        blob = Path(os.readlink(path))
+    except (OSError, ValueError):
+        return None
+    return blob.name if blob.parent.name == "blobs" and _SHA256.fullmatch(blob.name) else None
+
+
+def check_files(paths: Iterable[Path]) -> None:
+    """Compares files in the hub's cache with the hub's SHA-256 of them; others are not read.
+
+    Raises:
+        CheckpointError: one is not the hub's, or cannot be read.
+    """
+    for path in paths:
+        stated = hub_sha256(path)
+        if stated is None:
+            continue
+        try:
+            with open(path, "rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+        if found != stated:
+            raise CheckpointError(
+                f"{path} has the SHA-256 {found[:12]}…, and the hub says {stated[:12]}…: the file "
+                f"is damaged; remove {path.resolve()} and download it again"
+            )
 
 
 def _kind(names: Collection[str]) -> ContainerKind | None:

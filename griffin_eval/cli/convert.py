@@ -56,7 +56,9 @@ def convert(
     ] = None,
     no_check: Annotated[
         bool,
-        typer.Option("--no-check", help="Conversion without a look at the manifest."),
+        typer.Option(
+            "--no-check", help="Conversion without a look at the manifest and other checksums."
+        ),
     ] = False,
     max_memory: Annotated[
         str | None, typer.Option(help="Memory that the process may take, such as 500MB.")

@@ -34,7 +34,8 @@ def verify(
 ) -> None:
     """Compare two checkpoints tensor by tensor; exit code 1 if they are not the same.
 
-    One alone is compared with its own manifest, which conversions leave.
+    One alone is compared with its own manifest, which conversions leave, and with the checksums
+    in a .pt file and of files from the hub.
 
     With --logits they also read the same tokens, in float32 on the CPU, in PyTorch and in JAX and
     in transformers and DeepMind's recurrentgemma where these are installed; what every layer
@@ -56,15 +57,16 @@ def verify(
 
 def _print_check(path, checkpoint) -> bool:
     """Compares a checkpoint with its manifest, prints what differs; whether nothing does."""
-    from griffin_eval.converters.output.manifest import check
+    from griffin_eval.converters.output.manifest import check, recorded
     from griffin_eval.layout import param_specs
 
     total = sum(spec.size for spec in param_specs(checkpoint.config).values()) * 4
     with progress_bar("checking", total) as progress:
         count, problems = check(checkpoint, progress)
+    says = "its manifest says" if recorded(checkpoint.folder) else "their checksums say"
     for problem in problems:
         typer.echo(problem)
-    typer.echo(f"{path}: {count - len(problems)} of {count} parameters are as its manifest says")
+    typer.echo(f"{path}: {count - len(problems)} of {count} parameters are as {says}")
     return not problems
 
 

@@ -5,9 +5,10 @@ import logging
 import threading
 from concurrent.futures import Future
 
-from griffin_eval.converters.arrays.pieces import drop_pages
+from griffin_eval.converters.arrays.pieces import bytes_of, drop_pages
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.output.manifest import bytes_of, mismatch, recorded
+from griffin_eval.converters.output.manifest import mismatch, recorded
+from griffin_eval.converters.source.hub import check_files
 from griffin_eval.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -39,15 +40,18 @@ def weights_sha256(checkpoint: Checkpoint, check: bool = True) -> str:
 
     Args:
         checkpoint: that is open.
-        check: whether each is compared with the manifest that lies beside the weights, if one does.
+        check: whether each is compared with the manifest that lies beside the weights, with the
+            checksum of its container and the hub's of its file, as far as there are such.
 
     Raises:
         CheckpointError: a parameter is not what the manifest says; or this is damaged.
     """
     total, entries = hashlib.sha256(), recorded(checkpoint.folder) if check else {}
+    if check:
+        check_files(checkpoint.container.files())
     for name, dtype in sorted(checkpoint.dtypes.items()):
         one = hashlib.sha256()
-        for piece in checkpoint.pieces(name):
+        for piece in checkpoint.pieces(name, check=check):
             one.update(bytes_of(piece))
             drop_pages(piece)  # the model has a mapping of its own, or a copy
         if name in entries:

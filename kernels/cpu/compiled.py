@@ -5,7 +5,6 @@ import ctypes
 import functools
 import os
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 from griffin_eval.kernels import devices
@@ -18,10 +17,10 @@ TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}  # of cpu/floats.h
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The loaded library; None where it was not built."""
-    module = find_spec("griffin_eval.kernels._cpu")
-    if module is None or module.origin is None:
+    path = Path(__file__).parent.with_name("_cpu.so")
+    if not path.is_file():
         return None
-    loaded = ctypes.CDLL(module.origin)
+    loaded = ctypes.CDLL(str(path))
     address, number = ctypes.c_void_p, ctypes.c_int64
     for name, arguments in {
         "griffin_rglru": [ctypes.c_int, address, address, address, number],
@@ -60,9 +59,13 @@ def register_ffi_targets() -> str | None:
     loaded = library()
     if loaded is None:
         return NOT_BUILT
+    jax.devices("cpu")  # so that one which refuses a kernel says so below, and still starts
     for name in ("attention", "linear", "scan", "scan_backward", "gated", "gated_backward"):
         handler = jax.ffi.pycapsule(getattr(loaded, f"griffin_xla_{name}"))
-        jax.ffi.register_ffi_target(f"griffin_{name}", handler, platform="cpu")
+        try:
+            jax.ffi.register_ffi_target(f"griffin_{name}", handler, platform="cpu")
+        except jax.errors.JaxRuntimeError as error:
+            return f"this version of JAX does not take the compiled kernels: {error}"
     loaded.griffin_xla_threads(usable_cpus())
     return None
 

@@ -5,6 +5,12 @@
 
 #include <pthread.h>
 
+// glibc 2.34 moved this from libpthread, under a new version. The one before is still there, and takes
+// the library to systems as old as manylinux2014; Python itself has loaded libpthread on those.
+#if defined(__x86_64__) && defined(__GLIBC__)
+__asm__(".symver pthread_create,pthread_create@GLIBC_2.2.5");
+#endif
+
 #if defined(__x86_64__)
 #define PAUSE() __builtin_ia32_pause()
 #else

@@ -1,24 +1,32 @@
 """A manifest is read as well as written: weights that are not what it says are noticed."""
 
+import hashlib
 import json
 import shutil
+import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from programs import griffin_eval
 from safetensors.numpy import load_file, save_file
 from slow import fast
 
+from griffin_eval import api
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.configs.own import config_json
+from griffin_eval.converters.containers.torch_pt.reader import TorchFile
 from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.output.manifest import MANIFEST_FILE, check, recorded
 from griffin_eval.converters.plan import make_plan, parse_dtypes
+from griffin_eval.converters.source.hub import hub_sha256
 from griffin_eval.errors import BadInput, CheckpointError
 from griffin_eval.initializers import initial_value
 from griffin_eval.layout import param_specs
+from griffin_eval.lm.weights_hash import weights_sha256
 
 CONFIG = GriffinConfig(
     vocab_size=12,
@@ -165,3 +173,96 @@ def test_an_evaluation_of_changed_weights_ends_before_its_results(checkpoint, tm
     assert done.returncode == 0, done.stderr
     (file,) = out.rglob("results*.json")
     assert json.loads(file.read_text())["config"]["griffin_weights_checked"] is False
+
+
+def flip(path, at=None):
+    """Changes a bit of the weights, in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if at is None else at] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def only_crcs(converted, tmp_path):
+    """A .pt file with a changed weight, and no manifest."""
+    copy = tmp_path / "copy"
+    shutil.copytree(converted / "deepmind-torch", copy)
+    (copy / MANIFEST_FILE).unlink()
+    whole = Checkpoint(copy)
+    assert check(whole) == (len(WEIGHTS), [])
+    name = "embedder.input_embedding"
+    at = whole.container.tensors[name].start
+    whole.close()
+    flip(copy / "model.pt", at + 3)
+    return copy, name
+
+
+def test_checksums_of_a_pt_file_are_checked_as_it_is_read(only_crcs, tmp_path):
+    copy, name = only_crcs
+    with pytest.raises(CheckpointError, match=f"{name} has the CRC-32 .*the file says"):
+        convert(copy, tmp_path / "out", "griffin")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(CheckpointError, match=f"{name} has the CRC-32"):
+        weights_sha256(Checkpoint(copy))
+    done = griffin_eval("verify", copy)
+    assert done.returncode == 1 and f"{name} has the CRC-32" in done.stdout
+    convert(copy, tmp_path / "out", "griffin", check=False)
+    assert weights_sha256(Checkpoint(copy), check=False)
+
+
+def test_every_tensor_of_a_pt_file_has_a_checksum(converted):
+    container = Checkpoint(converted / "deepmind-torch").container
+    for name in container.tensors:
+        assert container.checksum(name) == zlib.crc32(container.numpy(name).tobytes()), name
+
+
+def test_views_have_no_checksum_of_their_own(tmp_path):
+    """Nor does a file that torch.save was told to write without."""
+    whole = torch.arange(6.0).reshape(2, 3)
+    torch.save({"a": whole.T, "b": whole[:1], "c": whole.clone(), "d": whole}, tmp_path / "a.pt")
+    with TorchFile(tmp_path / "a.pt") as file:
+        known = [name for name in file.tensors if file.checksum(name) is not None]
+    assert known == ["c", "d"]
+
+
+def test_files_of_the_hub_are_compared_with_its_hash(converted, tmp_path):
+    """The cache calls large files by their SHA-256, to which the names of a commit are links."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "0123"
+    blobs.mkdir()
+    shutil.copytree(converted / "plain", snapshot)
+    file = snapshot / "model.safetensors"
+    blob = blobs / hashlib.sha256(file.read_bytes()).hexdigest()
+    file.rename(blob)
+    file.symlink_to(Path("../../blobs") / blob.name)
+    assert hub_sha256(file) == blob.name
+    convert(snapshot, tmp_path / "whole", "griffin")
+    assert "SHA-256 of 1 files from the hub" in griffin_eval("inspect", snapshot).stdout
+    flip(blob, -1)
+    with pytest.raises(CheckpointError, match="and the hub says .*download it again"):
+        convert(snapshot, tmp_path / "out", "griffin")
+    with pytest.raises(CheckpointError, match="and the hub says"):
+        weights_sha256(Checkpoint(snapshot))
+    assert griffin_eval("verify", snapshot).returncode == 2
+    convert(snapshot, tmp_path / "out", "griffin", check=False)
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_load_compares_with_the_manifest(converted, tmp_path, framework):
+    copy = tmp_path / "copy"
+    shutil.copytree(converted / "griffin", copy)
+    weights = load_file(copy / "model.safetensors")
+    weights["model.final_norm.weight"][3] += 1
+    save_file(weights, copy / "model.safetensors")
+    with pytest.raises(ValueError, match=r"final_norm.weight has the SHA-256 .*\(check=False"):
+        api.load(copy, framework=framework)
+    assert api.load(copy, framework=framework, check=False)
+    assert api.load(converted / "plain", framework=framework)
+
+
+def test_inspect_says_what_is_checked(converted):
+    for name, said in [
+        ("plain", "checksums: none: unchecked"),
+        ("griffin", f"checksums: SHA-256 of {len(WEIGHTS)} parameters in {MANIFEST_FILE}"),
+        ("deepmind-torch", "CRC-32 of"),
+    ]:
+        assert said in griffin_eval("inspect", converted / name).stdout

@@ -230,6 +230,17 @@ def test_reasons(monkeypatch):
     assert cpu_jax.unsupported(x, weight) == compiled.NOT_BUILT
 
 
+def test_a_jax_that_refuses_the_kernels_says_why(monkeypatch):
+    """Other releases of JAX may have another version of the interface."""
+
+    def refuse(*_, **__):
+        raise jax.errors.JaxRuntimeError("the handler's API version (0.3) is incompatible")
+
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
+    register = compiled.register_ffi_targets.__wrapped__
+    assert "does not take the compiled kernels: the handler's API version" in register()
+
+
 _THREADS = """
 import ctypes, os, threading
 import numpy as np

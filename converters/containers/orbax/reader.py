@@ -179,6 +179,9 @@ class OrbaxFolder:
         self._sliced = name
         return self._read(name, min(start, shape[0]), min(stop, shape[0]))
 
+    def checksum(self, name: str) -> None:
+        """None: the arrays, as Orbax writes them, have no checksum."""
+
     def pieces(self, name: str, nbytes: int = CHUNK_BYTES) -> "Iterator[np.ndarray]":
         """A parameter in consecutive pieces along its first axis, of about ``nbytes``.
 

@@ -103,7 +103,10 @@ class TorchFile(MappedTensors[TorchTensor]):
     def __init__(self, path: str | Path, *, item: str | None = None):
         self.file = _find_file(Path(path))
         super().__init__(self.file)
-        content = self._unpickle(self._mapped(self.file))
+        data = self._mapped(self.file)
+        records = zip_records(self.file, data)
+        self._sums = {(r.start, r.size): r.checksum for r in records.values()}
+        content = self._unpickle(data, records)
         self.root, state = self._choose_root(content, item)
         if self.root:
             self.left_out = {str(k): describe(v) for k, v in content.items() if k != self.root}
@@ -171,8 +174,18 @@ class TorchFile(MappedTensors[TorchTensor]):
         flat = torch.frombuffer(data, dtype=dtype, count=tensor.span, offset=tensor.start)
         return flat.as_strided(tensor.shape, tensor.strides)
 
-    def _unpickle(self, data: mmap.mmap) -> Any:
-        records = zip_records(self.file, data)
+    def checksum(self, name: str) -> int | None:
+        """Of a tensor that is all of its storage, as those of a state dict are; else None."""
+        tensor = self._find(name)
+        steps, step = [], 1
+        for length in reversed(tensor.shape):
+            steps.append(step)
+            step *= length
+        if tensor.strides != tuple(reversed(steps)):
+            return None
+        return self._sums.get((tensor.start, tensor.nbytes)) or None  # 0: torch.save wrote none
+
+    def _unpickle(self, data: mmap.mmap, records: dict[str, Record]) -> Any:
         (name,) = [name for name in records if name.endswith("/data.pkl")]
         prefix, record = name.removesuffix("data.pkl"), records[name]
         if record.size > _MAX_PICKLE:
