@@ -58,14 +58,15 @@ def use_table(cache: SqliteDict, table: str) -> None:
         cache: that is open, as lm-eval opened it.
         table: its name; made if it is missing.
     """
-    SqliteDict(cache.filename, tablename=table).close()  # makes it
+    with contextlib.closing(_opened(cache.filename)) as file:
+        file.execute(f'CREATE TABLE IF NOT EXISTS "{table}" (key TEXT PRIMARY KEY, value BLOB)')
+        rows = file.execute(f'SELECT rowid, CAST(key AS BLOB), value FROM "{table}"')
+        bad = [(row,) for row, key, value in rows if not (_is_text(key) and _is_answer(value))]
+        file.executemany(f'DELETE FROM "{table}" WHERE rowid = ?', bad)
+        file.commit()
     cache.tablename, cache.encode, cache.decode = table, _checked, _read
     cache.conn.execute(f"PRAGMA busy_timeout = {WAIT * 1000}")
-    rows = cache.conn.select(f'SELECT key, value FROM "{table}"')
-    bad = [(key,) for key, value in rows if not _is_answer(value)]
     if bad:
-        cache.conn.executemany(f'DELETE FROM "{table}" WHERE key = ?', bad)
-        cache.commit()
         logger.warning(
             "%d answers in the cache %s are damaged, NaN or infinite: they are computed again",
             len(bad),
@@ -80,14 +81,20 @@ def _damage(path: Path) -> str:
         ArgumentError: it cannot be opened.
     """
     try:
-        with contextlib.closing(sqlite3.connect(path, timeout=WAIT)) as file:
+        with contextlib.closing(_opened(path)) as file:
             found = [str(line) for (line,) in file.execute("PRAGMA quick_check(1)")]
             file.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.OperationalError as error:
         raise ArgumentError(f"--use_cache: {path} cannot be opened: {error}") from error
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         return str(error)
     return "" if found == ["ok"] else " ".join(found[0].split())
+
+
+def _opened(path: str | Path) -> sqlite3.Connection:
+    file = sqlite3.connect(path, timeout=WAIT)
+    file.text_factory = lambda content: content.decode(errors="replace")  # damage may be no UTF-8
+    return file
 
 
 def _unused(path: Path) -> Path:
@@ -106,6 +113,13 @@ def _checked(answer: Any) -> Any:
 
 def _read(value: bytes) -> Any:
     return decode(bytes(value)[DIGEST:])
+
+
+def _is_text(key: Any) -> bool:
+    try:
+        return bool(key.decode())
+    except (AttributeError, UnicodeDecodeError):
+        return False
 
 
 def _is_answer(value: Any) -> bool:

@@ -1,5 +1,6 @@
 """Results files of lm-eval that are whole or absent, whenever a run ends."""
 
+import contextlib
 import functools
 import logging
 import os
@@ -47,5 +48,6 @@ def _appear(source: Path, destination: Path) -> None:
             os.fsync(file.fileno())
         unfinished.replace(destination)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
         logger.error("the results are not saved in %s: %s", destination, error.strerror or error)

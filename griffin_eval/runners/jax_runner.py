@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import math
-import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +24,7 @@ from griffin_eval.model_jax.decoding import DecodingState
 from griffin_eval.model_jax.griffin import Griffin
 from griffin_eval.model_jax.loading import load
 from griffin_eval.model_jax.state import PoolRows, State, nbytes, without_attention
-from griffin_eval.runners import jax_functions
+from griffin_eval.runners import jax_functions, kept_programs
 from griffin_eval.runners.batching import (
     decode_rows,
     host_memory,
@@ -131,7 +130,7 @@ class JaxRunner:
             for dtype in DTYPES
         }
         self._starts: dict[str, Callable[[], Any]] = {}
-        # Shapes of steps in use since a pool was opened, and how often each was wanted, by its rows.
+        # Shapes of steps in use since a pool was opened, and how often each was wanted, by rows.
         self._shapes: dict[int, tuple[set[tuple[int, int]], Counter[tuple[int, int]]]] = {}
 
     @classmethod
@@ -361,11 +360,11 @@ class JaxRunner:
 
 def keep_compilations() -> None:
     """Turns JAX's own cache of compilations on, unless the user has chosen a folder or turned it
-    off."""
+    off. What it holds beyond a limit is removed."""
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-        caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        folder = os.path.join(caches, "griffin_eval", "jax")
-        jax.config.update("jax_compilation_cache_dir", folder)
+        folder = kept_programs.home() / "jax"
+        kept_programs.hold_limit([folder, folder.with_name("programs")])
+        jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.02)
 
 

@@ -37,14 +37,14 @@ import datasets
 from pydoc_data.topics import topics
 def docs(**_):
     names = sorted(topics)[:{count}]
-    return {{"test": datasets.Dataset.from_list([{{"text": topics[n][:900]}} for n in names])}}
+    return {{"test": datasets.Dataset.from_list([{{"text": topics[n][:600]}} for n in names])}}
 """
 KINDS = {
     "choice": "output_type: multiple_choice\ndoc_to_choice: [' the', ' a list', ' of them']\n"
     "doc_to_target: 0\n",
     "rolling": "output_type: loglikelihood_rolling\ndoc_to_target: '{{text}}'\n",
     "continue": "output_type: generate_until\ndoc_to_target: ''\n"
-    "generation_kwargs: {max_gen_toks: 12, until: ['@']}\n",
+    "generation_kwargs: {max_gen_toks: 8, until: ['@']}\n",
 }
 METRIC = {"choice": "acc", "rolling": "bits_per_byte", "continue": "exact_match"}
 
@@ -58,7 +58,7 @@ class Harness:
         documents: of each kind.
     """
 
-    def __init__(self, folder: Path, framework: str, documents: int = 10):
+    def __init__(self, folder: Path, framework: str, documents: int = 4):
         self.folder, self.framework = folder, framework
         tasks = folder / "tasks"
         tasks.mkdir(exist_ok=True)

@@ -1,10 +1,10 @@
 """Mixed evaluation in one process, for as long as wanted: does it grow, does it forget?
 
 Run by ``make soak MINUTES=45``, once for each framework. A cycle has requests of all kinds on
-texts from 1 to 5,000 tokens (every twentieth cycle one of 200,000), a cache, an ablation, a Ctrl-C at
-a random time, memory that runs out, an answer that is NaN, and now and then a second model. After
-each cycle resident memory, open files and threads are counted, and the same requests as at the
-start are asked again.
+texts from 1 to 5,000 tokens (every twentieth cycle one of 200,000), a cache, a Ctrl-C at a random
+time, memory that runs out, an answer that is NaN, and now and then a second model. After each cycle
+resident memory, open files and threads are counted, and the same requests as at the start are asked
+again.
 
 The exit code is 0 if nothing grows after the first third and every answer is the first one bit for
 bit, else 1.
