@@ -13,7 +13,7 @@ WORKERS := -n 2 --dist worksteal
 # Fast tests that test-slow runs again, where JAX compiles as it does for users.
 COMPILED := tests/engine tests/lm/test_lm.py tests/model/test_parity_precision.py
 
-.PHONY: demo test test-slow test-oldest test-newest wheel types check format clean
+.PHONY: demo test test-slow test-oldest test-newest soak kills wheel types check format clean
 
 demo: $(STAMP)
 	$(BIN)/python -m griffin_eval.demo $(if $(FULL),--full)
@@ -25,6 +25,17 @@ test-slow: $(STAMP)
 	XLA_FLAGS= $(BIN)/pytest $(WORKERS) -m "(slow or tpu_compile) and not gpu" $(ARGS) \
 		|| test $$? = 5  # pytest's word for: there are none
 	XLA_FLAGS= $(BIN)/pytest $(WORKERS) $(COMPILED)
+
+# One framework at a time, each in one thread, so that the machine has one left.
+MINUTES ?= 45
+soak: $(STAMP)
+	for each in torch jax; do OMP_NUM_THREADS=1 PYTHONSAFEPATH=1 $(BIN)/python \
+		tests/reliability/soak.py --framework $$each --minutes $(MINUTES) || exit 1; done
+
+COUNT ?= 50
+kills: $(STAMP)
+	for each in torch jax; do OMP_NUM_THREADS=1 PYTHONSAFEPATH=1 $(BIN)/python \
+		tests/reliability/kills.py --framework $$each --count $(COUNT) || exit 1; done
 
 # The fast tests with the oldest and the newest releases of what the package needs, torch apart.
 test-oldest test-newest: test-%: $(STAMP)

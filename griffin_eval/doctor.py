@@ -12,6 +12,7 @@ import numpy as np
 
 from griffin_eval.bench.peers import why_absent
 from griffin_eval.messages import first_line
+from griffin_eval.runners import kept_programs
 from griffin_eval.runners.protocol import DTYPES
 
 LIBRARIES = ("jax", "jaxlib", "flax", "torch", "triton", "libtpu", "transformers", "tokenizers")
@@ -133,13 +134,12 @@ def self_tests(framework: str) -> Iterator[SelfTest]:
 
 def caches() -> list[Cache]:
     """The folders in which JAX's compilations, this package's programs and downloads are kept."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    folders = {"compilations of JAX": home / "griffin_eval" / "jax"}
+    folders = {"compilations of JAX": kept_programs.home() / "jax"}
     if chosen := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         folders = {"compilations of JAX": Path(chosen)}
         folders["programs of models in JAX"] = Path(chosen) / "griffin_eval"
     else:
-        folders["programs of models in JAX"] = home / "griffin_eval" / "programs"
+        folders["programs of models in JAX"] = kept_programs.home() / "programs"
     with contextlib.suppress(ImportError):
         from huggingface_hub.constants import HF_HUB_CACHE
 

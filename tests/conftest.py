@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import hypothesis
@@ -26,6 +27,16 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch: as many test processes as cores, one thread
+# Compiled programs are kept in a folder of this run, which its processes share. What others keep in
+# the user's folder is found there as ever.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    os.environ.setdefault("HF_HOME", str(caches / "huggingface"))
+    os.environ.setdefault("MPLCONFIGDIR", str(caches / "matplotlib"))
+    own_caches = tempfile.TemporaryDirectory(
+        prefix="griffin-eval-tests-"
+    )  # until this process ends
+    os.environ["XDG_CACHE_HOME"] = own_caches.name
 # JAX compiles quickly rather than well, which is most of the tests' time; the same to rounding.
 # `make test-slow` sets this to nothing, and compiles as users do.
 os.environ.setdefault(

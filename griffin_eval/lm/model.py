@@ -172,11 +172,10 @@ class GriffinLM(TemplateLM):
         read each other's answers.
         """
         if cache_hook.dbdict is not None:
-            from sqlitedict import SqliteDict
+            from griffin_eval.lm.cache_file import use_table
 
             table = f"griffin-{results.fingerprint(self._model, self._weights_sha256.result())}"
-            SqliteDict(cache_hook.dbdict.filename, tablename=table).close()  # creates it
-            cache_hook.dbdict.tablename = table
+            use_table(cache_hook.dbdict, table)
         super().set_cache_hook(cache_hook)
 
     # Requests

@@ -33,6 +33,7 @@ from jax.experimental import serialize_executable
 from griffin_eval.kernels import devices
 from griffin_eval.kernels.cpu.compiled import usable_cpus
 from griffin_eval.model_jax import griffin
+from griffin_eval.runners import kept_programs
 from griffin_eval.sharding import mesh_jax
 
 MODELS = 8  # whose executables are kept
@@ -164,6 +165,8 @@ class ExecutableCache:
                 if not self._is_ours(path, os.fstat(file.fileno())):
                     return None
                 payload, inputs, outputs = pickle.load(file)
+            with contextlib.suppress(OSError):
+                os.utime(path)  # the programs used last are kept
             return serialize_executable.deserialize_and_load(
                 payload, inputs, outputs, self._devices[0].client, self._devices
             )
@@ -243,15 +246,20 @@ class ExecutableCache:
 
 def cache_folder() -> Path | None:
     """The folder of all models' executables: inside JAX's own cache where the user has one, None if
-    that is switched off or not on this machine."""
+    that is switched off or not on this machine. What it holds beyond a limit is removed."""
     config: Any = jax.config
     if not config.jax_enable_compilation_cache:
         return None
     chosen = config.jax_compilation_cache_dir
     if chosen is None:
-        caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        return Path(caches, "griffin_eval", "programs")
-    return None if "://" in chosen else Path(chosen, "griffin_eval")
+        folder = kept_programs.home() / "programs"
+        kept_programs.hold_limit([folder, folder.with_name("jax")])
+        return folder
+    if "://" in chosen:
+        return None
+    folder = Path(chosen, "griffin_eval")
+    kept_programs.hold_limit([folder])
+    return folder
 
 
 def _signature(argument: Any) -> tuple[Any, ...]:

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import math
-import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,7 @@ from griffin_eval.model_jax.decoding import DecodingState
 from griffin_eval.model_jax.griffin import Griffin
 from griffin_eval.model_jax.loading import load
 from griffin_eval.model_jax.state import PoolRows, State, nbytes, without_attention
-from griffin_eval.runners import jax_functions
+from griffin_eval.runners import jax_functions, kept_programs
 from griffin_eval.runners.batching import (
     decode_rows,
     host_memory,
@@ -132,7 +131,7 @@ class JaxRunner:
             for dtype in DTYPES
         }
         self._starts: dict[str, Callable[[], Any]] = {}
-        # Shapes of steps that are compiled, and how often each was wanted, by rows of the pool.
+        # Shapes of steps in use since a pool was opened, and how often each was wanted, by rows.
         self._shapes: dict[int, tuple[set[tuple[int, int]], Counter[tuple[int, int]]]] = {}
 
     @classmethod
@@ -214,6 +213,9 @@ class JaxRunner:
         return memory.get("bytes_limit", host_memory()) - memory.get("bytes_in_use", 0)
 
     def open_pool(self, rows: int, capacity: int) -> State:
+        # What is read from it is padded as in another process, whatever was read before: answers
+        # depend on the padding, by rounding.
+        self._shapes.clear()
         # The last row stays at the start.
         return self._started("start pool", self._model.init_state, rows + 1, capacity)
 
@@ -254,20 +256,20 @@ class JaxRunner:
         """Tokens and rows to pad a step to.
 
         A shape is compiled after `COMPILE_AFTER_USES` uses, since compiling takes the time of many
-        steps: until then the step is padded to the smallest larger shape that is compiled, or to a
-        full step. (Shapes that an earlier process compiled do not count, so that all processes pad
-        alike.)
+        steps: until then the step is padded to the smallest larger shape that is in use, or to a
+        full step. (Shapes that an earlier call or process compiled do not count, so that the same
+        requests are always padded alike and get the same bits.)
         """
         base = 64 if self._reads_in_place else 8  # rows that are not copied cost nothing
         most = max(self.step_rows, rows)
         wanted = self.padded_tokens(tokens), min(base ** math.ceil(math.log(rows, base)), most)
-        compiled, count = self._shapes.setdefault(pool, (set(), Counter()))
+        used, count = self._shapes.setdefault(pool, (set(), Counter()))
         count[wanted] += 1
-        if count[wanted] <= COMPILE_AFTER_USES and wanted not in compiled:
+        if count[wanted] <= COMPILE_AFTER_USES and wanted not in used:
             full = max(wanted[0], self._full_step), max(wanted[1], base)
-            larger = [s for s in compiled if s[0] >= wanted[0] and s[1] >= wanted[1]]
+            larger = [s for s in used if s[0] >= wanted[0] and s[1] >= wanted[1]]
             wanted = min(larger, default=full)
-        compiled.add(wanted)
+        used.add(wanted)
         return wanted
 
     def start_decoding(self, batch: int, capacity: int) -> DecodingState:
@@ -363,11 +365,11 @@ class JaxRunner:
 
 def keep_compilations() -> None:
     """Turns JAX's own cache of compilations on, unless the user has chosen a folder or turned it
-    off."""
+    off. What it holds beyond a limit is removed."""
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-        caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        folder = os.path.join(caches, "griffin_eval", "jax")
-        jax.config.update("jax_compilation_cache_dir", folder)
+        folder = kept_programs.home() / "jax"
+        kept_programs.hold_limit([folder, folder.with_name("programs")])
+        jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.02)
 
 

@@ -1,0 +1,231 @@
+"""Damage to a `--use_cache` file never becomes an answer, and its end never a half result."""
+
+import json
+import logging
+import multiprocessing
+import os
+import pickle
+import shutil
+import sqlite3
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lm_eval.api.model import CachingLM
+from sqlitedict import SqliteDict
+
+import griffin_eval
+from griffin_eval.errors import ArgumentError
+from griffin_eval.lm.cache_file import move_damaged_aside, use_table
+from griffin_eval.lm.model import GriffinLM, TokenScores
+from griffin_eval.lm.results_files import whole_or_absent
+
+CHECKPOINT = Path(griffin_eval.__file__).parent / "checkpoints" / "bytes_griffin"
+ANSWERS = {str(i): (-float(i), bool(i % 2)) for i in range(200)} | {
+    "rolling": TokenScores(np.array([-1.0, -2.5])),
+    "text": " a continuation\n" * 40,
+}
+
+
+def opened(path, table="griffin-a"):
+    move_damaged_aside(path)
+    cache = SqliteDict(str(path), autocommit=True)
+    use_table(cache, table)
+    return cache
+
+
+@pytest.fixture
+def file(tmp_path):
+    cache = opened(tmp_path / "cache.db")
+    cache.autocommit = False
+    cache.update(ANSWERS)
+    cache.close()
+    return tmp_path / "cache.db"
+
+
+def found(path):
+    cache = opened(path)
+    try:
+        return dict(cache.items())
+    finally:
+        cache.close()
+
+
+def test_what_was_kept_is_found_again(file, caplog):
+    with caplog.at_level(logging.WARNING, "griffin_eval"):
+        assert found(file) == ANSWERS
+    assert found(file)["rolling"].tokens.tolist() == [-1.0, -2.5]
+    assert not caplog.records and os.listdir(file.parent) == [file.name]
+
+
+def test_flipped_bits_and_cuts_lose_answers_and_change_none(file, caplog):
+    content, rng = file.read_bytes(), np.random.default_rng(0)
+    damaged = 0
+    for case in range(100):
+        changed = bytearray(content)
+        if case % 4 == 3:
+            del changed[int(rng.integers(len(changed))) :]
+        else:
+            for at in rng.integers(len(changed), size=1 + 30 * (case % 4)):
+                changed[at] ^= 1 << int(rng.integers(8))
+        file.write_bytes(changed)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "griffin_eval"):
+            left = found(file)
+        # A key may be damaged too: nobody asks for that one.
+        assert all(ANSWERS[key] == value for key, value in left.items() if key in ANSWERS)
+        lost = [record.message for record in caplog.records]
+        assert len(lost) <= 1 and all("damaged" in message for message in lost)
+        damaged += bool(lost)
+        for aside in file.parent.glob("*.damaged*"):
+            assert not left and "is kept as" in lost[0]
+            aside.unlink()
+    assert damaged > 20
+
+
+def test_a_file_that_is_no_cache_is_moved_aside_with_one_line(file, caplog):
+    journal = Path(f"{file}-journal")
+    for number, content in enumerate([b"no cache " * 1000, b"another " * 1000], 1):
+        file.write_bytes(content)
+        journal.write_bytes(b"of it")
+        with caplog.at_level(logging.WARNING, "griffin_eval"):
+            assert found(file) == {}
+        aside = f"{file}.damaged{number if number > 1 else ''}"
+        assert Path(aside).read_bytes() == content and not journal.exists()
+    assert [record.message.count("\n") for record in caplog.records] == [0, 0]
+    assert "cache.db.damaged," in caplog.records[0].message
+
+
+def test_an_interrupted_write_is_undone_and_is_no_damage(file, tmp_path, caplog):
+    """A copy of a file and its journal, as a process leaves them that is killed as it writes."""
+    with sqlite3.connect(file, isolation_level=None) as writer:
+        writer.execute("PRAGMA cache_size = 1")  # so that changed pages are in the file
+        writer.execute("BEGIN")
+        writer.execute("UPDATE 'griffin-a' SET value = zeroblob(3000)")
+        for name in (file.name, f"{file.name}-journal"):
+            (tmp_path / f"copy-{name}").write_bytes((file.parent / name).read_bytes())
+        writer.execute("ROLLBACK")
+    copy = tmp_path / "copy-cache.db"
+    assert copy.read_bytes() != file.read_bytes()
+    with caplog.at_level(logging.WARNING, "griffin_eval"):
+        assert found(copy) == ANSWERS
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("bad", [(float("nan"), True), (float("-inf"), False), float("inf")])
+def test_answers_that_are_not_finite_are_named_and_asked_again(file, bad, caplog):
+    cache = opened(file)
+    cache["7"] = bad
+    cache.close()
+    with caplog.at_level(logging.WARNING, "griffin_eval"):
+        left = found(file)
+    assert "1 answers in the cache" in caplog.text and "NaN or infinite" in caplog.text
+    assert left == {key: value for key, value in ANSWERS.items() if key != "7"}
+
+
+def test_an_answer_without_its_checksum_is_not_read(file):
+    with sqlite3.connect(file) as writer:
+        value = pickle.dumps((0.0, True))
+        writer.execute("UPDATE 'griffin-a' SET value = ? WHERE key = '3'", [value])
+    assert found(file) == {key: value for key, value in ANSWERS.items() if key != "3"}
+
+
+def test_a_folder_in_its_place_is_one_sentence(tmp_path):
+    (tmp_path / "cache.db").mkdir()
+    with pytest.raises(ArgumentError, match=r"--use_cache: .*cache.db cannot be opened"):
+        move_damaged_aside(tmp_path / "cache.db")
+
+
+def write_many(path, name):
+    cache = opened(path)
+    for i in range(100):
+        cache[f"{name} {i}"] = (float(i), True)
+    cache.close()
+
+
+def test_two_processes_share_a_file(tmp_path):
+    path = tmp_path / "cache.db"
+    context = multiprocessing.get_context("fork")
+    both = [context.Process(target=write_many, args=(path, name)) for name in "ab"]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(120)
+        assert process.exitcode == 0
+    expected = {f"{name} {i}": (float(i), True) for name in "ab" for i in range(100)}
+    assert found(path) == expected
+
+
+SETTINGS = [
+    {"framework": "torch"},
+    {"framework": "jax"},
+    {"framework": "torch", "dtype": "bfloat16"},
+    {"framework": "torch", "window": 4},
+    {"framework": "torch", "softmax_dtype": "float64"},
+    {"framework": "torch", "add_bos_token": False},
+    {"framework": "torch", "logits_soft_cap": 5.0},
+    {"framework": "torch", "max_length": 50},
+]
+
+
+@pytest.mark.slow
+def test_frameworks_dtypes_windows_and_settings_do_not_mix(tmp_path):
+    tables = []
+    for each in [*SETTINGS, SETTINGS[0]]:
+        lm = GriffinLM(str(CHECKPOINT), **({"dtype": "float32"} | each))
+        cache = CachingLM(lm, str(tmp_path / "cache.db")).dbdict
+        tables.append(cache.tablename)
+        cache.close()
+    assert len(set(tables)) == len(SETTINGS) and tables[0] == tables[-1]
+
+
+def test_models_that_end_texts_at_other_tokens_do_not_mix(tmp_path):
+    tables = set()
+    for eos in (1, 70):
+        folder = shutil.copytree(CHECKPOINT, tmp_path / str(eos))
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+        cache = CachingLM(GriffinLM(str(folder), "torch"), str(tmp_path / "cache.db")).dbdict
+        tables.add(cache.tablename)
+        cache.close()
+    assert len(tables) == 2
+
+
+class Tracker:
+    def __init__(self, path, source="griffin", broken=False):
+        self.output_path, self.broken = str(path), broken
+        self.general_config_tracker = types.SimpleNamespace(model_source=source)
+
+    @whole_or_absent
+    def save(self):
+        path = Path(self.output_path)
+        out = path.with_name("a_1.json") if path.suffix == ".json" else path / "model" / "a.json"
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text("half")
+        if self.broken:
+            raise KeyboardInterrupt
+        out.write_text("whole")
+
+
+@pytest.mark.parametrize(("given", "name"), [("out", "out/model/a.json"), ("x.json", "a_1.json")])
+def test_results_are_whole_or_absent(tmp_path, given, name):
+    with pytest.raises(KeyboardInterrupt):
+        Tracker(tmp_path / given, broken=True).save()
+    assert not list(tmp_path.rglob("*"))
+    tracker = Tracker(tmp_path / given)
+    tracker.save()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files == [tmp_path / name] and files[0].read_text() == "whole"
+    assert tracker.output_path == str(tmp_path / given)
+
+
+def test_results_that_cannot_be_saved_are_said(tmp_path, caplog):
+    (tmp_path / "out").write_text("a file")
+    Tracker(tmp_path / "out").save()
+    assert "the results are not saved in" in caplog.text
+
+
+def test_other_models_results_are_left_alone(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        Tracker(tmp_path / "out", "hf", broken=True).save()
+    assert (tmp_path / "out/model/a.json").read_text() == "half"

@@ -1,0 +1,322 @@
+"""Ends evaluations at random times and lets a second run go on: `make kills COUNT=50`.
+
+A run is `lm_eval.simple_evaluate` on ``--model griffin`` with ``--use_cache`` and results files, as
+the command makes it, in a process forked from one that has imported the libraries. At a random
+time it gets SIGKILL, SIGTERM, Ctrl-C, or no more memory (RLIMIT_AS). It notes each answer before
+this goes to the cache, and each step that has ended. Afterwards:
+
+- the cache is one that sqlite reads, with every answer but those of at most one step;
+- results are absent, or whole;
+- a second run asks the model for the missing answers and no others, and its results are those of a
+  run that nothing ended.
+"""
+
+import argparse
+import json
+import os
+import re
+import resource
+import signal
+import sqlite3
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import griffin_eval
+
+CHECKPOINT = Path(griffin_eval.__file__).parent / "checkpoints" / "bytes_griffin"
+WAYS = ("SIGKILL", "SIGTERM", "SIGINT", "memory")
+SOURCE = """
+import datasets
+from pydoc_data.topics import topics
+def docs(**_):
+    names = sorted(topics)[:{count}]
+    return {{"test": datasets.Dataset.from_list([{{"text": topics[n][:600]}} for n in names])}}
+"""
+KINDS = {
+    "choice": "output_type: multiple_choice\ndoc_to_choice: [' the', ' a list', ' of them']\n"
+    "doc_to_target: 0\n",
+    "rolling": "output_type: loglikelihood_rolling\ndoc_to_target: '{{text}}'\n",
+    "continue": "output_type: generate_until\ndoc_to_target: ''\n"
+    "generation_kwargs: {max_gen_toks: 8, until: ['@']}\n",
+}
+METRIC = {"choice": "acc", "rolling": "bits_per_byte", "continue": "exact_match"}
+
+
+class Harness:
+    """Tasks of all kinds in a folder, and runs on them.
+
+    Args:
+        folder: that exists, for everything.
+        framework: ``torch`` or ``jax``.
+        documents: of each kind.
+    """
+
+    def __init__(self, folder: Path, framework: str, documents: int = 4):
+        self.folder, self.framework = folder, framework
+        tasks = folder / "tasks"
+        tasks.mkdir(exist_ok=True)
+        (tasks / "kills_docs.py").write_text(SOURCE.format(count=documents))
+        for kind, settings in KINDS.items():
+            (tasks / f"{kind}.yaml").write_text(
+                f"task: kills_{kind}\ncustom_dataset: !function kills_docs.docs\n"
+                f"test_split: test\ndoc_to_text: '{'' if kind == 'rolling' else '{{text}}'}'\n"
+                f"{settings}metric_list:\n  - metric: {METRIC[kind]}\nmetadata:\n  version: 1\n"
+            )
+        self.answers = documents * (3 + 1 + 1)
+
+    def start(self, name: str, cache: Path) -> "Running":
+        """Forks a run whose results, log and trace have this name."""
+        run = Running(self.folder / name, cache)
+        run.process = os.fork()
+        if run.process == 0:
+            code = 1
+            try:
+                self._evaluate(run)
+                code = 0
+            except BaseException as error:
+                traceback.print_exception(error)
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        return run
+
+    def _evaluate(self, run: "Running") -> None:
+        """What a forked process does."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        log = os.open(run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        trace = os.open(run.trace, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        import lm_eval
+        from lm_eval.loggers import EvaluationTracker
+        from lm_eval.tasks import TaskManager
+
+        from griffin_eval.engine.generation import _Batch
+        from griffin_eval.engine.reader import Reader
+        from griffin_eval.lm.model import GriffinLM
+
+        noting(trace, Reader, "step", after=b"s")
+        noting(trace, _Batch, "_continue", after=b"s")
+        make = GriffinLM.set_cache_hook
+
+        def set_cache_hook(self: Any, hook: Any) -> None:
+            make(self, hook)
+            noting(trace, hook, "add_partial", before=b"a")
+            os.write(trace, b"|")  # from here on it evaluates
+
+        GriffinLM.set_cache_hook = set_cache_hook
+        tracker = EvaluationTracker(output_path=str(run.results))
+        found = lm_eval.simple_evaluate(
+            model="griffin",
+            model_args={
+                "pretrained": str(CHECKPOINT),
+                "framework": self.framework,
+                "dtype": "float32",
+                "device": "cpu",
+                "max_batch_size": 2,
+            },
+            tasks=[f"kills_{kind}" for kind in KINDS],
+            task_manager=TaskManager(
+                include_defaults=False, include_path=str(self.folder / "tasks")
+            ),
+            use_cache=str(run.cache),
+            evaluation_tracker=tracker,
+            bootstrap_iters=0,
+        )
+        samples = found.pop("samples")
+        tracker.save_results_aggregated(found, samples)
+        for task, each in samples.items():
+            tracker.save_results_samples(task, each)
+
+
+class Running:
+    """A run, its files, and how it ended."""
+
+    def __init__(self, base: Path, cache: Path):
+        self.log, self.trace = base.with_suffix(".log"), base.with_suffix(".trace")
+        self.results, self.cache = base.with_suffix(".results"), cache
+        self.process = 0
+
+    def wait(self, seconds: float = 600) -> int:
+        """The exit status as of `os.waitstatus_to_exitcode`; minus the signal that ended it."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            done, status = os.waitpid(self.process, os.WNOHANG)
+            if done:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.005)
+        os.kill(self.process, signal.SIGKILL)
+        os.waitpid(self.process, 0)
+        raise AssertionError(f"still running after {seconds} s:\n{self.log.read_text()}")
+
+    def has_begun(self) -> bool:
+        return self.trace.exists() and b"|" in self.trace.read_bytes()
+
+    def noted(self) -> str:
+        return self.trace.read_text().partition("|")[2] if self.trace.exists() else ""
+
+    def scores(self) -> dict[str, Any] | None:
+        """The results, None if there are none. A file that is not whole is an error."""
+        for samples in self.results.rglob("samples_*.jsonl"):
+            lines = samples.read_text().splitlines()
+            assert [json.loads(line)["doc_id"] for line in lines] == list(range(len(lines)))
+        files = list(self.results.rglob("results_*.json"))
+        assert len(files) < 2
+        return json.loads(files[0].read_text())["results"] if files else None
+
+
+def noting(trace: int, owner: Any, name: str, before: bytes = b"", after: bytes = b"") -> None:
+    """Makes a method write to a file, in which what is written stays after SIGKILL."""
+    original = getattr(owner, name)
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        os.write(trace, before)
+        result = original(*args, **kwargs)
+        os.write(trace, after)
+        return result
+
+    setattr(owner, name, method)
+
+
+def rows(cache: Path) -> int:
+    """Answers that a cache file holds, in one table."""
+    file = Path(f"{cache}_rank0.db")
+    if not file.exists():
+        return 0
+    with sqlite3.connect(file, timeout=60) as found:
+        assert found.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        names = [name for (name,) in found.execute("SELECT name FROM sqlite_master")]
+        ours = [name for name in names if name.startswith("griffin-")]
+        assert len(ours) <= 1
+        return sum(found.execute(f"SELECT count(*) FROM '{n}'").fetchone()[0] for n in ours)
+
+
+class Outcome(NamedTuple):
+    """What became of a run that was ended.
+
+    Attributes:
+        way: how it was ended.
+        code: exit status; minus the signal.
+        known: answers in the cache.
+        lost: answers that the model gave and the cache does not have.
+        said: the last line of its log.
+    """
+
+    way: str
+    code: int
+    known: int
+    lost: int
+    said: str
+
+
+def end_and_go_on(
+    harness: Harness, name: str, way: str, delay: float, expected: dict[str, Any]
+) -> Outcome:
+    """One run that is ended so many seconds after it began to evaluate, and a second one."""
+    cache = harness.folder / f"{name}-cache"
+    first = harness.start(f"{name}-first", cache)
+    try:
+        while not first.has_begun() and os.waitpid(first.process, os.WNOHANG)[0] == 0:
+            time.sleep(0.002)
+        time.sleep(delay)
+        if way == "memory":
+            pages = int(Path(f"/proc/{first.process}/statm").read_text().split()[0])
+            used = pages * os.sysconf("SC_PAGE_SIZE") + (1 << 20)
+            resource.prlimit(first.process, resource.RLIMIT_AS, (used, resource.RLIM_INFINITY))
+        else:
+            os.kill(first.process, getattr(signal, way))
+    except (ProcessLookupError, ChildProcessError):
+        raise AssertionError(first.log.read_text()) from None
+    code = first.wait()
+    known, noted = rows(cache), first.noted()
+    given = min(noted.count("a"), harness.answers)
+    in_ended_steps = noted[: noted.rfind("s") + 1].count("a")
+    assert known >= min(in_ended_steps, harness.answers), (known, noted)
+    scores = first.scores()
+    assert scores is None or same(scores, expected)
+    second = harness.start(f"{name}-second", cache)
+    assert second.wait() == 0, second.log.read_text()
+    asked = second.noted().count("a")
+    assert asked == harness.answers - known, (asked, harness.answers, known)
+    found = second.scores()
+    assert found is not None and same(found, expected), (found, expected)
+    lines = [line for line in first.log.read_text().splitlines() if line.strip()]
+    return Outcome(way, code, known, max(given - known, 0), lines[-1] if lines else "")
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether scores are equal up to rounding: a step of fewer requests adds up in other pieces."""
+    assert one.keys() == other.keys()
+    for task, metrics in one.items():
+        for name, value in metrics.items():
+            expected = other[task][name]
+            if isinstance(value, float) and isinstance(expected, float):
+                if not np.isclose(value, expected, rtol=1e-5, atol=1e-9):
+                    return False
+            elif value != expected:
+                return False
+    return True
+
+
+def prepared(folder: Path, framework: str, **options: Any) -> tuple[Harness, dict[str, Any], float]:
+    """A harness, the scores of a run that nothing ends, and how long that evaluates."""
+    harness = Harness(folder, framework, **options)
+    run = None
+    began = ended = 0.0
+    for name in ("warm", "whole"):  # the first one may compile
+        run = harness.start(name, folder / f"{name}-cache")
+        while not run.has_begun():
+            time.sleep(0.002)
+        began = time.monotonic()
+        assert run.wait() == 0, run.log.read_text()
+        ended = time.monotonic()
+    assert run is not None
+    scores = run.scores()
+    assert scores is not None and rows(run.cache) == harness.answers
+    return harness, scores, ended - began
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--framework", choices=("torch", "jax"), required=True)
+    parser.add_argument("--count", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    rng, table = np.random.default_rng(given.seed), Counter[tuple[str, str]]()
+    most = failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        harness, expected, seconds = prepared(Path(folder), given.framework)
+        for number in range(given.count):
+            way = WAYS[number % len(WAYS)]
+            delay = float(rng.uniform(0, seconds))
+            try:
+                outcome = end_and_go_on(harness, str(number), way, delay, expected)
+            except AssertionError as error:
+                failed += 1
+                print(f"{number} {way} after {delay:.2f} s FAILED: {error}", flush=True)
+                continue
+            most = max(most, outcome.lost)
+            table[way, str(outcome.code)] += 1
+            print(
+                f"{number} {way} after {delay:.2f} of {seconds:.2f} s: exit {outcome.code}, "
+                f"{outcome.known} of {harness.answers} answers kept, {outcome.lost} lost; "
+                f"{re.sub(r'[^ -~]', '', outcome.said)[:110]}",
+                flush=True,
+            )
+    counts = ", ".join(f"{count} {way} exit {code}" for (way, code), count in sorted(table.items()))
+    print(f"{given.framework}: {counts}; at most {most} answers lost; {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    import lm_eval.tasks  # noqa: F401
+    import torch  # noqa: F401
+
+    sys.exit(main())

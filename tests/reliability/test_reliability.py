@@ -1,0 +1,66 @@
+"""A few of the kills and a short soak; `make kills` and `make soak` have hours of them."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def run(script: str, *arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, str(HERE / script), *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"XLA_FLAGS": ""},
+        timeout=600,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_runs_that_are_ended_at_random_times_go_on(framework):
+    done = run("kills.py", "--framework", framework, "--count", "4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 failed" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def soak():
+    spec = importlib.util.spec_from_file_location("soak", HERE / "soak.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def samples(soak, memory=0.0, files=0.0, threads=0.0):
+    """An hour of cycles, with what each grows by in it; noise and a peak before the last third."""
+    noise = [0, 3e6, -2e6, 1e6, 5e6, -4e6]
+    return [
+        soak.Sample(
+            60.0 * i,
+            int(5e8 + memory * i / 60 + noise[i % 6] + 2e8 * (i == 40)),
+            round(8 + files * i / 60),
+            round(2 + threads * i / 60),
+        )
+        for i in range(61)
+    ]
+
+
+def test_what_is_flat_is_not_called_growing(soak):
+    line, flat = soak.verdict(samples(soak))
+    assert flat and line.endswith("flat")
+
+
+@pytest.mark.parametrize("leak", [{"memory": 60e6}, {"files": 20}, {"threads": 20}])
+def test_what_grows_is_called_so(soak, leak):
+    line, flat = soak.verdict(samples(soak, **leak))
+    assert not flat and line.endswith("GROWS")
+
+
+def test_a_few_cycles_tell_nothing(soak):
+    assert not soak.verdict(samples(soak)[:3])[1]

@@ -1,0 +1,62 @@
+"""The folder of compiled programs has a limit, which evaluation and training share."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from griffin_eval.runners import kept_programs
+
+
+def make(folder, name, nbytes, age):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(b"x" * nbytes)
+    os.utime(folder / name, (time.time() - age,) * 2)
+    return folder / name
+
+
+def test_the_files_used_last_are_kept_of_both_folders(tmp_path):
+    jax, programs = tmp_path / "jax", tmp_path / "programs" / "model"
+    old, new = make(jax, "old-cache", 400, 900), make(jax, "new-cache", 400, 100)
+    older, newer = make(programs, "read-1", 400, 1000), make(programs, "read-2", 400, 50)
+    kept_programs.hold_limit([jax, programs.parent], 1200)
+    assert [path.exists() for path in (old, new, older, newer)] == [True, True, False, True]
+    kept_programs.hold_limit([jax, programs.parent, tmp_path / "missing"], 900)
+    assert [path.exists() for path in (old, new, newer)] == [False, True, True]
+
+
+def test_unfinished_files_are_removed_when_nobody_writes_them(tmp_path):
+    left = make(tmp_path, ".read-abc", 4, 2 * kept_programs.ABANDONED)
+    now = make(tmp_path, ".read-def", 4, 1)
+    kept_programs.hold_limit([tmp_path])
+    assert (left.exists(), now.exists()) == (False, True)
+
+
+def test_links_are_not_followed(tmp_path):
+    mine = make(tmp_path / "elsewhere", "precious", 4000, 1e6)
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "link").symlink_to(mine)
+    (tmp_path / "jax" / "folder").symlink_to(mine.parent)
+    kept_programs.hold_limit([tmp_path / "jax"], 0)
+    assert mine.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begin", ["cache_folder()", "keep_compilations()"])
+def test_evaluation_and_training_hold_it(begin, tmp_path):
+    kept = [
+        make(tmp_path / "griffin_eval" / name, "a", 4, age)
+        for name, age in (("jax", 9), ("programs", 1))
+    ]
+    code = (
+        "from griffin_eval.runners import kept_programs as k; "
+        "k.hold_limit.__defaults__ = (4,); "
+        "from griffin_eval.runners.jax_runner import cache_folder, keep_compilations; " + begin
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    )
+    assert done.returncode == 0
+    assert [path.exists() for path in kept] == [False, True]
