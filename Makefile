@@ -13,7 +13,7 @@ WORKERS := -n 2 --dist worksteal
 # Fast tests that test-slow runs again, where JAX compiles as it does for users.
 COMPILED := tests/engine tests/lm/test_lm.py tests/model/test_parity_precision.py
 
-.PHONY: demo test test-slow types check format clean
+.PHONY: demo test test-slow fuzz types check format clean
 
 demo: $(STAMP)
 	$(BIN)/python -m griffin_eval.demo $(if $(FULL),--full)
@@ -25,6 +25,11 @@ test-slow: $(STAMP)
 	XLA_FLAGS= $(BIN)/pytest $(WORKERS) -m "(slow or tpu_compile) and not gpu" $(ARGS) \
 		|| test $$? = 5  # pytest's word for: there are none
 	XLA_FLAGS= $(BIN)/pytest $(WORKERS) $(COMPILED)
+
+# Damages everything that is read of a checkpoint; tests/fuzz/run.py says how.
+fuzz: $(STAMP)
+	$(BIN)/python tests/fuzz/run.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(RUNS),--runs $(RUNS)) \
+		$(if $(SEED),--seed $(SEED)) $(if $(CASE),--case $(CASE)) $(TARGETS)
 
 check: $(STAMP) types
 	$(BIN)/ruff format --check .
