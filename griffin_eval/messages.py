@@ -30,6 +30,11 @@ def listed(items: Iterable[Item], show: Callable[[Item], str] = str) -> str:
     return "; ".join(map(show, items[:_LISTED])) + more
 
 
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can say it: JSON and pickles can hold halves of characters."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error message that is not blank; empty if there is none."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")

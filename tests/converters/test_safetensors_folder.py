@@ -421,6 +421,7 @@ def test_files_may_be_links_as_in_the_hub_cache(tmp_path):
         ({"a": entry(), "\ud800": entry(offsets=(1, 2))}, b"12", "not a name in Unicode"),
         ({"a" * 1001: entry()}, b"1", "has 1001 characters, more than any name"),
         ({"__metadata__": {"a": 1}}, b"", "'__metadata__' must map strings to strings"),
+        ({"__metadata__": {"a": "\ud800"}}, b"", "must map strings to strings, in Unicode"),
         ({"__metadata__": 0}, b"", "'__metadata__' must map strings to strings"),
         ({}, b"1", "1 bytes after the header are unused"),
     ],

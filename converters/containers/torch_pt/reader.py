@@ -30,7 +30,7 @@ from griffin_eval.converters.containers.torch_pt.pickle import (
     describe,
 )
 from griffin_eval.errors import ArgumentError, CheckpointError
-from griffin_eval.messages import DAMAGED, brief, listed
+from griffin_eval.messages import DAMAGED, brief, is_unicode, listed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -262,7 +262,7 @@ class TorchFile(MappedTensors[TorchTensor]):
             items = value.items() if isinstance(value, dict) else enumerate(value)
             for key, child in reversed(list(items)):
                 name = f"{prefix}.{key}" if depth else str(key)
-                if len(name) > MAX_NAME or any("\ud800" <= c <= "\udfff" for c in name):
+                if len(name) > MAX_NAME or not is_unicode(name):
                     raise CheckpointError(
                         f"{self.file}: {brief(name)} is too long for a name, or not Unicode; "
                         f"{DAMAGED}"

@@ -1,0 +1,107 @@
+"""Whole checkpoints, tokenizers and tables of names, which the fuzzer damages."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+from parity import weights
+from sentencepiece_models import train_sentencepiece
+from tiny_checkpoints import CONFIG, write_all
+
+from griffin_eval.converters.containers.orbax.reader import OrbaxFolder
+from griffin_eval.converters.formats import FORMATS
+from griffin_eval.converters.output.manifest import MANIFEST_FILE
+
+
+def write_seeds(root: Path) -> None:
+    """Writes a folder for every target of `targets.TARGETS`, under its name."""
+    made = root / "made"
+    write_all(made)
+    for name, source in {
+        "safetensors": "griffin",
+        "sharded": "sharded",
+        "torch": "deepmind-torch",
+        "ocdbt": "deepmind-flax",
+        "config": "hf",
+        "own-config": "griffin",
+        "manifest": "griffin",
+    }.items():
+        shutil.copytree(made / source, root / name)
+    # Libraries say what is right there: a manifest would refuse everything before they are asked.
+    for name in ("safetensors", "sharded", "torch", "config", "own-config"):
+        (root / name / MANIFEST_FILE).unlink()
+    _write_flax(made / "deepmind-flax", root)
+    _write_names(made / "deepmind-torch", root / "names")
+    _write_tokenizers(root)
+    shutil.rmtree(made)
+
+
+def _write_flax(source: Path, root: Path) -> None:
+    """Flax's msgpack, and the folders of arrays that Orbax used to write."""
+    import orbax.checkpoint as ocp
+    from flax import serialization
+
+    tree: dict = {}
+    with OrbaxFolder(source) as reader:
+        for name in reader.tensors:
+            *path, last = name.split("/")
+            group = tree
+            for key in path:
+                group = group.setdefault(key, {})
+            group[last] = reader.numpy(name)
+    (root / "msgpack").mkdir()
+    encoded = serialization.to_bytes({"params": tree, "step": np.int32(7)})
+    (root / "msgpack" / "checkpoint").write_bytes(encoded)
+    for name, zarr3 in (("zarr", False), ("zarr3", True)):
+        handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=zarr3)
+        ocp.Checkpointer(handler).save(root / name, tree)
+    for name in ("msgpack", "zarr", "zarr3"):
+        shutil.copy(source / "config.json", root / name)
+    for name in ("zarr", "zarr3"):
+        shutil.copy(source / MANIFEST_FILE, root / name)
+
+
+def _write_names(source: Path, folder: Path) -> None:
+    """A file with names of its own, the table for them, and a stack that is no parameter."""
+    import torch
+
+    folder.mkdir()
+    state = torch.load(source / "model.pt", weights_only=True)
+    torch.save(state | {"step": torch.ones(2)}, folder / "model.pt")
+    shutil.copy(source / "config.json", folder)
+    rows = ["ignore = ['step', 'opt_state/*']"]
+    for rule in FORMATS["deepmind-torch"].table:
+        if rule.canonical != ("lm_head.weight",):
+            keys = {"foreign": rule.foreign, "canonical": list(rule.canonical), "op": rule.op.name}
+            rows.append("\n[[tensor]]")
+            rows += [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
+    (folder / "names.toml").write_text("\n".join(rows) + "\n")
+
+
+def _write_tokenizers(root: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    model = root / "tokenizer-model"
+    model.mkdir()
+    # Small: no more than what is needed for every kind of piece.
+    train_sentencepiece(model, vocab_size=400, user_defined_symbols=["<mask>", "\n", "▁▁"])
+    (model / "tokenizer_config.json").write_text('{"add_bos_token": true}')
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    special = {"pad_token": "<pad>", "eos_token": "<eos>", "bos_token": "<bos>"}
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=list(special.values()),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator([str(weights(CONFIG).keys())] * 9, trainer)
+    bpe.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", bpe.token_to_id("<bos>"))]
+    )
+    PreTrainedTokenizerFast(tokenizer_object=bpe, **special).save_pretrained(
+        root / "tokenizer-json"
+    )

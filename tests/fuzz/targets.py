@@ -1,0 +1,228 @@
+"""What is fuzzed: files of whole checkpoints, and what must hold of each that was damaged.
+
+A case is a byte, which chooses a file of the target's seed, and the content of that file.
+"""
+
+import contextlib
+import io
+import os
+import random
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from mutations import OUTSIDE
+from tiny_checkpoints import holds_the_original
+from typer.main import get_command
+
+from griffin_eval.cli.main import app
+from griffin_eval.converters.containers.orbax.reader import OrbaxFolder
+from griffin_eval.converters.containers.safetensors.reader import SafetensorsFolder
+from griffin_eval.converters.containers.torch_pt.reader import TorchFile
+from griffin_eval.errors import BadInput
+
+_COMMAND = get_command(app)
+
+
+class Target(NamedTuple):
+    """A kind of file that is damaged.
+
+    Attributes:
+        damaged: patterns of the files of the seed that are.
+        run: inspects, converts or loads a folder; raises BadInput, or AssertionError if the result
+            is not right.
+    """
+
+    damaged: tuple[str, ...]
+    run: Callable[[Path, Path], None]
+
+
+def command(*arguments: str | Path) -> bool:
+    """Whether a command was successful. What it prints must be Unicode; its errors are raised."""
+    with io.TextIOWrapper(io.BytesIO(), "utf-8") as out, contextlib.redirect_stdout(out):
+        return not _COMMAND.main([str(a) for a in arguments], standalone_mode=False)
+
+
+def convert(source: Path, out: Path, *options: str | Path) -> None:
+    """Converts, and inspects what was refused and some of the rest; raises BadInput if refused."""
+    try:
+        assert command("convert", source, out, "--to", "griffin", *options)
+    except BadInput as error:
+        with contextlib.suppress(BadInput):  # of data alone there is nothing to be said
+            command("inspect", source, *options)
+        raise error
+    if random.random() < 0.1:  # to print it takes as long as all the rest
+        assert command("inspect", source, *options), "converted, though an inspection objects"
+
+
+def same_as_safetensors(source: Path, out: Path) -> None:
+    from safetensors import safe_open
+
+    convert(source, out)
+    with SafetensorsFolder(source) as folder:
+        for file in folder.files():
+            with safe_open(file, "np") as theirs:
+                for name in theirs.keys():  # noqa: SIM118  (it is no dict)
+                    expect_bits(folder.numpy(name), theirs.get_tensor(name))
+
+
+def same_as_torch(source: Path, out: Path, *options: str | Path) -> None:
+    import torch
+
+    convert(source, out, *options)
+    (path,) = source.glob("*.pt")
+    try:
+        loaded = torch.load(path, weights_only=True)
+    except Exception:  # for a field of the zip that says nothing of tensors
+        return
+    for root in ("model_state_dict", "state_dict", "params"):
+        if not any(isinstance(value, torch.Tensor) for value in loaded.values()):
+            loaded = loaded.get(root, loaded)
+    with TorchFile(path) as file:
+        for name in file.tensors:
+            tensor = loaded
+            for key in [name] if name in loaded else name.split("."):
+                tensor = tensor[key if isinstance(tensor, dict) else int(key)]
+            expect_bits(file.numpy(name), tensor.contiguous().numpy())
+
+
+def same_as_flax(source: Path, out: Path) -> None:
+    from flax import serialization
+
+    convert(source, out)
+    try:
+        tree = serialization.msgpack_restore((source / "checkpoint").read_bytes())
+    except (ValueError, TypeError):  # for a leaf that is no parameter, and is left out
+        return
+    with OrbaxFolder(source) as folder:
+        for name in folder.tensors:
+            value = tree
+            for key in [*filter(None, folder.root.split("/")), *name.split("/")]:
+                value = value[key if key in value else next(k for k in value if str(k) == key)]
+            expect_bits(folder.numpy(name), np.asarray(value))
+
+
+def as_its_manifest_says(source: Path, out: Path) -> None:
+    convert(source, out)
+    assert holds_the_original(out, config=False), "other weights than its manifest states"
+
+
+def with_names(source: Path, out: Path) -> None:
+    same_as_torch(source, out, "--names", source / "names.toml")
+
+
+def load_tokenizer(source: Path, out: Path) -> None:
+    """Loads a tokenizer and uses it; one of tokenizer.json has the ids that tokenizers gives."""
+    from griffin_eval.text.load import load_tokenizer
+    from griffin_eval.text.tokenizer import PROBE
+
+    tokenizer = load_tokenizer(source)
+    ids = tokenizer.encode(PROBE)
+    assert len(tokenizer.spans(PROBE)) == len(ids)
+    assert all(0 <= token < tokenizer.vocab_size for token in ids)
+    tokenizer.decode(ids, skip_special_tokens=True)
+    assert isinstance(tokenizer.boundaries, str)
+    if (source / "tokenizer.json").is_file():
+        import tokenizers
+
+        written = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
+        written.no_truncation()
+        written.no_padding()
+        assert ids == written.encode(PROBE, add_special_tokens=False).ids
+
+
+def expect_bits(ours: np.ndarray, theirs: np.ndarray) -> None:
+    assert ours.shape == theirs.shape and ours.dtype == theirs.dtype, (ours.dtype, theirs.dtype)
+    assert ours.tobytes() == theirs.tobytes(), "other values than the library reads"
+
+
+TARGETS = {
+    "safetensors": Target(("*.safetensors",), same_as_safetensors),
+    "sharded": Target(("*.json", "*-00003-*"), same_as_safetensors),
+    "torch": Target(("*.pt",), same_as_torch),
+    "msgpack": Target(("checkpoint",), same_as_flax),
+    "ocdbt": Target(("manifest.ocdbt", "d/*", "_*"), as_its_manifest_says),
+    "zarr": Target(("*/.zarray", "_*", "*/0", "*/0.0"), as_its_manifest_says),
+    "zarr3": Target(("*/zarr.json", "_*", "*/c/0", "*/c/0/0"), as_its_manifest_says),
+    "config": Target(("config.json",), same_as_safetensors),
+    "own-config": Target(("config.json",), same_as_safetensors),
+    "manifest": Target(("griffin_manifest.json",), as_its_manifest_says),
+    "names": Target(("names.toml",), with_names),
+    "tokenizer-json": Target(("*.json",), load_tokenizer),
+    "tokenizer-model": Target(("tokenizer.model", "*.json"), load_tokenizer),
+}
+
+
+class Box:
+    """A folder in which cases of one target are run, one after the other.
+
+    Args:
+        name: of the target.
+        seed: whole folder.
+        root: an empty folder; beside the checkpoint it gets a model that nothing may read.
+    """
+
+    def __init__(self, name: str, seed: Path, root: Path):
+        self.target, self._seed = TARGETS[name], seed
+        self.source, self._out = root / "source", root / "out"
+        shutil.copytree(seed, self.source)
+        self.files = sorted(
+            path.relative_to(seed)
+            for pattern in self.target.damaged
+            for path in seed.glob(pattern)
+            if path.is_file()
+        )
+        assert self.files
+        self._canary = self.source.parent / OUTSIDE / "model.safetensors"
+        self._canary.parent.mkdir()
+        shutil.copy(next(p for p in seed.rglob("*") if p.is_file()), self._canary)
+        os.utime(self._canary, (0, self._canary.stat().st_mtime))
+        self._there = set(os.listdir(root))
+        self._root = root
+        self._opened: list[str] = []
+        sys.addaudithook(self._watch)
+
+    def file(self, case: bytes) -> Path:
+        """The file that a case damages."""
+        return self.files[case[0] % len(self.files)]
+
+    def seeds(self) -> list[bytes]:
+        """The cases that damage nothing."""
+        return [bytes([i]) + (self._seed / file).read_bytes() for i, file in enumerate(self.files)]
+
+    def run(self, case: bytes) -> None:
+        """Runs a case.
+
+        Raises:
+            AssertionError: it led out, left something, was refused in other than one sentence, or
+                has a wrong result.
+            Exception: any other, than those that say a sentence.
+        """
+        file = self.file(case)
+        random.seed(case)  # the same again, whenever it is run again
+        self._opened.clear()
+        (self.source / file).write_bytes(case[1:])
+        try:
+            self.target.run(self.source, self._out)
+        except BadInput as error:
+            message = str(error)
+            assert message and "\n" not in message and len(message) < 10_000, message[:500]
+            message.encode()  # or a terminal cannot show it
+            assert not self._out.exists(), "refused, but left its output"
+        finally:
+            left = set(os.listdir(self._root)) - self._there - {"out"}
+            shutil.rmtree(self._out, ignore_errors=True)
+            shutil.copyfile(self._seed / file, self.source / file)
+        assert not left, f"left {left} beside its output"
+        assert not self._opened, f"opened {self._opened[0]}"
+        # By native code, too: a file that was read has a time of it.
+        assert self._canary.stat().st_atime == 0, "read a file outside the checkpoint"
+
+    def _watch(self, event: str, arguments: tuple) -> None:
+        if event == "open" and isinstance(arguments[0], str | bytes):
+            path = os.fsdecode(arguments[0])
+            if OUTSIDE in path or path == "/etc/passwd":
+                self._opened.append(path)
