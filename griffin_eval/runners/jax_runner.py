@@ -130,6 +130,15 @@ class JaxRunner:
             )
             for dtype in DTYPES
         }
+        self._normalise_details = {
+            dtype: compiled(
+                f"normalise details {dtype}",
+                bound(jax_functions.normalise_details, dtype),
+                whole,
+                functools.partial(x64_if, dtype == "float64"),
+            )
+            for dtype in DTYPES
+        }
         self._starts: dict[str, Callable[[], Any]] = {}
         # Shapes of steps that are compiled, and how often each was wanted, by rows of the pool.
         self._shapes: dict[int, tuple[set[tuple[int, int]], Counter[tuple[int, int]]]] = {}
@@ -294,21 +303,54 @@ class JaxRunner:
         position_of: np.ndarray,
         softmax_dtype: str,
     ) -> tuple[np.ndarray, np.ndarray]:
-        logprobs = np.empty(len(targets), np.float64)
-        greedy = np.empty(len(targets), bool)
         normalise = self._normalise[softmax_dtype]
-        first = 0
+        logprobs, best = self._normalised(
+            normalise, hidden, positions, targets, position_of, softmax_dtype
+        )
+        return logprobs.astype(np.float64), best == targets
+
+    def score_details(
+        self,
+        hidden: Array,
+        positions: np.ndarray,
+        targets: np.ndarray,
+        position_of: np.ndarray,
+        softmax_dtype: str,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        normalise = self._normalise_details[softmax_dtype]
+        logprobs, best, ranks, entropies = self._normalised(
+            normalise, hidden, positions, targets, position_of, softmax_dtype
+        )
+        return (
+            logprobs.astype(np.float64),
+            best == targets,
+            ranks.astype(np.int64),
+            entropies.astype(np.float64),
+        )
+
+    def _normalised(
+        self,
+        normalise: Callable[..., Any],
+        hidden: Array,
+        positions: np.ndarray,
+        targets: np.ndarray,
+        position_of: np.ndarray,
+        softmax_dtype: str,
+    ) -> list[np.ndarray]:
+        """What a function of logits, rows and targets gives for each target, block by block."""
+        found, places, first = [], [], 0
         for block, mine in logit_blocks(positions, position_of, self.config.vocab_size):
             logits = self._logits_at(hidden, block)
             size = self.padded_tokens(len(mine), SCORED)
             row = self._padded(position_of[mine] - first, size)
             target = self._padded(targets[mine], size)
             with x64_if(softmax_dtype == "float64"):
-                chosen, best = normalise(logits, self._int32(row), self._int32(target))
-            logprobs[mine] = np.asarray(chosen, np.float64)[: len(mine)]
-            greedy[mine] = (np.asarray(best) == target)[: len(mine)]
+                results = normalise(logits, self._int32(row), self._int32(target))
+            found.append([np.asarray(result)[: len(mine)] for result in results])
+            places.append(mine)
             first += len(block)
-        return logprobs, greedy
+        in_order = np.argsort(np.concatenate(places))
+        return [np.concatenate(parts)[in_order] for parts in zip(*found, strict=True)]
 
     def logits(self, hidden: Array, positions: np.ndarray) -> np.ndarray:
         return np.asarray(self._logits_at(hidden, positions))[: len(positions)]

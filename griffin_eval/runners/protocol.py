@@ -160,6 +160,25 @@ class Runner(Protocol):
         """
         ...
 
+    def score_details(
+        self,
+        hidden: Any,
+        positions: np.ndarray,
+        targets: np.ndarray,
+        position_of: np.ndarray,
+        softmax_dtype: str,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """What `score` gives, and of each target its rank and the entropy of its prediction.
+
+        Only targets for which it is wanted should come here, since it costs two more readings of
+        their logits. The arguments are those of `score`.
+
+        Returns:
+            float64 [N] log-probabilities in nats, bool [N]; int64 [N] ranks, which are 1 plus the
+            number of tokens that are likelier; float64 [N] entropies in nats.
+        """
+        ...
+
     def logits(self, hidden: Any, positions: np.ndarray) -> np.ndarray:
         """float32 (or wider) logits [M, V] of the hidden vectors at int [M] positions."""
         ...

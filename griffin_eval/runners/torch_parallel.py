@@ -32,6 +32,7 @@ from griffin_eval.sharding import processes_torch
 
 # Not ``-m``, which would read this module a second time under another name.
 FOLLOWER = "from griffin_eval.runners.torch_parallel import main; main()"
+RESULTS = 4  # of a call at most
 PATIENCE = 60  # seconds that a process waits for the others in a sum
 
 
@@ -162,6 +163,16 @@ class ParallelRunner:
     ) -> tuple[np.ndarray, np.ndarray]:
         return self._call("score", hidden, positions, targets, position_of, softmax_dtype)
 
+    def score_details(
+        self,
+        hidden: Any,
+        positions: np.ndarray,
+        targets: np.ndarray,
+        position_of: np.ndarray,
+        softmax_dtype: str,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        return self._call("score_details", hidden, positions, targets, position_of, softmax_dtype)
+
     def logits(self, hidden: Any, positions: np.ndarray) -> np.ndarray:
         return self._call("logits", hidden, positions)
 
@@ -180,7 +191,7 @@ class ParallelRunner:
         dropped = self._dropped[:]
         del self._dropped[: len(dropped)]  # of the list that shared values know
         sent = [Reference(a.number) if isinstance(a, Shared) else a for a in arguments]
-        numbers = [next(self._numbers) for _ in range(2)]  # of at most two results
+        numbers = [next(self._numbers) for _ in range(RESULTS)]
         message = pickle.dumps(Call(method, sent, numbers, dropped))
         own = [a.value if isinstance(a, Shared) else a for a in arguments]
         try:
@@ -204,7 +215,7 @@ def _shared(result: Any, numbers: list[int], make: Any) -> Any:
         return result if isinstance(result, np.ndarray) else make(result, numbers[0])
     return tuple(
         value if isinstance(value, np.ndarray) else make(value, number)
-        for value, number in zip(result, numbers, strict=True)
+        for value, number in zip(result, numbers, strict=False)
     )
 
 

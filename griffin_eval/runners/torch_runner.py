@@ -36,6 +36,8 @@ from griffin_eval.runners.batching import (
 from griffin_eval.runners.devices import asked_or_best
 from griffin_eval.sharding import processes_torch
 
+RANKED = 64  # targets whose ranks are counted at a time
+
 
 class TorchRunner:
     """`griffin_eval.model_torch` on one device. See `griffin_eval.runners.protocol.Runner`.
@@ -163,6 +165,38 @@ class TorchRunner:
             greedy[mine] = (best[row] == target).cpu().numpy()
             first += len(block)
         return logprobs, greedy
+
+    @torch.inference_mode()
+    def score_details(
+        self,
+        hidden: torch.Tensor,
+        positions: np.ndarray,
+        targets: np.ndarray,
+        position_of: np.ndarray,
+        softmax_dtype: str,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        logprobs, entropies = np.empty((2, len(targets)), np.float64)
+        greedy, ranks = np.empty(len(targets), bool), np.empty(len(targets), np.int64)
+        first = 0
+        for block, mine in logit_blocks(positions, position_of, self.config.vocab_size):
+            logits = self._logits(hidden, block).to(getattr(torch, softmax_dtype))
+            row, target = self._put(position_of[mine] - first), self._put(targets[mine])
+            chosen = self._of_targets(logits, row, target)
+            largest, best = self._likeliest(logits)
+            likelier = [  # a few targets at a time, each of which reads a row of logits
+                (logits[some] > one[:, None]).sum(1)
+                for some, one in zip(row.split(RANKED), chosen.split(RANKED), strict=True)
+            ]
+            spread = logits.sub_(largest[:, None])
+            weights = spread.exp()
+            total = self._summed(weights.sum(1))
+            entropy = total.log() - self._summed(weights.mul_(spread).sum(1)) / total
+            logprobs[mine] = (chosen - (total.log() + largest)[row]).double().cpu().numpy()
+            greedy[mine] = (best[row] == target).cpu().numpy()
+            ranks[mine] = 1 + self._summed(torch.cat(likelier)).cpu().numpy()
+            entropies[mine] = entropy[row].double().cpu().numpy()
+            first += len(block)
+        return logprobs, greedy, ranks, entropies
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, positions: np.ndarray) -> np.ndarray:
