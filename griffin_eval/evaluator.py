@@ -143,7 +143,7 @@ class Evaluator:
         scores: dict[int, Score] = {}
 
         def keep(index: int, result: Any) -> None:
-            found = (None if values is None else values.copy() for values in result)
+            found: Any = (None if values is None else values.copy() for values in result)
             scores[index] = Score(sequences[index], *found)
 
         parallel.score(

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,9 @@ from griffin_eval.engine.tree import Ablation, Scorable
 from griffin_eval.errors import ArgumentError
 from griffin_eval.lm import results
 from griffin_eval.lm.arguments import parse_arguments
-from griffin_eval.lm.encoding import EncodedPair, Encoding, joined
+from griffin_eval.lm.encoding import EncodedPair, Encoding, RememberedEncoding, joined
 from griffin_eval.lm.generation_args import DEFAULT_GENERATED_TOKENS, read_generation_arguments
-from griffin_eval.lm.load import load
+from griffin_eval.lm.load import StagedModel, load, stage
 from griffin_eval.lm.processes import Group, Launch
 from griffin_eval.lm.token_scores import Record, TokenScoreFiles
 from griffin_eval.lm.weights_hash import start_hashing
@@ -73,6 +74,39 @@ class GriffinLM(TemplateLM):
             else None
         )
         self._group = Group(launch) if launch.world_size > 1 else None
+
+    # Other checkpoints of the same model
+
+    def remember_texts(self) -> None:
+        """Keeps the token ids of all requests, for a model that will answer them again."""
+        self._encoding = RememberedEncoding(*self._encoding)
+
+    def stage(self, pretrained: str, revision: str | None) -> StagedModel:
+        """Reads another checkpoint of the same training into memory, for `adopt`. Another thread
+        may call it while this model answers.
+
+        Args:
+            pretrained: checkpoint, as the class takes it. All other arguments stay.
+            revision: branch, tag or commit of a hub id.
+
+        Raises:
+            CheckpointError: it cannot be read, or it is of another model.
+        """
+        return stage(self._model, pretrained, revision)
+
+    def adopt(self, staged: StagedModel) -> None:
+        """Goes on with the weights of a staged checkpoint; counts start again."""
+        for runner in self._runners:
+            runner.adopt(staged.weights)
+        self._model = staged.model
+        self.stats, self._warned = Stats(), set()
+        self._weights_sha256 = Future[str]()
+        self._weights_sha256.set_result(staged.weights_sha256)
+
+    @property
+    def weights_sha256(self) -> str:
+        """The hash of all weights, once the checkpoint has been read for it."""
+        return self._weights_sha256.result()
 
     # What lm-eval asks of a model
 

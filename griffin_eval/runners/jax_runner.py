@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
@@ -89,6 +90,7 @@ class JaxRunner:
         if self._devices[0].platform == "cpu":  # before a program is loaded that calls a kernel
             register_ffi_targets()
         split, self._params = jax_functions.split(model)
+        self._tree = split.tree
         depends_on = self.config, self.kernel, self.attention_kernel, compiler_options
         self._cache = ExecutableCache(self._devices, self._params, depends_on, executables)
 
@@ -357,6 +359,20 @@ class JaxRunner:
 
     def greedy(self, hidden: Array, positions: np.ndarray) -> np.ndarray:
         return np.asarray(self._greedy(self._params, hidden, self._int32(positions)))
+
+    def stage(self, checkpoint: Checkpoint) -> Griffin:
+        try:
+            host = jax.devices("cpu")[0]
+        except RuntimeError:  # JAX_PLATFORMS leaves it out
+            host = self._devices[0]
+        return load(checkpoint, jnp.dtype(self.dtype), host)
+
+    def adopt(self, staged: Griffin) -> None:
+        _, params = jax_functions.split(staged)
+        for index, param in enumerate(params):
+            self._params[index] = jax.device_put(param, self._params[index].sharding)
+        nnx.update(self._model, jax.tree.unflatten(self._tree, self._params))
+        self._shapes.clear()  # steps are padded as in a process that has just begun
 
     def peak_memory(self) -> int:
         memory = self._devices[0].memory_stats() or {}

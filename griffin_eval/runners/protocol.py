@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.checkpoint import Checkpoint
 
 FRAMEWORKS = ("torch", "jax")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -185,6 +186,20 @@ class Runner(Protocol):
 
     def greedy(self, hidden: Any, positions: np.ndarray) -> np.ndarray:
         """int [M], the most likely next token at each position; -1 where logits are NaN."""
+        ...
+
+    def stage(self, checkpoint: Checkpoint) -> Any:
+        """Reads the weights of another checkpoint of the same config into the host's memory, for
+        `adopt`. Another thread may call it while this runner runs.
+
+        Args:
+            checkpoint: that is open; it is not needed any more afterwards.
+        """
+        ...
+
+    def adopt(self, staged: Any) -> None:
+        """Puts staged weights in the place of the model's, one by one. What was compiled stays;
+        states from before are of the other weights."""
         ...
 
     def peak_memory(self) -> int:

@@ -179,6 +179,12 @@ class ParallelRunner:
     def greedy(self, hidden: Any, positions: np.ndarray) -> np.ndarray:
         return self._call("greedy", hidden, positions)
 
+    def stage(self, checkpoint: Checkpoint) -> Checkpoint:
+        return checkpoint  # every process reads its part when it is adopted
+
+    def adopt(self, staged: Checkpoint) -> None:
+        self._call("replace_weights", staged.path, staged.overrides)
+
     def peak_memory(self) -> int:
         return self._mine.peak_memory()
 

@@ -2,11 +2,13 @@
 
 import contextlib
 import ctypes
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.overrides import Overrides
 from griffin_eval.errors import ArgumentError
 from griffin_eval.kernels.attention import api as attention_api
 from griffin_eval.kernels.rglru.api import choose
@@ -209,6 +211,18 @@ class TorchRunner:
     def greedy(self, hidden: torch.Tensor, positions: np.ndarray) -> np.ndarray:
         best, token = self._likeliest(self._logits(hidden, positions))
         return torch.where(best.isnan(), -1, token).cpu().numpy()
+
+    def stage(self, checkpoint: Checkpoint) -> Griffin:
+        return load(checkpoint, getattr(torch, self.dtype), torch.device("cpu"))
+
+    def adopt(self, staged: Griffin) -> None:
+        # No copy into the old weights: on a CPU these may be mapped from a file.
+        for mine, other in zip(self.model.parameters(), staged.parameters(), strict=True):
+            mine.data = other.data.to(mine.device)
+
+    def replace_weights(self, path: Path, overrides: Overrides) -> None:
+        """`stage` and `adopt` of the checkpoint at a path, in a process that has a part of it."""
+        self.adopt(self.stage(Checkpoint(path, overrides)))
 
     def peak_memory(self) -> int:
         device = torch.device(self.device)
