@@ -45,13 +45,13 @@ def score(
     checkpoint: Annotated[str, typer.Argument(help="Folder, .pt file or hub id.")],
     texts: Annotated[list[Path], typer.Argument(help="UTF-8 files, each of them one text.")],
     lines: Annotated[
-        bool, typer.Option("--lines", help="A text of every line that is not empty.")
+        bool, typer.Option("--lines", help="Lines as texts of their own, but for empty ones.")
     ] = False,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Printed CSV with a row for every token, nothing else.")
     ] = False,
     words: Annotated[
-        bool, typer.Option("--words", help="With --csv, a row for every word instead.")
+        bool, typer.Option("--words", help="Rows of --csv for words instead of tokens.")
     ] = False,
     tokenizer: Annotated[
         str | None, typer.Option(help="Folder of the tokenizer; the checkpoint's own by default.")

@@ -27,14 +27,16 @@ def sweep(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the results.")],
     model_args: Annotated[
         str,
-        typer.Option("--model_args", help="As of lm_eval --model griffin, without pretrained=."),
+        typer.Option(
+            "--model_args", help="Arguments of lm_eval --model griffin, without pretrained=."
+        ),
     ] = "",
     revisions: Annotated[
         str | None, typer.Option(help="Branches, tags or commits of a hub id: A,B,….")
     ] = None,
     watch: Annotated[
         bool,
-        typer.Option("--watch", help="Wait for checkpoints that the training has yet to save."),
+        typer.Option("--watch", help="Waiting for checkpoints that the training has yet to save."),
     ] = False,
     until: Annotated[int | None, typer.Option(help="Step after which --watch ends.", min=0)] = None,
 ) -> None:
