@@ -20,6 +20,7 @@ from griffin_eval.converters.configs.huggingface import (
 )
 from griffin_eval.converters.configs.own import MODEL_TYPE, read_own_config
 from griffin_eval.converters.containers.container import Container, natural_key
+from griffin_eval.converters.containers.orbax.find import step_number
 from griffin_eval.converters.containers.registry import CONTAINERS, open_container
 from griffin_eval.converters.formats import FORMATS, Format
 from griffin_eval.converters.mismatches import compare
@@ -49,7 +50,8 @@ class Inspection:
 
     Attributes:
         path: the path as given.
-        folder: the folder of its config and tokenizer: the path, or the folder of a file.
+        folder: the folder of its config and tokenizer: the path, the folder of a file, or of a
+            training's step the folder of the run.
         container: the opened folder or file.
         layout: the layout of the container, for people.
         format: its format, one of `griffin_eval.converters.formats.FORMATS` or the user's own;
@@ -95,7 +97,7 @@ def inspect(path: Path, overrides: Overrides = NO_OVERRIDES) -> Inspection:
     kind, container = open_container(path, overrides.item)
     known = Inspection(
         path=path,
-        folder=path if path.is_dir() else path.parent,
+        folder=_folder_of(path),
         container=container,
         layout=container.describe(),
         left_out=dict(container.left_out),
@@ -125,6 +127,16 @@ def inspect(path: Path, overrides: Overrides = NO_OVERRIDES) -> Inspection:
     except BaseException:
         container.close()
         raise
+
+
+def _folder_of(path: Path) -> Path:
+    """The folder of config and tokenizer: of a training's step, the folder of its run."""
+    folder = path if path.is_dir() else path.parent
+    run = folder.absolute().parent
+    is_step = path.is_dir() and step_number(path) is not None
+    if is_step and not (folder / CONFIG_FILE).is_file() and (run / CONFIG_FILE).is_file():
+        return run
+    return folder
 
 
 def _compared(

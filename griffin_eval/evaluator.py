@@ -1,6 +1,6 @@
 """Scoring and generation with a checkpoint, on texts or token ids (`griffin_eval.Evaluator`)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,11 +28,16 @@ class Score(NamedTuple):
         tokens: int32 [T], token ids; of a text with the prefix token that it is scored after.
         logprobs: float64 [T - 1], log-probability in nats of every token after the first.
         greedy: bool [T - 1], whether that token was the most likely one.
+        ranks: int64 [T - 1], 1 plus the number of tokens that were likelier; None unless
+            ``details`` were asked for.
+        entropies: float64 [T - 1], entropy of each prediction in nats; None in the same case.
     """
 
     tokens: "np.ndarray"
     logprobs: "np.ndarray"
     greedy: "np.ndarray"
+    ranks: "np.ndarray | None" = None
+    entropies: "np.ndarray | None" = None
 
     @property
     def total(self) -> float:
@@ -108,12 +113,21 @@ class Evaluator:
         self.config = self._checkpoint.config
         self.framework = self._runners[0].framework
 
-    def score(self, texts: Sequence[Text]) -> list[Score]:
+    def score(
+        self,
+        texts: Sequence[Text],
+        *,
+        details: bool = False,
+        progress: Callable[[int], object] = lambda tokens: None,
+    ) -> list[Score]:
         """Log-probabilities of texts.
 
         Args:
             texts: each a text, which is scored after one BOS (EOS where there is none), or token
                 ids, of which all but the first are scored.
+            details: whether the rank of every token and the entropy of every prediction are
+                computed too.
+            progress: called with the number of tokens that were read.
 
         Returns:
             Of every text its tokens and their log-probabilities, in order.
@@ -129,7 +143,8 @@ class Evaluator:
         scores: dict[int, Score] = {}
 
         def keep(index: int, result: Any) -> None:
-            scores[index] = Score(sequences[index], result.logprobs.copy(), result.greedy.copy())
+            found: Any = (None if values is None else values.copy() for values in result)
+            scores[index] = Score(sequences[index], *found)
 
         parallel.score(
             self._runners,
@@ -137,8 +152,9 @@ class Evaluator:
             limits=self._limits,
             softmax_dtype="float64" if self._runners[0].dtype == "float64" else "float32",
             on_result=keep,
-            progress=lambda tokens: None,
+            progress=progress,
             describe="text {}".format,
+            details=details,
         )
         return [scores[index] for index in range(len(sequences))]
 

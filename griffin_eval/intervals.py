@@ -112,6 +112,21 @@ def ratio(
     return Estimate(value, float(low), float(high), len(x), groups)
 
 
+def standard_error(
+    values: Sequence[float], weights: Sequence[float], clusters: Sequence[Hashable]
+) -> float:
+    """The standard error of Σ values / Σ weights over clusters, by linearisation; 0 for one
+    cluster.
+
+    Args:
+        values: numerator of each item.
+        weights: denominator of each item, positive.
+        clusters: cluster of each item.
+    """
+    x, index = _sorted(values, clusters)
+    return math.sqrt(_ratio_variance(x, np.asarray(weights, np.float64), index))
+
+
 def capacity(
     values: Sequence[float],
     lengths: Sequence[float],

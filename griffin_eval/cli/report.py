@@ -1,5 +1,6 @@
 """The command ``report``."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -23,12 +24,22 @@ def report(
     ] = None,
     title: Annotated[str, typer.Option(help="Title of the page.")] = "griffin-eval report",
     overwrite: Annotated[bool, typer.Option(help="Replacement of an existing report.")] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            help="Earlier run to judge one run by: a verdict a task, exit code 1 if worse."
+        ),
+    ] = None,
+    detect: Annotated[
+        float | None,
+        typer.Option(help="Difference that --against must be able to see, else exit code 1."),
+    ] = None,
 ) -> None:
     """Compare runs of lm_eval: one HTML page, figures as PNG and SVG, all numbers as CSV.
 
     Runs are models, frameworks, dtypes, or steps of one training, of --model griffin, hf or any
     other. The first one with samples of a task (lm_eval --log_samples) is what the others are
-    compared with item by item.
+    compared with item by item. With --against one run is judged by another, for CI.
     """
     from importlib.util import find_spec
 
@@ -40,20 +51,35 @@ def report(
     from griffin_eval.report.page import render
     from griffin_eval.report.paired import differences
     from griffin_eval.report.results import read
+    from griffin_eval.report.verdicts import unseen, verdicts
 
     page = output / "report.html"
     if output.exists() and not output.is_dir():
         raise ArgumentError(f"--output {output} is a file: expected a folder")
     if page.exists() and not overwrite:
         raise ArgumentError(f"{page} exists already: choose another folder, or --overwrite")
-    runs = read(results, [label.strip() for label in labels.split(",")] if labels else [])
+    if detect is not None and (against is None or not 0 < detect < math.inf):
+        raise ArgumentError(f"--detect {detect}: expected a number above 0, and --against with it")
+    files = results if against is None else [against, *results]
+    runs = read(files, [label.strip() for label in labels.split(",")] if labels else [])
+    judged = []
+    if against is not None:
+        if len(runs) != 2:
+            raise ArgumentError(
+                f"--against compares one run with one other, found {len(runs)} files of results: "
+                f"{', '.join(str(run.path) for run in runs)}"
+            )
+        judged = verdicts(runs[1], runs[0])
     compared = differences(runs)
     output.mkdir(parents=True, exist_ok=True)
     tables.write_results(runs, output / tables.RESULTS_FILE)
     if compared:
         tables.write_differences(compared, output / tables.PAIRED_FILE)
+    if judged:
+        tables.write_verdicts(judged, output / tables.VERDICTS_FILE)
     charts = draw_all(runs, output / "figures", train_length)
     shown = [
+        tables.verdict_table(judged),
         tables.run_table(runs),
         tables.published_table(runs),
         tables.number_table(runs),
@@ -63,3 +89,13 @@ def report(
     ]
     page.write_text(render(title, [t for t in shown if t is not None], charts), encoding="utf-8")
     typer.echo(f"{page}: runs: {len(runs)}, figures: {len(charts)}")
+    for one in judged:
+        typer.echo(
+            f"{one.task}: {one.verdict} ({one.metric} {one.mean:+.4g}, p {one.p:.2g}; could have "
+            f"seen {one.detectable:.2g})"
+        )
+    small = [] if detect is None else unseen(judged, detect)
+    for one in small:
+        typer.echo(f"{one.task}: too few items to see a difference of {detect:g}", err=True)
+    if small or any(one.verdict == "worse" for one in judged):
+        raise typer.Exit(1)

@@ -20,10 +20,14 @@ class Scored(NamedTuple):
     Attributes:
         logprobs: float64 [N], log-probability of each token in nats.
         greedy: bool [N], whether it was the likeliest token.
+        ranks: int64 [N], 1 plus the number of tokens that were likelier; None if not asked for.
+        entropies: float64 [N], entropy of each prediction in nats; None if not asked for.
     """
 
     logprobs: np.ndarray
     greedy: np.ndarray
+    ranks: np.ndarray | None = None
+    entropies: np.ndarray | None = None
 
 
 class NotFinite(BadInput):
@@ -55,6 +59,7 @@ def score(
     on_result: Callable[[int, Scored], None],
     progress: Callable[[int], None] = lambda tokens: None,
     describe: Callable[[int], str] = "sequence {}".format,
+    details: bool = False,
 ) -> Stats:
     """Scores sequences of any number and length; shared prefixes are read once.
 
@@ -70,6 +75,7 @@ def score(
         on_result: called with the index and the scores of each sequence as soon as they are known.
         progress: called with the number of tokens that were read for the first time.
         describe: names a sequence, given its index, in an error.
+        details: whether ranks and entropies are wanted too.
 
     Returns:
         Counts of tokens, steps and seconds.
@@ -79,7 +85,9 @@ def score(
         MemoryError: not even the smallest step fits into memory; the message names a sequence.
     """
     begin = time.perf_counter()
-    scorer = _Scorer(runner, sequences, limits, softmax_dtype, on_result, progress, describe)
+    scorer = _Scorer(
+        runner, sequences, limits, softmax_dtype, on_result, progress, describe, details
+    )
     failed = scorer.run()
     scorer.stats.seconds = time.perf_counter() - begin
     if failed:
@@ -100,6 +108,7 @@ class _Scorer:
         on_result: Callable[[int, Scored], None],
         progress: Callable[[int], None],
         describe: Callable[[int], str],
+        details: bool,
     ):
         self._runner, self._sequences, self._limits = runner, sequences, limits
         self._softmax_dtype, self._on_result = softmax_dtype, on_result
@@ -110,6 +119,9 @@ class _Scorer:
         self._first = np.concatenate([[0], np.cumsum(lengths)])  # of each sequence's results
         self._logprobs = np.empty(self._first[-1])
         self._greedy = np.empty(self._first[-1], bool)
+        most = self._first[-1] if details else 0
+        self._ranks, self._entropies = np.empty(most, np.int64), np.empty(most)
+        self._details = details
         self._missing = lengths
         self._failed: list[int] = []
         self.stats = Stats(tokens_requested=sum(len(s.tokens) - 1 for s in sequences))
@@ -175,9 +187,16 @@ class _Scorer:
         among = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
         place, after = np.repeat(place, count) + among, np.repeat(after, count) + among
         positions, position_of = np.unique(after, return_inverse=True)
-        self._logprobs[place], self._greedy[place] = self._runner.score(
-            hidden, positions, np.concatenate(tokens), position_of, self._softmax_dtype
-        )
+        asked = hidden, positions, np.concatenate(tokens), position_of, self._softmax_dtype
+        if self._details:
+            (
+                self._logprobs[place],
+                self._greedy[place],
+                self._ranks[place],
+                self._entropies[place],
+            ) = self._runner.score_details(*asked)
+        else:
+            self._logprobs[place], self._greedy[place] = self._runner.score(*asked)
         np.subtract.at(self._missing, index, count)
         for complete in np.unique(index[self._missing[index] == 0]):
             self._report(int(complete))
@@ -185,6 +204,8 @@ class _Scorer:
     def _report(self, index: int) -> None:
         part = slice(*self._first[index : index + 2])
         result = Scored(self._logprobs[part], self._greedy[part])
+        if self._details:
+            result = Scored(*result[:2], self._ranks[part], self._entropies[part])
         if np.isfinite(result.logprobs).all():
             self._on_result(index, result)
         else:

@@ -89,6 +89,8 @@ class ModelArguments:
         parity: ``check`` runs a probe in both frameworks first, records the largest differences,
             and refuses a checkpoint where they are not rounding
             (`griffin_eval.crosscheck.parity.check_parity`).
+        token_scores: folder for the scores of every token, a file of JSON lines for each task
+            (`griffin_eval.lm.token_scores`); by default none are written.
     """
 
     pretrained: str
@@ -115,6 +117,7 @@ class ModelArguments:
     names: str | None = None
     check: bool = True
     parity: str | None = None
+    token_scores: str | None = None
 
     @property
     def overrides(self) -> Overrides:
@@ -177,6 +180,7 @@ def _boolean(name: str, value: Any) -> bool:
 
 _PARSED = {
     "pretrained": lambda name, value: str(value),
+    "token_scores": lambda name, value: str(value),
     "check": _boolean,
     "batch_size": _batch_size,
     "max_batch_size": positive_integer,

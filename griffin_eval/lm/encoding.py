@@ -1,7 +1,7 @@
 """Token ids of lm_eval's requests, of which shared beginnings are tokenised once."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -75,6 +75,27 @@ class Encoding(NamedTuple):
         """The beginning of a sequence that equals the ids if there is one, else the ids."""
         beginning = whole[: len(ids)]
         return beginning if np.array_equal(beginning, ids) else ids
+
+
+class RememberedEncoding(Encoding):
+    """An `Encoding` that keeps the ids of each list of texts, for lists that come again."""
+
+    def pairs(self, pairs: Sequence[tuple[str, str]]) -> list[EncodedPair]:
+        return self._remembered(super().pairs, pairs)
+
+    def contexts(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return self._remembered(super().contexts, texts)
+
+    def documents(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return self._remembered(super().documents, texts)
+
+    def _remembered(self, encode: Callable[[Any], Any], texts: Sequence[Any]) -> Any:
+        # A subclass of a tuple has a __dict__, which the tuple's fields are not in.
+        known = self.__dict__.setdefault("known", {})
+        key = encode.__name__, tuple(texts)
+        if key not in known:
+            known[key] = encode(texts)
+        return known[key]
 
 
 def joined(

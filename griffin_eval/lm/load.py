@@ -1,20 +1,30 @@
 """Loads a checkpoint, its tokenizer and its model for `griffin_eval.lm.model.GriffinLM`."""
 
+import dataclasses
 import logging
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.configs.huggingface import generation_eos_ids
 from griffin_eval.converters.source.companions import tokenizer_folder
 from griffin_eval.converters.source.resolve import resolve
-from griffin_eval.errors import ArgumentError
+from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.layout import parameter_count
 from griffin_eval.lm.arguments import ModelArguments
+from griffin_eval.lm.weights_hash import weights_sha256
 from griffin_eval.runners.load import choose_framework, load_runners
 from griffin_eval.runners.protocol import Runner
 from griffin_eval.sharding.launch import Launch
 from griffin_eval.text.load import load_tokenizer
-from griffin_eval.text.tokenizer import Tokenizer, check_vocabulary, default_add_bos
+from griffin_eval.text.tokenizer import (
+    JSON_FILE,
+    MODEL_FILE,
+    Tokenizer,
+    check_vocabulary,
+    default_add_bos,
+    digest,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +111,58 @@ def load(arguments: ModelArguments, launch: Launch) -> LoadedModel:
     )
     _log(model)
     return model
+
+
+class StagedModel(NamedTuple):
+    """Another checkpoint of a model that runs.
+
+    Attributes:
+        model: as it will be.
+        weights: what `Runner.stage` gave.
+        weights_sha256: their hash.
+    """
+
+    model: LoadedModel
+    weights: Any
+    weights_sha256: str
+
+
+def stage(model: LoadedModel, pretrained: str, revision: str | None) -> StagedModel:
+    """Reads another checkpoint of the same model into memory; then its files are not needed.
+
+    Args:
+        model: that runs.
+        pretrained, revision: of the other checkpoint, instead of the model's arguments.
+
+    Raises:
+        CheckpointError: it cannot be read, or its config, dtype or tokenizer is another.
+    """
+    arguments = dataclasses.replace(model.arguments, pretrained=pretrained, revision=revision)
+    path = resolve(pretrained, revision=revision, subfolder=arguments.subfolder)
+    checkpoint = Checkpoint(path, arguments.overrides)
+    differing = []
+    if checkpoint.config != model.checkpoint.config:
+        differing.append("config")
+    if arguments.dtype == "auto" and checkpoint.dtype != model.checkpoint.dtype:
+        differing.append(f"dtype ({checkpoint.dtype}, not {model.checkpoint.dtype})")
+    if arguments.tokenizer is None:
+        digests = [_tokenizer_digest(one.folder) for one in (checkpoint, model.checkpoint)]
+        if digests[0] != digests[1]:
+            differing.append("tokenizer")
+    if differing:
+        raise CheckpointError(
+            f"{pretrained} is no checkpoint of the same model as {model.arguments.pretrained}: it "
+            f"has another {' and '.join(differing)}"
+        )
+    weights = model.runners[0].stage(checkpoint)
+    hashed = weights_sha256(checkpoint, arguments.check)
+    return StagedModel(model._replace(arguments=arguments, checkpoint=checkpoint), weights, hashed)
+
+
+def _tokenizer_digest(folder: Path) -> str | None:
+    place = tokenizer_folder(folder)
+    files = (place / name for name in (JSON_FILE, MODEL_FILE))
+    return next((digest(file) for file in files if file.is_file()), None)
 
 
 def _prefix_token(tokenizer: Tokenizer, given: int | None, vocab_size: int) -> int:

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,11 @@ from griffin_eval.engine.tree import Ablation, Scorable
 from griffin_eval.errors import ArgumentError
 from griffin_eval.lm import results
 from griffin_eval.lm.arguments import parse_arguments
-from griffin_eval.lm.encoding import EncodedPair, Encoding, joined
+from griffin_eval.lm.encoding import EncodedPair, Encoding, RememberedEncoding, joined
 from griffin_eval.lm.generation_args import DEFAULT_GENERATED_TOKENS, read_generation_arguments
-from griffin_eval.lm.load import load
+from griffin_eval.lm.load import StagedModel, load, stage
 from griffin_eval.lm.processes import Group
+from griffin_eval.lm.token_scores import Record, TokenScoreFiles
 from griffin_eval.lm.weights_hash import start_hashing
 from griffin_eval.sharding.launch import Launch
 from griffin_eval.text.tokenizer import encode_with_bos
@@ -69,7 +71,45 @@ class GriffinLM(TemplateLM):
         self._others: list[Stats] = []  # of the other processes
         self._warned: set[str] = set()
         self._weights_sha256 = start_hashing(model.checkpoint, asked.check)
+        self._token_scores = (
+            TokenScoreFiles(asked.token_scores, model.tokenizer, launch.replica)
+            if asked.token_scores is not None
+            else None
+        )
         self._group = Group(launch) if launch.replicas > 1 else None
+
+    # Other checkpoints of the same model
+
+    def remember_texts(self) -> None:
+        """Keeps the token ids of all requests, for a model that will answer them again."""
+        self._encoding = RememberedEncoding(*self._encoding)
+
+    def stage(self, pretrained: str, revision: str | None) -> StagedModel:
+        """Reads another checkpoint of the same training into memory, for `adopt`. Another thread
+        may call it while this model answers.
+
+        Args:
+            pretrained: checkpoint, as the class takes it. All other arguments stay.
+            revision: branch, tag or commit of a hub id.
+
+        Raises:
+            CheckpointError: it cannot be read, or it is of another model.
+        """
+        return stage(self._model, pretrained, revision)
+
+    def adopt(self, staged: StagedModel) -> None:
+        """Goes on with the weights of a staged checkpoint; counts start again."""
+        for runner in self._runners:
+            runner.adopt(staged.weights)
+        self._model = staged.model
+        self.stats, self._warned = Stats(), set()
+        self._weights_sha256 = Future[str]()
+        self._weights_sha256.set_result(staged.weights_sha256)
+
+    @property
+    def weights_sha256(self) -> str:
+        """The hash of all weights, once the checkpoint has been read for it."""
+        return self._weights_sha256.result()
 
     # What lm-eval asks of a model
 
@@ -172,6 +212,10 @@ class GriffinLM(TemplateLM):
         read each other's answers.
         """
         if cache_hook.dbdict is not None:
+            if self._token_scores is not None:
+                raise ArgumentError(
+                    "token_scores= needs every request to be computed: leave --use_cache out"
+                )
             from griffin_eval.lm.cache_file import use_table
 
             table = f"griffin-{results.fingerprint(self._model, self._weights_sha256.result())}"
@@ -190,7 +234,10 @@ class GriffinLM(TemplateLM):
         once, rather than twice for every request.
         """
         pairs: list[Any] = [request.args for request in requests]
-        return self._loglikelihood_tokens(self._encoding.pairs(pairs), disable_tqdm=disable_tqdm)
+        with self._records("loglikelihood", requests) as record:
+            return self._loglikelihood_tokens(
+                self._encoding.pairs(pairs), disable_tqdm=disable_tqdm, record=record
+            )
 
     def loglikelihood_ablated(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -214,15 +261,20 @@ class GriffinLM(TemplateLM):
                 f"unknown ablation {', '.join(unknown)}: expected {', '.join(ABLATIONS)}"
             )
         encoded = self._encoding.pairs([(text, continuation) for text, continuation, _ in given])
-        return self._loglikelihood_tokens(
-            encoded, disable_tqdm=disable_tqdm, ablations=[ABLATIONS[name] for name in names]
-        )
+        with self._records("loglikelihood_ablated", requests) as record:
+            return self._loglikelihood_tokens(
+                encoded,
+                disable_tqdm=disable_tqdm,
+                ablations=[ABLATIONS[name] for name in names],
+                record=record,
+            )
 
     def _loglikelihood_tokens(
         self,
         requests: Sequence[EncodedPair],
         disable_tqdm: bool = False,
         ablations: Sequence[Ablation] | None = None,
+        record: Record | None = None,
         **kwargs: Any,
     ) -> list[tuple[float, bool]]:
         scorables = [
@@ -237,10 +289,17 @@ class GriffinLM(TemplateLM):
             answers[index] = (float(result.logprobs.sum()), bool(result.greedy.all()))
             if ablations is None:  # lm_eval looks up no other kinds
                 self.cache_hook.add_partial("loglikelihood", requests[index][0], answers[index])
+            if record is not None:
+                record(index, _scored_ids(scorables[index]), result)
             bar.update()
 
         with self._bar("Running loglikelihood requests", len(requests), disable_tqdm) as bar:
-            self._score(scorables, on_result, describe=lambda i: _quoted(requests[i][0][0]))
+            self._score(
+                scorables,
+                on_result,
+                describe=lambda i: _quoted(requests[i][0][0]),
+                details=record is not None,
+            )
         return answers
 
     def _scorable(
@@ -278,11 +337,18 @@ class GriffinLM(TemplateLM):
 
         def on_result(index: int, result: Scored) -> None:
             answers[index] = TokenScores(result.logprobs)
+            if record is not None:
+                record(index, _scored_ids(scorables[index]), result)
             self.cache_hook.add_partial("loglikelihood_rolling", (texts[index],), answers[index])
 
         total = sum(len(s.tokens) - 1 for s in scorables)
-        with self._bar("Running loglikelihood_rolling tokens", total, disable_tqdm) as bar:
-            self._score(scorables, on_result, bar.update, lambda i: _quoted(texts[i]))
+        with (
+            self._records("loglikelihood_rolling", requests) as record,
+            self._bar("Running loglikelihood_rolling tokens", total, disable_tqdm) as bar,
+        ):
+            self._score(
+                scorables, on_result, bar.update, lambda i: _quoted(texts[i]), record is not None
+            )
         return answers
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -303,8 +369,10 @@ class GriffinLM(TemplateLM):
             ids = self._fit(ids, self.max_length - max_new_tokens)
             prompts.append(Prompt(ids, max_new_tokens, sampling))
         answers = [""] * len(requests)
+        generated: list[list[int]] = [[]] * len(requests)
 
         def on_result(index: int, ids: list[int]) -> None:
+            generated[index] = ids
             text = self.tokenizer.decode(ids, skip_special_tokens=True)
             text = postprocess_generated_text(text, given[index].until, None)
             answers[index] = text
@@ -322,9 +390,36 @@ class GriffinLM(TemplateLM):
                 on_result=on_result,
                 describe=lambda i: _quoted(pairs[i][0]),
             )
+        self._record_generated(requests, prompts, generated)
         return answers
 
     # Helpers
+
+    def _records(
+        self, kind: str, requests: Sequence[Instance]
+    ) -> contextlib.AbstractContextManager[Record | None]:
+        """Where the scores of tokens go; None if they are not wanted."""
+        if self._token_scores is None:
+            return contextlib.nullcontext()
+        return self._token_scores.records(kind, requests)
+
+    def _record_generated(
+        self, requests: list[Instance], prompts: list[Prompt], generated: list[list[int]]
+    ) -> None:
+        """Scores the tokens that were generated, if that is wanted: each text is read once more."""
+        with self._records("generate_until", requests) as record:
+            if record is None:
+                return
+            scorables = [
+                Scorable(joined(prompt.tokens, ids), len(prompt.tokens))
+                for prompt, ids in zip(prompts, generated, strict=True)
+            ]
+            self._score(
+                scorables,
+                lambda i, result: record(i, _scored_ids(scorables[i]), result),
+                describe=lambda i: _quoted(str(requests[i].args[0])),
+                details=True,
+            )
 
     def _score(
         self,
@@ -332,6 +427,7 @@ class GriffinLM(TemplateLM):
         on_result: Callable[[int, Scored], None],
         progress: Callable[[int], Any] = lambda tokens: None,
         describe: Callable[[int], str] = str,
+        details: bool = False,
     ) -> None:
         self.stats += parallel.score(
             self._runners,
@@ -341,6 +437,7 @@ class GriffinLM(TemplateLM):
             on_result=on_result,
             progress=progress,
             describe=describe,
+            details=details,
         )
 
     def _fit(self, ids: np.ndarray, most: int) -> np.ndarray:
@@ -384,6 +481,10 @@ class TokenScores(float):
 
     def __getnewargs__(self) -> tuple[Any]:
         return (self.tokens,)
+
+
+def _scored_ids(scorable: Scorable) -> np.ndarray:
+    return np.asarray(scorable.tokens)[scorable.start :]
 
 
 def _quoted(text: str) -> str:

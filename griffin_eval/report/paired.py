@@ -79,7 +79,7 @@ def _difference(
     gained = lost = 0
     binary = True
     for key, mine, other in pairs:
-        if (a := _item(mine, key)) is None or (b := _item(other, key)) is None:
+        if (a := item_of(mine, key)) is None or (b := item_of(other, key)) is None:
             continue
         values.append(a[0] - b[0])
         weights.append(b[1])
@@ -102,18 +102,18 @@ def _difference(
         max(abs(value / weight) for value, weight in zip(values, weights, strict=True)),
         gained if binary else None,
         lost if binary else None,
-        _mcnemar(gained, lost) if binary else None,
+        mcnemar(gained, lost) if binary else None,
     )
 
 
-def _mcnemar(gained: int, lost: int) -> float:
+def mcnemar(gained: int, lost: int) -> float:
     """The p-value of McNemar's exact test (McNemar, 1947)."""
     from scipy import stats
 
     return float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
 
 
-def _item(value: Any, key: str) -> tuple[float, float, str] | None:
+def item_of(value: Any, key: str) -> tuple[float, float, str] | None:
     """Value, weight and cluster of an item; None if the metric is no number.
 
     Args:

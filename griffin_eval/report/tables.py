@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from griffin_eval.report.paired import Difference
 from griffin_eval.report.published import BENCHMARKS, PUBLISHED, SOURCES
 from griffin_eval.report.results import Point, Run
+from griffin_eval.report.verdicts import Verdict
 
-RESULTS_FILE, PAIRED_FILE = "results.csv", "paired.csv"
+RESULTS_FILE, PAIRED_FILE, VERDICTS_FILE = "results.csv", "paired.csv", "verdicts.csv"
 THROUGHPUT = (
     "tokens_requested",
     "tokens_computed",
@@ -113,6 +114,34 @@ def difference_table(differences: list[Difference]) -> Table | None:
         "only; p: McNemar's exact test of no difference, which takes items as independent."
     )
     return Table("Item by item", headings, rows, note) if rows else None
+
+
+def write_verdicts(found: list[Verdict], file: Path) -> None:
+    """Writes a CSV file with a line for each verdict."""
+    _write(file, Verdict._fields, found)
+
+
+def verdict_table(found: list[Verdict]) -> Table | None:
+    """A verdict for each task; None if there are none."""
+    rows = [
+        [
+            v.verdict,
+            v.task,
+            v.metric,
+            str(v.items),
+            f"{v.mean:+.4g}",
+            f"{v.p:.2g}",
+            f"{v.detectable:.2g}",
+        ]
+        for v in found
+    ]
+    headings = ["verdict", "task", "metric", "items", "difference", "p", "could have seen"]
+    note = (
+        "The run against the one of --against, over the items that both have. p: of no difference, "
+        "corrected for the number of tasks (Holm); below 0.05 there is a verdict. Could have seen: "
+        "the smallest difference that would have had a verdict with a probability of 80%."
+    )
+    return Table("Verdicts", headings, rows, note) if rows else None
 
 
 def published_table(runs: list[Run]) -> Table | None:

@@ -19,6 +19,8 @@ from griffin_eval.model_jax.state import PoolRows, RecurrentState, State, gather
 from griffin_eval.runners.batching import query_block
 from griffin_eval.sharding.split import MODEL, Split
 
+RANKED = 16  # targets whose ranks are counted at a time
+
 
 class SplitModel(NamedTuple):
     """A model without its parameters: its graph and how they lie in it."""
@@ -83,6 +85,26 @@ def normalise(dtype: str, logits: Array, row: Array, target: Array) -> tuple[Arr
     logits = logits.astype(dtype)
     total = jax.nn.logsumexp(logits, axis=1)
     return logits[row, target] - total[row], first_largest(logits)[row]
+
+
+def normalise_details(
+    dtype: str, logits: Array, row: Array, target: Array
+) -> tuple[Array, Array, Array, Array]:
+    """`normalise`, the rank of each target, and the entropy of its row."""
+    logprobs, best = normalise(dtype, logits, row, target)
+    logits = logits.astype(dtype)
+    chosen = logits[row, target]
+
+    def rank(one: tuple[Array, Array]) -> Array:
+        return 1 + jnp.sum(logits[one[0]] > one[1], dtype=jnp.int32)
+
+    # A few targets at a time, each of which reads a row of logits.
+    ranks = jax.lax.map(rank, (row, chosen), batch_size=RANKED)
+    spread = logits - jnp.max(logits, axis=1, keepdims=True)
+    weights = jnp.exp(spread)
+    total = jnp.sum(weights, axis=1)
+    entropy = jnp.log(total) - jnp.sum(weights * spread, axis=1) / total
+    return logprobs, best, ranks, entropy[row]
 
 
 def first_largest(logits: Array) -> Array:

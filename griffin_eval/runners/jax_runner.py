@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import Array
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
@@ -89,6 +90,7 @@ class JaxRunner:
         if self._devices[0].platform == "cpu":  # before a program is loaded that calls a kernel
             register_ffi_targets()
         split, self._params = jax_functions.split(model)
+        self._tree = split.tree
         depends_on = self.config, self.kernel, self.attention_kernel, compiler_options
         self._cache = ExecutableCache(self._devices, self._params, depends_on, executables)
 
@@ -125,6 +127,15 @@ class JaxRunner:
             dtype: compiled(
                 f"normalise {dtype}",
                 bound(jax_functions.normalise, dtype),
+                whole,
+                functools.partial(x64_if, dtype == "float64"),
+            )
+            for dtype in DTYPES
+        }
+        self._normalise_details = {
+            dtype: compiled(
+                f"normalise details {dtype}",
+                bound(jax_functions.normalise_details, dtype),
                 whole,
                 functools.partial(x64_if, dtype == "float64"),
             )
@@ -298,21 +309,54 @@ class JaxRunner:
         position_of: np.ndarray,
         softmax_dtype: str,
     ) -> tuple[np.ndarray, np.ndarray]:
-        logprobs = np.empty(len(targets), np.float64)
-        greedy = np.empty(len(targets), bool)
         normalise = self._normalise[softmax_dtype]
-        first = 0
+        logprobs, best = self._normalised(
+            normalise, hidden, positions, targets, position_of, softmax_dtype
+        )
+        return logprobs.astype(np.float64), best == targets
+
+    def score_details(
+        self,
+        hidden: Array,
+        positions: np.ndarray,
+        targets: np.ndarray,
+        position_of: np.ndarray,
+        softmax_dtype: str,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        normalise = self._normalise_details[softmax_dtype]
+        logprobs, best, ranks, entropies = self._normalised(
+            normalise, hidden, positions, targets, position_of, softmax_dtype
+        )
+        return (
+            logprobs.astype(np.float64),
+            best == targets,
+            ranks.astype(np.int64),
+            entropies.astype(np.float64),
+        )
+
+    def _normalised(
+        self,
+        normalise: Callable[..., Any],
+        hidden: Array,
+        positions: np.ndarray,
+        targets: np.ndarray,
+        position_of: np.ndarray,
+        softmax_dtype: str,
+    ) -> list[np.ndarray]:
+        """What a function of logits, rows and targets gives for each target, block by block."""
+        found, places, first = [], [], 0
         for block, mine in logit_blocks(positions, position_of, self.config.vocab_size):
             logits = self._logits_at(hidden, block)
             size = self.padded_tokens(len(mine), SCORED)
             row = self._padded(position_of[mine] - first, size)
             target = self._padded(targets[mine], size)
             with x64_if(softmax_dtype == "float64"):
-                chosen, best = normalise(logits, self._int32(row), self._int32(target))
-            logprobs[mine] = np.asarray(chosen, np.float64)[: len(mine)]
-            greedy[mine] = (np.asarray(best) == target)[: len(mine)]
+                results = normalise(logits, self._int32(row), self._int32(target))
+            found.append([np.asarray(result)[: len(mine)] for result in results])
+            places.append(mine)
             first += len(block)
-        return logprobs, greedy
+        in_order = np.argsort(np.concatenate(places))
+        return [np.concatenate(parts)[in_order] for parts in zip(*found, strict=True)]
 
     def logits(self, hidden: Array, positions: np.ndarray) -> np.ndarray:
         logits = self._logits_at(hidden, positions)
@@ -322,6 +366,20 @@ class JaxRunner:
 
     def greedy(self, hidden: Array, positions: np.ndarray) -> np.ndarray:
         return np.asarray(self._greedy(self._params, hidden, self._int32(positions)))
+
+    def stage(self, checkpoint: Checkpoint) -> Griffin:
+        try:
+            host = jax.devices("cpu")[0]
+        except RuntimeError:  # JAX_PLATFORMS leaves it out
+            host = self._devices[0]
+        return load(checkpoint, jnp.dtype(self.dtype), host)
+
+    def adopt(self, staged: Griffin) -> None:
+        _, params = jax_functions.split(staged)
+        for index, param in enumerate(params):
+            self._params[index] = jax.device_put(param, self._params[index].sharding)
+        nnx.update(self._model, jax.tree.unflatten(self._tree, self._params))
+        self._shapes.clear()  # steps are padded as in a process that has just begun
 
     def peak_memory(self) -> int:
         memory = self._devices[0].memory_stats() or {}

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.checkpoint import Checkpoint
 
 FRAMEWORKS = ("torch", "jax")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -160,12 +161,45 @@ class Runner(Protocol):
         """
         ...
 
+    def score_details(
+        self,
+        hidden: Any,
+        positions: np.ndarray,
+        targets: np.ndarray,
+        position_of: np.ndarray,
+        softmax_dtype: str,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """What `score` gives, and of each target its rank and the entropy of its prediction.
+
+        Only targets for which it is wanted should come here, since it costs two more readings of
+        their logits. The arguments are those of `score`.
+
+        Returns:
+            float64 [N] log-probabilities in nats, bool [N]; int64 [N] ranks, which are 1 plus the
+            number of tokens that are likelier; float64 [N] entropies in nats.
+        """
+        ...
+
     def logits(self, hidden: Any, positions: np.ndarray) -> np.ndarray:
         """float32 (or wider) logits [M, V] of the hidden vectors at int [M] positions."""
         ...
 
     def greedy(self, hidden: Any, positions: np.ndarray) -> np.ndarray:
         """int [M], the most likely next token at each position; -1 where logits are NaN."""
+        ...
+
+    def stage(self, checkpoint: Checkpoint) -> Any:
+        """Reads the weights of another checkpoint of the same config into the host's memory, for
+        `adopt`. Another thread may call it while this runner runs.
+
+        Args:
+            checkpoint: that is open; it is not needed any more afterwards.
+        """
+        ...
+
+    def adopt(self, staged: Any) -> None:
+        """Puts staged weights in the place of the model's, one by one. What was compiled stays;
+        states from before are of the other weights."""
         ...
 
     def peak_memory(self) -> int:

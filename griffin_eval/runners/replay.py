@@ -15,7 +15,10 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
+from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.runners.protocol import Runner
+
+RESULTS = 4  # of a call at most
 
 
 class Channel(Protocol):
@@ -151,11 +154,27 @@ class LeadingRunner:
     ) -> tuple[np.ndarray, np.ndarray]:
         return self._call("score", hidden, positions, targets, position_of, softmax_dtype)
 
+    def score_details(
+        self,
+        hidden: Any,
+        positions: np.ndarray,
+        targets: np.ndarray,
+        position_of: np.ndarray,
+        softmax_dtype: str,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        return self._call("score_details", hidden, positions, targets, position_of, softmax_dtype)
+
     def logits(self, hidden: Any, positions: np.ndarray) -> np.ndarray:
         return self._call("logits", hidden, positions)
 
     def greedy(self, hidden: Any, positions: np.ndarray) -> np.ndarray:
         return self._call("greedy", hidden, positions)
+
+    def stage(self, checkpoint: Checkpoint) -> Checkpoint:
+        return checkpoint  # every process reads its part when it is adopted
+
+    def adopt(self, staged: Checkpoint) -> None:
+        self._call("replace_weights", staged.path, staged.overrides)
 
     def peak_memory(self) -> int:
         return self._mine.peak_memory()
@@ -169,7 +188,7 @@ class LeadingRunner:
         dropped = self._dropped[:]
         del self._dropped[: len(dropped)]  # of the list that shared values know
         sent = [Reference(a.number) if isinstance(a, Shared) else a for a in arguments]
-        numbers = [next(self._numbers) for _ in range(2)]  # of at most two results
+        numbers = [next(self._numbers) for _ in range(RESULTS)]
         message = pickle.dumps(Call(method, sent, numbers, dropped))
         own = [a.value if isinstance(a, Shared) else a for a in arguments]
         try:
@@ -192,7 +211,7 @@ def _shared(result: Any, numbers: list[int], make: Any) -> Any:
         return result if isinstance(result, np.ndarray) else make(result, numbers[0])
     return tuple(
         value if isinstance(value, np.ndarray) else make(value, number)
-        for value, number in zip(result, numbers, strict=True)
+        for value, number in zip(result, numbers, strict=False)
     )
 
 

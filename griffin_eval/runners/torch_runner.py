@@ -2,11 +2,13 @@
 
 import contextlib
 import ctypes
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.overrides import Overrides
 from griffin_eval.errors import ArgumentError
 from griffin_eval.kernels.attention import api as attention_api
 from griffin_eval.kernels.rglru.api import choose
@@ -35,6 +37,8 @@ from griffin_eval.runners.batching import (
 )
 from griffin_eval.runners.devices import asked_or_best
 from griffin_eval.sharding import processes_torch
+
+RANKED = 64  # targets whose ranks are counted at a time
 
 
 class TorchRunner:
@@ -165,6 +169,38 @@ class TorchRunner:
         return logprobs, greedy
 
     @torch.inference_mode()
+    def score_details(
+        self,
+        hidden: torch.Tensor,
+        positions: np.ndarray,
+        targets: np.ndarray,
+        position_of: np.ndarray,
+        softmax_dtype: str,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        logprobs, entropies = np.empty((2, len(targets)), np.float64)
+        greedy, ranks = np.empty(len(targets), bool), np.empty(len(targets), np.int64)
+        first = 0
+        for block, mine in logit_blocks(positions, position_of, self.config.vocab_size):
+            logits = self._logits(hidden, block).to(getattr(torch, softmax_dtype))
+            row, target = self._put(position_of[mine] - first), self._put(targets[mine])
+            chosen = self._of_targets(logits, row, target)
+            largest, best = self._likeliest(logits)
+            likelier = [  # a few targets at a time, each of which reads a row of logits
+                (logits[some] > one[:, None]).sum(1)
+                for some, one in zip(row.split(RANKED), chosen.split(RANKED), strict=True)
+            ]
+            spread = logits.sub_(largest[:, None])
+            weights = spread.exp()
+            total = self._summed(weights.sum(1))
+            entropy = total.log() - self._summed(weights.mul_(spread).sum(1)) / total
+            logprobs[mine] = (chosen - (total.log() + largest)[row]).double().cpu().numpy()
+            greedy[mine] = (best[row] == target).cpu().numpy()
+            ranks[mine] = 1 + self._summed(torch.cat(likelier)).cpu().numpy()
+            entropies[mine] = entropy[row].double().cpu().numpy()
+            first += len(block)
+        return logprobs, greedy, ranks, entropies
+
+    @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, positions: np.ndarray) -> np.ndarray:
         logits = self._logits(hidden, positions)
         if self._split:
@@ -175,6 +211,18 @@ class TorchRunner:
     def greedy(self, hidden: torch.Tensor, positions: np.ndarray) -> np.ndarray:
         best, token = self._likeliest(self._logits(hidden, positions))
         return torch.where(best.isnan(), -1, token).cpu().numpy()
+
+    def stage(self, checkpoint: Checkpoint) -> Griffin:
+        return load(checkpoint, getattr(torch, self.dtype), torch.device("cpu"))
+
+    def adopt(self, staged: Griffin) -> None:
+        # No copy into the old weights: on a CPU these may be mapped from a file.
+        for mine, other in zip(self.model.parameters(), staged.parameters(), strict=True):
+            mine.data = other.data.to(mine.device)
+
+    def replace_weights(self, path: Path, overrides: Overrides) -> None:
+        """`stage` and `adopt` of the checkpoint at a path, in a process that has a part of it."""
+        self.adopt(self.stage(Checkpoint(path, overrides)))
 
     def peak_memory(self) -> int:
         device = torch.device(self.device)

@@ -7,10 +7,14 @@ import re
 from html import escape
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
+from scipy import stats
 from typer.testing import CliRunner
 
 import griffin_eval.tasks
@@ -23,6 +27,7 @@ from griffin_eval.report.curves import Marks, curve_figure, draw_controls, draw_
 from griffin_eval.report.heatmaps import draw_heatmaps
 from griffin_eval.report.paired import differences
 from griffin_eval.report.results import ReportError, make_labels, read, step_of
+from griffin_eval.report.verdicts import holm, verdicts
 
 TASKS = ["griffin_phonebook", "griffin_pydoc_choice"]
 BOOKS = {"entries": [5, 10, 20], "samples": 3, "queries": 2}
@@ -320,3 +325,99 @@ def test_samples_that_are_cut_off_or_of_other_documents_are_refused(tmp_path):
     samples.write_text(samples.read_text().replace('"p"', '"q"'))
     with pytest.raises(ReportError, match="no item in common"):
         differences(read([file, other]))
+
+
+# One run judged by another
+
+
+def pair(tmp_path, old, new, higher=True):
+    """The two runs, of samples by task."""
+    better = {task: {"m": higher} for task in old}
+    results = {task: {"m,none": 0.5} for task in old}
+    return [
+        write_run(tmp_path / name, results=results, samples=samples, higher_is_better=better)
+        for name, samples in (("old", old), ("new", new))
+    ]
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_rejects_step_by_step(p):
+    """What is below a level after the correction is what Holm's procedure rejects at it."""
+    for level in (0.01, 0.05, 0.3):
+        rejected = set()
+        for rank, index in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
+            if p[index] * (len(p) - rank) >= level:
+                break
+            rejected.add(index)
+        assert {i for i, corrected in enumerate(holm(p)) if corrected < level} == rejected
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_verdicts_of_numbers_are_students(tmp_path, higher):
+    noise = np.random.default_rng(0)
+    old = {task: noise.normal(size=40).tolist() for task in ("same", "up", "down")}
+    shifts = {"same": 0.0, "up": 1.0, "down": -1.0}
+    new = {t: (np.array(v) + shifts[t] + noise.normal(0, 0.3, 40)).tolist() for t, v in old.items()}
+    other, run = read(pair(tmp_path, old, new, higher), ["old", "new"])
+    found = {one.task: one for one in verdicts(run, other)}
+    expected = {task: stats.ttest_rel(new[task], old[task]).pvalue for task in old}
+    corrected = dict(zip(expected, holm(list(expected.values())), strict=True))
+    for task, one in found.items():
+        assert one.p == pytest.approx(corrected[task], rel=1e-6)
+        assert one.mean == pytest.approx(np.mean(new[task]) - np.mean(old[task]))
+    named = [found[task].verdict for task in ("same", "up", "down")]
+    assert named == ["no difference", *(["better", "worse"] if higher else ["worse", "better"])]
+
+
+def test_the_detectable_difference_is_seen_in_four_of_five_runs(tmp_path):
+    """Of runs that differ by it, as many have a verdict as the power says."""
+    noise = np.random.default_rng(1)
+    old = {"t": [0.0] * 60, "u": [0.0] * 60}
+    new = {"t": noise.normal(size=60).tolist(), "u": noise.normal(size=60).tolist()}
+    other, run = read(pair(tmp_path, old, new), ["old", "new"])
+    one = verdicts(run, other)[0]
+    spread = np.std(new["t"], ddof=1)
+    drawn = noise.normal(one.detectable, spread, size=(4000, 60))
+    seen = stats.ttest_1samp(drawn, 0, axis=1).pvalue < 0.05 / 2
+    assert 0.77 < seen.mean() < 0.83
+
+
+def test_right_and_wrong_need_as_many_flips_as_mcnemars_test(tmp_path):
+    other, run = read(pair(tmp_path, {"t": [1] * 100}, {"t": [1] * 100}), ["old", "new"])
+    (one,) = verdicts(run, other)
+    assert one.verdict == "no difference" and one.detectable == 0.06  # 2 / 2^6 < 0.05
+    for flips, verdict in ((5, "no difference"), (6, "worse")):
+        new = [0] * flips + [1] * (100 - flips)
+        other, run = read(pair(tmp_path / str(flips), {"t": [1] * 100}, {"t": new}), ["old", "new"])
+        (one,) = verdicts(run, other)
+        assert one.verdict == verdict
+        assert one.p == pytest.approx(stats.binomtest(0, flips).pvalue)
+
+
+def test_a_regression_and_a_run_too_small_fail(tmp_path):
+    old, same = pair(tmp_path, {"t": [1, 0] * 50}, {"t": [1, 0] * 50})
+    _, worse = pair(tmp_path / "worse", {"t": [1]}, {"t": [0, 0] * 50})
+    out = tmp_path / "out"
+    judge = ["--against", old, "-o", out, "--overwrite"]
+    done = report(same, *judge)
+    assert done.exit_code == 0 and "t: no difference" in done.output
+    done = report(worse, *judge)
+    assert done.exit_code == 1 and "t: worse" in done.output
+    assert "Verdicts" in (out / "report.html").read_text()
+    (row,) = rows_of(out / "verdicts.csv")
+    assert row["verdict"] == "worse" and float(row["mean"]) == -0.5
+    assert report(same, *judge, "--detect", "0.1").exit_code == 0
+    done = report(same, *judge, "--detect", "0.02")
+    assert done.exit_code == 1 and "too few items" in done.output
+
+
+def test_what_cannot_be_judged_is_refused(tmp_path):
+    old, new = pair(tmp_path, {"t": [1, 0]}, {"t": [1, 0]})
+    out = tmp_path / "out"
+    bare = write_run(tmp_path / "bare", results={"t": {"m,none": 0.5}})
+    unknown = write_run(tmp_path / "unknown", samples={"t": [1, 0]})
+    assert "no samples of t" in sentence(report(bare, "--against", old, "-o", out))
+    assert "more is better" in sentence(report(new, "--against", unknown, "-o", out))
+    assert "found 3 files" in sentence(report(new, bare, "--against", old, "-o", out))
+    assert "--against" in sentence(report(new, "-o", out, "--detect", "0.1"))
+    assert not out.exists()

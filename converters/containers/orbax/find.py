@@ -115,6 +115,15 @@ def locate(path: str | Path, item: str | None = None) -> OrbaxLocation:
     )
 
 
+def step_number(folder: Path) -> int | None:
+    """The step that a finished checkpoint's folder is named after; None for any other folder, such
+    as one whose save was cut off or has not ended."""
+    match = _STEP.fullmatch(folder.name)
+    if match is None or any(mark in folder.name for mark in _TEMPORARY):
+        return None
+    return int(match[1]) if _is_finished(folder) else None
+
+
 def read_tree(folder: Path) -> tuple[list[Leaf], bool]:
     """Every leaf of ``_METADATA``, and whether its arrays are zarr3.
 

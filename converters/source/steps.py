@@ -1,0 +1,31 @@
+"""The checkpoints of a training: folders named after steps in the folder of its run."""
+
+from pathlib import Path
+
+from griffin_eval.converters.containers.orbax.find import step_number
+from griffin_eval.converters.containers.registry import CONTAINERS
+
+
+def steps_of(run: Path) -> dict[int, Path]:
+    """The finished checkpoints in a folder, by step, in increasing order.
+
+    A folder counts that is named after a step (``12000``, ``step_12000``, ``checkpoint-12000``) and
+    holds a checkpoint of any container. One that is deleted meanwhile is left out.
+
+    Args:
+        run: folder of a run, as ``griffin-eval train``, Orbax's CheckpointManager or a trainer of
+            transformers leaves it.
+    """
+    steps: dict[int, Path] = {}
+    for folder in run.iterdir():
+        number = step_number(folder)
+        if number is not None and folder.is_dir() and _holds_checkpoint(folder):
+            steps[number] = folder
+    return dict(sorted(steps.items()))
+
+
+def _holds_checkpoint(folder: Path) -> bool:
+    try:
+        return any(kind.looks_like(folder) for kind in CONTAINERS.values())
+    except OSError:
+        return False

@@ -1,0 +1,195 @@
+"""The command ``score``."""
+
+import csv
+import math
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from griffin_eval.cli.options import CheckpointOptions, takes_checkpoint_options
+from griffin_eval.errors import ArgumentError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from griffin_eval.evaluator import Score
+
+TOKEN_COLUMNS = ("text", "index", "id", "token", "start", "end", "word", "nats", "bits", "rank")
+TOKEN_COLUMNS += ("entropy",)
+WORD_COLUMNS = ("text", "word", "characters", "start", "end", "tokens", "nats", "bits")
+
+
+class Scored(NamedTuple):
+    """A text and its scores.
+
+    Attributes:
+        name: of the text in the output.
+        text: the text itself.
+        score: of its tokens, N of which are scored.
+        spans: int64 [N, 2], the characters of each of them.
+    """
+
+    name: str
+    text: str
+    score: "Score"
+    spans: "np.ndarray"
+
+
+@takes_checkpoint_options
+def score(
+    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt file or hub id.")],
+    texts: Annotated[list[Path], typer.Argument(help="UTF-8 files, each of them one text.")],
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Lines as texts of their own, but for empty ones.")
+    ] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Printed CSV with a row for every token, nothing else.")
+    ] = False,
+    words: Annotated[
+        bool, typer.Option("--words", help="Rows of --csv for words instead of tokens.")
+    ] = False,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Folder of the tokenizer; the checkpoint's own by default.")
+    ] = None,
+    framework: Annotated[str | None, typer.Option(help="Framework: torch or jax.")] = None,
+    dtype: Annotated[str, typer.Option(help="dtype of weights and activations.")] = "auto",
+    device: Annotated[str | None, typer.Option(help="Device, as the framework names it.")] = None,
+    *,
+    options: CheckpointOptions,
+) -> None:
+    """Score texts: how much every token surprises the model, and how sure the model was.
+
+    Each text is read whole, after one BOS (EOS where there is none), which is not scored itself.
+    """
+    if words and not as_csv:
+        raise ArgumentError("--words says what the rows of --csv are: add --csv")
+    named = list(read_texts(texts, lines))
+    scored = list(_score(named, checkpoint, tokenizer, framework, dtype, device, options))
+    if not as_csv:
+        _print(scored)
+        return
+    # Every text is quoted, since a token may be a line end.
+    table = csv.writer(sys.stdout, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+    table.writerow(WORD_COLUMNS if words else TOKEN_COLUMNS)
+    for one in scored:
+        table.writerows(word_rows(one) if words else token_rows(one))
+
+
+def read_texts(files: list[Path], lines: bool) -> Iterator[tuple[str, str]]:
+    """The name and content of every text.
+
+    Args:
+        files: paths as they were given.
+        lines: whether each line is a text of its own, named ``file:number`` from 1.
+
+    Raises:
+        ArgumentError: a file that cannot be read, or that has no text.
+    """
+    for file in files:
+        try:
+            content = file.read_bytes().decode("utf-8")  # without a change of line ends
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8"
+            raise ArgumentError(f"{file} cannot be read as a text: {reason}") from None
+        if not content.strip():
+            raise ArgumentError(f"{file} has no text: expected at least one character to score")
+        if not lines:
+            yield str(file), content
+            continue
+        for number, line in enumerate(content.split("\n"), 1):
+            if line.strip():
+                yield f"{file}:{number}", line.removesuffix("\r")
+
+
+def token_rows(scored: Scored) -> Iterator[tuple[Any, ...]]:
+    """A row of `TOKEN_COLUMNS` for each token: nats and bits are -log p, and entropy is in nats."""
+    from griffin_eval.text.words import word_spans, words_of_tokens
+
+    found = scored.score
+    assert found.ranks is not None and found.entropies is not None
+    word = words_of_tokens(word_spans(scored.text), scored.spans)
+    for index, (start, end) in enumerate(scored.spans.tolist()):
+        nats = 0.0 - found.logprobs[index]
+        yield (
+            *(scored.name, index, int(found.tokens[index + 1]), scored.text[start:end]),
+            *(start, end, int(word[index]), _number(nats), _number(nats / math.log(2))),
+            *(int(found.ranks[index]), _number(found.entropies[index])),
+        )
+
+
+def word_rows(scored: Scored) -> Iterator[tuple[Any, ...]]:
+    """A row of `WORD_COLUMNS` for each word, of the sums over its tokens."""
+    import numpy as np
+
+    from griffin_eval.text.words import word_spans, words_of_tokens
+
+    spans = word_spans(scored.text)
+    word = words_of_tokens(spans, scored.spans)
+    tokens = np.bincount(word, minlength=len(spans))
+    nats = np.bincount(word, -scored.score.logprobs, minlength=len(spans))
+    for index, (start, end) in enumerate(spans.tolist()):
+        bits = nats[index] / math.log(2)
+        yield (
+            *(scored.name, index, scored.text[start:end], start, end),
+            *(int(tokens[index]), _number(nats[index]), _number(bits)),
+        )
+
+
+def _score(
+    named: list[tuple[str, str]],
+    checkpoint: str,
+    tokenizer: str | None,
+    framework: str | None,
+    dtype: str,
+    device: str | None,
+    options: CheckpointOptions,
+) -> Iterable[Scored]:
+    from rich.progress import Progress
+
+    from griffin_eval.converters.source.companions import tokenizer_folder
+    from griffin_eval.evaluator import Evaluator
+    from griffin_eval.text.load import load_tokenizer
+
+    opened = options.open(checkpoint)
+    model = Evaluator(opened, framework=framework, dtype=dtype, device=device, tokenizer=tokenizer)
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("tokens", total=None)
+        scores = model.score(
+            [text for _, text in named],
+            details=True,
+            progress=lambda tokens: progress.advance(bar, tokens),
+        )
+    reader = load_tokenizer(tokenizer or tokenizer_folder(opened.folder))
+    for (name, text), score in zip(named, scores, strict=True):
+        # A text that spells BOS at its start has it as the token that is not scored.
+        spans = reader.spans(text)[-len(score.logprobs) :] if len(score.logprobs) else None
+        if spans is None or len(spans) != len(score.logprobs):
+            raise ArgumentError(f"{name} has no token to score")
+        yield Scored(name, text, score, spans)
+
+
+def _number(value: float) -> float:
+    return float(f"{value:.8g}")
+
+
+def _print(scored: list[Scored]) -> None:
+    table = Table()
+    for heading in ("text", "tokens", "nats", "bits a token", "bits a byte", "perplexity"):
+        table.add_column(heading, justify="left" if heading == "text" else "right")
+    for name, text, score, _ in scored:
+        nats, tokens = -score.total, len(score.logprobs)
+        table.add_row(
+            name,
+            str(tokens),
+            f"{nats:.2f}",
+            f"{nats / tokens / math.log(2):.4f}",
+            f"{nats / len(text.encode()) / math.log(2):.4f}",
+            f"{math.exp(min(nats / tokens, 700)):.4g}",
+        )
+    Console().print(table)

@@ -1,0 +1,370 @@
+"""Evaluates many checkpoints of one training in one process, each as ``lm_eval`` would alone.
+
+Tasks are built, texts tokenised and programs compiled for the first checkpoint. The weights of each
+next one are read while the one before is evaluated, and take its place.
+"""
+
+import dataclasses
+import functools
+import json
+import logging
+import os
+import random
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+from lm_eval import evaluator
+from lm_eval._cli.harness import HarnessCLI
+from lm_eval.config.evaluate_config import EvaluatorConfig
+from lm_eval.loggers import EvaluationTracker
+
+from griffin_eval.converters.source.steps import steps_of
+from griffin_eval.errors import ArgumentError, BadInput, CheckpointError
+from griffin_eval.json_files import read_json
+from griffin_eval.lm.load import StagedModel
+from griffin_eval.lm.model import GriffinLM
+
+SETTINGS_FILE = "sweep.json"
+REFUSED = {
+    "use_cache": "every checkpoint needs answers of its own",
+    "hf_hub_log_args": "push the results when the sweep is done",
+    "wandb_args": "log the results when the sweep is done",
+    "trackio_args": "log the results when the sweep is done",
+}
+
+logger = logging.getLogger(__name__)
+
+
+class Target(NamedTuple):
+    """A checkpoint to evaluate.
+
+    Attributes:
+        name: of its folder of results.
+        pretrained: as ``--model_args`` has it.
+        revision: of a hub id.
+    """
+
+    name: str
+    pretrained: str
+    revision: str | None = None
+
+
+class Outcome(NamedTuple):
+    """What became of a checkpoint.
+
+    Attributes:
+        target: the checkpoint.
+        seconds: that it took; None if it was not evaluated.
+        reason: why it was not; empty if it was.
+    """
+
+    target: Target
+    seconds: float | None
+    reason: str = ""
+
+
+class Watch(NamedTuple):
+    """How a training that goes on is followed.
+
+    Attributes:
+        seconds: between two looks for new checkpoints.
+        until: step after whose evaluation the sweep ends; None for never.
+    """
+
+    seconds: float
+    until: int | None
+
+
+def configuration(arguments: Sequence[str], first: Target) -> EvaluatorConfig:
+    """The settings of ``lm_eval run --model griffin`` with these arguments.
+
+    Args:
+        arguments: without ``--model`` and ``--output_path``; ``--model_args`` without
+            ``pretrained=``.
+        first: the first checkpoint.
+
+    Raises:
+        ArgumentError: one that a sweep cannot take.
+    """
+    command = ["run", "--model", "griffin", *arguments]
+    with mock.patch.object(sys, "argv", ["lm_eval", *command]):
+        config = EvaluatorConfig.from_cli(HarnessCLI().parse_args())
+    given: dict[str, Any] = dict(config.model_args or {})
+    for name in ("pretrained", "revision", "token_scores", "parity"):
+        if name in given:
+            raise ArgumentError(f"--model_args {name}=: a sweep does not take it")
+    for name, reason in REFUSED.items():
+        if getattr(config, name, None):
+            raise ArgumentError(f"--{name}: a sweep does not take it, since {reason}")
+    config.model_args = _model_arguments(first, given)
+    config.metadata = _model_arguments(first, config.metadata or {})
+    return config
+
+
+def sweep(
+    config: EvaluatorConfig,
+    find: Callable[[], Sequence[Target]],
+    output: Path,
+    watch: Watch | None = None,
+) -> Iterator[Outcome]:
+    """Evaluates checkpoints one after the other.
+
+    Args:
+        config: from `configuration`.
+        find: gives the checkpoints that there are now, in order.
+        output: folder for a folder of results a checkpoint. Those that are there are kept.
+        watch: how to wait for more; None evaluates those that there are.
+
+    Yields:
+        Each checkpoint as soon as its results are written.
+
+    Raises:
+        BadInput: an argument, task or checkpoint that cannot be used.
+    """
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as lm_eval's command line does
+    settings = _settings(config)
+    _check_settings(settings, output)
+    seen: set[str] = set()
+    runner: _Runner | None = None
+
+    def waiting() -> list[Target]:
+        return [target for target in find() if target.name not in seen]
+
+    with ThreadPoolExecutor(1) as reader:
+        staged: tuple[Target, Future[StagedModel]] | None = None
+        while True:
+            if staged is None:
+                target = next(iter(waiting()), None)
+                if target is None:
+                    if watch is None or _reached(watch, seen):
+                        return
+                    time.sleep(watch.seconds)
+                    continue
+                seen.add(target.name)
+                if _is_done(output / target.name):
+                    yield Outcome(target, None, "it has results already")
+                    continue
+                begin = time.perf_counter()
+                try:
+                    if runner is None:
+                        runner = _Runner(config, target, wait_for_hash=watch is not None)
+                        _write_settings(settings, output)
+                    else:
+                        runner.adopt(target, runner.lm.stage(target.pretrained, target.revision))
+                except (BadInput, OSError) as error:
+                    yield _skipped(target, error)
+                    continue
+            else:
+                target, future = staged
+                staged, begin = None, time.perf_counter()
+                assert runner is not None
+                try:
+                    runner.adopt(target, future.result())
+                except (BadInput, OSError) as error:
+                    yield _skipped(target, error)
+                    continue
+            following = next((t for t in waiting() if not _is_done(output / t.name)), None)
+            if following is not None:
+                seen.add(following.name)
+                staged = (
+                    following,
+                    reader.submit(runner.lm.stage, following.pretrained, following.revision),
+                )
+            runner.evaluate(output / target.name)
+            yield Outcome(target, time.perf_counter() - begin)
+
+
+class _Runner:
+    """A model, and the tasks that it is evaluated on again and again."""
+
+    def __init__(self, config: EvaluatorConfig, first: Target, *, wait_for_hash: bool):
+        given: Any = config.model_args
+        device = {} if config.device is None else {"device": config.device}
+        sizes = {"batch_size": config.batch_size, "max_batch_size": config.max_batch_size}
+        sizes = {name: value for name, value in sizes.items() if value is not None}
+        arguments = given | {"pretrained": first.pretrained} | sizes | device
+        if first.revision is not None:
+            arguments["revision"] = first.revision
+        self.lm = GriffinLM(**arguments)
+        self.lm.remember_texts()
+        if wait_for_hash:  # the files may be gone when it is asked for
+            _ = self.lm.weights_sha256
+        self._config, self._target = config, first
+        self._tasks = config.process_tasks(config.metadata)
+        tasks: Any = self._tasks
+        tasks.load = _built_once(tasks.load)
+
+    def adopt(self, target: Target, staged: StagedModel) -> None:
+        self.lm.adopt(staged)
+        self._target = target
+
+    def evaluate(self, folder: Path) -> None:
+        """Evaluates the model as it is now; the folder appears when all is written."""
+        config = self._config
+        given = _model_arguments(self._target, config.model_args)
+        part = folder.with_name(f".{folder.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        tracker = EvaluationTracker(output_path=str(part))
+        seed: Any = config.seed or [None] * 4
+        evaluate: Any = evaluator.simple_evaluate  # a decorator hides what it takes
+        results: Any = evaluate(
+            self.lm,
+            model_args=given,
+            tasks=config.tasks,
+            num_fewshot=config.num_fewshot,
+            batch_size=config.batch_size,
+            max_batch_size=config.max_batch_size,
+            device=config.device,
+            limit=config.limit,
+            samples=config.samples,
+            log_samples=config.log_samples,
+            predict_only=config.predict_only,
+            evaluation_tracker=tracker,
+            system_instruction=config.system_instruction,
+            apply_chat_template=config.apply_chat_template,
+            fewshot_as_multiturn=bool(config.fewshot_as_multiturn),
+            gen_kwargs=config.gen_kwargs,
+            task_manager=self._tasks,
+            random_seed=seed[0],
+            numpy_random_seed=seed[1],
+            torch_random_seed=seed[2],
+            fewshot_random_seed=seed[3],
+            confirm_run_unsafe_code=bool(config.confirm_run_unsafe_code),
+            metadata=config.metadata,
+        )
+        # What lm_eval does not know of a model that it did not make.
+        results["config"]["model"] = tracker.general_config_tracker.model_source = "griffin"
+        for task in results["configs"].values():
+            if "pretrained" in (task.get("metadata") or {}):
+                task["metadata"] = _model_arguments(self._target, task["metadata"])
+        samples = results.pop("samples", None) if config.log_samples else None
+        tracker.save_results_aggregated(results, samples)
+        for task, of_task in (samples or {}).items():
+            tracker.save_results_samples(task, of_task)
+        if not _is_done(part):  # lm_eval only logs what went wrong
+            raise CheckpointError(f"{part}: lm_eval could not write results there; see its log")
+        part.rename(folder)
+
+
+def _built_once(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`TaskManager.load` of tasks that build their requests once, and give them again with the
+    random state that building left behind, so that generation draws the same numbers."""
+
+    def build_once(task: Any) -> None:
+        build, states = task.build_all_requests, list[Any]()
+
+        def build_all_requests(**arguments: Any) -> None:
+            if not states:
+                build(**arguments)
+                states.extend([random.getstate(), np.random.get_state()])
+                return
+            for instance in task.instances:
+                instance.resps, instance.filtered_resps = [], {}
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+        task.build_all_requests = build_all_requests
+
+    @functools.cache
+    def loaded(names: tuple[Any, ...]) -> Any:
+        found = load(list(names))
+        for task in found["tasks"].values():
+            build_once(task)
+        return found
+
+    return lambda names: loaded(tuple(names))
+
+
+def _model_arguments(target: Target, given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments with the checkpoint in them, as one command for it would have them."""
+    named = {"pretrained": target.pretrained}
+    if target.revision is not None:
+        named["revision"] = target.revision
+    return named | {name: value for name, value in given.items() if name not in named}
+
+
+def _settings(config: EvaluatorConfig) -> dict[str, Any]:
+    """What results depend on beside the checkpoint."""
+    asked = dataclasses.asdict(config)
+    for name in ("output_path", "show_config"):
+        asked.pop(name, None)
+    for name in ("model_args", "metadata"):
+        own: Any = asked[name] or {}
+        asked[name] = {k: v for k, v in own.items() if k not in ("pretrained", "revision")}
+    return json.loads(json.dumps(asked, default=str, sort_keys=True))
+
+
+def _check_settings(settings: dict[str, Any], output: Path) -> None:
+    """Compares what is asked for with what earlier results in the folder are of.
+
+    Raises:
+        ArgumentError: the folder is of another sweep.
+    """
+    file = output / SETTINGS_FILE
+    if not file.exists():
+        return
+    known = read_json(file)
+    differ = sorted(name for name in settings if settings[name] != known.get(name))
+    if differ:
+        raise ArgumentError(
+            f"{output} has results of a sweep with another {', '.join(differ)}: choose another "
+            "folder for --output, or the same settings"
+        )
+
+
+def _write_settings(settings: dict[str, Any], output: Path) -> None:
+    output.mkdir(parents=True, exist_ok=True)
+    new = (output / SETTINGS_FILE).with_suffix(".new")
+    new.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    new.replace(output / SETTINGS_FILE)
+
+
+def _is_done(folder: Path) -> bool:
+    return any(folder.rglob("results_*.json"))
+
+
+def _reached(watch: Watch, seen: set[str]) -> bool:
+    steps = [int(name) for name in seen if name.isdigit()]
+    return watch.until is not None and bool(steps) and max(steps) >= watch.until
+
+
+def _skipped(target: Target, error: Exception) -> Outcome:
+    """The outcome of a checkpoint that was deleted while it was read.
+
+    Raises:
+        Exception: the error, where the checkpoint is still there or was never a folder.
+    """
+    if target.revision is not None or Path(target.pretrained).exists():
+        raise error
+    return Outcome(target, None, "it was deleted meanwhile")
+
+
+def targets_of_run(run: Path) -> list[Target]:
+    """The finished checkpoints of a training, by step."""
+    return [Target(str(step), str(folder)) for step, folder in steps_of(run).items()]
+
+
+def targets_of_list(checkpoints: Sequence[str]) -> list[Target]:
+    """Checkpoints by name: the last part of each path, if that tells them apart.
+
+    Raises:
+        ArgumentError: two of them are the same.
+    """
+    if len(set(checkpoints)) < len(checkpoints):
+        raise ArgumentError(f"a checkpoint is named twice: {', '.join(checkpoints)}")
+    names = [Path(path).name for path in checkpoints]
+    if len(set(names)) < len(names):
+        names = [path.strip("/").replace("/", "__") for path in checkpoints]
+    return [Target(*pair) for pair in zip(names, checkpoints, strict=True)]
+
+
+def targets_of_revisions(repository: str, revisions: Sequence[str]) -> list[Target]:
+    """Revisions of a repository on the hub, each a checkpoint."""
+    return [Target(r.replace("/", "__"), repository, r) for r in revisions]

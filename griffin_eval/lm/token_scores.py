@@ -1,0 +1,84 @@
+"""What ``token_scores=`` writes: the scores of every token, as JSON lines, one file a task."""
+
+import contextlib
+import functools
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from lm_eval.api.instance import Instance
+
+from griffin_eval.engine.scoring import Scored
+from griffin_eval.errors import ArgumentError
+from griffin_eval.text.tokenizer import Tokenizer
+
+UNNAMED = "requests"  # file of requests that belong to no task
+
+# Takes the index of a request, the ids that were scored, and their scores.
+Record = Callable[[int, np.ndarray, Scored], None]
+
+
+class TokenScoreFiles:
+    """The files of one run. Each takes the lines of a kind of request at once.
+
+    Args:
+        folder: created if it does not exist.
+        tokenizer: by which ids become text.
+        rank: which of several processes this is; each has files of its own.
+
+    Raises:
+        ArgumentError: the folder has such files already, or is none.
+    """
+
+    def __init__(self, folder: str, tokenizer: Tokenizer, rank: int):
+        self._folder, self._suffix = Path(folder), f".rank{rank}" if rank else ""
+        if self._folder.exists() and not self._folder.is_dir():
+            raise ArgumentError(f"token_scores={folder} is a file: expected a folder")
+        if not rank and any(self._folder.glob("*.jsonl")):
+            raise ArgumentError(
+                f"token_scores={folder} has files of an earlier run: name another folder, or "
+                "delete them"
+            )
+        decode = functools.partial(tokenizer.decode, skip_special_tokens=False)
+        self._text = functools.cache(lambda token: decode([token]))
+
+    @contextlib.contextmanager
+    def records(self, kind: str, requests: Sequence[Instance]) -> Iterator[Record]:
+        """Gives the function that takes the scores of requests; at the end they are written, in
+        the order of the requests, unless an error came between.
+
+        Args:
+            kind: lm_eval's name of the kind of request.
+            requests: all requests of a call.
+        """
+        found: dict[int, dict[str, list]] = {}
+
+        def record(index: int, ids: np.ndarray, scored: Scored) -> None:
+            assert scored.ranks is not None and scored.entropies is not None
+            found[index] = {
+                "tokens": ids.tolist(),
+                "texts": [self._text(token) for token in ids.tolist()],
+                "nats": (0.0 - scored.logprobs).tolist(),
+                "rank": scored.ranks.tolist(),
+                "entropy": scored.entropies.tolist(),
+            }
+
+        yield record
+        lines: dict[str, list[str]] = {}
+        seen = Counter[tuple[str, int | None, int]]()
+        for index in sorted(found):
+            request = requests[index]
+            task = request.task_name or UNNAMED
+            key = task, request.doc_id, request.idx
+            line = {"task": task, "doc_id": request.doc_id, "index": request.idx}
+            line |= {"repeat": seen[key], "type": kind} | found[index]
+            seen[key] += 1
+            lines.setdefault(task, []).append(json.dumps(line, ensure_ascii=False) + "\n")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for task, of_task in lines.items():
+            path = self._folder / f"{task.replace(os.sep, '__')}{self._suffix}.jsonl"
+            with open(path, "a", encoding="utf-8") as file:
+                file.writelines(of_task)

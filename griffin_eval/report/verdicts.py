@@ -1,0 +1,172 @@
+"""Is a run better or worse than another? A verdict for each task, from the samples of both.
+
+References:
+    Holm (1979), A simple sequentially rejective multiple test procedure.
+    McNemar (1947), Note on the sampling error of the difference between correlated proportions.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from griffin_eval import intervals
+from griffin_eval.report.paired import item_of, mcnemar
+from griffin_eval.report.results import ReportError, Run, read_samples
+
+LEVEL = 0.05  # probability of a verdict on any task by chance
+POWER = 0.8  # probability that a difference of the stated size is seen
+
+
+class Verdict(NamedTuple):
+    """What a run's samples of a task say against those of another run.
+
+    Attributes:
+        task: lm_eval's name of it.
+        metric: the task's first metric of which a direction is known; of a curve its quantity, over
+            all points.
+        items: number of items that both runs have.
+        mean: mean difference, the run minus the other, weighted as the metric is.
+        p: probability of such a difference by chance, corrected for the number of tasks (Holm).
+        detectable: smallest difference that would have been seen with a probability of `POWER`; 0
+            where all items are equal and not right or wrong, infinite with one cluster.
+        verdict: ``better``, ``worse`` or ``no difference``.
+    """
+
+    task: str
+    metric: str
+    items: int
+    mean: float
+    p: float
+    detectable: float
+    verdict: str
+
+
+class _Compared(NamedTuple):
+    task: str
+    metric: str
+    higher_is_better: bool
+    values: list[float]  # of the run minus those of the other
+    weights: list[float]
+    clusters: list[str]
+    binary: bool
+
+
+def verdicts(run: Run, other: Run) -> list[Verdict]:
+    """A verdict for each task of the other run.
+
+    Args:
+        run: the run that is judged.
+        other: what it is compared with.
+
+    Raises:
+        ReportError: a task without samples, without an item that both have, or without a metric of
+            which a direction is known.
+    """
+    tasks = list(other.samples)
+    lacking = [task for task in tasks if task not in run.samples]
+    if lacking or not tasks:
+        raise ReportError(
+            f"{run.path} has no samples of {', '.join(lacking) or 'any task'}, which a verdict "
+            f"needs: evaluate both runs on the same tasks with lm_eval --log_samples"
+        )
+    compared = [_compare(run, other, task) for task in tasks]
+    tests = [_test(one) for one in compared]
+    corrected = holm([p for p, _ in tests])
+    found = []
+    for one, (_, error), p in zip(compared, tests, corrected, strict=True):
+        mean = sum(one.values) / sum(one.weights)
+        verdict = "no difference"
+        if p < LEVEL:
+            verdict = "better" if (mean > 0) == one.higher_is_better else "worse"
+        detectable = _detectable(one, error, len(tasks))
+        found.append(Verdict(one.task, one.metric, len(one.values), mean, p, detectable, verdict))
+    return found
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's correction: p-values of which each may be compared with the level of the family."""
+    corrected, largest = [0.0] * len(p), 0.0
+    for rank, index in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
+        largest = max(largest, min(1.0, (len(p) - rank) * p[index]))
+        corrected[index] = largest
+    return corrected
+
+
+def _compare(run: Run, other: Run, task: str) -> _Compared:
+    ours, theirs = read_samples(run.samples[task]), read_samples(other.samples[task])
+    common = [key for key in theirs if key in ours]
+    if not common:
+        raise ReportError(
+            f"{run.samples[task]} and {other.samples[task]} have no item in common: they are of "
+            "other documents or prompts"
+        )
+    directions: dict[str, bool] = {}
+    for (named, metric), higher in other.higher_is_better.items():
+        if named == task and higher is not None:
+            directions.setdefault(metric.partition("@")[0], bool(higher))
+    metrics = dict.fromkeys(m for key in common for m in theirs[key].get("metrics", []))
+    for quantity in dict.fromkeys(metric.partition("@")[0] for metric in metrics):
+        if quantity not in directions:
+            continue
+        names = [metric for metric in metrics if metric.partition("@")[0] == quantity]
+        pairs = [
+            (item_of(ours[key].get(name), key), item_of(theirs[key].get(name), key))
+            for key in common
+            for name in names
+        ]
+        both = [(a, b) for a, b in pairs if a and b and math.isfinite(a[0]) and math.isfinite(b[0])]
+        if both:
+            alone = len({b[2] for _, b in both}) == len(both)
+            return _Compared(
+                task,
+                quantity,
+                directions[quantity],
+                [a[0] - b[0] for a, b in both],
+                [b[1] for _, b in both],
+                [b[2] for _, b in both],
+                alone and all({a[0], b[0]} <= {0.0, 1.0} and a[1] == b[1] == 1 for a, b in both),
+            )
+    raise ReportError(
+        f"{other.path}: {task} has no metric that is a number for each item and of which is known "
+        "whether more is better, so that there is no verdict on it"
+    )
+
+
+def _test(one: _Compared) -> tuple[float, float]:
+    """The p-value of no difference, and the standard error of the mean difference.
+
+    Items that are right or wrong and independent have McNemar's exact test, others Student's over
+    clusters.
+    """
+    from scipy import stats
+
+    error = intervals.standard_error(one.values, one.weights, one.clusters)
+    if one.binary:
+        gained, lost = (sum(sign * value > 0 for value in one.values) for sign in (1, -1))
+        return mcnemar(gained, lost), error
+    groups = len(set(one.clusters))
+    mean = sum(one.values) / sum(one.weights)
+    if groups == 1 or mean == 0:
+        return 1.0, error
+    if error == 0:
+        return 0.0, error
+    return float(2 * stats.t.sf(abs(mean) / error, groups - 1)), error
+
+
+def _detectable(one: _Compared, error: float, tasks: int) -> float:
+    """The smallest difference that is seen at the strictest level of Holm's procedure."""
+    from scipy import stats
+
+    groups, level = len(set(one.clusters)), LEVEL / tasks
+    if groups == 1:
+        return math.inf
+    freedom = groups - 1
+    seen = error * float(stats.t.ppf(1 - level / 2, freedom) + stats.t.ppf(POWER, freedom))
+    if one.binary:  # so many items must change, all to one side, for McNemar's test
+        seen = max(seen, math.ceil(math.log2(2 / level)) / len(one.values))
+    return seen
+
+
+def unseen(found: Sequence[Verdict], wanted: float) -> list[Verdict]:
+    """The verdicts of runs that are too small to see a difference as small as is wanted."""
+    return [one for one in found if not one.detectable <= wanted]

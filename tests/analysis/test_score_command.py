@@ -1,0 +1,191 @@
+"""`griffin-eval score`, `token_scores=` and `details`: every token against transformers."""
+
+import csv
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lm_eval.api.instance import Instance
+from transformers import AutoTokenizer
+from typer.testing import CliRunner
+
+from griffin_eval.cli.main import app
+from griffin_eval.engine.limits import Limits
+from griffin_eval.engine.scoring import score
+from griffin_eval.engine.tree import Scorable
+from griffin_eval.errors import ArgumentError
+from griffin_eval.lm.model import GriffinLM
+from griffin_eval.text.words import word_spans, words_of_tokens
+
+TEXTS = ["The unary minus operator\r\n\tyields  naïve 東京 results.\n", " starts with a space"]
+
+
+@pytest.fixture(scope="module")
+def expected(transformers_model):
+    """Nats, least and largest rank within rounding, and entropy of every token but the first, by
+    transformers in one pass."""
+
+    def details(tokens) -> tuple[np.ndarray, ...]:
+        ids = torch.tensor([list(tokens)])
+        with torch.no_grad():
+            logits = transformers_model(ids, use_cache=False).logits[0, :-1].double()
+        logprobs = logits.log_softmax(-1)
+        mine = logprobs.gather(1, ids[0, 1:, None])
+        entropy = torch.distributions.Categorical(logits=logits).entropy()
+        ranks = [1 + (logprobs > mine + near).sum(1).numpy() for near in (1e-4, -1e-4)]
+        return -mine[:, 0].numpy(), *ranks, entropy.numpy()
+
+    return details
+
+
+def check(expected, nats, rank, entropy):
+    exact, least, most, spread = expected
+    np.testing.assert_allclose(nats, exact, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(entropy, spread, rtol=1e-4, atol=1e-4)
+    assert (least <= rank).all() and (rank <= most).all()
+
+
+def test_details_equal_transformers_and_change_no_score(runner, random_tokens, expected):
+    sequences = [Scorable(random_tokens(length), start) for length, start in [(150, 1), (40, 39)]]
+    sequences += [Scorable([*sequences[0].tokens[:100], token], 100) for token in range(3, 60)]
+    found, plain = [{}, {}]
+    for results, details in ((found, True), (plain, False)):
+        score(
+            runner,
+            sequences,
+            limits=Limits(64, 4),
+            softmax_dtype="float32",
+            on_result=results.__setitem__,
+            details=details,
+        )
+    for index, sequence in enumerate(sequences):
+        mine = found[index]
+        whole = [part[sequence.start - 1 :] for part in expected(sequence.tokens)]
+        check(whole, -mine.logprobs, mine.ranks, mine.entropies)
+        np.testing.assert_allclose(mine.logprobs, plain[index].logprobs, rtol=1e-6, atol=1e-6)
+        np.testing.assert_array_equal(mine.greedy, plain[index].greedy)
+        assert plain[index].ranks is None and (mine.ranks[mine.greedy] == 1).all()
+
+
+@given(st.text("ab \n\t", max_size=30), st.data())
+def test_every_token_belongs_to_one_word(text, data):
+    words = word_spans(text)
+    assert [text[start:end] for start, end in words] == (text.split() or [text])
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))) | {0, len(text)})
+    spans = np.array([*zip(cuts, cuts[1:], strict=False)], np.int64).reshape(-1, 2)
+    found = words_of_tokens(words, spans)
+    assert len(found) == len(spans) and (np.diff(found) >= 0).all()
+    for word, (start, end) in zip(found, spans, strict=True):
+        first = len(text[:end]) - len(text[start:end].lstrip())
+        if text[start:end].strip():  # of its first character that is no white space
+            assert words[word][0] <= first < words[word][1]
+
+
+def run(*arguments, code=0):
+    done = CliRunner().invoke(app, ["score", *map(str, arguments)], env={"COLUMNS": "140"})
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == code, done.output
+    return done.stdout
+
+
+def rows(*arguments):
+    return list(csv.DictReader(io.StringIO(run(*arguments, "--csv"), newline="")))
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_rows_equal_transformers(framework, checkpoint, expected, tmp_path):
+    files = [tmp_path / f"{number}.txt" for number in range(len(TEXTS))]
+    for file, text in zip(files, TEXTS, strict=True):
+        file.write_bytes(text.encode())
+    tokens = rows(checkpoint, *files, "--framework", framework)
+    words = rows(checkpoint, *files, "--framework", framework, "--words")
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    for file, text in zip(files, TEXTS, strict=True):
+        mine = [row for row in tokens if row["text"] == str(file)]
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        assert [int(row["id"]) for row in mine] == encoded["input_ids"]
+        spans = [(int(row["start"]), int(row["end"])) for row in mine]
+        assert spans == encoded["offset_mapping"]
+        assert [row["token"] for row in mine] == [text[start:end] for start, end in spans]
+        values = [[float(row[name]) for row in mine] for name in ("nats", "rank", "entropy")]
+        check(expected([tokenizer.bos_token_id, *encoded["input_ids"]]), *values)
+        for row in mine:
+            assert float(row["bits"]) == pytest.approx(float(row["nats"]) / math.log(2), rel=1e-6)
+        summed = [row for row in words if row["text"] == str(file)]
+        assert [row["characters"] for row in summed] == text.split()
+        for row in summed:
+            own = [float(token["nats"]) for token in mine if token["word"] == row["word"]]
+            assert int(row["tokens"]) == len(own)
+            assert float(row["nats"]) == pytest.approx(sum(own), rel=1e-6)
+
+
+def test_a_table_and_a_text_of_every_line(checkpoint, tmp_path):
+    file = tmp_path / "lines.txt"
+    file.write_text("first line\n\nthird line\n")
+    found = rows(checkpoint, file, "--lines")
+    assert {row["text"] for row in found} == {f"{file}:1", f"{file}:3"}
+    assert "perplexity" in run(checkpoint, file)
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "said"),
+    [
+        (b"  \n", [], "has no text"),
+        (b"\xff\xfe", [], "is not UTF-8"),
+        (None, [], "No such file"),
+        (b"words", ["--words"], "add --csv"),
+    ],
+)
+def test_bad_input_is_one_sentence(content, more, said, checkpoint, tmp_path):
+    file = tmp_path / "text.txt"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ArgumentError, match=said):
+        run(checkpoint, file, *more)
+
+
+def instances(kind, task, arguments):
+    return [
+        Instance(kind, {}, args, index, (task, doc, 1))
+        for doc, (args, index) in enumerate(arguments)
+    ]
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_token_scores_of_every_kind_of_request(framework, checkpoint, expected, tmp_path):
+    folder = tmp_path / "scores"
+    lm = GriffinLM(pretrained=str(checkpoint), framework=framework, token_scores=str(folder))
+    pairs = [((TEXTS[0], " yes"), 0), ((TEXTS[0], " certainly not"), 1)]
+    answers = lm.loglikelihood(instances("loglikelihood", "choice", pairs))
+    (rolling,) = lm.loglikelihood_rolling(
+        instances("loglikelihood_rolling", "whole", [((TEXTS[0],), 0)])
+    )
+    asked = {"max_gen_toks": 4, "until": []}
+    (said,) = lm.generate_until(instances("generate_until", "said", [((TEXTS[0], asked), 0)]))
+    lines = {
+        file.stem: [json.loads(line) for line in file.read_text().splitlines()]
+        for file in folder.iterdir()
+    }
+    assert set(lines) == {"choice", "whole", "said"}
+    assert [(line["doc_id"], line["index"]) for line in lines["choice"]] == [(0, 0), (1, 1)]
+    for line, (logprob, _) in zip(lines["choice"], answers, strict=True):
+        assert -sum(line["nats"]) == pytest.approx(logprob, rel=1e-6)
+    assert -sum(lines["whole"][0]["nats"]) == pytest.approx(float(rolling), rel=1e-6)
+    (generated,) = lines["said"]
+    assert generated["rank"] == [1] * 4 and generated["task"] == "said"
+    assert lm.tokenizer.decode(generated["tokens"], skip_special_tokens=True) == said
+    bos = lm.tokenizer.bos_token_id
+    for name, before in (("whole", [bos]), ("said", lm.tok_encode(TEXTS[0]))):
+        (line,) = lines[name]
+        whole = expected([*before, *line["tokens"]])
+        own = [part[len(before) - 1 :] for part in whole]
+        check(own, line["nats"], line["rank"], line["entropy"])
+        assert len(line["texts"]) == len(line["tokens"])
+    with pytest.raises(ArgumentError, match="files of an earlier run"):
+        GriffinLM(pretrained=str(checkpoint), framework=framework, token_scores=str(folder))

@@ -1,0 +1,320 @@
+"""`griffin-eval sweep`: every checkpoint of a training as one lm_eval command would evaluate it."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import lm_eval.tasks
+import lm_eval.utils
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax import traverse_util
+from lm_eval.evaluator import simple_evaluate
+from lm_eval.utils import sanitize_list
+from slow import slow
+from typer.testing import CliRunner
+
+from griffin_eval.checkpoints import folder as shipped
+from griffin_eval.cli.main import app
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.source.companions import COMPANIONS
+from griffin_eval.converters.source.steps import steps_of
+from griffin_eval.errors import BadInput
+from griffin_eval.lm import sweep as sweeps
+from griffin_eval.lm.model import GriffinLM
+from griffin_eval.text.json_tokenizer import TransformersTokenizer
+
+STEPS = (9, 20, 100)
+CHOICE = """
+task: sweep_choice
+dataset_path: json
+dataset_kwargs: {data_files: DATA}
+output_type: multiple_choice
+test_split: train
+fewshot_split: train
+num_fewshot: 2
+doc_to_text: "{{text}}"
+doc_to_choice: [" yes", " no", " perhaps"]
+doc_to_target: 0
+metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
+"""
+SAID = """
+task: sweep_said
+dataset_path: json
+dataset_kwargs: {data_files: DATA}
+output_type: generate_until
+test_split: train
+doc_to_text: "{{text}}"
+doc_to_target: "a"
+generation_kwargs: {max_gen_toks: 5, until: ["\\n"], do_sample: true, temperature: 1.0}
+metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
+"""
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A training whose three checkpoints stock Orbax wrote, each with other weights."""
+    run = tmp_path_factory.mktemp("training") / "run"
+    run.mkdir()
+    source = Checkpoint(shipped("bytes_griffin"))
+    for name in ("config.json", *COMPANIONS):
+        if (source.folder / name).is_file():
+            shutil.copy(source.folder / name, run)
+    noise = np.random.default_rng(0)
+    with ocp.CheckpointManager(run) as manager:
+        for step in STEPS:
+            params = {}
+            for name in source.dtypes:
+                value = source.numpy(name).astype(np.float32)
+                factor = 1 + noise.normal(size=value.shape) / step
+                params[name] = jnp.asarray(value * factor, jnp.float32)
+            nested = traverse_util.unflatten_dict(params, sep=".")
+            manager.save(step, args=ocp.args.Composite(params=ocp.args.StandardSave(nested)))
+        manager.wait_until_finished()
+    return run
+
+
+@pytest.fixture(scope="module")
+def task_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tasks")
+    data = folder / "data.jsonl"
+    texts = ["import os", "def f(x):", "The value is", "class A:", "return"]
+    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    for name, text in (("choice", CHOICE), ("said", SAID)):
+        (folder / f"{name}.yaml").write_text(text.replace("DATA", str(data)))
+    return folder
+
+
+@pytest.fixture
+def only_these_tasks(monkeypatch, task_folder):
+    """lm_eval takes seconds to find all of its own tasks."""
+    manager = lm_eval.tasks.TaskManager
+
+    def make(include_path=None, metadata=None):
+        return manager(include_path=str(task_folder), include_defaults=False, metadata=metadata)
+
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", make)
+    # Its log would go on writing to what pytest has closed.
+    monkeypatch.setattr(lm_eval.utils, "setup_logging", lambda: None)
+    return make
+
+
+def run(*arguments, code=0):
+    done = CliRunner().invoke(app, ["sweep", *map(str, arguments)])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == code, done.output
+    return done.stdout
+
+
+def options(output, framework="torch"):
+    model_args = f"framework={framework},dtype=float32"
+    return (
+        *("--tasks", "sweep_choice,sweep_said", "--model_args", model_args, "-o", output),
+        *("--limit", "3", "--log_samples"),
+    )
+
+
+def written(folder: Path) -> tuple[dict, dict]:
+    """The results in a folder, and the samples by task."""
+    (file,) = folder.rglob("results_*.json")
+    samples = {
+        path.name.rsplit("_", 1)[0].removeprefix("samples_"): [
+            json.loads(line) for line in path.read_text().splitlines()
+        ]
+        for path in folder.rglob("samples_*.jsonl")
+    }
+    return json.loads(file.read_text()), samples
+
+
+OF_ITEM = ("doc_id", "prompt_hash", "target_hash", "doc_hash", "filtered_resps", "arguments")
+
+
+def same(mine, other):
+    assert len(mine) == len(other) > 0
+    for one, two in zip(mine, other, strict=True):
+        for key in OF_ITEM:
+            # lm_eval writes the numbers of answers as text.
+            assert sanitize_list(one[key]) == sanitize_list(two[key]), key
+
+
+@pytest.mark.parametrize("framework", ["torch", slow("jax")])
+def test_equals_an_evaluation_of_each_checkpoint(framework, run_folder, only_these_tasks, tmp_path):
+    output = tmp_path / "results"
+    said = run(run_folder, *options(output, framework))
+    assert [line.split(":")[0] for line in said.splitlines()[:-1]] == [*map(str, STEPS)]
+    hashes, answers = set(), set()
+    for step in STEPS:
+        found, samples = written(output / str(step))
+        lm = GriffinLM(str(run_folder / str(step)), framework=framework, dtype="float32")
+        alone = simple_evaluate(
+            lm,
+            tasks=["sweep_choice", "sweep_said"],
+            limit=3,
+            task_manager=only_these_tasks(),
+        )
+        assert json.loads(json.dumps(alone["results"])) == found["results"]
+        for task in samples:
+            mine = json.loads(json.dumps(alone["samples"][task], default=str))
+            for sample in mine:  # as lm_eval writes it
+                sample["arguments"] = None
+            same([s | {"arguments": None} for s in samples[task]], mine)
+        config = found["config"]
+        assert config["model"] == "griffin"
+        assert config["model_args"]["pretrained"] == str(run_folder / str(step))
+        assert config["griffin_weights_sha256"] == lm.weights_sha256
+        assert config["griffin_tokens_computed"] == lm.stats.tokens_computed
+        hashes.add(lm.weights_sha256)
+        answers.add(json.dumps([s["filtered_resps"] for s in samples["sweep_said"]]))
+    assert len(hashes) == len(STEPS) and len(answers) > 1
+    assert (output / "figures" / "sweep_choice_acc_over_steps.png").is_file()
+
+
+def evaluated(run_folder, output, find, watch=None):
+    """What a sweep over the checkpoints that ``find`` gives says of each."""
+    arguments = ["--output_path", str(output), *options(output)[:4], *options(output)[6:]]
+    config = sweeps.configuration(arguments, sweeps.targets_of_run(run_folder)[0])
+    return list(sweeps.sweep(config, find, output, watch))
+
+
+def test_texts_are_tokenised_once(run_folder, only_these_tasks, tmp_path, monkeypatch):
+    targets = sweeps.targets_of_run(run_folder)
+    encode, counted = TransformersTokenizer.encode_batch, []
+
+    def counting(self, texts):
+        counted.append(len(texts))
+        return encode(self, texts)
+
+    monkeypatch.setattr(TransformersTokenizer, "encode_batch", counting)
+    evaluated(run_folder, tmp_path / "one", lambda: targets[:1])
+    once = sum(counted)
+    counted.clear()
+    evaluated(run_folder, tmp_path / "two", lambda: targets[:2])
+    assert sum(counted) == once > 0
+
+
+def test_a_sweep_goes_on_where_it_was(run_folder, only_these_tasks, tmp_path):
+    output = tmp_path / "results"
+    run(run_folder, *options(output))
+    before = {path: path.stat().st_mtime_ns for path in output.rglob("results_*.json")}
+    shutil.rmtree(output / "20")
+    again = run(run_folder, *options(output))
+    assert again.count("it has results already") == 2 and "evaluated: 1, skipped: 2" in again
+    kept = {path for path in before if path.relative_to(output).parts[0] != "20"}
+    assert {path for path in before if path.exists()} == kept
+    assert all(path.stat().st_mtime_ns == before[path] for path in kept)
+    assert {path.name for path in output.glob("*/")} == {"9", "20", "100", "figures"}
+    with pytest.raises(BadInput, match="a sweep with another limit"):
+        run(run_folder, *options(output)[:-2], "2", "--log_samples")
+
+
+def test_a_training_is_watched_to_its_end(run_folder, only_these_tasks, tmp_path, monkeypatch):
+    """New checkpoints are evaluated, unfinished ones waited for, deleted ones named."""
+    growing = tmp_path / "run"
+    shutil.copytree(run_folder, growing, ignore=shutil.ignore_patterns("20", "100"))
+    (growing / "20.orbax-checkpoint-tmp-7").mkdir()
+    looks = []
+
+    def next_look(seconds):
+        looks.append(seconds)
+        if len(looks) == 1:
+            shutil.copytree(run_folder / "20", growing / "15")
+        elif len(looks) == 2:
+            shutil.copytree(run_folder / "100", growing / "100")
+
+    monkeypatch.setattr(sweeps.time, "sleep", next_look)
+    once = []
+
+    def find():
+        found = sweeps.targets_of_run(growing)
+        if not once and any(target.name == "15" for target in found):
+            once.append(shutil.rmtree(growing / "15"))  # between looking and reading
+        return found
+
+    outcomes = evaluated(run_folder, tmp_path / "results", find, sweeps.Watch(0.5, 100))
+    assert [(o.target.name, o.reason) for o in outcomes] == [
+        ("9", ""),
+        ("15", "it was deleted meanwhile"),
+        ("100", ""),
+    ]
+    assert len(looks) == 2
+
+
+def test_steps_are_finished_checkpoints(run_folder, tmp_path):
+    assert list(steps_of(run_folder)) == sorted(STEPS)
+    for name in ("7", "8.orbax-checkpoint-tmp-1", "figures", "checkpoint-12"):
+        (tmp_path / name).mkdir()
+    for name in ("8.orbax-checkpoint-tmp-1", "checkpoint-12", "figures"):
+        shutil.copy(Path(shipped("bytes_griffin")) / "model.safetensors", tmp_path / name)
+    assert {step: path.name for step, path in steps_of(tmp_path).items()} == {12: "checkpoint-12"}
+
+
+def test_a_step_of_a_run_opens_with_the_config_of_the_run(run_folder):
+    checkpoint = Checkpoint(run_folder / "20")
+    assert checkpoint.config == Checkpoint(run_folder).config
+    assert checkpoint.folder == run_folder
+
+
+def test_another_model_is_refused(run_folder, checkpoint, only_these_tasks, tmp_path):
+    with pytest.raises(BadInput, match="no checkpoint of the same model.*config"):
+        run(run_folder / "9", checkpoint, *options(tmp_path / "results"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--limit", "3"], "before lm_eval's own options"),
+        (["nowhere"], "expected the folder of a training"),
+        (["EMPTY"], "has no checkpoints"),
+        (["EMPTY", "--revisions", "a"], "of one hub id"),
+        (["EMPTY", "--until", "3"], "add --watch"),
+        (["a/b", "c/d", "--watch"], "expected the folder of one"),
+        (["a", "a"], "named twice"),
+        (["RUN", "--model_args", "pretrained=x"], "pretrained="),
+        (["RUN", "--use_cache", "x"], "use_cache"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, said, run_folder, tmp_path):
+    (tmp_path / "empty").mkdir()
+    known = {"EMPTY": tmp_path / "empty", "RUN": run_folder}
+    given = [known.get(word, word) for word in arguments]
+    with pytest.raises(BadInput, match=said):
+        run(*given, "--tasks", "sweep_choice", "-o", tmp_path / "results")
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.slow
+def test_equals_three_commands(run_folder, task_folder, tmp_path):
+    """Numbers and prompts of one sweep and of three commands, each in a process of its own."""
+    python = Path(sys.executable).parent
+    shared = ["--include_path", task_folder, "--limit", "3", "--log_samples"]
+    tasks = ["--tasks", "sweep_choice,sweep_said"]
+    output = tmp_path / "results"
+    model_args = "framework=torch,dtype=float32"
+    commands = [
+        [python / "griffin-eval", "sweep", run_folder, *tasks, "--model_args", model_args]
+        + ["-o", output, *shared]
+    ]
+    for step in STEPS:
+        given = f"pretrained={run_folder / str(step)},{model_args}"
+        commands.append(
+            [python / "lm_eval", "--model", "griffin", "--model_args", given, *tasks, *shared]
+            + ["--output_path", tmp_path / f"alone{step}"]
+        )
+    for one in commands:
+        done = subprocess.run([*map(str, one)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    for step in STEPS:
+        (found, samples), (alone, theirs) = map(
+            written, (output / str(step), tmp_path / f"alone{step}")
+        )
+        for key in ("results", "configs", "task_hashes", "n-samples", "model_name", "versions"):
+            assert found[key] == alone[key], key
+        assert found["model_source"] == alone["model_source"] == "griffin"
+        assert found["config"]["model_args"] == alone["config"]["model_args"]
+        for task, mine in samples.items():
+            same(mine, theirs[task])
