@@ -13,11 +13,7 @@ WORKERS := -n 2 --dist worksteal
 # Fast tests that test-slow runs again, where JAX compiles as it does for users.
 COMPILED := tests/engine tests/lm/test_lm.py tests/model/test_parity_precision.py
 
-<<<<<<< HEAD
-.PHONY: demo test test-slow test-oldest test-newest soak kills wheel types check format clean
-=======
-.PHONY: demo test test-slow fuzz types check format clean
->>>>>>> fuzz
+.PHONY: demo test test-slow test-oldest test-newest soak kills fuzz wheel types check format clean
 
 demo: $(STAMP)
 	$(BIN)/python -m griffin_eval.demo $(if $(FULL),--full)
@@ -30,7 +26,6 @@ test-slow: $(STAMP)
 		|| test $$? = 5  # pytest's word for: there are none
 	XLA_FLAGS= $(BIN)/pytest $(WORKERS) $(COMPILED)
 
-<<<<<<< HEAD
 # One framework at a time, each in one thread, so that the machine has one left.
 MINUTES ?= 45
 soak: $(STAMP)
@@ -51,12 +46,11 @@ wheel: $(STAMP)
 	rm -rf build/lib* build/bdist* build/temp* build/wheel
 	$(BIN)/python -m build --no-isolation --wheel --outdir build/wheel .
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
-=======
+
 # Damages everything that is read of a checkpoint; tests/fuzz/run.py says how.
 fuzz: $(STAMP)
 	$(BIN)/python tests/fuzz/run.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(RUNS),--runs $(RUNS)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(CASE),--case $(CASE)) $(TARGETS)
->>>>>>> fuzz
 
 check: $(STAMP) types
 	$(BIN)/ruff format --check .
