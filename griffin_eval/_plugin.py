@@ -4,8 +4,6 @@ Releases of lm_eval up to 0.4.13 look for no plugins. Its modules are therefore 
 imported: a finder lets them load as always and then adds to them. Every Python process of the
 environment runs `start` (by griffin_eval_plugin.pth), so nothing is imported before lm_eval is.
 
-Its cache and results files are guarded for runs of this model, and of no other.
-
 lm_eval's command line also gets this package's log, and one sentence instead of a traceback where
 the user can mend an error. Where lm_eval is used as a library, neither is touched.
 """
@@ -142,42 +140,8 @@ def _behave_like_lm_eval() -> None:
     sys.excepthook = one_sentence
 
 
-def _guard_cache(model) -> None:
-    """A damaged ``--use_cache`` file does not end a run of our model."""
-    import functools
-
-    original = model.CachingLM.__init__
-    if hasattr(original, "griffin_guarded"):
-        return
-
-    @functools.wraps(original)
-    def __init__(self, lm, cache_db):
-        if type(lm).__module__.startswith("griffin_eval."):
-            from griffin_eval.lm.cache_file import move_damaged_aside
-
-            move_damaged_aside(cache_db)
-        original(self, lm, cache_db)
-
-    __init__.griffin_guarded = True
-    model.CachingLM.__init__ = __init__
-
-
-def _guard_results(module) -> None:
-    """Results of our model are whole or absent."""
-    tracker = module.EvaluationTracker
-    if hasattr(tracker, "griffin_guarded"):
-        return
-    from griffin_eval.lm.results_files import whole_or_absent
-
-    tracker.save_results_aggregated = whole_or_absent(tracker.save_results_aggregated)
-    tracker.save_results_samples = whole_or_absent(tracker.save_results_samples)
-    tracker.griffin_guarded = True
-
-
 _HOOKS = {
     "lm_eval.models": _add_model,
-    "lm_eval.api.model": _guard_cache,
-    "lm_eval.loggers.evaluation_tracker": _guard_results,
     "lm_eval.tasks.manager": _add_tasks,
     "lm_eval._cli": _join_command_line,
 }

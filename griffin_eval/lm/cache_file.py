@@ -58,14 +58,16 @@ def use_table(cache: SqliteDict, table: str) -> None:
         cache: that is open, as lm-eval opened it.
         table: its name; made if it is missing.
     """
-    with contextlib.closing(_opened(cache.filename)) as file:
+    path, connection = str(cache.filename), cache.conn
+    assert connection is not None
+    with contextlib.closing(_opened(path)) as file:
         file.execute(f'CREATE TABLE IF NOT EXISTS "{table}" (key TEXT PRIMARY KEY, value BLOB)')
         rows = file.execute(f'SELECT rowid, CAST(key AS BLOB), value FROM "{table}"')
         bad = [(row,) for row, key, value in rows if not (_is_text(key) and _is_answer(value))]
         file.executemany(f'DELETE FROM "{table}" WHERE rowid = ?', bad)
         file.commit()
     cache.tablename, cache.encode, cache.decode = table, _checked, _read
-    cache.conn.execute(f"PRAGMA busy_timeout = {WAIT * 1000}")
+    connection.execute(f"PRAGMA busy_timeout = {WAIT * 1000}")
     if bad:
         logger.warning(
             "%d answers in the cache %s are damaged, NaN or infinite: they are computed again",

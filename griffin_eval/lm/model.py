@@ -25,6 +25,7 @@ from griffin_eval.lm import results
 from griffin_eval.lm.arguments import parse_arguments
 from griffin_eval.lm.encoding import EncodedPair, Encoding, RememberedEncoding, joined
 from griffin_eval.lm.generation_args import DEFAULT_GENERATED_TOKENS, read_generation_arguments
+from griffin_eval.lm.guards import guard_files
 from griffin_eval.lm.load import StagedModel, load, stage
 from griffin_eval.lm.processes import Group
 from griffin_eval.lm.token_scores import Record, TokenScoreFiles
@@ -54,6 +55,7 @@ class GriffinLM(TemplateLM):
 
     def __init__(self, pretrained: str = "", framework: str | None = None, **arguments: Any):
         super().__init__()
+        guard_files()
         asked = parse_arguments(arguments | {"pretrained": pretrained, "framework": framework})
         launch = Launch.of_environment()
         if launch.world_size > 1:

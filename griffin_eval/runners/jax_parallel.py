@@ -48,7 +48,9 @@ def initialize() -> bool:
         # Where these are not set, JAX asks the cluster's own manager, such as SLURM.
         names = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
         try:
-            numbers = {key: int(os.environ[n]) for key, n in names.items() if n in os.environ}
+            numbers: dict[str, Any] = {
+                key: int(os.environ[n]) for key, n in names.items() if n in os.environ
+            }
             jax.distributed.initialize(shutdown_timeout_seconds=GRACE, **numbers)
         except (ValueError, RuntimeError) as error:
             raise ArgumentError(
@@ -184,8 +186,8 @@ def _listen(processes: int) -> list[connection.Connection]:
     with connection.Listener((host or socket.gethostname(), 0), authkey=key) as listener:
         address = f"{listener.address[0]}:{listener.address[1]}".encode()
         _broadcast(key + address.ljust(256 - KEY))
-        opened = [listener.accept() for _ in range(1, processes)]
-    ranks = {follower.recv(): follower for follower in opened}
+        opened: list[Any] = [listener.accept() for _ in range(1, processes)]
+    ranks: dict[int, connection.Connection] = {follower.recv(): follower for follower in opened}
     return [ranks[rank] for rank in sorted(ranks)]
 
 
@@ -193,7 +195,7 @@ def _connect() -> connection.Connection:
     """A follower's connection to the leader."""
     told = _broadcast(bytes(256))
     host, _, port = told[KEY:].decode().strip().rpartition(":")
-    leader = connection.Client((host, int(port)), authkey=told[:KEY])
+    leader: Any = connection.Client((host, int(port)), authkey=told[:KEY])
     leader.send(jax.process_index())
     return leader
 

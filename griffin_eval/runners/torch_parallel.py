@@ -202,10 +202,10 @@ def _part(
         ranks: the processes that share the model.
     """
     alone: Any = {"ranks": ranks, "use_local_synchronization": True}
-    loading = dist.new_group(backend="gloo", timeout=LOADING, **alone)
+    loading: Any = dist.new_group(backend="gloo", timeout=LOADING, **alone)
     backend = "gloo" if device == "cpu" else "nccl"
     patience = datetime.timedelta(seconds=PATIENCE)
-    group = dist.new_group(backend=backend, timeout=patience, **alone)
+    group: Any = dist.new_group(backend=backend, timeout=patience, **alone)
     if device == "cpu":
         torch.set_num_threads(max(usable_cpus() // neighbours, 1))
     else:
@@ -243,7 +243,7 @@ def join(
         return TorchRunner.load(checkpoint, dtype, device)
     first = launch.rank - launch.part
     ranks = list(range(first, first + launch.sharing))
-    calls = dist.new_group(ranks, LONG, "gloo", use_local_synchronization=True)
+    calls: Any = dist.new_group(ranks, LONG, "gloo", use_local_synchronization=True)
     where = "cpu" if kind == "cpu" else f"cuda:{launch.local_rank}"
     channel = Broadcast(calls, first)
     try:
