@@ -399,7 +399,8 @@ def split_answers(checkpoint, framework, sizes, processes=1):
         for rank in range(processes)
     ]
     said = [process.communicate(timeout=600) for process in started]
-    assert not any(process.returncode for process in started), said
+    if any(process.returncode for process in started):
+        raise AssertionError("\n".join(error for _, error in said))  # all of it
     return json.loads(said[0][0].splitlines()[-1])
 
 

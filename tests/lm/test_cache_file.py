@@ -2,11 +2,12 @@
 
 import json
 import logging
-import multiprocessing
 import os
 import pickle
 import shutil
 import sqlite3
+import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -137,22 +138,26 @@ def test_a_folder_in_its_place_is_one_sentence(tmp_path):
         move_damaged_aside(tmp_path / "cache.db")
 
 
-def write_many(path, name):
-    cache = opened(path)
-    for i in range(100):
-        cache[f"{name} {i}"] = (float(i), True)
-    cache.close()
+WRITE_MANY = """
+import sys
+from sqlitedict import SqliteDict
+from griffin_eval.lm.cache_file import move_damaged_aside, use_table
+
+path, name = sys.argv[1:]
+move_damaged_aside(path)
+cache = SqliteDict(path, autocommit=True)
+use_table(cache, "griffin-a")
+for i in range(100):
+    cache[f"{name} {i}"] = (float(i), True)
+cache.close()
+"""
 
 
 def test_two_processes_share_a_file(tmp_path):
     path = tmp_path / "cache.db"
-    context = multiprocessing.get_context("fork")
-    both = [context.Process(target=write_many, args=(path, name)) for name in "ab"]
-    for process in both:
-        process.start()
-    for process in both:
-        process.join(120)
-        assert process.exitcode == 0
+    command = [sys.executable, "-c", WRITE_MANY, str(path)]
+    both = [subprocess.Popen([*command, name]) for name in "ab"]
+    assert [process.wait(120) for process in both] == [0, 0]
     expected = {f"{name} {i}": (float(i), True) for name in "ab" for i in range(100)}
     assert found(path) == expected
 
