@@ -63,7 +63,8 @@ class GriffinLM(TemplateLM):
         self._model = model = load(asked, launch)
         self.tokenizer, self._runners = model.tokenizer, model.runners
         self.runner = self._runners[0]
-        self._device = self.runner.device  # which lm_eval reads, as the next two
+        # lm_eval reads these three, and makes tensors on the device.
+        self._device = self.runner.device.rpartition(" ")[2]  # of "2 x cpu"
         self._rank, self._world_size = launch.replica, launch.replicas
         self._encoding = Encoding(model.tokenizer, model.add_bos, model.prefix_token_id)
         asked = model.arguments
