@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from griffin_eval.runners.protocol import Runner
+    from griffin_eval.runners.saved_state import SavedState
     from griffin_eval.text.tokenizer import Tokenizer
 
 __all__ = ["Continuation", "Evaluator", "Score"]
@@ -73,6 +74,8 @@ class Evaluator:
         max_batch_size: upper bound of the number of texts that a step reads from or continues;
             None for as many as are fastest and as memory holds. No result depends on it.
         tokenizer: folder or hub id of the tokenizer; None for the checkpoint's own.
+        state: file of a saved state (`read`), from which every text goes on: it is tokenised alone,
+            without BOS.
 
     Attributes:
         config: the architecture, a `GriffinConfig`.
@@ -93,9 +96,11 @@ class Evaluator:
         tensor_parallel_size: int = 1,
         max_batch_size: int | None = None,
         tokenizer: str | Path | None = None,
+        state: str | Path | None = None,
     ) -> None:
         from griffin_eval.engine.limits import limits_for
         from griffin_eval.runners.load import load_runners
+        from griffin_eval.runners.saved_state import check_origin, check_weights, read_state
 
         self._checkpoint = opened(checkpoint)
         self._runners: list[Runner] = load_runners(
@@ -108,10 +113,18 @@ class Evaluator:
         most = (
             None if max_batch_size is None else positive_integer("max_batch_size", max_batch_size)
         )
-        self._limits = limits_for(self._runners[0], most=most)
         self._tokenizer_path = tokenizer
         self.config = self._checkpoint.config
         self.framework = self._runners[0].framework
+        self._state: SavedState | None = None
+        if state is not None:
+            self._state = saved = read_state(state)
+            digest = None if saved.origin.tokenizer is None else self._tokenizer_digest
+            check_origin(state, saved, self.config, digest, self._runners[0].dtype)
+            check_weights(state, saved, self._weights_sha256)
+            for runner in self._runners:
+                runner.start_from(saved)
+        self._limits = limits_for(self._runners[0], most=most)
 
     def score(
         self,
@@ -206,6 +219,48 @@ class Evaluator:
         )
         return [self._continuation(prompt, answers[i]) for i, prompt in enumerate(prompts)]
 
+    def read(
+        self,
+        text: Text,
+        *,
+        name: str = "",
+        progress: Callable[[int], object] = lambda tokens: None,
+    ) -> "SavedState":
+        """Reads a text once, for any number of texts that go on from it.
+
+        Args:
+            text: with BOS in front if the model was trained so, or token ids.
+            name: of the text, for people.
+            progress: called with the number of tokens that were read.
+
+        Returns:
+            The state, whose ``save`` writes a file for ``Evaluator(..., state=FILE)`` and
+            ``lm_eval --model griffin --model_args ...,state=FILE``.
+
+        Raises:
+            ValueError: a text of fewer than two tokens, or a state that is not finite.
+        """
+        from griffin_eval.engine.reading import read
+        from griffin_eval.runners.saved_state import SavedState, origin_of
+
+        if self._state is not None:
+            raise ArgumentError("a text is read from its beginning: leave state= out")
+        tokens, runner = self._ids(text, scored=False), self._runners[0]
+        if len(tokens) < 2:
+            raise ArgumentError(f"expected a text of two tokens at least, found {len(tokens)}")
+        is_text = isinstance(text, str)
+        origin = origin_of(
+            self.config,
+            self._weights_sha256,
+            self._tokenizer_digest if is_text else None,
+            runner.dtype,
+            tokens,
+            bos=is_text and self._add_bos,
+            text=name,
+            framework=runner.framework,
+        )
+        return SavedState(origin, read(runner, tokens, limits=self._limits, progress=progress))
+
     def _continuation(self, prompt: Text, ids: list[int]) -> Continuation:
         import numpy as np
 
@@ -220,22 +275,40 @@ class Evaluator:
 
         from griffin_eval.text.tokenizer import encode_with_bos
 
+        if self._state is not None:
+            own = self._tokenizer.encode(text) if isinstance(text, str) else self._checked(text)
+            return np.array([self._state.origin.last_token, *own], np.int32)
         if not isinstance(text, str):
-            ids = np.array(text, np.int32)
-            if ids.ndim != 1 or not len(ids):
-                raise ArgumentError(f"expected a text or token ids, found {text!r:.100}")
-            if ids.min() < 0 or ids.max() >= self.config.vocab_size:
-                raise ArgumentError(
-                    f"token ids must be from 0 to {self.config.vocab_size - 1}, found "
-                    f"{ids.min()} to {ids.max()}"
-                )
-            return ids
+            return self._checked(text)
         if not scored:
             encoded = encode_with_bos(self._tokenizer, text, self._add_bos)
             return np.array(encoded or [self._prefix], np.int32)
         encoded = self._tokenizer.encode(text)
         own = encoded[:1] == [self._prefix]
         return np.array(encoded if own else [self._prefix, *encoded], np.int32)
+
+    def _checked(self, text: Sequence[int]) -> "np.ndarray":
+        import numpy as np
+
+        ids = np.array(text, np.int32)
+        if ids.ndim != 1 or not len(ids):
+            raise ArgumentError(f"expected a text or token ids, found {text!r:.100}")
+        if ids.min() < 0 or ids.max() >= self.config.vocab_size:
+            raise ArgumentError(
+                f"token ids must be from 0 to {self.config.vocab_size - 1}, found "
+                f"{ids.min()} to {ids.max()}"
+            )
+        return ids
+
+    @cached_property
+    def _weights_sha256(self) -> str:
+        from griffin_eval.lm.weights_hash import weights_sha256
+
+        return weights_sha256(self._checkpoint)
+
+    @property
+    def _tokenizer_digest(self) -> str:
+        return self._tokenizer.name.rpartition("@")[2]
 
     @cached_property
     def _tokenizer(self) -> "Tokenizer":

@@ -20,6 +20,7 @@ from griffin_eval.cli.convert import convert
 from griffin_eval.cli.doctor import doctor
 from griffin_eval.cli.inspect import inspect
 from griffin_eval.cli.memory import memory
+from griffin_eval.cli.read import read
 from griffin_eval.cli.report import report
 from griffin_eval.cli.score import score
 from griffin_eval.cli.sweep import sweep
@@ -90,7 +91,7 @@ bench.command(name="latency")(bench_latency)
 bench.command(name="throughput")(bench_throughput)
 bench.command(name="training")(bench_training)
 app.add_typer(bench, name="bench")
-for command in (convert, inspect, verify, checkpoints, memory, report, score, train, doctor):
+for command in (convert, inspect, verify, checkpoints, memory, read, report, score, train, doctor):
     app.command()(command)
 app.command(context_settings={"ignore_unknown_options": True})(sweep)
 

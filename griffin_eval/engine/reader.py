@@ -78,7 +78,7 @@ class Reader:
         stats: Stats,
         *,
         on_step: Callable[[Any, list["Part"], np.ndarray], None],
-        progress: Callable[[int], None],
+        progress: Callable[[int], Any],
         describe: Callable[[int], str],
     ):
         self._runner, self._stats = runner, stats

@@ -91,6 +91,7 @@ class ModelArguments:
             (`griffin_eval.crosscheck.parity.check_parity`).
         token_scores: folder for the scores of every token, a file of JSON lines for each task
             (`griffin_eval.lm.token_scores`); by default none are written.
+        state: file of a saved state, from which every request goes on (`griffin-eval read`).
     """
 
     pretrained: str
@@ -118,6 +119,7 @@ class ModelArguments:
     check: bool = True
     parity: str | None = None
     token_scores: str | None = None
+    state: str | None = None
 
     @property
     def overrides(self) -> Overrides:
@@ -161,6 +163,13 @@ def parse_arguments(given: Mapping[str, Any]) -> ModelArguments:
     for name, parse in _PARSED.items():
         if values.get(name) is not None:
             values[name] = parse(name, values[name])
+    if values.get("state") is not None:
+        fixed = ("max_length", "add_bos_token", "prefix_token_id")
+        if given_too := [name for name in fixed if values.get(name) is not None]:
+            raise ArgumentError(
+                f"state= and {given_too[0]}=: texts go on from the saved state as they are, "
+                f"without BOS and uncut; leave {given_too[0]}= out"
+            )
     values["framework"] = choose_framework(values.get("framework"))
     values["visible_keys"] = one_visible_keys(values.get("visible_keys"), given.get("window"))
     return ModelArguments(**values)
@@ -181,6 +190,7 @@ def _boolean(name: str, value: Any) -> bool:
 _PARSED = {
     "pretrained": lambda name, value: str(value),
     "token_scores": lambda name, value: str(value),
+    "state": lambda name, value: str(value),
     "check": _boolean,
     "batch_size": _batch_size,
     "max_batch_size": positive_integer,

@@ -77,6 +77,27 @@ class Encoding(NamedTuple):
         return beginning if np.array_equal(beginning, ids) else ids
 
 
+class EncodingAfterState(Encoding):
+    """An `Encoding` of texts that go on from a saved state: each is tokenised alone, without BOS,
+    behind the state's last token, which is the prefix token."""
+
+    def pairs(self, pairs: Sequence[tuple[str, str]]) -> list[EncodedPair]:
+        plain = Encoding(self.tokenizer, False, -1).pairs(pairs)
+        return [
+            (pair, self._behind(start) if pair[0] else [self.prefix_token_id], end)
+            for pair, start, end in plain
+        ]
+
+    def contexts(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [self._behind(ids) for ids in encode_all(self.tokenizer, texts, [])]
+
+    def documents(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return encode_all(self.tokenizer, texts, [self.prefix_token_id])
+
+    def _behind(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        return np.concatenate([np.array([self.prefix_token_id], np.int32), ids], dtype=np.int32)
+
+
 class RememberedEncoding(Encoding):
     """An `Encoding` that keeps the ids of each list of texts, for lists that come again."""
 

@@ -15,6 +15,7 @@ from griffin_eval.lm.arguments import ModelArguments
 from griffin_eval.lm.weights_hash import weights_sha256
 from griffin_eval.runners.load import choose_framework, load_runners
 from griffin_eval.runners.protocol import Runner
+from griffin_eval.runners.saved_state import SavedState, check_origin, read_state
 from griffin_eval.sharding.launch import Launch
 from griffin_eval.text.load import load_tokenizer
 from griffin_eval.text.tokenizer import (
@@ -41,6 +42,7 @@ class LoadedModel(NamedTuple):
         add_bos: whether texts start with BOS.
         prefix_token_id: token that an empty context is scored from.
         eos_ids: tokens that end a generated text.
+        state: the saved state that every request goes on from, if one was named.
         parity: differences between the frameworks, if ``parity=check`` measured them here.
     """
 
@@ -52,6 +54,7 @@ class LoadedModel(NamedTuple):
     add_bos: bool
     prefix_token_id: int
     eos_ids: frozenset[int]
+    state: SavedState | None
     parity: dict[str, Any] | None
 
 
@@ -98,6 +101,9 @@ def load(arguments: ModelArguments, launch: Launch) -> LoadedModel:
         data_parallel=arguments.data_parallel_size,
         launch=launch,
     )
+    state = None
+    if arguments.state is not None:
+        state, prefix_token_id, add_bos = _start_from(arguments.state, runners, tokenizer)
     model = LoadedModel(
         arguments,
         checkpoint,
@@ -107,6 +113,7 @@ def load(arguments: ModelArguments, launch: Launch) -> LoadedModel:
         bool(add_bos),
         prefix_token_id,
         _eos_ids(checkpoint, tokenizer),
+        state,
         parity,
     )
     _log(model)
@@ -137,6 +144,8 @@ def stage(model: LoadedModel, pretrained: str, revision: str | None) -> StagedMo
     Raises:
         CheckpointError: it cannot be read, or its config, dtype or tokenizer is another.
     """
+    if model.state is not None:
+        raise ArgumentError("state= is of one checkpoint: leave it out where there are several")
     arguments = dataclasses.replace(model.arguments, pretrained=pretrained, revision=revision)
     path = resolve(pretrained, revision=revision, subfolder=arguments.subfolder)
     checkpoint = Checkpoint(path, arguments.overrides)
@@ -157,6 +166,22 @@ def stage(model: LoadedModel, pretrained: str, revision: str | None) -> StagedMo
     weights = model.runners[0].stage(checkpoint)
     hashed = weights_sha256(checkpoint, arguments.check)
     return StagedModel(model._replace(arguments=arguments, checkpoint=checkpoint), weights, hashed)
+
+
+def _start_from(
+    path: str, runners: list[Runner], tokenizer: Tokenizer
+) -> tuple[SavedState, int, bool]:
+    """Lets all documents go on from the state in a file.
+
+    Returns:
+        The state, its last token, from which texts are scored, and that they have no BOS.
+    """
+    state = read_state(path)
+    digest = tokenizer.name.rpartition("@")[2]
+    check_origin(path, state, runners[0].config, digest, runners[0].dtype)
+    for runner in runners:
+        runner.start_from(state)
+    return state, state.origin.last_token, False
 
 
 def _tokenizer_digest(folder: Path) -> str | None:

@@ -23,13 +23,20 @@ from griffin_eval.engine.tree import Ablation, Scorable
 from griffin_eval.errors import ArgumentError
 from griffin_eval.lm import results
 from griffin_eval.lm.arguments import parse_arguments
-from griffin_eval.lm.encoding import EncodedPair, Encoding, RememberedEncoding, joined
+from griffin_eval.lm.encoding import (
+    EncodedPair,
+    Encoding,
+    EncodingAfterState,
+    RememberedEncoding,
+    joined,
+)
 from griffin_eval.lm.generation_args import DEFAULT_GENERATED_TOKENS, read_generation_arguments
 from griffin_eval.lm.guards import guard_files
 from griffin_eval.lm.load import StagedModel, load, stage
 from griffin_eval.lm.processes import Group
 from griffin_eval.lm.token_scores import Record, TokenScoreFiles
 from griffin_eval.lm.weights_hash import start_hashing
+from griffin_eval.runners.saved_state import check_weights
 from griffin_eval.sharding.launch import Launch
 from griffin_eval.text.tokenizer import encode_with_bos
 
@@ -66,7 +73,8 @@ class GriffinLM(TemplateLM):
         # lm_eval reads these three, and makes tensors on the device.
         self._device = self.runner.device.rpartition(" ")[2]  # of "2 x cpu"
         self._rank, self._world_size = launch.replica, launch.replicas
-        self._encoding = Encoding(model.tokenizer, model.add_bos, model.prefix_token_id)
+        encoding = Encoding if model.state is None else EncodingAfterState
+        self._encoding = encoding(model.tokenizer, model.add_bos, model.prefix_token_id)
         asked = model.arguments
         self._limits = limits_for(self.runner, asked.state_budget, asked.max_batch_size)
         self.batch_sizes = {"rows": self._limits.rows}  # which lm_eval records
@@ -74,6 +82,8 @@ class GriffinLM(TemplateLM):
         self._others: list[Stats] = []  # of the other processes
         self._warned: set[str] = set()
         self._weights_sha256 = start_hashing(model.checkpoint, asked.check)
+        if model.state is not None:
+            check_weights(str(asked.state), model.state, self._weights_sha256.result())
         self._token_scores = (
             TokenScoreFiles(asked.token_scores, model.tokenizer, launch.replica)
             if asked.token_scores is not None

@@ -20,7 +20,9 @@ _LIBRARIES = ("torch", "jax", "jaxlib", "flax", "transformers", "lm_eval")
 def identity(model: LoadedModel) -> dict[str, Any]:
     """The model and the settings that its answers depend on, but for weights and tokenizer."""
     runner = model.runners[0]
-    return {
+    state = model.state
+    settings = {} if state is None else {"model_state": state.sha256}
+    return settings | {
         "model_num_parameters": parameter_count(runner.config),
         "model_dtype": runner.dtype,
         "model_revision": model.arguments.revision or "",

@@ -25,7 +25,7 @@ from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.model_jax.decoding import DecodingState
 from griffin_eval.model_jax.griffin import Griffin
 from griffin_eval.model_jax.loading import load
-from griffin_eval.model_jax.state import PoolRows, State, nbytes, without_attention
+from griffin_eval.model_jax.state import PoolRows, State, nbytes, scatter, without_attention
 from griffin_eval.runners import jax_functions, kept_programs
 from griffin_eval.runners.batching import (
     decode_rows,
@@ -40,6 +40,7 @@ from griffin_eval.runners.compiled_jax import ExecutableCache, cache_folder
 from griffin_eval.runners.devices import asked_or_best
 from griffin_eval.runners.jax_functions import x64_if
 from griffin_eval.runners.protocol import DTYPES
+from griffin_eval.runners.saved_state import SavedState, tensors_of
 from griffin_eval.sharding.mesh_jax import make_mesh
 from griffin_eval.sharding.split import MODEL, split_over
 
@@ -67,6 +68,7 @@ class JaxRunner:
     ):
         weight = model.model.embed_tokens.weight[...]
         self.config, self._model = model.config, model
+        self._saved: SavedState | None = None
         self.dtype = weight.dtype.name
         sharding: Any = weight.sharding
         self._mesh: Any = sharding.mesh if isinstance(sharding, NamedSharding) else None
@@ -116,6 +118,7 @@ class JaxRunner:
         donated: Any = {"donate_argnums": 0, "compiler_options": compiler_options}
         self._read = compiled("read", bound(jax_functions.read, split), (whole, pool), **donated)
         self._grow = compiled("grow", jax_functions.grow, pool, **donated)
+        self._write = compiled("write", scatter, pool, **donated)
         self._insert = compiled("insert", DecodingState.insert, decoding, **donated)
         self._decode = compiled(
             "decode", bound(jax_functions.decode_step, split), (whole, decoding), **donated
@@ -204,10 +207,10 @@ class JaxRunner:
         return -(-count // step) * step
 
     def state_bytes(self, capacity: int) -> int:
-        return self._bytes_a_device(jax.eval_shape(lambda: self._model.init_state(1, capacity)))
+        return self._bytes_a_device(self._start_shapes(capacity))
 
     def step_bytes(self, capacity: int) -> int:
-        state = jax.eval_shape(lambda: self._model.init_state(1, capacity))
+        state = self._start_shapes(capacity)
         return self._bytes_a_device(without_attention(state) if self._reads_in_place else state)
 
     def _bytes_a_device(self, state: State) -> int:
@@ -228,10 +231,45 @@ class JaxRunner:
         # depend on the padding, by rounding.
         self._shapes.clear()
         # The last row stays at the start.
-        return self._started("start pool", self._model.init_state, rows + 1, capacity)
+        capacity = self._with_saved(capacity)
+        pool = self._started("start pool", self._model.init_state, rows + 1, capacity)
+        if self._saved is None:
+            return pool
+        return self._write(pool, self._int32(np.array([rows])), self._saved_start(capacity))
 
     def grow_pool(self, pool: State, rows: int, capacity: int) -> State:
         return self._grow(self.open_pool(rows, capacity), pool)
+
+    def start_from(self, saved: SavedState) -> None:
+        self._saved = saved
+
+    def state_tensors(self, pool: State, row: int, read: int) -> dict[str, np.ndarray]:
+        wide = jnp.promote_types(pool.layers[0][0].dtype, jnp.float32)
+        layers = jax.tree.map(lambda leaf: np.asarray(leaf[row], wide), list(pool.layers))
+        return tensors_of([layer._asdict() for layer in layers], read)
+
+    def _with_saved(self, capacity: int) -> int:
+        return capacity if self._saved is None else self.padded_tokens(capacity + self._saved.read)
+
+    def _start_shapes(self, capacity: int) -> State:
+        """Shapes and dtypes of the state of one document with so many tokens of its own."""
+        capacity = self._with_saved(capacity)
+        return jax.eval_shape(lambda: self._model.init_state(1, capacity))
+
+    def _saved_start(self, capacity: int) -> State:
+        """The saved state, as a state of the model for so many tokens in all."""
+        assert self._saved is not None
+        shapes = jax.eval_shape(lambda: self._model.init_state(1, capacity))
+        layers: list[Any] = []
+        for index, layer in enumerate(shapes.layers):
+            leaves = {}
+            for name, leaf in layer._asdict().items():
+                saved = self._saved.tensors[f"layers.{index}.{name}"]
+                leaves[name] = np.zeros(leaf.shape, leaf.dtype)
+                leaves[name][0, leaf.shape[1] - len(saved) :] = saved
+            layers.append(type(layer)(**leaves))
+        pos, start = map(jnp.int32, ([self._saved.read], [0]))
+        return State(pos, start, tuple(layers))
 
     def read(
         self,
@@ -285,7 +323,7 @@ class JaxRunner:
 
     def start_decoding(self, batch: int, capacity: int) -> DecodingState:
         start = functools.partial(DecodingState.start, self._model)
-        return self._started("start decoding", start, batch, capacity)
+        return self._started("start decoding", start, batch, self._with_saved(capacity))
 
     def insert_rows(
         self, state: DecodingState, rows: np.ndarray, pool: State, sources: np.ndarray

@@ -10,6 +10,7 @@ import numpy as np
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.runners.saved_state import SavedState
 
 FRAMEWORKS = ("torch", "jax")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -79,6 +80,15 @@ class Runner(Protocol):
 
     def grow_pool(self, pool: Any, rows: int, capacity: int) -> Any:
         """A pool of more rows, which begins with those of ``pool``. ``pool`` is consumed."""
+        ...
+
+    def start_from(self, saved: SavedState) -> None:
+        """Lets every document start from a saved state instead of from nothing. Documents are
+        numbered as before: a capacity counts their own tokens."""
+        ...
+
+    def state_tensors(self, pool: Any, row: int, read: int) -> dict[str, np.ndarray]:
+        """The state in a row of a pool, after so many tokens, as `SavedState` holds it."""
         ...
 
     def read(

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 
 from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.errors import ArgumentError
 from griffin_eval.runners.protocol import Runner
+from griffin_eval.runners.saved_state import SavedState
 
 RESULTS = 4  # of a call at most
 
@@ -124,6 +126,12 @@ class LeadingRunner:
     def grow_pool(self, pool: Any, rows: int, capacity: int) -> Any:
         return self._call("grow_pool", pool, rows, capacity)
 
+    def start_from(self, saved: SavedState) -> None:
+        raise _of_one_process()
+
+    def state_tensors(self, pool: Any, row: int, read: int) -> dict[str, np.ndarray]:
+        raise _of_one_process()
+
     def read(
         self,
         pool: Any,
@@ -202,6 +210,13 @@ class LeadingRunner:
         shared = Shared(value, number)
         weakref.finalize(shared, self._dropped.append, number)
         return shared
+
+
+def _of_one_process() -> ArgumentError:
+    return ArgumentError(
+        "saved states are of one process: leave tensor_parallel_size= out, or take framework=jax "
+        "in one process"
+    )
 
 
 def _shared(result: Any, numbers: list[int], make: Any) -> Any:

@@ -36,6 +36,7 @@ from griffin_eval.runners.batching import (
     step_tokens,
 )
 from griffin_eval.runners.devices import asked_or_best
+from griffin_eval.runners.saved_state import SavedState, tensors_of
 from griffin_eval.sharding import processes_torch
 
 RANKED = 64  # targets whose ranks are counted at a time
@@ -54,6 +55,7 @@ class TorchRunner:
         weight = model.model.embed_tokens.weight
         self.model = model.requires_grad_(False).eval()
         self.config = model.config
+        self._saved: SavedState | None = None
         # Whether this process has the logits of a part of the vocabulary, and the first of them.
         self._split = len(weight) < self.config.vocab_size
         self._first_token = processes_torch.rank() * len(weight)
@@ -83,10 +85,10 @@ class TorchRunner:
         return count
 
     def state_bytes(self, capacity: int) -> int:
-        return nbytes(self.model.init_state(1, capacity))
+        return nbytes(self._start(capacity))
 
     def step_bytes(self, capacity: int) -> int:
-        state = self.model.init_state(1, capacity)
+        state = self._start(capacity)
         return nbytes(without_attention(state) if self.attention_kernel == "cpu" else state)
 
     def free_memory(self) -> int:
@@ -94,7 +96,7 @@ class TorchRunner:
         return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory()
 
     def open_pool(self, rows: int, capacity: int) -> State:
-        start = self.model.init_state(1, capacity)
+        start = self._start(capacity)
         # Memory that is never written costs nothing. The last row stays at the start.
         pool = map_leaves(lambda leaf: leaf.new_empty(rows + 1, *leaf.shape[1:]), start)
         return scatter(pool, self._put(np.array([rows])), start)
@@ -102,6 +104,27 @@ class TorchRunner:
     def grow_pool(self, pool: State, rows: int, capacity: int) -> State:
         old = torch.arange(len(pool.pos) - 1, device=self.device)
         return scatter(self.open_pool(rows, capacity), old, gather(pool, old))
+
+    def start_from(self, saved: SavedState) -> None:
+        self._saved = saved
+
+    def state_tensors(self, pool: State, row: int, read: int) -> dict[str, np.ndarray]:
+        wide = torch.promote_types(pool.layers[0][0].dtype, torch.float32)
+        state = map_leaves(lambda leaf: leaf[row].to(wide).cpu(), pool)
+        layers = (layer._asdict().items() for layer in state.layers)
+        return tensors_of([{name: leaf.numpy() for name, leaf in layer} for layer in layers], read)
+
+    def _start(self, capacity: int) -> State:
+        """The state from which every document starts, for so many tokens of its own."""
+        if self._saved is None:
+            return self.model.init_state(1, capacity)
+        state = self.model.init_state(1, capacity + self._saved.read)
+        state.pos.fill_(self._saved.read)
+        for index, layer in enumerate(state.layers):
+            for name, leaf in layer._asdict().items():
+                saved = self._saved.tensors[f"layers.{index}.{name}"]
+                leaf[0, leaf.shape[1] - len(saved) :] = torch.tensor(saved)
+        return state
 
     @torch.inference_mode()
     def read(
@@ -129,7 +152,8 @@ class TorchRunner:
         return hidden[0], pool
 
     def start_decoding(self, batch: int, capacity: int) -> DecodingState:
-        return DecodingState.start(self.model, batch, capacity)
+        read = self._saved.read if self._saved else 0
+        return DecodingState.start(self.model, batch, capacity + read)
 
     @torch.inference_mode()
     def insert_rows(

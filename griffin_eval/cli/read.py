@@ -1,0 +1,52 @@
+"""The command ``read``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from griffin_eval.cli.options import CheckpointOptions, takes_checkpoint_options
+from griffin_eval.cli.score import read_texts
+
+
+@takes_checkpoint_options
+def read(
+    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt file or hub id.")],
+    text: Annotated[Path, typer.Argument(help="UTF-8 file, whose content is read from its start.")],
+    save: Annotated[Path, typer.Option(help="File for the state, in safetensors.")],
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Folder of the tokenizer; the checkpoint's own by default.")
+    ] = None,
+    framework: Annotated[str | None, typer.Option(help="Framework: torch or jax.")] = None,
+    dtype: Annotated[str, typer.Option(help="dtype of weights and activations.")] = "auto",
+    device: Annotated[str | None, typer.Option(help="Device, as the framework names it.")] = None,
+    *,
+    options: CheckpointOptions,
+) -> None:
+    """Read a text once and save the model's state, from which any number of requests go on.
+
+    The state has a fixed size, however long the text is, unless the model has global attention.
+    ``lm_eval --model griffin --model_args ...,state=FILE`` asks about it, in either framework.
+    """
+    from rich.progress import Progress
+
+    from griffin_eval.evaluator import Evaluator
+
+    ((name, content),) = read_texts([text], False)
+    model = Evaluator(
+        options.open(checkpoint),
+        framework=framework,
+        dtype=dtype,
+        device=device,
+        tokenizer=tokenizer,
+    )
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("tokens", total=None)
+        state = model.read(
+            content, name=name, progress=lambda tokens: progress.advance(bar, tokens)
+        )
+    state.save(save)
+    size = save.stat().st_size
+    typer.echo(f"{save}: the state after {state.origin.tokens} tokens, {size:,} bytes")

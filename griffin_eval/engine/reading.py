@@ -1,0 +1,57 @@
+"""Reads a text for the state that it leaves."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from griffin_eval.engine.limits import Limits
+from griffin_eval.engine.reader import Reader
+from griffin_eval.engine.scoring import NotFinite
+from griffin_eval.engine.stats import Stats
+from griffin_eval.engine.tree import build_prompts
+from griffin_eval.runners.protocol import Runner
+
+
+def read(
+    runner: Runner,
+    tokens: np.ndarray,
+    *,
+    limits: Limits,
+    progress: Callable[[int], Any] = lambda tokens: None,
+) -> dict[str, np.ndarray]:
+    """The state before the last token of a text.
+
+    Args:
+        runner: the model.
+        tokens: int32 [N] ids, N >= 2.
+        limits: tokens of a step, and bytes of states.
+        progress: called with the number of tokens that were read.
+
+    Returns:
+        The tensors of a `griffin_eval.runners.saved_state.SavedState`.
+
+    Raises:
+        MemoryError: not even the smallest step fits into memory.
+        NotFinite: the state holds NaN or infinity.
+    """
+    reader = Reader(
+        runner,
+        build_prompts([tokens[:-1]]),
+        limits,
+        len(tokens),
+        Stats(),
+        on_step=lambda hidden, parts, bases: None,
+        progress=progress,
+        describe=lambda index: "the text",
+    )
+    while True:
+        for _, slot in reader.fill(1):
+            tensors = runner.state_tensors(reader.pool, slot, len(tokens) - 1)
+            if bad := [name for name, one in tensors.items() if not np.isfinite(one).all()]:
+                raise NotFinite(
+                    f"the state after the text holds NaN or infinity in {', '.join(bad[:3])}: the "
+                    f"weights may be damaged, or {runner.dtype} too narrow: try dtype=float32"
+                )
+            return tensors
+        reader.step()

@@ -1,0 +1,265 @@
+"""The state after a text, as a file from which any process goes on, in either framework."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+import griffin_eval
+from griffin_eval.converters.arrays.write import writing
+from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.messages import brief
+
+if TYPE_CHECKING:
+    from griffin_eval.config import GriffinConfig
+
+LAYOUT = 1  # of the file
+_KEY = "griffin_eval_state"  # of its metadata
+_MAX_BYTES = 1 << 34  # of a file: more would be keys of many million tokens
+
+
+class Origin(NamedTuple):
+    """What a state depends on.
+
+    Attributes:
+        layout: of the file.
+        weights_sha256: hash of all weights.
+        config: of the model, with overrides, as JSON has it.
+        tokenizer: digest of the tokenizer's files; None if the text was given as token ids.
+        dtype: that the model ran in.
+        bos: whether the text began with BOS.
+        tokens: number of tokens of the text.
+        last_token: id of its last token, which is not in the state yet.
+        tokens_sha256: hash of the ids, as little-endian int32.
+        text: name of the text.
+        written_by: version and framework, for people.
+    """
+
+    layout: int
+    weights_sha256: str
+    config: dict[str, Any]
+    tokenizer: str | None
+    dtype: str
+    bos: bool
+    tokens: int
+    last_token: int
+    tokens_sha256: str
+    text: str
+    written_by: str
+
+
+class SavedState(NamedTuple):
+    """The state of a model before the last token of a text.
+
+    Attributes:
+        origin: what it depends on.
+        tensors: float32 (float64 of a float64 model), which holds every narrower dtype exactly. By
+            name, N = ``origin.tokens - 1`` tokens having been read: of recurrent layers
+            ``layers.I.h`` [L] and ``layers.I.conv`` [K, L]; of attention ``layers.I.k`` and
+            ``layers.I.v`` [C, D], of the last C tokens, oldest first, C being N at most.
+    """
+
+    origin: Origin
+    tensors: dict[str, np.ndarray]
+
+    @property
+    def read(self) -> int:
+        """Number of tokens that were read."""
+        return self.origin.tokens - 1
+
+    @property
+    def sha256(self) -> str:
+        """Hash of everything in it."""
+        whole = hashlib.sha256(json.dumps(self.origin, sort_keys=True).encode())
+        for name, tensor in sorted(self.tensors.items()):
+            whole.update(f"{name} {tensor.dtype.name} {tensor.shape}\n".encode())
+            whole.update(tensor.tobytes())
+        return whole.hexdigest()
+
+    def save(self, path: str | Path) -> None:
+        """Writes a safetensors file, which has its name only once it is whole.
+
+        Raises:
+            BadInput: the system refuses.
+        """
+        from safetensors.numpy import save
+
+        path = Path(path)
+        metadata = self.origin._asdict() | {"state_sha256": self.sha256}
+        content = save(self.tensors, {_KEY: json.dumps(metadata)})
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(unfinished, path)
+            except BaseException:
+                os.unlink(unfinished)
+                raise
+
+
+def origin_of(
+    config: "GriffinConfig",
+    weights_sha256: str,
+    tokenizer: str | None,
+    dtype: str,
+    tokens: np.ndarray,
+    *,
+    bos: bool,
+    text: str,
+    framework: str,
+) -> Origin:
+    """The origin of a state that is to be saved, of int32 [N] token ids."""
+    return Origin(
+        LAYOUT,
+        weights_sha256,
+        config_of(config),
+        tokenizer,
+        dtype,
+        bos,
+        len(tokens),
+        int(tokens[-1]),
+        hashlib.sha256(np.asarray(tokens, "<i4").tobytes()).hexdigest(),
+        text,
+        f"griffin-eval {griffin_eval.__version__}, {framework}",
+    )
+
+
+def config_of(config: "GriffinConfig") -> dict[str, Any]:
+    """A config as JSON has it."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def tensors_of(layers: Sequence[Mapping[str, np.ndarray]], read: int) -> dict[str, np.ndarray]:
+    """The tensors of a `SavedState`.
+
+    Args:
+        layers: states of the twins' layers by name, without a batch axis.
+        read: number of tokens that were read.
+    """
+    tensors: dict[str, np.ndarray] = {}
+    for index, layer in enumerate(layers):
+        for name, leaf in layer.items():
+            if name in ("k", "v"):  # those before are of no token
+                leaf = leaf[len(leaf) - min(read, len(leaf)) :]
+            tensors[f"layers.{index}.{name}"] = leaf
+    return tensors
+
+
+def read_state(path: str | Path) -> SavedState:
+    """A state that `SavedState.save` wrote.
+
+    Raises:
+        CheckpointError: the file cannot be read, is damaged, or is no saved state.
+    """
+    from safetensors import SafetensorError, safe_open
+    from safetensors.numpy import load
+
+    path = Path(path)
+    try:
+        if (size := path.stat().st_size) > _MAX_BYTES:
+            raise CheckpointError(f"{path} has {size} bytes, more than any saved state")
+        tensors = load(path.read_bytes())
+        with safe_open(path, "np") as file:
+            metadata = file.metadata() or {}
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (SafetensorError, KeyError, ValueError) as error:  # a dtype that numpy has not
+        raise CheckpointError(
+            f"{path} is no safetensors file ({brief(str(error))}): expected a state that "
+            "griffin-eval read --save has written"
+        ) from None
+    if _KEY not in metadata:
+        raise CheckpointError(
+            f"{path} is no saved state: expected a file that griffin-eval read --save has written"
+        )
+    try:
+        found = json.loads(metadata[_KEY])
+        recorded = found.pop("state_sha256")
+        state = SavedState(origin := Origin(**found), tensors)
+        whole = state.sha256 == recorded
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: its metadata are not those of a saved state ({brief(str(error))})"
+        ) from None
+    if origin.layout != LAYOUT:
+        raise CheckpointError(
+            f"{path} has layout {origin.layout}, and this version reads {LAYOUT}: read the text "
+            "again with griffin-eval read"
+        )
+    if not whole:
+        raise CheckpointError(f"{path} is damaged: it is not what was written; read the text again")
+    return state
+
+
+def check_origin(
+    path: str | Path,
+    state: SavedState,
+    config: "GriffinConfig",
+    tokenizer: str | None,
+    dtype: str,
+) -> None:
+    """Checks that a state is of this model, but for its weights.
+
+    Args:
+        path: of its file, for messages.
+        state: that was read.
+        config, tokenizer, dtype: of the model, as `Origin` has them; the tokenizer is not compared
+            if either is None.
+
+    Raises:
+        ArgumentError: naming what differs.
+    """
+    origin, mine = state.origin, config_of(config)
+    differing = [
+        f"{name} ({origin.config.get(name)!r}, here {mine.get(name)!r})"
+        for name in sorted({*mine, *origin.config})
+        if origin.config.get(name) != mine.get(name)
+    ]
+    if origin.dtype != dtype:
+        differing.append(f"dtype ({origin.dtype}, here {dtype})")
+    if None not in (origin.tokenizer, tokenizer) and origin.tokenizer != tokenizer:
+        differing.append("the tokenizer")
+    if differing:
+        raise ArgumentError(
+            f"state={path} was read by another model: it differs in {', '.join(differing)}; read "
+            "the text again with griffin-eval read"
+        )
+    shapes = shapes_of(config, state.read)
+    if shapes != {name: tensor.shape for name, tensor in state.tensors.items()}:
+        raise ArgumentError(f"state={path} has not the tensors of this model's layers")
+
+
+def check_weights(path: str | Path, state: SavedState, weights_sha256: str) -> None:
+    """Checks that a state is of these weights.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    if state.origin.weights_sha256 != weights_sha256:
+        raise ArgumentError(
+            f"state={path} was read with other weights ({state.origin.weights_sha256[:12]}…, here "
+            f"{weights_sha256[:12]}…): read the text again with griffin-eval read"
+        )
+
+
+def shapes_of(config: "GriffinConfig", read: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors of a state after so many tokens."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for index, kind in enumerate(config.block_types):
+        if kind == "recurrent":
+            shapes[f"layers.{index}.h"] = (config.lru_width,)
+            shapes[f"layers.{index}.conv"] = (config.conv_width - 1, config.lru_width)
+        else:
+            keys = min(read, config.visible_keys - 1) if kind == "local_attention" else read
+            shapes[f"layers.{index}.k"] = shapes[f"layers.{index}.v"] = (keys, config.head_dim)
+    return shapes
