@@ -13,7 +13,7 @@ WORKERS := -n 2 --dist worksteal
 # Fast tests that test-slow runs again, where JAX compiles as it does for users.
 COMPILED := tests/engine tests/lm/test_lm.py tests/model/test_parity_precision.py
 
-.PHONY: demo test test-slow test-oldest test-newest soak kills fuzz wheel types check format clean
+.PHONY: demo test test-slow test-oldest test-newest soak kills fuzz faults wheel types check format clean
 
 demo: $(STAMP)
 	$(BIN)/python -m griffin_eval.demo $(if $(FULL),--full)
@@ -51,6 +51,10 @@ wheel: $(STAMP)
 fuzz: $(STAMP)
 	$(BIN)/python tests/fuzz/run.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(RUNS),--runs $(RUNS)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(CASE),--case $(CASE)) $(TARGETS)
+
+# Fails every call that a conversion makes to the system, or SAMPLE of each kind; hours without it.
+faults: $(STAMP)
+	$(BIN)/python tests/faults/run.py $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED))
 
 check: $(STAMP) types
 	$(BIN)/ruff format --check .

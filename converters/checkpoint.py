@@ -3,7 +3,7 @@
 import logging
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,7 +67,7 @@ class Checkpoint:
             name: self.container.tensors[binding.foreign].dtype
             for name, (binding, _) in self._homes.items()
         }
-        self._shared: tuple[Binding, np.ndarray] | None = None
+        self._shared: tuple[Binding, Callable[[Binding], np.ndarray], np.ndarray] | None = None
         self._sharing, self._slicing = threading.Lock(), threading.Lock()
 
     @property
@@ -76,23 +76,16 @@ class Checkpoint:
         return self.dtypes["model.embed_tokens.weight"]
 
     def numpy(self, name: str) -> "np.ndarray":
-        """A parameter by canonical name, in canonical layout: a view of what was read."""
-        binding, part = self._homes[name]
-        if len(binding.canonical) == 1:
-            return binding.op.to_canonical(self._read(binding))[part]
-        with self._sharing:
-            if self._shared is None or self._shared[0] is not binding:  # read once for its parts
-                self._shared = None  # before the next one is read
-                self._shared = (binding, self._read(binding))
-            return binding.op.to_canonical(self._shared[1])[part]
+        """A parameter by canonical name, in canonical layout: a view of what was read or mapped."""
+        return self._canonical(name, self._read)
 
     def pieces(
         self, name: str, nbytes: int = CHUNK_BYTES, check: bool = True
     ) -> Iterator["np.ndarray"]:
         """A parameter in contiguous pieces of its leading axis, of about ``nbytes`` bytes.
 
-        They are read piece by piece where possible. Several threads may read, each another
-        parameter.
+        They are read piece by piece where possible, and never mapped. Several threads may read,
+        each another parameter.
 
         Args:
             name: canonical name.
@@ -101,14 +94,15 @@ class Checkpoint:
                 piece.
 
         Raises:
-            CheckpointError: a tensor is not what its checksum says.
+            CheckpointError: a tensor is not what its checksum says; a file has become shorter, or
+                cannot be read.
         """
         binding, _ = self._homes[name]
         if binding.op is SAME and binding.entry is None:
             pieces = self.container.pieces(binding.foreign, nbytes)
             yield from self._checked(binding.foreign, pieces) if check else pieces
             return
-        yield from chunks(self.numpy(name), nbytes)
+        yield from chunks(self._canonical(name, self._copy), nbytes)
         if check and self.container.checksum(binding.foreign) is not None:  # of what was read now
             for _ in self._checked(binding.foreign, self.container.pieces(binding.foreign, nbytes)):
                 pass
@@ -135,20 +129,39 @@ class Checkpoint:
         if binding.op is SAME:
             if binding.entry is None:
                 return self.container.torch(binding.foreign).contiguous()
-            if self.container.memory_to_read(binding.foreign, None) == 0:  # a mapped stack
+            if self.container.mapped:
                 return self.container.torch(binding.foreign)[binding.entry].contiguous()
         return torch_tensor(self.numpy(name))
 
     def close(self) -> None:
         self.container.close()
 
+    def _canonical(self, name: str, read: "Callable[[Binding], np.ndarray]") -> "np.ndarray":
+        binding, part = self._homes[name]
+        if len(binding.canonical) == 1:
+            return binding.op.to_canonical(read(binding))[part]
+        with self._sharing:
+            if self._shared is None or self._shared[:2] != (binding, read):  # once for its parts
+                self._shared = None  # before the next one is read
+                self._shared = (binding, read, read(binding))
+            return binding.op.to_canonical(self._shared[2])[part]
+
     def _read(self, binding: Binding) -> "np.ndarray":
-        """The tensor of a binding; of a stack only its layer."""
+        """The tensor of a binding, over the mapped file if possible; of a stack only its layer."""
         if binding.entry is None:
             return self.container.numpy(binding.foreign)
         with self._slicing:  # several parameters are of one array
             start = binding.entry
             return self.container.slice(binding.foreign, start, start + 1)[0]
+
+    def _copy(self, binding: Binding) -> "np.ndarray":
+        """The same, but never mapped."""
+        if binding.entry is None and self.container.mapped:
+            (whole,) = self.container.pieces(
+                binding.foreign, self.container.tensors[binding.foreign].nbytes
+            )
+            return whole
+        return self._read(binding)
 
 
 def warn_not_finite(name: str, not_finite: int, size: int) -> None:

@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from griffin_eval.converters.arrays.pieces import bytes_of, chunks
+from griffin_eval.converters.arrays.write import writing
 from griffin_eval.converters.configs.huggingface import CONFIG_FILE, token_ids
 from griffin_eval.converters.configs.own import config_json
 from griffin_eval.converters.containers.container import Writer
 from griffin_eval.converters.naming.ops import SAME
 from griffin_eval.converters.output.atomic import SafeOutput, check_disk
-from griffin_eval.converters.output.journal import Journal, job_of
+from griffin_eval.converters.output.journal import Journal, check_unchanged, job_of, stamps_of
 from griffin_eval.converters.output.manifest import checksums, mismatch, write_manifest
 from griffin_eval.converters.output.memory_plan import BUFFERINGS, Buffering
 from griffin_eval.converters.plan import MAX_SHARD_SIZE, Plan, Write
 from griffin_eval.converters.source.hub import check_files
 from griffin_eval.converters.threads import run_all
 from griffin_eval.errors import CheckpointError
+from griffin_eval.json_files import read_file
 from griffin_eval.layout import ParamSpec
 
 if TYPE_CHECKING:
@@ -58,10 +60,11 @@ def convert_checkpoint(
 
     Raises:
         CheckpointError: a value does not fit into its new dtype; a parameter is not what the
-            manifest of its checkpoint says.
+            manifest of its checkpoint says; a file changes while it is read.
         ArgumentError: the destination exists; the run to resume was another conversion.
         BadInput: the disk is too small, or the system refuses.
     """
+    stamps = stamps_of(plan)
     output = SafeOutput(
         destination,
         overwrite=overwrite,
@@ -75,8 +78,9 @@ def convert_checkpoint(
             logger.warning(
                 "%s has no parts to go on after: starting from the beginning", plan.target.name
             )
-            shutil.rmtree(folder)
-            folder.mkdir()
+            with writing(folder):
+                shutil.rmtree(folder)
+                folder.mkdir()
         conversion = _Conversion(plan, folder, max_shard_size, buffering, progress)
         records = conversion.write_tensors(destination, output.resumed)
         conversion.journal.remove()
@@ -89,6 +93,7 @@ def convert_checkpoint(
             "checked": checked,
         }
         write_manifest(folder, plan.config, records, source, plan.target.name, plan.notes)
+        check_unchanged(plan, stamps)
 
 
 def _known(plan: Plan) -> str:
@@ -286,7 +291,9 @@ def _not_finite(piece: "np.ndarray") -> int:
 
 def _write_companions(plan: Plan, folder: Path) -> None:
     for path in plan.companions:
-        shutil.copyfile(path, folder / path.name)
+        content = read_file(path)
+        with writing(folder / path.name):
+            (folder / path.name).write_bytes(content)
     copied = {path.name for path in plan.companions}
     if "tokenizer.model" in copied and "tokenizer.json" not in copied:
         from griffin_eval.text.make_tokenizer_json import (
@@ -296,4 +303,5 @@ def _write_companions(plan: Plan, folder: Path) -> None:
         write_json(folder)
     raw = config_json(plan.config, plan.target, plan.writes[0].dtype)
     raw |= token_ids(plan.source.folder)
-    (folder / CONFIG_FILE).write_text(json.dumps(raw, indent=2) + "\n")
+    with writing(folder / CONFIG_FILE):
+        (folder / CONFIG_FILE).write_text(json.dumps(raw, indent=2) + "\n")

@@ -1,6 +1,7 @@
 """Reads JSON files that may be damaged or hostile."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,37 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if (size := path.stat().st_size) > _MAX_JSON:
             raise ValueError(f"{size} bytes, more than the {_MAX_JSON} that are allowed")
-        return parse_json(path.read_bytes())
+        return parse_json(read_file(path))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+    except CheckpointError:
+        raise
     except ValueError as error:
         raise CheckpointError(f"{path}: expected a JSON object, found {error}; {DAMAGED}") from None
+
+
+def read_file(path: Path) -> bytes:
+    """All of a small file.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def list_folder(path: Path) -> list[str]:
+    """The names in a folder.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        return os.listdir(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def parse_json(text: bytes) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Writes arrays to files as fast as the disk takes them."""
 
+import errno
 import math
 import os
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 _PIECE = 1 << 22  # bytes written at a time: few enough to be in the cache still when summed
 
 
@@ -23,7 +25,17 @@ def writing(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise BadInput(f"{path} cannot be written: {error.strerror or error}") from None
+        raise cannot_be_written(path, error.strerror or str(error)) from None
+
+
+def cannot_be_written(path: str | Path, reason: str) -> BadInput:
+    """The error for a path, which names its disk where that is what refuses."""
+    if any(os.strerror(code) in reason for code in _OF_THE_DISK):
+        there = os.path.abspath(path)
+        while not os.path.ismount(there):
+            there = os.path.dirname(there)
+        reason += f" (the disk at {there})"
+    return BadInput(f"{path} cannot be written: {reason}")
 
 
 def write_array(
@@ -62,15 +74,37 @@ def write_array(
             )
         for piece in _pieces(chunk):
             crc = zlib.crc32(piece, crc) if checksum else 0
-            written = 0
-            while written < len(piece):  # a full disk writes a part, and fails on the next call
-                written += os.pwrite(descriptor, piece[written:], at + written)
-            at += written
+            write_all(descriptor, piece, at)
+            at += len(piece)
     if at < end:
         raise ValueError(
             f"was given {at - start} bytes, expected the {end - start} of shape {shape}"
         )
     return crc
+
+
+def write_all(descriptor: int, data: "bytes | bytearray | memoryview", at: int) -> None:
+    """Writes bytes at a place of an open file. (The system may write a part: a full disk fails only
+    on the next call.)"""
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(descriptor, left, at)
+        left, at = left[written:], at + written
+
+
+def read_all(descriptor: int, count: int, at: int) -> bytes:
+    """So many bytes from a place of an open file.
+
+    Raises:
+        OSError: the file ends before.
+    """
+    data = bytearray()
+    while len(data) < count:
+        part = os.pread(descriptor, count - len(data), at + len(data))
+        if not part:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        data += part
+    return bytes(data)
 
 
 def _pieces(array: "np.ndarray") -> Iterator[memoryview]:

@@ -49,9 +49,12 @@ class Container(Protocol):
     Attributes:
         left_out: whatever the container holds beside tensors, by name, each with the reason why
             it is not one.
+        mapped: whether `numpy` and `torch` give tensors over the memory of mapped files, which
+            must stay as they are; otherwise, as in `slice` and `pieces`, they are copies.
     """
 
     left_out: dict[str, str]
+    mapped: bool
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
@@ -82,7 +85,7 @@ class Container(Protocol):
         ...
 
     def memory_to_read(self, name: str, piece: int | None) -> int:
-        """Bytes of memory that reading a tensor takes; 0 where files are mapped.
+        """Bytes of memory that reading a tensor takes, as copies.
 
         Args:
             name: the tensor.

@@ -1,20 +1,37 @@
-"""Tensors in files that are mapped into memory once, and released by ``close``."""
+"""Tensors in files that are mapped into memory once, and released by ``close``.
+
+A mapped file must not become shorter: the system ends a process that touches what is gone (SIGBUS).
+So whoever only passes through a tensor reads its pieces, which are copies, and gets an error.
+"""
 
 import mmap
 import os
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from griffin_eval.converters.arrays.pieces import CHUNK_BYTES, chunks
+from griffin_eval.converters.arrays.pieces import CHUNK_BYTES
 from griffin_eval.errors import CheckpointError
 from griffin_eval.messages import DAMAGED, did_you_mean
 
 if TYPE_CHECKING:
     import numpy as np
 
-Info = TypeVar("Info")
+
+class InFile(Protocol):
+    """The place of a tensor: its file, and the byte of it at which its first element is."""
+
+    @property
+    def file(self) -> Path: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+Info = TypeVar("Info", bound=InFile)
 
 
 class MappedTensors(ABC, Generic[Info]):
@@ -23,8 +40,10 @@ class MappedTensors(ABC, Generic[Info]):
     Attributes:
         tensors: the facts of every tensor, by name.
         left_out: everything else in the files, by name, with the reason why it is no tensor.
+        mapped: as of `Container`.
     """
 
+    mapped = True
     tensors: dict[str, Info]
     left_out: dict[str, str]
 
@@ -32,6 +51,7 @@ class MappedTensors(ABC, Generic[Info]):
         self._source, self._closed = source, False
         self.left_out = {}
         self._maps: dict[tuple[Path, int], mmap.mmap] = {}
+        self._descriptors: dict[Path, _Descriptor] = {}
 
     def __enter__(self):
         return self
@@ -44,30 +64,73 @@ class MappedTensors(ABC, Generic[Info]):
         """One tensor, as a read-only view of its mapped file."""
 
     def slice(self, name: str, start: int, stop: int) -> "np.ndarray":
-        """Entries of the first axis of a tensor."""
-        return self.numpy(name)[start:stop]
+        """Entries of the first axis of a tensor, copied."""
+        return self._copy(name, self.numpy(name), start, stop)
 
     def pieces(self, name: str, nbytes: int = CHUNK_BYTES) -> "Iterator[np.ndarray]":
-        """One tensor in contiguous pieces along its first axis."""
-        return chunks(self.numpy(name), nbytes)
+        """One tensor in contiguous pieces along its first axis, copied.
+
+        Raises:
+            CheckpointError: the file has become shorter, or cannot be read.
+        """
+        layout = self.numpy(name)  # whose memory is not touched
+        if layout.ndim == 0:
+            yield self._copy(name, layout.reshape(1), 0, 1).reshape(())
+            return
+        rows = max(1, nbytes // max(1, layout[:1].nbytes))
+        for start in range(0, len(layout), rows):
+            yield self._copy(name, layout, start, start + rows)
 
     def checksum(self, name: str) -> int | None:
         """None, unless the container has checksums."""
         return None
 
     def memory_to_read(self, name: str, piece: int | None) -> int:
-        """None: pages of a mapped file are not the process's own memory."""
-        return 0
+        """The bytes of a piece, which is a copy."""
+        nbytes = self.tensors[name].nbytes
+        return nbytes if piece is None else min(piece, nbytes)
 
     def close(self) -> None:
         """Lets go of the files; arrays and tensors that were returned keep what they need."""
         # Not mmap.close(): it would refuse while an array lives, or pull the memory from under it.
         self._closed = True
         self._maps.clear()
+        self._descriptors.clear()
+
+    def _copy(self, name: str, layout: "np.ndarray", start: int, stop: int) -> "np.ndarray":
+        """Rows of a tensor, contiguous; of its mapped array only the layout is looked at."""
+        import numpy as np
+
+        tensor = self._find(name)
+        start = min(start, len(layout))
+        rows = layout[start:stop]
+        if not rows.size:
+            return np.empty(rows.shape, rows.dtype)
+        elements = sum((n - 1) * step for n, step in zip(rows.shape, rows.strides, strict=True))
+        flat = np.empty(elements + rows.itemsize, np.uint8)
+        self._read_into(tensor.file, flat.data, tensor.start + start * layout.strides[0])
+        copied = np.ndarray(rows.shape, rows.dtype, flat.data, 0, rows.strides)
+        return np.ascontiguousarray(copied)
+
+    def _read_into(self, file: Path, out: memoryview, at: int) -> None:
+        done = 0
+        try:
+            while done < len(out):
+                count = os.preadv(self._descriptors[file].number, [out[done:]], at + done)
+                if not count:
+                    raise CheckpointError(
+                        f"{file} ends at byte {at + done}, and was longer when it was opened: it "
+                        "changed while it was read; wait until whatever writes it has ended"
+                    )
+                done += count
+        except OSError as error:
+            raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from None
 
     def _mapped(self, file: Path, access: int = mmap.ACCESS_READ) -> mmap.mmap:
         if (file, access) not in self._maps:
             self._maps[file, access] = map_file(file, access)
+        if file not in self._descriptors:
+            self._descriptors[file] = _Descriptor(file)
         return self._maps[file, access]
 
     def _find(self, name: str) -> Info:
@@ -78,6 +141,17 @@ class MappedTensors(ABC, Generic[Info]):
                 f"{self._source}: no tensor {name!r}{did_you_mean(name, self.tensors)}"
             )
         return self.tensors[name]
+
+
+class _Descriptor:
+    """A file that is open for reading as long as this object lives."""
+
+    def __init__(self, file: Path):
+        try:
+            self.number = os.open(file, os.O_RDONLY)
+        except OSError as error:
+            raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from None
+        weakref.finalize(self, os.close, self.number)
 
 
 def map_file(file: Path, access: int = mmap.ACCESS_READ) -> mmap.mmap:

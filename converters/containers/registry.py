@@ -7,6 +7,7 @@ from griffin_eval.converters.containers.container import Container, ContainerKin
 from griffin_eval.converters.containers.orbax.kind import Orbax
 from griffin_eval.converters.containers.safetensors.kind import Safetensors
 from griffin_eval.converters.containers.torch_pt.kind import TorchPt
+from griffin_eval.json_files import list_folder
 
 # In the order in which they are looked for; readers and writers are imported when one is used.
 CONTAINERS: dict[str, ContainerKind] = {
@@ -30,6 +31,8 @@ def open_container(path: Path, item: str | None = None) -> tuple[str, Container]
     if item is not None:
         nouns = " nor ".join(kind.noun for kind in able.values())
         raise NothingThere(f"{path} is neither {nouns}, so that it has no {item!r}")
+    if path.is_dir():
+        list_folder(path)  # which says so if the system refuses
     raise NothingThere(f"{path} holds no checkpoint: expected {any_of(CONTAINERS.values())}")
 
 

@@ -8,6 +8,7 @@ Everything is written in a hidden sibling of the destination, ``.NAME.partial``,
 import errno
 import os
 import shutil
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -89,7 +90,7 @@ class SafeOutput:
         finally:
             self._put_old_back()
             if kind is None or not self._resume:
-                shutil.rmtree(self._partial, ignore_errors=True)
+                self._discard()
             self._unlock()
 
     def _begin(self) -> None:
@@ -101,14 +102,29 @@ class SafeOutput:
             self.destination.parent.mkdir(parents=True, exist_ok=True)
             self._partial.mkdir(exist_ok=True)
             self._acquire()
+        try:
+            self._start_or_resume()
+        except OSError:  # nothing of it can be resumed
+            if not self.resumed:
+                shutil.rmtree(self._partial, ignore_errors=True)
+            raise
+
+    def _discard(self) -> None:
+        for _ in range(20):  # a thread of a library may still create a file there
+            shutil.rmtree(self._partial, ignore_errors=True)
+            if not self._partial.exists():
+                return
+            time.sleep(0.05)
+
+    def _start_or_resume(self) -> None:
         job = self._partial / _JOB
         if self._resume and self.path.exists():
+            self.resumed = True
             if job.read_bytes() != self._job:
                 raise ArgumentError(
                     f"{self._partial} was left by a conversion with another source or other "
                     "options: repeat those to resume it, or start afresh without resuming"
                 )
-            self.resumed = True
             return
         job.unlink(missing_ok=True)  # first: half of what it stands for is not to be resumed
         _remove(self.path)

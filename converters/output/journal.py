@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import griffin_eval
 from griffin_eval.converters.configs.huggingface import CONFIG_FILE
+from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import parse_json
 
 if TYPE_CHECKING:
@@ -16,17 +17,42 @@ if TYPE_CHECKING:
 JOURNAL_FILE = ".griffin_journal.json"
 
 
+def stamps_of(plan: "Plan") -> list[tuple[str, int, int]]:
+    """Name, size and time of change of every file that a conversion reads.
+
+    Raises:
+        CheckpointError: one of them cannot be looked at.
+    """
+    try:
+        stats = [(str(path), os.stat(path)) for path in sorted(_files(plan))]
+    except OSError as error:
+        raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from None
+    return [(path, status.st_size, status.st_mtime_ns) for path, status in stats]
+
+
+def check_unchanged(plan: "Plan", stamps: list[tuple[str, int, int]]) -> None:
+    """Checks that the files of a conversion are what they were.
+
+    Raises:
+        CheckpointError: naming one that is not.
+    """
+    if changed := sorted(set(stamps) ^ set(stamps_of(plan))):
+        raise CheckpointError(
+            f"{changed[0][0]} changed while it was read, so that nothing is written: wait until "
+            "whatever writes it has ended, and convert it again"
+        )
+
+
 def job_of(plan: "Plan", max_shard_size: int) -> str:
     """The identity of a conversion, as text: sources, options and the tool's version.
 
     Of the files of a source, names, sizes and times of change count, not their bytes.
     """
     source = plan.source
-    stats = {path: os.stat(path) for path in _files(plan)}
     return json.dumps(
         {
             "griffin_eval": griffin_eval.__version__,
-            "files": [[str(p), s.st_size, s.st_mtime_ns] for p, s in sorted(stats.items())],
+            "files": stamps_of(plan),
             "read": [
                 [binding.foreign, binding.entry, [spec.name for spec in binding.canonical]]
                 for binding in source.inspection.bindings

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import griffin_eval
 from griffin_eval.config import GriffinConfig
-from griffin_eval.converters.arrays.pieces import bytes_of, drop_pages
+from griffin_eval.converters.arrays.pieces import bytes_of
+from griffin_eval.converters.arrays.write import writing
 from griffin_eval.converters.source.hub import check_files, hub_sha256
 from griffin_eval.errors import CheckpointError
+from griffin_eval.json_files import read_file
 
 if TYPE_CHECKING:
     from griffin_eval.converters.checkpoint import Checkpoint
@@ -46,7 +48,8 @@ def write_manifest(
         **notes,
         "tensors": tensors,
     }
-    (folder / MANIFEST_FILE).write_text(json.dumps(content, indent=1) + "\n")
+    with writing(folder / MANIFEST_FILE):
+        (folder / MANIFEST_FILE).write_text(json.dumps(content, indent=1) + "\n")
 
 
 def recorded(folder: Path) -> dict[str, dict[str, Any]]:
@@ -62,8 +65,9 @@ def recorded(folder: Path) -> dict[str, dict[str, Any]]:
     path = folder / MANIFEST_FILE
     if not path.is_file():
         return {}
+    text = read_file(path)
     try:
-        tensors = json.loads(path.read_text(encoding="utf-8"))["tensors"]
+        tensors = json.loads(text)["tensors"]
         return {
             str(name): {"sha256": str(entry["sha256"]), "dtype": str(entry["dtype"])}
             for name, entry in tensors.items()
@@ -149,7 +153,6 @@ def check(
             for piece in checkpoint.pieces(name):
                 sha.update(bytes_of(piece))
                 progress(piece.nbytes)
-                drop_pages(piece)
         except CheckpointError as error:  # of the container's checksum
             found = str(error)
         if found is None and entries:

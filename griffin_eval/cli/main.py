@@ -103,6 +103,11 @@ def main() -> None:
     except (BadInput, MissingExtraError) as error:
         print(f"griffin-eval: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"griffin-eval: {error.filename}: {error.strerror or error}", file=sys.stderr)
+        sys.exit(2)
     except (MemoryError, ProcessLost) as error:  # the engine's says for which request
         print(f"griffin-eval: {error or 'out of memory'}", file=sys.stderr)
         sys.exit(1)

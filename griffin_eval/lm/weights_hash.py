@@ -5,7 +5,7 @@ import logging
 import threading
 from concurrent.futures import Future
 
-from griffin_eval.converters.arrays.pieces import bytes_of, drop_pages
+from griffin_eval.converters.arrays.pieces import bytes_of
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.output.manifest import mismatch, recorded
 from griffin_eval.converters.source.hub import check_files
@@ -53,7 +53,6 @@ def weights_sha256(checkpoint: Checkpoint, check: bool = True) -> str:
         one = hashlib.sha256()
         for piece in checkpoint.pieces(name, check=check):
             one.update(bytes_of(piece))
-            drop_pages(piece)  # the model has a mapping of its own, or a copy
         if name in entries:
             wrong = mismatch(checkpoint.folder, name, dtype, one.hexdigest(), entries[name])
             if wrong is not None:

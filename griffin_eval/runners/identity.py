@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from griffin_eval.converters.arrays.pieces import drop_pages
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.output.manifest import bytes_of
 from griffin_eval.errors import ArgumentError
@@ -32,7 +31,6 @@ def identity(checkpoint: Checkpoint, framework: str, dtype: str, sharing: int) -
         if len(spec.shape) == 1:
             for piece in checkpoint.pieces(name):
                 vectors.update(bytes_of(piece))
-                drop_pages(piece)
     return {
         **{f"version of {library}": version(library) for library in LIBRARIES[framework]},
         "dtype": dtype,

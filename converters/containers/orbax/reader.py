@@ -81,6 +81,8 @@ class OrbaxFolder:
         MissingExtraError: tensorstore is not installed.
     """
 
+    mapped = False
+
     def __init__(self, folder: str | Path, *, item: str | None = None):
         location = locate(folder, item)
         self.folder, self.step, self.item = location.folder, location.step, location.item

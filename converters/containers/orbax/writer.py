@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from griffin_eval.converters.arrays.dtypes import FLOATS, ITEM_BYTES
 from griffin_eval.converters.arrays.pieces import flattened
-from griffin_eval.converters.arrays.write import writing
+from griffin_eval.converters.arrays.write import cannot_be_written, writing
 from griffin_eval.converters.containers.container import Writer
 from griffin_eval.converters.containers.orbax.find import (
     MANIFEST,
@@ -256,7 +256,7 @@ class OrbaxWriter(Writer):
                 raise self._refused(error) from None
 
     def _refused(self, error: Exception) -> BadInput:
-        return BadInput(f"{self.folder} cannot be written: {reason(error)}")
+        return cannot_be_written(self.folder, reason(error))
 
 
 def chunk_shape(shape: tuple[int, ...], item_size: int, limit: int = CHUNK) -> tuple[int, ...]:

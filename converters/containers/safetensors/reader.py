@@ -61,6 +61,10 @@ class TensorInfo(NamedTuple):
         return name if name in FLOATS else self.code
 
     @property
+    def start(self) -> int:
+        return self.offsets[0]
+
+    @property
     def nbytes(self) -> int:
         return self.offsets[1] - self.offsets[0]
 

@@ -287,6 +287,10 @@ def zip_records(file: Path, data: mmap.mmap) -> dict[str, Record]:
         with zipfile.ZipFile(file) as archive:
             entries, directory = archive.infolist(), archive.start_dir
     except Exception as error:  # zipfile raises many kinds for a damaged directory
+        for refused in (error, error.__context__):  # and hides the system's
+            if isinstance(refused, OSError):
+                said = refused.strerror or refused
+                raise CheckpointError(f"{file} cannot be read: {said}") from None
         raise CheckpointError(
             f"{file}: the directory at its end cannot be read ({brief(str(error))}); {DAMAGED}"
         ) from None

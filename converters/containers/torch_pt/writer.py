@@ -5,17 +5,18 @@ torch itself writes the file around the data (``torch.serialization.skip_data``)
 into the zip. Same tensors, same bytes, whatever the file is called.
 """
 
+import contextlib
 import math
 import mmap
 import os
 import struct
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from griffin_eval.converters.arrays.dtypes import FLOATS, ITEM_BYTES, numpy_dtype
-from griffin_eval.converters.arrays.write import write_array, writing
+from griffin_eval.converters.arrays.write import read_all, write_all, write_array, writing
 from griffin_eval.converters.containers.container import Writer
 from griffin_eval.converters.containers.torch_pt.reader import zip_records
 from griffin_eval.errors import BadInput, MissingExtraError
@@ -128,9 +129,12 @@ class TorchWriter(Writer):
 
     def _write_checksums(self, file: int) -> None:
         """Into the descriptor behind the data of each entry, and into the directory at the end."""
-        with zipfile.ZipFile(self.path) as archive:
+        with (
+            _errors_of_the_system(zipfile.BadZipFile),
+            zipfile.ZipFile(self.path) as archive,
+        ):
             start = archive.start_dir
-        directory = bytearray(os.pread(file, os.fstat(file).st_size - start, start))
+        directory = bytearray(read_all(file, os.fstat(file).st_size - start, start))
         names = {f"archive/data/{i}".encode(): name for i, name in enumerate(self._specs)}
         at = 0
         while directory[at : at + 4] == b"PK\1\2":
@@ -141,10 +145,10 @@ class TorchWriter(Writer):
             if name is not None and self._nbytes(name):  # an empty entry has no descriptor
                 crc = _CRC.pack(self._checksums[name])
                 behind = self._starts[name] + self._nbytes(name)
-                assert os.pread(file, 4, behind) == b"PK\7\x08"
-                os.pwrite(file, crc, behind + 4)
+                assert read_all(file, 4, behind) == b"PK\7\x08"
+                write_all(file, crc, behind + 4)
                 directory[crc_at : crc_at + 4] = crc
-        os.pwrite(file, directory, start)
+        write_all(file, directory, start)
 
 
 def _save_without_data(specs: Mapping[str, tuple[tuple[int, ...], str]], file: IO[bytes]) -> None:
@@ -169,5 +173,16 @@ def _save_without_data(specs: Mapping[str, tuple[tuple[int, ...], str]], file: I
             at += sizes[name] + -sizes[name] % _ALIGNMENT
         else:
             tensors[name] = torch.empty(shape, dtype=kind)
-    with torch.serialization.skip_data():
+    with _errors_of_the_system(RuntimeError), torch.serialization.skip_data():
         torch.save(tensors, file)
+
+
+@contextlib.contextmanager
+def _errors_of_the_system(hiding: type[Exception]) -> Iterator[None]:
+    """Raises the system's error where a library's hides it."""
+    try:
+        yield
+    except hiding as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise

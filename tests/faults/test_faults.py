@@ -1,0 +1,17 @@
+"""Some of the faults of `make faults`: each kind, into every container."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="calls are failed by LD_PRELOAD")
+def test_a_sample_of_faults():
+    command = [sys.executable, Path(__file__).with_name("run.py"), "--sample", "2"]
+    command += ["--sources", "sharded", "deepmind-torch", "--before", "absent"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "72 faults, 0 failures" in done.stdout
