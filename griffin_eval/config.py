@@ -113,6 +113,7 @@ def _number(bounds: Callable[[float], bool], text: str) -> tuple[Callable[[Any],
     return fits, f"a finite number {text}"
 
 
+_MOST_LAYERS = 10_000  # lists of parameters are made before a file is looked at
 _COUNT = (_is_count, "a positive integer")
 
 # What each field must be, and in which words an error says so.
@@ -121,7 +122,10 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "width": _COUNT,
     "mlp_width": _COUNT,
     "num_heads": _COUNT,
-    "num_layers": _COUNT,
+    "num_layers": (
+        lambda value: _is_count(value) and value <= _MOST_LAYERS,
+        f"a positive integer of at most {_MOST_LAYERS}",
+    ),
     "lru_width": _COUNT,
     "gate_blocks": _COUNT,
     "visible_keys": _COUNT,

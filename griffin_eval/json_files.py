@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,8 @@ def parse_json(text: bytes) -> dict[str, Any]:
         raise ValueError(f"no JSON, at character {error.pos} ({error.msg})") from None
     except RecursionError:
         raise ValueError("JSON nested too deeply") from None
+    if b"\\u" in text and re.search("[\ud800-\udfff]", json.dumps(value, ensure_ascii=False)):
+        raise ValueError("half of a surrogate pair, which no text can hold")
     if not isinstance(value, dict):
         raise ValueError(f"a JSON {type(value).__name__}")
     return value

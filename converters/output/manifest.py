@@ -13,7 +13,7 @@ from griffin_eval.converters.arrays.pieces import bytes_of
 from griffin_eval.converters.arrays.write import writing
 from griffin_eval.converters.source.hub import check_files, hub_sha256
 from griffin_eval.errors import CheckpointError
-from griffin_eval.json_files import read_file
+from griffin_eval.json_files import parse_json, read_file
 
 if TYPE_CHECKING:
     from griffin_eval.converters.checkpoint import Checkpoint
@@ -67,7 +67,7 @@ def recorded(folder: Path) -> dict[str, dict[str, Any]]:
         return {}
     text = read_file(path)
     try:
-        tensors = json.loads(text)["tensors"]
+        tensors = parse_json(text)["tensors"]
         return {
             str(name): {"sha256": str(entry["sha256"]), "dtype": str(entry["dtype"])}
             for name, entry in tensors.items()

@@ -21,9 +21,13 @@ class TransformersTokenizer(WithChatTemplate):
     def __init__(self, file: Path, name: str, _: dict[str, Any]):
         try:
             tokenizer = _read_json_tokenizer(file)
+            begins = tokenizer.encode("a")[:1]
         except ImportError:
             raise MissingExtraError("transformers", "torch") from None
-        except Exception as error:  # JSON, Rust and transformers each raise kinds of their own
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # of JSON and transformers, and of Rust, whose panics are no
+            # exceptions of Python's
             raise CheckpointError(unreadable(file, error)) from error
         self._tokenizer = tokenizer
         self._boundaries: str | None = None  # until they are first asked for
@@ -32,9 +36,7 @@ class TransformersTokenizer(WithChatTemplate):
         self.bos_token, self.bos_token_id = tokenizer.bos_token, tokenizer.bos_token_id
         self.eos_token, self.eos_token_id = tokenizer.eos_token, tokenizer.eos_token_id
         self.pad_token, self.pad_token_id = tokenizer.pad_token, tokenizer.pad_token_id
-        self.adds_bos = self.bos_token_id is not None and (
-            tokenizer.encode("a")[:1] == [self.bos_token_id]
-        )
+        self.adds_bos = self.bos_token_id is not None and (begins == [self.bos_token_id])
         template = tokenizer.chat_template
         self.chat_template = template.get("default") if isinstance(template, dict) else template
 

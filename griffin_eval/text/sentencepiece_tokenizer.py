@@ -29,6 +29,8 @@ class SentencePieceTokenizer(WithChatTemplate):
         model = SentencePieceProcessor()
         try:
             model.LoadFromSerializedProto(file.read_bytes())
+            for token in range(model.get_piece_size()):
+                model.id_to_piece(token)  # whether it is UTF-8
         except (OSError, RuntimeError, ValueError) as error:
             raise CheckpointError(unreadable(file, error)) from error
         self._model = model

@@ -174,7 +174,7 @@ def digest(file: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def unreadable(file: Path, error: Exception) -> str:
+def unreadable(file: Path, error: BaseException) -> str:
     """The sentence for a tokenizer's file that a library refuses."""
     reason = first_line(error) or type(error).__name__
     return f"{file} cannot be read as a tokenizer: {reason}; download or save it again"

@@ -190,6 +190,7 @@ class Bare(GriffinLM):
     def __init__(self, tokenizer, add_bos, prefix):
         TemplateLM.__init__(self)
         self.tokenizer, self._encoding = tokenizer, Encoding(tokenizer, add_bos, prefix)
+        self._token_scores = None
 
     def _loglikelihood_tokens(self, requests, **_):
         self.requests = [(pair, list(a), list(b)) for pair, a, b in requests]
