@@ -9,6 +9,7 @@ from griffin_eval.bench.shard.collectives import collectives
 from griffin_eval.bench.shard.targets import parse_target
 from griffin_eval.errors import ArgumentError
 
+# The text is as XLA prints it.
 TEXT = """
 HloModule jit_step
 
@@ -33,6 +34,11 @@ ENTRY %main (p: bf16[2,4]) -> bf16[2,4] {
   %pair = (f32[3]{0}, s32[3]{0}) all-reduce(%a, %b), to_apply=%add
   %start = (bf16[2,4]{1,0}, bf16[4,4]{1,0}) all-gather-start(%p), dimensions={0}
   %done = bf16[4,4]{1,0} all-gather-done(%start)
+  %alone = f32[8]{0} all-reduce(%p), replica_groups=[4,1]<=[4], to_apply=%add
+  %first = f32[4]{0} all-gather(%p), replica_groups=[2,2]<=[2,2]T(1,0), channel={chain_id="1"}
+  %then = f32[4]{0} all-gather(%p), replica_groups=[2,2]<=[2,2]T(1,0), channel={chain_id="1"}
+  %some = f32[5]{0} all-gather(%p), replica_groups=mesh['a'=2,'b'=2] {'a'}, dimensions={0}
+  %more = f32[6] all-gather(%p), replica_groups=mesh['a'=2,'b'=3], device_ids=([3,2]T(1,0)) {'b'}
   %turns = (s32[], f32[8]{0}) while(%init), condition=%condition, body=%body
   ROOT %out = bf16[2,4]{1,0} copy(%all-reduce)
 }
@@ -40,14 +46,18 @@ ENTRY %main (p: bf16[2,4]) -> bf16[2,4] {
 
 
 def test_collective_operations_are_found_with_their_bytes_and_loops():
-    found = {(each.kind, each.shapes, each.nbytes, each.in_loop) for each in collectives(TEXT)}
+    found = set(collectives(TEXT))
+    columns = (0, 2), (1, 3)
     assert found == {
-        ("all-reduce", ("bf16[2,4]",), 16, False),
-        ("all-reduce", ("f32[3]", "s32[3]"), 24, False),
-        ("all-gather", ("bf16[4,4]",), 32, False),
-        ("all-reduce", ("f32[8]",), 32, True),
+        ("all-reduce", ("bf16[2,4]",), 16, False, ((0, 1),)),
+        ("all-reduce", ("f32[3]", "s32[3]"), 24, False, ()),
+        ("all-gather", ("bf16[4,4]",), 32, False, ()),
+        ("all-reduce", ("f32[8]",), 32, True, ((0, 1),)),
+        ("all-gather", ("f32[4]",), 16, False, columns),
+        ("all-gather", ("f32[5]",), 20, False, columns),
+        ("all-gather", ("f32[6]",), 24, False, ((0, 2, 4), (1, 3, 5))),
     }
-    assert len(collectives(TEXT)) == 4
+    assert len(collectives(TEXT)) == len(found)
 
 
 @pytest.mark.parametrize("text", ["", "v5e", "v5e-0", "v5e-1000", "tpu-4", "v5e-x", "v5e-4x4"])

@@ -119,6 +119,24 @@ def test_devices_say_to_each_other_what_the_split_needs(name):
 
 
 @pytest.mark.parametrize(
+    ("name", "meshes"),
+    [
+        ("griffin", [(2, 4)]),
+        slow("griffin", [(4, 4), (1, 4)]),
+        slow("hawk", [(2, 4)]),
+        slow("mqa", [(2, 4)]),
+        slow("two heads on four devices", [(1, 4)]),
+        slow("odd vocabulary", [(2, 4)]),
+        slow("complex gates", [(2, 4)]),
+    ],
+)
+def test_a_training_step_says_what_the_plan_lists(name, meshes):
+    for found in worker([["counted_in_training", name, *mesh] for mesh in meshes]):
+        assert found["differences"][0] == [] and len(found["differences"][1]) == 1
+        assert set(found["kinds"]) <= {"all-reduce", "all-gather"}
+
+
+@pytest.mark.parametrize(
     ("model", "data", "devices", "method"),
     [
         ("griffin", 2, 4, {"pieces": 2, "recompute": True}),

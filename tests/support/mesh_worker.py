@@ -14,8 +14,9 @@ from fixtures_engine import continuations, random_ids, scores
 from flax import nnx
 from parity import BASE, QUICK_COMPILE, weights
 
-from griffin_eval.bench.shard.run import expected_sums, unexpected
-from griffin_eval.bench.shard.steps import Sizes, compile_steps
+from griffin_eval.bench.shard.plan import differences, expected_sums, training_needs
+from griffin_eval.bench.shard.run import unexpected
+from griffin_eval.bench.shard.steps import Sizes, compile_steps, compile_training
 from griffin_eval.config import HAWK, MQA, GriffinConfig
 from griffin_eval.engine.generation import Prompt
 from griffin_eval.engine.tree import Ablation, Scorable
@@ -85,6 +86,23 @@ def counted(name: str, devices: int) -> dict:
     }
 
 
+def counted_in_training(name: str, data: int, devices: int) -> dict:
+    config, model = CONFIGS[name], devices // data
+    mesh, split = make_mesh(jax.devices()[:devices], data), split_over(config, model)
+    step = compile_training(config, mesh, "float32", SIZES)
+    rows = SIZES.batch // data
+    needs = training_needs(split, data, rows, SIZES.length)
+    fewer = needs[1:]  # of which the comparison must say that something is missing
+    return {
+        "kinds": sorted({each.kind for each in step.collectives}),
+        "whole": len(split.whole),
+        "differences": [
+            differences(step.collectives, each, model, rows * SIZES.length)
+            for each in (needs, fewer)
+        ],
+    }
+
+
 def trained(model: str, data: int, devices: int, method: dict, steps: int = 20) -> dict:
     from griffin_eval.training.recipes import RECIPES
     from griffin_eval.training.trainer import ONE_DEVICE, Method, Run, read_metrics, train_model
@@ -123,6 +141,7 @@ class _StopAt:
 
 
 if __name__ == "__main__":
-    calls = {"evaluated": evaluated, "counted": counted, "trained": trained}
+    functions = evaluated, counted, counted_in_training, trained
+    calls = {function.__name__: function for function in functions}
     found = [calls[name](*arguments) for name, *arguments in json.loads(sys.argv[1])]
     print(json.dumps(found))

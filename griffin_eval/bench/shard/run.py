@@ -7,6 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from griffin_eval.bench.shard.collectives import elements
+from griffin_eval.bench.shard.plan import Need, differences, expected_sums, training_needs
 from griffin_eval.bench.shard.steps import Compiled, Sizes, compile_steps, compile_training
 from griffin_eval.bench.shard.targets import Target, devices
 from griffin_eval.config import GriffinConfig
@@ -36,6 +38,7 @@ def measure(
     else:
         steps = compile_steps(config, make_mesh(there[:each]), dtype, sizes)
     whole = sum(spec.size for spec in split.replicated())
+    needs = training_needs(split, replicas, sizes.batch // replicas, sizes.length)
     return {
         "target": f"{target.kind}-{target.count}",
         "replicas": replicas,
@@ -45,23 +48,14 @@ def measure(
         "whole": split.whole,
         "whole_share": whole / sum(spec.size for spec in param_specs(config).values()),
         "sums": expected_sums(split),
-        "steps": [_step(step, split, target, sizes) for step in steps],
+        "needs": _by_purpose(needs) if training else [],
+        "steps": [_step(step, split, replicas, target, sizes, needs) for step in steps],
     }
 
 
-def expected_sums(split: Split) -> int:
-    """Sums over the devices in a step, of vectors of the model's width: of the embedding, and
-    after each half of a residual block that is split."""
-    if split.devices == 1:
-        return 0
-    halves = 0
-    for kind in split.config.block_types:
-        halves += ("lru" if kind == "recurrent" else "heads") not in split.whole
-        halves += "mlp" not in split.whole
-    return halves + ("vocab" not in split.whole)
-
-
-def _step(step: Compiled, split: Split, target: Target, sizes: Sizes) -> dict[str, Any]:
+def _step(
+    step: Compiled, split: Split, replicas: int, target: Target, sizes: Sizes, needs: list[Need]
+) -> dict[str, Any]:
     vectors = sizes.tokens if step.name == "scoring" else sizes.rows
     count, rows = Counter(), sizes.pool + 1 if step.name == "scoring" else sizes.rows
     for each in step.collectives:
@@ -70,6 +64,13 @@ def _step(step: Compiled, split: Split, target: Target, sizes: Sizes) -> dict[st
     a_state = math.ceil(step.states / rows)
     fit = None if target.memory is None else (target.memory - used) // a_state + rows
     training = step.name == "training"
+    if not training:
+        beside = unexpected(step, split, vectors)
+    elif target.kind == "cpu":
+        mine = sizes.batch // replicas * sizes.length
+        beside = differences(step.collectives, needs, split.devices, mine)
+    else:  # whose compiler pads, and merges sums with scattering
+        beside = []
     return {
         "step": step.name,
         "collectives": {
@@ -79,7 +80,7 @@ def _step(step: Compiled, split: Split, target: Target, sizes: Sizes) -> dict[st
             }
             for kind, number in count.items()
         },
-        "unexpected": [] if training else unexpected(step, split, vectors),
+        "unexpected": beside,
         "kernels": step.kernels,
         "weights": step.weights,
         "states": step.states,
@@ -88,6 +89,18 @@ def _step(step: Compiled, split: Split, target: Target, sizes: Sizes) -> dict[st
         "used": used,
         "states_that_fit": None if training else fit,
     }
+
+
+def _by_purpose(needs: list[Need]) -> list[dict[str, Any]]:
+    """Numbers and counts of operations, by what they are for."""
+    found: dict[tuple[str, str, str], Counter] = {}
+    for need in needs:
+        sums = found.setdefault((need.what, need.kind, need.axis), Counter())
+        sums.update(count=need.count, numbers=need.count * need.numbers)
+    return [
+        {"what": what, "operation": kind, "axis": axis, **sums}
+        for (what, kind, axis), sums in found.items()
+    ]
 
 
 def unexpected(step: Compiled, split: Split, vectors: int) -> list[str]:
@@ -101,7 +114,7 @@ def unexpected(step: Compiled, split: Split, vectors: int) -> list[str]:
     """
     found, sums = [], 0
     for each in step.collectives:
-        numbers = [_numbers(shape) for shape in each.shapes]
+        numbers = [elements(shape) for shape in each.shapes]
         wide = sum(n == vectors * split.config.width for n in numbers)
         narrow = sum(n <= vectors for n in numbers) if "vocab" not in split.whole else 0
         sums += wide
@@ -110,10 +123,6 @@ def unexpected(step: Compiled, split: Split, vectors: int) -> list[str]:
     if sums != expected_sums(split):
         found.append(f"{sums} sums of vectors, and not {expected_sums(split)}")
     return found
-
-
-def _numbers(shape: str) -> int:
-    return math.prod(int(n) for n in shape.partition("[")[2].rstrip("]").split(",") if n)
 
 
 def print_result(console: Console, result: dict[str, Any]) -> None:
@@ -144,7 +153,15 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
                 step["step"], kind, str(found["count"]), f"{found['bytes'] / 1e6:.2f}", beside
             )
     console.print(table)
-    if not training:
+    if training:
+        needs = Table(title="what the split needs, beside sums of single numbers")
+        for heading in ("what", "operation", "along", "number", "million numbers"):
+            needs.add_column(heading, justify="left" if heading[0] in "woa" else "right")
+        for need in result["needs"]:
+            row = need["what"], need["operation"], need["axis"], str(need["count"])
+            needs.add_row(*row, f"{need['numbers'] / 1e6:,.2f}")
+        console.print(needs)
+    else:
         needed = f"{result['sums']} sums of vectors, and a few of one number a vector"
         console.print(f"the split needs: {needed}")
     memory = Table(title="bytes of a device, MB")

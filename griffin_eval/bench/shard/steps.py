@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from griffin_eval.bench.ahead_of_time import no_compilation_cache
 from griffin_eval.bench.shard.collectives import Collective, collectives
 from griffin_eval.config import GriffinConfig
+from griffin_eval.errors import ArgumentError
 from griffin_eval.layout import ParamSpec, param_specs
 from griffin_eval.model_jax.decoding import DecodingState
 from griffin_eval.model_jax.griffin import Griffin, param_dtype
@@ -185,10 +186,24 @@ def compile_on(mesh: Mesh, function: Any, *arguments: Any) -> jax.stages.Compile
         mesh: of devices of one platform.
         function: from `jax.jit`.
         arguments: trees of `jax.ShapeDtypeStruct` with shardings.
+
+    Raises:
+        ArgumentError: it takes more memory than a device has.
     """
     platform = mesh.devices.flat[0].platform
     with jax.set_mesh(mesh), no_compilation_cache():
-        return function.trace(*arguments).lower(lowering_platforms=(platform,)).compile()
+        lowered = function.trace(*arguments).lower(lowering_platforms=(platform,))
+        try:
+            return lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            message = str(error).partition("RESOURCE_EXHAUSTED: ")[2]
+            if not message:
+                raise
+            what = message.splitlines()[0].rstrip(".")
+            raise ArgumentError(
+                f"the step does not fit the memory of a device ({what}): take more devices, or "
+                "fewer tokens or rows"
+            ) from error
 
 
 def abstract_model(config: GriffinConfig, mesh: Mesh, split: Split, dtype: Any) -> Griffin:
