@@ -153,3 +153,14 @@ def test_training_over_a_mesh_is_training(model, data, devices, method):
     assert len(alone) == len(meshed) == len(moved) == 4
     np.testing.assert_allclose(meshed, alone, rtol=2e-4)
     np.testing.assert_allclose(moved, alone, rtol=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "data"), [("griffin", 2), ("two heads on four devices", 1)])
+def test_a_trainer_of_flax_models_drives_a_model_on_a_mesh(name, data):
+    (found,) = worker([["driven", name, data, 4]])
+    assert found["misplaced"] == []
+    one, other = found["losses"]
+    assert len(one) == 10 and one[-1] < one[0]
+    np.testing.assert_allclose(other, one, rtol=2e-4)
+    assert found["off"] < 2e-3

@@ -10,17 +10,22 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 from fixtures_engine import continuations, random_ids, scores
 from flax import nnx
 from parity import BASE, QUICK_COMPILE, weights
+from tiny_checkpoints import write_source
 
 from griffin_eval.bench.shard.plan import differences, expected_sums, training_needs
 from griffin_eval.bench.shard.run import unexpected
 from griffin_eval.bench.shard.steps import Sizes, compile_steps, compile_training
 from griffin_eval.config import HAWK, MQA, GriffinConfig
+from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.engine.generation import Prompt
 from griffin_eval.engine.tree import Ablation, Scorable
+from griffin_eval.layout import param_specs
 from griffin_eval.model_jax.griffin import Griffin, param_dtype
+from griffin_eval.model_jax.loading import load
 from griffin_eval.runners.jax_runner import JaxRunner
 from griffin_eval.sharding.mesh_jax import make_mesh, param_sharding
 from griffin_eval.sharding.split import MODEL, split_over
@@ -126,6 +131,54 @@ def trained(model: str, data: int, devices: int, method: dict, steps: int = 20) 
     return {"losses": losses, "data": data, "model": mesh.shape[MODEL]}
 
 
+def driven(name: str, data: int, devices: int, steps: int = 10) -> dict:
+    """Steps of a trainer that knows Flax and Optax alone, on one device and on a mesh."""
+    config, mesh = CONFIGS[name], make_mesh(jax.devices()[:devices], data)
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (steps, 4, 12))
+    with tempfile.TemporaryDirectory() as folder:
+        write_source(Path(folder, "it"), config)
+        models = [load(Checkpoint(Path(folder, "it")), device=each) for each in (None, mesh)]
+    places = nnx.get_named_sharding(nnx.state(models[1]), mesh)
+    losses = []
+    for model in models:
+        at = model is models[1]
+        optimizer = nnx.Optimizer(model, optax.adamw(1e-2, eps=1e-3), wrt=nnx.Param)
+        with jax.set_mesh(mesh) if at else contextlib.nullcontext():
+            losses.append([float(_driven_step(model, optimizer, batch)) for batch in tokens])
+    one, other = (nnx.to_flat_state(nnx.state(model)) for model in models)
+    lie = nnx.to_flat_state(places)
+    split = split_over(config, devices // data)
+    specs = param_specs(config)
+    return {
+        "losses": losses,
+        "off": max(
+            float(abs(np.asarray(a[...]) - np.asarray(b[...])).max())
+            for (_, a), (_, b) in zip(one, other, strict=True)
+        ),
+        "misplaced": [
+            path
+            for (path, place), (_, value) in zip(lie, other, strict=True)
+            for spec in [specs[".".join(map(str, path))]]
+            if tuple(place.get_value().spec) != split.axes(spec)
+            or not value[...].sharding.is_equivalent_to(place.get_value(), value[...].ndim)
+        ],
+    }
+
+
+@nnx.jit
+def _driven_step(model, optimizer, tokens):
+    def loss_of(model):
+        rows, length = tokens.shape
+        hidden, _ = model.step(tokens, np.full(rows, length), model.init_state(rows, length))
+        logits = model.logits(hidden[:, :-1])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+    loss, gradients = nnx.value_and_grad(loss_of)(model)
+    with jax.numpy_dtype_promotion("standard"):
+        optimizer.update(model, gradients)
+    return loss
+
+
 class _StopAt:
     """Ends a run at a step, as an interruption does."""
 
@@ -141,7 +194,7 @@ class _StopAt:
 
 
 if __name__ == "__main__":
-    functions = evaluated, counted, counted_in_training, trained
+    functions = evaluated, counted, counted_in_training, trained, driven
     calls = {function.__name__: function for function in functions}
     found = [calls[name](*arguments) for name, *arguments in json.loads(sys.argv[1])]
     print(json.dumps(found))
