@@ -39,7 +39,7 @@ def load(
     """
     run_dtype = jnp.dtype(dtype or checkpoint.dtype)
     mesh = device if isinstance(device, jax.sharding.Mesh) else None
-    split = split_over(checkpoint.config, mesh.shape[MODEL] if mesh else 1)
+    split = split_over(checkpoint.config, mesh.shape.get(MODEL, 1) if mesh else 1)
 
     def put(spec: ParamSpec, stored: np.ndarray) -> jax.Array:
         """A copy even where JAX could alias the mapped file, which may change or be unmapped."""

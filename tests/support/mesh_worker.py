@@ -13,9 +13,11 @@ import numpy as np
 import optax
 from fixtures_engine import continuations, random_ids, scores
 from flax import nnx
-from parity import BASE, QUICK_COMPILE, weights
+from jax.sharding import NamedSharding, PartitionSpec
+from parity import BASE, QUICK_COMPILE, relative_error, weights
 from tiny_checkpoints import write_source
 
+from griffin_eval.bench.shard.collectives import collectives
 from griffin_eval.bench.shard.plan import differences, expected_sums, training_needs
 from griffin_eval.bench.shard.run import unexpected
 from griffin_eval.bench.shard.steps import Sizes, compile_steps, compile_training
@@ -27,7 +29,8 @@ from griffin_eval.layout import param_specs
 from griffin_eval.model_jax.griffin import Griffin, param_dtype
 from griffin_eval.model_jax.loading import load
 from griffin_eval.runners.jax_runner import JaxRunner
-from griffin_eval.sharding.mesh_jax import make_mesh, param_sharding
+from griffin_eval.runners.jax_time import read_over_time
+from griffin_eval.sharding.mesh_jax import make_mesh, make_time_mesh, param_sharding
 from griffin_eval.sharding.split import MODEL, split_over
 
 FOUR = dataclasses.replace(BASE, vocab_size=64, num_heads=4, gate_blocks=4)
@@ -35,6 +38,7 @@ CONFIGS = {
     "griffin": FOUR,
     "hawk": dataclasses.replace(FOUR, block_pattern=HAWK, num_layers=2),
     "mqa": dataclasses.replace(FOUR, block_pattern=MQA, num_layers=2),
+    "local attention": dataclasses.replace(FOUR, block_pattern=("local_attention",), num_layers=2),
     "two heads on four devices": dataclasses.replace(FOUR, num_heads=2, gate_blocks=2),
     "odd vocabulary": dataclasses.replace(FOUR, vocab_size=61),
     "complex gates": dataclasses.replace(FOUR, complex_gates=True),
@@ -179,6 +183,49 @@ def _driven_step(model, optimizer, tokens):
     return loss
 
 
+def read_together(name: str, devices: int) -> dict:
+    """Rows of tokens that devices read together, each a part, from an empty and a later state."""
+    config, mesh, total = CONFIGS[name], make_time_mesh(jax.devices()[:devices]), 12 * devices
+    values, whole = weights(config), NamedSharding(mesh, PartitionSpec())
+    model = Griffin(config, lambda spec: nnx.Param(jax.numpy.asarray(values[spec.name])))
+    graph, params = nnx.split(model)
+    ids = np.random.default_rng(0).integers(0, config.vocab_size, (2, total + 8)).astype(np.int32)
+    tokens, more = ids[:, :total], ids[:, total:]
+    empty = model.init_state(2)
+    _, later = model.step(more[:, :5], np.array([5, 3]), empty)
+    step = jax.jit(lambda *rest: model.step(*rest))
+    together = jax.jit(lambda p, *rest: read_over_time(nnx.merge(graph, p), *rest, mesh))
+    found = []
+    for lengths in ([total, total - 7], [total // 2 + 3, 0], [12, 13], [1, 2]):
+        for state in (empty, later):
+            arguments = tokens, np.array(lengths, np.int32), state
+            one = step(*arguments)
+            with jax.set_mesh(mesh):
+                other = together(*jax.device_put((params, *arguments), whole))
+            hidden = [
+                np.concatenate([row[:n] for row, n in zip(np.asarray(h), lengths, strict=True)])
+                for h, _ in (one, other)
+            ]
+            last = [
+                step(more, np.full(2, 8, np.int32), jax.device_get(s))[0] for _, s in (one, other)
+            ]
+            off = [relative_error(b, a) for a, b in (hidden, map(np.asarray, last))]
+            off += map(_off, *map(jax.tree.leaves, jax.device_get((one[1], other[1]))))
+            found.append({"lengths": lengths, "off": float(max(off))})
+    with jax.set_mesh(mesh):
+        text = together.lower(*jax.device_put((params, *arguments), whole)).compile().as_text()
+    operations = collectives(text or "")
+    return {
+        "results": found,
+        "said": sorted([each.kind, list(each.shapes)] for each in operations),
+        "in_loop": any(each.in_loop for each in operations),
+    }
+
+
+def _off(one: np.ndarray, other: np.ndarray) -> float:
+    return float(abs(np.float64(one) - np.float64(other)).max())
+
+
 class _StopAt:
     """Ends a run at a step, as an interruption does."""
 
@@ -194,7 +241,7 @@ class _StopAt:
 
 
 if __name__ == "__main__":
-    functions = evaluated, counted, counted_in_training, trained, driven
+    functions = evaluated, counted, counted_in_training, trained, driven, read_together
     calls = {function.__name__: function for function in functions}
     found = [calls[name](*arguments) for name, *arguments in json.loads(sys.argv[1])]
     print(json.dumps(found))
