@@ -88,6 +88,18 @@ def test_a_processor_is_divided(preset, layers, whole):
         assert step["kernels"] > 0 and step["used"] > step["weights"] > 0
 
 
+@pytest.mark.slow
+def test_a_document_is_divided():
+    options = "--preset", "griffin-100m", "--layers", 3, "--tokens", 2048, "--json"
+    done = griffin_eval("bench", "shard", "--split", "time", "--target", "cpu-2", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    two, one = json.loads(done.stdout)["steps"]
+    kinds = {kind: found["count"] for kind, found in two["collectives"].items()}
+    assert kinds == {"all-gather": 2, "collective-permute": 4, "all-reduce": 1}
+    assert (one["collectives"], one["unexpected"], two["unexpected"]) == ({}, [], [])
+    assert 0.5 < two["flops"] / one["flops"] < 0.55
+
+
 @pytest.mark.tpu_compile
 def test_chips_of_a_tpu_need_not_be_there():
     """Two depths: what is said between devices grows with it, and nothing else does."""
@@ -113,6 +125,11 @@ def test_chips_of_a_tpu_need_not_be_there():
         (["--preset", "griffin-100"], "unknown preset 'griffin-100'"),
         (["--dtype", "int8"], "unknown dtype 'int8'"),
         (["--target", "v5e"], "--target 'v5e': expected"),
+        (["--split", "time", "--training"], "--split time goes with neither --training nor"),
+        (
+            ["--split", "time", "--tokens", "4096"],
+            "cannot be split over 16 devices: expected parts",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, sentence):

@@ -73,7 +73,8 @@ def _operations(
                 continue
             chains.add(chain[0])
         shapes = [f"{dtype}[{sizes}]" for dtype, sizes in _SHAPE.findall(result)]
-        if started and kind != "all-reduce":  # operands first, then results
+        if started and kind != "all-reduce":  # operands first, then results, then what is counted
+            shapes = [shape for shape in shapes if shape != "u32[]"]
             shapes = shapes[len(shapes) // 2 :]
         yield kind, tuple(shapes), _groups(line)
 

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from griffin_eval.bench.shard.collectives import Collective, elements
+from griffin_eval.config import GriffinConfig
 from griffin_eval.layout import ParamSpec, param_specs
-from griffin_eval.sharding.split import DATA, MODEL, Split
+from griffin_eval.sharding.split import DATA, MODEL, TIME, Split
 
 BOTH = "both"  # axes of a mesh
 
@@ -101,20 +102,43 @@ def _in_whole_recurrence(spec: ParamSpec, split: Split) -> bool:
     return ".rg_lru." in spec.name and "lru" in split.whole and split.devices > 1
 
 
+def reading_needs(config: GriffinConfig, devices: int) -> list[Need]:
+    """What devices say to each other that read a document together, each a part of it.
+
+    Args:
+        config: of the model.
+        devices: number of parts.
+    """
+    if devices == 1:
+        return []
+    state, window = config.lru_width, (config.conv_width - 1) * config.lru_width
+    keys = (config.visible_keys - 1) * config.head_dim
+    recurrent = config.block_types.count("recurrent")
+    attention = config.block_types.count("local_attention")
+    ends, before, after = "ends of parts", "what lies before a part", "the last state"
+    return [
+        Need(ends, "all-gather", TIME, 2 * devices * state, recurrent),
+        Need(before, "collective-permute", TIME, window, recurrent),
+        Need(before, "collective-permute", TIME, keys, 2 * attention),
+        Need(after, "all-reduce", TIME, window, recurrent),
+        Need(after, "all-reduce", TIME, keys, 2 * attention),
+    ]
+
+
 def differences(
     found: Iterable[Collective], needs: Iterable[Need], devices: int, vectors: int
 ) -> list[str]:
-    """Where a training step as compiled for a processor is not what `training_needs` says.
+    """Where a step as compiled says something else between devices than it needs to.
 
     Args:
         found: its collective operations, several of which may be done as one.
-        needs: of the split.
-        devices: that share the weights.
+        needs: from `training_needs` for a processor, or from `reading_needs`.
+        devices: that share the weights; 0 where they share a document.
         vectors: hidden vectors of a replica.
     """
     there: Counter[tuple[str, str, int]] = Counter()
     for each in found:
-        axis = _axis(each.groups, devices)
+        axis = _axis(each.groups, devices) if devices else TIME
         there.update((each.kind, axis, elements(shape)) for shape in each.shapes)
     needed: Counter[tuple[str, str, int]] = Counter()
     for need in needs:

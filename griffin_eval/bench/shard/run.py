@@ -8,12 +8,26 @@ from rich.console import Console
 from rich.table import Table
 
 from griffin_eval.bench.shard.collectives import elements
-from griffin_eval.bench.shard.plan import Need, differences, expected_sums, training_needs
-from griffin_eval.bench.shard.steps import Compiled, Sizes, compile_steps, compile_training
+from griffin_eval.bench.shard.plan import (
+    Need,
+    differences,
+    expected_sums,
+    reading_needs,
+    training_needs,
+)
+from griffin_eval.bench.shard.steps import (
+    Compiled,
+    Sizes,
+    compile_reading,
+    compile_steps,
+    compile_training,
+)
 from griffin_eval.bench.shard.targets import Target, devices
 from griffin_eval.config import GriffinConfig
+from griffin_eval.errors import ArgumentError
 from griffin_eval.layout import param_specs
-from griffin_eval.sharding.mesh_jax import make_mesh
+from griffin_eval.runners.jax_time import check_split
+from griffin_eval.sharding.mesh_jax import make_mesh, make_time_mesh
 from griffin_eval.sharding.split import Split, split_over
 
 
@@ -91,6 +105,104 @@ def _step(
     }
 
 
+def measure_reading(
+    config: GriffinConfig, target: Target, dtype: str, sizes: Sizes
+) -> dict[str, Any]:
+    """Compiles the reading of a document by all devices of a target, each a part of its tokens, and
+    by one of them; the results as in JSON.
+
+    Args:
+        config: of the model, which lies whole on every device.
+        target: whose devices read.
+        dtype: of the weights.
+        sizes: of the document, its ``tokens``.
+
+    Raises:
+        ArgumentError: the document cannot be split so, or does not fit.
+    """
+    check_split(config, sizes.tokens, target.count)
+    there, steps = devices(target), []
+    for count in (target.count, 1):
+        try:
+            step = compile_reading(config, make_time_mesh(there[:count]), dtype, sizes)
+        except ArgumentError as error:
+            if count > 1:
+                raise
+            steps.append({"devices": 1, "problem": str(error)})
+            continue
+        needs, found = reading_needs(config, count), Counter(each.kind for each in step.collectives)
+        steps.append(
+            {
+                "devices": count,
+                "collectives": {
+                    kind: {
+                        "count": number,
+                        "bytes": sum(e.nbytes for e in step.collectives if e.kind == kind),
+                    }
+                    for kind, number in found.items()
+                },
+                "unexpected": differences(step.collectives, needs, 0, 0),
+                "kernels": step.kernels,
+                "weights": step.weights,
+                "states": step.states,
+                "temporaries": step.temporaries,
+                "flops": step.flops,
+                "cycles": step.cycles,
+            }
+        )
+    return {
+        "target": f"{target.kind}-{target.count}",
+        "split": "time",
+        "dtype": dtype,
+        "tokens": sizes.tokens,
+        "memory": target.memory,
+        "needs": _by_purpose(reading_needs(config, target.count)),
+        "steps": steps,
+    }
+
+
+def print_reading(console: Console, result: dict[str, Any]) -> None:
+    """Prints the results of `measure_reading` as tables."""
+    console.print(
+        f"{result['target']}, {result['dtype']}: one document of {result['tokens']} tokens, of "
+        "which every device reads a part"
+    )
+    _print_needs(console, result["needs"], "what a document that is split along time needs")
+    table = Table(title="a device; operations and cycles without those of kernels")
+    names = ("weights", "states", "temporaries")
+    for heading in (
+        "devices",
+        *(f"{n}, MB" for n in names),
+        "GFLOP",
+        "million cycles",
+        "not needed",
+    ):
+        table.add_column(heading, justify="left" if heading == "not needed" else "right")
+    for step in result["steps"]:
+        if "problem" in step:
+            table.add_row(str(step["devices"]), *"-----", step["problem"])
+            continue
+        cycles = step["cycles"]
+        table.add_row(
+            str(step["devices"]),
+            *(f"{step[name] / 1e6:,.1f}" for name in names),
+            f"{step['flops'] / 1e9:,.1f}",
+            "-" if cycles is None else f"{cycles / 1e6:,.1f}",
+            "; ".join(step["unexpected"]) or "nothing",
+        )
+    console.print(table)
+
+
+def _print_needs(console: Console, needs: list[dict[str, Any]], title: str) -> None:
+    table = Table(title=title)
+    for heading in ("what", "operation", "along", "number", "million numbers"):
+        table.add_column(heading, justify="left" if heading[0] in "woa" else "right")
+    for need in needs:
+        row = need["what"], need["operation"], need["axis"], str(need["count"])
+        table.add_row(*row, f"{need['numbers'] / 1e6:,.2f}")
+    console.print(table)
+
+
 def _by_purpose(needs: list[Need]) -> list[dict[str, Any]]:
     """Numbers and counts of operations, by what they are for."""
     found: dict[tuple[str, str, str], Counter] = {}
@@ -154,13 +266,8 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
             )
     console.print(table)
     if training:
-        needs = Table(title="what the split needs, beside sums of single numbers")
-        for heading in ("what", "operation", "along", "number", "million numbers"):
-            needs.add_column(heading, justify="left" if heading[0] in "woa" else "right")
-        for need in result["needs"]:
-            row = need["what"], need["operation"], need["axis"], str(need["count"])
-            needs.add_row(*row, f"{need['numbers'] / 1e6:,.2f}")
-        console.print(needs)
+        title = "what the split needs, beside sums of single numbers"
+        _print_needs(console, result["needs"], title)
     else:
         needed = f"{result['sums']} sums of vectors, and a few of one number a vector"
         console.print(f"the split needs: {needed}")
