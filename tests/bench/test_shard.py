@@ -6,6 +6,7 @@ import pytest
 from programs import griffin_eval
 
 from griffin_eval.bench.shard.collectives import collectives
+from griffin_eval.bench.shard.table import RUNS, complete
 from griffin_eval.bench.shard.targets import parse_target
 from griffin_eval.errors import ArgumentError
 
@@ -98,6 +99,35 @@ def test_a_document_is_divided():
     assert kinds == {"all-gather": 2, "collective-permute": 4, "all-reduce": 1}
     assert (one["collectives"], one["unexpected"], two["unexpected"]) == ({}, [], [])
     assert 0.5 < two["flops"] / one["flops"] < 0.55
+
+
+@pytest.mark.slow
+def test_a_table_of_runs_goes_on_where_it_ended(tmp_path):
+    file, begun = tmp_path / "results.json", []
+    good = "--preset hawk-100m --layers 1 --target cpu-2 " + " ".join(map(str, SMALL))
+    bad = "--preset hawk-100m --target cpu-2 --split time --tokens 5"
+    first = complete(file, [good], begun.append)
+    assert {step["step"] for step in first[good]["steps"]} == {"scoring", "decoding"}
+    both = complete(file, [good, bad], begun.append)
+    assert begun == [good, bad] and both[good] == first[good]
+    assert "a document of 5 tokens cannot be split over 2 devices" in both[bad]["problem"]
+    assert complete(file, [good, bad], begun.append) == both == json.loads(file.read_text())
+    assert begun == [good, bad] and list(tmp_path.iterdir()) == [file]
+    file.write_text('{"a": 3}')
+    with pytest.raises(ArgumentError, match="holds no results of bench shard --table"):
+        complete(file, [])
+
+
+@pytest.mark.slow
+def test_a_table_that_is_complete_is_printed(tmp_path):
+    """All runs of the table are there, so that none is compiled here."""
+    step = {"step": "scoring", "collectives": {"all-reduce": {"count": 7, "bytes": 8}}}
+    step |= {"weights": 3e6, "temporaries": 4e6, "states_that_fit": 5}
+    results = dict.fromkeys(RUNS, {"steps": [step]}) | {RUNS[-1]: {"problem": "too large"}}
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    done = griffin_eval("bench", "shard", "--table", tmp_path / "results.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("7 all-reduce") == len(RUNS) - 1 and "too large" in done.stdout
 
 
 @pytest.mark.tpu_compile

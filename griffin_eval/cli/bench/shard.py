@@ -1,6 +1,7 @@
 """The command ``bench shard``."""
 
 import json
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -42,6 +43,13 @@ def bench_shard(
     capacity: Annotated[
         int, typer.Option(help="Most tokens of a document, for global attention.", min=1)
     ] = 8192,
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            help="Compile all runs of the table in docs/scale.md instead, and keep their results "
+            "in this file; those that it holds are left out."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compile a model split over devices; its collective operations, and bytes a device.
@@ -58,6 +66,14 @@ def bench_shard(
     from griffin_eval.runners.load import choose_framework
     from griffin_eval.runners.protocol import DTYPES
 
+    if table is not None:
+        choose_framework("jax")
+        from griffin_eval.bench.shard.table import complete, print_table
+
+        terminal = Console(stderr=True, quiet=not Console(stderr=True).is_terminal)
+        results = complete(table, begins=lambda run: terminal.print(f"compiling {run}"))
+        print_table(Console(width=max(Console().width, 160)), results)
+        return
     chosen = parse_target(target)
     if preset not in PRESETS:
         raise ArgumentError(
