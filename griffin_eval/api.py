@@ -149,8 +149,9 @@ def load(
         checkpoint: path, or a checkpoint that is open already.
         framework: ``torch`` or ``jax``; None for the first of these that is installed.
         dtype: float32, bfloat16, float16, float64, or ``auto`` for that of the checkpoint.
-        device: a `torch.device` or its name, or a `jax.Device`; None for the CPU in PyTorch and
-            JAX's default.
+        device: a `torch.device` or its name; a `jax.Device`, or a mesh of them from
+            `griffin_eval.sharding.mesh_jax.make_mesh` over which the weights are split; None for
+            the CPU in PyTorch and JAX's default.
         check: whether the weights are compared first with the checksums there are of them: the
             manifest beside them, those in a ``.pt`` file, and the hub's of files in its cache.
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from griffin_eval.kernels.attention.plain_jax import PackedBlocks, locate, query_blocks, slot_of
 from griffin_eval.kernels.attention.reference import Remembered
 from griffin_eval.model_jax.state import AttentionState, PoolRows, write_rows
-from griffin_eval.sharding.mesh_jax import first_number, local_attention
+from griffin_eval.sharding.mesh_jax import before, first_number, local_attention
 
 
 class PaddedLayout(NamedTuple):
@@ -29,7 +29,7 @@ class PaddedLayout(NamedTuple):
         self, past: Float[Array, "S P X"], new: Float[Array, "B T X"]
     ) -> Float[Array, "S Q X"]:
         """Concatenates past and new values along time."""
-        return jnp.concatenate([past, new], 1)
+        return jnp.concatenate([before(past, new), new], 1)
 
     def earlier(self, joined: Float[Array, "S Q X"], past: int, age: int) -> Float[Array, "B T X"]:
         """The joined value ``age`` tokens before each token, where ``past`` are remembered."""

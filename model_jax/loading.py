@@ -29,7 +29,8 @@ def load(
         checkpoint: opened with ``Checkpoint(path)``.
         dtype: to run in; None for that of the checkpoint. Λ and θ are float32 at least.
         device: the jax.Device to run on, or the mesh over which the weights are split, of which
-            every device reads its own part; None for JAX's default device.
+            every device reads its own part, and whose axes `nnx.get_partition_spec` then says of
+            each parameter; None for JAX's default device.
 
     Raises:
         CheckpointError: a tensor that cannot be read.
@@ -38,7 +39,7 @@ def load(
     """
     run_dtype = jnp.dtype(dtype or checkpoint.dtype)
     mesh = device if isinstance(device, jax.sharding.Mesh) else None
-    split = split_over(checkpoint.config, mesh.shape[MODEL] if mesh else 1)
+    split = split_over(checkpoint.config, mesh.shape.get(MODEL, 1) if mesh else 1)
 
     def put(spec: ParamSpec, stored: np.ndarray) -> jax.Array:
         """A copy even where JAX could alias the mapped file, which may change or be unmapped."""
@@ -58,6 +59,9 @@ def load(
             if not jnp.isfinite(value.sum(dtype=jnp.float32)):
                 warn_not_finite(spec.name, int(jnp.sum(~jnp.isfinite(value))), spec.size)
         drop_pages(stored)  # which would count as this process's memory beside the copy
-        return nnx.Param(value)
+        if mesh is None:
+            return nnx.Param(value)
+        # What `nnx.get_partition_spec` reads, for trainers; the value lies so already.
+        return nnx.Param(value, out_sharding=split.axes(spec), eager_sharding=False)
 
     return Griffin(checkpoint.config, make)

@@ -3,12 +3,17 @@
 `jax.set_mesh` says over which devices a function is compiled. XLA then splits all products by how
 the weights lie (`griffin_eval.sharding`). Kernels are opaque to it: here they run in islands of
 `jax.shard_map`, each device on its own channels or heads, without any communication.
+
+On a mesh of the one axis ``time`` the whole model runs in such an island, each device on its own
+part of the tokens of a document. There the recurrence, the convolution and attention need something
+of the devices before: see `rglru` and `before`.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
@@ -16,9 +21,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from griffin_eval.kernels.attention import api as attention_api
 from griffin_eval.kernels.rglru import api as rglru_api
+from griffin_eval.kernels.rglru import plain_jax as plain_rglru
 from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.layout import ParamSpec
-from griffin_eval.sharding.split import DATA, MODEL, Split
+from griffin_eval.sharding.split import DATA, MODEL, TIME, Split
 
 SUMS = "sums"
 
@@ -28,6 +34,11 @@ def make_mesh(devices: Sequence[Any], data: int = 1) -> Mesh:
     devices each."""
     shape = data, len(devices) // data
     return Mesh(np.array(devices).reshape(shape), (DATA, MODEL), axis_types=(AxisType.Auto,) * 2)
+
+
+def make_time_mesh(devices: Sequence[Any]) -> Mesh:
+    """A mesh of JAX's devices, which reads documents together, each a part of their tokens."""
+    return Mesh(np.array(devices), (TIME,), axis_types=(AxisType.Auto,))
 
 
 def param_sharding(mesh: Mesh, split: Split, spec: ParamSpec) -> NamedSharding:
@@ -66,7 +77,10 @@ def summed(partial: Array, split: bool = True) -> Array:
 def rglru(
     x: Array, gates: Gates, h0: Array, *, resets: Array, lengths: Array, starts: Array | None
 ) -> tuple[Array, Array]:
-    """`griffin_eval.kernels.rglru.api.rglru`, each device with whole blocks of the gates."""
+    """`griffin_eval.kernels.rglru.api.rglru`, each device with whole blocks of the gates, or with a
+    part of the tokens."""
+    if _devices_in_time() > 1:
+        return _rglru_over_time(x, gates, h0, {"resets": resets, "lengths": lengths})
     if not _sizes():
         return rglru_api.rglru(x, gates, h0, resets=resets, lengths=lengths, starts=starts)
     real, blocks = gates.imaginary_param is None, len(gates.input_weight)
@@ -101,13 +115,48 @@ def local_attention(q: Array, keys: Array, values: Array, max_age: Array, **layo
     ) -> Array:
         return attention_api.local_attention(q, keys, values, max_age, past=past, **layout)
 
-    specs = jax.tree.map(lambda x: by_row if jax.numpy.ndim(x) else PartitionSpec(), layout)
+    specs = jax.tree.map(lambda x: by_row if jnp.ndim(x) else PartitionSpec(), layout)
     return jax.shard_map(
         island,
         in_specs=(PartitionSpec(rows, None, split), by_row, by_row, PartitionSpec(rows), specs),
         out_specs=PartitionSpec(rows, None, split),
         check_vma=False,
     )(q, keys, values, max_age, layout)
+
+
+def before(past: Array, new: Array) -> Array:
+    """What lies before the tokens of a step: what the state remembers, or on every device but the
+    first of a document that is split along time, the last values of the device before.
+
+    Args:
+        past: remembered values [B, P, X].
+        new: those of the tokens [B, T, X]; T >= P where a document is split.
+    """
+    devices, count, length = _devices_in_time(), past.shape[1], new.shape[1]
+    if devices == 1 or not count:
+        return past
+    onwards = [(device, device + 1) for device in range(devices - 1)]
+    received = jax.lax.ppermute(new[:, length - count :], TIME, onwards)
+    return jnp.where(jax.lax.axis_index(TIME) == 0, past, received)
+
+
+def _rglru_over_time(
+    x: Array, gates: Gates, h0: Array, layout: dict[str, Array]
+) -> tuple[Array, Array]:
+    """The RG-LRU where each device has a part of the tokens. Each first reads its part from a state
+    of zero. What that ends in, and how much is left of an earlier state, tells all devices the
+    state before their part, from which they read it again. The last state is the same on all."""
+    first, here = jax.lax.axis_index(TIME) == 0, jax.lax.axis_index(TIME)
+    start = jnp.where(first, h0, jnp.zeros_like(h0))
+    _, last = rglru_api.rglru(x, gates, start, starts=None, **layout)
+    decay = plain_rglru.total_decay(x, gates, **layout).astype(last.dtype)
+    decays, ends = jax.lax.all_gather(jnp.stack([decay, last]), TIME, axis=1)
+    state, mine = ends[0], h0
+    for device in range(1, len(ends)):
+        mine = jnp.where(here == device, state, mine)
+        state = decays[device] * state + ends[device]
+    y, _ = rglru_api.rglru(x, gates, mine, starts=None, **layout)
+    return y, state
 
 
 def first_number(y: Array, heads: int) -> Array:
@@ -120,6 +169,12 @@ def first_number(y: Array, heads: int) -> Array:
         out_specs=PartitionSpec(),
         check_vma=False,
     )(y)
+
+
+def _devices_in_time() -> int:
+    """Devices that read a document together, each a part of its tokens; 1 outside an island."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.shape.get(TIME, 1) if mesh.are_all_axes_manual else 1
 
 
 def _sizes() -> dict[str, int]:

@@ -14,6 +14,7 @@ from griffin_eval.errors import ArgumentError
 from griffin_eval.layout import ParamSpec, param_specs
 
 DATA, MODEL = "data", "model"  # the axes of a mesh: of the batch, and of the weights
+TIME = "time"  # the one axis of a mesh whose devices read a document together
 
 # The axis of the mesh that splits each logical axis. The others stay whole.
 RULES = {"vocab": MODEL, "mlp": MODEL, "lru": MODEL, "gate": MODEL, "heads": MODEL}
@@ -36,6 +37,8 @@ class Split:
     def axes(self, spec: ParamSpec) -> tuple[str | None, ...]:
         """The axis of the mesh that splits each dimension of a parameter; None where it is
         whole."""
+        if self.devices == 1:
+            return (None,) * len(spec.axes)
         return tuple(None if axis in self.whole else RULES.get(axis) for axis in spec.axes)
 
     def axes_in_training(self, spec: ParamSpec, data: int) -> tuple[str | None, ...]:

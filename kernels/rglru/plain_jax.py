@@ -69,8 +69,7 @@ def rglru(
     # (1) and (2): r_t = sigma(W_a x_t + b_a), i_t = sigma(W_x x_t + b_x)
     r_t = jax.nn.sigmoid(block_diagonal(x_t, gates.recurrent_weight, gates.recurrent_bias))
     i_t = jax.nn.sigmoid(block_diagonal(x_t, gates.input_weight, gates.input_bias))
-    # (3) in log space: a_t = sigma(-Lambda)^(c r_t)
-    log_a = -C * jax.nn.softplus(gates.recurrent_param.astype(wider))[None, None] * r_t
+    log_a = _log_decay(r_t, gates)
     # (4): h_t = a_t h_{t-1} + sqrt(1 - a_t^2) (i_t x_t); a document starts with h_t = i_t x_t.
     multiplier = bounded_sqrt(-jnp.expm1(2 * log_a))
     if resets is not None:
@@ -84,6 +83,27 @@ def rglru(
     gated = jnp.concatenate([multiplier * i_t] * 2, -1) * x_t
     h, last = linear_scan(a_t, _joined(gated), _joined(h0.astype(wider)), **layout)
     return _halves(h).astype(x.dtype), _halves(last)
+
+
+def total_decay(
+    x: Float[Array, "B T L"],
+    gates: Gates,
+    *,
+    resets: Bool[Array, "B T"],
+    lengths: Int[Array, " B"],
+) -> Float[Array, "B L"]:
+    """What is left of the states before the first step after the last one: the product of all a_t
+    of the RG-LRU, in float32 or wider. Arguments are those of `rglru`, of rows."""
+    x_t = x.astype(accumulation_dtype(x.dtype))
+    r_t = jax.nn.sigmoid(block_diagonal(x_t, gates.recurrent_weight, gates.recurrent_bias))
+    time = jnp.arange(x.shape[1], dtype=lengths.dtype)[None]
+    log_a = jnp.where(resets[:, :, None], -jnp.inf, _log_decay(r_t, gates))
+    return jnp.exp(jnp.sum(jnp.where((time < lengths[:, None])[:, :, None], log_a, 0.0), 1))
+
+
+def _log_decay(r_t: Float[Array, "B T L"], gates: Gates) -> Float[Array, "B T L"]:
+    """The logarithm of a_t = sigma(-Lambda)^(c r_t) (3)."""
+    return -C * jax.nn.softplus(gates.recurrent_param.astype(r_t.dtype))[None, None] * r_t
 
 
 def _joined(halves: Float[Array, "*N L"]) -> Complex[Array, "*N Z"]:

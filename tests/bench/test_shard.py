@@ -6,9 +6,11 @@ import pytest
 from programs import griffin_eval
 
 from griffin_eval.bench.shard.collectives import collectives
+from griffin_eval.bench.shard.table import RUNS, complete
 from griffin_eval.bench.shard.targets import parse_target
 from griffin_eval.errors import ArgumentError
 
+# The text is as XLA prints it.
 TEXT = """
 HloModule jit_step
 
@@ -33,6 +35,11 @@ ENTRY %main (p: bf16[2,4]) -> bf16[2,4] {
   %pair = (f32[3]{0}, s32[3]{0}) all-reduce(%a, %b), to_apply=%add
   %start = (bf16[2,4]{1,0}, bf16[4,4]{1,0}) all-gather-start(%p), dimensions={0}
   %done = bf16[4,4]{1,0} all-gather-done(%start)
+  %alone = f32[8]{0} all-reduce(%p), replica_groups=[4,1]<=[4], to_apply=%add
+  %first = f32[4]{0} all-gather(%p), replica_groups=[2,2]<=[2,2]T(1,0), channel={chain_id="1"}
+  %then = f32[4]{0} all-gather(%p), replica_groups=[2,2]<=[2,2]T(1,0), channel={chain_id="1"}
+  %some = f32[5]{0} all-gather(%p), replica_groups=mesh['a'=2,'b'=2] {'a'}, dimensions={0}
+  %more = f32[6] all-gather(%p), replica_groups=mesh['a'=2,'b'=3], device_ids=([3,2]T(1,0)) {'b'}
   %turns = (s32[], f32[8]{0}) while(%init), condition=%condition, body=%body
   ROOT %out = bf16[2,4]{1,0} copy(%all-reduce)
 }
@@ -40,14 +47,18 @@ ENTRY %main (p: bf16[2,4]) -> bf16[2,4] {
 
 
 def test_collective_operations_are_found_with_their_bytes_and_loops():
-    found = {(each.kind, each.shapes, each.nbytes, each.in_loop) for each in collectives(TEXT)}
+    found = set(collectives(TEXT))
+    columns = (0, 2), (1, 3)
     assert found == {
-        ("all-reduce", ("bf16[2,4]",), 16, False),
-        ("all-reduce", ("f32[3]", "s32[3]"), 24, False),
-        ("all-gather", ("bf16[4,4]",), 32, False),
-        ("all-reduce", ("f32[8]",), 32, True),
+        ("all-reduce", ("bf16[2,4]",), 16, False, ((0, 1),)),
+        ("all-reduce", ("f32[3]", "s32[3]"), 24, False, ()),
+        ("all-gather", ("bf16[4,4]",), 32, False, ()),
+        ("all-reduce", ("f32[8]",), 32, True, ((0, 1),)),
+        ("all-gather", ("f32[4]",), 16, False, columns),
+        ("all-gather", ("f32[5]",), 20, False, columns),
+        ("all-gather", ("f32[6]",), 24, False, ((0, 2, 4), (1, 3, 5))),
     }
-    assert len(collectives(TEXT)) == 4
+    assert len(collectives(TEXT)) == len(found)
 
 
 @pytest.mark.parametrize("text", ["", "v5e", "v5e-0", "v5e-1000", "tpu-4", "v5e-x", "v5e-4x4"])
@@ -78,6 +89,47 @@ def test_a_processor_is_divided(preset, layers, whole):
         assert step["kernels"] > 0 and step["used"] > step["weights"] > 0
 
 
+@pytest.mark.slow
+def test_a_document_is_divided():
+    options = "--preset", "griffin-100m", "--layers", 3, "--tokens", 2048, "--json"
+    done = griffin_eval("bench", "shard", "--split", "time", "--target", "cpu-2", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    two, one = json.loads(done.stdout)["steps"]
+    kinds = {kind: found["count"] for kind, found in two["collectives"].items()}
+    assert kinds == {"all-gather": 2, "collective-permute": 4, "all-reduce": 1}
+    assert (one["collectives"], one["unexpected"], two["unexpected"]) == ({}, [], [])
+    assert 0.5 < two["flops"] / one["flops"] < 0.55
+
+
+@pytest.mark.slow
+def test_a_table_of_runs_goes_on_where_it_ended(tmp_path):
+    file, begun = tmp_path / "results.json", []
+    good = "--preset hawk-100m --layers 1 --target cpu-2 " + " ".join(map(str, SMALL))
+    bad = "--preset hawk-100m --target cpu-2 --split time --tokens 5"
+    first = complete(file, [good], begun.append)
+    assert {step["step"] for step in first[good]["steps"]} == {"scoring", "decoding"}
+    both = complete(file, [good, bad], begun.append)
+    assert begun == [good, bad] and both[good] == first[good]
+    assert "a document of 5 tokens cannot be split over 2 devices" in both[bad]["problem"]
+    assert complete(file, [good, bad], begun.append) == both == json.loads(file.read_text())
+    assert begun == [good, bad] and list(tmp_path.iterdir()) == [file]
+    file.write_text('{"a": 3}')
+    with pytest.raises(ArgumentError, match="holds no results of bench shard --table"):
+        complete(file, [])
+
+
+@pytest.mark.slow
+def test_a_table_that_is_complete_is_printed(tmp_path):
+    """All runs of the table are there, so that none is compiled here."""
+    step = {"step": "scoring", "collectives": {"all-reduce": {"count": 7, "bytes": 8}}}
+    step |= {"weights": 3e6, "temporaries": 4e6, "states_that_fit": 5}
+    results = dict.fromkeys(RUNS, {"steps": [step]}) | {RUNS[-1]: {"problem": "too large"}}
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    done = griffin_eval("bench", "shard", "--table", tmp_path / "results.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("7 all-reduce") == len(RUNS) - 1 and "too large" in done.stdout
+
+
 @pytest.mark.tpu_compile
 def test_chips_of_a_tpu_need_not_be_there():
     """Two depths: what is said between devices grows with it, and nothing else does."""
@@ -103,6 +155,11 @@ def test_chips_of_a_tpu_need_not_be_there():
         (["--preset", "griffin-100"], "unknown preset 'griffin-100'"),
         (["--dtype", "int8"], "unknown dtype 'int8'"),
         (["--target", "v5e"], "--target 'v5e': expected"),
+        (["--split", "time", "--training"], "--split time goes with neither --training nor"),
+        (
+            ["--split", "time", "--tokens", "4096"],
+            "cannot be split over 16 devices: expected parts",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, sentence):

@@ -1,6 +1,8 @@
 """Loading: any dtype and sharding binds to both twins, and no model is in memory twice."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 
@@ -42,6 +44,56 @@ runner = load_runner(folder, framework=framework, dtype=dtype, device="cpu")
 busy = False
 thread.join()
 print(max(seen) - before)
+"""
+
+# The same of one of two processes that share the model; and what it then holds, in bytes.
+MEASURE_PART = """
+import os, re, sys, threading, time
+from griffin_eval.converters.checkpoint import Checkpoint
+
+def anonymous():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+
+folder, framework, rank, port = sys.argv[1:]
+if framework == "torch":
+    import torch.distributed as dist
+    from griffin_eval.model_torch.loading import load
+    from griffin_eval.sharding import processes_torch
+    dist.init_process_group(
+        "gloo", init_method="tcp://127.0.0.1:" + port, rank=int(rank), world_size=2
+    )
+    processes_torch.share(dist.group.WORLD)
+    mesh = None
+else:
+    import jax
+    jax.distributed.initialize("127.0.0.1:" + port, 2, int(rank))
+    from flax import nnx
+    from griffin_eval.model_jax.loading import load
+    from griffin_eval.sharding.mesh_jax import make_mesh
+    mesh = make_mesh(jax.devices())
+    whole = jax.NamedSharding(mesh, jax.P())
+    one = jax.make_array_from_callback((4,), whole, lambda part: jax.numpy.zeros(4)[part])
+    jax.numpy.isfinite(one.sum()).item()
+before, seen, busy = anonymous(), [], True
+
+def watch():
+    while busy:
+        seen.append(anonymous())
+        time.sleep(0.001)
+
+thread = threading.Thread(target=watch)
+thread.start()
+model = load(Checkpoint(folder), device=mesh)
+busy = False
+thread.join()
+if framework == "torch":
+    held = sum(p.nbytes for p in model.parameters())
+    dist.destroy_process_group()
+else:
+    leaves = jax.tree.leaves(nnx.state(model))
+    held = sum(part.data.nbytes for leaf in leaves for part in leaf.addressable_shards)
+print()
+print(max(seen) - before, held)
 """
 
 
@@ -162,3 +214,30 @@ def test_the_model_is_never_in_memory_twice(large, framework, dtype, copies):
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < copies * model + tensor * bool(copies) + 30e6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_no_process_holds_the_model_that_they_share(large, framework):
+    """Each of two needs its own part and that of the one tensor that is on its way."""
+    folder, model, tensor = large
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    one_device = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=1"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", MEASURE_PART, folder, framework, rank, port],
+            stdout=subprocess.PIPE,
+            env=os.environ | {"XLA_FLAGS": one_device},
+        )
+        for rank in ("0", "1")
+    ]
+    try:
+        printed = [process.communicate(timeout=240)[0].split()[-2:] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for peak, held in (map(int, words) for words in printed):
+        assert model / 2 <= held < 0.55 * model
+        assert peak < held + tensor / 2 + 30e6 < model

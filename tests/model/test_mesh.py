@@ -16,6 +16,7 @@ from slow import fast, slow
 from griffin_eval.config import PRESETS
 from griffin_eval.errors import ArgumentError
 from griffin_eval.layout import param_specs, parameter_count
+from griffin_eval.runners.jax_time import check_split
 from griffin_eval.sharding.split import parse_mesh, split_over
 
 WORKER = Path(__file__).parent.parent / "support" / "mesh_worker.py"
@@ -119,6 +120,24 @@ def test_devices_say_to_each_other_what_the_split_needs(name):
 
 
 @pytest.mark.parametrize(
+    ("name", "meshes"),
+    [
+        ("griffin", [(2, 4)]),
+        slow("griffin", [(4, 4), (1, 4)]),
+        slow("hawk", [(2, 4)]),
+        slow("mqa", [(2, 4)]),
+        slow("two heads on four devices", [(1, 4)]),
+        slow("odd vocabulary", [(2, 4)]),
+        slow("complex gates", [(2, 4)]),
+    ],
+)
+def test_a_training_step_says_what_the_plan_lists(name, meshes):
+    for found in worker([["counted_in_training", name, *mesh] for mesh in meshes]):
+        assert found["differences"][0] == [] and len(found["differences"][1]) == 1
+        assert set(found["kinds"]) <= {"all-reduce", "all-gather"}
+
+
+@pytest.mark.parametrize(
     ("model", "data", "devices", "method"),
     [
         ("griffin", 2, 4, {"pieces": 2, "recompute": True}),
@@ -135,3 +154,53 @@ def test_training_over_a_mesh_is_training(model, data, devices, method):
     assert len(alone) == len(meshed) == len(moved) == 4
     np.testing.assert_allclose(meshed, alone, rtol=2e-4)
     np.testing.assert_allclose(moved, alone, rtol=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "data"), [("griffin", 2), ("two heads on four devices", 1)])
+def test_a_trainer_of_flax_models_drives_a_model_on_a_mesh(name, data):
+    (found,) = worker([["driven", name, data, 4]])
+    assert found["misplaced"] == []
+    one, other = found["losses"]
+    assert len(one) == 10 and one[-1] < one[0]
+    np.testing.assert_allclose(other, one, rtol=2e-4)
+    assert found["off"] < 2e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [("griffin", 4), slow("griffin", 3), slow("hawk", 4), slow("local attention", 2)],
+)
+def test_devices_read_a_document_together(name, devices):
+    """Ends of rows anywhere, also where a window of attention reaches over the end of a part."""
+    (found,) = worker([["read_together", name, devices]])
+    assert len(found["results"]) == 8
+    assert [each for each in found["results"] if not each["off"] < 3e-5] == []
+    recurrent = {"griffin": 2, "hawk": 2, "local attention": 0}[name]
+    attention = {"griffin": 1, "hawk": 0, "local attention": 2}[name]
+    convolution, window = "f32[2,3,32]", "f32[2,7,8]"  # rows, remembered tokens, channels
+    # The end of a part and what is left of an earlier state; the windows before a part; the state.
+    expected = [["all-gather", [f"f32[2,{devices},2,32]"]]] * recurrent
+    expected += [["collective-permute", [convolution]]] * recurrent
+    expected += [["collective-permute", [window]]] * 2 * attention
+    expected += [["all-reduce", [convolution] * recurrent + [window] * 2 * attention]]
+    assert found["said"] == sorted(expected) and not found["in_loop"]
+
+
+@pytest.mark.parametrize(
+    ("preset", "tokens", "devices", "sentence"),
+    [
+        ("recurrentgemma-2b", 4096, 4, "parts of one length of at least 2048 tokens"),
+        ("recurrentgemma-2b", 8193, 4, "a document of 8193 tokens cannot be split over 4 devices"),
+        ("hawk-100m", 4, 2, "at least 3 tokens"),
+        ("mqa-100m", 8192, 2, "global attention"),
+    ],
+)
+def test_documents_that_cannot_be_split_are_refused(preset, tokens, devices, sentence):
+    with pytest.raises(ArgumentError, match=sentence):
+        check_split(PRESETS[preset], tokens, devices)
+
+
+def test_parts_of_one_length_are_read():
+    check_split(PRESETS["recurrentgemma-2b"], 2048 * 16, 16)
+    check_split(PRESETS["hawk-100m"], 6, 2)

@@ -10,18 +10,27 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 from fixtures_engine import continuations, random_ids, scores
 from flax import nnx
-from parity import BASE, QUICK_COMPILE, weights
+from jax.sharding import NamedSharding, PartitionSpec
+from parity import BASE, QUICK_COMPILE, relative_error, weights
+from tiny_checkpoints import write_source
 
-from griffin_eval.bench.shard.run import expected_sums, unexpected
-from griffin_eval.bench.shard.steps import Sizes, compile_steps
+from griffin_eval.bench.shard.collectives import collectives
+from griffin_eval.bench.shard.plan import differences, expected_sums, training_needs
+from griffin_eval.bench.shard.run import unexpected
+from griffin_eval.bench.shard.steps import Sizes, compile_steps, compile_training
 from griffin_eval.config import HAWK, MQA, GriffinConfig
+from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.engine.generation import Prompt
 from griffin_eval.engine.tree import Ablation, Scorable
+from griffin_eval.layout import param_specs
 from griffin_eval.model_jax.griffin import Griffin, param_dtype
+from griffin_eval.model_jax.loading import load
 from griffin_eval.runners.jax_runner import JaxRunner
-from griffin_eval.sharding.mesh_jax import make_mesh, param_sharding
+from griffin_eval.runners.jax_time import read_over_time
+from griffin_eval.sharding.mesh_jax import make_mesh, make_time_mesh, param_sharding
 from griffin_eval.sharding.split import MODEL, split_over
 
 FOUR = dataclasses.replace(BASE, vocab_size=64, num_heads=4, gate_blocks=4)
@@ -29,6 +38,7 @@ CONFIGS = {
     "griffin": FOUR,
     "hawk": dataclasses.replace(FOUR, block_pattern=HAWK, num_layers=2),
     "mqa": dataclasses.replace(FOUR, block_pattern=MQA, num_layers=2),
+    "local attention": dataclasses.replace(FOUR, block_pattern=("local_attention",), num_layers=2),
     "two heads on four devices": dataclasses.replace(FOUR, num_heads=2, gate_blocks=2),
     "odd vocabulary": dataclasses.replace(FOUR, vocab_size=61),
     "complex gates": dataclasses.replace(FOUR, complex_gates=True),
@@ -85,6 +95,23 @@ def counted(name: str, devices: int) -> dict:
     }
 
 
+def counted_in_training(name: str, data: int, devices: int) -> dict:
+    config, model = CONFIGS[name], devices // data
+    mesh, split = make_mesh(jax.devices()[:devices], data), split_over(config, model)
+    step = compile_training(config, mesh, "float32", SIZES)
+    rows = SIZES.batch // data
+    needs = training_needs(split, data, rows, SIZES.length)
+    fewer = needs[1:]  # of which the comparison must say that something is missing
+    return {
+        "kinds": sorted({each.kind for each in step.collectives}),
+        "whole": len(split.whole),
+        "differences": [
+            differences(step.collectives, each, model, rows * SIZES.length)
+            for each in (needs, fewer)
+        ],
+    }
+
+
 def trained(model: str, data: int, devices: int, method: dict, steps: int = 20) -> dict:
     from griffin_eval.training.recipes import RECIPES
     from griffin_eval.training.trainer import ONE_DEVICE, Method, Run, read_metrics, train_model
@@ -108,6 +135,97 @@ def trained(model: str, data: int, devices: int, method: dict, steps: int = 20) 
     return {"losses": losses, "data": data, "model": mesh.shape[MODEL]}
 
 
+def driven(name: str, data: int, devices: int, steps: int = 10) -> dict:
+    """Steps of a trainer that knows Flax and Optax alone, on one device and on a mesh."""
+    config, mesh = CONFIGS[name], make_mesh(jax.devices()[:devices], data)
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (steps, 4, 12))
+    with tempfile.TemporaryDirectory() as folder:
+        write_source(Path(folder, "it"), config)
+        models = [load(Checkpoint(Path(folder, "it")), device=each) for each in (None, mesh)]
+    places = nnx.get_named_sharding(nnx.state(models[1]), mesh)
+    losses = []
+    for model in models:
+        at = model is models[1]
+        optimizer = nnx.Optimizer(model, optax.adamw(1e-2, eps=1e-3), wrt=nnx.Param)
+        with jax.set_mesh(mesh) if at else contextlib.nullcontext():
+            losses.append([float(_driven_step(model, optimizer, batch)) for batch in tokens])
+    one, other = (nnx.to_flat_state(nnx.state(model)) for model in models)
+    lie = nnx.to_flat_state(places)
+    split = split_over(config, devices // data)
+    specs = param_specs(config)
+    return {
+        "losses": losses,
+        "off": max(
+            float(abs(np.asarray(a[...]) - np.asarray(b[...])).max())
+            for (_, a), (_, b) in zip(one, other, strict=True)
+        ),
+        "misplaced": [
+            path
+            for (path, place), (_, value) in zip(lie, other, strict=True)
+            for spec in [specs[".".join(map(str, path))]]
+            if tuple(place.get_value().spec) != split.axes(spec)
+            or not value[...].sharding.is_equivalent_to(place.get_value(), value[...].ndim)
+        ],
+    }
+
+
+@nnx.jit
+def _driven_step(model, optimizer, tokens):
+    def loss_of(model):
+        rows, length = tokens.shape
+        hidden, _ = model.step(tokens, np.full(rows, length), model.init_state(rows, length))
+        logits = model.logits(hidden[:, :-1])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+    loss, gradients = nnx.value_and_grad(loss_of)(model)
+    with jax.numpy_dtype_promotion("standard"):
+        optimizer.update(model, gradients)
+    return loss
+
+
+def read_together(name: str, devices: int) -> dict:
+    """Rows of tokens that devices read together, each a part, from an empty and a later state."""
+    config, mesh, total = CONFIGS[name], make_time_mesh(jax.devices()[:devices]), 12 * devices
+    values, whole = weights(config), NamedSharding(mesh, PartitionSpec())
+    model = Griffin(config, lambda spec: nnx.Param(jax.numpy.asarray(values[spec.name])))
+    graph, params = nnx.split(model)
+    ids = np.random.default_rng(0).integers(0, config.vocab_size, (2, total + 8)).astype(np.int32)
+    tokens, more = ids[:, :total], ids[:, total:]
+    empty = model.init_state(2)
+    _, later = model.step(more[:, :5], np.array([5, 3]), empty)
+    step = jax.jit(lambda *rest: model.step(*rest))
+    together = jax.jit(lambda p, *rest: read_over_time(nnx.merge(graph, p), *rest, mesh))
+    found = []
+    for lengths in ([total, total - 7], [total // 2 + 3, 0], [12, 13], [1, 2]):
+        for state in (empty, later):
+            arguments = tokens, np.array(lengths, np.int32), state
+            one = step(*arguments)
+            with jax.set_mesh(mesh):
+                other = together(*jax.device_put((params, *arguments), whole))
+            hidden = [
+                np.concatenate([row[:n] for row, n in zip(np.asarray(h), lengths, strict=True)])
+                for h, _ in (one, other)
+            ]
+            last = [
+                step(more, np.full(2, 8, np.int32), jax.device_get(s))[0] for _, s in (one, other)
+            ]
+            off = [relative_error(b, a) for a, b in (hidden, map(np.asarray, last))]
+            off += map(_off, *map(jax.tree.leaves, jax.device_get((one[1], other[1]))))
+            found.append({"lengths": lengths, "off": float(max(off))})
+    with jax.set_mesh(mesh):
+        text = together.lower(*jax.device_put((params, *arguments), whole)).compile().as_text()
+    operations = collectives(text or "")
+    return {
+        "results": found,
+        "said": sorted([each.kind, list(each.shapes)] for each in operations),
+        "in_loop": any(each.in_loop for each in operations),
+    }
+
+
+def _off(one: np.ndarray, other: np.ndarray) -> float:
+    return float(abs(np.float64(one) - np.float64(other)).max())
+
+
 class _StopAt:
     """Ends a run at a step, as an interruption does."""
 
@@ -123,6 +241,7 @@ class _StopAt:
 
 
 if __name__ == "__main__":
-    calls = {"evaluated": evaluated, "counted": counted, "trained": trained}
+    functions = evaluated, counted, counted_in_training, trained, driven, read_together
+    calls = {function.__name__: function for function in functions}
     found = [calls[name](*arguments) for name, *arguments in json.loads(sys.argv[1])]
     print(json.dumps(found))

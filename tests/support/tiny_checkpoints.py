@@ -8,6 +8,7 @@ import numpy as np
 from parity import BASE, weights
 from safetensors.numpy import load_file, save_file
 
+from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.configs.huggingface import to_huggingface
 from griffin_eval.converters.convert import convert_checkpoint
@@ -26,11 +27,11 @@ CONFIG = dataclasses.replace(
 SHARD = 2000  # bytes of a file of the format "sharded"
 
 
-def write_source(folder: Path) -> None:
+def write_source(folder: Path, config: GriffinConfig = CONFIG) -> None:
     """The model as transformers' users have it, without a manifest."""
     folder.mkdir(parents=True)
-    save_file(weights(CONFIG), folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(to_huggingface(CONFIG)))
+    save_file(weights(config), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(to_huggingface(config)))
 
 
 def write_all(root: Path) -> None:

@@ -162,6 +162,16 @@ def compile_for(target: str, function: Callable, *arguments: Any) -> Report:
     return Report(memory.temp_size_in_bytes, hbm, module.cycles(), tuple(kernels), TARGETS[target])
 
 
+def xla_cycles(text: str, target: str) -> int:
+    """Cycles that the compiler estimates of a program, of all that is no kernel.
+
+    Args:
+        text: of the optimised program.
+        target: one of `TARGETS`.
+    """
+    return _Module(re.sub(r"/\*index=\d+\*/", "", text), TARGETS[target]).cycles()
+
+
 @cache
 def _dumps() -> Path:
     """Folder in which libtpu puts its schedules; settings are read when it is loaded."""

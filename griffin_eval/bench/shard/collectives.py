@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 _OPERATION = re.compile(rf"%(\S+) = (.*?) ({'|'.join(KINDS)})(-start)?\(")
@@ -13,6 +15,14 @@ _CALLED = re.compile(
     r"(?:calls|to_apply|body|condition|branch_computations)=\{?(%[^}\s]+(?:, %\S+)*)"
 )
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
+_CHAIN = re.compile(r'chain_id="\d+"')
+# The forms of groups of devices: lists, an array that is cut, or some axes of a mesh.
+_LISTS = re.compile(r"replica_groups=\{([\d,{}]*)\}")
+_CUT = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_AXES = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?"
+    r" \{([^}:]*)\}"
+)
 
 
 class Collective(NamedTuple):
@@ -23,35 +33,80 @@ class Collective(NamedTuple):
         shapes: of its results on one device, such as ``f32[1,64,128]``.
         nbytes: of these results.
         in_loop: whether it may run more than once.
+        groups: of devices, by their places in the mesh, each of which does it together; none where
+            devices send to each other, or all of them do it.
     """
 
     kind: str
     shapes: tuple[str, ...]
     nbytes: int
     in_loop: bool
+    groups: tuple[tuple[int, ...], ...]
 
 
 def collectives(text: str) -> list[Collective]:
-    """The collective operations of a program in XLA's text form, in the order of the text."""
+    """The collective operations of a program in XLA's text form, in the order of the text. Those
+    of groups of one device, which say nothing, are left out."""
     computations = _computations(re.sub(r"/\*index=\d+\*/", "", text))
-    looped = _in_loops(computations)
+    looped, chains = _in_loops(computations), set()
     return [
-        Collective(kind, shapes, sum(map(_bytes, shapes)), name in looped)
+        Collective(kind, shapes, sum(map(_bytes, shapes)), name in looped, groups)
         for name, lines in computations.items()
-        for kind, shapes in _operations(lines)
+        for kind, shapes, groups in _operations(lines, chains)
+        if not groups or len(groups[0]) > 1
     ]
 
 
-def _operations(lines: list[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _operations(
+    lines: list[str], chains: set[str]
+) -> Iterator[tuple[str, tuple[str, ...], tuple[tuple[int, ...], ...]]]:
+    """Kind, shapes and groups of each. Of a chain, an operation in several instructions, the first
+    is taken."""
     for line in lines:
         match = _OPERATION.search(line)
         if match is None:
             continue
         _, result, kind, started = match.groups()
+        chain = _CHAIN.search(line)
+        if chain is not None:
+            if chain[0] in chains:
+                continue
+            chains.add(chain[0])
         shapes = [f"{dtype}[{sizes}]" for dtype, sizes in _SHAPE.findall(result)]
-        if started and kind != "all-reduce":  # operands first, then results
+        if started and kind != "all-reduce":  # operands first, then results, then what is counted
+            shapes = [shape for shape in shapes if shape != "u32[]"]
             shapes = shapes[len(shapes) // 2 :]
-        yield kind, tuple(shapes)
+        yield kind, tuple(shapes), _groups(line)
+
+
+def _groups(line: str) -> tuple[tuple[int, ...], ...]:
+    """The groups of devices of an operation."""
+    if match := _LISTS.search(line):
+        lists = re.findall(r"\{([\d,]+)\}", match[1])
+        return tuple(tuple(_integers(each)) for each in lists)
+    if match := _CUT.search(line):
+        groups = _devices(match[2], match[3]).reshape(_integers(match[1]))
+    elif match := _AXES.search(line):
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", match[1])}
+        shape = list(sizes.values())
+        devices = _devices(match[2] or str(math.prod(shape)), match[3]).reshape(shape)
+        together = [list(sizes).index(name) for name in re.findall(r"'(\w+)'", match[4])]
+        last = range(len(shape) - len(together), len(shape))
+        count = math.prod(shape[axis] for axis in together)
+        groups = np.moveaxis(devices, together, last).reshape(-1, count)
+    else:
+        return ()
+    return tuple(tuple(group) for group in groups.tolist())
+
+
+def _devices(shape: str, turned: str | None) -> np.ndarray:
+    """The places of devices in an array of this shape, of which axes may be exchanged."""
+    devices = np.arange(math.prod(_integers(shape))).reshape(_integers(shape))
+    return devices.transpose(_integers(turned)) if turned else devices
+
+
+def _integers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
 
 
 def _computations(text: str) -> dict[str, list[str]]:
@@ -93,10 +148,11 @@ def _names(line: str) -> list[str]:
     return [name for group in _CALLED.findall(line) for name in group.split(", ")]
 
 
+def elements(shape: str) -> int:
+    """The number of elements of a shape such as ``f32[1,64,128]``."""
+    return math.prod(int(n) for n in shape.partition("[")[2].rstrip("]").split(",") if n)
+
+
 def _bytes(shape: str) -> int:
-    match = _SHAPE.fullmatch(shape)
-    assert match is not None
-    dtype, sizes = match.groups()
-    bits = re.search(r"\d+", dtype)
-    width = max(int(bits.group()) // 8, 1) if bits else 1
-    return width * math.prod(int(n) for n in sizes.split(",") if n)
+    bits = re.search(r"\d+", shape.partition("[")[0])
+    return (max(int(bits.group()) // 8, 1) if bits else 1) * elements(shape)

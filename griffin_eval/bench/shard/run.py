@@ -7,11 +7,27 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from griffin_eval.bench.shard.steps import Compiled, Sizes, compile_steps, compile_training
+from griffin_eval.bench.shard.collectives import elements
+from griffin_eval.bench.shard.plan import (
+    Need,
+    differences,
+    expected_sums,
+    reading_needs,
+    training_needs,
+)
+from griffin_eval.bench.shard.steps import (
+    Compiled,
+    Sizes,
+    compile_reading,
+    compile_steps,
+    compile_training,
+)
 from griffin_eval.bench.shard.targets import Target, devices
 from griffin_eval.config import GriffinConfig
+from griffin_eval.errors import ArgumentError
 from griffin_eval.layout import param_specs
-from griffin_eval.sharding.mesh_jax import make_mesh
+from griffin_eval.runners.jax_time import check_split
+from griffin_eval.sharding.mesh_jax import make_mesh, make_time_mesh
 from griffin_eval.sharding.split import Split, split_over
 
 
@@ -36,6 +52,7 @@ def measure(
     else:
         steps = compile_steps(config, make_mesh(there[:each]), dtype, sizes)
     whole = sum(spec.size for spec in split.replicated())
+    needs = training_needs(split, replicas, sizes.batch // replicas, sizes.length)
     return {
         "target": f"{target.kind}-{target.count}",
         "replicas": replicas,
@@ -45,23 +62,14 @@ def measure(
         "whole": split.whole,
         "whole_share": whole / sum(spec.size for spec in param_specs(config).values()),
         "sums": expected_sums(split),
-        "steps": [_step(step, split, target, sizes) for step in steps],
+        "needs": _by_purpose(needs) if training else [],
+        "steps": [_step(step, split, replicas, target, sizes, needs) for step in steps],
     }
 
 
-def expected_sums(split: Split) -> int:
-    """Sums over the devices in a step, of vectors of the model's width: of the embedding, and
-    after each half of a residual block that is split."""
-    if split.devices == 1:
-        return 0
-    halves = 0
-    for kind in split.config.block_types:
-        halves += ("lru" if kind == "recurrent" else "heads") not in split.whole
-        halves += "mlp" not in split.whole
-    return halves + ("vocab" not in split.whole)
-
-
-def _step(step: Compiled, split: Split, target: Target, sizes: Sizes) -> dict[str, Any]:
+def _step(
+    step: Compiled, split: Split, replicas: int, target: Target, sizes: Sizes, needs: list[Need]
+) -> dict[str, Any]:
     vectors = sizes.tokens if step.name == "scoring" else sizes.rows
     count, rows = Counter(), sizes.pool + 1 if step.name == "scoring" else sizes.rows
     for each in step.collectives:
@@ -70,6 +78,13 @@ def _step(step: Compiled, split: Split, target: Target, sizes: Sizes) -> dict[st
     a_state = math.ceil(step.states / rows)
     fit = None if target.memory is None else (target.memory - used) // a_state + rows
     training = step.name == "training"
+    if not training:
+        beside = unexpected(step, split, vectors)
+    elif target.kind == "cpu":
+        mine = sizes.batch // replicas * sizes.length
+        beside = differences(step.collectives, needs, split.devices, mine)
+    else:  # whose compiler pads, and merges sums with scattering
+        beside = []
     return {
         "step": step.name,
         "collectives": {
@@ -79,7 +94,7 @@ def _step(step: Compiled, split: Split, target: Target, sizes: Sizes) -> dict[st
             }
             for kind, number in count.items()
         },
-        "unexpected": [] if training else unexpected(step, split, vectors),
+        "unexpected": beside,
         "kernels": step.kernels,
         "weights": step.weights,
         "states": step.states,
@@ -88,6 +103,116 @@ def _step(step: Compiled, split: Split, target: Target, sizes: Sizes) -> dict[st
         "used": used,
         "states_that_fit": None if training else fit,
     }
+
+
+def measure_reading(
+    config: GriffinConfig, target: Target, dtype: str, sizes: Sizes
+) -> dict[str, Any]:
+    """Compiles the reading of a document by all devices of a target, each a part of its tokens, and
+    by one of them; the results as in JSON.
+
+    Args:
+        config: of the model, which lies whole on every device.
+        target: whose devices read.
+        dtype: of the weights.
+        sizes: of the document, its ``tokens``.
+
+    Raises:
+        ArgumentError: the document cannot be split so, or does not fit.
+    """
+    check_split(config, sizes.tokens, target.count)
+    there, steps = devices(target), []
+    for count in (target.count, 1):
+        try:
+            step = compile_reading(config, make_time_mesh(there[:count]), dtype, sizes)
+        except ArgumentError as error:
+            if count > 1:
+                raise
+            steps.append({"devices": 1, "problem": str(error)})
+            continue
+        needs, found = reading_needs(config, count), Counter(each.kind for each in step.collectives)
+        steps.append(
+            {
+                "devices": count,
+                "collectives": {
+                    kind: {
+                        "count": number,
+                        "bytes": sum(e.nbytes for e in step.collectives if e.kind == kind),
+                    }
+                    for kind, number in found.items()
+                },
+                "unexpected": differences(step.collectives, needs, 0, 0),
+                "kernels": step.kernels,
+                "weights": step.weights,
+                "states": step.states,
+                "temporaries": step.temporaries,
+                "flops": step.flops,
+                "cycles": step.cycles,
+            }
+        )
+    return {
+        "target": f"{target.kind}-{target.count}",
+        "split": "time",
+        "dtype": dtype,
+        "tokens": sizes.tokens,
+        "memory": target.memory,
+        "needs": _by_purpose(reading_needs(config, target.count)),
+        "steps": steps,
+    }
+
+
+def print_reading(console: Console, result: dict[str, Any]) -> None:
+    """Prints the results of `measure_reading` as tables."""
+    console.print(
+        f"{result['target']}, {result['dtype']}: one document of {result['tokens']} tokens, of "
+        "which every device reads a part"
+    )
+    _print_needs(console, result["needs"], "what a document that is split along time needs")
+    table = Table(title="a device; operations and cycles without those of kernels")
+    names = ("weights", "states", "temporaries")
+    for heading in (
+        "devices",
+        *(f"{n}, MB" for n in names),
+        "GFLOP",
+        "million cycles",
+        "not needed",
+    ):
+        table.add_column(heading, justify="left" if heading == "not needed" else "right")
+    for step in result["steps"]:
+        if "problem" in step:
+            table.add_row(str(step["devices"]), *"-----", step["problem"])
+            continue
+        cycles = step["cycles"]
+        table.add_row(
+            str(step["devices"]),
+            *(f"{step[name] / 1e6:,.1f}" for name in names),
+            f"{step['flops'] / 1e9:,.1f}",
+            "-" if cycles is None else f"{cycles / 1e6:,.1f}",
+            "; ".join(step["unexpected"]) or "nothing",
+        )
+    console.print(table)
+
+
+def _print_needs(console: Console, needs: list[dict[str, Any]], title: str) -> None:
+    table = Table(title=title)
+    for heading in ("what", "operation", "along", "number", "million numbers"):
+        table.add_column(heading, justify="left" if heading[0] in "woa" else "right")
+    for need in needs:
+        row = need["what"], need["operation"], need["axis"], str(need["count"])
+        table.add_row(*row, f"{need['numbers'] / 1e6:,.2f}")
+    console.print(table)
+
+
+def _by_purpose(needs: list[Need]) -> list[dict[str, Any]]:
+    """Numbers and counts of operations, by what they are for."""
+    found: dict[tuple[str, str, str], Counter] = {}
+    for need in needs:
+        sums = found.setdefault((need.what, need.kind, need.axis), Counter())
+        sums.update(count=need.count, numbers=need.count * need.numbers)
+    return [
+        {"what": what, "operation": kind, "axis": axis, **sums}
+        for (what, kind, axis), sums in found.items()
+    ]
 
 
 def unexpected(step: Compiled, split: Split, vectors: int) -> list[str]:
@@ -101,7 +226,7 @@ def unexpected(step: Compiled, split: Split, vectors: int) -> list[str]:
     """
     found, sums = [], 0
     for each in step.collectives:
-        numbers = [_numbers(shape) for shape in each.shapes]
+        numbers = [elements(shape) for shape in each.shapes]
         wide = sum(n == vectors * split.config.width for n in numbers)
         narrow = sum(n <= vectors for n in numbers) if "vocab" not in split.whole else 0
         sums += wide
@@ -110,10 +235,6 @@ def unexpected(step: Compiled, split: Split, vectors: int) -> list[str]:
     if sums != expected_sums(split):
         found.append(f"{sums} sums of vectors, and not {expected_sums(split)}")
     return found
-
-
-def _numbers(shape: str) -> int:
-    return math.prod(int(n) for n in shape.partition("[")[2].rstrip("]").split(",") if n)
 
 
 def print_result(console: Console, result: dict[str, Any]) -> None:
@@ -144,7 +265,10 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
                 step["step"], kind, str(found["count"]), f"{found['bytes'] / 1e6:.2f}", beside
             )
     console.print(table)
-    if not training:
+    if training:
+        title = "what the split needs, beside sums of single numbers"
+        _print_needs(console, result["needs"], title)
+    else:
         needed = f"{result['sums']} sums of vectors, and a few of one number a vector"
         console.print(f"the split needs: {needed}")
     memory = Table(title="bytes of a device, MB")

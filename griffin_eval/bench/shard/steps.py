@@ -11,16 +11,21 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from griffin_eval.bench.ahead_of_time import no_compilation_cache
+from griffin_eval.bench.scan.tpu_compiler import xla_cycles
 from griffin_eval.bench.shard.collectives import Collective, collectives
 from griffin_eval.config import GriffinConfig
+from griffin_eval.errors import ArgumentError
 from griffin_eval.layout import ParamSpec, param_specs
 from griffin_eval.model_jax.decoding import DecodingState
 from griffin_eval.model_jax.griffin import Griffin, param_dtype
 from griffin_eval.model_jax.state import PoolRows
 from griffin_eval.runners import jax_functions
+from griffin_eval.runners.jax_time import read_over_time
 from griffin_eval.sharding.mesh_jax import param_sharding
-from griffin_eval.sharding.split import DATA, MODEL, Split, split_over
+from griffin_eval.sharding.split import DATA, MODEL, TIME, Split, split_over
 from griffin_eval.training.recipes import Batch
+
+TPUS = {"TPU v5 lite": "v5e", "TPU v6 lite": "v6e"}  # as JAX and as the compiler call them
 
 
 class Sizes(NamedTuple):
@@ -55,6 +60,8 @@ class Compiled(NamedTuple):
         weights: bytes of the parameters.
         states: bytes of the states that it takes; in training, those of the optimizer.
         temporaries: bytes between its operations.
+        flops: floating-point operations, without those of kernels.
+        cycles: of reading, that the compiler of a TPU estimates, without those of kernels.
     """
 
     name: str
@@ -63,6 +70,8 @@ class Compiled(NamedTuple):
     weights: int
     states: int
     temporaries: int
+    flops: float
+    cycles: int | None
 
 
 def compile_training(config: GriffinConfig, mesh: Mesh, dtype: str, sizes: Sizes) -> Compiled:
@@ -95,6 +104,39 @@ def compile_training(config: GriffinConfig, mesh: Mesh, dtype: str, sizes: Sizes
     batch = Batch(*(placed((sizes.batch, sizes.length), kind, rows) for kind in kinds))
     compiled = compile_on(mesh, update, params, state, batch)
     return _summary("training", compiled, params, state)
+
+
+def compile_reading(config: GriffinConfig, mesh: Mesh, dtype: str, sizes: Sizes) -> Compiled:
+    """Compiles the reading of one document, of which every device reads a part of the tokens.
+
+    Args:
+        config: of the model, which lies whole on every device.
+        mesh: of the axis ``time``; one of one device reads all.
+        dtype: of the weights.
+        sizes: of the step.
+    """
+    whole = NamedSharding(mesh, PartitionSpec())
+    model = abstract_model(config, mesh, split_over(config, 1), jnp.dtype(dtype))
+    split, params = jax_functions.split(model)
+    state = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),
+        jax.eval_shape(lambda: model.init_state(1)),
+    )
+    parts = NamedSharding(mesh, PartitionSpec(None, TIME))
+    tokens = jax.ShapeDtypeStruct((1, sizes.tokens), jnp.int32, sharding=parts)
+    lengths = jax.ShapeDtypeStruct((1,), jnp.int32, sharding=whole)
+
+    def read(state, params, tokens, lengths):
+        twin = split.merge(params)
+        if mesh.size == 1:
+            return twin.step(tokens, lengths, state)
+        return read_over_time(twin, tokens, lengths, state, mesh)
+
+    jitted = jax.jit(read, donate_argnums=0)
+    compiled = compile_on(mesh, jitted, state, params, tokens, lengths)
+    target = TPUS.get(mesh.devices.flat[0].device_kind)
+    cycles = xla_cycles(compiled.as_text() or "", target) if target else None
+    return _summary("reading", compiled, params, state)._replace(cycles=cycles)
 
 
 def compile_steps(config: GriffinConfig, mesh: Mesh, dtype: str, sizes: Sizes) -> list[Compiled]:
@@ -175,6 +217,8 @@ def _summary(name: str, compiled: jax.stages.Compiled, weights: Any, states: Any
         bytes_a_device(weights),
         bytes_a_device(states),
         memory.temp_size_in_bytes,
+        (compiled.cost_analysis() or {}).get("flops", 0.0),
+        None,
     )
 
 
@@ -185,10 +229,24 @@ def compile_on(mesh: Mesh, function: Any, *arguments: Any) -> jax.stages.Compile
         mesh: of devices of one platform.
         function: from `jax.jit`.
         arguments: trees of `jax.ShapeDtypeStruct` with shardings.
+
+    Raises:
+        ArgumentError: it takes more memory than a device has.
     """
     platform = mesh.devices.flat[0].platform
     with jax.set_mesh(mesh), no_compilation_cache():
-        return function.trace(*arguments).lower(lowering_platforms=(platform,)).compile()
+        lowered = function.trace(*arguments).lower(lowering_platforms=(platform,))
+        try:
+            return lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            message = str(error).partition("RESOURCE_EXHAUSTED: ")[2]
+            if not message:
+                raise
+            what = message.splitlines()[0].rstrip(".")
+            raise ArgumentError(
+                f"the step does not fit the memory of a device ({what}): take more devices, or "
+                "fewer tokens or rows"
+            ) from error
 
 
 def abstract_model(config: GriffinConfig, mesh: Mesh, split: Split, dtype: Any) -> Griffin:

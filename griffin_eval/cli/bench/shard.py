@@ -1,7 +1,8 @@
 """The command ``bench shard``."""
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -14,6 +15,13 @@ def bench_shard(
     target: Annotated[
         str, typer.Option(help="Devices to compile for: v5e-16, v6e-8, cpu-4, ….")
     ] = "v5e-16",
+    split: Annotated[
+        Literal["model", "time"],
+        typer.Option(
+            help="What is split: the weights of the model, or a document, of which every device "
+            "reads a part of --tokens."
+        ),
+    ] = "model",
     replicas: Annotated[
         int, typer.Option(help="Number of replicas, each on its share of the devices.", min=1)
     ] = 1,
@@ -35,6 +43,13 @@ def bench_shard(
     capacity: Annotated[
         int, typer.Option(help="Most tokens of a document, for global attention.", min=1)
     ] = 8192,
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            help="Compile all runs of the table in docs/scale.md instead, and keep their results "
+            "in this file; those that it holds are left out."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compile a model split over devices; its collective operations, and bytes a device.
@@ -51,6 +66,14 @@ def bench_shard(
     from griffin_eval.runners.load import choose_framework
     from griffin_eval.runners.protocol import DTYPES
 
+    if table is not None:
+        choose_framework("jax")
+        from griffin_eval.bench.shard.table import complete, print_table
+
+        terminal = Console(stderr=True, quiet=not Console(stderr=True).is_terminal)
+        results = complete(table, begins=lambda run: terminal.print(f"compiling {run}"))
+        print_table(Console(width=max(Console().width, 160)), results)
+        return
     chosen = parse_target(target)
     if preset not in PRESETS:
         raise ArgumentError(
@@ -60,7 +83,12 @@ def bench_shard(
     if dtype not in DTYPES:
         raise ArgumentError(f"unknown dtype {dtype!r}: expected {', '.join(DTYPES)}")
     choose_framework("jax")
-    from griffin_eval.bench.shard.run import measure, print_result
+    from griffin_eval.bench.shard.run import (
+        measure,
+        measure_reading,
+        print_reading,
+        print_result,
+    )
     from griffin_eval.bench.shard.steps import Sizes
 
     config = PRESETS[preset]
@@ -72,6 +100,17 @@ def bench_shard(
         )
     sizes = Sizes(tokens, documents, pool, rows, batch, length, capacity)
     result = {"preset": preset, "layers": config.num_layers}
+    if split == "time":
+        if training or replicas > 1:
+            raise ArgumentError("--split time goes with neither --training nor --replicas")
+        result |= measure_reading(config, chosen, dtype, sizes)
+        if as_json:
+            typer.echo(json.dumps(result, indent=1))
+        else:
+            print_reading(Console(width=max(Console().width, 120)), result)
+        if any(step.get("unexpected") for step in result["steps"]):
+            raise typer.Exit(1)
+        return
     result |= measure(config, chosen, replicas, dtype, sizes, training)
     if as_json:
         typer.echo(json.dumps(result, indent=1))
