@@ -20,7 +20,7 @@ from griffin_eval.converters.containers.mmap_reader import MappedTensors
 from griffin_eval.converters.containers.safetensors.files import CODES, INDEX_FILE, model_files
 from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import parse_json
-from griffin_eval.messages import DAMAGED, brief, is_unicode, listed
+from griffin_eval.messages import DAMAGED, brief, listed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -196,10 +196,9 @@ def _read_header(file: Path, data: mmap.mmap) -> tuple[list[TensorInfo], list[st
     problems, tensors = [], []
     metadata = header.pop("__metadata__", None)
     if metadata is not None and not (
-        isinstance(metadata, dict)
-        and all(isinstance(v, str) and is_unicode(k + v) for k, v in metadata.items())
+        isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())
     ):
-        problems.append("'__metadata__' must map strings to strings, in Unicode")
+        problems.append("'__metadata__' must map strings to strings")
     for name, entry in header.items():
         try:
             tensors.append(_read_entry(name, entry, file, 8 + length))
@@ -210,8 +209,6 @@ def _read_header(file: Path, data: mmap.mmap) -> tuple[list[TensorInfo], list[st
 
 def _read_entry(name: str, entry: Any, file: Path, start: int) -> TensorInfo:
     """One tensor; ValueError, a phrase that follows its name, if the entry contradicts itself."""
-    if not is_unicode(name):
-        raise ValueError("is not a name in Unicode")
     if len(name) > MAX_NAME:
         raise ValueError(f"has {len(name)} characters, more than any name")
     if not isinstance(entry, dict):

@@ -18,8 +18,8 @@ def bench_shard(
     split: Annotated[
         Literal["model", "time"],
         typer.Option(
-            help="What is split: the weights of the model, or a document, of which every device "
-            "reads a part of --tokens."
+            help="The thing to split: the weights of the model, or a document, of which every "
+            "device reads a part of --tokens."
         ),
     ] = "model",
     replicas: Annotated[
