@@ -13,7 +13,7 @@ WORKERS := -n 2 --dist worksteal
 # Fast tests that test-slow runs again, where JAX compiles as it does for users.
 COMPILED := tests/engine tests/lm/test_lm.py tests/model/test_parity_precision.py
 
-.PHONY: demo test test-slow test-oldest test-newest soak kills fuzz faults wheel types check format clean
+.PHONY: demo test test-slow test-oldest test-newest soak kills flips fuzz faults wheel types check format clean
 
 demo: $(STAMP)
 	$(BIN)/python -m griffin_eval.demo $(if $(FULL),--full)
@@ -36,6 +36,10 @@ COUNT ?= 50
 kills: $(STAMP)
 	for each in torch jax; do OMP_NUM_THREADS=1 PYTHONSAFEPATH=1 $(BIN)/python \
 		tests/reliability/kills.py --framework $$each --count $(COUNT) || exit 1; done
+
+# Flips bits of checkpoints, and reads them with this package and with those of the formats.
+flips: $(STAMP)
+	$(BIN)/python tests/reliability/flips.py $(if $(COUNT),--count $(COUNT))
 
 # The fast tests with the oldest and the newest releases of what the package needs, torch apart.
 test-oldest test-newest: test-%: $(STAMP)

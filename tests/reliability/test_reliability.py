@@ -29,6 +29,18 @@ def test_runs_that_are_ended_at_random_times_go_on(framework):
     assert "0 failed" in done.stdout
 
 
+@pytest.mark.slow
+def test_flipped_bits_are_silent_in_other_libraries_and_not_here():
+    done = run("flips.py", "--count", "20")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in done.stdout.splitlines()[2:]]
+    assert len(rows) == 6
+    for name, reader, count, refused, without, silent in rows:
+        assert int(refused) + int(without) + int(silent) == int(count) == 20, name
+        assert reader != "griffin-eval" or silent == "0"
+    assert any(int(row[-1]) for row in rows)
+
+
 @pytest.fixture(scope="module")
 def soak():
     spec = importlib.util.spec_from_file_location("soak", HERE / "soak.py")

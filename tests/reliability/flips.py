@@ -1,0 +1,158 @@
+"""Flips a bit of a checkpoint, again and again, and reads it: `make flips COUNT=1000`.
+
+Each damaged copy is read by griffin-eval, which compares it with its manifest, and by the library
+whose format it is: safetensors, PyTorch, Orbax. What comes of it is one of:
+
+- refused: an error;
+- no effect: the weights are what they were, bit for bit;
+- silent: other weights, and not a word.
+"""
+
+import argparse
+import json
+import logging
+import shutil
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.configs.own import config_json
+from griffin_eval.converters.convert import convert_checkpoint
+from griffin_eval.converters.formats import FORMATS
+from griffin_eval.converters.output.manifest import MANIFEST_FILE
+from griffin_eval.converters.plan import make_plan
+from griffin_eval.initializers import initial_value
+from griffin_eval.layout import param_specs
+
+CONFIG = GriffinConfig(
+    vocab_size=12,
+    width=8,
+    mlp_width=12,
+    num_heads=2,
+    num_layers=3,
+    lru_width=8,
+    gate_blocks=2,
+    visible_keys=5,
+)
+Weights = dict[str, bytes]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    silent = 0
+    print(
+        "| format | read by | flips | refused | no effect | silent |\n|---|---|---:|---:|---:|---:|"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        whole = write_checkpoints(Path(folder))
+        for name, (library, read) in PEERS.items():
+            readers = {"griffin-eval": with_manifest, library: read}
+            counts = flips(whole / name, readers, options.count, options.seed)
+            for reader, count in counts.items():
+                figures = " | ".join(str(count[k]) for k in ("refused", "no effect", "silent"))
+                print(f"| {name} | {reader} | {options.count} | {figures} |", flush=True)
+            silent += counts["griffin-eval"]["silent"]
+    return 1 if silent else 0
+
+
+def write_checkpoints(folder: Path) -> Path:
+    """The same weights in every format of `PEERS`, each with its manifest."""
+    from safetensors.numpy import save_file
+
+    plain = folder / "plain"
+    plain.mkdir()
+    weights = {spec.name: initial_value(spec, 0) for spec in param_specs(CONFIG).values()}
+    save_file(weights, plain / "model.safetensors")
+    raw = config_json(CONFIG, FORMATS["griffin"], "float32")
+    (plain / "config.json").write_text(json.dumps(raw))
+    for name in PEERS:
+        plan = make_plan(Checkpoint(plain), FORMATS[name])
+        convert_checkpoint(plan, folder / name)
+        plan.source.close()
+    return folder
+
+
+def flips(
+    whole: Path, readers: dict[str, Callable[[Path], Weights]], count: int, seed: int
+) -> dict[str, Counter[str]]:
+    """What came of the flips, by reader."""
+    draw, counts = np.random.default_rng(seed), {reader: Counter() for reader in readers}
+    right = {reader: read(whole) for reader, read in readers.items()}
+    files = [p.relative_to(whole) for p in sorted(whole.rglob("*")) if p.is_file()]
+    files = [p for p in files if p.name not in (MANIFEST_FILE, "config.json")]
+    sizes = np.array([(whole / p).stat().st_size for p in files])
+    for _ in range(count):
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / "copy"
+            shutil.copytree(whole, copy)
+            path = copy / files[draw.choice(len(files), p=sizes / sizes.sum())]
+            content = bytearray(path.read_bytes())
+            content[draw.integers(len(content))] ^= 1 << draw.integers(8)
+            path.write_bytes(content)
+            for reader, read in readers.items():
+                try:
+                    found = read(copy)
+                except Exception:  # whatever a library raises is a refusal
+                    counts[reader]["refused"] += 1
+                else:
+                    counts[reader]["no effect" if found == right[reader] else "silent"] += 1
+    return counts
+
+
+def with_manifest(folder: Path) -> Weights:
+    """What a conversion of the folder writes."""
+    from safetensors.numpy import load_file
+
+    plan = make_plan(Checkpoint(folder), FORMATS["griffin"])
+    out = folder.parent / "out"
+    try:
+        convert_checkpoint(plan, out)
+        return {k: v.tobytes() for k, v in load_file(out / "model.safetensors").items()}
+    finally:
+        plan.source.close()
+        shutil.rmtree(out, ignore_errors=True)
+
+
+def by_safetensors(folder: Path) -> Weights:
+    from safetensors.numpy import load_file
+
+    return {k: v.tobytes() for k, v in load_file(folder / "model.safetensors").items()}
+
+
+def by_torch(folder: Path) -> Weights:
+    import torch
+
+    loaded = torch.load(next(folder.glob("*.pt")), weights_only=True)
+    return {k: v.numpy().tobytes() for k, v in loaded.items()}
+
+
+def by_orbax(folder: Path) -> Weights:
+    import jax
+    import orbax.checkpoint as ocp
+
+    tree = ocp.PyTreeCheckpointer().restore(folder.absolute())
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
+
+
+PEERS = {
+    "griffin": ("safetensors", by_safetensors),
+    "deepmind-torch": ("PyTorch", by_torch),
+    "griffin-orbax": ("Orbax", by_orbax),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
