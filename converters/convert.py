@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from griffin_eval.converters.arrays.chunk_sums import ChunkSummer
 from griffin_eval.converters.arrays.pieces import bytes_of, chunks
 from griffin_eval.converters.arrays.write import writing
 from griffin_eval.converters.configs.huggingface import CONFIG_FILE, token_ids
@@ -209,7 +210,7 @@ class _Parameter:
         self.spec, self.piece, self._dtype = spec, piece, dtype
         self._stored = plan.source.dtypes[spec.name]
         self._read = plan.source.pieces
-        self._sha = hashlib.sha256()
+        self._sha, self._chunks = hashlib.sha256(), ChunkSummer(spec.shape, plan.grid(spec, dtype))
         self._not_finite = 0
         self._check = plan.check
         self._folder, self._recorded = plan.source.folder, plan.recorded.get(spec.name)
@@ -243,6 +244,7 @@ class _Parameter:
                 del cast
             self._not_finite += _not_finite(piece)
             self._sha.update(piece.view(np.uint8).data)
+            self._chunks.update(piece)
             yield piece
             if rows <= 0 and not self._recorded and not self._check:
                 break
@@ -272,6 +274,7 @@ class _Parameter:
             "sha256": self._sha.hexdigest(),
             "shape": list(self.spec.shape),
             "dtype": self._dtype,
+            "chunks": self._chunks.result().record(),
         }
         return record if self._dtype == self._stored else record | {"cast_from": self._stored}
 

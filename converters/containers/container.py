@@ -69,6 +69,15 @@ class Container(Protocol):
         """Entries ``start`` to ``stop`` of the first axis of a tensor, clipped as slices are."""
         ...
 
+    def part(self, name: str, part: tuple[slice, ...]) -> "np.ndarray":
+        """A part of a tensor, without the rest where that is possible.
+
+        Args:
+            name: the tensor.
+            part: a slice of every dimension, with both ends and without a step.
+        """
+        ...
+
     def pieces(self, name: str, nbytes: int = CHUNK_BYTES) -> "Iterator[np.ndarray]":
         """One tensor in contiguous pieces along its first axis, of about ``nbytes`` bytes.
 

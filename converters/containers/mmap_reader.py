@@ -67,6 +67,10 @@ class MappedTensors(ABC, Generic[Info]):
         """Entries of the first axis of a tensor, copied."""
         return self._copy(name, self.numpy(name), start, stop)
 
+    def part(self, name: str, part: tuple[slice, ...]) -> "np.ndarray":
+        """A part of a tensor, a slice of each dimension."""
+        return self.numpy(name)[part]
+
     def pieces(self, name: str, nbytes: int = CHUNK_BYTES) -> "Iterator[np.ndarray]":
         """One tensor in contiguous pieces along its first axis, copied.
 

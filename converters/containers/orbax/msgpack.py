@@ -77,6 +77,10 @@ class MappedArray:
         row = math.prod(self.shape[1:])
         return self._copy(start * row, stop * row).reshape(stop - start, *self.shape[1:])
 
+    def part(self, part: tuple[slice, ...]) -> "np.ndarray":
+        """A part of the array, a slice of each dimension."""
+        return self.whole()[part]
+
     def _copy(self, first: int, last: int) -> "np.ndarray":
         import numpy as np
 

@@ -273,6 +273,18 @@ class StoredArray:
             out[at : at + len(rows)] = rows
         return out
 
+    def part(self, part: tuple[slice, ...]) -> "np.ndarray":
+        """A part of the array, a slice of each dimension.
+
+        Raises:
+            ValueError, OSError, MemoryError: it is damaged or too large.
+        """
+        if self._chunk_bytes >= _STREAMED:  # rows in one chunk, or few
+            rows, *others = part
+            return self.read(rows.start, rows.stop)[:, *others]
+        self._check_memory(tuple(cut.stop - cut.start for cut in part))
+        return self._array[part].read().result()
+
     def release(self) -> None:
         """Forgets what was read ahead."""
         self._ahead = self._stream = self._held = None
