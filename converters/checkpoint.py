@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.arrays.chunk_sums import ChunkSums
+from griffin_eval.converters.arrays.grid import Region
 from griffin_eval.converters.arrays.pieces import CHUNK_BYTES, bytes_of, chunks, drop_pages
 from griffin_eval.converters.arrays.torch import torch_tensor
 from griffin_eval.converters.formats import Format
@@ -173,7 +174,7 @@ class Checkpoint:
                 self._shared = (binding, read, read(binding))
             return binding.op.to_canonical(self._shared[2])[part]
 
-    def _check_part(self, name: str, array: "np.ndarray", part: tuple[slice, ...]) -> None:
+    def _check_part(self, name: str, array: "np.ndarray", part: Region) -> None:
         """Compares a part of a parameter with the manifest, as far as whole chunks lie in it."""
         if not self.check_parts:
             return
@@ -230,7 +231,7 @@ class Parts:
         self._mapped = plain and container.memory_to_read(binding.foreign, None) == 0
         self._foreign = binding.foreign if plain and not self._mapped else None
         self._whole = None if self._foreign is not None else checkpoint.numpy(name)
-        self._last: tuple[tuple[slice, ...], np.ndarray] | None = None
+        self._last: tuple[Region, np.ndarray] | None = None
 
     def numpy(self, part: Sequence[slice]) -> "np.ndarray":
         """A part, read alone where the container allows it.

@@ -51,7 +51,7 @@ def load(
             return value
         where, parts = param_sharding(mesh, split, spec), checkpoint.parts(spec.name)
         value = jax.make_array_from_callback(
-            spec.shape, where, lambda part: parts.numpy(part).astype(held, copy=True)
+            spec.shape, where, lambda part: parts.numpy(part or ()).astype(held, copy=True)
         )
         parts.release()
         return value

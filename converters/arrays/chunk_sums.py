@@ -4,7 +4,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from griffin_eval.converters.arrays.grid import regions
+from griffin_eval.converters.arrays.grid import Region, regions
 from griffin_eval.converters.arrays.pieces import bytes_of
 from griffin_eval.converters.arrays.shapes import are_naturals
 
@@ -47,7 +47,7 @@ class ChunkSums(NamedTuple):
         """A manifest's entry."""
         return {"shape": list(self.grid), HASH: " ".join(self.sums)}
 
-    def check(self, array: "np.ndarray", part: tuple[slice, ...]) -> tuple[list[int], int]:
+    def check(self, array: "np.ndarray", part: Region) -> tuple[list[int], int]:
         """Compares a part of the array with the checksums of the chunks that lie in it.
 
         Args:

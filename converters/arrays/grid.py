@@ -9,6 +9,8 @@ from collections.abc import Iterator
 # about 200 are what malloc keeps. Smaller ones are no faster and make more files.
 CHUNK = 32 << 20
 
+Region = tuple[slice, ...]  # a part of an array: a slice of each dimension
+
 
 def chunk_shape(shape: tuple[int, ...], item_size: int, limit: int = CHUNK) -> tuple[int, ...]:
     """The largest chunks of at most ``limit`` bytes that are contiguous in C order.
@@ -50,7 +52,7 @@ def part_chunks(
     return tuple(chunk)
 
 
-def regions(shape: tuple[int, ...], grid: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+def regions(shape: tuple[int, ...], grid: tuple[int, ...]) -> Iterator[Region]:
     """The parts of an array that chunks of a grid hold, in C order."""
     starts = (range(0, n, step) for n, step in zip(shape, grid, strict=True))
     for corner in itertools.product(*starts):

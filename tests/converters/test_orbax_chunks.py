@@ -19,7 +19,7 @@ from programs import griffin_eval
 from griffin_eval.converters.arrays.grid import part_chunks
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.configs.own import config_json
-from griffin_eval.converters.containers.orbax.store import tensorstore
+from griffin_eval.converters.containers.orbax.library import tensorstore
 from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.output.manifest import MANIFEST_FILE

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from griffin_eval.converters.arrays.dtypes import FLOATS, ITEM_BYTES
+from griffin_eval.converters.arrays.grid import Region
 from griffin_eval.converters.arrays.pieces import CHUNK_BYTES
 from griffin_eval.converters.arrays.torch import torch_tensor
 from griffin_eval.converters.containers.container import natural_key
@@ -26,8 +27,9 @@ from griffin_eval.converters.containers.orbax.find import (
     strip_leaves,
     subtree_problem,
 )
+from griffin_eval.converters.containers.orbax.library import reason
 from griffin_eval.converters.containers.orbax.msgpack import PLACEHOLDER, MappedArray, read_msgpack
-from griffin_eval.converters.containers.orbax.store import Store, StoredArray, reason
+from griffin_eval.converters.containers.orbax.store import Store, StoredArray
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.messages import DAMAGED, did_you_mean, listed
 
@@ -181,7 +183,7 @@ class OrbaxFolder:
         self._sliced = name
         return self._rows(name, min(start, shape[0]), min(stop, shape[0]))
 
-    def part(self, name: str, part: tuple[slice, ...]) -> "np.ndarray":
+    def part(self, name: str, part: Region) -> "np.ndarray":
         """A part of a parameter, a slice of each dimension; no chunk is read that it does not need.
 
         Raises:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from griffin_eval.converters.arrays.dtypes import FLOATS, ITEM_BYTES
-from griffin_eval.converters.arrays.grid import CHUNK, chunk_shape, part_chunks, regions
+from griffin_eval.converters.arrays.grid import CHUNK, Region, chunk_shape, part_chunks, regions
 from griffin_eval.converters.arrays.pieces import flattened
 from griffin_eval.converters.arrays.write import cannot_be_written, writing
 from griffin_eval.converters.containers.container import Writer
@@ -23,7 +23,8 @@ from griffin_eval.converters.containers.orbax.find import (
     STEP_METADATA,
     TREE_METADATA,
 )
-from griffin_eval.converters.containers.orbax.store import reason, tensorstore
+from griffin_eval.converters.containers.orbax.library import reason, tensorstore
+from griffin_eval.converters.containers.orbax.remote import context, store_of, url_of
 from griffin_eval.errors import BadInput
 from griffin_eval.messages import listed
 
@@ -84,11 +85,13 @@ class OrbaxWriter(Writer):
         self._pending: deque[tuple[Any, int]] = deque()  # commits and their bytes
         self._lock = threading.Lock()
         self._context = self._ts.Context(
-            {
-                "cache_pool": {"total_bytes_limit": 0},
-                "cache_pool#ocdbt": {"total_bytes_limit": 20_000_000},
-                "file_io_sync": False,
-            }
+            context(
+                {
+                    "cache_pool": {"total_bytes_limit": 0},
+                    "cache_pool#ocdbt": {"total_bytes_limit": 20_000_000},
+                    "file_io_sync": False,
+                }
+            )
         )
         self._declare()
 
@@ -211,12 +214,14 @@ class OrbaxWriter(Writer):
             raise self._refused(error) from None
 
     def _database(self) -> dict[str, Any]:
-        file = {"driver": "file", "path": f"{self.folder.absolute()}/"}
+        base, store = store_of(self.folder), {}
+        if url_of(self.folder) is None:
+            # Data files have random names, and only the manifest names them.
+            store, base = {"manifest": base}, {**base, "file_io_locking": {"mode": "non_atomic"}}
         return {
             "driver": "ocdbt",
-            # Data files have random names, and only the manifest names them.
-            "base": {**file, "file_io_locking": {"mode": "non_atomic"}},
-            "manifest": file,
+            "base": base,
+            **store,
             "cache_pool": "cache_pool#ocdbt",
             "config": {
                 "max_inline_value_bytes": 1024,
@@ -259,8 +264,8 @@ class _WrongChunks(ValueError):
 
 
 def _refilled(
-    chunks: "Iterable[np.ndarray]", regions: Iterable[tuple[slice, ...]], dtype: "np.dtype"
-) -> Iterator[tuple[tuple[slice, ...], "np.ndarray"]]:
+    chunks: "Iterable[np.ndarray]", regions: Iterable[Region], dtype: "np.dtype"
+) -> Iterator[tuple[Region, "np.ndarray"]]:
     """Cuts consecutive elements anew: a fresh array for every region, which are in C order."""
     import numpy as np
 
