@@ -3,17 +3,20 @@
 import logging
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from griffin_eval.config import GriffinConfig
-from griffin_eval.converters.arrays.pieces import CHUNK_BYTES, bytes_of, chunks
+from griffin_eval.converters.arrays.chunk_sums import ChunkSums
+from griffin_eval.converters.arrays.grid import Region
+from griffin_eval.converters.arrays.pieces import CHUNK_BYTES, bytes_of, chunks, drop_pages
 from griffin_eval.converters.arrays.torch import torch_tensor
 from griffin_eval.converters.formats import Format
 from griffin_eval.converters.inspection import inspect
 from griffin_eval.converters.naming.ops import SAME
 from griffin_eval.converters.naming.tables import Binding
+from griffin_eval.converters.output.manifest import MANIFEST_FILE, recorded
 from griffin_eval.converters.overrides import NO_OVERRIDES, Overrides
 from griffin_eval.errors import CheckpointError
 
@@ -34,6 +37,10 @@ class Checkpoint:
         container: the opened folder or file.
         format: its format, one of `griffin_eval.converters.formats.FORMATS` or the user's own.
         config: the architecture.
+        check_parts: whether what `parts` reads is compared with the manifest.
+        parts_read, parts_checked: bytes that were read by `parts`, and those of them that were
+            compared with a checksum.
+        shapes: the shape of each parameter, by canonical name.
         dtypes: the dtype that each parameter is stored in, by canonical name, such as
             ``bfloat16``.
 
@@ -63,12 +70,18 @@ class Checkpoint:
             for binding in inspection.bindings
             for part, spec in enumerate(binding.canonical)
         }
+        self.shapes = {
+            name: binding.canonical[part].shape for name, (binding, part) in self._homes.items()
+        }
         self.dtypes = {
             name: self.container.tensors[binding.foreign].dtype
             for name, (binding, _) in self._homes.items()
         }
         self._shared: tuple[Binding, Callable[[Binding], np.ndarray], np.ndarray] | None = None
         self._sharing, self._slicing = threading.Lock(), threading.Lock()
+        self.parts_read = self.parts_checked = 0
+        self.check_parts = overrides.check_parts
+        self._manifest: dict[str, dict[str, Any]] | None = None
 
     @property
     def dtype(self) -> str:
@@ -133,6 +146,21 @@ class Checkpoint:
                 return self.container.torch(binding.foreign)[binding.entry].contiguous()
         return torch_tensor(self.numpy(name))
 
+    def parts(self, name: str) -> "Parts":
+        """Parts of a parameter, for processes and devices that need no more of it."""
+        return Parts(self, name)
+
+    def log_parts(self) -> None:
+        """Says in the log how much of what `parts` read could not be checked, if anything could."""
+        unchecked = self.parts_read - self.parts_checked
+        if unchecked and self.parts_checked:
+            logger.info(
+                "%s: %.0f%% of the weights that this process reads are parts of chunks, whose "
+                "checksums are of the whole: unchecked here (griffin-eval convert --chunks)",
+                self.path,
+                100 * unchecked / self.parts_read,
+            )
+
     def close(self) -> None:
         self.container.close()
 
@@ -145,6 +173,29 @@ class Checkpoint:
                 self._shared = None  # before the next one is read
                 self._shared = (binding, read, read(binding))
             return binding.op.to_canonical(self._shared[2])[part]
+
+    def _check_part(self, name: str, array: "np.ndarray", part: Region) -> None:
+        """Compares a part of a parameter with the manifest, as far as whole chunks lie in it."""
+        if not self.check_parts:
+            return
+        if self._manifest is None:
+            self._manifest = recorded(self.folder)
+        self.parts_read += array.nbytes
+        entry = self._manifest.get(name, {})
+        sums: ChunkSums | None = entry.get("chunks")
+        if sums is None:
+            return
+        wrong: list[int] = []
+        if sums.shape == self.shapes[name] and entry["dtype"] == self.dtypes[name]:
+            wrong, nbytes = sums.check(array, part)
+            self.parts_checked += nbytes
+            if not wrong:
+                return
+        found = f"chunk {wrong[0]} of {len(sums.sums)}" if wrong else "another shape or dtype"
+        raise CheckpointError(
+            f"{self.path}: {name} is not what {MANIFEST_FILE} says ({found}): the file is damaged, "
+            "or was changed after it was converted (check=False loads it as it is)"
+        )
 
     def _read(self, binding: Binding) -> "np.ndarray":
         """The tensor of a binding, over the mapped file if possible; of a stack only its layer."""
@@ -162,6 +213,62 @@ class Checkpoint:
             )
             return whole
         return self._read(binding)
+
+
+class Parts:
+    """Parts of a parameter, in canonical layout. Each is compared with the checksums in the
+    manifest of the chunks that lie in it as a whole.
+
+    Args:
+        checkpoint: that is open.
+        name: canonical name.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, name: str):
+        self._checkpoint, self._name = checkpoint, name
+        binding, _ = checkpoint._homes[name]
+        container, plain = checkpoint.container, binding.op is SAME and binding.entry is None
+        self._mapped = plain and container.memory_to_read(binding.foreign, None) == 0
+        self._foreign = binding.foreign if plain and not self._mapped else None
+        self._whole = None if self._foreign is not None else checkpoint.numpy(name)
+        self._last: tuple[Region, np.ndarray] | None = None
+
+    def numpy(self, part: Sequence[slice]) -> "np.ndarray":
+        """A part, read alone where the container allows it.
+
+        Args:
+            part: a slice of each dimension, without steps.
+
+        Raises:
+            CheckpointError: it cannot be read, or a chunk in it is not what its checksum says.
+        """
+        shape = self._checkpoint.shapes[self._name]
+        ends = (cut.indices(n) for cut, n in zip(part, shape, strict=True))
+        asked = tuple(slice(start, stop) for start, stop, _ in ends)
+        if self._last is None or self._last[0] != asked:  # devices may have the same one
+            self._last = None  # before the next one is read
+            if self._foreign is None:
+                assert self._whole is not None
+                array = self._whole[asked]
+            else:
+                array = self._checkpoint.container.part(self._foreign, asked)
+            self._checkpoint._check_part(self._name, array, asked)
+            self._last = (asked, array)
+        return self._last[1]
+
+    def torch(self, part: Sequence[slice]) -> "torch.Tensor":
+        """A part as a tensor, over the mapped file if possible. It may be written to, which never
+        reaches the file."""
+        array = self.numpy(part)
+        if not self._mapped:
+            return torch_tensor(array)
+        self.release()
+        return self._checkpoint.torch(self._name)[tuple(part)].contiguous()
+
+    def release(self) -> None:
+        """Takes what was read of a mapped file out of this process's memory."""
+        if self._whole is not None:
+            drop_pages(self._whole)
 
 
 def warn_not_finite(name: str, not_finite: int, size: int) -> None:

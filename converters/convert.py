@@ -9,20 +9,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from griffin_eval.converters.arrays.chunk_sums import ChunkSummer
 from griffin_eval.converters.arrays.pieces import bytes_of, chunks
 from griffin_eval.converters.arrays.write import writing
 from griffin_eval.converters.configs.huggingface import CONFIG_FILE, token_ids
 from griffin_eval.converters.configs.own import config_json
 from griffin_eval.converters.containers.container import Writer
+from griffin_eval.converters.containers.orbax.remote import is_remote, url_of
+from griffin_eval.converters.containers.registry import CONTAINERS
+from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.naming.ops import SAME
 from griffin_eval.converters.output.atomic import SafeOutput, check_disk
 from griffin_eval.converters.output.journal import Journal, check_unchanged, job_of, stamps_of
 from griffin_eval.converters.output.manifest import checksums, mismatch, write_manifest
 from griffin_eval.converters.output.memory_plan import BUFFERINGS, Buffering
+from griffin_eval.converters.output.remote import RemoteOutput
 from griffin_eval.converters.plan import MAX_SHARD_SIZE, Plan, Write
 from griffin_eval.converters.source.hub import check_files
 from griffin_eval.converters.threads import run_all
-from griffin_eval.errors import CheckpointError
+from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.json_files import read_file
 from griffin_eval.layout import ParamSpec
 
@@ -34,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 def convert_checkpoint(
     plan: Plan,
-    destination: Path,
+    destination: str | Path,
     *,
     overwrite: bool = False,
     resume: bool = False,
@@ -49,7 +54,7 @@ def convert_checkpoint(
 
     Args:
         plan: the plan, from `make_plan`.
-        destination: folder to write.
+        destination: folder to write; for Orbax also ``gs://bucket/path`` or ``s3://bucket/path``.
         overwrite: replace what is there.
         resume: go on after the files that a run of the same plan had finished before it was
             killed, and leave finished ones for a later run if this one fails. Only safetensors has
@@ -65,13 +70,18 @@ def convert_checkpoint(
         BadInput: the disk is too small, or the system refuses.
     """
     stamps = stamps_of(plan)
-    output = SafeOutput(
-        destination,
-        overwrite=overwrite,
-        resume=resume,
-        job=job_of(plan, max_shard_size),
-        protect=[plan.source.folder],
-    )
+    remote = is_remote(destination)
+    if remote:
+        _check_remote(plan, destination, overwrite, resume)
+        output = RemoteOutput(str(destination))
+    else:
+        output = SafeOutput(
+            destination,
+            overwrite=overwrite,
+            resume=resume,
+            job=job_of(plan, max_shard_size),
+            protect=[plan.source.folder],
+        )
     checked = _known(plan) if plan.check else "nothing"
     with output as folder:
         if output.resumed and not plan.output.resumable:
@@ -82,11 +92,12 @@ def convert_checkpoint(
                 shutil.rmtree(folder)
                 folder.mkdir()
         conversion = _Conversion(plan, folder, max_shard_size, buffering, progress)
-        records = conversion.write_tensors(destination, output.resumed)
+        disk = None if remote else destination
+        records = conversion.write_tensors(disk, output.resumed)
         conversion.journal.remove()
         _write_companions(plan, folder)
         source = {
-            "path": str(plan.source.path),
+            "path": url_of(plan.source.path) or str(plan.source.path),
             "format": plan.source.format.name,
             "layout": plan.source.inspection.layout,
             "left_out": plan.source.inspection.left_out,
@@ -94,6 +105,26 @@ def convert_checkpoint(
         }
         write_manifest(folder, plan.config, records, source, plan.target.name, plan.notes)
         check_unchanged(plan, stamps)
+
+
+def _check_remote(plan: Plan, url: str | Path, overwrite: bool, resume: bool) -> None:
+    """Refuses what an object store cannot do.
+
+    Raises:
+        ArgumentError: naming it.
+    """
+    if not plan.output.remote:
+        raise ArgumentError(
+            f"{plan.target.name} cannot be written to {url}, where only Orbax can "
+            f"({', '.join(f.name for f in FORMATS.values() if CONTAINERS[f.container].remote)}): "
+            "write a folder and copy that"
+        )
+    for option, given in (("--overwrite", overwrite), ("--resume", resume)):
+        if given:
+            raise ArgumentError(
+                f"{option} is not possible in an object store, which replaces no folder in one "
+                f"step: write to another URL than {url}, or remove what is there first"
+            )
 
 
 def _known(plan: Plan) -> str:
@@ -132,8 +163,12 @@ class _Conversion:
             for write in plan.writes
         }
 
-    def write_tensors(self, destination: Path, resumed: bool) -> dict[str, dict[str, Any]]:
+    def write_tensors(self, disk: str | Path | None, resumed: bool) -> dict[str, dict[str, Any]]:
         """Writes every tensor that is not in a finished file.
+
+        Args:
+            disk: a path on the disk that must hold them, or None if no disk must.
+            resumed: whether an earlier run may have finished some.
 
         Returns:
             The manifest's entry for every parameter, in the order of the plan.
@@ -150,7 +185,8 @@ class _Conversion:
             finished = self._finished(writer) if resumed and self._plan.output.resumable else {}
             left = [w for w in self._plan.writes if w.binding.canonical[0].name not in finished]
             nbytes = sum(write.nbytes for write in left)
-            check_disk(nbytes, destination)
+            if disk is not None:
+                check_disk(nbytes, disk)
             self._progress(self._plan.nbytes - nbytes)
             run_all(partial(self._write, writer), left, workers=self._buffering.workers)
         records = finished | {
@@ -209,7 +245,7 @@ class _Parameter:
         self.spec, self.piece, self._dtype = spec, piece, dtype
         self._stored = plan.source.dtypes[spec.name]
         self._read = plan.source.pieces
-        self._sha = hashlib.sha256()
+        self._sha, self._chunks = hashlib.sha256(), ChunkSummer(spec.shape, plan.grid(spec, dtype))
         self._not_finite = 0
         self._check = plan.check
         self._folder, self._recorded = plan.source.folder, plan.recorded.get(spec.name)
@@ -243,6 +279,7 @@ class _Parameter:
                 del cast
             self._not_finite += _not_finite(piece)
             self._sha.update(piece.view(np.uint8).data)
+            self._chunks.update(piece)
             yield piece
             if rows <= 0 and not self._recorded and not self._check:
                 break
@@ -272,6 +309,7 @@ class _Parameter:
             "sha256": self._sha.hexdigest(),
             "shape": list(self.spec.shape),
             "dtype": self._dtype,
+            "chunks": self._chunks.result().record(),
         }
         return record if self._dtype == self._stored else record | {"cast_from": self._stored}
 

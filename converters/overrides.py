@@ -19,6 +19,8 @@ class Overrides:
         visible_keys, embedding_scale, logits_soft_cap: fields of the config.
         names: TOML file that maps the names of the tensors; see
             `griffin_eval.converters.naming.user_table`.
+        check_parts: whether parts of tensors that are read without the rest are compared with the
+            manifest, as far as whole chunks of it lie in them.
     """
 
     preset: str | None = None
@@ -27,6 +29,7 @@ class Overrides:
     embedding_scale: bool | None = None
     logits_soft_cap: float | None = None
     names: str | Path | None = None
+    check_parts: bool = True
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.arrays.dtypes import FLOATS, ITEM_BYTES
+from griffin_eval.converters.arrays.grid import chunk_shape, part_chunks
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.containers.container import ContainerKind
 from griffin_eval.converters.containers.registry import CONTAINERS
@@ -74,22 +75,27 @@ class Plan(NamedTuple):
     def parts(self) -> dict[str, tuple[int, ...]]:
         """Into how many parts along each dimension the devices of the mesh cut each tensor of the
         output, by its name there; empty without a mesh."""
-        mesh = self.mesh
-        if mesh is None:
+        if self.mesh is None:
             return {}
-        split = split_over(self.config, mesh[MODEL])
-
-        def counts(spec: ParamSpec) -> tuple[int, ...]:
-            axes = split.axes_in_training(spec, mesh[DATA])
-            return tuple(1 if axis is None else mesh[axis] for axis in axes)
-
         # The parts of a layout are laid out as what they are parts of.
         return {
             write.binding.foreign: write.binding.op.foreign_shape(
-                *map(counts, write.binding.canonical)
+                *(self._parts(spec, self.mesh) for spec in write.binding.canonical)
             )
             for write in self.writes
         }
+
+    def grid(self, spec: ParamSpec, dtype: str) -> tuple[int, ...]:
+        """The shape of the chunks of a parameter, in canonical layout, that get a checksum each:
+        the chunks of the mesh, without one rows."""
+        if self.mesh is None:
+            return chunk_shape(spec.shape, ITEM_BYTES[dtype])
+        return part_chunks(spec.shape, self._parts(spec, self.mesh), ITEM_BYTES[dtype])
+
+    def _parts(self, spec: ParamSpec, mesh: dict[str, int]) -> tuple[int, ...]:
+        """Into how many parts along each dimension the devices of a mesh cut a parameter."""
+        axes = split_over(self.config, mesh[MODEL]).axes_in_training(spec, mesh[DATA])
+        return tuple(1 if axis is None else mesh[axis] for axis in axes)
 
     @property
     def output(self) -> ContainerKind:

@@ -164,6 +164,7 @@ def load(
     from griffin_eval.runners.protocol import DTYPES
 
     framework, source = choose_framework(framework), opened(checkpoint)
+    source.check_parts = check
     if dtype not in ("auto", *DTYPES):
         raise ArgumentError(f"unknown dtype {dtype!r}: expected auto, {', '.join(DTYPES)}")
     if check:

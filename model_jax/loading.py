@@ -33,7 +33,7 @@ def load(
             each parameter; None for JAX's default device.
 
     Raises:
-        CheckpointError: a tensor that cannot be read.
+        CheckpointError: a tensor that cannot be read, or a part that is not what the manifest says.
 
     Logs a warning for each tensor that holds NaN or infinity in the dtype it is held in.
     """
@@ -41,27 +41,32 @@ def load(
     mesh = device if isinstance(device, jax.sharding.Mesh) else None
     split = split_over(checkpoint.config, mesh.shape.get(MODEL, 1) if mesh else 1)
 
-    def put(spec: ParamSpec, stored: np.ndarray) -> jax.Array:
+    def put(spec: ParamSpec) -> jax.Array:
         """A copy even where JAX could alias the mapped file, which may change or be unmapped."""
         held = param_dtype(spec, run_dtype)
         if mesh is None:
-            return jnp.array(stored.astype(held, copy=False), copy=True)
-        where = param_sharding(mesh, split, spec)
-        return jax.make_array_from_callback(
-            spec.shape, where, lambda part: stored[part].astype(held, copy=True)
+            stored = checkpoint.numpy(spec.name)
+            value = jnp.array(stored.astype(held, copy=False), copy=True)
+            drop_pages(stored)  # which would count as this process's memory beside the copy
+            return value
+        where, parts = param_sharding(mesh, split, spec), checkpoint.parts(spec.name)
+        value = jax.make_array_from_callback(
+            spec.shape, where, lambda part: parts.numpy(part or ()).astype(held, copy=True)
         )
+        parts.release()
+        return value
 
     def make(spec: ParamSpec) -> nnx.Param:
-        stored = checkpoint.numpy(spec.name)
         one_device = None if mesh else device
         with jax.default_device(one_device), np.errstate(over="ignore"):  # which is said below
-            value = put(spec, stored)
+            value = put(spec)
             if not jnp.isfinite(value.sum(dtype=jnp.float32)):
                 warn_not_finite(spec.name, int(jnp.sum(~jnp.isfinite(value))), spec.size)
-        drop_pages(stored)  # which would count as this process's memory beside the copy
         if mesh is None:
             return nnx.Param(value)
         # What `nnx.get_partition_spec` reads, for trainers; the value lies so already.
         return nnx.Param(value, out_sharding=split.axes(spec), eager_sharding=False)
 
-    return Griffin(checkpoint.config, make)
+    model = Griffin(checkpoint.config, make)
+    checkpoint.log_parts()
+    return model

@@ -29,7 +29,7 @@ def load(
         device: to run on; None for the CPU.
 
     Raises:
-        CheckpointError: a tensor that cannot be read.
+        CheckpointError: a tensor that cannot be read, or a part that is not what the manifest says.
 
     Logs a warning for each tensor that holds NaN or infinity in the dtype it is held in.
     """
@@ -37,7 +37,11 @@ def load(
     split = split_over(checkpoint.config, processes_torch.parts())
 
     def make(spec: ParamSpec) -> nn.Parameter:
-        stored = checkpoint.torch(spec.name)[split.part(spec, processes_torch.rank())].contiguous()
+        if split.devices == 1:
+            stored = checkpoint.torch(spec.name)
+        else:
+            part = split.part(spec, processes_torch.rank())
+            stored = checkpoint.parts(spec.name).torch(part)
         if split.adds_once(spec) and processes_torch.rank() > 0:
             stored = torch.zeros_like(stored)
         value = stored.to(device=device, dtype=param_dtype(spec, run_dtype))
@@ -47,4 +51,6 @@ def load(
             warn_not_finite(spec.name, int((~torch.isfinite(value)).sum()), spec.size)
         return nn.Parameter(value, requires_grad=False)
 
-    return Griffin(checkpoint.config, make)
+    model = Griffin(checkpoint.config, make)
+    checkpoint.log_parts()
+    return model

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
+from griffin_eval.converters.arrays.grid import Region
 from griffin_eval.converters.arrays.pieces import CHUNK_BYTES
 from griffin_eval.errors import CheckpointError
 
@@ -67,6 +68,15 @@ class Container(Protocol):
 
     def slice(self, name: str, start: int, stop: int) -> "np.ndarray":
         """Entries ``start`` to ``stop`` of the first axis of a tensor, clipped as slices are."""
+        ...
+
+    def part(self, name: str, part: Region) -> "np.ndarray":
+        """A part of a tensor, without the rest where that is possible.
+
+        Args:
+            name: the tensor.
+            part: a slice of every dimension, with both ends and without a step.
+        """
         ...
 
     def pieces(self, name: str, nbytes: int = CHUNK_BYTES) -> "Iterator[np.ndarray]":
@@ -153,6 +163,7 @@ class ContainerKind(ABC):
         resumable: whether a conversion that was cut off can go on after the files it finished.
         compressed: whether its files are smaller than the tensors in them.
         chunked: whether its tensors may be cut along every dimension.
+        remote: whether it may be in an object store.
         library_memory: bytes that importing its libraries takes.
     """
 
@@ -163,6 +174,7 @@ class ContainerKind(ABC):
     resumable: bool = False
     compressed: bool = False
     chunked: bool = False
+    remote: bool = False
     library_memory: int = 0
 
     @abstractmethod

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from griffin_eval.converters.arrays.grid import Region
 from griffin_eval.converters.arrays.pieces import CHUNK_BYTES
 from griffin_eval.errors import CheckpointError
 from griffin_eval.messages import DAMAGED, did_you_mean
@@ -66,6 +67,10 @@ class MappedTensors(ABC, Generic[Info]):
     def slice(self, name: str, start: int, stop: int) -> "np.ndarray":
         """Entries of the first axis of a tensor, copied."""
         return self._copy(name, self.numpy(name), start, stop)
+
+    def part(self, name: str, part: Region) -> "np.ndarray":
+        """A part of a tensor, a slice of each dimension."""
+        return self.numpy(name)[part]
 
     def pieces(self, name: str, nbytes: int = CHUNK_BYTES) -> "Iterator[np.ndarray]":
         """One tensor in contiguous pieces along its first axis, copied.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import griffin_eval
 from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.arrays.chunk_sums import ChunkSums
 from griffin_eval.converters.arrays.pieces import bytes_of
 from griffin_eval.converters.arrays.write import writing
 from griffin_eval.converters.source.hub import check_files, hub_sha256
@@ -35,7 +36,8 @@ def write_manifest(
     Args:
         folder: folder of the output.
         config: config of the model.
-        tensors: ``sha256``, ``shape``, ``dtype``, and ``cast_from`` if cast, by canonical name.
+        tensors: ``sha256``, ``shape``, ``dtype``, ``chunks`` (`ChunkSums.record`), and
+            ``cast_from`` if cast, by canonical name.
         source: path, format and layout of what was converted.
         target: format of the output.
         notes: further decisions, such as a slice of the vocabulary.
@@ -54,7 +56,8 @@ def write_manifest(
 
 def recorded(folder: Path) -> dict[str, dict[str, Any]]:
     """What the manifest of a checkpoint says of its parameters, by canonical name: ``sha256`` and
-    ``dtype`` of each. Empty if there is no manifest.
+    ``dtype`` of each, and the `ChunkSums` ``chunks``, None in a manifest of an older version. Empty
+    if there is no manifest.
 
     Args:
         folder: of the checkpoint.
@@ -69,7 +72,13 @@ def recorded(folder: Path) -> dict[str, dict[str, Any]]:
     try:
         tensors = parse_json(text)["tensors"]
         return {
-            str(name): {"sha256": str(entry["sha256"]), "dtype": str(entry["dtype"])}
+            str(name): {
+                "sha256": str(entry["sha256"]),
+                "dtype": str(entry["dtype"]),
+                "chunks": ChunkSums.of_record(entry["shape"], entry["chunks"])
+                if "chunks" in entry
+                else None,
+            }
             for name, entry in tensors.items()
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -1,9 +1,10 @@
-"""Resolves ``pretrained=``: a folder or file here, or a model on the hub."""
+"""Resolves ``pretrained=``: a folder or file here, an object store, or a model on the hub."""
 
 import os
 from pathlib import Path
 
 from griffin_eval.arguments import is_hub_id
+from griffin_eval.converters.containers.orbax.remote import fetch, is_remote
 from griffin_eval.converters.containers.safetensors.files import leads_out
 from griffin_eval.errors import CheckpointError
 
@@ -11,8 +12,11 @@ from griffin_eval.errors import CheckpointError
 def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | None = None) -> Path:
     """The path of a model, downloaded to huggingface_hub's cache if it is on the hub.
 
+    For an Orbax checkpoint in an object store it is a temporary folder without the arrays.
+
     Args:
-        pretrained: an existing folder or ``.pt`` file, or a hub id, ``organisation/name``.
+        pretrained: an existing folder or ``.pt`` file, the URL of an Orbax checkpoint
+            (``gs://bucket/path`` or ``s3://bucket/path``), or a hub id, ``organisation/name``.
         revision: branch, tag or commit of a hub id.
         subfolder: the folder within it that holds the model; on the hub not needed where only one
             does.
@@ -23,6 +27,10 @@ def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | No
     """
     if subfolder is not None and leads_out(subfolder):
         raise CheckpointError(f"subfolder={subfolder!r} must be a path within the model's folder")
+    if is_remote(pretrained):
+        if revision is not None:
+            raise CheckpointError(f"revision={revision!r} only applies to a hub id: {pretrained}")
+        return fetch(pretrained if subfolder is None else f"{pretrained.rstrip('/')}/{subfolder}")
     expanded = os.path.expanduser(pretrained)  # Path.expanduser raises for an unknown user
     folder = Path(expanded)
     if os.path.isdir(expanded):

@@ -1,6 +1,5 @@
 """The command ``convert``."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,8 +36,12 @@ def _print_formats(wanted: bool) -> None:
 
 @takes_checkpoint_options
 def convert(
-    source: Annotated[str, typer.Argument(help="Folder, .pt file or hub id.")],
-    destination: Annotated[Path, typer.Argument(help="Folder to write.")],
+    source: Annotated[
+        str, typer.Argument(help="Folder, .pt file, hub id, or gs:// or s3:// URL of Orbax.")
+    ],
+    destination: Annotated[
+        str, typer.Argument(help="Folder to write; for Orbax also a gs:// or s3:// URL.")
+    ],
     to: Annotated[str, typer.Option(help=f"Format to write: {', '.join(FORMATS)}.")],
     dtype: Annotated[
         str | None,

@@ -131,6 +131,7 @@ class ModelArguments:
             embedding_scale=self.embedding_scale,
             logits_soft_cap=self.logits_soft_cap,
             names=self.names,
+            check_parts=self.check,
         )
 
 

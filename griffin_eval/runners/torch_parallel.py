@@ -22,7 +22,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.overrides import Overrides
-from griffin_eval.errors import ArgumentError, ProcessLost
+from griffin_eval.errors import ArgumentError, CheckpointError, ProcessLost
 from griffin_eval.kernels.cpu.compiled import usable_cpus
 from griffin_eval.runners.identity import check_alike, identity
 from griffin_eval.runners.replay import LeadingRunner, end, follow
@@ -179,6 +179,9 @@ def load(checkpoint: Checkpoint, dtype: str, device: str | None, count: int) -> 
         reason = channel.reason(error)
         channel.close()
         raise reason from error
+    except CheckpointError:
+        channel.close()
+        raise
     return LeadingRunner(mine, channel)
 
 

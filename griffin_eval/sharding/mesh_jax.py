@@ -141,7 +141,7 @@ def before(past: Array, new: Array) -> Array:
 
 
 def _rglru_over_time(
-    x: Array, gates: Gates, h0: Array, layout: dict[str, Array]
+    x: Array, gates: Gates, h0: Array, layout: dict[str, Any]
 ) -> tuple[Array, Array]:
     """The RG-LRU where each device has a part of the tokens. Each first reads its part from a state
     of zero. What that ends in, and how much is left of an earlier state, tells all devices the

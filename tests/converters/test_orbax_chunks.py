@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -15,10 +16,14 @@ from hypothesis import strategies as st
 from parity import BASE
 from programs import griffin_eval
 
+from griffin_eval.converters.arrays.grid import part_chunks
+from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.configs.own import config_json
-from griffin_eval.converters.containers.orbax.store import tensorstore
-from griffin_eval.converters.containers.orbax.writer import OrbaxWriter, part_chunks
+from griffin_eval.converters.containers.orbax.library import tensorstore
+from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
 from griffin_eval.converters.formats import FORMATS
+from griffin_eval.converters.output.manifest import MANIFEST_FILE
+from griffin_eval.errors import BadInput
 from griffin_eval.initializers import initial_value
 from griffin_eval.layout import param_specs
 from griffin_eval.sharding.split import split_over
@@ -69,17 +74,21 @@ def test_arrays_are_written_whole(tmp_path, limit):
             assert (n // count) % size == 0
 
 
-@pytest.fixture
-def source(tmp_path):
+def write_source(folder, weights) -> None:
     from safetensors.numpy import save_file
 
-    folder = tmp_path / "source"
     folder.mkdir()
-    weights = {s.name: initial_value(s, 0) for s in param_specs(CONFIG).values()}
     save_file(weights, folder / "model.safetensors")
     raw = config_json(CONFIG, FORMATS["griffin"], "float32")
     (folder / "config.json").write_text(json.dumps(raw))
-    return folder
+
+
+@pytest.fixture
+def source(tmp_path):
+    write_source(
+        tmp_path / "source", {s.name: initial_value(s, 0) for s in param_specs(CONFIG).values()}
+    )
+    return tmp_path / "source"
 
 
 RESTORED = """
@@ -151,3 +160,107 @@ def test_what_cannot_be_is_one_sentence(source, tmp_path, target, chunks, senten
     done = griffin_eval("convert", source, tmp_path / "out", "--to", target, "--chunks", chunks)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert sentence in done.stderr and not (tmp_path / "out").exists()
+
+
+def parts_of(folder, devices: int):
+    """Every part of every parameter, as each of some devices reads it, and the checkpoint."""
+    checkpoint = Checkpoint(folder)
+    split = split_over(checkpoint.config, devices)
+    found = {}
+    for name, spec in param_specs(checkpoint.config).items():
+        for rank in range(devices):
+            found[name, rank] = checkpoint.parts(name).numpy(split.part(spec, rank))
+    return found, checkpoint
+
+
+def test_no_flipped_bit_goes_into_a_part(source, tmp_path):
+    out, draw, noticed = tmp_path / "out", np.random.default_rng(0), 0
+    done = griffin_eval("convert", source, out, "--to", "griffin-orbax", "--chunks", "model=4")
+    assert done.returncode == 0, done.stderr
+    whole, checkpoint = parts_of(out, 4)
+    assert checkpoint.parts_read == checkpoint.parts_checked > 0
+    original = Checkpoint(source)
+    split = split_over(CONFIG, 4)
+    for (name, rank), part in whole.items():
+        spec = param_specs(CONFIG)[name]
+        np.testing.assert_array_equal(part, original.numpy(name)[split.part(spec, rank)])
+    files = [path for path in sorted(out.rglob("d/*")) if path.is_file()]
+    for _ in range(25):
+        path = files[draw.integers(len(files))]
+        content = path.read_bytes()
+        flipped = bytearray(content)
+        flipped[draw.integers(len(content))] ^= 1 << draw.integers(8)
+        path.write_bytes(flipped)
+        try:
+            found, _ = parts_of(out, 4)
+        except BadInput:
+            noticed += 1
+        else:
+            for key, part in found.items():
+                np.testing.assert_array_equal(part, whole[key])
+        path.write_bytes(content)
+    assert noticed
+
+
+def test_parts_of_chunks_are_not_checked_and_the_log_says_so(source, tmp_path, caplog):
+    out = tmp_path / "out"
+    assert griffin_eval("convert", source, out, "--to", "griffin").returncode == 0
+    caplog.set_level("INFO")
+    _, checkpoint = parts_of(out, 4)
+    assert 0 < checkpoint.parts_checked < checkpoint.parts_read  # norms are read whole
+    checkpoint.log_parts()
+    unchecked = 1 - checkpoint.parts_checked / checkpoint.parts_read
+    assert f"{100 * unchecked:.0f}% of the weights that this process reads" in caplog.text
+
+
+LOADED = """
+import sys
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.overrides import Overrides
+from griffin_eval.runners.load import load_runners
+
+path, framework, check = sys.argv[1:]
+checkpoint = Checkpoint(path, Overrides(check_parts=check == "check"))
+try:
+    load_runners(checkpoint, framework=framework, device="cpu", tensor_parallel=2, data_parallel=1)
+except Exception as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+"""
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory):
+    """A weight that only the second of two devices reads was changed after the conversion."""
+    folder = tmp_path_factory.mktemp("changed")
+    name = "model.layers.0.mlp_block.down_proj.weight"
+    for number, kind in enumerate(("whole", "changed")):
+        weights = {s.name: initial_value(s, 0) for s in param_specs(CONFIG).values()}
+        weights[name][3, -1] += number
+        write_source(folder / f"source of {kind}", weights)
+        arguments = (folder / f"source of {kind}", folder / kind, "--to", "griffin-orbax")
+        assert griffin_eval("convert", *arguments, "--chunks", "model=2").returncode == 0
+    shutil.copy(folder / "whole" / MANIFEST_FILE, folder / "changed")
+    return folder, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_processes_and_devices_notice_a_change_in_their_part(changed, framework):
+    folder, name = changed
+
+    def load(kind, check="check"):
+        return subprocess.run(
+            [sys.executable, "-c", LOADED, folder / kind, framework, check],
+            env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    done = load("changed")
+    assert f"{name} is not what {MANIFEST_FILE} says (chunk 1 of 2)" in done.stderr
+    assert done.returncode == 1
+    if framework == "torch":  # the process that read it ended, and the other says so
+        assert "ProcessLost: process 1 of the 2" in done.stderr
+    done = load("changed", "trust")
+    assert done.returncode == 0, done.stderr

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from griffin_eval.converters.arrays.grid import chunk_shape, regions
 from griffin_eval.converters.containers.orbax import writer
 from griffin_eval.converters.containers.orbax.reader import OrbaxFolder
-from griffin_eval.converters.containers.orbax.writer import OrbaxWriter, chunk_shape
+from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
 from griffin_eval.errors import BadInput, MissingExtraError
 
 RNG = np.random.default_rng(0)
@@ -157,9 +158,7 @@ def test_any_chunks_fill_any_grid(tmp_path_factory, shape, limit, cuts, order):
     pieces = [piece.copy() for piece in np.split(flat, [c for c in np.cumsum(cuts) if c < 10**4])]
     for given_pieces in ([array], pieces, list(array) if shape else [array]):
         found = np.full(shape, np.nan, np.float32)
-        for region, piece in writer._refilled(
-            given_pieces, writer._regions(shape, grid), array.dtype
-        ):
+        for region, piece in writer._refilled(given_pieces, regions(shape, grid), array.dtype):
             assert all(n <= c for n, c in zip(piece.shape, grid, strict=True))
             found[region] = piece
         np.testing.assert_array_equal(found, array)

@@ -16,6 +16,7 @@ class Orbax(ContainerKind):
     is_folder = True
     compressed = True
     chunked = True
+    remote = True
     library_memory = 120 * 10**6
 
     def looks_like(self, path: Path) -> bool:

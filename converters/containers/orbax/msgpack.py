@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from griffin_eval.converters.arrays.dtypes import numpy_dtype
+from griffin_eval.converters.arrays.grid import Region
 from griffin_eval.converters.arrays.shapes import are_naturals
 from griffin_eval.converters.containers.mmap_reader import map_file
 from griffin_eval.errors import CheckpointError
@@ -76,6 +77,10 @@ class MappedArray:
         """Rows of the array, as a copy."""
         row = math.prod(self.shape[1:])
         return self._copy(start * row, stop * row).reshape(stop - start, *self.shape[1:])
+
+    def part(self, part: Region) -> "np.ndarray":
+        """A part of the array, a slice of each dimension."""
+        return self.whole()[part]
 
     def _copy(self, first: int, last: int) -> "np.ndarray":
         import numpy as np

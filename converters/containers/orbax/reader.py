@@ -5,11 +5,12 @@ only which part of a tree holds parameters is found out, and what else there is 
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from griffin_eval.converters.arrays.dtypes import FLOATS, ITEM_BYTES
+from griffin_eval.converters.arrays.grid import Region
 from griffin_eval.converters.arrays.pieces import CHUNK_BYTES
 from griffin_eval.converters.arrays.torch import torch_tensor
 from griffin_eval.converters.containers.container import natural_key
@@ -26,8 +27,9 @@ from griffin_eval.converters.containers.orbax.find import (
     strip_leaves,
     subtree_problem,
 )
+from griffin_eval.converters.containers.orbax.library import reason
 from griffin_eval.converters.containers.orbax.msgpack import PLACEHOLDER, MappedArray, read_msgpack
-from griffin_eval.converters.containers.orbax.store import Store, StoredArray, reason
+from griffin_eval.converters.containers.orbax.store import Store, StoredArray
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.messages import DAMAGED, did_you_mean, listed
 
@@ -158,7 +160,7 @@ class OrbaxFolder:
         Raises:
             CheckpointError: no such parameter, or its data are damaged.
         """
-        return self._read(name)
+        return self._read(name, lambda array: array.whole())
 
     def torch(self, name: str) -> "torch.Tensor":
         """A parameter, as a fresh tensor."""
@@ -179,7 +181,15 @@ class OrbaxFolder:
         if self._sliced not in ("", name):
             self._arrays[self._sliced].release()
         self._sliced = name
-        return self._read(name, min(start, shape[0]), min(stop, shape[0]))
+        return self._rows(name, min(start, shape[0]), min(stop, shape[0]))
+
+    def part(self, name: str, part: Region) -> "np.ndarray":
+        """A part of a parameter, a slice of each dimension; no chunk is read that it does not need.
+
+        Raises:
+            CheckpointError: no such parameter, or its data are damaged.
+        """
+        return self._read(name, lambda array: array.part(part))
 
     def checksum(self, name: str) -> None:
         """None: the arrays, as Orbax writes them, have no checksum."""
@@ -196,13 +206,13 @@ class OrbaxFolder:
         """
         shape = self._find(name).shape
         if not shape:
-            yield self._read(name)
+            yield self.numpy(name)
             return
         array = self._arrays[name]
         rows = array.rows(nbytes)
         try:
             for start in range(0, shape[0], rows):
-                yield self._read(name, start, min(start + rows, shape[0]))
+                yield self._rows(name, start, min(start + rows, shape[0]))
         finally:
             array.release()
 
@@ -224,11 +234,15 @@ class OrbaxFolder:
             )
         return self.tensors[name]
 
-    def _read(self, name: str, start: int | None = None, stop: int | None = None) -> "np.ndarray":
+    def _rows(self, name: str, start: int, stop: int) -> "np.ndarray":
+        return self._read(name, lambda array: array.read(start, stop))
+
+    def _read(
+        self, name: str, read: "Callable[[StoredArray | MappedArray], np.ndarray]"
+    ) -> "np.ndarray":
         tensor = self._find(name)
         try:
-            array = self._arrays[name]
-            return array.whole() if start is None or stop is None else array.read(start, stop)
+            return read(self._arrays[name])
         except (ValueError, OSError) as error:
             self._arrays[name].release()
             raise CheckpointError(

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from griffin_eval.converters.arrays.grid import Region
 from griffin_eval.converters.containers.orbax.find import MANIFEST
+from griffin_eval.converters.containers.orbax.library import reason, tensorstore
+from griffin_eval.converters.containers.orbax.remote import context, store_of, url_of
 from griffin_eval.converters.containers.orbax.stream import ChunkStream, stream_codec
-from griffin_eval.errors import CheckpointError, MissingExtraError
+from griffin_eval.errors import CheckpointError
 from griffin_eval.messages import DAMAGED, listed
 
 if TYPE_CHECKING:
@@ -24,25 +27,6 @@ _STREAMED = 128 << 20  # a chunk of this size is decompressed as a stream
 _STREAM = 16 << 20  # bytes that decompressing a stream takes
 _DECODED = 4  # chunks that tensorstore decodes at a time
 _HEIGHT = 16  # of a tree in OCDBT; beyond it, it is damaged
-
-
-def tensorstore() -> Any:
-    """The module, imported when it is needed.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
-    try:
-        import tensorstore as ts
-    except ImportError:
-        raise MissingExtraError("tensorstore", "jax") from None
-    return ts
-
-
-def reason(error: BaseException) -> str:
-    """The message of tensorstore in one line, without the specification that it repeats."""
-    text = re.sub(r"\s+", " ", str(error).split(" [", 1)[0])
-    return re.sub(r"^[A-Z_]+: ", "", text)[:500] or type(error).__name__
 
 
 class Store:
@@ -62,21 +46,23 @@ class Store:
         self._ts = tensorstore()
         self.ocdbt = (folder / MANIFEST).is_file()
         self._context = self._ts.Context(
-            {
-                "cache_pool": {"total_bytes_limit": 0},
-                "cache_pool#ocdbt": {"total_bytes_limit": 20_000_000},
-                "data_copy_concurrency": {"limit": 2},
-                # Compressed data are then pages of the files, not memory.
-                "file_io_mode": {"mode": "memmap"},
-            }
+            context(
+                {
+                    "cache_pool": {"total_bytes_limit": 0},
+                    "cache_pool#ocdbt": {"total_bytes_limit": 20_000_000},
+                    "data_copy_concurrency": {"limit": 2},
+                    # Compressed data are then pages of the files, not memory.
+                    "file_io_mode": {"mode": "memmap"},
+                }
+            )
         )
-        self._base = {"driver": "file", "path": f"{folder.absolute()}/"}
+        self._base, self._remote = store_of(folder), url_of(folder) is not None
         if not self.ocdbt and list(folder.glob(f"ocdbt.process_*/{MANIFEST}")):
             raise CheckpointError(
                 f"{folder}: {MANIFEST} is missing, though processes wrote their parts: the save "
                 "was cut off, or the download is incomplete"
             )
-        self._stored = self._count_chunks() if self.ocdbt else {}
+        self._stored = self._count_chunks() if self.ocdbt or self._remote else {}
         self._values: dict[str, tuple[Path, int, int]] | None = None
 
     def open(self, names: list[str]) -> "dict[str, StoredArray]":
@@ -104,13 +90,15 @@ class Store:
 
     def chunks_of(self, name: str) -> int:
         """The number of chunks of an array that are stored."""
-        if self.ocdbt:
+        if self.ocdbt or self._remote:
             return self._stored.get(name, 0)
         entries = (f for _, _, files in os.walk(self.folder / name) for f in files)
         return sum(file not in (".zarray", ".zattrs", ".zgroup", "zarr.json") for file in entries)
 
     def value(self, key: str) -> tuple[Path, int, int] | None:
         """File, offset and length of what is stored under a key; None where it is not a file's."""
+        if self._remote:
+            return None
         if not self.ocdbt:
             path = self.folder / key
             return (path, 0, path.stat().st_size) if path.is_file() else None
@@ -154,14 +142,15 @@ class Store:
         return self.ocdbt or not (name.startswith("/") or ".." in name.split("/"))
 
     def _count_chunks(self) -> dict[str, int]:
-        spec = {"driver": "ocdbt", "base": self._base, "cache_pool": "cache_pool#ocdbt"}
+        spec = self._base
+        if self.ocdbt:
+            spec = {"driver": "ocdbt", "base": self._base, "cache_pool": "cache_pool#ocdbt"}
         counts: dict[str, int] = {}
         try:
             keys = self._ts.KvStore.open(spec, context=self._context).result().list().result()
         except (ValueError, OSError) as error:
-            raise CheckpointError(
-                f"{self.folder / MANIFEST} cannot be read: {reason(error)}; {DAMAGED}"
-            ) from None
+            what = self.folder / MANIFEST if self.ocdbt else self.folder
+            raise CheckpointError(f"{what} cannot be read: {reason(error)}; {DAMAGED}") from None
         # "name/0.1" in zarr, "name/c/0/1" in zarr3, whose names may hold "/" as well.
         ending = re.compile(r"/c(/[0-9]+)*" if self.driver == "zarr3" else r"/[0-9.]+")
         for key in keys:
@@ -272,6 +261,18 @@ class StoredArray:
             at = max(start, band) - start
             out[at : at + len(rows)] = rows
         return out
+
+    def part(self, part: Region) -> "np.ndarray":
+        """A part of the array, a slice of each dimension.
+
+        Raises:
+            ValueError, OSError, MemoryError: it is damaged or too large.
+        """
+        if self._chunk_bytes >= _STREAMED:  # rows in one chunk, or few
+            rows, *others = part
+            return self.read(rows.start, rows.stop)[:, *others]
+        self._check_memory(tuple(cut.stop - cut.start for cut in part))
+        return self._array[part].read().result()
 
     def release(self) -> None:
         """Forgets what was read ahead."""

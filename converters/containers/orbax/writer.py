@@ -5,9 +5,7 @@ stock Orbax restores it: ``PyTreeCheckpointer().restore(folder)``. tensorstore d
 and Orbax are not needed.
 """
 
-import itertools
 import json
-import math
 import threading
 import time
 from collections import deque
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from griffin_eval.converters.arrays.dtypes import FLOATS, ITEM_BYTES
+from griffin_eval.converters.arrays.grid import CHUNK, Region, chunk_shape, part_chunks, regions
 from griffin_eval.converters.arrays.pieces import flattened
 from griffin_eval.converters.arrays.write import cannot_be_written, writing
 from griffin_eval.converters.containers.container import Writer
@@ -24,17 +23,14 @@ from griffin_eval.converters.containers.orbax.find import (
     STEP_METADATA,
     TREE_METADATA,
 )
-from griffin_eval.converters.containers.orbax.store import reason, tensorstore
+from griffin_eval.converters.containers.orbax.library import reason, tensorstore
+from griffin_eval.converters.containers.orbax.remote import context, store_of, url_of
 from griffin_eval.errors import BadInput
 from griffin_eval.messages import listed
 
 if TYPE_CHECKING:
     import numpy as np
 
-# Stock Orbax makes one chunk of every array, and compressing one takes three times its size. With
-# 32 MiB, two cores are busy with a single array, and the writer takes 200 to 400 MiB, of which
-# about 200 are what malloc keeps. Smaller ones are no faster and make more files.
-CHUNK = 32 << 20
 _IN_FLIGHT = 2  # chunks being compressed and written
 _PART = 4 << 20  # bytes of an array that is not contiguous, copied at a time
 _DICT_KEY = 2  # Orbax's number for the key of a dict, as opposed to the index of a list
@@ -89,11 +85,13 @@ class OrbaxWriter(Writer):
         self._pending: deque[tuple[Any, int]] = deque()  # commits and their bytes
         self._lock = threading.Lock()
         self._context = self._ts.Context(
-            {
-                "cache_pool": {"total_bytes_limit": 0},
-                "cache_pool#ocdbt": {"total_bytes_limit": 20_000_000},
-                "file_io_sync": False,
-            }
+            context(
+                {
+                    "cache_pool": {"total_bytes_limit": 0},
+                    "cache_pool#ocdbt": {"total_bytes_limit": 20_000_000},
+                    "file_io_sync": False,
+                }
+            )
         )
         self._declare()
 
@@ -122,7 +120,7 @@ class OrbaxWriter(Writer):
             grid = (*grid[: first + 1], *shape[first + 1 :])
         array = self._open(name, shape, dtype)
         try:
-            pieces = _refilled(chunks, _regions(shape, grid), array.dtype.numpy_dtype)
+            pieces = _refilled(chunks, regions(shape, grid), array.dtype.numpy_dtype)
             for region, piece in pieces:
                 with self._lock:
                     self._drain(_IN_FLIGHT * self._chunk - piece.nbytes)
@@ -216,12 +214,14 @@ class OrbaxWriter(Writer):
             raise self._refused(error) from None
 
     def _database(self) -> dict[str, Any]:
-        file = {"driver": "file", "path": f"{self.folder.absolute()}/"}
+        base, store = store_of(self.folder), {}
+        if url_of(self.folder) is None:
+            # Data files have random names, and only the manifest names them.
+            store, base = {"manifest": base}, {**base, "file_io_locking": {"mode": "non_atomic"}}
         return {
             "driver": "ocdbt",
-            # Data files have random names, and only the manifest names them.
-            "base": {**file, "file_io_locking": {"mode": "non_atomic"}},
-            "manifest": file,
+            "base": base,
+            **store,
             "cache_pool": "cache_pool#ocdbt",
             "config": {
                 "max_inline_value_bytes": 1024,
@@ -259,61 +259,13 @@ class OrbaxWriter(Writer):
         return cannot_be_written(self.folder, reason(error))
 
 
-def chunk_shape(shape: tuple[int, ...], item_size: int, limit: int = CHUNK) -> tuple[int, ...]:
-    """The largest chunks of at most ``limit`` bytes that are contiguous in C order.
-
-    They have one entry along the leading axes, some along one axis, and all of the others; sizes
-    are balanced, so that the last is not much smaller.
-    """
-    if not shape:
-        return ()
-    sizes = [max(1, n) for n in shape]  # zarr has no chunks of size 0
-    inner, axis = item_size, len(sizes) - 1
-    while axis and inner * sizes[axis] <= limit:
-        inner *= sizes[axis]
-        axis -= 1
-    count = math.ceil(sizes[axis] / max(1, limit // inner))
-    return (1,) * axis + (math.ceil(sizes[axis] / count), *sizes[axis + 1 :])
-
-
-def part_chunks(
-    shape: tuple[int, ...], parts: tuple[int, ...], item_size: int, limit: int = CHUNK
-) -> tuple[int, ...]:
-    """Chunks of which none lies in two parts of an array, and of which those beside each other,
-    with one entry or some along the first axes, take at most ``limit`` bytes if they can.
-
-    Args:
-        shape: of the array.
-        parts: along each dimension, which they divide.
-        item_size: bytes of an element.
-        limit: bytes that are in memory at a time.
-    """
-    part = [n // count for n, count in zip(shape, parts, strict=True)]
-    chunk, inner = list(part), item_size * math.prod(shape)
-    for axis, size in enumerate(shape):
-        inner //= size
-        rows = max(limit // inner, 1)
-        chunk[axis] = max(n for n in range(1, part[axis] + 1) if part[axis] % n == 0 and n <= rows)
-        if chunk[axis] > 1 or rows > 1:
-            break
-    return tuple(chunk)
-
-
 class _WrongChunks(ValueError):
     """A phrase that follows the name of the array."""
 
 
-def _regions(shape: tuple[int, ...], grid: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """The parts of an array that the chunks of ``chunk_shape`` hold, in C order."""
-    starts = (range(0, n, step) for n, step in zip(shape, grid, strict=True))
-    for corner in itertools.product(*starts):
-        parts = zip(corner, grid, shape, strict=True)
-        yield tuple(slice(at, min(at + step, n)) for at, step, n in parts)
-
-
 def _refilled(
-    chunks: "Iterable[np.ndarray]", regions: Iterable[tuple[slice, ...]], dtype: "np.dtype"
-) -> Iterator[tuple[tuple[slice, ...], "np.ndarray"]]:
+    chunks: "Iterable[np.ndarray]", regions: Iterable[Region], dtype: "np.dtype"
+) -> Iterator[tuple[Region, "np.ndarray"]]:
     """Cuts consecutive elements anew: a fresh array for every region, which are in C order."""
     import numpy as np
 

@@ -20,14 +20,14 @@ class Need(NamedTuple):
         kind: of operation, as XLA calls it.
         axis: of the mesh, along which devices do it together.
         numbers: in each result, on one device.
-        count: of operations.
+        times: how often.
     """
 
     what: str
     kind: str
     axis: str
     numbers: int
-    count: int
+    times: int
 
 
 def expected_sums(split: Split) -> int:
@@ -142,7 +142,7 @@ def differences(
         there.update((each.kind, axis, elements(shape)) for shape in each.shapes)
     needed: Counter[tuple[str, str, int]] = Counter()
     for need in needs:
-        needed[need.kind, need.axis, need.numbers] += need.count
+        needed[need.kind, need.axis, need.numbers] += need.times
 
     def single(axis: str, numbers: int) -> bool:
         return numbers == 1 or axis == MODEL and numbers <= vectors

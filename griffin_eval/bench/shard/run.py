@@ -208,7 +208,7 @@ def _by_purpose(needs: list[Need]) -> list[dict[str, Any]]:
     found: dict[tuple[str, str, str], Counter] = {}
     for need in needs:
         sums = found.setdefault((need.what, need.kind, need.axis), Counter())
-        sums.update(count=need.count, numbers=need.count * need.numbers)
+        sums.update(count=need.times, numbers=need.times * need.numbers)
     return [
         {"what": what, "operation": kind, "axis": axis, **sums}
         for (what, kind, axis), sums in found.items()

@@ -1,0 +1,114 @@
+"""Checksums of the chunks of an array, so that who reads a part of it can check that part."""
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from griffin_eval.converters.arrays.grid import Region, regions
+from griffin_eval.converters.arrays.pieces import bytes_of
+from griffin_eval.converters.arrays.shapes import are_naturals
+
+if TYPE_CHECKING:
+    import numpy as np
+
+HASH = "xxh3_64"  # as fast as memory, where a second SHA-256 would take as long as the first
+
+
+class ChunkSums(NamedTuple):
+    """The checksum of each chunk of an array.
+
+    Attributes:
+        shape: of the array.
+        grid: shape of a chunk; the last ones along an axis may be smaller.
+        sums: XXH3 (64 bits) of the bytes of every chunk in C order, in hexadecimal digits. Chunks
+            are in C order, too.
+    """
+
+    shape: tuple[int, ...]
+    grid: tuple[int, ...]
+    sums: tuple[str, ...]
+
+    @classmethod
+    def of_record(cls, shape: Any, record: Any) -> "ChunkSums":
+        """From a manifest's entry.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is none.
+        """
+        grid, sums = record["shape"], tuple(record[HASH].split())
+        if not are_naturals(shape) or not are_naturals(grid) or len(shape) != len(grid):
+            raise ValueError
+        counts = [-(-n // size) for n, size in zip(shape, grid, strict=True) if size]
+        if len(counts) < len(grid) or math.prod(counts) != len(sums):
+            raise ValueError
+        return cls(tuple(shape), tuple(grid), sums)
+
+    def record(self) -> dict[str, Any]:
+        """A manifest's entry."""
+        return {"shape": list(self.grid), HASH: " ".join(self.sums)}
+
+    def check(self, array: "np.ndarray", part: Region) -> tuple[list[int], int]:
+        """Compares a part of the array with the checksums of the chunks that lie in it.
+
+        Args:
+            array: the part.
+            part: where it lies, with both ends of each slice.
+
+        Returns:
+            The numbers of the chunks that differ, and how many bytes were in chunks that lie in it
+            as a whole. Others cannot be checked.
+        """
+        import xxhash
+
+        counts = [-(-n // size) for n, size in zip(self.shape, self.grid, strict=True)]
+        whole = []  # chunks along each axis that the part holds as a whole
+        for cut, size, n in zip(part, self.grid, self.shape, strict=True):
+            last = -(-n // size) if cut.stop == n else cut.stop // size
+            whole.append(range(-(-cut.start // size), last))
+        wrong, nbytes = [], 0
+        for cell in itertools.product(*whole):
+            begins = [
+                i * size - cut.start for i, size, cut in zip(cell, self.grid, part, strict=True)
+            ]
+            chunk = array[tuple(slice(b, b + n) for b, n in zip(begins, self.grid, strict=True))]
+            number = 0
+            for i, count in zip(cell, counts, strict=True):
+                number = number * count + i
+            nbytes += chunk.nbytes
+            if xxhash.xxh3_64(bytes_of(chunk)).hexdigest() != self.sums[number]:
+                wrong.append(number)
+        return wrong, nbytes
+
+
+class ChunkSummer:
+    """Computes `ChunkSums` of an array that comes in pieces along its first axis.
+
+    Args:
+        shape: of the array, of one dimension or more.
+        grid: shape of a chunk.
+    """
+
+    def __init__(self, shape: tuple[int, ...], grid: tuple[int, ...]):
+        self._shape, self._grid = shape, grid
+        self._beside = list(regions(shape[1:], grid[1:]))  # chunks of the same rows
+        self._open: list[Any] = []  # their hashes so far
+        self._rows, self._sums = 0, []
+
+    def update(self, piece: "np.ndarray") -> None:
+        """Takes the next rows."""
+        import xxhash
+
+        while len(piece):
+            left = self._grid[0] - self._rows % self._grid[0]
+            band, piece = piece[:left], piece[left:]
+            self._open = self._open or [xxhash.xxh3_64() for _ in self._beside]
+            for one, columns in zip(self._open, self._beside, strict=True):
+                one.update(bytes_of(band[:, *columns]))
+            self._rows += len(band)
+            if self._rows % self._grid[0] == 0 or self._rows == self._shape[0]:
+                self._sums += [one.hexdigest() for one in self._open]
+                self._open = []
+
+    def result(self) -> ChunkSums:
+        """The checksums, once all rows were given."""
+        return ChunkSums(self._shape, self._grid, tuple(self._sums))

@@ -1,0 +1,150 @@
+"""Orbax checkpoints in object stores, ``gs://bucket/path`` and ``s3://bucket/path``.
+
+tensorstore reads and writes the arrays where they are. Everything else of a checkpoint is small:
+metadata, config, tokenizer, manifest. It is copied into a temporary folder of this machine, which
+stands for the checkpoint wherever a folder is expected; `store_of` says where its arrays are.
+"""
+
+import atexit
+import json
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from griffin_eval.converters.containers.orbax.find import MANIFEST, MSGPACK, TREE_METADATA
+from griffin_eval.converters.containers.orbax.library import reason, tensorstore
+from griffin_eval.errors import ArgumentError, CheckpointError
+
+DRIVERS = {"gs": "gcs", "s3": "s3"}  # of tensorstore, by scheme
+_FOLDERS = "GRIFFIN_EVAL_REMOTE_FOLDERS"  # in the environment, so that child processes know them
+_SMALL = (".json", ".jinja", ".model", ".txt")
+_NAMES = (TREE_METADATA, "_CHECKPOINT_METADATA", "_sharding", MANIFEST, MSGPACK, ".zarray")
+_COPY = {"gs": "gcloud storage cp --recursive", "s3": "aws s3 cp --recursive"}
+_RETRIES = {"max_retries": 6, "initial_delay": "500ms", "max_delay": "8s"}
+
+
+def is_remote(path: str | Path) -> bool:
+    """Whether a path is a URL of an object store: ``gs://`` or ``s3://``."""
+    return str(path).startswith(tuple(f"{scheme}://" for scheme in DRIVERS))
+
+
+def store_of(folder: Path) -> dict[str, Any]:
+    """tensorstore's specification of the key-value store that holds the files of a folder."""
+    url = url_of(folder)
+    return {"driver": "file", "path": f"{folder.absolute()}/"} if url is None else _spec(url)
+
+
+def url_of(folder: Path) -> str | None:
+    """The URL that a temporary folder stands for; None for any other folder."""
+    folder = folder.absolute()
+    for stage, url in _folders().items():
+        if folder.is_relative_to(stage):
+            return url + folder.relative_to(stage).as_posix().removeprefix(".")
+    return None
+
+
+def context(more: dict[str, Any]) -> dict[str, Any]:
+    """A specification of tensorstore's context that gives up on a server within a minute."""
+    return {"gcs_request_retries": _RETRIES, "s3_request_retries": _RETRIES, **more}
+
+
+def stand_in(url: str) -> Path:
+    """An empty temporary folder that stands for a URL until this process ends.
+
+    Raises:
+        ArgumentError: the URL names no bucket, or nothing within one.
+    """
+    scheme, bucket, path = _parsed(url)
+    stage = Path(tempfile.mkdtemp(prefix="griffin-eval-"))
+    atexit.register(_remove, stage, os.getpid())
+    folder = stage / bucket / path
+    folder.mkdir(parents=True)
+    os.environ[_FOLDERS] = json.dumps(
+        {**{str(f): u for f, u in _folders().items()}, str(folder): f"{scheme}://{bucket}/{path}/"}
+    )
+    return folder
+
+
+def fetch(url: str) -> Path:
+    """A temporary folder with the small files of the Orbax checkpoint at a URL.
+
+    Raises:
+        ArgumentError: the URL names no bucket, or nothing within one.
+        CheckpointError: no Orbax checkpoint is there, or the store cannot be read.
+        MissingExtraError: tensorstore is not installed.
+    """
+    store, names = listed_in(url)
+    if not any(name.rsplit("/", 1)[-1] in (TREE_METADATA, MANIFEST, MSGPACK) for name in names):
+        if not names:
+            raise CheckpointError(f"{url} holds nothing: expected an Orbax checkpoint")
+        raise CheckpointError(
+            f"{url} holds no Orbax checkpoint, the only kind that is read from an object store: "
+            f"copy the folder first ({_COPY[url[:2]]} {url} FOLDER)"
+        )
+    folder = stand_in(url)
+    small = [name for name in names if _is_small(name)]
+    try:
+        for name, read in [(name, store.read(name)) for name in small]:
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(read.result().value)
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{url} cannot be read: {reason(error)}") from None
+    return folder
+
+
+def listed_in(url: str) -> tuple[Any, list[str]]:
+    """The key-value store of a URL, and the names of everything in it, relative to it.
+
+    Raises:
+        ArgumentError, CheckpointError: as `fetch`.
+    """
+    ts = tensorstore()
+    scheme, bucket, path = _parsed(url)
+    try:
+        store = ts.KvStore.open(
+            _spec(f"{scheme}://{bucket}/{path}/"), context=ts.Context(context({}))
+        ).result()
+        keys = store.list().result()
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{url} cannot be read: {reason(error)}") from None
+    names = [key.decode("utf-8", "replace") for key in keys]
+    return store, sorted(name for name in names if ".." not in name.split("/") and name[:1] != "/")
+
+
+def _parsed(url: str) -> tuple[str, str, str]:
+    """Scheme, bucket and path."""
+    parts = urlsplit(url)
+    path = parts.path.strip("/")
+    if parts.query or parts.fragment or not parts.netloc or not path or ".." in path.split("/"):
+        raise ArgumentError(f"expected {parts.scheme}://bucket/path, found {url!r}")
+    return parts.scheme, parts.netloc, path
+
+
+def _spec(url: str) -> dict[str, Any]:
+    scheme, bucket, path = _parsed(url)
+    spec: dict[str, Any] = {"driver": DRIVERS[scheme], "bucket": bucket, "path": f"{path}/"}
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if scheme == "s3" and endpoint:
+        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        spec |= {"endpoint": endpoint, "aws_region": region or "us-east-1"}
+    return spec
+
+
+def _is_small(name: str) -> bool:
+    base = name.rsplit("/", 1)[-1]
+    process = re.fullmatch(r"(.*/)?array_metadatas/process_\d+", name)
+    return base in _NAMES or base.endswith(_SMALL) or process is not None
+
+
+def _folders() -> dict[Path, str]:
+    return {Path(f): url for f, url in json.loads(os.environ.get(_FOLDERS, "{}")).items()}
+
+
+def _remove(stage: Path, process: int) -> None:
+    if os.getpid() == process:  # not in a fork
+        shutil.rmtree(stage, ignore_errors=True)

@@ -1,0 +1,70 @@
+"""Puts a converted checkpoint into an object store, whole or without what makes it a checkpoint."""
+
+from pathlib import Path
+
+from griffin_eval.converters.containers.orbax.find import TREE_METADATA
+from griffin_eval.converters.containers.orbax.library import reason, tensorstore
+from griffin_eval.converters.containers.orbax.remote import listed_in, stand_in
+from griffin_eval.errors import ArgumentError, BadInput
+
+_LOCK = ".griffin_partial"
+
+
+class RemoteOutput:
+    """A context manager that yields a folder to write small files into, which stands for a URL.
+
+    The writer of Orbax puts arrays straight into the store. On success the small files follow,
+    ``_METADATA`` the last: without it nobody takes the rest for a checkpoint. After an exception
+    everything that was written is removed. After a kill it stays, with the file
+    ``.griffin_partial``, and is refused until it is removed.
+
+    Attributes:
+        resumed: False; nothing can be resumed in an object store.
+
+    Args:
+        url: of the checkpoint, ``gs://bucket/path`` or ``s3://bucket/path``, where nothing is.
+
+    Raises:
+        ArgumentError: something is there already.
+        BadInput: the store refuses.
+    """
+
+    resumed = False
+
+    def __init__(self, url: str):
+        self._url = url
+
+    def __enter__(self) -> Path:
+        self._store, names = listed_in(self._url)
+        if _LOCK in names:
+            raise ArgumentError(
+                f"{self._url} holds what another conversion is writing, or left when it was cut "
+                "off: remove everything there, or name another destination"
+            )
+        if names:
+            raise ArgumentError(f"{self._url} already exists: remove it, or name another")
+        self.path = stand_in(self._url)
+        try:
+            written = self._store.write(_LOCK, b"being written", if_equal=b"").result()
+        except (ValueError, OSError) as error:
+            raise self._refused(error) from None
+        if not written.generation:
+            raise ArgumentError(f"another process is writing {self._url}: wait until it ends")
+        return self.path
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is not None:
+                self._store.delete_range(tensorstore().KvStore.KeyRange()).result()
+                return
+            files = [path for path in sorted(self.path.rglob("*")) if path.is_file()]
+            names = [path.relative_to(self.path).as_posix() for path in files]
+            for name in sorted(names, key=lambda name: (name == TREE_METADATA, name)):
+                self._store.write(name, (self.path / name).read_bytes()).result()
+            self._store.write(_LOCK, None).result()
+        except (ValueError, OSError) as error:
+            if kind is None:
+                raise self._refused(error) from None
+
+    def _refused(self, error: Exception) -> BadInput:
+        return BadInput(f"{self._url} cannot be written: {reason(error)}")

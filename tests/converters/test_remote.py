@@ -1,0 +1,210 @@
+"""Orbax checkpoints in object stores, against servers of both kinds on this machine."""
+
+import json
+import logging
+import socket
+import subprocess
+import sys
+from itertools import count
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+from programs import griffin_eval
+
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.containers.orbax.find import TREE_METADATA
+from griffin_eval.converters.containers.orbax.reader import OrbaxFolder
+from griffin_eval.converters.containers.orbax.remote import fetch, listed_in
+from griffin_eval.converters.output.remote import RemoteOutput
+from griffin_eval.errors import BadInput
+
+SHIPPED = Path(__file__).parents[2] / "griffin_eval" / "checkpoints" / "induction_heads_griffin"
+NUMBERS = count()  # of buckets
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def s3():
+    """The address of a server of S3."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def gcs():
+    """The address of a server of Google Cloud Storage."""
+    from gcp_storage_emulator.server import create_server
+
+    logging.getLogger("gcp_storage_emulator").setLevel(logging.ERROR)
+    port = free_port()
+    server = create_server("127.0.0.1", port, in_memory=True)
+    server.start()
+    yield f"http://127.0.0.1:{port}"
+    server.stop()
+
+
+@pytest.fixture(params=["s3", "gs"])
+def bucket(request, monkeypatch):
+    """The URL of an empty bucket that griffin-eval reaches; the second server lists all of one."""
+    name = f"bucket{next(NUMBERS)}"
+    if request.param == "s3":
+        server = request.getfixturevalue("s3")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        urlopen(Request(f"{server}/{name}", method="PUT")).close()
+    else:
+        server = request.getfixturevalue("gcs")
+        monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", server)
+        asked = Request(f"{server}/storage/v1/b?project=p", json.dumps({"name": name}).encode())
+        asked.add_header("Content-Type", "application/json")
+        urlopen(asked).close()
+    return f"{request.param}://{name}"
+
+
+def refused(*arguments) -> str:
+    """The sentence of a refusal; beside it tensorstore says where it looked for credentials."""
+    done = griffin_eval(*arguments)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    own = [line for line in done.stderr.splitlines() if line.startswith("griffin-eval: ")]
+    assert len(own) == 1
+    return own[0]
+
+
+def test_there_and_back(bucket, tmp_path):
+    url, back = f"{bucket}/there/and/back", tmp_path / "back"
+    done = griffin_eval("convert", SHIPPED, url, "--to", "griffin-orbax")
+    assert done.returncode == 0, done.stderr
+    done = griffin_eval("verify", SHIPPED, url)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = griffin_eval("convert", url, back, "--to", "griffin")
+    assert done.returncode == 0, done.stderr
+    here, there = Checkpoint(SHIPPED), Checkpoint(back)
+    for name in here.dtypes:
+        assert here.numpy(name).tobytes() == there.numpy(name).tobytes()
+    manifest = json.loads((back / "griffin_manifest.json").read_text())
+    assert manifest["source"]["path"].rstrip("/") == url
+
+
+SCORED = """
+import sys
+from griffin_eval import Evaluator
+
+if __name__ == "__main__":
+    evaluator = Evaluator(sys.argv[1], framework="torch", tensor_parallel_size=2)
+    print([round(float(x), 4) for x in evaluator.score([[1, 2, 3, 4, 5]])[0].logprobs])
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_share_a_model_read_the_store(bucket, tmp_path):
+    url, script = f"{bucket}/shared", tmp_path / "scored.py"
+    done = griffin_eval("convert", SHIPPED, url, "--to", "griffin-orbax", "--chunks", "model=2")
+    assert done.returncode == 0, done.stderr
+    script.write_text(SCORED)
+    here, there = (
+        subprocess.run([sys.executable, script, where], capture_output=True, text=True)
+        for where in (SHIPPED, url)
+    )
+    assert here.returncode == there.returncode == 0, there.stderr
+    assert here.stdout == there.stdout
+
+
+def test_a_folder_of_zarr_arrays_and_steps(bucket, tmp_path):
+    """As CheckpointManager of Orbax writes them, without OCDBT."""
+    import numpy as np
+    import orbax.checkpoint as ocp
+
+    folder = tmp_path / "run" / "300" / "default"
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False)
+    tree = {"a": {"b": np.arange(6.0, dtype=np.float32).reshape(2, 3)}, "c": np.float32([1])}
+    ocp.Checkpointer(handler).save(folder.absolute(), tree)
+    url = f"{bucket}/arrays"
+    copy_up(url, tmp_path / "run")
+    with OrbaxFolder(fetch(url)) as found:
+        assert found.step == "300"
+        assert sorted(found.tensors) == ["a/b", "c"]
+        np.testing.assert_array_equal(found.numpy("a/b"), tree["a"]["b"])
+
+
+def test_what_a_store_cannot_hold_is_one_sentence(bucket, tmp_path):
+    url = f"{bucket}/refused"
+
+    assert "holds nothing" in refused("inspect", url)
+    assert "://bucket/path" in refused("inspect", bucket)
+    assert "only Orbax can" in refused("convert", SHIPPED, url, "--to", "griffin")
+    for option in ("--overwrite", "--resume"):
+        sentence = refused("convert", SHIPPED, url, "--to", "griffin-orbax", option)
+        assert f"{option} is not possible in an object store" in sentence
+    nowhere = f"{bucket}nowhere/at/all"
+    assert "cannot be read" in refused("inspect", nowhere)
+    assert "nowhere" in refused("convert", SHIPPED, nowhere, "--to", "griffin-orbax")
+    put(f"{url}/model.safetensors", b"1")
+    assert "copy the folder first" in refused("inspect", url)
+    put(f"{url}/.griffin_partial", b"1")
+    assert "was cut off" in refused("convert", SHIPPED, url, "--to", "griffin-orbax")
+
+
+def test_a_conversion_that_fails_leaves_nothing(bucket, tmp_path):
+    damaged, url = tmp_path / "damaged", f"{bucket}/failed"
+    assert griffin_eval("convert", SHIPPED, damaged, "--to", "griffin").returncode == 0
+    content = bytearray((damaged / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (damaged / "model.safetensors").write_bytes(content)
+    done = griffin_eval("convert", damaged, url, "--to", "griffin-orbax")
+    assert done.returncode == 2 and "griffin_manifest.json says" in done.stderr
+    assert listed_in(url)[1] == []
+
+
+def test_metadata_come_last_and_a_killed_conversion_is_no_checkpoint(bucket):
+    """The small files are written, and then the process would have ended."""
+    url = f"{bucket}/killed"
+    output = RemoteOutput(url)
+    folder = output.__enter__()
+    for name in (TREE_METADATA, "config.json", "tokenizer.json"):
+        (folder / name).write_text("{}")
+    written = []
+
+    class Store:
+        """The store, which ends the process at the third file."""
+
+        def __init__(self, store):
+            self._store = store
+
+        def write(self, name, content):
+            if len(written) == 2:
+                raise KeyboardInterrupt
+            written.append(name)
+            return self._store.write(name, content)
+
+    output._store = Store(output._store)
+    with pytest.raises(KeyboardInterrupt):
+        output.__exit__(None)
+    assert written == ["config.json", "tokenizer.json"]
+    with pytest.raises(BadInput, match="holds no Orbax checkpoint"):
+        fetch(url)
+    with pytest.raises(BadInput, match="was cut off"):
+        RemoteOutput(url).__enter__()
+
+
+def copy_up(url, folder):
+    store, _ = listed_in(url)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            store.write(path.relative_to(folder).as_posix(), path.read_bytes()).result()
+
+
+def put(url, content):
+    folder, _, name = url.rpartition("/")
+    listed_in(folder)[0].write(name, content).result()
