@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from griffin_eval.runners.protocol import Runner
-    from griffin_eval.runners.saved_state import SavedState
+    from griffin_eval.states.saved_state import SavedState
     from griffin_eval.text.tokenizer import Tokenizer
 
 __all__ = ["Continuation", "Evaluator", "Score"]
@@ -100,7 +100,7 @@ class Evaluator:
     ) -> None:
         from griffin_eval.engine.limits import limits_for
         from griffin_eval.runners.load import load_runners
-        from griffin_eval.runners.saved_state import check_origin, check_weights, read_state
+        from griffin_eval.states.saved_state import check_origin, check_weights, read_state
 
         self._checkpoint = opened(checkpoint)
         self._runners: list[Runner] = load_runners(
@@ -241,7 +241,7 @@ class Evaluator:
             ValueError: a text of fewer than two tokens, or a state that is not finite.
         """
         from griffin_eval.engine.reading import read
-        from griffin_eval.runners.saved_state import SavedState, origin_of
+        from griffin_eval.states.saved_state import SavedState, origin_of
 
         if self._state is not None:
             raise ArgumentError("a text is read from its beginning: leave state= out")

@@ -13,6 +13,7 @@ from griffin_eval.engine.scoring import not_finite
 from griffin_eval.engine.stats import Stats
 from griffin_eval.engine.tree import build_prompts
 from griffin_eval.runners.protocol import Runner
+from griffin_eval.states.state_cache import StateCache
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ def generate(
     should_stop: Callable[[int, list[int]], bool] = lambda index, ids: False,
     on_result: Callable[[int, list[int]], None],
     describe: Callable[[int], str] = "prompt {}".format,
+    cache: StateCache | None = None,
 ) -> Stats:
     """Continues every prompt; shared prefixes are read once.
 
@@ -78,6 +80,7 @@ def generate(
             True ends it.
         on_result: called with the index of a prompt and all its new tokens.
         describe: names a prompt, given its index, in an error.
+        cache: states on disk, from which reading begins where it can; None for none.
 
     Returns:
         Counts of tokens, steps and seconds.
@@ -108,7 +111,7 @@ def generate(
             batch = _Batch(
                 runner, prompts, indices, limits, eos_ids, seed, should_stop, finish, stats
             )
-            batch.run(describe)
+            batch.run(describe, cache)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -154,7 +157,7 @@ class _Batch:
         self._choosers = [_Chooser(GREEDY, 0, 0)] * rows
         self._last = np.zeros(rows, np.int64)  # the token that each row reads next
 
-    def run(self, describe: Callable[[int], str]) -> None:
+    def run(self, describe: Callable[[int], str], cache: StateCache | None) -> None:
         # The last token of a prompt is read by the first step that continues it.
         reader = Reader(
             self._runner,
@@ -165,6 +168,7 @@ class _Batch:
             on_step=lambda hidden, parts, bases: None,
             progress=lambda tokens: None,
             describe=lambda i: describe(self._indices[i]),
+            cache=cache,
         )
         while True:
             while reader.busy and (free := self._free_rows()):

@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from griffin_eval.engine.kept import prepare
 from griffin_eval.engine.limits import Limits, is_out_of_memory
 from griffin_eval.engine.stats import Stats
 from griffin_eval.engine.tree import Edge, Tree, ablation_of, ids_of
 from griffin_eval.runners.protocol import Runner
+from griffin_eval.states.state_cache import StateCache
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class Reader:
             part's first hidden vector.
         progress: called with the number of tokens that were read for the first time.
         describe: names a sequence, given its index, in an error.
+        cache: states on disk, from which reading begins where it can; None for none.
     """
 
     def __init__(
@@ -80,11 +83,15 @@ class Reader:
         on_step: Callable[[Any, list["Part"], np.ndarray], None],
         progress: Callable[[int], Any],
         describe: Callable[[int], str],
+        cache: StateCache | None = None,
     ):
-        self._runner, self._stats = runner, stats
+        self._runner, self._stats, self._cache = runner, stats, cache
         self._capacity = runner.padded_tokens(capacity)
         self._limits = limits.fitting(runner.step_bytes(self._capacity))
         self._on_step, self._progress, self._describe = on_step, progress, describe
+        if cache is not None:
+            tokens, tree = tree.tokens, prepare(tree, cache)
+            stats.tokens_kept += tokens - tree.tokens
         stats.tokens_unique += tree.tokens
         stats.tokens_again += tree.repeated
         self._stack = tree.roots[::-1]
@@ -128,13 +135,38 @@ class Reader:
                     self._wanted[parent.parent] = self._wanted.get(parent.parent, 0) + 1
                 edge = parent
             else:
-                if edge.sequence is not None:
+                if edge.stored is not None:
+                    if not self._load(edge):
+                        self._stack.append(edge)
+                        break
+                elif edge.sequence is not None:
                     reached.append((edge.sequence, -1 if parent is None else self._held[parent]))
                     self._begin(edge, leaf=True)
                 else:
                     self._active.append(ActiveEdge(edge, self._scored.get(edge, 0)))
                     planned += edge.end - edge.start
         return reached
+
+    def _load(self, edge: Edge) -> bool:
+        """Takes the state at the end of an edge from the disk, or lets it be read if it is not
+        there any more; False where that has to wait for a slot."""
+        assert self._cache is not None and edge.stored is not None
+        slot = self._begin(edge, leaf=False)
+        if slot is None:
+            return False
+        state = self._cache.load(edge.stored, edge.path[: edge.end + 1])
+        if state is None:
+            edge.keep, edge.stored = edge.stored, None
+            self._stats.tokens_kept -= edge.end
+            self._stats.tokens_unique += edge.end
+            self._free.append(slot)
+            self._stack.append(edge)
+            return True
+        self.pool = self._runner.write_state(
+            self.pool, slot, state.tensors, edge.end, self._capacity
+        )
+        self._finish(edge, slot)
+        return True
 
     def step(self) -> None:
         """Reads the next tokens of the active edges; if memory runs out, later steps are smaller.
@@ -194,7 +226,7 @@ class Reader:
             again += min(max(active.scored - active.position, 0), count)
             active.position, active.slot = active.position + count, target
             if not active.left:
-                self._finish(active)
+                self._finish(active.edge, active.slot)
         self._active = [active for active in self._active if active.left]
         self._stats.steps += 1
         self._stats.tokens_computed += int(counts.sum())
@@ -257,8 +289,11 @@ class Reader:
         needed = {active.edge.parent for active in self._active if not active.begun}
         return next((edge for edge in self._held if edge not in needed), next(iter(self._held)))
 
-    def _finish(self, active: ActiveEdge) -> None:
-        edge = active.edge
+    def _finish(self, edge: Edge, slot: int) -> None:
+        if edge.keep is not None and self._cache is not None and slot >= 0:
+            tensors = self._runner.state_tensors(self.pool, slot, edge.end)
+            self._cache.save(edge.keep, edge.path[: edge.end + 1], tensors)
+            edge.keep = None
         self._scored[edge] = edge.end  # whenever it is read again, nothing on it is scored
         if edge in self._again:
             children = self._again.pop(edge)
@@ -267,10 +302,10 @@ class Reader:
             if children:
                 self._wanted[edge] = len(children)
         if children:
-            self._held[edge] = active.slot
+            self._held[edge] = slot
             self._stack += children[::-1]
-        elif active.slot >= 0:
-            self._free.append(active.slot)
+        elif slot >= 0:
+            self._free.append(slot)
 
     def _shrink(self, error: BaseException) -> None:
         """Halves the steps after memory ran out. All states are dropped and computed again.

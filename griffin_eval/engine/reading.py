@@ -29,7 +29,7 @@ def read(
         progress: called with the number of tokens that were read.
 
     Returns:
-        The tensors of a `griffin_eval.runners.saved_state.SavedState`.
+        The tensors of a `griffin_eval.states.saved_state.SavedState`.
 
     Raises:
         MemoryError: not even the smallest step fits into memory.

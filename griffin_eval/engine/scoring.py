@@ -12,6 +12,7 @@ from griffin_eval.engine.stats import Stats
 from griffin_eval.engine.tree import Scorable, build
 from griffin_eval.errors import BadInput
 from griffin_eval.runners.protocol import Runner
+from griffin_eval.states.state_cache import StateCache
 
 
 class Scored(NamedTuple):
@@ -60,6 +61,7 @@ def score(
     progress: Callable[[int], None] = lambda tokens: None,
     describe: Callable[[int], str] = "sequence {}".format,
     details: bool = False,
+    cache: StateCache | None = None,
 ) -> Stats:
     """Scores sequences of any number and length; shared prefixes are read once.
 
@@ -76,6 +78,7 @@ def score(
         progress: called with the number of tokens that were read for the first time.
         describe: names a sequence, given its index, in an error.
         details: whether ranks and entropies are wanted too.
+        cache: states on disk, from which reading begins where it can; None for none.
 
     Returns:
         Counts of tokens, steps and seconds.
@@ -86,7 +89,7 @@ def score(
     """
     begin = time.perf_counter()
     scorer = _Scorer(
-        runner, sequences, limits, softmax_dtype, on_result, progress, describe, details
+        runner, sequences, limits, softmax_dtype, on_result, progress, describe, details, cache
     )
     failed = scorer.run()
     scorer.stats.seconds = time.perf_counter() - begin
@@ -109,7 +112,9 @@ class _Scorer:
         progress: Callable[[int], None],
         describe: Callable[[int], str],
         details: bool,
+        cache: StateCache | None,
     ):
+        self._cache = cache
         self._runner, self._sequences, self._limits = runner, sequences, limits
         self._softmax_dtype, self._on_result = softmax_dtype, on_result
         self._progress, self._describe = progress, describe
@@ -150,6 +155,7 @@ class _Scorer:
             on_step=self._on_step,
             progress=self._progress,
             describe=lambda index: self._describe(int(indices[index])),
+            cache=self._cache,
         )
         while reader.busy:
             reader.fill()

@@ -10,6 +10,8 @@ class Stats:
     Attributes:
         tokens_requested: tokens that scoring or continuing each request alone would read.
         tokens_unique: tokens of the radix trees, the least that must be read.
+        tokens_kept: tokens of these trees that were not read, since the states after them were in
+            the folder of ``state_cache=``; they are not among ``tokens_unique``.
         tokens_computed: tokens that were read, of prompts and generated ones.
         tokens_again: those of them that were read once more, because a state had been evicted or to
             spare steps that would be almost empty.
@@ -21,6 +23,7 @@ class Stats:
 
     tokens_requested: int = 0
     tokens_unique: int = 0
+    tokens_kept: int = 0
     tokens_computed: int = 0
     tokens_again: int = 0
     tokens_generated: int = 0

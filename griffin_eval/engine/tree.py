@@ -94,15 +94,29 @@ class Edge:
         targets: what is scored on the edge, in the order of the sequences.
         sequence: index of the sequence that ends here, on the edges without tokens that
             `build_prompts` adds; else None.
+        stored: key of the state at its end, which is on disk; else None.
+        keep: key under which the state at its end is to be kept on disk; else None.
     """
 
-    __slots__ = ("children", "end", "parent", "path", "sequence", "start", "targets")
+    __slots__ = (
+        "children",
+        "end",
+        "keep",
+        "parent",
+        "path",
+        "sequence",
+        "start",
+        "stored",
+        "targets",
+    )
 
     def __init__(self, path: np.ndarray, start: int, end: int, parent: "Edge | None"):
         self.path, self.start, self.end, self.parent = path, start, end, parent
         self.children: list[Edge] = []
         self.targets: list[Targets] = []
         self.sequence: int | None = None
+        self.stored: str | None = None
+        self.keep: str | None = None
 
     @property
     def tokens(self) -> np.ndarray:
@@ -172,7 +186,7 @@ def _grow(paths: list[np.ndarray], *, merge: bool) -> tuple[Edge, list[Edge]]:
         top = stack[-1]
         if len(path) > common:
             if top.end > common:
-                stack[-1] = top = _split(top, common)
+                stack[-1] = top = split_at(top, common)
             if merge and not top.children and top is not root:  # the last path ended here
                 top.path, top.end = path, len(path)
             else:
@@ -238,14 +252,23 @@ def _child(parent: Edge, path: np.ndarray) -> Edge:
     return edge
 
 
-def _split(edge: Edge, length: int) -> Edge:
+def split_at(edge: Edge, length: int) -> Edge:
     """Cuts an edge after ``length`` tokens of its path. The first part is a new edge, which is
-    returned; the second is the old one, with its children and targets."""
-    assert edge.parent is not None
+    returned; the second is the old one, with its children."""
     first = Edge(edge.path, edge.start, length, edge.parent)
-    assert edge.parent.children[-1] is edge  # sequences come in order
-    edge.parent.children[-1] = first
+    if edge.parent is not None:
+        siblings = edge.parent.children
+        siblings[-1 if siblings[-1] is edge else siblings.index(edge)] = first
     first.children.append(edge)
+    own = length - edge.start
+    first.targets = [t._replace(end=min(t.end, own)) for t in edge.targets if t.start < own]
+    edge.targets = [
+        t._replace(
+            start=max(t.start - own, 0), end=t.end - own, place=t.place + max(own - t.start, 0)
+        )
+        for t in edge.targets
+        if t.end > own
+    ]
     edge.start, edge.parent = length, first
     return first
 

@@ -92,6 +92,9 @@ class ModelArguments:
         token_scores: folder for the scores of every token, a file of JSON lines for each task
             (`griffin_eval.lm.token_scores`); by default none are written.
         state: file of a saved state, from which every request goes on (`griffin-eval read`).
+        state_cache: folder in which states at the ends of long shared beginnings of texts are kept,
+            and found again by later runs; by default none are kept.
+        state_cache_size: bytes of all files in that folder, 10 GB by default.
     """
 
     pretrained: str
@@ -120,6 +123,8 @@ class ModelArguments:
     parity: str | None = None
     token_scores: str | None = None
     state: str | None = None
+    state_cache: str | None = None
+    state_cache_size: int = 10 * 10**9
 
     @property
     def overrides(self) -> Overrides:
@@ -171,6 +176,11 @@ def parse_arguments(given: Mapping[str, Any]) -> ModelArguments:
                 f"state= and {given_too[0]}=: texts go on from the saved state as they are, "
                 f"without BOS and uncut; leave {given_too[0]}= out"
             )
+    if values.get("state") is not None and values.get("state_cache") is not None:
+        raise ArgumentError(
+            "state= and state_cache=: the folder holds states of texts from their beginning; leave "
+            "one of them out"
+        )
     values["framework"] = choose_framework(values.get("framework"))
     values["visible_keys"] = one_visible_keys(values.get("visible_keys"), given.get("window"))
     return ModelArguments(**values)
@@ -192,6 +202,8 @@ _PARSED = {
     "pretrained": lambda name, value: str(value),
     "token_scores": lambda name, value: str(value),
     "state": lambda name, value: str(value),
+    "state_cache": lambda name, value: str(value),
+    "state_cache_size": lambda name, value: parse_size(str(value), name),
     "check": _boolean,
     "batch_size": _batch_size,
     "max_batch_size": positive_integer,

@@ -15,8 +15,10 @@ from griffin_eval.lm.arguments import ModelArguments
 from griffin_eval.lm.weights_hash import weights_sha256
 from griffin_eval.runners.load import choose_framework, load_runners
 from griffin_eval.runners.protocol import Runner
-from griffin_eval.runners.saved_state import SavedState, check_origin, read_state
+from griffin_eval.runners.replay import LeadingRunner
 from griffin_eval.sharding.launch import Launch
+from griffin_eval.states.saved_state import SavedState, check_origin, read_state
+from griffin_eval.states.state_cache import StateCache
 from griffin_eval.text.load import load_tokenizer
 from griffin_eval.text.tokenizer import (
     JSON_FILE,
@@ -146,6 +148,10 @@ def stage(model: LoadedModel, pretrained: str, revision: str | None) -> StagedMo
     """
     if model.state is not None:
         raise ArgumentError("state= is of one checkpoint: leave it out where there are several")
+    if model.arguments.state_cache is not None:
+        raise ArgumentError(
+            "state_cache= is of one checkpoint: leave it out where there are several"
+        )
     arguments = dataclasses.replace(model.arguments, pretrained=pretrained, revision=revision)
     path = resolve(pretrained, revision=revision, subfolder=arguments.subfolder)
     checkpoint = Checkpoint(path, arguments.overrides)
@@ -166,6 +172,30 @@ def stage(model: LoadedModel, pretrained: str, revision: str | None) -> StagedMo
     weights = model.runners[0].stage(checkpoint)
     hashed = weights_sha256(checkpoint, arguments.check)
     return StagedModel(model._replace(arguments=arguments, checkpoint=checkpoint), weights, hashed)
+
+
+def open_state_cache(model: LoadedModel, weights_sha256: str) -> StateCache:
+    """The folder that ``state_cache=`` names.
+
+    Raises:
+        BadInput: it cannot be used, or processes share the model.
+    """
+    arguments, runner = model.arguments, model.runners[0]
+    assert arguments.state_cache is not None
+    if isinstance(runner, LeadingRunner):
+        raise ArgumentError(
+            "state_cache= is for one process: leave tensor_parallel_size= out, or take "
+            "framework=jax in one process"
+        )
+    return StateCache(
+        arguments.state_cache,
+        arguments.state_cache_size,
+        runner.config,
+        weights_sha256,
+        model.tokenizer.name.rpartition("@")[2],
+        runner.dtype,
+        runner.framework,
+    )
 
 
 def _start_from(

@@ -32,12 +32,12 @@ from griffin_eval.lm.encoding import (
 )
 from griffin_eval.lm.generation_args import DEFAULT_GENERATED_TOKENS, read_generation_arguments
 from griffin_eval.lm.guards import guard_files
-from griffin_eval.lm.load import StagedModel, load, stage
+from griffin_eval.lm.load import StagedModel, load, open_state_cache, stage
 from griffin_eval.lm.processes import Group
 from griffin_eval.lm.token_scores import Record, TokenScoreFiles
 from griffin_eval.lm.weights_hash import start_hashing
-from griffin_eval.runners.saved_state import check_weights
 from griffin_eval.sharding.launch import Launch
+from griffin_eval.states.saved_state import check_weights
 from griffin_eval.text.tokenizer import encode_with_bos
 
 NO_LIMIT = 2**31 - 1  # positions are 32-bit integers
@@ -84,6 +84,11 @@ class GriffinLM(TemplateLM):
         self._weights_sha256 = start_hashing(model.checkpoint, asked.check)
         if model.state is not None:
             check_weights(str(asked.state), model.state, self._weights_sha256.result())
+        self._state_cache = (
+            open_state_cache(model, self._weights_sha256.result())
+            if asked.state_cache is not None
+            else None
+        )
         self._token_scores = (
             TokenScoreFiles(asked.token_scores, model.tokenizer, launch.replica)
             if asked.token_scores is not None
@@ -402,6 +407,7 @@ class GriffinLM(TemplateLM):
                 should_stop=lambda i, ids: given[i].stops(self.tokenizer, ids),
                 on_result=on_result,
                 describe=lambda i: _quoted(pairs[i][0]),
+                cache=self._state_cache,
             )
         self._record_generated(requests, prompts, generated)
         return answers
@@ -451,6 +457,7 @@ class GriffinLM(TemplateLM):
             progress=progress,
             describe=describe,
             details=details,
+            cache=self._state_cache,
         )
 
     def _fit(self, ids: np.ndarray, most: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.runners.saved_state import SavedState
+from griffin_eval.states.saved_state import SavedState
 
 FRAMEWORKS = ("torch", "jax")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -89,6 +89,20 @@ class Runner(Protocol):
 
     def state_tensors(self, pool: Any, row: int, read: int) -> dict[str, np.ndarray]:
         """The state in a row of a pool, after so many tokens, as `SavedState` holds it."""
+        ...
+
+    def write_state(
+        self, pool: Any, row: int, tensors: dict[str, np.ndarray], read: int, capacity: int
+    ) -> Any:
+        """Writes a state into a row of a pool.
+
+        Args:
+            pool: from `open_pool` or an earlier call; it is consumed.
+            row: which row.
+            tensors: what `state_tensors` gave, of a runner of this model in any framework.
+            read: number of tokens after which.
+            capacity: with which the pool was opened.
+        """
         ...
 
     def read(

@@ -18,7 +18,7 @@ import numpy as np
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError
 from griffin_eval.runners.protocol import Runner
-from griffin_eval.runners.saved_state import SavedState
+from griffin_eval.states.saved_state import SavedState
 
 RESULTS = 4  # of a call at most
 
@@ -130,6 +130,11 @@ class LeadingRunner:
         raise _of_one_process()
 
     def state_tensors(self, pool: Any, row: int, read: int) -> dict[str, np.ndarray]:
+        raise _of_one_process()
+
+    def write_state(
+        self, pool: Any, row: int, tensors: dict[str, np.ndarray], read: int, capacity: int
+    ) -> Any:
         raise _of_one_process()
 
     def read(

@@ -26,7 +26,7 @@ from griffin_eval.engine.reading import read
 from griffin_eval.engine.tree import Scorable
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.lm.model import GriffinLM
-from griffin_eval.runners.saved_state import SavedState, origin_of, read_state, shapes_of
+from griffin_eval.states.saved_state import SavedState, origin_of, read_state, shapes_of
 
 CHECKPOINT = Path(griffin_eval.__file__).parent / "checkpoints" / "bytes_griffin"
 LIMITS = Limits(32, 4)

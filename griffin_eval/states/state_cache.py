@@ -1,0 +1,167 @@
+"""States at the ends of long beginnings of texts, in a folder for later runs.
+
+A file holds the state after some tokens, and its name is a hash of these tokens and of the model.
+So a later run, of whatever task and in either framework, finds the longest beginning that was read
+before. Any number of processes may share a folder.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from griffin_eval.errors import BadInput, CheckpointError
+from griffin_eval.states.saved_state import (
+    LAYOUT,
+    SavedState,
+    config_of,
+    origin_of,
+    read_state,
+    shapes_of,
+)
+
+if TYPE_CHECKING:
+    from griffin_eval.config import GriffinConfig
+
+STEP = 32  # tokens: beginnings of multiples of it are looked for and kept
+LEAST = 512  # tokens that keeping a state must save
+
+logger = logging.getLogger(__name__)
+
+_FILE = re.compile(r"[0-9a-f]{64}\.state")
+
+
+class Beginning(NamedTuple):
+    """A beginning of texts whose state can be kept.
+
+    Attributes:
+        tokens: how many it has; its state has read all but the last.
+        key: hash of these tokens and the model.
+    """
+
+    tokens: int
+    key: str
+    sha256: Any
+
+    def longer(self, path: np.ndarray, end: int) -> "Iterator[Beginning]":
+        """Longer beginnings of a text.
+
+        Args:
+            path: int32 [N], what is read of the text.
+            end: most tokens of a beginning.
+        """
+        whole = self.sha256
+        for stop in range(self.tokens + STEP, end + 1, STEP):
+            whole = whole.copy()
+            whole.update(np.asarray(path[stop - STEP : stop], "<i4").tobytes())
+            yield Beginning(stop, f"{whole.hexdigest()}.state", whole)
+
+
+class StateCache:
+    """The states of one model in a folder.
+
+    Args:
+        folder: made if it is not there.
+        limit: bytes of all files in it; those that were not used for longest are removed.
+        config, weights_sha256, tokenizer, dtype: of the model, as `Origin` has them.
+        framework: that writes, for people.
+
+    Raises:
+        BadInput: the folder cannot be made or read.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        limit: int,
+        config: "GriffinConfig",
+        weights_sha256: str,
+        tokenizer: str | None,
+        dtype: str,
+        framework: str,
+    ):
+        self._folder, self._limit = Path(folder), limit
+        self._origin = config, weights_sha256, tokenizer, dtype
+        self._framework = framework
+        model = [LAYOUT, weights_sha256, config_of(config), tokenizer, dtype]
+        self._model = json.dumps(model, sort_keys=True).encode()
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._known = {path.name for path in self._files()}
+        except OSError as error:
+            raise BadInput(f"state_cache={folder} cannot be used: {error.strerror}") from None
+        self._writes = True
+
+    def beginning(self) -> "Beginning":
+        """The beginning of every text, without a token."""
+        return Beginning(0, "", hashlib.sha256(self._model))
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._known
+
+    def load(self, key: str, tokens: np.ndarray) -> SavedState | None:
+        """The state before the last of some tokens; None, and a line in the log if it is damaged,
+        where it cannot be had."""
+        file = self._folder / key
+        self._known.discard(key)  # until it was read
+        try:
+            if not file.exists():  # another process removed it
+                return None
+            state = read_state(file)
+            config, *others = self._origin
+            there = state.origin
+            mine = self._make(tokens, state.tensors).origin
+            same = there._replace(written_by="", text="") == mine._replace(written_by="", text="")
+            shapes = {name: tensor.shape for name, tensor in state.tensors.items()}
+            if not same or shapes != shapes_of(config, state.read):
+                raise CheckpointError(f"{file} is not the state that its name says")
+            os.utime(file)
+        except (CheckpointError, OSError) as error:
+            logger.warning("state_cache: %s; its tokens are read again", error)
+            return None
+        self._known.add(key)
+        return state
+
+    def save(self, key: str, tokens: np.ndarray, tensors: dict[str, np.ndarray]) -> None:
+        """Keeps the state before the last of some tokens. If that fails, a line in the log says
+        so, and nothing else is kept in this run."""
+        if not self._writes or not all(np.isfinite(each).all() for each in tensors.values()):
+            return
+        try:
+            self._make(tokens, tensors).save(self._folder / key)
+            self._known.add(key)
+            self._hold_limit()
+        except (BadInput, OSError) as error:
+            self._writes = False
+            logger.warning("state_cache: %s; no more states are kept", error)
+
+    def _make(self, tokens: np.ndarray, tensors: dict[str, np.ndarray]) -> SavedState:
+        # BOS is among the tokens, if there is one.
+        origin = origin_of(*self._origin, tokens, bos=False, text="", framework=self._framework)
+        return SavedState(origin, tensors)
+
+    def _files(self) -> list[Path]:
+        return [path for path in self._folder.iterdir() if _FILE.fullmatch(path.name)]
+
+    def _hold_limit(self) -> None:
+        """Removes what was not used for longest. Other processes may do so at the same time."""
+        there = []
+        for file in self._files():
+            try:
+                status = file.stat()
+            except FileNotFoundError:
+                continue
+            there.append((status.st_mtime_ns, status.st_size, file))
+        total = sum(size for _, size, _ in there)
+        for _, size, file in sorted(there, key=lambda each: each[0]):
+            if total <= self._limit:
+                return
+            file.unlink(missing_ok=True)
+            self._known.discard(file.name)
+            total -= size

@@ -1,0 +1,255 @@
+"""States on disk change how much is read, and no answer."""
+
+import dataclasses
+import functools
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fixtures_engine import (
+    continuations_and_stats,
+    random_ids,
+    scores_and_stats,
+    small_runner,
+    states,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lm_eval.api.instance import Instance
+from parity import BASE
+from slow import slow
+
+import griffin_eval
+from griffin_eval.engine import kept
+from griffin_eval.engine.generation import Prompt
+from griffin_eval.engine.limits import Limits
+from griffin_eval.engine.tree import Ablation, Scorable
+from griffin_eval.errors import ArgumentError, BadInput
+from griffin_eval.lm.model import GriffinLM
+from griffin_eval.states import state_cache
+from griffin_eval.states.state_cache import StateCache
+
+CHECKPOINT = Path(griffin_eval.__file__).parent / "checkpoints" / "bytes_griffin"
+LIMITS = Limits(32, 4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short():
+    """Beginnings short enough for small trees."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_cache, "STEP", 4)
+        patch.setattr(kept, "LEAST", 4)
+        yield
+
+
+def opened(folder, runner, limit=1 << 40, **other) -> StateCache:
+    model = {
+        "config": runner.config,
+        "weights_sha256": "weights",
+        "tokenizer": None,
+        "dtype": runner.dtype,
+        "framework": runner.framework,
+    }
+    return StateCache(folder, limit, **(model | other))
+
+
+@functools.cache
+def runner_of(framework, kind):
+    pattern = BASE.block_pattern if kind == "griffin" else (kind,)
+    return small_runner(framework, dataclasses.replace(BASE, block_pattern=pattern))
+
+
+@st.composite
+def trees(draw):
+    """Texts that share beginnings, and beginnings of these; some with a memory cleared."""
+    books = [random_ids(draw(st.integers(1, 40)), seed) for seed in range(draw(st.integers(1, 3)))]
+    sequences = []
+    for number in range(draw(st.integers(1, 9))):
+        book = draw(st.sampled_from(books))
+        context = book[: draw(st.integers(1, len(book)))] if draw(st.booleans()) else book
+        ids = [*context, *random_ids(draw(st.integers(1, 9)), 100 + number)]
+        start = draw(st.integers(1, len(ids)))
+        ablation = draw(st.sampled_from([Ablation.NOTHING, Ablation.NOTHING, Ablation.RECURRENT]))
+        sequences.append(Scorable(ids, start, ablation))
+    return sequences
+
+
+@pytest.mark.parametrize("kind", ["griffin", "global_attention"])
+@settings(max_examples=15, deadline=None)
+@given(trees(), st.integers(1, 4))
+def test_answers_are_the_same_whatever_is_on_disk(kind, sequences, fit):
+    runner = runner_of("torch", kind)
+    limits = Limits(32, 4, states(runner, fit))
+    expected, plain = scores_and_stats(runner, sequences, limits)
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(3):
+            asked = sequences[::2] if number == 0 else sequences
+            found, stats = scores_and_stats(runner, asked, limits, cache=opened(folder, runner))
+            right = expected[::2] if number == 0 else expected
+            for mine, other in zip(found, right, strict=True):
+                np.testing.assert_allclose(mine.logprobs, other.logprobs, rtol=1e-4, atol=1e-5)
+            if number:
+                assert stats.tokens_unique + stats.tokens_kept == plain.tokens_unique
+
+
+BOOK = random_ids(61, 1)
+QUESTIONS = [Scorable([*BOOK, *random_ids(6, seed)], 62) for seed in range(5)]
+PROMPTS = [Prompt([*BOOK, *random_ids(6, seed)], 4) for seed in range(5)]
+READ = 59  # a multiple of 4, less the last token, which is not in the state
+
+
+@pytest.mark.parametrize("reader", ["torch", slow("jax")])
+@pytest.mark.parametrize("writer", ["torch", slow("jax")])
+def test_a_second_run_reads_no_book_in_either_framework(writer, reader, tmp_path):
+    runner, again = runner_of(writer, "griffin"), runner_of(reader, "griffin")
+    first, stats = scores_and_stats(runner, QUESTIONS, LIMITS, cache=opened(tmp_path, runner))
+    assert stats.tokens_kept == 0 and len(list(tmp_path.glob("*.state"))) == 1
+    second, stats = scores_and_stats(again, QUESTIONS, LIMITS, cache=opened(tmp_path, again))
+    assert stats.tokens_kept == READ
+    for mine, other in zip(second, first, strict=True):
+        np.testing.assert_allclose(mine.logprobs, other.logprobs, rtol=1e-4, atol=1e-5)
+    # Other questions of another kind, on the same book.
+    found, stats = continuations_and_stats(again, PROMPTS, LIMITS, cache=opened(tmp_path, again))
+    assert stats.tokens_kept == READ
+    assert found == continuations_and_stats(again, PROMPTS, LIMITS)[0]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"weights_sha256": "others"},
+        {"dtype": "bfloat16"},
+        {"tokenizer": "other"},
+        {"config": dataclasses.replace(BASE, visible_keys=3)},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_nothing_is_taken_of_another_model(other, tmp_path):
+    runner = runner_of("torch", "griffin")
+    scores_and_stats(runner, QUESTIONS, LIMITS, cache=opened(tmp_path, runner))
+    cache = opened(tmp_path, runner, **other)
+    _, stats = scores_and_stats(runner, QUESTIONS, LIMITS, cache=cache)
+    assert stats.tokens_kept == 0 and len(list(tmp_path.glob("*.state"))) == 2
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "gone", "another"])
+def test_a_damaged_state_is_read_again(damage, tmp_path, caplog):
+    runner = runner_of("torch", "griffin")
+    right, _ = scores_and_stats(runner, QUESTIONS, LIMITS, cache=opened(tmp_path, runner))
+    (file,) = tmp_path.glob("*.state")
+    cache = opened(tmp_path, runner)
+    content = bytearray(file.read_bytes())
+    if damage == "flip":
+        content[-5] ^= 1
+    if damage == "another":  # a whole state, under the name of this one
+        other = [Scorable([*random_ids(61, 7), *random_ids(6, seed)], 62) for seed in range(2)]
+        scores_and_stats(runner, other, LIMITS, cache=opened(tmp_path / "other", runner))
+        content = next((tmp_path / "other").glob("*.state")).read_bytes()
+    file.write_bytes({"cut": content[:99], "empty": b""}.get(damage, content))
+    if damage == "gone":
+        file.unlink()
+    found, stats = scores_and_stats(runner, QUESTIONS, LIMITS, cache=cache)
+    assert stats.tokens_kept == 0
+    assert ("its tokens are read again" in caplog.text) == (damage != "gone")
+    for mine, other in zip(found, right, strict=True):
+        np.testing.assert_allclose(mine.logprobs, other.logprobs, rtol=1e-5)
+    # It is kept anew.
+    _, stats = scores_and_stats(runner, QUESTIONS, LIMITS, cache=opened(tmp_path, runner))
+    assert stats.tokens_kept == READ
+
+
+def test_what_was_not_used_for_longest_is_removed(tmp_path):
+    runner = runner_of("torch", "griffin")
+    asked = [
+        [Scorable([*random_ids(61, b), *random_ids(6, s)], 62) for s in (8, 9)] for b in (1, 2, 3)
+    ]
+    scores_and_stats(runner, asked[0], LIMITS, cache=opened(tmp_path, runner))
+    size = next(tmp_path.glob("*.state")).stat().st_size
+    stranger = tmp_path / "notes.txt"
+    stranger.write_text("not a state")
+    for some in (asked[1], asked[0], asked[2]):  # the first one is used once more
+        cache = opened(tmp_path, runner, limit=2 * size + 100)
+        scores_and_stats(runner, some, LIMITS, cache=cache)
+    kept_now = []
+    for some in asked:
+        cache = opened(tmp_path, runner)
+        kept_now.append(any(key in cache for key in keys_of(cache, some[0].path)))
+    assert kept_now == [True, False, True] and stranger.exists()
+
+
+def keys_of(cache, path):
+    return [each.key for each in cache.beginning().longer(path, len(path))]
+
+
+def test_a_full_disk_ends_nothing(tmp_path, monkeypatch, caplog):
+    runner = runner_of("torch", "griffin")
+    expected, _ = scores_and_stats(runner, QUESTIONS, LIMITS)
+
+    def full(*_):
+        raise BadInput("there cannot be written: No space left on device")
+
+    monkeypatch.setattr(state_cache.SavedState, "save", full)
+    found, _ = scores_and_stats(runner, QUESTIONS, LIMITS, cache=opened(tmp_path, runner))
+    assert "no more states are kept" in caplog.text
+    for mine, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine.logprobs, other.logprobs, rtol=1e-5)
+
+
+TEXT = "The cat sat on the mat, and the dog sat on the cat. " * 20
+PAIRS = [
+    (TEXT + question, answer) for question in ("Who sat?", "Where?") for answer in (" a", " b")
+]
+
+
+def log_likelihoods(lm, pairs):
+    return lm.loglikelihood([Instance("loglikelihood", {}, p, i) for i, p in enumerate(pairs)])
+
+
+@pytest.mark.parametrize("framework", ["torch", slow("jax")])
+def test_in_lm_eval(framework, tmp_path, monkeypatch):
+    monkeypatch.setattr(state_cache, "STEP", 32)
+    monkeypatch.setattr(kept, "LEAST", 512)
+
+    def model(**more):
+        return GriffinLM(str(CHECKPOINT), framework, dtype="float32", **more)
+
+    expected = log_likelihoods(model(), PAIRS)
+    folder = tmp_path / "states"
+    first, second = (model(state_cache=str(folder), state_cache_size="1GB") for _ in range(2))
+    assert log_likelihoods(first, PAIRS) == [
+        (pytest.approx(x, rel=1e-4), greedy) for x, greedy in expected
+    ]
+    second = model(state_cache=str(folder))
+    found = log_likelihoods(second, PAIRS)
+    assert found == [(pytest.approx(x, rel=1e-4), greedy) for x, greedy in expected]
+    info = second.get_model_info()
+    assert len(TEXT) - 32 <= info["griffin_tokens_kept"] <= len(TEXT) + 1
+    assert info["griffin_tokens_computed"] < 100
+
+
+def test_what_cannot_be_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="state_cache=.* cannot be used"):
+        GriffinLM(str(CHECKPOINT), "torch", state_cache=str(tmp_path / "file"))
+    with pytest.raises(ArgumentError, match="state= and state_cache="):
+        GriffinLM(str(CHECKPOINT), "torch", state="a", state_cache="b")
+    with pytest.raises(ArgumentError, match="state_cache_size"):
+        GriffinLM(str(CHECKPOINT), "torch", state_cache="b", state_cache_size="many")
+
+
+@pytest.mark.slow
+def test_processes_that_share_a_model_keep_no_states(tmp_path):
+    code = (
+        "from griffin_eval.lm.model import GriffinLM\n"
+        "if __name__ == '__main__':\n"
+        f"    GriffinLM({str(CHECKPOINT)!r}, 'torch', tensor_parallel_size=2, state_cache='s')\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, cwd=tmp_path, timeout=300
+    )
+    assert done.returncode == 1 and "state_cache= is for one process" in done.stderr
