@@ -17,7 +17,7 @@ from setuptools.command.editable_wheel import editable_wheel
 PTH = "griffin_eval_plugin.pth"
 LINE = (
     r"import sys; exec('try:\n    from griffin_eval._plugin import start; start()\n"
-    r"except Exception:\n    pass')"
+    r"except (Exception, SystemExit):\n    pass')"
 ) + "\n"
 
 

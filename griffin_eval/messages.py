@@ -35,6 +35,11 @@ def is_unicode(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
+def printable(text: str) -> str:
+    """A text from a file for a terminal: what would steer the terminal is written as ``\\x1b``."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error message that is not blank; empty if there is none."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")

@@ -13,6 +13,7 @@ from griffin_eval.cli.options import (
     takes_checkpoint_options,
 )
 from griffin_eval.converters.formats import FORMATS, format_named, limits
+from griffin_eval.messages import printable
 from griffin_eval.sharding.split import parse_mesh
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def convert(
     checkpoint = options.open(source)
     typer.echo(f"{source}: {checkpoint.format.name} ({checkpoint.inspection.layout})")
     for name, reason in checkpoint.inspection.left_out.items():
-        typer.echo(f"left out: {name} ({reason})")
+        typer.echo(printable(f"left out: {name} ({reason})"))
     plan = make_plan(
         checkpoint,
         target,

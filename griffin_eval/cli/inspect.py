@@ -5,9 +5,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from griffin_eval.cli.options import CheckpointOptions, takes_checkpoint_options
+from griffin_eval.messages import printable
 
 
 @takes_checkpoint_options
@@ -54,7 +56,7 @@ def _print_facts(facts: dict[str, Any]) -> None:
     console = Console(width=max(Console().width, 120))
 
     def line(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
     apart = (
         "config",
@@ -77,7 +79,8 @@ def _print_facts(facts: dict[str, Any]) -> None:
         table.add_column(heading)
     for tensor in facts.get("tensors", []):
         shape = "×".join(map(str, tensor["shape"]))
-        table.add_row(tensor["name"], shape, tensor["dtype"], "\n".join(tensor["parameters"]))
+        name = escape(printable(tensor["name"]))
+        table.add_row(name, shape, tensor["dtype"], "\n".join(tensor["parameters"]))
     if table.row_count:
         console.print(table)
     if "split" in facts:

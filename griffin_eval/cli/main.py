@@ -27,6 +27,7 @@ from griffin_eval.cli.sweep import sweep
 from griffin_eval.cli.train import train
 from griffin_eval.cli.verify import verify
 from griffin_eval.errors import BadInput, MissingExtraError, ProcessLost
+from griffin_eval.messages import printable
 
 app = typer.Typer(
     name="griffin-eval",
@@ -101,7 +102,7 @@ def main() -> None:
     try:
         app()
     except (BadInput, MissingExtraError) as error:
-        print(f"griffin-eval: {error}", file=sys.stderr)
+        print(f"griffin-eval: {printable(str(error))}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
         if error.filename is None:

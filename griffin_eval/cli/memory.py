@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.filesize import decimal
+from rich.markup import escape
 from rich.table import Table
 
 from griffin_eval.cli.options import (
@@ -167,7 +168,7 @@ def _print(facts: dict[str, Any]) -> None:
     console = Console(width=max(Console().width, 110))
     if facts["memory"]:
         source = facts["text"]
-        read = f"; text: {source['name']}, {source['tokens']} tokens" if source else ""
+        read = f"; text: {escape(source['name'])}, {source['tokens']} tokens" if source else ""
         table = Table(title=f"half-lives in tokens: 5 %, median and 95 % of the channels{read}")
         table.add_column("layer", justify="right")
         columns = {"half_life_gate_1": "gate open, r = 1", "half_life_gate_0.5": "r = 0.5"}

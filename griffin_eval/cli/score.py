@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from griffin_eval.cli.options import CheckpointOptions, takes_checkpoint_options
@@ -185,7 +186,7 @@ def _print(scored: list[Scored]) -> None:
     for name, text, score, _ in scored:
         nats, tokens = -score.total, len(score.logprobs)
         table.add_row(
-            name,
+            escape(name),
             str(tokens),
             f"{nats:.2f}",
             f"{nats / tokens / math.log(2):.4f}",

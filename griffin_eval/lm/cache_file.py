@@ -1,7 +1,12 @@
-"""The ``--use_cache`` file of lm-eval: damage is noticed, and never becomes an answer."""
+"""The ``--use_cache`` file of lm-eval: damage is noticed, and never becomes an answer.
+
+lm-eval pickles what it keeps, and a pickle may run any code as it is read. Answers of this package
+are JSON instead, so that a file of somebody else's gives wrong answers at worst.
+"""
 
 import contextlib
 import hashlib
+import json
 import logging
 import math
 import os
@@ -9,9 +14,11 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from sqlitedict import SqliteDict, decode, encode
+import numpy as np
+from sqlitedict import SqliteDict
 
 from griffin_eval.errors import ArgumentError
+from griffin_eval.lm.token_sums import TokenScores
 
 WAIT = 60  # seconds for another process that writes
 DIGEST = 8  # bytes, before each answer
@@ -84,7 +91,7 @@ def _damage(path: Path) -> str:
     """
     try:
         with contextlib.closing(_opened(path)) as file:
-            found = [str(line) for (line,) in file.execute("PRAGMA quick_check(1)")]
+            found = [str(line) for (line,) in file.execute("PRAGMA integrity_check(1)")]
             file.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.OperationalError as error:
         raise ArgumentError(f"--use_cache: {path} cannot be opened: {error}") from error
@@ -109,12 +116,27 @@ def _unused(path: Path) -> Path:
 
 
 def _checked(answer: Any) -> Any:
-    content = bytes(encode(answer))
+    value = {"tokens": answer.tokens.tolist()} if isinstance(answer, TokenScores) else answer
+    content = json.dumps(value).encode()
     return sqlite3.Binary(_digest(content) + content)
 
 
 def _read(value: bytes) -> Any:
-    return decode(bytes(value)[DIGEST:])
+    """An answer: (log-likelihood, greedy), a log-likelihood, or text.
+
+    Raises:
+        ValueError, RecursionError: it is none of them.
+    """
+    match json.loads(bytes(value)[DIGEST:]):
+        case [float(total), bool(greedy)]:
+            return total, greedy
+        case {"tokens": list(tokens), **rest} if not rest and all(
+            isinstance(token, float) for token in tokens
+        ):
+            return TokenScores(np.array(tokens, np.float64))
+        case float() | str() as answer:
+            return answer
+    raise ValueError("it is no answer of a model")
 
 
 def _is_text(key: Any) -> bool:
@@ -127,7 +149,10 @@ def _is_text(key: Any) -> bool:
 def _is_answer(value: Any) -> bool:
     if not isinstance(value, bytes) or _digest(value[DIGEST:]) != value[:DIGEST]:
         return False
-    answer = _read(value)
+    try:
+        answer = _read(value)
+    except (ValueError, RecursionError):
+        return False
     number = answer[0] if isinstance(answer, tuple) else answer
     return not isinstance(number, float) or math.isfinite(number)
 

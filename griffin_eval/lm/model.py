@@ -35,6 +35,7 @@ from griffin_eval.lm.guards import guard_files
 from griffin_eval.lm.load import StagedModel, load, open_state_cache, stage
 from griffin_eval.lm.processes import Group
 from griffin_eval.lm.token_scores import Record, TokenScoreFiles
+from griffin_eval.lm.token_sums import TokenScores
 from griffin_eval.lm.weights_hash import start_hashing
 from griffin_eval.sharding.launch import Launch
 from griffin_eval.states.saved_state import check_weights
@@ -483,24 +484,6 @@ class GriffinLM(TemplateLM):
         finally:
             if self.cache_hook.dbdict is not None:
                 self.cache_hook.dbdict.commit()  # answers are written by a thread
-
-
-class TokenScores(float):
-    """The log-likelihood of a text in nats.
-
-    Attributes:
-        tokens: float64, the log-likelihood of each of its tokens.
-    """
-
-    tokens: np.ndarray
-
-    def __new__(cls, tokens: np.ndarray) -> "TokenScores":
-        score = super().__new__(cls, tokens.sum())
-        score.tokens = tokens
-        return score
-
-    def __getnewargs__(self) -> tuple[Any]:
-        return (self.tokens,)
 
 
 def _scored_ids(scorable: Scorable) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import matplotlib
+
 from griffin_eval.report.charts import Chart
 from griffin_eval.report.curves import Marks, draw_controls, draw_curves, draw_over_steps
 from griffin_eval.report.heatmaps import draw_heatmaps
@@ -18,9 +20,10 @@ def draw_all(runs: list[Run], folder: Path, train_length: int | None) -> list[Ch
     """
     visible_keys = {run.config.get("model_visible_keys") for run in runs} - {None}
     marks = Marks(visible_keys.pop() if len(visible_keys) == 1 else None, train_length)
-    return [
-        *draw_controls(runs, folder),
-        *draw_heatmaps(runs, folder),
-        *draw_curves(runs, folder, marks),
-        *draw_over_steps(runs, folder),
-    ]
+    with matplotlib.rc_context({"text.parse_math": False}):  # names may hold a $
+        return [
+            *draw_controls(runs, folder),
+            *draw_heatmaps(runs, folder),
+            *draw_curves(runs, folder, marks),
+            *draw_over_steps(runs, folder),
+        ]

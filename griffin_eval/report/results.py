@@ -1,6 +1,7 @@
 """Reads what lm_eval wrote: files of results, and the samples beside them."""
 
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -202,9 +203,10 @@ def _run(file: Path, label: str, content: dict[str, Any]) -> Run:
     date = file.stem.removeprefix("results_")
     samples = {}
     for task in content["configs"]:
-        beside = file.with_name(f"samples_{task}_{date}.jsonl")
-        if beside.is_file():
-            samples[task] = beside
+        name = f"samples_{task}_{date}.jsonl"
+        beside = os.path.join(file.parent, name)
+        if os.path.basename(name) == name and os.path.isfile(beside):  # no task leads elsewhere
+            samples[task] = Path(beside)
     metadata = {
         task: dict(config.get("metadata") or {}) for task, config in content["configs"].items()
     }

@@ -17,7 +17,6 @@ import os
 import pickle
 import platform
 import shutil
-import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -75,11 +74,10 @@ class ExecutableCache:
         self._parameter_shapes = _signature(parameters)
         self._folder: Path | None = None
         self._loading: dict[str, Future[Any]] = {}
-        self._refused = False  # whether a warning has been given
         self.count = 0
         if folder is not None and devices[0].platform == "cpu":
             key = _digest(_surroundings(devices), depends_on, self._parameter_shapes)
-            if self._is_ours(folder) and self._is_ours(folder / key):
+            if kept_programs.is_ours(folder) and kept_programs.is_ours(folder / key):
                 self._folder = folder / key
                 self._preload(self._folder)
 
@@ -146,9 +144,8 @@ class ExecutableCache:
         unfinished = None
         try:
             content = pickle.dumps(serialize_executable.serialize(executable))
-            self._folder.parent.parent.mkdir(parents=True, exist_ok=True)
-            for folder in (self._folder.parent, self._folder):
-                folder.mkdir(mode=0o700, exist_ok=True)
+            for folder in (*self._folder.parents[1::-1], self._folder):
+                kept_programs.make_folder(folder)
             handle, unfinished = tempfile.mkstemp(prefix=f".{name}-", dir=self._folder)
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
@@ -162,7 +159,7 @@ class ExecutableCache:
     def _read(self, path: Path) -> Any:
         try:
             with path.open("rb") as file:
-                if not self._is_ours(path, os.fstat(file.fileno())):
+                if not kept_programs.is_ours(path, os.fstat(file.fileno())):
                     return None
                 payload, inputs, outputs = pickle.load(file)
             with contextlib.suppress(OSError):
@@ -175,23 +172,6 @@ class ExecutableCache:
         except Exception as error:  # damaged, or written by another version: it is made again
             logger.debug("%s cannot be loaded: %s", path, error)
             return None
-
-    def _is_ours(self, path: Path, found: os.stat_result | None = None) -> bool:
-        """Whether a file or folder is missing, or belongs to this user and nobody else can write
-        it. The first one of which neither is true is named in the log."""
-        try:
-            found = found or path.stat()
-        except OSError:  # which reading or writing it will name
-            return True
-        ours = found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if not ours and not self._refused:
-            self._refused = True
-            logger.warning(
-                "compiled programs in %s are not used: another user owns it or may write to it "
-                "(remove it, or chmod go-w what is yours)",
-                path,
-            )
-        return ours
 
     def _preload(self, folder: Path) -> None:
         """Starts a thread that loads the first executables of this model, and removes those of the
@@ -253,6 +233,8 @@ def cache_folder() -> Path | None:
     chosen = config.jax_compilation_cache_dir
     if chosen is None:
         folder = kept_programs.home() / "programs"
+        if not kept_programs.is_ours(folder.parent):
+            return None
         kept_programs.hold_limit([folder, folder.with_name("jax")])
         return folder
     if "://" in chosen:

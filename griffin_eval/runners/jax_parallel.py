@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from multiprocessing import connection
+from multiprocessing import AuthenticationError, connection
 from typing import Any
 
 import jax
@@ -186,7 +186,10 @@ def _listen(processes: int) -> list[connection.Connection]:
     with connection.Listener((host or socket.gethostname(), 0), authkey=key) as listener:
         address = f"{listener.address[0]}:{listener.address[1]}".encode()
         _broadcast(key + address.ljust(256 - KEY))
-        opened: list[Any] = [listener.accept() for _ in range(1, processes)]
+        opened: list[Any] = []
+        while len(opened) < processes - 1:
+            with contextlib.suppress(AuthenticationError, EOFError, ConnectionError):  # a stranger
+                opened.append(listener.accept())
     ranks: dict[int, connection.Connection] = {follower.recv(): follower for follower in opened}
     return [ranks[rank] for rank in sorted(ranks)]
 

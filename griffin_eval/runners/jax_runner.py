@@ -461,9 +461,14 @@ class JaxRunner:
 
 def keep_compilations() -> None:
     """Turns JAX's own cache of compilations on, unless the user has chosen a folder or turned it
-    off. What it holds beyond a limit is removed."""
+    off, or others may write to the folder. What it holds beyond a limit is removed."""
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         folder = kept_programs.home() / "jax"
+        if not (kept_programs.is_ours(folder.parent) and kept_programs.is_ours(folder)):
+            return
+        with contextlib.suppress(OSError):  # JAX says so when it writes
+            kept_programs.make_folder(folder.parent)
+            kept_programs.make_folder(folder)
         kept_programs.hold_limit([folder, folder.with_name("programs")])
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.02)

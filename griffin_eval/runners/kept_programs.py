@@ -2,9 +2,12 @@
 
 Evaluation keeps executables (`griffin_eval.runners.compiled_jax`), training and accelerators use
 JAX's own cache, which has no limit by itself. Both share one here.
+
+What is kept is run when it is read. So it is used only where nobody else can have written it.
 """
 
 import contextlib
+import logging
 import os
 import stat
 import time
@@ -14,6 +17,10 @@ from typing import NamedTuple
 
 LIMIT = 1 << 30  # bytes of both folders, 1 GiB
 ABANDONED = 3600  # seconds after which an unfinished file is nobody's
+
+
+logger = logging.getLogger(__name__)
+_refused: set[Path] = set()  # folders of which a warning has been given
 
 
 class _Kept(NamedTuple):
@@ -28,6 +35,41 @@ def home() -> Path:
     return Path(caches, "griffin_eval")
 
 
+def is_ours(path: Path, found: os.stat_result | None = None) -> bool:
+    """Whether a file or folder is missing, or belongs to this user and nobody else can write it.
+
+    Of each folder where that is not so one path is named in the log, once in a process.
+
+    Args:
+        path: of the file or folder.
+        found: what the system says of it, if that is known.
+    """
+    try:
+        found = found or path.stat()
+    except OSError:  # which reading or writing it will name
+        return True
+    ours = found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    folder = path if stat.S_ISDIR(found.st_mode) else path.parent
+    if not ours and folder not in _refused:
+        _refused.add(folder)
+        logger.warning(
+            "compiled programs in %s are not used: another user owns it or may write to it "
+            "(remove it, or chmod go-w what is yours)",
+            path,
+        )
+    return ours
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder into which nobody else can look, if it is missing.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def hold_limit(folders: Sequence[Path], limit: int = LIMIT) -> None:
     """Removes the files used least recently until the others take at most ``limit`` bytes.
 
@@ -38,7 +80,8 @@ def hold_limit(folders: Sequence[Path], limit: int = LIMIT) -> None:
         folders: in which all files are kept programs.
         limit: in bytes.
     """
-    kept = sorted((each for folder in folders for each in _files(folder)), reverse=True)
+    ours = filter(is_ours, folders)
+    kept = sorted((each for folder in ours for each in _files(folder)), reverse=True)
     total = 0
     for used, nbytes, path in kept:
         total += nbytes

@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import pickle
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -159,9 +160,9 @@ def load(checkpoint: Checkpoint, dtype: str, device: str | None, count: int) -> 
             f"tensor_parallel_size={count} needs as many devices, and there are "
             f"{torch.cuda.device_count()} of cuda"
         )
-    store = TCPStore("127.0.0.1", 0, count, is_master=True, wait_for_workers=False)
-    followers = [
-        subprocess.Popen([sys.executable, "-c", FOLLOWER], stdin=subprocess.PIPE)
+    store = _open_store(count)
+    followers = [  # -P: nothing is imported from the folder that the user is in
+        subprocess.Popen([sys.executable, "-P", "-c", FOLLOWER], stdin=subprocess.PIPE)
         for _ in range(1, count)
     ]
     for rank, follower in enumerate(followers, start=1):
@@ -183,6 +184,15 @@ def load(checkpoint: Checkpoint, dtype: str, device: str | None, count: int) -> 
         channel.close()
         raise
     return LeadingRunner(mine, channel)
+
+
+def _open_store(processes: int) -> TCPStore:
+    """Where the processes find each other. Only this machine can reach it: a store that opens its
+    port by itself listens to all networks."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    opened: Any = {"is_master": True, "wait_for_workers": False}
+    return TCPStore("127.0.0.1", port, processes, **opened, master_listen_fd=listener.detach())
 
 
 def _load_part(

@@ -1,5 +1,6 @@
 """Damage to a `--use_cache` file never becomes an answer, and its end never a half result."""
 
+import hashlib
 import json
 import logging
 import os
@@ -18,9 +19,10 @@ from sqlitedict import SqliteDict
 
 import griffin_eval
 from griffin_eval.errors import ArgumentError
-from griffin_eval.lm.cache_file import move_damaged_aside, use_table
-from griffin_eval.lm.model import GriffinLM, TokenScores
+from griffin_eval.lm.cache_file import DIGEST, move_damaged_aside, use_table
+from griffin_eval.lm.model import GriffinLM
 from griffin_eval.lm.results_files import whole_or_absent
+from griffin_eval.lm.token_sums import TokenScores
 
 CHECKPOINT = Path(griffin_eval.__file__).parent / "checkpoints" / "bytes_griffin"
 ANSWERS = {str(i): (-float(i), bool(i % 2)) for i in range(200)} | {
@@ -130,6 +132,37 @@ def test_an_answer_without_its_checksum_is_not_read(file):
         value = pickle.dumps((0.0, True))
         writer.execute("UPDATE 'griffin-a' SET value = ? WHERE key = '3'", [value])
     assert found(file) == {key: value for key, value in ANSWERS.items() if key != "3"}
+
+
+class Poison:
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pickle.dumps(Poison()),
+        pickle.dumps((0.0, True)),
+        b"[" * 100_000,
+        b'{"tokens": ["a"]}',
+        b'{"tokens": 3}',
+        b"[0.0, 1]",
+        b"[true, 0.0]",
+        b"7",
+        b"\xff",
+    ],
+)
+def test_nothing_in_a_foreign_file_is_run(file, content, tmp_path, monkeypatch):
+    """Anybody can compute the checksum: it shows damage, not who wrote."""
+    monkeypatch.chdir(tmp_path)
+    value = hashlib.blake2b(content, digest_size=DIGEST).digest() + content
+    with sqlite3.connect(file) as writer:
+        writer.execute("UPDATE 'griffin-a' SET value = ? WHERE key = '3'", [value])
+        writer.execute("CREATE TABLE IF NOT EXISTS unnamed (key TEXT PRIMARY KEY, value BLOB)")
+        writer.execute("INSERT OR REPLACE INTO unnamed VALUES ('3', ?)", [pickle.dumps(Poison())])
+    assert found(file) == {key: value for key, value in ANSWERS.items() if key != "3"}
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_folder_in_its_place_is_one_sentence(tmp_path):

@@ -3,12 +3,15 @@
 What happens at interpreter start is tried in fresh interpreters, the rest in this one.
 """
 
+import ast
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
 import types
+import venv
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ import griffin_eval
 from griffin_eval import _plugin
 
 FOLDER = Path(griffin_eval.__file__).parent
+ROOT = Path(__file__).resolve().parents[2]
 PTH = "griffin_eval_plugin.pth"
 
 
@@ -102,22 +106,119 @@ sys.meta_path.append(Other)
     assert python(code + KNOWN) == "True"
 
 
-@pytest.mark.parametrize(
-    "source", ["raise RuntimeError", "import nowhere", "def start(): 1 / 0", "("]
-)
-def test_broken_package_does_not_break_python(tmp_path, source):
-    package = tmp_path / "griffin_eval"
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """The interpreter of an empty virtual environment, and where its packages lie."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, symlinks=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    return folder / "bin" / "python", packages
+
+
+def start_line() -> str:
+    """The line that setup.py writes into the .pth file."""
+    tree = ast.parse((ROOT / "setup.py").read_text())
+    (line,) = (
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LINE"
+    )
+    return eval(compile(ast.Expression(line), "setup.py", "eval"))
+
+
+WHOLE = {name: (FOLDER / name).read_bytes() for name in ("__init__.py", "_plugin.py")}
+# What is in the package's folder, of which Python finds nothing else.
+BROKEN = {
+    "package deleted": {},
+    "plugin deleted": {"__init__.py": b""},
+    "plugin empty": {"__init__.py": b"", "_plugin.py": b""},
+    "plugin cut off": {"__init__.py": b"", "_plugin.py": WHOLE["_plugin.py"][:1500]},
+    "plugin of zeros": {"__init__.py": b"", "_plugin.py": bytes(4096)},
+    "plugin of other bytes": {"__init__.py": b"", "_plugin.py": b"\xff\xfe\x00garbage"},
+    "syntax error in the package": WHOLE | {"__init__.py": b"def ("},
+    "a library is missing": WHOLE | {"__init__.py": b"import nowhere"},
+    "another version's plugin": {"__init__.py": b"", "_plugin.py": b"def start(now): pass"},
+    "start fails": {"__init__.py": b"", "_plugin.py": b"def start(): 1 / 0"},
+    "imports itself for ever": {"__init__.py": b"def f(): f()\nf()"},
+    "a program of that name": {"__init__.py": b"import sys; sys.exit('usage: griffin_eval')"},
+    "folder in the plugin's place": {"__init__.py": b"", "_plugin.py/x": b""},
+    "whole, without lm_eval": WHOLE,
+}
+
+
+@pytest.mark.parametrize("files", BROKEN.values(), ids=BROKEN)
+def test_broken_installations_do_not_break_python(files, environment):
+    interpreter, packages = environment
+    (packages / PTH).write_text(start_line())
+    shutil.rmtree(packages / "griffin_eval", ignore_errors=True)
+    for name, content in files.items():
+        path = packages / "griffin_eval" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    assert starts(interpreter)
+
+
+@pytest.mark.parametrize("damage", ["stale bytecode", "link to nothing", "unreadable", "twice"])
+def test_damaged_files_do_not_break_python(damage, environment):
+    interpreter, packages = environment
+    (packages / PTH).write_text(start_line() * (2 if damage == "twice" else 1))
+    package = packages / "griffin_eval"
+    shutil.rmtree(package, ignore_errors=True)
     package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "_plugin.py").write_text(source)
-    assert python("print('up')", PYTHONPATH=str(tmp_path)) == "up"
+    for name, content in WHOLE.items():
+        (package / name).write_bytes(content)
+    if damage == "stale bytecode":
+        assert starts(interpreter, PYTHONDONTWRITEBYTECODE="")
+        for file in (package / "__pycache__").glob("*.pyc"):
+            file.write_bytes(file.read_bytes()[:40])
+    elif damage == "link to nothing":
+        (package / "_plugin.py").unlink()
+        (package / "_plugin.py").symlink_to("nowhere.py")
+    elif damage == "unreadable":
+        (package / "_plugin.py").chmod(0)  # root reads it none the less
+    assert starts(interpreter)
 
 
-def test_missing_package_does_not_break_python(tmp_path):
-    installed = importlib.metadata.distribution("griffin-eval").locate_file(PTH)
-    shutil.copy(str(installed), tmp_path)
-    code = f"import site; site.addsitedir({str(tmp_path)!r}); import sys"
-    assert python(code + "; print('griffin_eval' in sys.modules)", "-S") == "False"
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"HOME": "/nonexistent", "XDG_CACHE_HOME": "/proc/nowhere"},
+        {"PYTHONPATH": f"/nonexistent::{os.devnull}:.:/proc/self/mem"},
+        {"PYTHONWARNINGS": "error", "PYTHONDEVMODE": "1"},
+        {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1", "PYTHONOPTIMIZE": "2"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"},
+    ],
+    ids=lambda variables: next(iter(variables)),
+)
+def test_odd_surroundings_do_not_break_python(variables, environment):
+    interpreter, packages = environment
+    (packages / PTH).write_text(start_line())
+    for name, content in WHOLE.items():
+        (packages / "griffin_eval").mkdir(exist_ok=True)
+        (packages / "griffin_eval" / name).write_bytes(content)
+    assert starts(interpreter, **variables)
+
+
+def test_what_the_start_costs_is_printed():
+    program = ROOT / "tests" / "reliability" / "startup.py"
+    done = subprocess.run(
+        [sys.executable, program, "--starts", "2"], capture_output=True, text=True, check=True
+    )
+    assert re.search(r"start-up file: \d+ µs at the median of 2 starts", done.stdout)
+
+
+def starts(interpreter: Path, **env: str) -> bool:
+    """Whether an interpreter starts, says nothing by itself and ends well."""
+    kept = {name: each for name, each in os.environ.items() if not name.startswith("PYTHON")}
+    run = subprocess.run(
+        [interpreter, "-c", "import json; print('up')"],
+        env=kept | {"PYTHONDONTWRITEBYTECODE": "1"} | env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "up\n", "")
+    return True
 
 
 def test_failing_hook_is_said_not_raised():

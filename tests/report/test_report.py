@@ -4,7 +4,8 @@ import csv
 import json
 import math
 import re
-from html import escape
+from html import escape, unescape
+from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -421,3 +422,43 @@ def test_what_cannot_be_judged_is_refused(tmp_path):
     assert "found 3 files" in sentence(report(new, bare, "--against", old, "-o", out))
     assert "--against" in sentence(report(new, "-o", out, "--detect", "0.1"))
     assert not out.exists()
+
+
+EVIL = "--><script>alert('x')</script><img src=x onerror=y>[/red]$\\frac${{ 7 * 7 }}/../../../out"
+
+
+def test_names_from_results_are_text_on_the_page_and_lead_nowhere(runs, tmp_path):
+    """Of models, tasks, metrics and arguments; the page has no element that its template lacks."""
+    hostile = []
+    for number, run in enumerate(runs):
+        content = result_file(run).read_text()
+        content = content.replace("griffin_phonebook", json.dumps(EVIL)[1:-1])
+        parsed = json.loads(content)
+        parsed["config"]["model"] = EVIL
+        parsed["config"]["model_args"]["pretrained"] = f"javascript:{number}{EVIL}"
+        (tmp_path / str(number)).mkdir()
+        hostile.append(tmp_path / str(number) / result_file(run).name)
+        hostile[-1].write_text(json.dumps(parsed))
+    output = tmp_path / "in" / "in" / "report"
+    done = report(*hostile, "--output", output)
+    assert done.exit_code == 0, done.exception
+    page = (output / "report.html").read_text()
+    found: set[str] = set()
+
+    class Elements(HTMLParser):
+        def handle_starttag(self, tag, attrs):
+            found.add(tag)
+            assert not [name for name, value in attrs if name.startswith("on")]
+            links = [value for name, value in attrs if name in ("href", "xlink:href", "src")]
+            assert all(link.startswith("#") for link in links)
+
+    Elements().feed(page)
+    assert "svg" in found and not found & {"script", "img", "a", "iframe", "object", "base", "link"}
+    assert EVIL in unescape(page)
+    outside = [path for path in tmp_path.rglob("*") if not path.is_relative_to(output)]
+    assert set(outside) == {
+        *hostile,
+        *(path.parent for path in hostile),
+        output.parent,
+        output.parent.parent,
+    }

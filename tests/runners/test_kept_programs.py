@@ -1,5 +1,6 @@
 """The folder of compiled programs has a limit, which evaluation and training share."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -41,6 +42,46 @@ def test_links_are_not_followed(tmp_path):
     (tmp_path / "jax" / "folder").symlink_to(mine.parent)
     kept_programs.hold_limit([tmp_path / "jax"], 0)
     assert mine.exists()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o707])
+def test_nothing_is_removed_from_a_folder_of_others(mode, tmp_path, caplog):
+    file = make(tmp_path / "jax", "a", 4, 9)
+    file.parent.chmod(mode)
+    with caplog.at_level(logging.WARNING, "griffin_eval"):
+        kept_programs.hold_limit([file.parent], 0)
+        kept_programs.hold_limit([file.parent], 0)
+    assert file.exists()
+    (record,) = caplog.records
+    assert f"in {file.parent} are not used: another user owns it" in record.message
+
+
+KEEPS = """
+import jax
+from griffin_eval.runners.jax_runner import keep_compilations
+keep_compilations()
+print(jax.config.jax_compilation_cache_dir)
+"""
+
+
+@pytest.mark.parametrize("folder", ["", "griffin_eval", "griffin_eval/jax"])
+def test_jax_keeps_nothing_where_others_may_write(folder, tmp_path):
+    """Machine code of JAX's own cache is run as it is found. A missing folder is made private."""
+    made = tmp_path / "griffin_eval" / "jax"
+    if folder:
+        made.mkdir(parents=True)
+        (tmp_path / folder).chmod(0o777)
+    done = subprocess.run(
+        [sys.executable, "-c", KEEPS],
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == ("None" if folder else str(made))
+    assert ("are not used" in done.stderr) == bool(folder)
+    if not folder:
+        assert {path.stat().st_mode & 0o777 for path in (made, made.parent)} == {0o700}
 
 
 @pytest.mark.slow

@@ -289,6 +289,28 @@ def test_a_chat_prompt_has_exactly_one_bos(either):
     assert encode_with_bos(either, prompt, True).count(2) == 1
 
 
+@pytest.mark.parametrize("kind", ["gemma", "bpe"])
+def test_templates_reach_nothing_and_their_failures_are_one_sentence(kind, request, tmp_path):
+    ran = tmp_path / "ran"
+    shutil.copytree(request.getfixturevalue(kind)[0], folder := tmp_path / "model")
+    for template in (
+        f"{{{{ cycler.__init__.__globals__.os.mkdir('{ran}') }}}}",
+        f"{{{{ lipsum.__globals__['os'].mkdir('{ran}') }}}}",
+        f"{{{{ ''.__class__.__mro__[1].__subclasses__()[0].mkdir('{ran}') }}}}",
+        "{{ messages.append(1) }}",
+        "{% include '/etc/hostname' %}",
+        "{{ 1 // 0 }}",
+        "{{ 'a' + 1 }}",
+        "{{ range(10**9) | list }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ 'a'",
+    ):
+        (folder / "chat_template.jinja").write_text(template)
+        with pytest.raises(CheckpointError, match="the chat template refuses the messages"):
+            load_tokenizer(folder).apply_chat_template(CHAT, add_generation_prompt=True)
+    assert not ran.exists()
+
+
 def test_default_add_bos(either, tmp_path, caplog):
     assert default_add_bos(either, RECURRENTGEMMA)
     assert default_add_bos(either, GRIFFIN)
