@@ -19,6 +19,8 @@ class Overrides:
         visible_keys, embedding_scale, logits_soft_cap: fields of the config.
         names: TOML file that maps the names of the tensors; see
             `griffin_eval.converters.naming.user_table`.
+        adapters: folders of adapters that are merged into the weights, each with its weight; see
+            `griffin_eval.converters.adapters`.
     """
 
     preset: str | None = None
@@ -27,6 +29,7 @@ class Overrides:
     embedding_scale: bool | None = None
     logits_soft_cap: float | None = None
     names: str | Path | None = None
+    adapters: tuple[tuple[Path, float], ...] = ()
 
     @property
     def fields(self) -> dict[str, Any]:

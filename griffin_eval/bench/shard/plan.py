@@ -66,7 +66,7 @@ def _training_needs(
     config, specs = split.config, list(param_specs(split.config).values())
     whole = "gradients of what is whole"
     for spec in specs if data > 1 else []:
-        tied = spec.name.endswith("embed_tokens.weight")
+        tied = config.tie_embeddings and spec.name.endswith("embed_tokens.weight")
         if DATA in split.axes_in_training(spec, data):
             # Sums are kept with the biases that are added to them.
             times = 1 if spec.name.endswith(".bias") and spec.axes == ("width",) else 2
