@@ -222,12 +222,12 @@ class _Parameter:
         import numpy as np
 
         rows = self.spec.shape[0]  # fewer than the source has where the vocabulary is cut
-        stored, seen = hashlib.sha256(), None
-        if self._recorded and self._changes:
+        stored = hashlib.sha256()
 
-            def seen(piece: "np.ndarray") -> None:
-                stored.update(bytes_of(piece))
+        def hash_stored(piece: "np.ndarray") -> None:
+            stored.update(bytes_of(piece))
 
+        seen = hash_stored if self._recorded and self._changes else None
         for whole in self._read(self.spec.name, self.piece, self._check, seen):
             piece, rows = whole[: max(rows, 0)], rows - len(whole)
             del whole

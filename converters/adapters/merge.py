@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _ROWS = 128  # of a product that are computed together, wherever a piece begins or ends
-_LARGEST_FLOAT16 = 65504.0
+_LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38, "float64": 1.797e308}
 
 Pieces = Iterator["np.ndarray"]
 
@@ -191,19 +191,26 @@ def merged(
     for piece in stored():
         values = piece.astype(wide)
         for step in steps:
-            step(values, start)
+            with np.errstate(over="ignore", invalid="ignore"):  # said below, with the name
+                step(values, start)
         if magnitudes is not None:
             values *= magnitudes
-        with np.errstate(over="ignore"):  # said below, with the name
-            result = values.astype(into, copy=False)
-        if dtype == "float16" and (np.abs(values) > _LARGEST_FLOAT16).any():
-            raise CheckpointError(
-                f"{spec.name}: the sum with the adapter does not fit into float16: convert the "
-                "base to float32 or bfloat16 first"
-            )
+        _check_range(spec.name, values, piece, dtype)
+        result = values.astype(into, copy=False)
         start += len(piece)
         del piece, values
         yield result
+
+
+def _check_range(name: str, values: "np.ndarray", piece: "np.ndarray", dtype: str) -> None:
+    """Refuses sums that a dtype cannot hold, unless the base's own values are not finite."""
+    import numpy as np
+
+    if not values.size:
+        return
+    largest = max(values.max(), -values.min())  # NaN if one of them is
+    if not largest <= _LARGEST[dtype] and np.isfinite(piece).all():
+        raise CheckpointError(f"{name}: the sum with the adapter does not fit into {dtype}")
 
 
 def merging_bytes(spec: ParamSpec, dtype: str, changes: Sequence[Change], piece: int) -> int:
