@@ -10,6 +10,7 @@ import torch
 from adapters import LINEAR, load_adapted, load_base, logits, peft, write_adapter, write_base
 from parity import BASE, relative_error, tokens
 from safetensors.torch import load_file, save_file
+from slow import fast
 from typer.testing import CliRunner
 
 from griffin_eval.cli.main import app
@@ -131,7 +132,7 @@ def merged_state(base, adapter, dtype="auto"):
     return {name: value.detach() for name, value in model.named_parameters()}
 
 
-@pytest.mark.parametrize("kind", MERGED_BY_PEFT)
+@pytest.mark.parametrize("kind", fast(["lora", "dora", "patterns", "gates"], MERGED_BY_PEFT))
 def test_weights_are_those_that_peft_merges(base, adapters, kind):
     checkpoint, expected = open_with(base, adapters(kind)), merged_state(base, adapters(kind))
     assert checkpoint.dtypes.keys() == expected.keys()
@@ -207,7 +208,7 @@ def test_damage_of_the_base_is_found_while_merging(base, adapters, tmp_path):
             convert_checkpoint(plan, tmp_path / kind)
 
 
-@pytest.mark.parametrize("kind", sorted(UNTYING))
+@pytest.mark.parametrize("kind", fast(["embedding", "saved head"], sorted(UNTYING)))
 def test_an_untied_head_is_written_where_it_can_be(base, adapters, kind, tmp_path):
     adapted = open_with(base, adapters(kind))
     for target in ("hf", "griffin", "griffin-orbax"):
