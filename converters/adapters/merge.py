@@ -7,7 +7,7 @@ to the dtype that W is stored in once, at the end.
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.adapters.adapter import Adapter
@@ -21,10 +21,15 @@ from griffin_eval.layout import ParamSpec
 if TYPE_CHECKING:
     import numpy as np
 
-_ROWS = 128  # of a product that are computed together, wherever a piece begins or ends
+_TOGETHER = 1 << 18  # elements that are changed at a time, few enough to stay in the cache
+_TILE_ROWS = 16
+_TILE_WORK = 1 << 18  # multiplications in a product, up to which OpenBLAS has no use for threads
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38, "float64": 1.797e308}
 
 Pieces = Iterator["np.ndarray"]
+# Changes rows in place: their array, the number of the first one, and the numbers of the group that
+# they are of.
+Step = Callable[["np.ndarray", int, slice], None]
 
 
 class Merge(NamedTuple):
@@ -187,19 +192,54 @@ def merged(
         yield from stored()
         return
     magnitudes = _column_factors(spec, changes, steps, stored, wide)
-    start = 0
-    for piece in stored():
-        values = piece.astype(wide)
-        for step in steps:
-            with np.errstate(over="ignore", invalid="ignore"):  # said below, with the name
-                step(values, start)
-        if magnitudes is not None:
-            values *= magnitudes
-        _check_range(spec.name, values, piece, dtype)
-        result = values.astype(into, copy=False)
-        start += len(piece)
+    for start, piece in _numbered(stored()):
+        result = np.empty_like(piece)
+        for rows, values in _changed(piece, start, spec, steps, wide):
+            if magnitudes is not None:
+                values *= magnitudes
+            _check_range(spec.name, values, piece[rows], dtype)
+            result[rows] = values
         del piece, values
         yield result
+
+
+def _numbered(pieces: Pieces) -> Iterator[tuple[int, "np.ndarray"]]:
+    """Pieces, each with the number of its first row."""
+    start = 0
+    for piece in pieces:
+        yield start, piece
+        start += len(piece)
+
+
+def _changed(
+    piece: "np.ndarray", start: int, spec: ParamSpec, steps: Sequence[Step], wide: str
+) -> Iterator[tuple[slice, "np.ndarray"]]:
+    """Rows of a piece after all steps, in a buffer that is used again.
+
+    Which rows are changed together depends on the parameter alone, and a product is computed for
+    all of them even if some are not asked for: so no bit depends on the size of pieces.
+
+    Args:
+        piece: rows of the base's parameter.
+        start: number of the first one.
+        spec: of the parameter.
+        steps: what is done to them, in order.
+        wide: dtype to compute in.
+    """
+    import numpy as np
+
+    group = max(1, _TOGETHER * spec.shape[0] // spec.size)
+    buffer = np.empty((min(group, len(piece)), *piece.shape[1:]), wide)
+    stop = start + len(piece)
+    for first in range(start // group * group, stop, group):
+        begin, end = max(start, first), min(stop, first + group)
+        rows = slice(begin - start, end - start)
+        values = buffer[: end - begin]
+        values[...] = piece[rows]
+        with np.errstate(over="ignore", invalid="ignore"):  # said later, with the name
+            for step in steps:
+                step(values, begin, slice(first, min(first + group, spec.shape[0])))
+        yield rows, values
 
 
 def _check_range(name: str, values: "np.ndarray", piece: "np.ndarray", dtype: str) -> None:
@@ -229,9 +269,8 @@ def merging_bytes(spec: ParamSpec, dtype: str, changes: Sequence[Change], piece:
         for name in names:
             tensor = change.adapter.container.tensors[name]
             factors += 2 * wide * (tensor.nbytes // ITEM_BYTES[tensor.dtype])
-    elements = min(piece // ITEM_BYTES[dtype], spec.size)
-    rows = _ROWS * (spec.size // spec.shape[0])
-    return factors + wide * (2 * elements + rows) + 2 * elements * ITEM_BYTES[dtype]
+    group = max(_TOGETHER, spec.size // spec.shape[0])
+    return factors + 3 * wide * group + min(piece, spec.size * ITEM_BYTES[dtype])
 
 
 def _replaced(change: Change, dtype: "np.dtype", nbytes: int) -> Callable[[], Pieces]:
@@ -251,15 +290,15 @@ def _replaced(change: Change, dtype: "np.dtype", nbytes: int) -> Callable[[], Pi
     return read
 
 
-def _step(change: Change, spec: ParamSpec, wide: str) -> Callable[["np.ndarray", int], None] | None:
-    """A function that changes rows of a parameter, given as an array and the first one's number."""
+def _step(change: Change, spec: ParamSpec, wide: str) -> Step | None:
+    """What a change does to rows of a parameter, but to replace all; None for nothing else."""
     import numpy as np
 
     scale = np.dtype(wide).type(change.scale)
     if change.added is not None:
         bias = change.adapter.array(change.added, wide)
 
-        def add(values: np.ndarray, start: int) -> None:
+        def add(values: np.ndarray, start: int, group: slice) -> None:
             values += scale * bias[start : start + len(values)]
 
         return add
@@ -267,7 +306,7 @@ def _step(change: Change, spec: ParamSpec, wide: str) -> Callable[["np.ndarray",
         rows = change.adapter.array(change.tokens, wide)
         ids = np.array(change.ids, np.int64)
 
-        def put(values: np.ndarray, start: int) -> None:
+        def put(values: np.ndarray, start: int, group: slice) -> None:
             here = (ids >= start) & (ids < start + len(values))
             values[ids[here] - start] = rows[here]
 
@@ -279,8 +318,15 @@ def _step(change: Change, spec: ParamSpec, wide: str) -> Callable[["np.ndarray",
     if change.magnitude is not None and not change.rows:
         by_row = change.adapter.array(change.magnitude, wide)
 
-    def add_product(values: np.ndarray, start: int) -> None:
-        _add_product(values, left, right, scale, start)
+    def add_product(values: np.ndarray, start: int, group: slice) -> None:
+        product = np.empty((group.stop - group.start, *spec.shape[1:]), wide)
+        if left.ndim == 2:
+            _multiply(left[group], right, product)
+        else:
+            for matrices in zip(left[group], right[group], product, strict=True):
+                _multiply(*matrices)
+        product *= scale
+        values += product[start - group.start :][: len(values)]
         if by_row is not None:
             norms = np.sqrt(np.einsum("ij,ij->i", values, values))
             _check_norms(change, norms)
@@ -306,26 +352,22 @@ def _factors(
     return b, a
 
 
-def _add_product(
-    values: "np.ndarray", left: "np.ndarray", right: "np.ndarray", scale: Any, start: int
-) -> None:
-    """Adds rows of a product. The rows are computed in the same groups whatever is asked for, so
-    that no bit depends on the size of pieces."""
-    if left.ndim == 3:
-        values += (left[start : start + len(values)] @ right[start : start + len(values)]) * scale
-        return
-    stop = start + len(values)
-    for first in range(start // _ROWS * _ROWS, stop, _ROWS):
-        product = left[first : first + _ROWS] @ right
-        product *= scale
-        begin, end = max(start, first), min(stop, first + _ROWS)
-        values[begin - start : end - start] += product[begin - first : end - first]
+def _multiply(left: "np.ndarray", right: "np.ndarray", out: "np.ndarray") -> None:
+    """The product of two matrices, in tiles that OpenBLAS gives to one thread each: several would
+    wait for each other, and for other workers, longer than they compute."""
+    import numpy as np
+
+    columns = max(1, _TILE_WORK // (_TILE_ROWS * max(1, left.shape[1])))
+    for i in range(0, len(left), _TILE_ROWS):
+        for j in range(0, right.shape[1], columns):
+            rows, tile = slice(i, i + _TILE_ROWS), slice(j, j + columns)
+            np.matmul(left[rows], right[:, tile], out=out[rows, tile])
 
 
 def _column_factors(
     spec: ParamSpec,
     changes: Sequence[Change],
-    steps: Sequence[Callable[["np.ndarray", int], None]],
+    steps: Sequence[Step],
     stored: Callable[[], Pieces],
     wide: str,
 ) -> "np.ndarray | None":
@@ -336,13 +378,10 @@ def _column_factors(
     if change is None:
         return None
     assert change.magnitude is not None
-    squares, start = np.zeros(spec.shape[1]), 0
-    for piece in stored():
-        values = piece.astype(wide)
-        for step in steps:
-            step(values, start)
-        squares += np.einsum("ij,ij->j", values, values, dtype=np.float64)
-        start += len(piece)
+    squares = np.zeros(spec.shape[1])
+    for start, piece in _numbered(stored()):
+        for _, values in _changed(piece, start, spec, steps, wide):
+            squares += np.einsum("ij,ij->j", values, values, dtype=np.float64)
     norms = np.sqrt(squares).astype(wide)
     _check_norms(change, norms)
     return change.adapter.array(change.magnitude, wide) / norms
