@@ -3,22 +3,27 @@
 import logging
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.adapters.adapter import Adapter
+from griffin_eval.converters.adapters.changes import Change
+from griffin_eval.converters.adapters.merge import holds, merged, merging_bytes, plan_merge
 from griffin_eval.converters.arrays.chunk_sums import ChunkSums
+from griffin_eval.converters.arrays.dtypes import numpy_dtype
 from griffin_eval.converters.arrays.grid import Region
 from griffin_eval.converters.arrays.pieces import CHUNK_BYTES, bytes_of, chunks, drop_pages
 from griffin_eval.converters.arrays.torch import torch_tensor
 from griffin_eval.converters.formats import Format
 from griffin_eval.converters.inspection import inspect
 from griffin_eval.converters.naming.ops import SAME
-from griffin_eval.converters.naming.tables import Binding
+from griffin_eval.converters.naming.tables import EMBEDDING, HEAD, Binding
 from griffin_eval.converters.output.manifest import MANIFEST_FILE, recorded
 from griffin_eval.converters.overrides import NO_OVERRIDES, Overrides
 from griffin_eval.errors import CheckpointError
+from griffin_eval.layout import param_specs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpoint:
-    """A checkpoint whose tensors are exactly those its config asks for.
+    """A checkpoint whose tensors are exactly those its config asks for, once adapters are merged.
 
     Attributes:
         inspection: everything that is known of it without reading tensors.
@@ -43,6 +48,9 @@ class Checkpoint:
         shapes: the shape of each parameter, by canonical name.
         dtypes: the dtype that each parameter is stored in, by canonical name, such as
             ``bfloat16``.
+        homes: the tensor that holds each parameter, by canonical name, and its number among the
+            parameters in it.
+        adapters: those that are merged while parameters are read.
 
     Args:
         path: folder, or file of a ``.pt``.
@@ -65,40 +73,112 @@ class Checkpoint:
             raise CheckpointError("; ".join(refusals))
         self.format: Format = inspection.format
         self.config: GriffinConfig = inspection.config
-        self._homes = {
+        self.homes: dict[str, tuple[Binding, int]] = {
             spec.name: (binding, part)
             for binding in inspection.bindings
             for part, spec in enumerate(binding.canonical)
         }
-        self.shapes = {
-            name: binding.canonical[part].shape for name, (binding, part) in self._homes.items()
-        }
         self.dtypes = {
             name: self.container.tensors[binding.foreign].dtype
-            for name, (binding, _) in self._homes.items()
+            for name, (binding, _) in self.homes.items()
         }
         self._shared: tuple[Binding, Callable[[Binding], np.ndarray], np.ndarray] | None = None
         self._sharing, self._slicing = threading.Lock(), threading.Lock()
         self.parts_read = self.parts_checked = 0
         self.check_parts = overrides.check_parts
         self._manifest: dict[str, dict[str, Any]] | None = None
+        self.adapters: list[Adapter] = []
+        self._changes: Mapping[str, Sequence[Change]] = {}
+        if overrides.adapters:
+            self._merge(overrides.adapters)
+        self.shapes = {name: spec.shape for name, spec in param_specs(self.config).items()}
+
+    def _merge(self, adapters: Sequence[tuple[Path, float]]) -> None:
+        """Prepares the merging of adapters."""
+
+        def equal(name: str, change: Change) -> bool:
+            return holds(self.stored_pieces(name, check=False), self.dtypes[name], change)
+
+        self.adapters = [Adapter(folder, weight) for folder, weight in adapters]
+        merge = plan_merge(self.adapters, self.config, equal)
+        if HEAD in param_specs(merge.config) and HEAD not in self.homes:
+            self.homes[HEAD], self.dtypes[HEAD] = self.homes[EMBEDDING], self.dtypes[EMBEDDING]
+        self.config, self._changes = merge.config, merge.changes
 
     @property
     def dtype(self) -> str:
         """The dtype that the embedding is stored in."""
-        return self.dtypes["model.embed_tokens.weight"]
+        return self.dtypes[EMBEDDING]
 
     def numpy(self, name: str) -> "np.ndarray":
         """A parameter by canonical name, in canonical layout: a view of what was read or mapped."""
-        return self._canonical(name, self._read)
+        if name not in self._changes:
+            return self._canonical(name, self._read)
+        import numpy as np
+
+        out = np.empty(param_specs(self.config)[name].shape, numpy_dtype(self.dtypes[name]))
+        start = 0
+        for piece in self.pieces(name, check=False):
+            out[start : start + len(piece)] = piece
+            start += len(piece)
+        return out
 
     def pieces(
-        self, name: str, nbytes: int = CHUNK_BYTES, check: bool = True
+        self,
+        name: str,
+        nbytes: int = CHUNK_BYTES,
+        check: bool = True,
+        seen: "Callable[[np.ndarray], None] | None" = None,
     ) -> Iterator["np.ndarray"]:
         """A parameter in contiguous pieces of its leading axis, of about ``nbytes`` bytes.
 
         They are read piece by piece where possible, and never mapped. Several threads may read,
         each another parameter.
+
+        Args:
+            name: canonical name.
+            nbytes: of a piece.
+            check: as of `stored_pieces`.
+            seen: called with each piece as it is stored, before adapters change it.
+
+        Raises:
+            CheckpointError: as of `stored_pieces`; an adapter cannot be merged.
+        """
+        unread = True  # what is read twice is seen once
+
+        def stored() -> Iterator["np.ndarray"]:
+            nonlocal unread
+            first, unread = unread, False
+            for piece in self.stored_pieces(name, nbytes, check and first):
+                if first and seen is not None:
+                    seen(piece)
+                yield piece
+
+        changes = self._changes.get(name)
+        if changes is None:
+            yield from stored()
+            return
+        spec = param_specs(self.config)[name]
+        yield from merged(spec, self.dtypes[name], changes, stored, nbytes)
+        if unread and seen is not None:  # an adapter takes its place
+            for _ in stored():
+                pass
+
+    def changes(self, name: str) -> bool:
+        """Whether adapters change a parameter."""
+        return name in self._changes
+
+    def merging_bytes(self, name: str, piece: int) -> int:
+        """Bytes of memory that merging adapters into a parameter takes, with pieces of so many."""
+        if name not in self._changes:
+            return 0
+        spec = param_specs(self.config)[name]
+        return merging_bytes(spec, self.dtypes[name], self._changes[name], piece)
+
+    def stored_pieces(
+        self, name: str, nbytes: int = CHUNK_BYTES, check: bool = True
+    ) -> Iterator["np.ndarray"]:
+        """The same of the parameter as it is stored, without adapters.
 
         Args:
             name: canonical name.
@@ -110,7 +190,7 @@ class Checkpoint:
             CheckpointError: a tensor is not what its checksum says; a file has become shorter, or
                 cannot be read.
         """
-        binding, _ = self._homes[name]
+        binding, _ = self.homes[name]
         if binding.op is SAME and binding.entry is None:
             pieces = self.container.pieces(binding.foreign, nbytes)
             yield from self._checked(binding.foreign, pieces) if check else pieces
@@ -138,8 +218,8 @@ class Checkpoint:
 
         It may be written to, which never reaches the file.
         """
-        binding, _ = self._homes[name]
-        if binding.op is SAME:
+        binding, _ = self.homes[name]
+        if binding.op is SAME and name not in self._changes:
             if binding.entry is None:
                 return self.container.torch(binding.foreign).contiguous()
             if self.container.mapped:
@@ -165,7 +245,7 @@ class Checkpoint:
         self.container.close()
 
     def _canonical(self, name: str, read: "Callable[[Binding], np.ndarray]") -> "np.ndarray":
-        binding, part = self._homes[name]
+        binding, part = self.homes[name]
         if len(binding.canonical) == 1:
             return binding.op.to_canonical(read(binding))[part]
         with self._sharing:
@@ -176,7 +256,7 @@ class Checkpoint:
 
     def _check_part(self, name: str, array: "np.ndarray", part: Region) -> None:
         """Compares a part of a parameter with the manifest, as far as whole chunks lie in it."""
-        if not self.check_parts:
+        if not self.check_parts or name in self._changes:  # by an adapter
             return
         if self._manifest is None:
             self._manifest = recorded(self.folder)
@@ -226,8 +306,9 @@ class Parts:
 
     def __init__(self, checkpoint: Checkpoint, name: str):
         self._checkpoint, self._name = checkpoint, name
-        binding, _ = checkpoint._homes[name]
-        container, plain = checkpoint.container, binding.op is SAME and binding.entry is None
+        binding, _ = checkpoint.homes[name]
+        container = checkpoint.container
+        plain = binding.op is SAME and binding.entry is None and not checkpoint.changes(name)
         self._mapped = plain and container.memory_to_read(binding.foreign, None) == 0
         self._foreign = binding.foreign if plain and not self._mapped else None
         self._whole = None if self._foreign is not None else checkpoint.numpy(name)

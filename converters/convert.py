@@ -250,7 +250,8 @@ class _Parameter:
         self._check = plan.check
         self._folder, self._recorded = plan.source.folder, plan.recorded.get(spec.name)
         cut = plan.config.vocab_size != plan.source.config.vocab_size
-        self._changes = cut or dtype != self._stored  # so that what is written hashes otherwise
+        # So that what is written hashes otherwise.
+        self._changes = cut or dtype != self._stored or plan.source.changes(spec.name)
 
     def pieces(self) -> Iterator["np.ndarray"]:
         import ml_dtypes  # noqa: F401  (teaches numpy the name bfloat16)
@@ -258,9 +259,12 @@ class _Parameter:
 
         rows = self.spec.shape[0]  # fewer than the source has where the vocabulary is cut
         stored = hashlib.sha256()
-        for whole in self._read(self.spec.name, self.piece, self._check):
-            if self._recorded and self._changes:
-                stored.update(bytes_of(whole))
+
+        def hash_stored(piece: "np.ndarray") -> None:
+            stored.update(bytes_of(piece))
+
+        seen = hash_stored if self._recorded and self._changes else None
+        for whole in self._read(self.spec.name, self.piece, self._check, seen):
             piece, rows = whole[: max(rows, 0)], rows - len(whole)
             del whole
             if not len(piece):  # cut off, and read to be checked

@@ -77,6 +77,7 @@ _GLOBAL = (
 )
 _COMPLEX = ("complex_gates", lambda c: c.complex_gates, "its recurrence is real")
 _DEEPMIND = (
+    ("tie_embeddings", lambda c: not c.tie_embeddings, "its output head is the embedding"),
     _GATES,
     _GLOBAL,
     ("conv_width", lambda c: c.conv_width != 4, "its convolution has 4 taps"),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.adapters.adapter import refuse_lone_adapter
 from griffin_eval.converters.configs.from_shapes import (
     UNSEEN,
     ask_for,
@@ -23,7 +24,7 @@ from griffin_eval.converters.containers.container import Container, natural_key
 from griffin_eval.converters.containers.orbax.find import step_number
 from griffin_eval.converters.containers.registry import CONTAINERS, open_container
 from griffin_eval.converters.formats import FORMATS, Format
-from griffin_eval.converters.mismatches import compare
+from griffin_eval.converters.mismatches import compare, has_own_head
 from griffin_eval.converters.naming.ops import Shape
 from griffin_eval.converters.naming.stacks import fit_stacks, place_stacks
 from griffin_eval.converters.naming.tables import (
@@ -94,6 +95,7 @@ def inspect(path: Path, overrides: Overrides = NO_OVERRIDES) -> Inspection:
     """
     overrides.check()
     names = None if overrides.names is None else read_names(overrides.names)
+    refuse_lone_adapter(path)
     kind, container = open_container(path, overrides.item)
     known = Inspection(
         path=path,
@@ -112,6 +114,11 @@ def inspect(path: Path, overrides: Overrides = NO_OVERRIDES) -> Inspection:
         )
         stated = find_config(known, naming, overrides)
         bindings = write_out(naming.table, stated.config)
+        if stated.config.tie_embeddings and has_own_head(
+            container, naming.table, bindings, naming.ignored
+        ):
+            stated = _untied(stated)
+            bindings = write_out(naming.table, stated.config)
         known = dataclasses.replace(
             known,
             format=stated.format,
@@ -127,6 +134,14 @@ def inspect(path: Path, overrides: Overrides = NO_OVERRIDES) -> Inspection:
     except BaseException:
         container.close()
         raise
+
+
+def _untied(stated: "StatedConfig") -> "StatedConfig":
+    """The config of a model whose output head is not the embedding, whatever its files say."""
+    config = dataclasses.replace(stated.config, tie_embeddings=False)
+    return stated._replace(
+        config=config, origins={**stated.origins, "tie_embeddings": "the output head"}
+    )
 
 
 def _folder_of(path: Path) -> Path:

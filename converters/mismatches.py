@@ -59,24 +59,46 @@ def compare(
     tensors = {name: t for name, t in container.tensors.items() if name not in ignored}
     left_out, notes, problems = {}, {}, []
     head = foreign_name(table, HEAD)
-    embedding = next((b for b in bindings if b.canonical[0].name == EMBEDDING), None)
-    if head in tensors and embedding is not None and embedding.foreign in tensors:
+    if config.tie_embeddings and _stored_twice(tensors, table, bindings) is not None:
         del tensors[head]
-        (op,) = {rule.op for rule in table if rule.foreign == head}
-        if _same_bits(container, head, op, embedding):
-            notes["lm_head"] = f"{head!r} equals the embedding, and is tied to it"
-            left_out[head] = "equal to the embedding, and tied to it"
-        else:
-            problems.append(
-                f"{head!r} differs from {embedding.foreign!r}, but these models have one "
-                f"matrix for both: remove {head!r} if it is a leftover, or train with tied "
-                "embeddings"
-            )
+        notes["lm_head"] = f"{head!r} equals the embedding, and is tied to it"
+        left_out[head] = "equal to the embedding, and tied to it"
     contents = _Contents(tensors, table, bindings, config, None if names is None else names.path)
     clauses = [clause for rule in _RULES if (clause := rule(contents))]
     if names is not None:
         problems = [clause for rule in _COVERAGE if (clause := rule(contents))] + problems
     return Comparison(problems + clauses, left_out, notes)
+
+
+def has_own_head(
+    container: Container,
+    table: Sequence[NameRule],
+    bindings: Sequence[Binding],
+    ignored: Mapping[str, str],
+) -> bool:
+    """Whether a container has an output head that is not the embedding, bit for bit.
+
+    Args:
+        container, table, bindings, ignored: as of `compare`.
+    """
+    tensors = {name: t for name, t in container.tensors.items() if name not in ignored}
+    stored = _stored_twice(tensors, table, bindings)
+    if stored is None:
+        return False
+    head, embedding = stored
+    (op,) = {rule.op for rule in table if rule.foreign == head}
+    return not _same_bits(container, head, op, embedding)
+
+
+def _stored_twice(
+    tensors: Mapping[str, Tensor], table: Sequence[NameRule], bindings: Sequence[Binding]
+) -> tuple[str, Binding] | None:
+    """The name of an output head and the binding of the embedding, if both are there."""
+    head = foreign_name(table, HEAD)
+    embedding = next((b for b in bindings if b.canonical[0].name == EMBEDDING), None)
+    if head not in tensors or embedding is None or embedding.foreign not in tensors:
+        return None
+    return head, embedding
 
 
 class _Contents:

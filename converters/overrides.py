@@ -21,6 +21,8 @@ class Overrides:
             `griffin_eval.converters.naming.user_table`.
         check_parts: whether parts of tensors that are read without the rest are compared with the
             manifest, as far as whole chunks of it lie in them.
+        adapters: folders of adapters that are merged into the weights, each with its weight; see
+            `griffin_eval.converters.adapters`.
     """
 
     preset: str | None = None
@@ -30,6 +32,7 @@ class Overrides:
     logits_soft_cap: float | None = None
     names: str | Path | None = None
     check_parts: bool = True
+    adapters: tuple[tuple[Path, float], ...] = ()
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -153,6 +153,8 @@ def make_plan(
             tensors are not cut.
     """
     config, notes = source.config, dict(source.inspection.notes)
+    if source.adapters:
+        notes["adapters"] = [adapter.record() for adapter in source.adapters]
     if vocab_size is not None and vocab_size != config.vocab_size:
         if not 0 < vocab_size < config.vocab_size:
             raise ArgumentError(

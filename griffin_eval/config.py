@@ -39,6 +39,7 @@ class GriffinConfig:
         norm_eps: added to the mean square in RMSNorm.
         rope_base: longest RoPE wavelength over 2 pi.
         rope_fraction: leading part of each head that RoPE rotates.
+        tie_embeddings: the output head is the embedding; otherwise it is a matrix of its own.
 
     Raises:
         ArgumentError: naming every field with a value that is not allowed, and what was expected.
@@ -60,6 +61,7 @@ class GriffinConfig:
     norm_eps: float = 1e-6
     rope_base: float = 10_000.0
     rope_fraction: float = 0.5
+    tie_embeddings: bool = True
 
     def __post_init__(self):
         if isinstance(self.block_pattern, list):  # as JSON has it
@@ -139,6 +141,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "logits_soft_cap": _number(lambda x: x >= 0, "of at least 0"),
     "rope_fraction": _number(lambda x: 0 < x <= 1, "above 0, at most 1"),
     "complex_gates": (lambda value: isinstance(value, bool), "True or False"),
+    "tie_embeddings": (lambda value: isinstance(value, bool), "True or False"),
 }
 
 # What several fields must be together, where each is right by itself.

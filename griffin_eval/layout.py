@@ -48,12 +48,8 @@ def param_specs(config: GriffinConfig) -> dict[str, ParamSpec]:
 
 
 def parameter_count(config: GriffinConfig, *, embedding: bool = True) -> int:
-    """Number of parameters, with or without those of the (tied) embedding."""
-    return sum(
-        spec.size
-        for spec in _specs(config)
-        if embedding or not spec.name.endswith("embed_tokens.weight")
-    )
+    """Number of parameters, with or without those of the embedding and an output head."""
+    return sum(spec.size for spec in _specs(config) if embedding or "vocab" not in spec.axes)
 
 
 def _specs(c: GriffinConfig) -> Iterator[ParamSpec]:
@@ -140,6 +136,13 @@ def _specs(c: GriffinConfig) -> Iterator[ParamSpec]:
         yield from linear(f"{layer}.mlp_block.up_proj", mlp, width)
         yield from linear(f"{layer}.mlp_block.down_proj", width, mlp, scale=last)
     yield from norm("model.final_norm")
+    if not c.tie_embeddings:
+        yield ParamSpec(
+            name="lm_head.weight",
+            shape=(c.vocab_size, c.width),
+            axes=("vocab", "width"),
+            std=math.sqrt(1 / c.width),
+        )
 
 
 class ParamScope:

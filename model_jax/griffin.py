@@ -32,19 +32,26 @@ from griffin_eval.model_jax.state import (
 from griffin_eval.sharding.mesh_jax import summed
 
 
-class Embedding(nnx.Module):
-    """The embedding, which is also the output projection."""
+class Head(nnx.Module):
+    """The output projection: a vector for every token."""
+
+    def __init__(self, params: ParamScope):
+        self.weight = params("weight")
+
+    def decode(self, hidden: Float[Array, "*N W"]) -> Float[Array, "*N V"]:
+        """Products with every vector, accumulated and returned in float32 or wider."""
+        return product(hidden, self.weight[...])
+
+
+class Embedding(Head):
+    """The embedding, which is also the output projection where they are tied."""
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
+        super().__init__(params)
         self.multiplier = config.embedding_multiplier
-        self.weight = params("weight")
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T W"]:
         return summed(self.weight[...][tokens]) * self.multiplier
-
-    def decode(self, hidden: Float[Array, "*N W"]) -> Float[Array, "*N V"]:
-        """Products with every embedding, accumulated and returned in float32 or wider."""
-        return product(hidden, self.weight[...])
 
 
 class Backbone(nnx.Module):
@@ -72,7 +79,9 @@ class Griffin(nnx.Module):
 
     def __init__(self, config: GriffinConfig, make: Callable[[ParamSpec], Any]):
         self.config = config
-        self.model = Backbone(config, ParamScope(param_specs(config), make) / "model")
+        params = ParamScope(param_specs(config), make)
+        self.model = Backbone(config, params / "model")
+        self.lm_head = None if config.tie_embeddings else Head(params / "lm_head")
 
     def init_state(self, batch: int, capacity: int | None = None) -> State:
         """The state before the first token.
@@ -240,7 +249,7 @@ class Griffin(nnx.Module):
 
     def logits(self, hidden: Float[Array, "*N W"]) -> Float[Array, "*N V"]:
         """Logits of the next token in float32 or wider, soft-capped as the config says."""
-        logits = self.model.embed_tokens.decode(hidden)
+        logits = (self.lm_head or self.model.embed_tokens).decode(hidden)
         cap = self.config.logits_soft_cap
         return cap * jnp.tanh(logits / cap) if cap else logits
 

@@ -35,19 +35,15 @@ from griffin_eval.sharding.processes_torch import embedded
 LOGIT_ROWS = 16_384  # vocabulary rows widened to float32 at a time
 
 
-class Embedding(nn.Module):
-    """The embedding, which is also the output projection."""
+class Head(nn.Module):
+    """The output projection: a vector for every token."""
 
-    def __init__(self, config: GriffinConfig, params: ParamScope):
+    def __init__(self, params: ParamScope):
         super().__init__()
-        self.multiplier, self.vocab_size = config.embedding_multiplier, config.vocab_size
         self.weight = params("weight")
 
-    def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T W"]:
-        return embedded(tokens, self.weight, self.vocab_size) * self.multiplier
-
     def decode(self, hidden: Float[Tensor, "*N W"]) -> Float[Tensor, "*N V"]:
-        """Products with every embedding, accumulated and returned in float32 or wider."""
+        """Products with every vector, accumulated and returned in float32 or wider."""
         if at_least_float32(hidden) is hidden:
             return linear(hidden, self.weight)
         if (logits := product(hidden, self.weight)) is not None:
@@ -55,6 +51,17 @@ class Embedding(nn.Module):
         rows = self.weight.split(LOGIT_ROWS)
         hidden = at_least_float32(hidden)
         return torch.cat([F.linear(hidden, at_least_float32(w)) for w in rows], -1)
+
+
+class Embedding(Head):
+    """The embedding, which is also the output projection where they are tied."""
+
+    def __init__(self, config: GriffinConfig, params: ParamScope):
+        super().__init__(params)
+        self.multiplier, self.vocab_size = config.embedding_multiplier, config.vocab_size
+
+    def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T W"]:
+        return embedded(tokens, self.weight, self.vocab_size) * self.multiplier
 
 
 class Backbone(nn.Module):
@@ -82,7 +89,9 @@ class Griffin(nn.Module):
     def __init__(self, config: GriffinConfig, make: Callable[[ParamSpec], Any]):
         super().__init__()
         self.config = config
-        self.model = Backbone(config, ParamScope(param_specs(config), make) / "model")
+        params = ParamScope(param_specs(config), make)
+        self.model = Backbone(config, params / "model")
+        self.lm_head = None if config.tie_embeddings else Head(params / "lm_head")
 
     def init_state(self, batch: int, capacity: int | None = None) -> State:
         """The state before the first token.
@@ -251,7 +260,7 @@ class Griffin(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "*N W"]) -> Float[Tensor, "*N V"]:
         """Logits of the next token in float32 or wider, soft-capped as the config says."""
-        logits = self.model.embed_tokens.decode(hidden)
+        logits = (self.lm_head or self.model.embed_tokens).decode(hidden)
         cap = self.config.logits_soft_cap
         if cap and not logits.requires_grad:  # a copy of them all would cost more than the products
             return logits.div_(cap).tanh_().mul_(cap)

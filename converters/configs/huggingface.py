@@ -32,7 +32,6 @@ _BLOCK_NAMES = {ours: theirs for theirs, ours in _BLOCKS.items()}
 _FIXED = {
     "hidden_activation": ("gelu_pytorch_tanh", "the models have no other activation"),
     "attention_bias": (False, "queries, keys and values have no bias"),
-    "tie_word_embeddings": (True, "the output head is the embedding"),
     # An older key, that transformers reads no more: it scales whatever this says.
     "embeddings_scale_by_sqrt_dim": (True, "transformers scales embeddings all the same"),
 }
@@ -101,6 +100,9 @@ def to_griffin_config(raw: dict[str, Any], *, source: str) -> GriffinConfig:
         found = raw.get(key, value)
         if type(found) is not type(value) or found != value:
             problems.append(f"{key} must be {value!r}, found {brief(found)} ({reason})")
+    fields["tie_embeddings"] = tied = raw.get("tie_word_embeddings", True)
+    if not isinstance(tied, bool):
+        problems.append(f"tie_word_embeddings must be true or false, found {brief(tied)}")
     # Keys that transformers computes, or knows under another name; where present, they win there.
     for key, field, expected in (
         ("head_dim", "hidden_size / num_attention_heads", width // heads),
@@ -134,6 +136,7 @@ def stated_fields(raw: dict[str, Any]) -> set[str]:
         "lru_width": ("lru_width", "hidden_size"),
         "gate_blocks": ("num_attention_heads",),
         "complex_gates": ("model_type",),  # whose recurrence is real
+        "tie_embeddings": ("tie_word_embeddings",),
         "block_pattern": ("block_types", "_block_types"),
         "rope_base": ("rope_theta",),
         "rope_fraction": ("partial_rotary_factor",),
@@ -161,6 +164,7 @@ def to_huggingface(config: GriffinConfig) -> dict[str, Any]:
         "intermediate_size": 2 * config.mlp_width,
         "lru_width": config.lru_width,
         "head_dim": config.head_dim,
+        "tie_word_embeddings": config.tie_embeddings,
         "num_key_value_heads": 1,  # absent, it would mean num_attention_heads
         "block_types": [_BLOCK_NAMES[block] for block in config.block_pattern],
         **rope,

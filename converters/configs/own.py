@@ -9,7 +9,10 @@ from griffin_eval.converters.formats import Format
 from griffin_eval.errors import CheckpointError
 
 MODEL_TYPE = "griffin"  # of a config.json that holds the fields of GriffinConfig themselves
-_ADDED = ("complex_gates",)  # older files lack these fields, and mean their defaults
+_ADDED = (
+    "complex_gates",
+    "tie_embeddings",
+)  # older files lack these fields, and mean their defaults
 
 
 def read_own_config(raw: dict[str, Any], source: str) -> GriffinConfig:

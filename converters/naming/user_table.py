@@ -35,8 +35,8 @@ a layer in both::
 A ``stack`` has one axis more, the first one, along which layers lie: ``"2::3"`` means layer 2 and
 every third one after it, as many as the tensor has; ``"2:24:3"`` ends before layer 24; a list says
 each. Layers that are not in the stack have rows of their own, with their numbers written out:
-``canonical = "model.layers.24.…"``. A separate output head is ``canonical = "lm_head.weight"``: it
-must equal the embedding. What a row names is never ignored.
+``canonical = "model.layers.24.…"``. A separate output head is ``canonical = "lm_head.weight"``.
+What a row names is never ignored.
 """
 
 import fnmatch

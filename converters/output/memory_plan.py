@@ -70,7 +70,7 @@ def choose_buffering(plan: "Plan", max_memory: int | None) -> tuple[Buffering, N
 def memory_needed(plan: "Plan", buffering: Buffering) -> Need:
     """The memory of a conversion: for the largest tensors held at a time, and for libraries."""
     bindings = plan.source.inspection.bindings
-    homes = {spec.name: binding for binding in bindings for spec in binding.canonical}
+    homes = {name: binding for name, (binding, _) in plan.source.homes.items()}
     # A tensor of several parameters is read once, and kept until the next such one is read.
     kept = [binding for binding in bindings if len(binding.canonical) > 1]
     shared = max((_read(plan.source, b, None) for b in kept), default=0)
@@ -108,6 +108,7 @@ def _held(
             piece += count * (ITEM_BYTES[write.dtype] + 3)
         elif stored != "bfloat16":
             piece += count * 2
+        piece += source.merging_bytes(spec.name, buffering.piece)
         reading = max(reading, whole if len(home.canonical) > 1 else whole + shared)
         pieces = max(pieces, _KEPT * piece)
     if write.binding.op is SAME:

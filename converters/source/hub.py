@@ -48,6 +48,24 @@ def download(repository: str, revision: str | None = None, subfolder: str | None
     raise CheckpointError(f"{what} could not be downloaded: {reason}")
 
 
+def download_files(repository: str, revision: str | None, names: Collection[str]) -> Path:
+    """A folder with files of the root of a repository, downloaded if they are not in the cache.
+
+    Args:
+        repository: a hub id, ``organisation/name``.
+        revision: branch, tag or commit; by default the repository's default branch.
+        names: of the files, as far as they are there.
+
+    Raises:
+        CheckpointError: a download that failed, with what to do.
+    """
+    try:
+        return _fetch(repository, revision, names)
+    except Exception as error:  # as of `download`
+        reason = _reason(error)
+    raise CheckpointError(f"{repository} could not be downloaded: {reason}")
+
+
 def choose(files: Iterable[str], within: str, what: str) -> tuple[str, list[str]]:
     """Decides which files of a repository to fetch.
 

@@ -4,9 +4,32 @@ import os
 from pathlib import Path
 
 from griffin_eval.arguments import is_hub_id
+from griffin_eval.converters.adapters.files import ADAPTER_FILES
 from griffin_eval.converters.containers.orbax.remote import fetch, is_remote
 from griffin_eval.converters.containers.safetensors.files import leads_out
 from griffin_eval.errors import CheckpointError
+
+
+def resolve_adapter(adapter: str, revision: str | None = None) -> Path:
+    """The folder of an adapter, downloaded to huggingface_hub's cache if it is on the hub.
+
+    Args:
+        adapter: an existing folder, or a hub id.
+        revision: branch, tag or commit of a hub id.
+
+    Raises:
+        CheckpointError: no such folder, or a download that failed, with what to do.
+    """
+    folder = os.path.expanduser(adapter)
+    if os.path.exists(folder):
+        return Path(folder)
+    if "/" in adapter and is_hub_id(adapter):
+        from griffin_eval.converters.source.hub import download_files
+
+        return download_files(adapter, revision, ADAPTER_FILES)
+    raise CheckpointError(
+        f"no such folder: {adapter!r}; expected an adapter as peft saves it, or a hub id"
+    )
 
 
 def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | None = None) -> Path:

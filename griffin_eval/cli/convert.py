@@ -44,6 +44,13 @@ def convert(
         str, typer.Argument(help="Folder to write; for Orbax also a gs:// or s3:// URL.")
     ],
     to: Annotated[str, typer.Option(help=f"Format to write: {', '.join(FORMATS)}.")],
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Folder or hub id of a LoRA, rsLoRA or DoRA of peft to merge, with a weight if "
+            "you like: DIR=0.7. Several are added up."
+        ),
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(help="Dtype of the tensors: bfloat16, or bfloat16,recurrent_param=float32."),
@@ -99,10 +106,12 @@ def convert(
 
     memory = None if max_memory is None else parse_size(max_memory, "--max-memory")
     target, shard = format_named(to), parse_size(max_shard_size, "--max-shard-size")
-    checkpoint = options.open(source)
+    checkpoint = options.open(source, adapter or ())
     typer.echo(f"{source}: {checkpoint.format.name} ({checkpoint.inspection.layout})")
     for name, reason in checkpoint.inspection.left_out.items():
         typer.echo(printable(f"left out: {name} ({reason})"))
+    for merged in checkpoint.adapters:
+        typer.echo(printable(f"merged: {merged.folder}, times {merged.weight:g}"))
     plan = make_plan(
         checkpoint,
         target,

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -71,15 +71,23 @@ class CheckpointOptions:
 
         return resolve(path, revision=self.revision, subfolder=self.subfolder)
 
-    def open(self, path: str) -> "Checkpoint":
+    def open(self, path: str, adapters: Sequence[str] = ()) -> "Checkpoint":
         """The checkpoint at a path or hub id.
 
-        Raises:
-            CheckpointError: it cannot be read as a model.
-        """
-        from griffin_eval.converters.checkpoint import Checkpoint
+        Args:
+            path: folder, file or hub id.
+            adapters: those to merge, as ``--adapter`` has them.
 
-        return Checkpoint(self.find(path), self.overrides)
+        Raises:
+            CheckpointError: it cannot be read as a model; or an adapter does not fit it.
+        """
+        from griffin_eval.converters.adapters.adapter import parse_adapters
+        from griffin_eval.converters.checkpoint import Checkpoint
+        from griffin_eval.converters.source.resolve import resolve_adapter
+
+        places = parse_adapters(adapters, "--adapter")
+        found = tuple((resolve_adapter(place), weight) for place, weight in places)
+        return Checkpoint(self.find(path), dataclasses.replace(self.overrides, adapters=found))
 
 
 def takes_checkpoint_options(command: Callable[..., None]) -> Callable[..., None]:

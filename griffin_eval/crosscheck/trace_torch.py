@@ -40,7 +40,8 @@ def transformers(checkpoint: Checkpoint, probe: Probe) -> Trace:
 
     options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
     # Unless the command line says otherwise than the files.
-    if checkpoint.format.name == "hf" and read_config(checkpoint.folder)[0] == checkpoint.config:
+    as_it_lies = checkpoint.format.name == "hf" and not checkpoint.adapters
+    if as_it_lies and read_config(checkpoint.folder)[0] == checkpoint.config:
         model = RecurrentGemmaForCausalLM.from_pretrained(checkpoint.folder, **options)
     else:
         weights = {name: _float32(checkpoint.numpy(name)) for name in checkpoint.dtypes}

@@ -20,7 +20,6 @@ _INSTEAD = {
     "max_memory_per_gpu": "tensor_parallel_size= splits the model over devices",
     "max_cpu_memory": "weights are mapped from the file; dtype=bfloat16 halves their memory",
     "offload_folder": "weights are mapped from the file",
-    "peft": "merge the adapter into the checkpoint first",
     "delta": "merge the delta into the checkpoint first",
     "autogptq": "quantised weights are not supported; dtype=bfloat16 is the smallest",
     "gptqmodel": "quantised weights are not supported; dtype=bfloat16 is the smallest",
@@ -67,8 +66,10 @@ class ModelArguments:
         max_length: length in tokens that contexts are cut to, from the left and with one warning;
             unlimited by default. It does not apply to rolling log-likelihoods, which read whole
             documents.
+        peft: adapter that is merged into the weights while they are read: a folder as peft saves
+            LoRA, rsLoRA and DoRA, or a hub id (`griffin_eval.converters.adapters`).
         tokenizer: folder or hub id, if not the checkpoint's own.
-        revision: branch, tag or commit of the hub id.
+        revision: branch, tag or commit of the hub id, and of the adapter's, as in lm_eval's hf.
         subfolder: subfolder of the folder or repository that holds the checkpoint.
         add_bos_token: whether texts start with BOS; by default as the model was trained.
         prefix_token_id: token that an empty context is scored from; by default BOS, else EOS.
@@ -106,6 +107,7 @@ class ModelArguments:
     batch_size: int | str = 1
     max_batch_size: int | None = None
     max_length: int | None = None
+    peft: str | None = None
     tokenizer: str | None = None
     revision: str | None = None
     subfolder: str | None = None
@@ -128,7 +130,8 @@ class ModelArguments:
 
     @property
     def overrides(self) -> Overrides:
-        """What they say of the checkpoint that its files do not."""
+        """What they say of the checkpoint that its files do not, but for an adapter, which has to
+        be found first."""
         return Overrides(
             preset=self.preset,
             item=self.item,
@@ -200,6 +203,7 @@ def _boolean(name: str, value: Any) -> bool:
 
 _PARSED = {
     "pretrained": lambda name, value: str(value),
+    "peft": lambda name, value: str(value),
     "token_scores": lambda name, value: str(value),
     "state": lambda name, value: str(value),
     "state_cache": lambda name, value: str(value),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.configs.huggingface import generation_eos_ids
 from griffin_eval.converters.source.companions import tokenizer_folder
-from griffin_eval.converters.source.resolve import resolve
+from griffin_eval.converters.source.resolve import resolve, resolve_adapter
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.layout import parameter_count
 from griffin_eval.lm.arguments import ModelArguments
@@ -80,8 +80,7 @@ def load(arguments: ModelArguments, launch: Launch) -> LoadedModel:
         from griffin_eval.runners import jax_parallel
 
         leads = jax_parallel.initialize()
-    path = resolve(arguments.pretrained, revision=arguments.revision, subfolder=arguments.subfolder)
-    checkpoint = Checkpoint(path, arguments.overrides)
+    checkpoint = _open(arguments)
     config = checkpoint.config
     tokenizer = load_tokenizer(arguments.tokenizer or tokenizer_folder(checkpoint.folder))
     check_vocabulary(tokenizer, config.vocab_size)
@@ -153,8 +152,7 @@ def stage(model: LoadedModel, pretrained: str, revision: str | None) -> StagedMo
             "state_cache= is of one checkpoint: leave it out where there are several"
         )
     arguments = dataclasses.replace(model.arguments, pretrained=pretrained, revision=revision)
-    path = resolve(pretrained, revision=revision, subfolder=arguments.subfolder)
-    checkpoint = Checkpoint(path, arguments.overrides)
+    checkpoint = _open(arguments)
     differing = []
     if checkpoint.config != model.checkpoint.config:
         differing.append("config")
@@ -196,6 +194,16 @@ def open_state_cache(model: LoadedModel, weights_sha256: str) -> StateCache:
         runner.dtype,
         runner.framework,
     )
+
+
+def _open(arguments: ModelArguments) -> Checkpoint:
+    """The checkpoint that was asked for, with its adapter."""
+    path = resolve(arguments.pretrained, revision=arguments.revision, subfolder=arguments.subfolder)
+    overrides = arguments.overrides
+    if arguments.peft is not None:
+        adapter = resolve_adapter(arguments.peft, arguments.revision)
+        overrides = dataclasses.replace(overrides, adapters=((adapter, 1.0),))
+    return Checkpoint(path, overrides)
 
 
 def _start_from(

@@ -212,7 +212,7 @@ class GriffinLM(TemplateLM):
             measured["kernel"],
             measured["attention_kernel"],
         )
-        parity = self._model.parity
+        parity, adapters = self._model.parity, self._model.checkpoint.adapters
         return (
             results.identity(self._model)
             | {f"griffin_{name}": value for name, value in measured.items()}
@@ -222,6 +222,7 @@ class GriffinLM(TemplateLM):
                 "griffin_versions": results.versions(),
             }
             | ({} if parity is None else {"griffin_parity": parity})
+            | ({"griffin_adapters": [a.record() for a in adapters]} if adapters else {})
         )
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:

@@ -36,7 +36,8 @@ def weights_sha256(checkpoint: Checkpoint, check: bool = True) -> str:
     """SHA-256 over the names, dtypes and SHA-256 of all parameters, in hexadecimal digits.
 
     The SHA-256 of a parameter is the manifest's: of its bytes in canonical layout. It is computed
-    and not read from a manifest, since weights may have changed after one was written.
+    and not read from a manifest, since weights may have changed after one was written. Adapters
+    count with their own hashes and weights: what is hashed of a parameter is as it is stored.
 
     Args:
         checkpoint: that is open.
@@ -51,11 +52,13 @@ def weights_sha256(checkpoint: Checkpoint, check: bool = True) -> str:
         check_files(checkpoint.container.files())
     for name, dtype in sorted(checkpoint.dtypes.items()):
         one = hashlib.sha256()
-        for piece in checkpoint.pieces(name, check=check):
+        for piece in checkpoint.stored_pieces(name, check=check):
             one.update(bytes_of(piece))
         if name in entries:
             wrong = mismatch(checkpoint.folder, name, dtype, one.hexdigest(), entries[name])
             if wrong is not None:
                 raise CheckpointError(f"{wrong} (check=False evaluates it as it is)")
         total.update(f"{name} {dtype} {one.hexdigest()}\n".encode())
+    for adapter in checkpoint.adapters:
+        total.update(f"adapter {adapter.sha256} {adapter.weight!r}\n".encode())
     return total.hexdigest()

@@ -37,6 +37,7 @@ def identity(checkpoint: Checkpoint, framework: str, dtype: str, sharing: int) -
         "tensor_parallel_size": str(sharing),
         **{key: str(value) for key, value in dataclasses.asdict(checkpoint.config).items()},
         "weights": vectors.hexdigest()[:16],
+        "adapters": ", ".join(f"{a.sha256[:16]} {a.weight}" for a in checkpoint.adapters),
     }
 
 

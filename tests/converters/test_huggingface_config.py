@@ -221,7 +221,7 @@ def test_spellings(changes, fields):
         ({"hidden_activation": "gelu"}, "must be 'gelu_pytorch_tanh', found 'gelu'"),
         ({"attention_bias": True}, "attention_bias must be False, found True"),
         ({"attention_bias": 0}, "attention_bias must be False, found 0"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings must be True, found False"),
+        ({"tie_word_embeddings": None}, "tie_word_embeddings must be true or false, found None"),
         ({"embeddings_scale_by_sqrt_dim": False}, "transformers scales embeddings all the same"),
         ({"quantization_config": {"bits": 4}}, "quantized checkpoints are not supported"),
         ({"logits_soft_cap": 0.0}, "logits_soft_cap must be a positive, finite number, found 0.0"),

@@ -26,6 +26,7 @@ from griffin_eval.converters.naming.tables import bind
 from griffin_eval.converters.output.manifest import MANIFEST_FILE
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.converters.plan import make_plan
+from griffin_eval.converters.verify import compare
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.initializers import initial_value
 from griffin_eval.layout import param_specs, parameter_count
@@ -309,8 +310,17 @@ def test_a_head_that_equals_the_embedding_is_tied_and_recorded(tmp_path, name):
     tensors[head][-1, -1] += 1
     shutil.rmtree(folder)
     write(folder, name, tensors)
-    with pytest.raises(CheckpointError, match=f"'{head}' differs from '.*embed"):
-        Checkpoint(folder)
+    checkpoint = Checkpoint(folder)
+    assert not checkpoint.config.tie_embeddings and not checkpoint.inspection.left_out
+    assert checkpoint.inspection.origins["tie_embeddings"] == "the output head"
+    own = np.ascontiguousarray(lay_out(tensors[head]))
+    assert np.array_equal(checkpoint.numpy("lm_head.weight"), own)
+    for target in ("hf", "griffin", "griffin-orbax"):
+        convert_checkpoint(make_plan(checkpoint, FORMATS[target]), tmp_path / target)
+        assert compare(checkpoint, Checkpoint(tmp_path / target)).same
+    for target in ("deepmind-flax", "deepmind-torch"):
+        with pytest.raises(CheckpointError, match="its output head is the embedding"):
+            make_plan(checkpoint, FORMATS[target])
 
 
 # Layers that are stacked along a first axis.

@@ -34,7 +34,17 @@ def write_seeds(root: Path) -> None:
     _write_flax(made / "deepmind-flax", root)
     _write_names(made / "deepmind-torch", root / "names")
     _write_tokenizers(root)
+    _write_adapter(made / "source", root / "adapter")
     shutil.rmtree(made)
+
+
+def _write_adapter(base: Path, folder: Path) -> None:
+    """A base and an adapter of some of its layers."""
+    from adapters import write_adapter
+
+    shutil.copytree(base, folder / "base")
+    targets = ["linear_x", "q_proj", "down_proj"]
+    write_adapter(folder / "adapter", base, target_modules=targets)
 
 
 def _write_flax(source: Path, root: Path) -> None:

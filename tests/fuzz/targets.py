@@ -5,6 +5,7 @@ A case is a byte, which chooses a file of the target's seed, and the content of 
 
 import contextlib
 import io
+import json
 import os
 import random
 import shutil
@@ -114,6 +115,39 @@ def with_names(source: Path, out: Path) -> None:
     same_as_torch(source, out, "--names", source / "names.toml")
 
 
+def with_adapter(source: Path, out: Path) -> None:
+    """Merges an adapter, and multiplies its factors as the safetensors library reads them."""
+    from safetensors import safe_open
+
+    assert command(
+        *("convert", source / "base", out, "--to", "griffin"),
+        *("--adapter", source / "adapter"),
+    )
+    config = json.loads((source / "adapter" / "adapter_config.json").read_text())
+    if config.get("rank_pattern") or config.get("alpha_pattern"):
+        return
+    alpha = 8 if config.get("lora_alpha") is None else config["lora_alpha"]
+    with (
+        safe_open(source / "adapter" / "adapter_model.safetensors", "np") as adapter,
+        safe_open(source / "base" / "model.safetensors", "np") as base,
+        safe_open(out / "model.safetensors", "np") as merged,
+    ):
+        for name in base.keys():  # noqa: SIM118  (it is no dict)
+            expected = base.get_tensor(name).astype(np.float64)
+            module = f"base_model.model.{name.removesuffix('.weight')}"
+            if f"{module}.lora_A.weight" in adapter.keys():  # noqa: SIM118
+                a = adapter.get_tensor(f"{module}.lora_A.weight").astype(np.float64)
+                b = adapter.get_tensor(f"{module}.lora_B.weight").astype(np.float64)
+                rank = len(a) ** 0.5 if config.get("use_rslora") else len(a)
+                with np.errstate(all="ignore"):
+                    expected += alpha / rank * (b @ a)
+                    limit = 1e-5 * (1 + np.abs(alpha) * (np.abs(b) @ np.abs(a)))
+                    wrong = np.abs(merged.get_tensor(name) - expected) > limit
+                assert not wrong.any(), f"{name} is not W + s B A"
+            else:
+                expect_bits(merged.get_tensor(name), base.get_tensor(name))
+
+
 def load_tokenizer(source: Path, out: Path) -> None:
     """Loads a tokenizer and uses it."""
     from griffin_eval.text.load import load_tokenizer
@@ -144,6 +178,7 @@ TARGETS = {
     "own-config": Target(("config.json",), same_as_safetensors),
     "manifest": Target(("griffin_manifest.json",), as_its_manifest_says),
     "names": Target(("names.toml",), with_names),
+    "adapter": Target(("adapter/*.json", "adapter/*.safetensors"), with_adapter),
     "tokenizer-json": Target(("*.json",), load_tokenizer),
     "tokenizer-model": Target(("tokenizer.model", "*.json"), load_tokenizer),
 }

@@ -107,6 +107,7 @@ BAD = {
     "logits_soft_cap": (-1.0, math.nan, math.inf),
     "rope_fraction": (0.0, -0.5, 1.5, 0.01, 3 / 16, math.nan),
     "complex_gates": (None, 1, "no"),
+    "tie_embeddings": (None, 0, "yes"),
 }
 
 

@@ -22,6 +22,7 @@ from griffin_eval.sharding.split import parse_mesh, split_over
 WORKER = Path(__file__).parent.parent / "support" / "mesh_worker.py"
 FAMILIES = ["griffin", "hawk", "mqa"]
 UNEVEN = ["two heads on four devices", "odd vocabulary", "complex gates"]
+UNTIED = "a head of its own"
 
 
 def worker(calls: list[list], devices: int = 4) -> list[dict]:
@@ -96,7 +97,7 @@ def test_what_is_no_mesh_is_refused(text):
         parse_mesh(text, "--mesh")
 
 
-@pytest.mark.parametrize("name", fast(["griffin"], [*FAMILIES, *UNEVEN]))
+@pytest.mark.parametrize("name", fast(["griffin"], [*FAMILIES, *UNEVEN, UNTIED]))
 def test_answers_are_those_of_one_device(name):
     one, *others = worker([["evaluated", name, devices] for devices in (1, 2, 4)])
     for split in others:
@@ -109,7 +110,7 @@ def test_answers_are_those_of_one_device(name):
     assert one["kernels"][0] == ("plain" if name == "complex gates" else "cpu")
 
 
-@pytest.mark.parametrize("name", fast(["griffin"], [*FAMILIES, *UNEVEN]))
+@pytest.mark.parametrize("name", fast(["griffin"], [*FAMILIES, *UNEVEN, UNTIED]))
 def test_devices_say_to_each_other_what_the_split_needs(name):
     for found in worker([["counted", name, devices] for devices in (2, 4)]):
         assert found["expected"] > 0
@@ -129,6 +130,7 @@ def test_devices_say_to_each_other_what_the_split_needs(name):
         slow("two heads on four devices", [(1, 4)]),
         slow("odd vocabulary", [(2, 4)]),
         slow("complex gates", [(2, 4)]),
+        slow(UNTIED, [(2, 4)]),
     ],
 )
 def test_a_training_step_says_what_the_plan_lists(name, meshes):

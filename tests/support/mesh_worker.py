@@ -41,6 +41,7 @@ CONFIGS = {
     "local attention": dataclasses.replace(FOUR, block_pattern=("local_attention",), num_layers=2),
     "two heads on four devices": dataclasses.replace(FOUR, num_heads=2, gate_blocks=2),
     "odd vocabulary": dataclasses.replace(FOUR, vocab_size=61),
+    "a head of its own": dataclasses.replace(FOUR, tie_embeddings=False),
     "complex gates": dataclasses.replace(FOUR, complex_gates=True),
 }
 SIZES = Sizes(tokens=24, documents=5, pool=3, rows=4, batch=4, length=8, capacity=32)

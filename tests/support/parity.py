@@ -161,6 +161,7 @@ TRANSFORMERS_ONLY = {
     "all dimensions rotated, other base": replace(BASE, rope_fraction=1.0, rope_base=100.0),
     "other epsilon and cap": replace(BASE, norm_eps=0.1, logits_soft_cap=5.0),
     "one visible key": replace(BASE, visible_keys=1),
+    "a head of its own": replace(BASE, tie_embeddings=False),
 }
 # These no library can.
 REFERENCE_ONLY = {
@@ -196,7 +197,7 @@ def _draw(spec: ParamSpec, rng: np.random.Generator, slow: float) -> np.ndarray:
         value = rng.uniform(slow, 1.0, spec.shape)  # memories of one token to many
     elif name == "model.final_norm.weight":
         value = 4.0 + 0.5 * noise  # large logits: the soft cap bends them
-    elif name == "model.embed_tokens.weight":
+    elif name in ("model.embed_tokens.weight", "lm_head.weight"):
         value = spec.shape[-1] ** -0.5 * noise
     elif name.endswith(("bias", "norm.weight")):
         value = 0.3 * noise
@@ -236,4 +237,5 @@ def configs(draw):
         embedding_scale=draw(st.booleans()),
         logits_soft_cap=draw(st.sampled_from([0.0, 5.0])),
         rope_fraction=draw(st.sampled_from([1.0] if head_dim % 4 else [0.5, 1.0])),
+        tie_embeddings=draw(st.booleans()),
     )

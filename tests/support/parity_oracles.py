@@ -41,6 +41,7 @@ def hf_config(config: GriffinConfig) -> transformers.RecurrentGemmaConfig:
             "partial_rotary_factor": config.rope_fraction,
         },
         block_types=[t.removeprefix("local_") for t in config.block_pattern],
+        tie_word_embeddings=config.tie_embeddings,
         pad_token_id=None,  # else the embedding of token 0 gets no gradient as an input
         attn_implementation="eager",
     )
@@ -54,7 +55,7 @@ class Transformers:
     def __init__(self, config: GriffinConfig, weights: dict[str, np.ndarray]):
         self.model = transformers.RecurrentGemmaForCausalLM(hf_config(config)).eval()
         state = {name: torch.from_numpy(value) for name, value in weights.items()}
-        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+        state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
         self.model.load_state_dict(state)
 
     @torch.no_grad()

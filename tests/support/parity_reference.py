@@ -32,7 +32,8 @@ def reference_logits(
         x = x + temporal(config, _below(layer, "temporal_block."), normed, block_type, cut)
         normed = _rms_norm(config, x, layer["channel_pre_norm.weight"])
         x = x + _mlp(_below(layer, "mlp_block."), normed)
-    logits = _rms_norm(config, x, p["model.final_norm.weight"]) @ embedding.T
+    head = embedding if config.tie_embeddings else p["lm_head.weight"]
+    logits = _rms_norm(config, x, p["model.final_norm.weight"]) @ head.T
     cap = config.logits_soft_cap
     return cap * np.tanh(logits / cap) if cap else logits
 

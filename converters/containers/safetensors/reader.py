@@ -79,16 +79,20 @@ class SafetensorsFolder(MappedTensors[TensorInfo]):
         folder: the folder, as given.
         tensors: every tensor by name, in natural order (layer 2 before layer 10).
 
+    Args:
+        folder: the folder.
+        only: the files to read, where they are no model.
+
     Raises:
         CheckpointError: no such folder, no or several models in it, a file that is truncated or
             whose header is not consistent, an index that disagrees with its shards.
     """
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path, only: list[Path] | None = None):
         self.folder = Path(folder)
         super().__init__(self.folder)
         self._torch_files: dict[Path, Any] = {}
-        files, index = model_files(self.folder)
+        files, index = model_files(self.folder) if only is None else (only, None)
         tensors: list[TensorInfo] = []
         problems: list[str] = []
         for file in files:

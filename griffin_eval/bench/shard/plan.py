@@ -66,10 +66,13 @@ def _training_needs(
     config, specs = split.config, list(param_specs(split.config).values())
     whole = "gradients of what is whole"
     for spec in specs if data > 1 else []:
-        tied = spec.name.endswith("embed_tokens.weight")
+        embedding = spec.name.endswith("embed_tokens.weight")
+        tied = embedding and config.tie_embeddings
         if DATA in split.axes_in_training(spec, data):
-            # Sums are kept with the biases that are added to them.
-            times = 1 if spec.name.endswith(".bias") and spec.axes == ("width",) else 2
+            # Sums are kept with the biases that are added to them. An embedding that is no output
+            # head is looked up, and its rows have no use in the backward pass.
+            once = spec.name.endswith(".bias") and spec.axes == ("width",)
+            times = 1 if once or (embedding and not tied) else 2
             yield Need("weights", "all-gather", DATA, split.size(spec), times)
         if _in_whole_recurrence(spec, split):
             continue

@@ -1,0 +1,133 @@
+"""An adapter as peft saves it, opened: its config, its tensors, and the hash of both."""
+
+import hashlib
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from griffin_eval.converters.adapters.config import base_named_in, read_adapter_config
+from griffin_eval.converters.adapters.files import ADAPTER_CONFIG, ADAPTER_FILE, ADAPTER_FILES
+from griffin_eval.converters.containers.safetensors.reader import SafetensorsFolder
+from griffin_eval.errors import ArgumentError, CheckpointError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Adapter:
+    """An adapter of peft: a LoRA, rsLoRA or DoRA.
+
+    Attributes:
+        folder: where it lies.
+        weight: the factor of what it adds to the base.
+        config: what its adapter_config.json says.
+        container: its tensors.
+
+    Args:
+        folder: with ``adapter_config.json`` and ``adapter_model.safetensors``.
+        weight: as above.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or says what is not supported.
+    """
+
+    def __init__(self, folder: Path, weight: float = 1.0):
+        self.folder, self.weight = folder, weight
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder}: expected the folder of an adapter of peft")
+        absent = [name for name in ADAPTER_FILES if not (folder / name).is_file()]
+        if absent:
+            advice = ""
+            if (folder / "adapter_model.bin").is_file():
+                advice = "; adapter_model.bin is not read: load and save the adapter with peft"
+            raise CheckpointError(
+                f"{folder} holds no adapter of peft: {' and '.join(absent)} missing{advice}"
+            )
+        self.config = read_adapter_config(folder / ADAPTER_CONFIG)
+        self.container = SafetensorsFolder(folder, [folder / ADAPTER_FILE])
+        self._sha256: str | None = None
+
+    @property
+    def files(self) -> list[Path]:
+        """What it consists of."""
+        return [self.folder / name for name in ADAPTER_FILES]
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of its tensors' file followed by its config, in hexadecimal digits."""
+        if self._sha256 is None:
+            total = hashlib.sha256()
+            for file in reversed(self.files):
+                try:
+                    with open(file, "rb") as handle:
+                        total.update(hashlib.file_digest(handle, "sha256").digest())
+                except OSError as error:
+                    raise CheckpointError(f"{file} cannot be read: {error.strerror}") from None
+            self._sha256 = total.hexdigest()
+        return self._sha256
+
+    def record(self) -> dict[str, Any]:
+        """What manifests and results say of it."""
+        return {"path": str(self.folder), "weight": self.weight, "sha256": self.sha256}
+
+    def array(self, name: str, dtype: str) -> "np.ndarray":
+        """A tensor, copied in a dtype.
+
+        Raises:
+            CheckpointError: it holds NaN or infinity, or cannot be read.
+        """
+        import numpy as np
+
+        (values,) = self.container.pieces(name, max(1, self.container.tensors[name].nbytes))
+        if not np.isfinite(values).all():
+            raise CheckpointError(f"{self.folder / ADAPTER_FILE}: {name} holds NaN or infinity")
+        return np.ascontiguousarray(values, dtype)
+
+
+def parse_adapters(texts: Sequence[str], option: str) -> list[tuple[str, float]]:
+    """Places and weights of adapters in texts such as ``DIR`` or ``DIR=0.7``.
+
+    Args:
+        texts: what was given.
+        option: of the command line, for the error.
+
+    Raises:
+        ArgumentError: a weight that is no finite number.
+    """
+    parsed = []
+    for text in texts:
+        place, equals, number = text.rpartition("=")
+        if not equals or os.path.isdir(os.path.expanduser(text)):  # a folder may be called so
+            place, number = text, "1"
+        try:
+            weight = float(number)
+        except ValueError:
+            weight = math.nan
+        if not math.isfinite(weight) or not place:
+            raise ArgumentError(
+                f"{option} {text!r}: expected a folder or hub id, or one with a weight such as "
+                "my-adapter=0.7"
+            )
+        parsed.append((place, weight))
+    return parsed
+
+
+def refuse_lone_adapter(path: Path) -> None:
+    """Refuses a folder that holds an adapter where a model is expected.
+
+    Raises:
+        CheckpointError: naming the base that it belongs to.
+    """
+    if not path.is_dir() or not (path / ADAPTER_CONFIG).is_file():
+        return
+    if any(file.name != ADAPTER_FILE for file in path.glob("*.safetensors")):
+        return  # a whole model that an adapter lies beside
+    if not (path / ADAPTER_FILE).is_file() and (path / "config.json").is_file():
+        return
+    base = base_named_in(path)
+    named = f"the base that it was trained on, {base!r}" if base else "the base of it"
+    raise CheckpointError(
+        f"{path} holds only an adapter: give {named}, and the adapter with --adapter or peft="
+    )

@@ -1,0 +1,286 @@
+"""What an adapter does to each parameter, read off the names and shapes of its tensors.
+
+peft names them after the modules of transformers' RecurrentGemma, as the parameters of a model are
+named here: ``base_model.model.`` + module + what it is to the module.
+"""
+
+import dataclasses
+import re
+from typing import Any
+
+from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.adapters.adapter import Adapter
+from griffin_eval.converters.adapters.files import ADAPTER_FILE
+from griffin_eval.converters.arrays.dtypes import FLOATS
+from griffin_eval.converters.naming.ops import Shape
+from griffin_eval.converters.naming.tables import EMBEDDING, HEAD
+from griffin_eval.errors import CheckpointError
+from griffin_eval.layout import param_specs
+from griffin_eval.messages import listed
+
+_PREFIX = "base_model.model."
+_A, _B, _B_BIAS = "lora_A.weight", "lora_B.weight", "lora_B.bias"
+_ROWS_A, _ROWS_B = "lora_embedding_A", "lora_embedding_B"
+_MAGNITUDE, _TOKENS = "lora_magnitude_vector", "token_adapter.trainable_tokens_delta"
+_PARTS = (_A, _B, _B_BIAS, _ROWS_A, _ROWS_B, _MAGNITUDE, _TOKENS, "weight", "bias")
+_KEY = re.compile(
+    r"(?P<module>[^.].*?)(?P<wraps>(?:\.base_layer)*)\." + f"(?P<part>{'|'.join(_PARTS)})"
+)
+_EMBEDDING_MODULE, _HEAD_MODULE = EMBEDDING.removesuffix(".weight"), HEAD.removesuffix(".weight")
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """What an adapter does to one parameter. Names are of tensors of the adapter.
+
+    Attributes:
+        adapter: the adapter.
+        value: what takes the parameter's place.
+        shared: whether that is of a matrix which the embedding and the output head share.
+        a, b: factors of what is added, ``scale`` B A.
+        rows: whether they are of rows of an embedding: ``scale`` (B A)ᵀ.
+        added: what is added times ``scale``.
+        scale: the factor, with the adapter's weight in it.
+        magnitude: magnitudes of the rows of a linear map, or of the columns of an embedding.
+        tokens: what takes the place of the rows ``ids``.
+    """
+
+    adapter: Adapter
+    value: str | None = None
+    shared: bool = False
+    a: str | None = None
+    b: str | None = None
+    rows: bool = False
+    added: str | None = None
+    scale: float = 1.0
+    magnitude: str | None = None
+    tokens: str | None = None
+    ids: tuple[int, ...] = ()
+
+    @property
+    def adds(self) -> bool:
+        """Whether it only adds something, so that it can be weighted, and others be added, too."""
+        return self.value is self.magnitude is self.tokens is None
+
+
+def changes_of(adapter: Adapter, config: GriffinConfig) -> dict[str, Change]:
+    """What an adapter does to each parameter of a model, by canonical name.
+
+    The output head goes by its name, also where it is tied to the embedding.
+
+    Raises:
+        CheckpointError: everything that is wrong with the adapter's tensors.
+    """
+    found = _Reading(adapter, config)
+    found.read()
+    if found.problems:
+        raise CheckpointError(f"{adapter.folder / ADAPTER_FILE}: {'; '.join(found.problems)}")
+    return found.changes
+
+
+class _Reading:
+    """The tensors of an adapter, sorted by what they change.
+
+    Attributes:
+        changes: by canonical name.
+        problems: clauses about what is wrong.
+    """
+
+    def __init__(self, adapter: Adapter, config: GriffinConfig):
+        self.changes: dict[str, Change] = {}
+        self.problems: list[str] = []
+        self._adapter, self._config = adapter, adapter.config
+        self._tensors = adapter.container.tensors
+        self._shapes: dict[str, Shape] = {n: s.shape for n, s in param_specs(config).items()}
+        self._shapes.setdefault(HEAD, self._shapes[EMBEDDING])
+        self._modules: dict[tuple[str, int], dict[str, str]] = {}  # module, depth -> part -> name
+        self._unknown: list[str] = []
+        self._misshapen: list[str] = []
+
+    def read(self) -> None:
+        for name in self._tensors:
+            self._sort(name)
+        for (module, depth), parts in self._modules.items():
+            self._read_module(module, depth, parts)
+        self._expect_all()
+        if self._unknown:
+            self.problems.insert(
+                0,
+                f"{len(self._unknown)} tensors that are no part of a LoRA of this model "
+                f"({listed(self._unknown, repr)})",
+            )
+        if self._misshapen:
+            self.problems.append(
+                f"{len(self._misshapen)} of another shape ({listed(self._misshapen)}): adapter and "
+                "base do not belong together"
+            )
+        others = [f"{n!r} is {t.dtype}" for n, t in self._tensors.items() if t.dtype not in FLOATS]
+        if others:
+            self.problems.append(
+                f"{len(others)} that are not {', '.join(FLOATS)}: {listed(others)}"
+            )
+
+    def _sort(self, name: str) -> None:
+        """Takes note of a tensor."""
+        bare = name.removeprefix(_PREFIX)
+        if bare == name:
+            self._unknown.append(name)
+        elif bare in self._shapes:
+            module = bare.rpartition(".")[0]
+            shared = bare in (EMBEDDING, HEAD) and not self._config.saves(module)
+            self._change(bare, value=self._shaped(name, self._shapes[bare]), shared=shared)
+        elif match := _KEY.fullmatch(bare):
+            module, part = match["module"], match["part"]
+            depth = match["wraps"].count(".")
+            if part not in ("weight", "bias"):
+                self._modules.setdefault((module, depth), {})[part] = name
+            elif depth and (parameter := f"{module}.{part}") in self._shapes:
+                value = self._shaped(name, self._shapes[parameter])
+                self._change(parameter, value=value, shared=parameter in (EMBEDDING, HEAD))
+            else:
+                self._unknown.append(name)
+        else:
+            self._unknown.append(name)
+
+    def _read_module(self, module: str, depth: int, parts: dict[str, str]) -> None:
+        """Finds what the tensors of one module change."""
+        if module.endswith(".conv_1d") and not self._targets(module):
+            self.problems.append(
+                f"{module} is a convolution of each channel by itself, and its adapter mixes "
+                "channels, so that no weight can hold it"
+            )
+            return
+        if _TOKENS in parts:
+            self._read_tokens(module, parts.pop(_TOKENS), depth)
+            if not parts:
+                return
+        parameter, targeted = f"{module}.weight", self._targets(module)
+        if targeted:  # peft wraps the first one first, so that the last one is outside
+            if depth >= len(targeted):
+                self._unknown += parts.values()
+                return
+            parameter = targeted[-1 - depth]
+        shape = self._shapes.get(parameter, ())
+        if len(shape) not in ((2, 3) if targeted else (2,)) or (depth and not targeted):
+            self._unknown += parts.values()
+            return
+        self._read_factors(module, parameter, shape, parts, targeted=bool(targeted))
+
+    def _read_factors(
+        self, module: str, parameter: str, shape: Shape, parts: dict[str, str], *, targeted: bool
+    ) -> None:
+        adapted = parameter if targeted else module  # what patterns of ranks are matched with
+        rank, scale = self._config.rank_of(adapted), self._config.scale_of(adapted)
+        scale *= self._adapter.weight
+        rows = module == _EMBEDDING_MODULE and not targeted
+        wanted = {_ROWS_A, _ROWS_B} if rows else {_A, _B}
+        if self._config.magnitudes and not targeted:
+            wanted.add(_MAGNITUDE)
+        if self._config.bias and not targeted and not rows:
+            wanted.add(_B_BIAS)
+        if missing := sorted(wanted - parts.keys()):
+            self.problems.append(f"{module} lacks {' and '.join(missing)}")
+        self._unknown += [name for part, name in parts.items() if part not in wanted]
+        if not wanted <= parts.keys():
+            return
+        stacked, out, inp = (1, *shape) if len(shape) == 2 else shape
+        if rows:
+            a, b, magnitudes = (rank, out), (inp, rank), (inp,)
+        else:
+            a, b, magnitudes = (rank * stacked, inp), (out, rank * stacked), (out,)
+        shapes = {_A: a, _B: b, _ROWS_A: a, _ROWS_B: b, _MAGNITUDE: magnitudes, _B_BIAS: (out,)}
+        for part in sorted(wanted):
+            self._shaped(parts[part], shapes[part])
+        self._change(
+            parameter,
+            a=parts[_ROWS_A if rows else _A],
+            b=parts[_ROWS_B if rows else _B],
+            rows=rows,
+            scale=scale,
+            magnitude=parts.get(_MAGNITUDE),
+        )
+        if _B_BIAS in wanted:
+            bias = f"{module}.bias"
+            if bias not in self._shapes:
+                self.problems.append(f"{module} has no bias that {_B_BIAS} could be added to")
+                return
+            self._change(bias, added=parts[_B_BIAS], scale=scale)
+
+    def _read_tokens(self, module: str, name: str, depth: int) -> None:
+        parameter = f"{module}.weight"
+        if parameter not in (EMBEDDING, HEAD) or depth:
+            self._unknown.append(name)
+            return
+        ids = next((i for m, i in self._config.tokens.items() if module.endswith(m)), ())
+        vocab, width = self._shapes[parameter]
+        if len(set(ids)) < len(ids) or any(i >= vocab for i in ids):
+            self.problems.append(
+                f"trainable_token_indices of {module} must be different ids below {vocab}"
+            )
+        self._change(parameter, tokens=self._shaped(name, (len(ids), width)), ids=ids)
+
+    def _targets(self, module: str) -> list[str]:
+        """The parameters of a module that peft adapts as such, in the order of the module."""
+        endings = self._config.target_parameters
+        return [
+            name
+            for name in self._shapes
+            if name.rpartition(".")[0] == module
+            and any(name == e or name.endswith(f".{e}") for e in endings)
+        ]
+
+    def _expect_all(self) -> None:
+        """Checks that everything which the config names is there."""
+        modules = [n.removesuffix(".weight") for n, s in self._shapes.items() if len(s) == 2]
+        adapted = {module for module, _ in self._modules}
+        if self._config.target_modules is not None:
+            named = [m for m in modules if _ends(m, self._config.target_modules)]
+            lacking = [m for m in named if m not in adapted]
+            if self._config.ties:  # both are one
+                lacking = [m for m in lacking if m not in (_EMBEDDING_MODULE, _HEAD_MODULE)]
+            if lacking:
+                self.problems.append(
+                    f"nothing for {len(lacking)} modules that target_modules names "
+                    f"({listed(lacking)})"
+                )
+        for parameter in self._shapes:
+            module = parameter.rpartition(".")[0]
+            parents = [module[: m.start()] for m in re.finditer(r"\.|$", module)]
+            if any(map(self._config.saves, parents)) and parameter not in self.changes:
+                self.problems.append(f"no {parameter}, though modules_to_save names it")
+            named = any(module.endswith(m) for m in self._config.tokens)
+            if (
+                named
+                and parameter.endswith(".weight")
+                and module in (_EMBEDDING_MODULE, _HEAD_MODULE)
+            ):
+                known = self.changes.get(parameter)
+                tied = parameter == HEAD and EMBEDDING in self.changes
+                if (known is None or known.tokens is None) and not tied:
+                    self.problems.append(
+                        f"no {_TOKENS} of {module}, though trainable_token_indices names it"
+                    )
+
+    def _shaped(self, name: str, shape: Shape) -> str:
+        """The name, once the shape is compared."""
+        if (found := tuple(self._tensors[name].shape)) != shape:
+            self._misshapen.append(f"{name!r} is {found}, expected {shape}")
+        return name
+
+    def _change(self, parameter: str, **what: Any) -> None:
+        known = self.changes.get(parameter)
+        if known is None:
+            self.changes[parameter] = Change(self._adapter, **what)
+            return
+        # A value and what is added to it belong together; everything else excludes each other.
+        fresh = Change(self._adapter, **what)
+        pair = {known.value is None, fresh.value is None}
+        if pair != {True, False} or known.tokens or fresh.tokens:
+            self.problems.append(f"{parameter} is changed in two ways")
+            return
+        value, other = (known, fresh) if known.value is not None else (fresh, known)
+        self.changes[parameter] = dataclasses.replace(other, value=value.value, shared=value.shared)
+
+
+def _ends(module: str, endings: tuple[str, ...]) -> bool:
+    return any(module == e or module.endswith(f".{e}") for e in endings)

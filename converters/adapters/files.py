@@ -1,0 +1,5 @@
+"""The files of an adapter as peft saves it."""
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_FILE)

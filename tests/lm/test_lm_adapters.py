@@ -1,0 +1,87 @@
+"""``peft=`` of ``--model_args``, against lm-eval's own hf model with the unmerged adapter."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from adapters import write_adapter
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+
+from griffin_eval.lm.model import GriffinLM
+from griffin_eval.lm.results import fingerprint
+
+HERE = Path(__file__).parent
+PAIRS = [("The unary minus", " operator"), ("x", " yields the negation of its argument.")]
+
+
+@pytest.fixture(scope="module")
+def adapter(checkpoint, tmp_path_factory):
+    """One that unties the output head."""
+    folder = tmp_path_factory.mktemp("adapter")
+    targets = ["embed_tokens", "linear_x", "q_proj"]
+    write_adapter(folder, checkpoint, target_modules=targets, use_rslora=True)
+    return folder
+
+
+def answers(lm):
+    requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(PAIRS)]
+    return [answer for answer, _ in lm.loglikelihood(requests, disable_tqdm=True)]
+
+
+def test_answers_are_those_of_hf(checkpoint, adapter):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        hf = HFLM(pretrained=str(checkpoint), peft=str(adapter), dtype="float32", device="cpu")
+    expected = answers(hf)
+    for framework in ("torch", "jax"):
+        lm = GriffinLM(pretrained=str(checkpoint), peft=str(adapter), framework=framework)
+        assert answers(lm) == pytest.approx(expected, rel=2e-6)
+    plain = answers(GriffinLM(pretrained=str(checkpoint), framework="torch"))
+    assert plain != pytest.approx(expected, rel=1e-2)
+
+
+SPLIT = """
+import json, sys
+from griffin_eval.lm.model import GriffinLM
+from test_lm_adapters import answers
+lm = GriffinLM(pretrained=sys.argv[1], peft=sys.argv[2], framework="torch", tensor_parallel_size=2)
+print(json.dumps(answers(lm)))
+"""
+
+
+@pytest.mark.slow
+def test_every_part_of_a_split_model_merges(checkpoint, adapter):
+    done = subprocess.run(
+        [sys.executable, "-c", SPLIT, str(checkpoint), str(adapter)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": f"{HERE}:{HERE.parent / 'support'}"},
+    )
+    assert done.returncode == 0, done.stderr
+    lm = GriffinLM(pretrained=str(checkpoint), peft=str(adapter), framework="torch")
+    assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx(answers(lm), rel=1e-5)
+
+
+def test_the_adapter_is_recorded_and_part_of_every_key(checkpoint, adapter, tmp_path):
+    other = shutil.copytree(adapter, tmp_path / "other")
+    path = other / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"lora_alpha": 6}))
+    keys, hashes = set(), set()
+    for peft in (None, str(adapter), str(other)):
+        lm = GriffinLM(pretrained=str(checkpoint), peft=peft, framework="torch")
+        info = lm.get_model_info()
+        keys.add(fingerprint(lm._model, lm.weights_sha256))
+        hashes.add(lm.weights_sha256)
+        if peft is None:
+            assert "griffin_adapters" not in info
+        else:
+            (record,) = info["griffin_adapters"]
+            assert record["path"] == peft and len(record["sha256"]) == 64
+        json.dumps(info)
+    assert len(keys) == len(hashes) == 3

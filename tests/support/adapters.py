@@ -1,0 +1,75 @@
+"""Adapters of peft for a tiny model, which tests compare ours with."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from parity import BASE, weights
+from parity_oracles import hf_config
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import peft
+    import transformers
+
+from griffin_eval.config import GriffinConfig
+
+LINEAR = ["linear_x", "linear_y", "linear_out", "q_proj", "k_proj", "v_proj", "o_proj"]
+LINEAR += ["gate_proj", "up_proj", "down_proj"]
+
+
+def write_base(
+    folder: Path, config: GriffinConfig = BASE, dtype: torch.dtype = torch.float32
+) -> None:
+    """A RecurrentGemma that transformers saves."""
+    model = transformers.RecurrentGemmaForCausalLM(hf_config(config))
+    state = {name: torch.from_numpy(value) for name, value in weights(config).items()}
+    state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
+    model.load_state_dict(state)
+    model.to(dtype).save_pretrained(folder)
+
+
+def load_base(folder: Path, dtype: torch.dtype | str = "auto") -> Any:
+    return transformers.RecurrentGemmaForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="eager"
+    ).eval()
+
+
+def write_adapter(folder: Path, base: Path, seed: int = 0, **config: Any) -> None:
+    """An adapter that peft saves, trained at random.
+
+    Args:
+        folder: to write.
+        base: that it is for.
+        seed: of what it learnt.
+        config: of peft's ``LoraConfig``.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        given = {"r": 3, "lora_alpha": 5, "task_type": "CAUSAL_LM"} | config
+        model = peft.get_peft_model(load_base(base), peft.LoraConfig(**given))
+        draw = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if not parameter.requires_grad:
+                    continue
+                noise = torch.randn(parameter.shape, generator=draw)
+                if "lora_embedding" in name or "lora_A" in name or "lora_B" in name:
+                    parameter.copy_(0.3 * noise)
+                else:  # biases, magnitudes, rows and whole modules keep near what they were
+                    parameter.mul_(1 + 0.2 * noise).add_(0.02 * noise)
+        model.save_pretrained(folder)
+
+
+def load_adapted(base: Path, adapter: Path, dtype: torch.dtype | str = "auto") -> Any:
+    """The base with the unmerged adapter."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return peft.PeftModel.from_pretrained(load_base(base, dtype), adapter).eval()
+
+
+@torch.no_grad()
+def logits(model: Any, tokens: np.ndarray) -> np.ndarray:
+    return model(input_ids=torch.from_numpy(tokens).long(), use_cache=False).logits.numpy()
