@@ -29,7 +29,7 @@ print(time.perf_counter() - begin)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Prints what the start-up file costs.")
     parser.add_argument("--starts", type=int, default=100, help="Interpreters that are started.")
     starts = parser.parse_args().starts
     file = importlib.metadata.distribution("griffin-eval").locate_file("griffin_eval_plugin.pth")
