@@ -20,7 +20,7 @@ from pathlib import Path
 import griffin_eval
 
 TIMED = """
-import sys, time
+import os, sys, time  # site has os already
 sys.path.append(sys.argv[1])
 begin = time.perf_counter()
 exec(sys.argv[2])
@@ -29,7 +29,7 @@ print(time.perf_counter() - begin)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Prints what the start-up file costs.")
     parser.add_argument("--starts", type=int, default=100, help="Interpreters that are started.")
     starts = parser.parse_args().starts
     file = importlib.metadata.distribution("griffin-eval").locate_file("griffin_eval_plugin.pth")
@@ -50,7 +50,7 @@ def main() -> None:
 
 def timed(folder: str, line: str) -> float:
     """Seconds that the line takes in a new interpreter which finds the package in the folder."""
-    command = [sys.executable, "-S", "-B", "-c", TIMED, folder, line]
+    command = [sys.executable, "-P", "-S", "-B", "-c", TIMED, folder, line]
     return float(subprocess.check_output(command))
 
 
