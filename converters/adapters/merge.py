@@ -199,7 +199,7 @@ def merged(
                 values *= magnitudes
             _check_range(spec.name, values, piece[rows], dtype)
             result[rows] = values
-        del piece, values
+        del piece
         yield result
 
 

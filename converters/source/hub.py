@@ -193,8 +193,9 @@ def _download(repository: str, revision: str | None, within: str, what: str) -> 
 
 def _fetch(repository: str, revision: str | None, files: Iterable[str]) -> Path:
     import huggingface_hub as hub
+    from huggingface_hub.utils import tqdm
 
-    class Bar(hub.utils.tqdm):
+    class Bar(tqdm):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs | {"disable": None})  # shown on a terminal only
 

@@ -436,3 +436,40 @@ def test_lm_eval(hub, user, models, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "griffin_pydoc_choice" in done.stdout
+
+
+# Adapters.
+
+RESOLVE_ADAPTER = """
+import sys
+from griffin_eval.converters.source.resolve import resolve_adapter
+from griffin_eval.errors import BadInput
+for revision in (None, "v1"):
+    try:
+        print(resolve_adapter(sys.argv[1], revision))
+    except BadInput as error:
+        print("refused:", error)
+"""
+
+
+def test_an_adapter_is_downloaded_with_nothing_beside_it(hub, user, tmp_path):
+    files = {"adapter_config.json": b'{"base_model_name_or_path": "google/x", "peft_type": "LORA"}'}
+    files |= {"adapter_model.safetensors": b"tensors", "optimizer.pt": b"large"}
+    hub.push("org/adapter", files)
+    hub.push("org/adapter", files | {"adapter_model.safetensors": b"others"}, "v1")
+
+    def resolve_both(name, **environment):
+        done = user.run("python", "-c", RESOLVE_ADAPTER, name, **environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    main, tagged = resolve_both("org/adapter")
+    assert hub.downloads() == ["adapter_config.json", *["adapter_model.safetensors"] * 2]
+    assert contents(Path(main)) == {n: files[n] for n in files if n.startswith("adapter")}
+    assert (Path(tagged) / "adapter_model.safetensors").read_bytes() == b"others"
+    assert resolve_both("org/adapter", HF_HUB_OFFLINE="1") == [main, tagged]
+    for said in resolve_both("org/nothing"):
+        assert said.startswith("refused: org/nothing could not be downloaded: there is no such")
+    done = user.run("griffin-eval", "convert", "org/adapter", str(tmp_path / "x"), "--to", "hf")
+    assert done.returncode == 2 and "holds only an adapter: give the base" in done.stderr
+    assert "'google/x'" in done.stderr

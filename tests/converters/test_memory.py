@@ -22,6 +22,7 @@ from griffin_eval.converters.output.memory_plan import (
     choose_buffering,
     memory_needed,
 )
+from griffin_eval.converters.overrides import Overrides
 from griffin_eval.converters.plan import make_plan
 from griffin_eval.converters.verify import compare
 from griffin_eval.errors import ArgumentError
@@ -116,6 +117,34 @@ def test_memory_of_reading_orbax(flax, tmp_path, target):
     least = memory_needed(plan, BUFFERINGS[-1]).nbytes
     found = peak(flax, target, tmp_path / "out", "--max-memory", least)
     assert least / 5 < found <= least
+
+
+@pytest.fixture(scope="module")
+def adapter(model, tmp_path_factory):
+    """A LoRA of rank 256 of the largest tensors and of the embedding."""
+    folder, rng = tmp_path_factory.mktemp("adapter"), np.random.default_rng(0)
+    prefix, state = "base_model.model.", {}
+    for name, spec in param_specs(Checkpoint(model).config).items():
+        module, (out, width) = name.removesuffix(".weight"), (*spec.shape, 0)[:2]
+        if module.endswith("_proj") and "mlp" in module:
+            state[f"{prefix}{module}.lora_A.weight"] = rng.random((256, width), np.float32)
+            state[f"{prefix}{module}.lora_B.weight"] = rng.random((out, 256), np.float32)
+        elif module.endswith("embed_tokens"):
+            state[f"{prefix}{module}.lora_embedding_A"] = rng.random((256, out), np.float32)
+            state[f"{prefix}{module}.lora_embedding_B"] = rng.random((width, 256), np.float32)
+    save_file(state, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 256, "lora_alpha": 1e-3}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("target", ["griffin", pytest.param("hf", marks=pytest.mark.slow)])
+def test_memory_of_merging(model, adapter, tmp_path, target):
+    adapted = Checkpoint(model, Overrides(adapters=((adapter, 1.0),)))
+    least = memory_needed(make_plan(adapted, FORMATS[target]), BUFFERINGS[-1]).nbytes
+    options = ("--max-memory", least, "--adapter", adapter)
+    assert least / 5 < peak(model, target, tmp_path / "out", *options) <= least
 
 
 @pytest.mark.parametrize("target", FORMATS)
