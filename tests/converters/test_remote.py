@@ -15,7 +15,7 @@ from programs import griffin_eval
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.containers.orbax.find import TREE_METADATA
 from griffin_eval.converters.containers.orbax.reader import OrbaxFolder
-from griffin_eval.converters.containers.orbax.remote import fetch, listed_in
+from griffin_eval.converters.containers.orbax.remote import fetch, inside, listed_in
 from griffin_eval.converters.output.remote import RemoteOutput
 from griffin_eval.errors import BadInput
 
@@ -156,6 +156,10 @@ def test_what_a_store_cannot_hold_is_one_sentence(bucket, tmp_path):
     assert "was cut off" in refused("convert", SHIPPED, url, "--to", "griffin-orbax")
 
 
+def test_no_name_leads_out():
+    assert inside(["d/1", "a..b", "../a", "a/../../b", "/etc/a", "..", ""]) == ["d/1", "a..b"]
+
+
 def test_a_conversion_that_fails_leaves_nothing(bucket, tmp_path):
     damaged, url = tmp_path / "damaged", f"{bucket}/failed"
     assert griffin_eval("convert", SHIPPED, damaged, "--to", "griffin").returncode == 0
@@ -206,5 +210,6 @@ def copy_up(url, folder):
 
 
 def put(url, content):
-    folder, _, name = url.rpartition("/")
-    listed_in(folder)[0].write(name, content).result()
+    scheme, bucket, path, *names = url.replace("://", "/").split("/")
+    store, _ = listed_in(f"{scheme}://{bucket}/{path}")
+    store.write("/".join(names), content).result()

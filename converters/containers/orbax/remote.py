@@ -11,12 +11,14 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from griffin_eval.converters.containers.orbax.find import MANIFEST, MSGPACK, TREE_METADATA
 from griffin_eval.converters.containers.orbax.library import reason, tensorstore
+from griffin_eval.converters.containers.safetensors.files import leads_out
 from griffin_eval.errors import ArgumentError, CheckpointError
 
 DRIVERS = {"gs": "gcs", "s3": "s3"}  # of tensorstore, by scheme
@@ -112,8 +114,12 @@ def listed_in(url: str) -> tuple[Any, list[str]]:
         keys = store.list().result()
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{url} cannot be read: {reason(error)}") from None
-    names = [key.decode("utf-8", "replace") for key in keys]
-    return store, sorted(name for name in names if ".." not in name.split("/") and name[:1] != "/")
+    return store, sorted(inside(key.decode("utf-8", "replace") for key in keys))
+
+
+def inside(names: Iterable[str]) -> list[str]:
+    """The names that do not lead out of a folder. (A store takes any text for a name.)"""
+    return [name for name in names if name and not leads_out(name)]
 
 
 def _parsed(url: str) -> tuple[str, str, str]:
