@@ -1,6 +1,7 @@
 """Resolves ``pretrained=``: a folder or file here, an object store, or a model on the hub."""
 
 import os
+import stat
 from pathlib import Path
 
 from griffin_eval.arguments import is_hub_id
@@ -55,15 +56,21 @@ def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | No
             raise CheckpointError(f"revision={revision!r} only applies to a hub id: {pretrained}")
         return fetch(pretrained if subfolder is None else f"{pretrained.rstrip('/')}/{subfolder}")
     expanded = os.path.expanduser(pretrained)  # Path.expanduser raises for an unknown user
-    folder = Path(expanded)
-    if os.path.isdir(expanded):
+    folder, mode = Path(expanded), 0
+    try:
+        mode = os.stat(expanded).st_mode
+    except PermissionError as error:
+        raise CheckpointError(f"{pretrained} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError):  # nothing there, or no name of a file
+        pass
+    if stat.S_ISDIR(mode):
         if revision is not None:
             raise CheckpointError(
                 f"revision={revision!r} only applies to a hub id, but {pretrained} is a folder"
             )
-    elif folder.suffix in (".pt", ".pth") and os.path.isfile(expanded):
+    elif folder.suffix in (".pt", ".pth") and stat.S_ISREG(mode):
         return folder
-    elif os.path.exists(expanded):
+    elif mode:
         raise CheckpointError(
             f"{pretrained} is a file: expected the folder that holds it, {folder.parent}"
         )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from griffin_eval.converters.arrays.dtypes import FLOATS, ITEM_BYTES, numpy_dtype
-from griffin_eval.converters.arrays.write import write_array, writing
+from griffin_eval.converters.arrays.write import write_all, write_array, writing
 from griffin_eval.converters.containers.container import Writer
 from griffin_eval.converters.containers.safetensors.files import CODES, INDEX_FILE, SINGLE_FILE
 from griffin_eval.errors import BadInput
@@ -194,7 +194,7 @@ class SafetensorsWriter(Writer):
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         descriptor = os.open(self.folder / (file + _PENDING), flags, 0o666)
         os.ftruncate(descriptor, self.nbytes[file])
-        os.pwrite(descriptor, self._headers[file], 0)
+        write_all(descriptor, self._headers[file], 0)
         return descriptor
 
     def _finish(self, file: str) -> None:
