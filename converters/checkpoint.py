@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.adapters.adapter import Adapter
 from griffin_eval.converters.adapters.changes import Change
-from griffin_eval.converters.adapters.merge import holds, merged, merging_bytes, plan_merge
+from griffin_eval.converters.adapters.merge import holds, merged, merging_bytes
+from griffin_eval.converters.adapters.together import plan_merge
 from griffin_eval.converters.arrays.dtypes import numpy_dtype
 from griffin_eval.converters.arrays.pieces import CHUNK_BYTES, bytes_of, chunks
 from griffin_eval.converters.arrays.torch import torch_tensor
