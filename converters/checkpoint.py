@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.adapters.adapter import Adapter
 from griffin_eval.converters.adapters.changes import Change
-from griffin_eval.converters.adapters.merge import holds, merged, merging_bytes, plan_merge
+from griffin_eval.converters.adapters.merge import holds, merged, merging_bytes
+from griffin_eval.converters.adapters.together import plan_merge
 from griffin_eval.converters.arrays.chunk_sums import ChunkSums
 from griffin_eval.converters.arrays.dtypes import numpy_dtype
 from griffin_eval.converters.arrays.grid import Region

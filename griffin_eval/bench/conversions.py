@@ -12,6 +12,8 @@ from typing import Any
 from griffin_eval.bench.peers import check_peer
 from griffin_eval.bench.timing import serve, watch_memory
 
+ADAPTER = "adapter"  # folder of an adapter, beside those of the checkpoints
+
 
 def measure(way: str, source: str, destination: str, target: str) -> dict[str, float]:
     """Seconds of a conversion, imports included, and the largest anonymous memory in bytes.
@@ -43,6 +45,21 @@ def convert(source: str, destination: str, target: str) -> None:
     from griffin_eval.converters.plan import make_plan
 
     convert_checkpoint(make_plan(Checkpoint(source), FORMATS[target]), Path(destination))
+
+
+def merge(source: str, destination: str, target: str) -> None:
+    """This package's conversion, with the adapter in the folder beside the source."""
+    from pathlib import Path
+
+    from griffin_eval.converters.checkpoint import Checkpoint
+    from griffin_eval.converters.convert import convert_checkpoint
+    from griffin_eval.converters.formats import FORMATS
+    from griffin_eval.converters.overrides import Overrides
+    from griffin_eval.converters.plan import make_plan
+
+    overrides = Overrides(adapters=((Path(source).parent / ADAPTER, 1.0),))
+    adapted = Checkpoint(source, overrides)
+    convert_checkpoint(make_plan(adapted, FORMATS[target]), Path(destination))
 
 
 def save_with_orbax(source: str, destination: str, target: str) -> None:
@@ -84,7 +101,7 @@ def save_with_torch(source: str, destination: str, target: str) -> None:
 
 WAYS: dict[str, Callable[[str, str, str], None]] = {
     function.__name__: function
-    for function in (convert, save_with_orbax, save_with_transformers, save_with_torch)
+    for function in (convert, merge, save_with_orbax, save_with_transformers, save_with_torch)
 }
 
 if __name__ == "__main__":

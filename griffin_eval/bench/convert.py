@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 
+from griffin_eval.bench.conversions import ADAPTER
 from griffin_eval.bench.peers import Absent, left_out
 from griffin_eval.bench.timing import Failed, Job
 from griffin_eval.config import PRESETS
+from griffin_eval.converters.adapters.files import ADAPTER_CONFIG, ADAPTER_FILE
 from griffin_eval.converters.arrays.write import writing
 from griffin_eval.converters.formats import FORMATS, refusals
 from griffin_eval.converters.output.atomic import SafeOutput, check_disk
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 WORKER = "griffin_eval.bench.conversions"
 OURS = "convert"
 OUTPUT = "output"  # folder that a measured conversion writes
+RANK = 16  # of the adapter that is merged
 
 
 class Route(NamedTuple):
@@ -56,8 +59,9 @@ class Route(NamedTuple):
         return f"{self.source} to {self.target}" + f", {self.peer}" * bool(self.peer)
 
 
-# What people do without a converter.
+# What people do without a converter, and a conversion that merges an adapter.
 PEERS = (
+    Route("griffin", "griffin", f"a LoRA of rank {RANK} merged", "merge"),
     Route("hf", "deepmind-flax", "stock Orbax's save", "save_with_orbax"),
     Route("hf", "hf", "transformers' load and save", "save_with_transformers"),
     Route("deepmind-torch", "deepmind-torch", "torch.load and torch.save", "save_with_torch"),
@@ -98,6 +102,7 @@ def run(console: Console, preset: str, directory: Path, rounds: int) -> None:
                 written.append(name)
             except Absent as reason:
                 _line(console, left_out(name, str(reason)))
+        _write_adapter(preset, directory / ADAPTER)
         for route in _routes(written):
             status.update(str(route))
             try:
@@ -176,6 +181,25 @@ def _write_source(preset: str, target: str, folder: Path) -> None:
                 writer.write(name, pieces(spec.shape))
         raw = config_json(PRESETS[preset], FORMATS[target], "bfloat16")
         (new / "config.json").write_text(json.dumps(raw))
+
+
+def _write_adapter(preset: str, folder: Path) -> None:
+    """Writes a LoRA of every linear map, if it is not there."""
+    if folder.exists():
+        return
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    rng, state = np.random.default_rng(0), {}
+    for name, spec in param_specs(PRESETS[preset]).items():
+        if name.endswith(".weight") and len(spec.shape) == 2 and "vocab" not in spec.axes:
+            module = f"base_model.model.{name.removesuffix('.weight')}"
+            for part, shape in (("A", (RANK, spec.shape[1])), ("B", (spec.shape[0], RANK))):
+                state[f"{module}.lora_{part}.weight"] = rng.standard_normal(shape, np.float32)
+    with SafeOutput(folder) as new:
+        save_file(state, new / ADAPTER_FILE)
+        config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK / 100}
+        (new / ADAPTER_CONFIG).write_text(json.dumps(config))
 
 
 def _measure(way: str, source: Path, destination: Path, target: str) -> dict[str, float]:
