@@ -23,6 +23,7 @@ from griffin_eval.runners.protocol import Runner
 from griffin_eval.runners.saved_state import SavedState
 
 MOST_TOP = 20  # likeliest tokens that can be asked for
+MOST_EDGES = 63  # that a step reads from
 MOST_SLOTS = 256  # states in the pool
 MOST_TOKENS = 1 << 22  # tokens of the tree that are remembered
 LONG = 512  # tokens of an edge whose state is kept even if nothing asks for it yet
@@ -219,6 +220,43 @@ class Scheduler:
             self.counts.requests += 1
             self._added.append(request)
             self._changed.notify()
+
+    def warm_up(self) -> None:
+        """Runs every shape of step that can be met once, where shapes are compiled. Before `start`.
+
+        Not compiled are numbers of likeliest tokens other than 1.
+        """
+        runner, vocab = self._runner, self._runner.config.vocab_size
+        if self._fixed_sizes:
+            sizes = [size for size in SIZES if size <= self._step_tokens]
+            for size in sizes[::-1]:
+                for rows in (MOST_EDGES + 1, 2, 1):
+                    if rows > size:
+                        continue
+                    lengths = np.ones(rows, np.int64)
+                    lengths[0] += size - rows
+                    for _ in range(5):  # the runner compiles what is used so often
+                        hidden, self._pool = runner.read(
+                            self._pool,
+                            np.zeros(size, np.int32),
+                            lengths,
+                            np.full(rows, -1),
+                            np.full(rows, -1),
+                        )
+                count = 64
+                while count // 2 < size:
+                    at = np.arange(min(count, size))
+                    runner.logits(hidden, at)
+                    runner.score(hidden, at, at * 0, at, self._softmax_dtype)
+                    runner.score_top(hidden, at, at * 0, at, self._softmax_dtype, 1)
+                    count *= 2
+        for rows in self._rows:
+            places, none = np.arange(len(rows.requests)), np.zeros(len(rows.requests), np.int64)
+            rows.state = runner.insert_rows(rows.state, places[:1], self._pool, np.array([-1]))
+            hidden, rows.state = runner.decode_step(rows.state, none, none)
+            runner.greedy(hidden, places)
+            runner.logits(hidden, places)
+            runner.score_top(hidden, places, none, places, self._softmax_dtype, min(1, vocab))
 
     def cancel(self, request: Request) -> None:
         """Ends a request as soon as the step that runs is over, if it has not ended yet."""
@@ -491,7 +529,9 @@ class Scheduler:
         before and after them."""
         needed = {e.parent for e in edges if e.working is None} | {r.edge for r in self._reading}
         # Where memory is short one at a time, so that it is known which of them has not enough.
-        edges = edges[: min(self._runner.step_rows, 64 if self._most > SMALLEST_STEP else 1)]
+        edges = edges[
+            : min(self._runner.step_rows, MOST_EDGES if self._most > SMALLEST_STEP else 1)
+        ]
         unused = self._budget()
         share = max(unused // len(edges), SMALLEST_STEP)
         counts = [min(edge.end - edge.position, share) for edge in edges]
