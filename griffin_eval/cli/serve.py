@@ -1,5 +1,7 @@
 """The command ``serve``."""
 
+import asyncio
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,6 +10,7 @@ import typer
 from griffin_eval.cli.options import CheckpointOptions, takes_checkpoint_options
 from griffin_eval.errors import ArgumentError, MissingExtraError
 
+GRACE = 5  # seconds in which requests may end after Ctrl-C
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -109,13 +112,28 @@ def serve(
     model.scheduler.warm_up()
     model.scheduler.start()
     config = uvicorn.Config(
-        make_app(model), host, port, log_level="warning", timeout_graceful_shutdown=10
+        make_app(model), host, port, log_level="warning", timeout_graceful_shutdown=5
     )
-    server = uvicorn.Server(config)
+
+    class Server(uvicorn.Server):
+        cut = 0
+
+        async def shutdown(self, sockets: Any = None) -> None:
+            model.scheduler.refuse()
+            end = time.monotonic() + GRACE
+            while model.scheduler.unfinished and time.monotonic() < end and not self.force_exit:
+                await asyncio.sleep(0.05)
+            self.cut = model.scheduler.cancel_all()
+            await super().shutdown(sockets)
+
+    server = Server(config)
     typer.echo(f"{', '.join(model.models)}: listening at http://{host}:{port}", err=True)
-    server.run()
-    if left := model.scheduler.unfinished:
-        typer.echo(f"{left} requests were cut off", err=True)
+    try:
+        server.run()
+    except KeyboardInterrupt:  # which uvicorn raises again after it has ended
+        pass
+    if server.cut:
+        typer.echo(f"cut off: {server.cut} requests that had not been answered", err=True)
 
 
 def _template(given: str | None) -> str | None:

@@ -19,8 +19,7 @@ import numpy as np
 from griffin_eval.engine.generation import GREEDY, Chooser, Sampling
 from griffin_eval.engine.limits import SMALLEST_STEP, is_out_of_memory
 from griffin_eval.engine.live_tree import NEVER, LiveEdge, insert
-from griffin_eval.runners.protocol import Runner
-from griffin_eval.runners.saved_state import SavedState
+from griffin_eval.runners.protocol import Runner, SavedState
 
 MOST_TOP = 20  # likeliest tokens that can be asked for
 MOST_EDGES = 63  # that a step reads from
@@ -264,11 +263,25 @@ class Scheduler:
             request.cancelled = self._cancels = True
             self._changed.notify()
 
-    def close(self) -> None:
-        """Takes no more requests, answers those that are there, and ends the thread."""
+    def refuse(self) -> None:
+        """Takes no more requests."""
         with self._changed:
             self._closing = True
             self._changed.notify()
+
+    def cancel_all(self) -> int:
+        """Ends all requests; gives how many there were."""
+        with self._changed:
+            left = [*self._added, *self._waiting, *self._running()]
+            for request in left:
+                request.cancelled = True
+            self._cancels = True
+            self._changed.notify()
+        return len(left)
+
+    def close(self) -> None:
+        """Takes no more requests, answers those that are there, and ends the thread."""
+        self.refuse()
         if self._thread is not None:
             self._thread.join()
 

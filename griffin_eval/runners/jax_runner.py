@@ -246,7 +246,7 @@ class JaxRunner:
         pool = self._started("start pool", self._model.init_state, rows + 1, capacity)
         if self._saved is None:
             return pool
-        return self._write(pool, self._int32(np.array([rows])), self._saved_start(capacity))
+        return self.write_state(pool, rows, self._saved.tensors, self._saved.read, capacity)
 
     def grow_pool(self, pool: State, rows: int, capacity: int) -> State:
         return self._grow(self.open_pool(rows, capacity), pool)
@@ -267,20 +267,20 @@ class JaxRunner:
         capacity = self._with_saved(capacity)
         return jax.eval_shape(lambda: self._model.init_state(1, capacity))
 
-    def _saved_start(self, capacity: int) -> State:
-        """The saved state, as a state of the model for so many tokens in all."""
-        assert self._saved is not None
+    def write_state(
+        self, pool: State, row: int, tensors: dict[str, np.ndarray], read: int, capacity: int
+    ) -> State:
         shapes = jax.eval_shape(lambda: self._model.init_state(1, capacity))
         layers: list[Any] = []
         for index, layer in enumerate(shapes.layers):
             leaves = {}
             for name, leaf in layer._asdict().items():
-                saved = self._saved.tensors[f"layers.{index}.{name}"]
+                saved = tensors[f"layers.{index}.{name}"]
                 leaves[name] = np.zeros(leaf.shape, leaf.dtype)
                 leaves[name][0, leaf.shape[1] - len(saved) :] = saved
             layers.append(type(layer)(**leaves))
-        pos, start = map(jnp.int32, ([self._saved.read], [0]))
-        return State(pos, start, tuple(layers))
+        pos, start = map(jnp.int32, ([read], [0]))
+        return self._write(pool, self._int32(np.array([row])), State(pos, start, tuple(layers)))
 
     def read(
         self,

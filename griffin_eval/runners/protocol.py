@@ -91,6 +91,20 @@ class Runner(Protocol):
         """The state in a row of a pool, after so many tokens, as `SavedState` holds it."""
         ...
 
+    def write_state(
+        self, pool: Any, row: int, tensors: dict[str, np.ndarray], read: int, capacity: int
+    ) -> Any:
+        """Writes a state into a row of a pool.
+
+        Args:
+            pool: from `open_pool` or an earlier call; it is consumed.
+            row: which row.
+            tensors: what `state_tensors` gave, of a runner of this model in any framework.
+            read: number of tokens after which.
+            capacity: with which the pool was opened.
+        """
+        ...
+
     def read(
         self,
         pool: Any,

@@ -132,6 +132,11 @@ class LeadingRunner:
     def state_tensors(self, pool: Any, row: int, read: int) -> dict[str, np.ndarray]:
         raise _of_one_process()
 
+    def write_state(
+        self, pool: Any, row: int, tensors: dict[str, np.ndarray], read: int, capacity: int
+    ) -> Any:
+        raise _of_one_process()
+
     def read(
         self,
         pool: Any,

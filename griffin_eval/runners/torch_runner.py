@@ -114,15 +114,24 @@ class TorchRunner:
         layers = (layer._asdict().items() for layer in state.layers)
         return tensors_of([{name: leaf.numpy() for name, leaf in layer} for layer in layers], read)
 
+    def write_state(
+        self, pool: State, row: int, tensors: dict[str, np.ndarray], read: int, capacity: int
+    ) -> State:
+        return scatter(pool, self._put(np.array([row])), self._state_of(tensors, read, capacity))
+
     def _start(self, capacity: int) -> State:
         """The state from which every document starts, for so many tokens of its own."""
         if self._saved is None:
             return self.model.init_state(1, capacity)
-        state = self.model.init_state(1, capacity + self._saved.read)
-        state.pos.fill_(self._saved.read)
+        return self._state_of(self._saved.tensors, self._saved.read, capacity + self._saved.read)
+
+    def _state_of(self, tensors: dict[str, np.ndarray], read: int, capacity: int) -> State:
+        """The state of one document after so many tokens, as `state_tensors` gives it."""
+        state = self.model.init_state(1, capacity)
+        state.pos.fill_(read)
         for index, layer in enumerate(state.layers):
             for name, leaf in layer._asdict().items():
-                saved = self._saved.tensors[f"layers.{index}.{name}"]
+                saved = tensors[f"layers.{index}.{name}"]
                 leaf[0, leaf.shape[1] - len(saved) :] = torch.tensor(saved)
         return state
 

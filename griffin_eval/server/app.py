@@ -98,7 +98,7 @@ class _Server:
             # What is wrong is said before the answer begins.
             context = self._asked(asked, prompts)
             completions, wake = await context.__aenter__()
-            parts = self._parts(context, completions, wake, asked, chat)
+            parts = self._parts(http, context, completions, wake, asked, chat)
             return StreamingResponse(parts, media_type="text/event-stream")
         async with self._asked(asked, prompts) as (completions, wake):
             await self._wait(http, completions, wake)
@@ -171,13 +171,14 @@ class _Server:
                 await asyncio.wait_for(wake.event.wait(), 0.5)
             if time.monotonic() > deadline:
                 raise Refused(f"no answer within {self._options.timeout:g} seconds", 504)
-            if not wake.event.is_set() and await http.is_disconnected():
+            if await http.is_disconnected():
                 raise Refused("the client has gone", 499)
         for each in completions:
             _check(each)
 
     async def _parts(
         self,
+        http: Http,
         context: contextlib.AbstractAsyncContextManager[Any],
         completions: list[Completion],
         wake: Waker,
@@ -199,8 +200,7 @@ class _Server:
                     reason = each.answer.reason
                     if index in ended or not (each.answer.tokens or reason):
                         continue
-                    if reason == "error":
-                        _check(each)
+                    _check(each)
                     text, logprobs = each.news(chat)
                     if reason:
                         ended.add(index)
@@ -211,6 +211,8 @@ class _Server:
                     choice["finish_reason"] = each.finish_reason if reason else None
                     yield _event(head | {"choices": [choice]})
                 if len(ended) < len(completions):
+                    if await http.is_disconnected():
+                        return
                     if time.monotonic() > deadline:
                         raise Refused(f"no answer within {self._options.timeout:g} seconds", 504)
                     with contextlib.suppress(TimeoutError):
@@ -333,7 +335,7 @@ def _check(completion: Completion) -> None:
     if answer.reason == "error":
         raise Refused(str(answer.error) or type(answer.error).__name__, 500)
     if answer.reason == "cancelled":
-        raise Refused("the request was cancelled", 499)
+        raise Refused("the server has ended", 503)
 
 
 def _usage(completions: list[Completion], n: int) -> dict[str, int]:

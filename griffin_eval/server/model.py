@@ -11,9 +11,8 @@ import numpy as np
 from griffin_eval.engine.scheduler import Request, Scheduler
 from griffin_eval.errors import ArgumentError
 from griffin_eval.lm.arguments import parse_arguments
-from griffin_eval.lm.load import load
+from griffin_eval.lm.load import SavedState, check_origin, load, read_state
 from griffin_eval.lm.weights_hash import weights_sha256
-from griffin_eval.runners.saved_state import SavedState, check_origin, check_weights, read_state
 from griffin_eval.server.answers import Answer, Completion, TokenNames
 from griffin_eval.server.fields import Asked, Refused
 from griffin_eval.sharding.launch import Launch
@@ -79,6 +78,8 @@ class ServedModel:
             )
         self.saved: dict[str, SavedState] = {}
         for path in options.states:
+            from griffin_eval.lm.model import check_weights  # lm-eval comes along
+
             saved = read_state(path)
             digest = model.tokenizer.name.rpartition("@")[2]
             check_origin(path, saved, config, digest, self.runner.dtype)
