@@ -80,7 +80,7 @@ class LiveEdge:
 
     def below(self) -> Iterator["LiveEdge"]:
         """This edge and all behind it, parents first."""
-        pending = [self]
+        pending: list[LiveEdge] = [self]
         while pending:
             edge = pending.pop()
             yield edge

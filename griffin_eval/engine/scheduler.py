@@ -228,6 +228,7 @@ class Scheduler:
         runner, vocab = self._runner, self._runner.config.vocab_size
         if self._fixed_sizes:
             sizes = [size for size in SIZES if size <= self._step_tokens]
+            hidden: Any = None
             for size in sizes[::-1]:
                 for rows in (MOST_EDGES + 1, 2, 1):
                     if rows > size:
