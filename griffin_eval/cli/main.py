@@ -23,6 +23,7 @@ from griffin_eval.cli.memory import memory
 from griffin_eval.cli.read import read
 from griffin_eval.cli.report import report
 from griffin_eval.cli.score import score
+from griffin_eval.cli.serve import serve
 from griffin_eval.cli.sweep import sweep
 from griffin_eval.cli.train import train
 from griffin_eval.cli.verify import verify
@@ -92,7 +93,19 @@ bench.command(name="latency")(bench_latency)
 bench.command(name="throughput")(bench_throughput)
 bench.command(name="training")(bench_training)
 app.add_typer(bench, name="bench")
-for command in (convert, inspect, verify, checkpoints, memory, read, report, score, train, doctor):
+for command in (
+    convert,
+    inspect,
+    verify,
+    checkpoints,
+    memory,
+    read,
+    report,
+    score,
+    serve,
+    train,
+    doctor,
+):
     app.command()(command)
 app.command(context_settings={"ignore_unknown_options": True})(sweep)
 

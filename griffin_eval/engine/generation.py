@@ -154,7 +154,7 @@ class _Batch:
         self._state = runner.start_decoding(rows, self._capacity)
         self._prompt_in: list[int | None] = [None] * rows  # index of the prompt in each row
         self._new: list[list[int]] = [[] for _ in range(rows)]
-        self._choosers = [_Chooser(GREEDY, 0, 0)] * rows
+        self._choosers = [Chooser(GREEDY, 0, 0)] * rows
         self._last = np.zeros(rows, np.int64)  # the token that each row reads next
 
     def run(self, describe: Callable[[int], str], cache: StateCache | None) -> None:
@@ -193,7 +193,7 @@ class _Batch:
     def _begin(self, row: int, index: int) -> None:
         prompt = self._prompts[index]
         self._prompt_in[row], self._new[row], self._last[row] = index, [], prompt.tokens[-1]
-        self._choosers[row] = _Chooser(prompt.sampling, self._seed, index)
+        self._choosers[row] = Chooser(prompt.sampling, self._seed, index)
         if prompt.max_new_tokens < 1:
             self._prompt_in[row] = None
             self._finish(index, [])
@@ -238,7 +238,7 @@ class _Batch:
                 self._finish(index, ids)
 
 
-class _Chooser:
+class Chooser:
     """Draws tokens for one prompt, from random numbers of its own."""
 
     def __init__(self, sampling: Sampling, seed: int, index: int):

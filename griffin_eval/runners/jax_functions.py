@@ -107,6 +107,21 @@ def normalise_details(
     return logprobs, best, ranks, entropy[row]
 
 
+def normalise_top(
+    dtype: str, top: int, logits: Array, row: Array, target: Array
+) -> tuple[Array, Array, Array]:
+    """Log-probabilities of targets, and of each target's row the likeliest tokens and their
+    log-probabilities."""
+    logits = logits.astype(dtype)
+    total = jax.nn.logsumexp(logits, axis=1)
+    if top == 1:
+        tokens = jnp.maximum(first_largest(logits), 0)[:, None]
+        values = jnp.max(logits, axis=1, keepdims=True)
+    else:
+        values, tokens = jax.lax.top_k(logits, min(top, logits.shape[1]))
+    return logits[row, target] - total[row], tokens[row], (values - total[:, None])[row]
+
+
 def first_largest(logits: Array) -> Array:
     """Column of the first of the largest numbers of each row, or -1 where one is NaN. (On a CPU
     argmax takes several times as long.)"""

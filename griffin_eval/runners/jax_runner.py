@@ -45,6 +45,7 @@ from griffin_eval.sharding.split import MODEL, split_over
 from griffin_eval.states.saved_state import SavedState, tensors_of
 
 COMPILE_AFTER_USES = 4  # times that a shape of steps is padded to a larger one
+TOPS = (1, 5, 20)  # numbers of likeliest tokens that are compiled for
 SCORED = 64  # least number that scored positions are padded to
 
 
@@ -143,6 +144,16 @@ class JaxRunner:
                 functools.partial(x64_if, dtype == "float64"),
             )
             for dtype in DTYPES
+        }
+        self._normalise_top = {
+            (dtype, top): compiled(
+                f"normalise top {top} {dtype}",
+                bound(jax_functions.normalise_top, dtype, top),
+                whole,
+                functools.partial(x64_if, dtype == "float64"),
+            )
+            for dtype in DTYPES
+            for top in TOPS
         }
         self._starts: dict[str, Callable[[], Any]] = {}
         # Shapes of steps in use since a pool was opened, and how often each was wanted, by rows.
@@ -370,6 +381,26 @@ class JaxRunner:
             best == targets,
             ranks.astype(np.int64),
             entropies.astype(np.float64),
+        )
+
+    def score_top(
+        self,
+        hidden: Array,
+        positions: np.ndarray,
+        targets: np.ndarray,
+        position_of: np.ndarray,
+        softmax_dtype: str,
+        top: int,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        padded = next(most for most in TOPS if most >= top)
+        normalise = self._normalise_top[softmax_dtype, padded]
+        logprobs, tokens, likeliest = self._normalised(
+            normalise, hidden, positions, targets, position_of, softmax_dtype
+        )
+        return (
+            logprobs.astype(np.float64),
+            tokens[:, :top].astype(np.int64),
+            likeliest[:, :top].astype(np.float64),
         )
 
     def _normalised(

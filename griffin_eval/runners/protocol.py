@@ -204,6 +204,27 @@ class Runner(Protocol):
         """
         ...
 
+    def score_top(
+        self,
+        hidden: Any,
+        positions: np.ndarray,
+        targets: np.ndarray,
+        position_of: np.ndarray,
+        softmax_dtype: str,
+        top: int,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Log-probability of each target, and the tokens that were likeliest in its place.
+
+        Args:
+            hidden, positions, targets, position_of, softmax_dtype: as of `score`.
+            top: number of tokens, 1 to 20 and at most those of the vocabulary.
+
+        Returns:
+            float64 [N] log-probabilities in nats; int64 [N, top] tokens, the likeliest first;
+            float64 [N, top] their log-probabilities.
+        """
+        ...
+
     def logits(self, hidden: Any, positions: np.ndarray) -> np.ndarray:
         """float32 (or wider) logits [M, V] of the hidden vectors at int [M] positions."""
         ...

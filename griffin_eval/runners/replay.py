@@ -177,6 +177,18 @@ class LeadingRunner:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         return self._call("score_details", hidden, positions, targets, position_of, softmax_dtype)
 
+    def score_top(
+        self,
+        hidden: Any,
+        positions: np.ndarray,
+        targets: np.ndarray,
+        position_of: np.ndarray,
+        softmax_dtype: str,
+        top: int,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        arguments = hidden, positions, targets, position_of, softmax_dtype, top
+        return self._call("score_top", *arguments)
+
     def logits(self, hidden: Any, positions: np.ndarray) -> np.ndarray:
         return self._call("logits", hidden, positions)
 

@@ -234,6 +234,36 @@ class TorchRunner:
         return logprobs, greedy, ranks, entropies
 
     @torch.inference_mode()
+    def score_top(
+        self,
+        hidden: torch.Tensor,
+        positions: np.ndarray,
+        targets: np.ndarray,
+        position_of: np.ndarray,
+        softmax_dtype: str,
+        top: int,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        logprobs, likeliest = np.empty(len(targets)), np.empty((len(targets), top))
+        tokens = np.empty((len(targets), top), np.int64)
+        first = 0
+        for block, mine in logit_blocks(positions, position_of, self.config.vocab_size):
+            logits = self._logits(hidden, block).to(getattr(torch, softmax_dtype))
+            row, target = self._put(position_of[mine] - first), self._put(targets[mine])
+            chosen = self._of_targets(logits, row, target)
+            values, ids = logits.topk(min(top, logits.shape[1]), 1)
+            if self._split:
+                ids = torch.cat(list(processes_torch.gathered(ids + self._first_token)), 1)
+                values, order = torch.cat(list(processes_torch.gathered(values)), 1).topk(top, 1)
+                ids = ids.gather(1, order)
+            largest = values[:, 0]
+            total = self._summed(logits.sub_(largest[:, None]).exp_().sum(1)).log_().add_(largest)
+            logprobs[mine] = (chosen - total[row]).double().cpu().numpy()
+            likeliest[mine] = (values - total[:, None])[row].double().cpu().numpy()
+            tokens[mine] = ids[row].cpu().numpy()
+            first += len(block)
+        return logprobs, tokens, likeliest
+
+    @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, positions: np.ndarray) -> np.ndarray:
         logits = self._logits(hidden, positions)
         if self._split:

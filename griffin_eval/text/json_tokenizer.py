@@ -67,6 +67,9 @@ class TransformersTokenizer(WithChatTemplate):
             [int(token) for token in ids], skip_special_tokens=skip_special_tokens
         )
 
+    def piece(self, token: int) -> str:
+        return str(self._tokenizer.convert_ids_to_tokens(int(token)))
+
     def _render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         return self._tokenizer.apply_chat_template(
             messages,

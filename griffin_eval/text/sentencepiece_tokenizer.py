@@ -102,6 +102,9 @@ class SentencePieceTokenizer(WithChatTemplate):
             )
         return text
 
+    def piece(self, token: int) -> str:
+        return self._model.id_to_piece(int(token))
+
     def _render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         try:
             from transformers.utils.chat_template_utils import render_jinja_template

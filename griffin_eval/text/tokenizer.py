@@ -82,6 +82,10 @@ class Tokenizer(Protocol):
         """Text of ids; unknown ids are left out."""
         ...
 
+    def piece(self, token: int) -> str:
+        """How the vocabulary writes a token: of a single byte it may be ``<0x0A>``."""
+        ...
+
     def apply_chat_template(
         self, messages: list[dict[str, Any]], *, add_generation_prompt: bool
     ) -> str:

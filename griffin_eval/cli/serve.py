@@ -1,0 +1,146 @@
+"""The command ``serve``."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from griffin_eval.cli.options import CheckpointOptions, takes_checkpoint_options
+from griffin_eval.errors import ArgumentError, MissingExtraError
+
+GRACE = 5  # seconds in which requests may end after Ctrl-C
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+@takes_checkpoint_options
+def serve(
+    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt file or hub id.")],
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen at.", min=0, max=65535)] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(help="Key that clients must send.", envvar="GRIFFIN_EVAL_API_KEY"),
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Name of the model; by default as the checkpoint was given.")
+    ] = None,
+    state: Annotated[
+        list[Path] | None,
+        typer.Option(help="Saved state FILE, served as the model NAME:FILE without its ending."),
+    ] = None,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(help="File of a chat template instead of the tokenizer's, or plain."),
+    ] = None,
+    system_role: Annotated[
+        str,
+        typer.Option(
+            help="What to do where the template has no system role: refuse, or merge it into what "
+            "the user says first."
+        ),
+    ] = "refuse",
+    max_length: Annotated[
+        int | None, typer.Option(help="Most tokens of a prompt and its answer.", min=1)
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(help="Most requests that are continued at a time.", min=1)
+    ] = None,
+    queue: Annotated[int, typer.Option(help="Most requests that wait or run.", min=1)] = 1024,
+    timeout: Annotated[float, typer.Option(help="Most seconds of a request.", min=0)] = 3600,
+    max_body: Annotated[int, typer.Option(help="Most bytes of a request.", min=1)] = 64 << 20,
+    state_budget: Annotated[
+        str | None, typer.Option(help="Memory for states that are kept, such as 2GB.")
+    ] = None,
+    tokenizer_info: Annotated[
+        bool, typer.Option("--tokenizer-info", help="Address /tokenizer_info.")
+    ] = False,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Folder of the tokenizer; the checkpoint's own by default.")
+    ] = None,
+    framework: Annotated[str | None, typer.Option(help="Framework: torch or jax.")] = None,
+    dtype: Annotated[str, typer.Option(help="dtype of weights and activations.")] = "auto",
+    device: Annotated[str | None, typer.Option(help="Device, as the framework names it.")] = None,
+    *,
+    options: CheckpointOptions,
+) -> None:
+    """Serve a checkpoint to clients of the OpenAI API, with log-probabilities of prompts.
+
+    What requests begin with in common is read once. Listens at this machine's own address only,
+    unless there is an --api-key.
+    """
+    if host not in LOCAL and not api_key:
+        raise ArgumentError(
+            f"--host {host} lets other machines ask: add --api-key, or listen at 127.0.0.1"
+        )
+    if system_role not in ("merge", "refuse"):
+        raise ArgumentError(f"--system-role {system_role}: expected merge or refuse")
+    template = _template(chat_template)
+    try:
+        import starlette  # noqa: F401
+        import uvicorn
+    except ImportError as error:
+        raise MissingExtraError(error.name or "starlette", "serve") from None
+    from griffin_eval.server.app import make_app
+    from griffin_eval.server.model import ServedModel, ServerOptions
+
+    arguments: dict[str, Any] = {
+        "pretrained": checkpoint,
+        "framework": framework,
+        "dtype": dtype,
+        "device": device,
+        "tokenizer": tokenizer,
+        "state_budget": state_budget,
+    } | vars(options)
+    model = ServedModel(
+        {name: value for name, value in arguments.items() if value is not None},
+        ServerOptions(
+            name=served_model_name or checkpoint,
+            states=tuple(state or ()),
+            chat_template=template,
+            system_role=system_role,
+            rows=rows,
+            queue=queue,
+            max_tokens=max_length,
+            max_body=max_body,
+            timeout=timeout,
+            api_key=api_key,
+            tokenizer_info=tokenizer_info,
+        ),
+    )
+    model.scheduler.warm_up()
+    model.scheduler.start()
+    config = uvicorn.Config(
+        make_app(model), host, port, log_level="warning", timeout_graceful_shutdown=5
+    )
+
+    class Server(uvicorn.Server):
+        cut = 0
+
+        async def shutdown(self, sockets: Any = None) -> None:
+            model.scheduler.refuse()
+            end = time.monotonic() + GRACE
+            while model.scheduler.unfinished and time.monotonic() < end and not self.force_exit:
+                await asyncio.sleep(0.05)
+            self.cut = model.scheduler.cancel_all()
+            await super().shutdown(sockets)
+
+    server = Server(config)
+    typer.echo(f"{', '.join(model.models)}: listening at http://{host}:{port}", err=True)
+    try:
+        server.run()
+    except KeyboardInterrupt:  # which uvicorn raises again after it has ended
+        pass
+    if server.cut:
+        typer.echo(f"cut off: {server.cut} requests that had not been answered", err=True)
+
+
+def _template(given: str | None) -> str | None:
+    if given in (None, "plain"):
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise ArgumentError(f"--chat-template {given} cannot be read: {reason}") from None

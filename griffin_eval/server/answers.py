@@ -1,0 +1,217 @@
+"""Answers of one request as they come from the scheduler, and as the API writes them."""
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from griffin_eval.engine.scheduler import NewToken, PromptScores
+from griffin_eval.text.tokenizer import Tokenizer
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_MARGIN = 16  # tokens before a stop string that its first token may depend on
+
+
+class TokenNames:
+    """Text of single tokens.
+
+    Args:
+        tokenizer: of the model.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self.text = lru_cache(1 << 16)(self._text)
+
+    def _text(self, token: int) -> str:
+        piece = self._tokenizer.piece(token)
+        if "\u2581" in piece:
+            return piece.replace("\u2581", " ")
+        text = self._tokenizer.decode([token], skip_special_tokens=False)
+        return self._bytes(token) if "\ufffd" in text or not text else text
+
+    def _bytes(self, token: int) -> str:
+        byte = _BYTE.fullmatch(self._tokenizer.piece(token))
+        return f"bytes:\\x{byte[1].lower()}" if byte else f"token_id:{token}"
+
+    def keyed(self, tokens: Sequence[int], values: Sequence[float]) -> dict[str, float]:
+        """Values by the text of their tokens. No two tokens share a key."""
+        found: dict[str, float] = {}
+        for token, value in zip(tokens, values, strict=True):
+            key = self.text(token)
+            if key in found:
+                key = self._bytes(token)
+            if key in found:
+                key = f"token_id:{token}"
+            found[key] = value
+        return found
+
+
+class Answer:
+    """The answer to one prompt: a `griffin_eval.engine.scheduler.Listener`.
+
+    Args:
+        tokenizer: of the model.
+        stop: strings that end the text.
+        changed: called in the scheduler's thread whenever there is more.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: list[str], changed: Callable[[], object]):
+        self._tokenizer, self._stop, self._changed = tokenizer, stop, changed
+        self.scores: PromptScores | None = None
+        self.tokens: list[NewToken] = []
+        self.reason: str | None = None
+        self.error: Exception | None = None
+
+    def prompt(self, scores: PromptScores) -> None:
+        self.scores = scores
+
+    def token(self, token: NewToken) -> bool:
+        self.tokens.append(token)
+        self._changed()
+        if not self._stop or token.ends:
+            return False
+        # Each token is at least a byte, so a string that has just appeared lies within as many.
+        count = max(len(one.encode()) for one in self._stop) + _MARGIN
+        tail = [each.id for each in self.tokens[-count:]]
+        text = self._tokenizer.decode(tail, skip_special_tokens=False)
+        return any(one in text for one in self._stop)
+
+    def done(self, reason: str, error: Exception | None) -> None:
+        self.reason, self.error = reason, error
+        self._changed()
+
+    @property
+    def text(self) -> str:
+        """The text so far, up to its first stop string; while more may come without what may be the
+        beginning of one, or of a character."""
+        ended = self.reason is not None
+        ids = [each.id for each in self.tokens if not each.ends]
+        text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        if found := [at for one in self._stop if (at := text.find(one)) >= 0]:
+            return text[: min(found)]
+        if ended:
+            return text
+        text = text.rstrip("\ufffd")
+        keep = max(
+            (n for one in self._stop for n in range(1, len(one)) if text.endswith(one[:n])),
+            default=0,
+        )
+        return text[: len(text) - keep]
+
+
+class Completion:
+    """What the API says of an answer.
+
+    Args:
+        names: of tokens.
+        prompt: int32 [N], ids.
+        prompt_text: as it is echoed.
+        answer: so far.
+        echo: whether the prompt is part of the answer.
+        top: likeliest tokens beside each token; None for no log-probabilities.
+    """
+
+    def __init__(
+        self,
+        names: TokenNames,
+        prompt: np.ndarray,
+        prompt_text: str,
+        answer: Answer,
+        echo: bool,
+        top: int | None,
+    ):
+        self._names, self.prompt, self.answer = names, prompt, answer
+        self._prompt_text, self._echo, self._top = prompt_text, echo, top
+        self._sent_text = self._sent_tokens = self._offset = 0
+
+    @property
+    def text(self) -> str:
+        return (self._prompt_text if self._echo else "") + self.answer.text
+
+    @property
+    def finish_reason(self) -> str | None:
+        return {"stop": "stop", "length": "length"}.get(self.answer.reason or "")
+
+    def logprobs(self, start: int = 0) -> dict[str, Any] | None:
+        """``logprobs`` of ``/v1/completions``, of the tokens from ``start`` on.
+
+        The first token of a prompt has null. The token that ended a text is among them.
+        """
+        if self._top is None:
+            return None
+        ids = [token.id for token in self.answer.tokens]
+        values: list[float | None] = [token.logprob for token in self.answer.tokens]
+        tops = [(token.top_tokens, token.top_logprobs) for token in self.answer.tokens]
+        offset = len(self._prompt_text)
+        scores = self.answer.scores
+        if self._echo and scores is not None:
+            ids = [*self.prompt.tolist(), *ids]
+            values = [None, *scores.logprobs.tolist(), *values]
+            none = np.empty(0)
+            tops = [(none, none), *zip(scores.top_tokens, scores.top_logprobs, strict=True), *tops]
+            offset = 0
+        texts = [self._names.text(token) for token in ids]
+        lengths = [len(text) for text in texts]
+        top_logprobs: list[dict[str, float] | None] = []
+        for token, value, (tokens, logprobs) in zip(ids, values, tops, strict=True):
+            if value is None:
+                top_logprobs.append(None)
+                continue
+            found = dict(zip(tokens.tolist(), logprobs.tolist(), strict=True))
+            found[token] = value  # the same number in both places
+            top_logprobs.append(self._names.keyed([*found], [*found.values()]))
+        offsets = (offset + np.cumsum([0, *lengths])[:-1]).tolist()
+        return {
+            "tokens": texts[start:],
+            "token_logprobs": values[start:],
+            "top_logprobs": top_logprobs[start:],
+            "text_offset": offsets[start:],
+        }
+
+    def chat_logprobs(self, start: int = 0) -> dict[str, Any] | None:
+        """``logprobs`` of ``/v1/chat/completions``."""
+        if self._top is None:
+            return None
+
+        def entry(token: int, logprob: float | None) -> dict[str, Any]:
+            text = self._names.text(token)
+            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+        return {
+            "content": [
+                entry(each.id, each.logprob)
+                | {
+                    "top_logprobs": [
+                        entry(*one)
+                        for one in zip(
+                            each.top_tokens.tolist(), each.top_logprobs.tolist(), strict=True
+                        )
+                    ]
+                }
+                for each in self.answer.tokens[start:]
+            ]
+        }
+
+    def news(self, chat: bool) -> tuple[str, Any]:
+        """Text and log-probabilities that were not given yet."""
+        text, start = self.text, self._sent_tokens
+        new, self._sent_text = text[self._sent_text :], max(len(text), self._sent_text)
+        logprobs = self.chat_logprobs(start) if chat else self.logprobs(start)
+        if logprobs is not None:
+            self._sent_tokens += len(logprobs["content" if chat else "tokens"])
+        return new, logprobs
+
+
+class Waker:
+    """Wakes a task of asyncio from another thread."""
+
+    def __init__(self) -> None:
+        self._loop, self.event = asyncio.get_running_loop(), asyncio.Event()
+
+    def __call__(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.event.set)

@@ -1,0 +1,371 @@
+"""The server's addresses: the completions API, and what stands beside it."""
+
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as Http
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from griffin_eval.engine.scheduler import Request
+from griffin_eval.server.answers import Completion, Waker
+from griffin_eval.server.fields import (
+    CHAT,
+    COMPLETION,
+    GENERATE,
+    Asked,
+    Refused,
+    read_fields,
+    read_prompts,
+)
+from griffin_eval.server.model import ServedModel, any_seed
+
+DEFAULT_TOKENS = 16  # of /v1/completions, as the API has it
+CHAT_TOKENS = 256
+MOST_PROMPTS = 2048  # of a body
+
+logger = logging.getLogger(__name__)
+
+
+def make_app(model: ServedModel) -> Starlette:
+    """The server of a model, whose scheduler has been started."""
+    server = _Server(model)
+    routes = [
+        Route("/v1/completions", server.completions, methods=["POST"]),
+        Route("/v1/chat/completions", server.chat, methods=["POST"]),
+        Route("/generate", server.generate, methods=["POST", "PUT"]),
+        Route("/v1/models", server.models),
+        Route("/tokenize", server.tokenize, methods=["POST"]),
+        Route("/detokenize", server.detokenize, methods=["POST"]),
+        Route("/health", server.health),
+        Route("/metrics", server.metrics),
+    ]
+    if model.options.tokenizer_info:
+        routes.append(Route("/tokenizer_info", server.tokenizer_info))
+    handlers: Any = {Refused: _refused, HTTPException: _http_error, Exception: _failed}
+    return Starlette(routes=routes, exception_handlers=handlers)
+
+
+class _Server:
+    def __init__(self, model: ServedModel):
+        self._model, self._options = model, model.options
+        self._scheduler, self._created = model.scheduler, int(time.time())
+        self._warned = False
+
+    # Requests
+
+    async def completions(self, http: Http) -> Response:
+        body = await self._body(http)
+        asked = read_fields(body, COMPLETION, DEFAULT_TOKENS)
+        if "prompt" not in body:
+            raise Refused("prompt is missing", param="prompt")
+        prompts = read_prompts(body["prompt"], self._model.vocab_size)
+        return await self._answer(http, asked, prompts, chat=False)
+
+    async def chat(self, http: Http) -> Response:
+        body = await self._body(http)
+        asked = read_fields(body, CHAT, CHAT_TOKENS)
+        if self._model.start_of(asked.model) is not None:
+            raise Refused(
+                f"{asked.model} goes on from a text that was read without a chat template: use "
+                "/v1/completions",
+                param="model",
+            )
+        prompt = self._model.render(body.get("messages"))
+        return await self._answer(http, asked, [prompt], chat=True)
+
+    async def generate(self, http: Http) -> Response:
+        body = await self._body(http)
+        asked = read_fields(body, GENERATE, CHAT_TOKENS)
+        prompts = read_prompts(body.get("prompt"), self._model.vocab_size)
+        async with self._asked(asked, prompts) as (completions, wake):
+            await self._wait(http, completions, wake)
+            return JSONResponse({"text": [each.text for each in completions]})
+
+    async def _answer(
+        self, http: Http, asked: Asked, prompts: list[str | list[int]], chat: bool
+    ) -> Response:
+        if asked.stream:
+            # What is wrong is said before the answer begins.
+            context = self._asked(asked, prompts)
+            completions, wake = await context.__aenter__()
+            parts = self._parts(http, context, completions, wake, asked, chat)
+            return StreamingResponse(parts, media_type="text/event-stream")
+        async with self._asked(asked, prompts) as (completions, wake):
+            await self._wait(http, completions, wake)
+        head = self._head(asked, chat, part=False)
+        choices = [
+            {"index": index, "finish_reason": each.finish_reason}
+            | (
+                {
+                    "message": {"role": "assistant", "content": each.text},
+                    "logprobs": each.chat_logprobs(),
+                }
+                if chat
+                else {"text": each.text, "logprobs": each.logprobs()}
+            )
+            for index, each in enumerate(completions)
+        ]
+        return JSONResponse(head | {"choices": choices, "usage": _usage(completions, asked.n)})
+
+    @contextlib.asynccontextmanager
+    async def _asked(
+        self, asked: Asked, prompts: list[str | list[int]]
+    ) -> AsyncIterator[tuple[list[Completion], Waker]]:
+        """Adds the requests of a body; when the context is left, those that have not ended are
+        cancelled."""
+        if len(prompts) * asked.n > MOST_PROMPTS:
+            raise Refused(f"a body may ask for {MOST_PROMPTS} answers at most", param="prompt")
+        start = self._model.start_of(asked.model)
+        if self._scheduler.unfinished + len(prompts) * asked.n > self._options.queue:
+            raise Refused("too many requests wait: try again later", 429)
+        wake, seed = Waker(), any_seed() if asked.seed is None else abs(asked.seed)
+        pairs = [
+            self._model.ask(prompt, number, asked, start, wake, seed)
+            for number, prompt in enumerate(prompt for prompt in prompts for _ in range(asked.n))
+        ]
+        if start is None and not self._warned:
+            ids = [
+                pair[1].prompt
+                for pair, given in zip(pairs, prompts, strict=False)
+                if isinstance(given, list)
+            ]
+            if any(map(self._model.without_bos, ids)):
+                self._warned = True
+                logger.warning("token ids without BOS came for a model that was trained with one")
+        requests: list[Request] = []
+        try:
+            for request, _ in pairs:
+                try:
+                    self._scheduler.add(request)
+                except RuntimeError as error:
+                    raise Refused("the server is ending", 503) from error
+                requests.append(request)
+            yield [completion for _, completion in pairs], wake
+        finally:
+            for request, completion in zip(requests, [c for _, c in pairs], strict=False):
+                if completion.answer.reason is None:
+                    self._scheduler.cancel(request)
+
+    async def _wait(self, http: Http, completions: list[Completion], wake: Waker) -> None:
+        """Waits for answers to end.
+
+        Raises:
+            Refused: one of them failed, or the time is over, or the client has gone.
+        """
+        deadline = time.monotonic() + self._options.timeout
+        while not all(each.answer.reason for each in completions):
+            wake.event.clear()
+            if all(each.answer.reason for each in completions):
+                break
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(wake.event.wait(), 0.5)
+            if time.monotonic() > deadline:
+                raise Refused(f"no answer within {self._options.timeout:g} seconds", 504)
+            if await http.is_disconnected():
+                raise Refused("the client has gone", 499)
+        for each in completions:
+            _check(each)
+
+    async def _parts(
+        self,
+        http: Http,
+        context: contextlib.AbstractAsyncContextManager[Any],
+        completions: list[Completion],
+        wake: Waker,
+        asked: Asked,
+        chat: bool,
+    ) -> AsyncIterator[str]:
+        """Parts of an answer as server-sent events."""
+        head, ended = self._head(asked, chat, part=True), set[int]()
+        deadline = time.monotonic() + self._options.timeout
+        try:
+            if chat:
+                for index in range(len(completions)):
+                    delta = {"role": "assistant", "content": ""}
+                    choice = {"index": index, "delta": delta, "finish_reason": None}
+                    yield _event(head | {"choices": [choice]})
+            while len(ended) < len(completions):
+                wake.event.clear()
+                for index, each in enumerate(completions):
+                    reason = each.answer.reason
+                    if index in ended or not (each.answer.tokens or reason):
+                        continue
+                    _check(each)
+                    text, logprobs = each.news(chat)
+                    if reason:
+                        ended.add(index)
+                    if not (text or reason):
+                        continue
+                    choice: dict[str, Any] = {"index": index, "logprobs": logprobs}
+                    choice |= {"delta": {"content": text}} if chat else {"text": text}
+                    choice["finish_reason"] = each.finish_reason if reason else None
+                    yield _event(head | {"choices": [choice]})
+                if len(ended) < len(completions):
+                    if await http.is_disconnected():
+                        return
+                    if time.monotonic() > deadline:
+                        raise Refused(f"no answer within {self._options.timeout:g} seconds", 504)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(wake.event.wait(), 1)
+            if asked.usage:
+                yield _event(head | {"choices": [], "usage": _usage(completions, asked.n)})
+            yield "data: [DONE]\n\n"
+        except Refused as error:
+            yield _event(_error(error))
+        finally:
+            await context.__aexit__(None, None, None)
+
+    def _head(self, asked: Asked, chat: bool, part: bool) -> dict[str, Any]:
+        kind = ("chat.completion" + ".chunk" * part) if chat else "text_completion"
+        return {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": asked.model or self._options.name,
+            "system_fingerprint": None,
+        }
+
+    async def _body(self, http: Http) -> Any:
+        """The JSON of a body.
+
+        Raises:
+            Refused: the key is missing, the body too long, or no JSON.
+        """
+        self._check_key(http)
+        parts, size = [], 0
+        async for part in http.stream():
+            parts.append(part)
+            size += len(part)
+            if size > self._options.max_body:
+                raise Refused(f"the body has more than {self._options.max_body} bytes", 413)
+        try:
+            body = json.loads(b"".join(parts))
+        except (ValueError, RecursionError) as error:
+            raise Refused(f"the body is no JSON: {str(error)[:100]}") from None
+        if not isinstance(body, dict):
+            raise Refused("the body must be a JSON object")
+        return body
+
+    def _check_key(self, http: Http) -> None:
+        if (key := self._options.api_key) is None:
+            return
+        given = http.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), key.encode()):
+            raise Refused("the API key is missing or wrong", 401)
+
+    # What stands beside them
+
+    async def models(self, http: Http) -> Response:
+        self._check_key(http)
+        shared = {"object": "model", "created": self._created, "owned_by": "griffin-eval"}
+        most = {"max_model_len": self._options.max_tokens}
+        data = [{"id": name} | shared | most for name in self._model.models]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def tokenize(self, http: Http) -> Response:
+        body = await self._body(http)
+        text, special = body.get("prompt"), body.get("add_special_tokens", True)
+        if not isinstance(text, str) or not isinstance(special, bool):
+            raise Refused("expected prompt, a text, and add_special_tokens, true or false")
+        tokenizer = self._model.tokenizer
+        ids = self._model.encode(text, None).tolist() if special else tokenizer.encode(text)
+        return JSONResponse(
+            {"tokens": ids, "count": len(ids), "max_model_len": self._options.max_tokens}
+        )
+
+    async def detokenize(self, http: Http) -> Response:
+        body = await self._body(http)
+        (ids,) = read_prompts(body.get("tokens"), self._model.vocab_size)[:1]
+        if isinstance(ids, str):
+            raise Refused("tokens must be a list of token ids", param="tokens")
+        text = self._model.tokenizer.decode(ids, skip_special_tokens=False)
+        return JSONResponse({"prompt": text})
+
+    async def tokenizer_info(self, http: Http) -> Response:
+        self._check_key(http)
+        tokenizer = self._model.tokenizer
+        names = ("name", "vocab_size", "bos_token", "eos_token", "pad_token", "chat_template")
+        return JSONResponse({name: getattr(tokenizer, name) for name in names})
+
+    async def health(self, http: Http) -> Response:
+        if self._scheduler.failed is not None:
+            return JSONResponse({"status": "failed"}, 503)
+        return JSONResponse({"status": "ready"})
+
+    async def metrics(self, http: Http) -> Response:
+        self._check_key(http)
+        counts, scheduler = self._scheduler.counts, self._scheduler
+        lines = []
+
+        def metric(name: str, kind: str, text: str, values: dict[str, int]) -> None:
+            lines.append(f"# HELP griffin_{name} {text}\n# TYPE griffin_{name} {kind}")
+            lines.extend(f"griffin_{name}{label} {value}" for label, value in values.items())
+
+        for name, text in (
+            ("requests", "Requests that came."),
+            ("prompt_tokens", "Tokens of the prompts of requests that began."),
+            ("tokens_read", "Tokens of prompts that were read."),
+            ("tokens_generated", "Tokens that were generated."),
+            ("states_evicted", "States that were dropped for others."),
+            ("steps", "Calls of the model."),
+        ):
+            metric(f"{name}_total", "counter", text, {"": getattr(counts, name)})
+        finished = {f'{{reason="{key}"}}': value for key, value in [*counts.finished.items()]}
+        metric("finished_total", "counter", "Requests that ended.", finished)
+        compiled = {"": self._model.runner.compilations}
+        metric("compilations_total", "counter", "Shapes that were compiled.", compiled)
+        metric("unfinished", "gauge", "Requests that wait or run.", {"": scheduler.unfinished})
+        metric("generating", "gauge", "Requests that are continued.", {"": scheduler.generating})
+        metric("states", "gauge", "States that are kept.", {"": scheduler.states})
+        return PlainTextResponse("\n".join(lines) + "\n")
+
+
+def _check(completion: Completion) -> None:
+    answer = completion.answer
+    if answer.reason == "error":
+        raise Refused(str(answer.error) or type(answer.error).__name__, 500)
+    if answer.reason == "cancelled":
+        raise Refused("the server has ended", 503)
+
+
+def _usage(completions: list[Completion], n: int) -> dict[str, int]:
+    prompt = sum(len(each.prompt) for each in completions[::n])
+    new = sum(len(each.answer.tokens) for each in completions)
+    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+
+
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content)}\n\n"
+
+
+_KINDS = {401: "authentication_error", 429: "rate_limit_error"}
+
+
+def _error(error: Refused) -> dict[str, Any]:
+    kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    told = {"message": str(error), "type": kind, "param": error.param, "code": error.status}
+    return {"error": told}
+
+
+def _refused(http: Http, error: Refused) -> Response:
+    headers = {"Retry-After": "1"} if error.status == 429 else None
+    return JSONResponse(_error(error), error.status, headers)
+
+
+def _http_error(http: Http, error: HTTPException) -> Response:
+    message = f"{http.method} {http.url.path}: {error.detail}"
+    return _refused(http, Refused(message, error.status_code))
+
+
+def _failed(http: Http, error: Exception) -> Response:
+    return _refused(http, Refused(f"the server failed: {type(error).__name__}", 500))

@@ -1,0 +1,188 @@
+"""What a request body may say, checked; whatever else it says is refused by name."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from griffin_eval.engine.generation import Sampling
+from griffin_eval.engine.scheduler import MOST_TOP
+from griffin_eval.errors import BadInput
+
+
+class Refused(BadInput):
+    """A request that is answered with an error of the API.
+
+    Args:
+        message: one sentence.
+        status: of HTTP.
+        param: name of the field, if it is one.
+    """
+
+    def __init__(self, message: str, status: int = 400, param: str | None = None):
+        super().__init__(message)
+        self.status, self.param = status, param
+
+
+class Asked(NamedTuple):
+    """A body of ``/v1/completions``, ``/v1/chat/completions`` or ``/generate``.
+
+    Attributes:
+        model: its name, None for the server's first.
+        max_tokens: most tokens to generate.
+        sampling: how they are chosen.
+        seed: of the random numbers; None for others every time.
+        stop: strings that end the text.
+        n: number of answers to each prompt.
+        stream: whether the answer comes in parts.
+        usage: whether the last of these says how many tokens there were.
+        echo: whether the answer begins with the prompt.
+        top: number of likeliest tokens beside each token; None for no log-probabilities.
+    """
+
+    model: str | None
+    max_tokens: int
+    sampling: Sampling
+    seed: int | None
+    stop: list[str]
+    n: int
+    stream: bool
+    usage: bool
+    echo: bool
+    top: int | None
+
+
+# What may be said but asks for nothing, by its neutral values.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "logit_bias": ({},),
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "functions": ([],),
+    "response_format": ({"type": "text"},),
+    "store": (False,),
+    "metadata": ({},),
+    "modalities": (["text"],),
+    "skip_special_tokens": (True,),
+    "ignore_eos": (False,),
+    "use_beam_search": (False,),
+}
+_SHARED = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "n", "user")
+_STREAM = ("stream", "stream_options")
+COMPLETION = ("prompt", "echo", "logprobs", *_SHARED, *_STREAM)
+CHAT = ("messages", "max_completion_tokens", "logprobs", "top_logprobs", *_SHARED, *_STREAM)
+GENERATE = ("prompt", *_SHARED)
+
+
+def read_fields(body: Any, known: tuple[str, ...], default_tokens: int) -> Asked:
+    """What a body asks for.
+
+    Args:
+        body: from JSON.
+        known: names of the fields that this kind of request has.
+        default_tokens: most tokens to generate where it does not say.
+
+    Raises:
+        Refused: naming the fields that are unknown, or that have an unsupported value.
+    """
+    if not isinstance(body, dict):
+        raise Refused("the body must be a JSON object")
+    given = {name: value for name, value in body.items() if value is not None}
+    wrong = [name for name in given if name not in known and name not in _NEUTRAL]
+    if wrong:
+        names = ", ".join(map(repr, wrong))
+        raise Refused(f"unknown parameter {names}: expected {', '.join(known)}", param=wrong[0])
+    wrong = [n for n, v in given.items() if n not in known and v not in _NEUTRAL[n]]
+    if wrong:
+        values = ", ".join(f"{name}={given[name]!r:.60}" for name in wrong)
+        raise Refused(f"not supported: {values}; leave it out", param=wrong[0])
+
+    def value(name: str, default: Any, check: Callable[[Any], bool], expected: str) -> Any:
+        found = given.get(name, default)
+        if name in given and not check(found):
+            raise Refused(f"{name} must be {expected}, found {found!r:.60}", param=name)
+        return found
+
+    def whole(name: str, default: Any, least: int, most: int = 1 << 31) -> Any:
+        expected = f"a whole number from {least} to {most}"
+        return value(name, default, lambda v: _whole(v) and least <= v <= most, expected)
+
+    def number(name: str, default: float, most: float) -> float:
+        expected = f"a number from 0 to {most:g}"
+        return float(value(name, default, lambda v: _number(v) and 0 <= v <= most, expected))
+
+    def flag(name: str) -> bool:
+        return value(name, False, lambda v: isinstance(v, bool), "true or false")
+
+    if "logprobs" in known and "top_logprobs" in known:  # of chat
+        top = whole("top_logprobs", 0, 0, MOST_TOP) if flag("logprobs") else None
+        if top is None and given.get("top_logprobs"):
+            raise Refused("top_logprobs needs logprobs=true", param="top_logprobs")
+    else:
+        top = whole("logprobs", None, 0, MOST_TOP)
+    stop = value("stop", [], _strings, "a string or a list of strings")
+    options = value(
+        "stream_options",
+        {},
+        lambda v: isinstance(v, dict) and v.keys() <= {"include_usage"},
+        "an object with include_usage",
+    )
+    top_k = whole("top_k", 0, -1)
+    sampling = Sampling(
+        number("temperature", 1.0, 100.0), max(top_k, 0), number("top_p", 1.0, 1.0) or 1e-9
+    )
+    most = whole("max_completion_tokens", whole("max_tokens", default_tokens, 0), 0)
+    model = value("model", None, lambda v: isinstance(v, str), "a string")
+    asked = Asked(
+        model,
+        most,
+        sampling,
+        whole("seed", None, -(1 << 63), 1 << 63),
+        [s for s in ([stop] if isinstance(stop, str) else stop) if s],
+        whole("n", 1, 1, 128),
+        flag("stream"),
+        bool(options.get("include_usage")),
+        flag("echo"),
+        top,
+    )
+    if not asked.max_tokens and not asked.echo and "echo" in known:
+        raise Refused("max_tokens=0 asks for nothing: add echo=true", param="max_tokens")
+    return asked
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _strings(value: Any) -> bool:
+    each = [value] if isinstance(value, str) else value
+    return isinstance(each, list) and all(isinstance(one, str) for one in each)
+
+
+def read_prompts(value: Any, vocab_size: int) -> list[str | list[int]]:
+    """The prompts of a body: a text, texts, token ids, or lists of token ids.
+
+    Raises:
+        Refused: it is none of these.
+    """
+    several = value if isinstance(value, list) and not _ids(value) else [value]
+    if not several or not all(isinstance(p, str) or (_ids(p) and p) for p in several):
+        raise Refused(
+            "prompt must be a text, a list of texts, a list of token ids, or a list of such lists",
+            param="prompt",
+        )
+    for prompt in several:
+        if not isinstance(prompt, str) and not all(0 <= token < vocab_size for token in prompt):
+            raise Refused(f"token ids must be from 0 to {vocab_size - 1}", param="prompt")
+    return several
+
+
+def _ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_whole, value))

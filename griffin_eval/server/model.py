@@ -1,0 +1,233 @@
+"""The model that a server answers with, under one name and under one more for each saved state."""
+
+import dataclasses
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from griffin_eval.engine.scheduler import Request, Scheduler
+from griffin_eval.errors import ArgumentError
+from griffin_eval.lm.arguments import parse_arguments
+from griffin_eval.lm.load import load
+from griffin_eval.lm.weights_hash import weights_sha256
+from griffin_eval.server.answers import Answer, Completion, TokenNames
+from griffin_eval.server.fields import Asked, Refused
+from griffin_eval.sharding.launch import Launch
+from griffin_eval.states.saved_state import SavedState, check_origin, check_weights, read_state
+from griffin_eval.text.tokenizer import encode_with_bos
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """What a server allows.
+
+    Attributes:
+        name: of the model.
+        states: files of saved states, each of which is a model ``NAME:STEM`` of its own.
+        chat_template: text of a template instead of the tokenizer's; ``plain`` for the contents of
+            the messages, a blank line between them.
+        system_role: ``refuse``, or ``merge`` to put what the system says in front of what the user
+            says first, where the template has no system role.
+        rows: most requests that are continued at a time; None for as many as are fastest.
+        queue: most requests that wait or run.
+        max_tokens: most tokens of a prompt and its answer; None for no bound.
+        max_body: most bytes of a body.
+        timeout: most seconds that a request may take.
+        api_key: that clients have to send; None for none.
+        tokenizer_info: whether ``/tokenizer_info`` tells the tokenizer's settings.
+    """
+
+    name: str
+    states: tuple[Path, ...] = ()
+    chat_template: str | None = None
+    system_role: str = "refuse"
+    rows: int | None = None
+    queue: int = 1024
+    max_tokens: int | None = None
+    max_body: int = 64 << 20
+    timeout: float = 3600.0
+    api_key: str | None = None
+    tokenizer_info: bool = False
+
+
+class ServedModel:
+    """A model, its tokenizer and its scheduler.
+
+    Args:
+        arguments: as of ``--model_args``.
+        options: of the server.
+
+    Raises:
+        BadInput: a checkpoint, a state or an option that cannot be used.
+    """
+
+    def __init__(self, arguments: dict[str, Any], options: ServerOptions):
+        self.options = options
+        model = load(parse_arguments(arguments | {"data_parallel_size": 1}), Launch())
+        self.tokenizer, self.runner = model.tokenizer, model.runners[0]
+        self._add_bos, self._prefix = model.add_bos, model.prefix_token_id
+        self.names = TokenNames(model.tokenizer)
+        config = self.runner.config
+        self.vocab_size = config.vocab_size
+        if "global_attention" in config.block_types and options.max_tokens is None:
+            raise ArgumentError(
+                "the state of this model grows with the text, as it has global attention: say with "
+                "--max-length how many tokens a prompt and its answer may have"
+            )
+        self.saved: dict[str, SavedState] = {}
+        for path in options.states:
+            saved = read_state(path)
+            digest = model.tokenizer.name.rpartition("@")[2]
+            check_origin(path, saved, config, digest, self.runner.dtype)
+            check_weights(path, saved, weights_sha256(model.checkpoint))
+            self.saved[f"{options.name}:{path.stem}"] = saved
+        read = max((saved.read for saved in self.saved.values()), default=0)
+        self.scheduler = Scheduler(
+            self.runner,
+            eos_ids=model.eos_ids,
+            capacity=(options.max_tokens or 1 << 20) + read,
+            state_bytes=model.arguments.state_budget,
+            rows=options.rows,
+            softmax_dtype=model.softmax_dtype,
+            saved=self.saved,
+        )
+
+    @property
+    def models(self) -> list[str]:
+        """Names under which it answers."""
+        return [self.options.name, *self.saved]
+
+    def start_of(self, name: str | None) -> str | None:
+        """Name of the saved state that a model goes on from; None for the plain model.
+
+        Raises:
+            Refused: there is no model of this name.
+        """
+        if name in (None, self.options.name):
+            return None
+        if name not in self.saved:
+            raise Refused(
+                f"there is no model {name!r:.100}: expected {', '.join(self.models)}", 404, "model"
+            )
+        return name
+
+    def encode(self, prompt: str | list[int], start: str | None) -> np.ndarray:
+        """int32 ids of a prompt: a text with BOS if the model was trained so, ids as they are.
+        Behind a saved state a text has none, and the state's last token comes first."""
+        if start is not None:
+            own = prompt if isinstance(prompt, list) else self.tokenizer.encode(prompt)
+            return np.array([self.saved[start].origin.last_token, *own], np.int32)
+        if isinstance(prompt, list):
+            return np.array(prompt, np.int32)
+        ids = encode_with_bos(self.tokenizer, prompt, self._add_bos)
+        return np.array(ids or [self._prefix], np.int32)
+
+    def without_bos(self, ids: np.ndarray) -> bool:
+        """Whether ids lack the BOS that the model was trained with."""
+        return self._add_bos and ids[0] != self.tokenizer.bos_token_id
+
+    def ask(
+        self,
+        prompt: str | list[int],
+        index: int,
+        asked: Asked,
+        start: str | None,
+        changed: Callable[[], object],
+        seed: int,
+    ) -> tuple[Request, Completion]:
+        """A request that has yet to be added, and what will be known of it.
+
+        Raises:
+            Refused: it is longer than is allowed.
+        """
+        ids = self.encode(prompt, start)
+        most = self.options.max_tokens
+        if most is not None and len(ids) + asked.max_tokens > most:
+            raise Refused(
+                f"the prompt has {len(ids)} tokens and max_tokens is {asked.max_tokens}, together "
+                f"more than this server's {most}",
+                param="max_tokens",
+            )
+        answer = Answer(self.tokenizer, asked.stop, changed)
+        text = prompt if isinstance(prompt, str) else "".join(map(self.names.text, ids.tolist()))
+        request = Request(
+            ids,
+            answer,
+            score_from=1 if asked.echo and asked.top is not None else None,
+            top=asked.top,
+            max_new_tokens=asked.max_tokens,
+            sampling=asked.sampling,
+            seed=(seed, index),
+            start=start,
+        )
+        return request, Completion(self.names, ids, text, answer, asked.echo, asked.top)
+
+    def render(self, messages: Any) -> str:
+        """The prompt of a conversation.
+
+        Raises:
+            Refused: these are no messages, or the template refuses them.
+        """
+        from jinja2 import TemplateError
+
+        valid = isinstance(messages, list) and all(
+            isinstance(m, dict)
+            and m.keys() <= {"role", "content", "name"}
+            and isinstance(m.get("role"), str)
+            and isinstance(m.get("content"), str)
+            for m in messages
+        )
+        if not valid or not messages:
+            raise Refused(
+                "messages must be a list of objects with role and content, each a string",
+                param="messages",
+            )
+        template = self.options.chat_template
+        if template == "plain":
+            return "\n\n".join(message["content"] for message in messages)
+        template = template or self.tokenizer.chat_template
+        if template is None:
+            raise Refused(
+                "this model has no chat template: start the server with --chat-template FILE or "
+                "plain, or use /v1/completions",
+                param="messages",
+            )
+        try:
+            return self._rendered(template, messages)
+        except TemplateError as error:
+            refused = error
+        system = [m["content"] for m in messages if m["role"] == "system"]
+        rest = [dict(m) for m in messages if m["role"] != "system"]
+        if system and rest:
+            if self.options.system_role != "merge":
+                raise Refused(
+                    f"the chat template refuses these messages ({refused}): leave the system "
+                    "message out, or start the server with --system-role merge",
+                    param="messages",
+                )
+            rest[0]["content"] = "\n\n".join([*system, rest[0]["content"]])
+            try:
+                return self._rendered(template, rest)
+            except TemplateError as error:
+                refused = error
+        raise Refused(f"the chat template refuses these messages: {refused}", param="messages")
+
+    def _rendered(self, template: str, messages: list[dict[str, Any]]) -> str:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        known = ("bos_token", "eos_token", "pad_token")
+        rendered, _ = render_jinja_template(
+            conversations=[messages],
+            chat_template=template,
+            add_generation_prompt=True,
+            **{name: value for name in known if (value := getattr(self.tokenizer, name))},
+        )
+        return rendered[0]
+
+
+def any_seed() -> int:
+    """A seed that nobody chose."""
+    return secrets.randbits(63)

@@ -1,0 +1,234 @@
+"""The live scheduler: the same answers as the engine gives, whatever comes and goes meanwhile."""
+
+import threading
+
+import numpy as np
+import pytest
+from fixtures_engine import continuations, random_ids, reference_scores, small_runner
+from parity import BASE
+
+from griffin_eval.engine.generation import Prompt, Sampling
+from griffin_eval.engine.live_tree import LiveEdge, insert
+from griffin_eval.engine.scheduler import Request, Scheduler
+
+FRAMEWORKS = pytest.mark.parametrize("framework", ["torch", "jax"])
+
+
+class Answer:
+    """A listener that keeps what it hears."""
+
+    def __init__(self, stop_after=None):
+        self.scores, self.tokens, self.reason, self.error = None, [], None, None
+        self.ended, self.stop_after = threading.Event(), stop_after
+
+    def prompt(self, scores):
+        self.scores = scores
+
+    def token(self, token):
+        self.tokens.append(token)
+        return len(self.tokens) == self.stop_after
+
+    def done(self, reason, error):
+        assert self.reason is None
+        self.reason, self.error = reason, error
+        self.ended.set()
+
+    @property
+    def ids(self):
+        return [token.id for token in self.tokens]
+
+
+def ask(scheduler, tokens, **arguments):
+    answer = Answer(arguments.pop("stop_after", None))
+    request = Request(np.array(tokens, np.int32), answer, **arguments)
+    scheduler.add(request)
+    answer.request = request
+    return answer
+
+
+def few(framework, states=8, **arguments):
+    runner = small_runner(framework)
+    budget = states * runner.state_bytes(runner.padded_tokens(1 << 10))
+    arguments = {"rows": 2, "capacity": 1 << 10, "state_bytes": budget} | arguments
+    return Scheduler(runner, **arguments)
+
+
+def check_scores(tokens, scores, first=1, tolerance=2e-4):
+    logprobs, greedy = reference_scores(tuple(tokens))
+    np.testing.assert_allclose(scores.logprobs, logprobs[first - 1 :], atol=tolerance)
+    best = scores.top_tokens[:, 0] == np.array(tokens[first:])
+    assert (best == greedy[first - 1 :]).all()
+    np.testing.assert_array_equal(scores.top_logprobs[best, 0], scores.logprobs[best])
+
+
+@FRAMEWORKS
+def test_choices_and_continuations_equal_the_engines(framework):
+    scheduler = few(framework, rows=3)
+    context = random_ids(90, 1)
+    choices = [context + random_ids(n, 7 + n) for n in (1, 2, 5, 30)]
+    prompts = [context[:n] for n in (1, 40, 90)]
+    scored = [ask(scheduler, ids, score_from=1, top=1, max_new_tokens=1) for ids in choices]
+    continued = [ask(scheduler, ids, max_new_tokens=6) for ids in prompts]
+    scheduler.run()
+    for ids, answer in zip(choices, scored, strict=True):
+        check_scores(ids, answer.scores)
+        assert (answer.reason, len(answer.tokens)) == ("length", 1)
+        assert answer.tokens[0].logprob == answer.tokens[0].top_logprobs[0]
+    expected = continuations(small_runner(framework), [Prompt(ids, 6) for ids in prompts])
+    assert [answer.ids for answer in continued] == expected
+    assert scheduler.unfinished == scheduler.generating == 0
+    read = scheduler.counts.tokens_read
+    again = ask(scheduler, context[:60], score_from=20, top=1)
+    scheduler.run()
+    check_scores(context[:60], again.scores, 20)
+    assert scheduler.counts.tokens_read == read  # it had been scored already
+
+
+@FRAMEWORKS
+def test_more_likely_tokens_are_found_again(framework):
+    scheduler, ids = few(framework), random_ids(50, 3)
+    for top in (1, 4, 2):
+        answer = ask(scheduler, ids, score_from=1, top=top, max_new_tokens=3)
+        scheduler.run()
+        check_scores(ids, answer.scores)
+        assert answer.scores.top_logprobs.shape == (49, top)
+        assert (np.diff(answer.scores.top_logprobs) <= 0).all()
+        assert all(len(token.top_tokens) == top for token in answer.tokens)
+
+
+@pytest.mark.parametrize("states", [1, 3])
+def test_few_states_change_no_answer(states):
+    scheduler = few("torch", states)
+    stem = random_ids(30, 5)
+    sequences = [stem[:n] + random_ids(20, n + m) for n in (10, 20, 30) for m in (0, 50)]
+    scored = [ask(scheduler, ids, score_from=1, top=1) for ids in sequences]
+    continued = [ask(scheduler, ids, max_new_tokens=4) for ids in sequences]
+    scheduler.run()
+    for ids, answer in zip(sequences, scored, strict=True):
+        check_scores(ids, answer.scores)
+    expected = continuations(small_runner("torch"), [Prompt(ids, 4) for ids in sequences])
+    assert [answer.ids for answer in continued] == expected
+
+
+def test_sampling_is_the_requests_own():
+    prompts = [random_ids(12, 1), random_ids(9, 2)]
+    alone, together = [], few("torch")
+    for index, ids in enumerate(prompts):
+        scheduler = few("torch")
+        alone.append(
+            ask(
+                scheduler,
+                ids,
+                max_new_tokens=8,
+                sampling=Sampling(1.5, 20, 0.9),
+                seed=(3, index),
+            )
+        )
+        scheduler.run()
+    both = [
+        ask(together, ids, max_new_tokens=8, sampling=Sampling(1.5, 20, 0.9), seed=(3, index))
+        for index, ids in enumerate(prompts)
+    ]
+    together.run()
+    assert [answer.ids for answer in both] == [answer.ids for answer in alone]
+
+
+def test_a_cancelled_request_frees_everything():
+    scheduler = few("torch", states=20)
+    ids = random_ids(400, 1)
+    generating = ask(scheduler, random_ids(5, 1), max_new_tokens=10**6)
+    reading = ask(scheduler, ids, max_new_tokens=5)
+    for _ in range(3):
+        scheduler._step()
+    assert scheduler.generating
+    other = ask(scheduler, random_ids(20, 9), max_new_tokens=3)
+    scheduler.cancel(generating.request)
+    scheduler.cancel(reading.request)
+    scheduler.run()
+    assert generating.reason == "cancelled" and generating.tokens
+    assert other.reason == "length" and len(other.tokens) == 3
+    assert scheduler.unfinished == scheduler.generating == 0
+    root = scheduler._roots[None]
+    held = [edge.slot for edge in root.below() if edge.slot >= 0]
+    assert len(set(held)) == len(held) == scheduler.states
+    assert all(edge.working is None and not edge.requests for edge in root.below())
+
+
+def test_other_threads_and_the_end():
+    scheduler = few("torch")
+    scheduler.start()
+    answers, ids = [], [random_ids(20 + n, 4) for n in range(12)]
+
+    def client(part):
+        answers.extend((one, ask(scheduler, one, max_new_tokens=4)) for one in part)
+
+    threads = [threading.Thread(target=client, args=(ids[n::3],)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    scheduler.close()  # which answers what is there
+    expected = continuations(small_runner("torch"), [Prompt(one, 4) for one, _ in answers])
+    assert [answer.ids for _, answer in answers] == expected
+    with pytest.raises(RuntimeError, match="ended"):
+        ask(scheduler, [1])
+
+
+def test_a_listener_that_fails_ends_its_request_only():
+    scheduler = few("torch")
+
+    class Broken(Answer):
+        def token(self, token):
+            raise ZeroDivisionError("mine")
+
+    broken = Broken()
+    scheduler.add(Request(np.array([1, 2], np.int32), broken, max_new_tokens=3))
+    other = ask(scheduler, [1, 2, 3], max_new_tokens=3, stop_after=2)
+    scheduler.run()
+    assert broken.reason == "error" and isinstance(broken.error, ZeroDivisionError)
+    assert (other.reason, len(other.tokens)) == ("stop", 2)
+
+
+class OutOfMemory:
+    """A runner that has no memory for steps which read a certain token."""
+
+    def __init__(self, runner, token):
+        self._runner, self._token = runner, token
+
+    def __getattr__(self, name):
+        return getattr(self._runner, name)
+
+    def read(self, pool, tokens, *arguments):
+        if self._token in tokens:
+            raise RuntimeError("CUDA out of memory")
+        return self._runner.read(pool, tokens, *arguments)
+
+
+def test_out_of_memory_of_one_request_fails_that_one():
+    runner = small_runner("torch")
+    last = BASE.vocab_size - 1
+    plain = [[token for token in random_ids(40, n) if token != last] for n in range(4)]
+    scheduler = Scheduler(OutOfMemory(runner, last), rows=2, capacity=1 << 10, state_bytes=1 << 24)
+    answers = [ask(scheduler, ids, max_new_tokens=5) for ids in plain[:2]]
+    scheduler._step()
+    bad = ask(scheduler, [3, last, 4], max_new_tokens=5)
+    answers += [ask(scheduler, ids, max_new_tokens=5) for ids in plain[2:]]
+    scheduler.run()
+    assert bad.reason == "error" and isinstance(bad.error, MemoryError)
+    expected = continuations(runner, [Prompt(ids, 5) for ids in plain])
+    assert [answer.ids for answer in answers] == expected
+
+
+def test_insert_cuts_where_sequences_part():
+    root, random = LiveEdge(np.empty(0, np.int32), 0, None), np.random.default_rng(0)
+    sequences = [random.integers(2, size=random.integers(1, 9)).astype(np.int32) for _ in range(60)]
+    for tokens in sequences:
+        insert(root, tokens)
+    for tokens in sequences:
+        edge = insert(root, tokens)
+        assert edge.end == len(tokens)
+        assert np.concatenate([each.tokens for each in edge.path()]).tolist() == tokens.tolist()
+    for edge in root.below():
+        assert all(
+            child.start == edge.end and child.parent is edge for child in edge.children.values()
+        )
