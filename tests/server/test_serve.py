@@ -428,3 +428,18 @@ def test_an_interrupt_names_what_was_cut():
         said = server.close()
         assert asked.result() is None or asked.result()[0] >= 500
     assert "cut off" in said and "Traceback" not in said
+
+
+def test_the_benchmark_measures_both():
+    sizes = ("--requests", 4, "--clients", 2, "--new-tokens", 3, "--rounds", 1)
+    done = griffin_eval("bench", "serve", MODEL, *sizes)
+    assert done.returncode == 0, done.stderr
+    rows = [
+        line for line in done.stdout.splitlines() if "continuations" in line or "choices" in line
+    ]
+    assert len(rows) == 2 and "seconds to the first token" in done.stdout
+
+
+def test_the_benchmark_says_why_a_server_did_not_start(tmp_path):
+    done = griffin_eval("bench", "serve", tmp_path)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
