@@ -37,8 +37,8 @@ def serve(
     system_role: Annotated[
         str,
         typer.Option(
-            help="What to do where the template has no system role: refuse, or merge it into what "
-            "the user says first."
+            help="Treatment of a system role that the template does not have: refuse, or merge it "
+            "into what the user says first."
         ),
     ] = "refuse",
     max_length: Annotated[
