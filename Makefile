@@ -13,7 +13,7 @@ WORKERS := -n 2 --dist worksteal
 # Fast tests that test-slow runs again, where JAX compiles as it does for users.
 COMPILED := tests/engine tests/lm/test_lm.py tests/model/test_parity_precision.py
 
-.PHONY: demo test test-slow test-oldest test-newest soak kills flips fuzz faults wheel types check format clean
+.PHONY: demo test test-slow test-exhaustive test-oldest test-newest soak kills flips fuzz faults wheel types check format clean
 
 demo: $(STAMP)
 	$(BIN)/python -m griffin_eval.demo $(if $(FULL),--full)
@@ -22,9 +22,13 @@ test: $(STAMP)
 	$(BIN)/pytest $(WORKERS) $(ARGS)
 
 test-slow: $(STAMP)
-	XLA_FLAGS= $(BIN)/pytest $(WORKERS) -m "(slow or tpu_compile) and not gpu" $(ARGS) \
+	XLA_FLAGS= $(BIN)/pytest $(WORKERS) -m "(slow or tpu_compile) and not (exhaustive or gpu)" $(ARGS) \
 		|| test $$? = 5  # pytest's word for: there are none
 	XLA_FLAGS= $(BIN)/pytest $(WORKERS) $(COMPILED)
+
+# More of the kinds that test-slow has: other models, targets and counts. Half an hour more.
+test-exhaustive: $(STAMP)
+	XLA_FLAGS= $(BIN)/pytest $(WORKERS) -m "exhaustive and not gpu" $(ARGS)
 
 # One framework at a time, each in one thread, so that the machine has one left.
 MINUTES ?= 45

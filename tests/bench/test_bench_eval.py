@@ -305,6 +305,7 @@ def test_a_checkpoint_that_hf_cannot_read_is_refused(checkpoint, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_benchmark_measures_and_compares(checkpoint):
     done = subprocess.run(
         [Path(sys.executable).with_name("griffin-eval"), "bench", "eval"]

@@ -442,6 +442,7 @@ def run(*arguments):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_latency_and_throughput_are_measured(tmp_path):
     sizes = ["--width", "32", "--heads", "2", "--steps", "2", "--sampled", "8,32"]
     done = run("latency", *sizes, "--prompts", "0,8", "--batches", "1,largest", "--memory", "2MB")
@@ -458,6 +459,7 @@ def test_latency_and_throughput_are_measured(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_training_is_measured():
     done = run(
         "training", "--widths", "32", "--head-dim", "16", "--lengths", "16,64", "--tokens", "64"

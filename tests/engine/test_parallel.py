@@ -19,6 +19,7 @@ from fixtures_engine import continuations, random_ids, scores_and_stats, small_r
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
+from slow import exhaustive
 
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.engine import parallel
@@ -269,7 +270,7 @@ ACCELERATE = [
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "processes", "sharing"),
-    [([*TORCHRUN, "2"], 2, 1), ([*TORCHRUN, "4"], 4, 2), (ACCELERATE, 2, 1)],
+    [exhaustive([*TORCHRUN, "2"], 2, 1), ([*TORCHRUN, "4"], 4, 2), (ACCELERATE, 2, 1)],
     ids=str,
 )
 def test_processes_answer_as_one(launcher, processes, sharing, alone, checkpoint, tmp_path):

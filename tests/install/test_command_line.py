@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from slow import slow
+from slow import exhaustive, slow
 
 BIN = Path(sys.executable).parent
 
@@ -124,7 +124,7 @@ def test_help_and_version_import_no_framework():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("full", [False, exhaustive(True)])
 def test_demo_agrees(tmp_path, monkeypatch, full):
     monkeypatch.chdir(tmp_path)
     more = ["--full", "--steps", "5"] if full else []

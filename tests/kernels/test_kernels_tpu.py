@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from parity import QUICK_COMPILE, relative_error
+from slow import exhaustive
 
 from griffin_eval.bench.scan.tpu_compiler import TARGETS, compile_for
 from griffin_eval.kernels.rglru import reference
@@ -281,7 +282,7 @@ MOVED = {
 }
 # All but those of the test above.
 SHAPES = [
-    (model, target)
+    (model, target) if target == "v5e" else exhaustive(model, target)
     for model in MODELS
     for target in sorted(TARGETS)
     if not (target in ("v5e", "v6e") and model == "RecurrentGemma 2B")

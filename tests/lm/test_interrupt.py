@@ -15,6 +15,7 @@ import psutil
 import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
+from slow import exhaustive
 
 from griffin_eval.cli import main
 from griffin_eval.engine.scoring import NotFinite
@@ -175,7 +176,7 @@ def coordinated(rank) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("framework", ["torch", exhaustive("jax")])
 def test_a_lost_process_ends_the_run_and_answers_are_kept(framework, checkpoint, tmp_path):
     file, log = tmp_path / "cache_rank0.db", tmp_path / "log"
     line = command(checkpoint, tmp_path / "out", "--use_cache", str(tmp_path / "cache"))

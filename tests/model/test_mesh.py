@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slow import fast, slow
+from slow import exhaustive, fast, slow
 
 from griffin_eval.config import PRESETS
 from griffin_eval.errors import ArgumentError
@@ -124,12 +124,12 @@ def test_devices_say_to_each_other_what_the_split_needs(name):
     ("name", "meshes"),
     [
         ("griffin", [(2, 4)]),
-        slow("griffin", [(4, 4), (1, 4)]),
-        slow("hawk", [(2, 4)]),
-        slow("mqa", [(2, 4)]),
+        exhaustive("griffin", [(4, 4), (1, 4)]),
+        exhaustive("hawk", [(2, 4)]),
+        exhaustive("mqa", [(2, 4)]),
         slow("two heads on four devices", [(1, 4)]),
-        slow("odd vocabulary", [(2, 4)]),
-        slow("complex gates", [(2, 4)]),
+        exhaustive("odd vocabulary", [(2, 4)]),
+        exhaustive("complex gates", [(2, 4)]),
         slow(UNTIED, [(2, 4)]),
     ],
 )
@@ -143,9 +143,9 @@ def test_a_training_step_says_what_the_plan_lists(name, meshes):
     ("model", "data", "devices", "method"),
     [
         ("griffin", 2, 4, {"pieces": 2, "recompute": True}),
-        slow("griffin", 2, 4, {}),
-        slow("griffin", 1, 4, {"pieces": 4}),
-        slow("hawk", 4, 4, {"recompute": True}),
+        exhaustive("griffin", 2, 4, {}),
+        exhaustive("griffin", 1, 4, {"pieces": 4}),
+        exhaustive("hawk", 4, 4, {"recompute": True}),
         slow("mqa", 2, 4, {"recompute": True}),
     ],
 )
@@ -171,7 +171,7 @@ def test_a_trainer_of_flax_models_drives_a_model_on_a_mesh(name, data):
 
 @pytest.mark.parametrize(
     ("name", "devices"),
-    [("griffin", 4), slow("griffin", 3), slow("hawk", 4), slow("local attention", 2)],
+    [("griffin", 4), exhaustive("griffin", 3), slow("hawk", 4), slow("local attention", 2)],
 )
 def test_devices_read_a_document_together(name, devices):
     """Ends of rows anywhere, also where a window of attention reaches over the end of a part."""

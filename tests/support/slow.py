@@ -17,3 +17,8 @@ def fast(chosen: Iterable[Any], values: Iterable[Any]) -> list[Any]:
 def slow(*values: Any) -> Any:
     """One set of values of a parametrised test, marked slow."""
     return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def exhaustive(*values: Any) -> Any:
+    """One set of values of a parametrised test, for `make test-exhaustive` alone."""
+    return pytest.param(*values, marks=[pytest.mark.slow, pytest.mark.exhaustive])

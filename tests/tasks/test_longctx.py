@@ -370,6 +370,7 @@ def test_the_tree_of_a_million_tokens_has_one_branch(checkpoint, million, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_million_tokens_are_read_once(checkpoint, million, tmp_path):
     (tmp_path / "book.txt").write_text(million, encoding="utf-8")
     stats, _ = read_by(checkpoint, [VIEWS[0]], document=str(tmp_path))

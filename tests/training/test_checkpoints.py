@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from programs import griffin_eval
+from slow import exhaustive
 from symbol_models import evaluate, points
 
 from griffin_eval.checkpoints import folder, names, scores
@@ -37,7 +38,10 @@ def test_a_checkpoint_is_the_model_of_its_recipe_and_its_card_says_how_to_train_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize(
+    "name",
+    [exhaustive(n) if n in ("induction_heads_hawk", "induction_heads_mqa") else n for n in names()],
+)
 def test_a_checkpoint_scores_what_its_card_says(name):
     said = scores(name)
     card = (folder(name) / "README.md").read_text()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity import QUICK_COMPILE
 from programs import griffin_eval
-from slow import fast, slow
+from slow import exhaustive, fast, slow
 
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import CheckpointError
@@ -146,7 +146,7 @@ class Interrupted(Exception):
 
 
 @pytest.mark.slow
-@ONE_MODEL_QUICKLY
+@pytest.mark.parametrize("model", ["griffin", exhaustive("hawk"), exhaustive("mqa")])
 def test_a_run_lowers_the_loss_and_goes_on_to_the_same_state(model, tmp_path):
     run, whole, cut = small_run(model), tmp_path / "whole", tmp_path / "cut"
     train_model(run, whole, checkpoint_every=10)
