@@ -20,6 +20,7 @@ from griffin_eval.cli.checkpoints import checkpoints
 from griffin_eval.cli.convert import convert
 from griffin_eval.cli.doctor import doctor
 from griffin_eval.cli.inspect import inspect
+from griffin_eval.cli.map import causal_map
 from griffin_eval.cli.memory import memory
 from griffin_eval.cli.read import read
 from griffin_eval.cli.report import report
@@ -109,6 +110,7 @@ for command in (
     doctor,
 ):
     app.command()(command)
+app.command(name="map")(causal_map)
 app.command(context_settings={"ignore_unknown_options": True})(sweep)
 
 

@@ -255,7 +255,7 @@ class JaxRunner:
         self._saved = saved
 
     def state_tensors(self, pool: State, row: int, read: int) -> dict[str, np.ndarray]:
-        wide = jnp.promote_types(pool.layers[0][0].dtype, jnp.float32)
+        wide = np.float64 if pool.layers[0][0].dtype == np.float64 else np.float32
         layers = jax.tree.map(lambda leaf: np.asarray(leaf[row], wide), list(pool.layers))
         return tensors_of([layer._asdict() for layer in layers], read)
 

@@ -110,7 +110,7 @@ class TorchRunner:
 
     def state_tensors(self, pool: State, row: int, read: int) -> dict[str, np.ndarray]:
         wide = torch.promote_types(pool.layers[0][0].dtype, torch.float32)
-        state = map_leaves(lambda leaf: leaf[row].to(wide).cpu(), pool)
+        state = map_leaves(lambda leaf: leaf[row].to(wide, copy=True).cpu(), pool)
         layers = (layer._asdict().items() for layer in state.layers)
         return tensors_of([{name: leaf.numpy() for name, leaf in layer} for layer in layers], read)
 
