@@ -114,7 +114,8 @@ class Effects(NamedTuple):
         used = np.flatnonzero(self.answered & ~np.isnan(values))
         if not len(used):
             return None
-        return ratio(values[used], (self.changed - self.original)[used], used.tolist())
+        between = self.changed - self.original
+        return ratio(values[used].tolist(), between[used].tolist(), used.tolist())
 
 
 def components(config: GriffinConfig, *, groups: bool = False) -> list[Component]:
@@ -217,7 +218,8 @@ class _Reader:
                     self._write(before, done)
                 self._read(both[:, done:cut], started=before is not None)
                 before, done = [self._state(row, cut) for row in range(2)], cut
-            yield place, *before
+            original, changed = before
+            yield place, original, changed
 
     def preferences(
         self, pair: Pair, cut: int, states: Sequence[dict[str, np.ndarray]]

@@ -80,9 +80,9 @@ def induction_pairs(*, count: int, length: int, seed: int) -> list[Pair]:
         new = ordinary[(fact + 1 + int(rng.random() * (len(ordinary) - 1))) % len(ordinary)]
         changed = tokens.copy()
         changed[place + 1] = new
-        both = (ids.astype(np.int32) for ids in (tokens, changed))
-        answers = (np.array([answer], np.int32) for answer in (fact, new))
-        pairs.append(Pair(*both, place + 2, *answers))
+        original, changed = tokens.astype(np.int32), changed.astype(np.int32)
+        answers = np.array([fact], np.int32), np.array([new], np.int32)
+        pairs.append(Pair(original, changed, place + 2, *answers))
     return pairs
 
 
@@ -110,8 +110,8 @@ def own_pair(
     if fact == instead:
         raise ArgumentError(f"--instead must differ from --fact, found {instead!r} twice")
     end, space = ("" if text.endswith("\n") else "\n"), ("" if question[-1:].isspace() else " ")
-    prompts = (f"{told}{end}{question}" for told in (text, text.replace(fact, instead)))
-    texts = (*prompts, f"{space}{fact}", f"{space}{instead}")
+    rest, other = f"{end}{question}", text.replace(fact, instead)
+    texts = (text + rest, other + rest, f"{space}{fact}", f"{space}{instead}")
     pair = _pair(texts, tokenizer, add_bos)
     if isinstance(pair, str):
         raise ArgumentError(f"--fact {fact!r} and --instead {instead!r} cannot be compared: {pair}")
