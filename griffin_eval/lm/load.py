@@ -15,7 +15,6 @@ from griffin_eval.lm.arguments import ModelArguments
 from griffin_eval.lm.weights_hash import weights_sha256
 from griffin_eval.runners.load import choose_framework, load_runners
 from griffin_eval.runners.protocol import Runner
-from griffin_eval.runners.replay import LeadingRunner
 from griffin_eval.sharding.launch import Launch
 from griffin_eval.states.saved_state import SavedState, check_origin, read_state
 from griffin_eval.states.state_cache import StateCache
@@ -176,15 +175,10 @@ def open_state_cache(model: LoadedModel, weights_sha256: str) -> StateCache:
     """The folder that ``state_cache=`` names.
 
     Raises:
-        BadInput: it cannot be used, or processes share the model.
+        BadInput: it cannot be used.
     """
     arguments, runner = model.arguments, model.runners[0]
     assert arguments.state_cache is not None
-    if isinstance(runner, LeadingRunner):
-        raise ArgumentError(
-            "state_cache= is for one process: leave tensor_parallel_size= out, or take "
-            "framework=jax in one process"
-        )
     return StateCache(
         arguments.state_cache,
         arguments.state_cache_size,

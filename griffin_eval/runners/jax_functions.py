@@ -63,6 +63,11 @@ def grow(larger: State, pool: State) -> State:
     return scatter(larger, rows, gather(pool, rows))
 
 
+def row_of(layers: list[Any], row: Array) -> list[Any]:
+    """The layers of one row of a pool."""
+    return jax.tree.map(lambda leaf: leaf[row], layers)
+
+
 def decode_step(
     model: SplitModel, state: DecodingState, params: list[Array], tokens: Array, active: Array
 ) -> tuple[Array, DecodingState]:

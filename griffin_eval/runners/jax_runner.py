@@ -120,6 +120,7 @@ class JaxRunner:
         self._read = compiled("read", bound(jax_functions.read, split), (whole, pool), **donated)
         self._grow = compiled("grow", jax_functions.grow, pool, **donated)
         self._write = compiled("write", scatter, pool, **donated)
+        self._row = compiled("row", jax_functions.row_of, whole)
         self._insert = compiled("insert", DecodingState.insert, decoding, **donated)
         self._decode = compiled(
             "decode", bound(jax_functions.decode_step, split), (whole, decoding), **donated
@@ -256,7 +257,8 @@ class JaxRunner:
 
     def state_tensors(self, pool: State, row: int, read: int) -> dict[str, np.ndarray]:
         wide = np.float64 if pool.layers[0][0].dtype == np.float64 else np.float32
-        layers = jax.tree.map(lambda leaf: np.asarray(leaf[row], wide), list(pool.layers))
+        rows = self._row(list(pool.layers), self._int32(np.array(row)))
+        layers = jax.tree.map(lambda leaf: np.asarray(leaf, wide), rows)
         return tensors_of([layer._asdict() for layer in layers], read)
 
     def _with_saved(self, capacity: int) -> int:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.errors import ArgumentError
 from griffin_eval.runners.protocol import Runner
 from griffin_eval.states.saved_state import SavedState
 
@@ -127,15 +126,15 @@ class LeadingRunner:
         return self._call("grow_pool", pool, rows, capacity)
 
     def start_from(self, saved: SavedState) -> None:
-        raise _of_one_process()
+        self._call("start_from", saved)
 
     def state_tensors(self, pool: Any, row: int, read: int) -> dict[str, np.ndarray]:
-        raise _of_one_process()
+        return self._call("state_tensors", pool, row, read)
 
     def write_state(
         self, pool: Any, row: int, tensors: dict[str, np.ndarray], read: int, capacity: int
     ) -> Any:
-        raise _of_one_process()
+        return self._call("write_state", pool, row, tensors, read, capacity)
 
     def read(
         self,
@@ -229,20 +228,14 @@ class LeadingRunner:
         return shared
 
 
-def _of_one_process() -> ArgumentError:
-    return ArgumentError(
-        "saved states are of one process: leave tensor_parallel_size= out, or take framework=jax "
-        "in one process"
-    )
-
-
 def _shared(result: Any, numbers: list[int], make: Any) -> Any:
     """The result of a call, with what is not numpy's made into a shared value."""
+    alike = np.ndarray, dict, type(None)  # in all processes, a dict of arrays
     # A state is a tuple as well, of a class of its own.
     if type(result) is not tuple:
-        return result if isinstance(result, np.ndarray) else make(result, numbers[0])
+        return result if isinstance(result, alike) else make(result, numbers[0])
     return tuple(
-        value if isinstance(value, np.ndarray) else make(value, number)
+        value if isinstance(value, alike) else make(value, number)
         for value, number in zip(result, numbers, strict=False)
     )
 

@@ -110,9 +110,20 @@ class TorchRunner:
 
     def state_tensors(self, pool: State, row: int, read: int) -> dict[str, np.ndarray]:
         wide = torch.promote_types(pool.layers[0][0].dtype, torch.float32)
-        state = map_leaves(lambda leaf: leaf[row].to(wide, copy=True).cpu(), pool)
-        layers = (layer._asdict().items() for layer in state.layers)
-        return tensors_of([{name: leaf.numpy() for name, leaf in layer} for layer in layers], read)
+
+        def whole(leaf: torch.Tensor, channels: int) -> np.ndarray:
+            mine = leaf[row].to(wide, copy=True)
+            if mine.shape[-1] < channels:
+                mine = torch.cat(list(processes_torch.gathered(mine)), -1)
+            return mine.cpu().numpy()
+
+        kinds = zip(pool.layers, self.config.block_types, strict=True)
+        widths = {"recurrent": self.config.lru_width}
+        layers = [
+            {name: whole(leaf, widths.get(kind, 0)) for name, leaf in layer._asdict().items()}
+            for layer, kind in kinds
+        ]
+        return tensors_of(layers, read)
 
     def write_state(
         self, pool: State, row: int, tensors: dict[str, np.ndarray], read: int, capacity: int
@@ -131,7 +142,10 @@ class TorchRunner:
         state.pos.fill_(read)
         for index, layer in enumerate(state.layers):
             for name, leaf in layer._asdict().items():
-                saved = tensors[f"layers.{index}.{name}"]
+                saved, width = tensors[f"layers.{index}.{name}"], leaf.shape[-1]
+                if width < saved.shape[-1]:  # this process has some of the channels
+                    first = processes_torch.rank() * width
+                    saved = saved[..., first : first + width]
                 leaf[0, leaf.shape[1] - len(saved) :] = torch.tensor(saved)
         return state
 

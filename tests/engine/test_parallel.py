@@ -534,6 +534,15 @@ after, state = counted("decode", runner.decode_step, state, ones, ones * 0 + 1)
 at = np.arange(9)
 counted("score", runner.score, hidden, at, at, at, "float32")
 counted("greedy", runner.greedy, after, ones * 0)
+logits = runner.logits(hidden, at)
+every = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+logprobs, ids, likeliest = runner.score_top(hidden, at, at, at, "float32", 5)
+found["top"] = [
+    bool(np.allclose(logprobs, every[at, at], atol=1e-5)),
+    bool(np.allclose(likeliest, -np.sort(-every)[:, :5], atol=1e-5)),
+    bool(np.allclose(np.take_along_axis(every, ids, 1), likeliest, atol=1e-5)),
+]
+found["vocabulary"] = "vocab" in split_over(model.config, 2).whole
 found["expected"] = expected_sums(split_over(model.config, 2))
 print(json.dumps(found))
 """
@@ -551,6 +560,7 @@ def test_processes_say_to_each_other_what_the_split_needs(checkpoint):
     found = json.loads(done.stdout)
     assert found["read"] == found["decode"] == found["expected"] > 0
     assert found["score"] <= 4 and found["greedy"] <= 2
+    assert found["top"] == [True] * 3 and not found["vocabulary"]  # which is split
 
 
 def test_what_the_leader_drops_its_followers_drop():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from griffin_eval.lm.model import GriffinLM
 from griffin_eval.states import state_cache
 from griffin_eval.states.state_cache import StateCache
 
+BIN = Path(sys.executable).parent
 CHECKPOINT = Path(griffin_eval.__file__).parent / "checkpoints" / "bytes_griffin"
 LIMITS = Limits(32, 4)
 
@@ -240,16 +242,49 @@ def test_what_cannot_be_is_one_sentence(tmp_path):
         GriffinLM(str(CHECKPOINT), "torch", state_cache="b", state_cache_size="many")
 
 
+SPLIT = """
+import json, sys
+from lm_eval.api.instance import Instance
+from griffin_eval.lm.model import GriffinLM
+
+pairs = [tuple(pair) for pair in json.loads(sys.argv[2])]
+more = {"tensor_parallel_size": 2, "dtype": "float32"} | json.loads(sys.argv[3])
+lm = GriffinLM(sys.argv[1], "torch", **more)
+answers = lm.loglikelihood([Instance("loglikelihood", {}, p, i) for i, p in enumerate(pairs)])
+info = lm.get_model_info()
+print(json.dumps([answers, info["griffin_tokens_kept"], info["griffin_tokens_computed"]]))
+"""
+
+
 @pytest.mark.slow
-def test_processes_that_share_a_model_keep_no_states(tmp_path):
-    code = (
-        "from griffin_eval.lm.model import GriffinLM\n"
-        "if __name__ == '__main__':\n"
-        f"    GriffinLM({str(CHECKPOINT)!r}, 'torch', tensor_parallel_size=2, state_cache='s')\n"
-    )
-    script = tmp_path / "script.py"
-    script.write_text(code)
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, cwd=tmp_path, timeout=300
-    )
-    assert done.returncode == 1 and "state_cache= is for one process" in done.stderr
+def test_processes_that_share_a_model_share_its_states(tmp_path, monkeypatch):
+    monkeypatch.setattr(state_cache, "STEP", 32)
+    monkeypatch.setattr(kept, "LEAST", 512)
+    folder = tmp_path / "states"
+
+    def split(pairs, **more):
+        command = [sys.executable, "-c", SPLIT, CHECKPOINT, json.dumps(pairs), json.dumps(more)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        answers, kept, computed = json.loads(done.stdout)
+        return [(logprob, greedy) for logprob, greedy in answers], kept, computed
+
+    def same(found, expected):
+        return found == [(pytest.approx(x, rel=1e-4), greedy) for x, greedy in expected]
+
+    expected = log_likelihoods(GriffinLM(str(CHECKPOINT), "torch", dtype="float32"), PAIRS)
+    found, kept_before, _ = split(PAIRS, state_cache=str(folder))
+    assert same(found, expected) and kept_before == 0
+    one = GriffinLM(str(CHECKPOINT), "torch", dtype="float32", state_cache=str(folder))
+    assert same(log_likelihoods(one, PAIRS), expected)
+    assert one.get_model_info()["griffin_tokens_kept"] >= len(TEXT) - 32
+    found, kept_now, computed = split(PAIRS, state_cache=str(folder))
+    assert same(found, expected) and kept_now >= len(TEXT) - 32 and computed < 100
+
+    book, state = tmp_path / "book.txt", tmp_path / "book.state"
+    book.write_text(TEXT)
+    options = "--save", state, "--framework", "torch", "--dtype", "float32"
+    subprocess.run([BIN / "griffin-eval", "read", CHECKPOINT, book, *options], check=True)
+    one = GriffinLM(str(CHECKPOINT), "torch", dtype="float32", state=str(state))
+    expected = log_likelihoods(one, questions := [("", " What?"), (" Who", " knows")])
+    assert same(split(questions, state=str(state))[0], expected)
