@@ -64,22 +64,12 @@ def load(arguments: ModelArguments, launch: Launch) -> LoadedModel:
 
     Args:
         arguments: from `griffin_eval.lm.arguments.parse_arguments`.
-        launch: which of several processes this is.
+        launch: which of several processes this is, from `griffin_eval.runners.load.launched`.
 
     Raises:
         BadInput: an argument or a checkpoint that cannot be used; one sentence says why.
     """
-    if launch.world_size > 1 and arguments.framework == "jax":
-        raise ArgumentError(
-            "framework=jax uses all devices in one process: start lm_eval without a launcher, "
-            "or with framework=torch"
-        )
-    leads = launch.rank == 0
-    if choose_framework(arguments.framework) == "jax":
-        from griffin_eval.runners import jax_parallel
-
-        leads = jax_parallel.initialize()
-    checkpoint = _open(arguments)
+    framework, checkpoint = choose_framework(arguments.framework), _open(arguments)
     config = checkpoint.config
     tokenizer = load_tokenizer(arguments.tokenizer or tokenizer_folder(checkpoint.folder))
     check_vocabulary(tokenizer, config.vocab_size)
@@ -88,7 +78,7 @@ def load(arguments: ModelArguments, launch: Launch) -> LoadedModel:
     if add_bos is None:
         add_bos = default_add_bos(tokenizer, config)
     parity = None
-    if arguments.parity == "check" and leads:
+    if arguments.parity == "check" and launch.rank == 0:
         from griffin_eval.crosscheck.parity import check_parity
 
         parity = check_parity(checkpoint)
@@ -96,7 +86,7 @@ def load(arguments: ModelArguments, launch: Launch) -> LoadedModel:
         checkpoint,
         framework=arguments.framework,
         dtype=arguments.dtype,
-        device=launch.device(arguments.device),
+        device=arguments.device if framework == "jax" else launch.device(arguments.device),
         tensor_parallel=arguments.tensor_parallel_size,
         data_parallel=arguments.data_parallel_size,
         launch=launch,

@@ -33,11 +33,11 @@ from griffin_eval.lm.encoding import (
 from griffin_eval.lm.generation_args import DEFAULT_GENERATED_TOKENS, read_generation_arguments
 from griffin_eval.lm.guards import guard_files
 from griffin_eval.lm.load import StagedModel, load, open_state_cache, stage
-from griffin_eval.lm.processes import Group
+from griffin_eval.lm.processes import group_of
 from griffin_eval.lm.token_scores import Record, TokenScoreFiles
 from griffin_eval.lm.token_sums import TokenScores
 from griffin_eval.lm.weights_hash import start_hashing
-from griffin_eval.sharding.launch import Launch
+from griffin_eval.runners.load import launched
 from griffin_eval.states.saved_state import check_weights
 from griffin_eval.text.tokenizer import encode_with_bos
 
@@ -65,14 +65,14 @@ class GriffinLM(TemplateLM):
         super().__init__()
         guard_files()
         asked = parse_arguments(arguments | {"pretrained": pretrained, "framework": framework})
-        launch = Launch.of_environment()
-        if launch.world_size > 1:
-            launch = launch.shared_by(asked.tensor_parallel_size, asked.data_parallel_size)
+        sizes = asked.tensor_parallel_size, asked.data_parallel_size
+        launch = launched(asked.framework, asked.device, *sizes)
         self._model = model = load(asked, launch)
         self.tokenizer, self._runners = model.tokenizer, model.runners
         self.runner = self._runners[0]
-        # lm_eval reads these three, and makes tensors on the device.
-        self._device = self.runner.device.rpartition(" ")[2]  # of "2 x cpu"
+        # lm_eval reads these three, and makes tensors of PyTorch on the device.
+        torch_device = self.runner.device.rpartition(" ")[2]  # of "2 x cpu"
+        self._device = torch_device if self.runner.framework == "torch" else "cpu"
         self._rank, self._world_size = launch.replica, launch.replicas
         encoding = Encoding if model.state is None else EncodingAfterState
         self._encoding = encoding(model.tokenizer, model.add_bos, model.prefix_token_id)
@@ -95,7 +95,7 @@ class GriffinLM(TemplateLM):
             if asked.token_scores is not None
             else None
         )
-        self._group = Group(launch) if launch.replicas > 1 else None
+        self._group = group_of(launch, self.runner.framework) if launch.replicas > 1 else None
 
     # Other checkpoints of the same model
 

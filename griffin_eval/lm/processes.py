@@ -1,13 +1,61 @@
-"""How the processes that a launcher starts talk while lm-eval runs."""
+"""How the processes that evaluate talk while lm-eval runs, one of each replica of the model."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from griffin_eval.sharding.launch import Launch
 
+if TYPE_CHECKING:
+    from griffin_eval.runners.jax_leaders import Leaders
 
-class Group:
-    """Collective calls over the processes that evaluate, one of each replica of the model. They
-    are on the CPU, since what is exchanged is small."""
+
+class Group(Protocol):
+    """Collective calls, which every one of the processes makes."""
+
+    def all_gather(self, tensor: Any) -> Any:
+        """The tensors of all processes, concatenated along their first axis."""
+        ...
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """The picklable value of each process."""
+        ...
+
+    def gather_object(self, value: Any, to: int) -> list[Any] | None:
+        """The picklable value of each process, for process ``to``; None for the others."""
+        ...
+
+
+def group_of(launch: Launch, framework: str) -> Group:
+    """The group of this process."""
+    if framework == "torch":
+        return TorchGroup(launch)
+    from griffin_eval.runners import jax_parallel
+
+    return JaxGroup(jax_parallel.leaders())
+
+
+class JaxGroup:
+    """See `Group`. The processes are those of `jax.distributed`."""
+
+    def __init__(self, leaders: "Leaders"):
+        self._leaders = leaders
+
+    def all_gather(self, tensor: Any) -> Any:
+        import torch
+
+        return torch.cat(self.all_gather_object(torch.atleast_1d(tensor.cpu())))
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        values = self._leaders.exchange(value)
+        assert values is not None
+        return values
+
+    def gather_object(self, value: Any, to: int) -> list[Any] | None:
+        return self._leaders.exchange(value, to)
+
+
+class TorchGroup:
+    """See `Group`. The processes are those of a launcher. All is on the CPU, since what is
+    exchanged is small."""
 
     def __init__(self, launch: Launch):
         import torch.distributed as dist
@@ -21,7 +69,6 @@ class Group:
         )
 
     def all_gather(self, tensor: Any) -> Any:
-        """The tensors of all processes, concatenated along their first axis."""
         import torch
         import torch.distributed as dist
 
@@ -31,7 +78,6 @@ class Group:
         return torch.cat(tensors)
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """The picklable value of each process."""
         import torch.distributed as dist
 
         values: list[Any] = [None] * self._size
@@ -39,7 +85,6 @@ class Group:
         return values
 
     def gather_object(self, value: Any, to: int) -> list[Any] | None:
-        """The picklable value of each process, for process ``to``; None for the others."""
         import torch.distributed as dist
 
         values = [None] * self._size if self._rank == to else None

@@ -1,13 +1,16 @@
-"""A model that JAX splits over the devices of several processes, maybe on several machines
+"""Models that JAX splits over the devices of several processes, maybe on several machines
 (`griffin_eval.runners.replay`, `jax.distributed`).
 
 XLA runs a program on devices of several processes once all of them have started it. What to start
-the leader tells its followers over connections of its own, which also show who has ended.
+the leader tells its followers over connections of its own, which also show who has ended. Where the
+processes make several replicas of the model, their leaders are connected too
+(`griffin_eval.runners.jax_leaders`).
 """
 
 import atexit
 import contextlib
 import os
+import pickle
 import secrets
 import signal
 import socket
@@ -15,7 +18,7 @@ import sys
 import threading
 import time
 from multiprocessing import AuthenticationError, connection
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -24,8 +27,11 @@ from jax.experimental import multihost_utils
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError, ProcessLost
 from griffin_eval.runners.identity import check_alike, identity
-from griffin_eval.runners.jax_runner import JaxRunner, choose_device
+from griffin_eval.runners.jax_leaders import Leaders
+from griffin_eval.runners.jax_runner import JaxRunner, choose_device, devices_of_runners
+from griffin_eval.runners.protocol import Runner
 from griffin_eval.runners.replay import LeadingRunner, end, follow
+from griffin_eval.sharding.launch import Launch
 
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # as JAX reads it, HOST:PORT of process 0
 PULSE = 5  # seconds between two signs of life of a follower
@@ -34,12 +40,9 @@ GRACE = 10  # seconds in which a call that waits for a lost follower may fail by
 KEY = 32  # bytes of the key that connections are opened with
 
 
-def initialize() -> bool:
+def initialize() -> None:
     """Joins the other processes of `jax.distributed` if the environment says that there are some.
     To be called before JAX computes anything.
-
-    Returns:
-        Whether this process leads: the first one, or the only one.
 
     Raises:
         ArgumentError: the environment is incomplete, or the others do not answer.
@@ -58,12 +61,44 @@ def initialize() -> bool:
                 f"other ({str(error).splitlines()[0]}): set JAX_NUM_PROCESSES, and in each process "
                 "JAX_PROCESS_ID from 0 on"
             ) from error
-    return jax.process_index() == 0
 
 
-def several() -> bool:
-    """Whether several processes share the model."""
-    return jax.process_count() > 1
+def launched(device: str | None, tensor_parallel: int, data_parallel: int | None) -> Launch:
+    """Which of the processes of `jax.distributed` this is, after `initialize`.
+
+    Args:
+        device, tensor_parallel, data_parallel: as of `griffin_eval.runners.load.load_runners`.
+
+    Raises:
+        ArgumentError: the devices of these processes do not make that (in the first of them).
+        SystemExit: the same, in the others.
+    """
+    processes, rank = jax.process_count(), jax.process_index()
+    if processes == 1:
+        return Launch()
+    everywhere = len(jax.devices(choose_device(device).platform))
+    each = everywhere // processes
+    fits = _fits(tensor_parallel, each, processes)
+    if not fits or data_parallel not in (None, everywhere // tensor_parallel):
+        if rank:
+            raise SystemExit(2)
+        asked = f"tensor_parallel_size={tensor_parallel}"
+        if data_parallel is not None:
+            asked += f" and data_parallel_size={data_parallel}"
+        sizes = [n for n in range(1, everywhere + 1) if _fits(n, each, processes)]
+        raise ArgumentError(
+            f"{asked} with {processes} processes of {each} devices each: the replicas use all of "
+            f"them, so tensor_parallel_size is one of {', '.join(map(str, sizes))}, and "
+            f"data_parallel_size {everywhere} divided by it"
+        )
+    return Launch(rank, 0, processes, 1, max(tensor_parallel // each, 1))
+
+
+def _fits(tensor_parallel: int, each: int, processes: int) -> bool:
+    """Whether replicas on so many devices use all of the devices of all processes."""
+    if tensor_parallel <= each:
+        return each % tensor_parallel == 0
+    return tensor_parallel % each == 0 and processes % (tensor_parallel // each) == 0
 
 
 class Connections:
@@ -71,10 +106,11 @@ class Connections:
 
     Args:
         followers: a connection to each, in their order.
+        first: number of the leader among all processes.
     """
 
-    def __init__(self, followers: list[connection.Connection]):
-        self._followers, self.processes = followers, len(followers) + 1
+    def __init__(self, followers: list[connection.Connection], first: int):
+        self._followers, self.processes, self._first = followers, len(followers) + 1, first
         self._closed = self._told = False
         self._lost: ProcessLost | None = None
         for rank, follower in enumerate(followers, start=1):
@@ -104,6 +140,8 @@ class Connections:
         """Waits for the end of a follower. What it ends cannot be relied on to end by itself: XLA
         may wait for ever."""
         who = f"process {rank} of the {self.processes} that share the model"
+        if self._first:
+            who += f" of process {self._first}"
         try:
             while follower.poll(PATIENCE):
                 follower.recv_bytes()
@@ -121,92 +159,128 @@ class Connections:
         os._exit(1)
 
 
-def load(
-    checkpoint: Checkpoint,
-    dtype: str,
-    device: str | None,
-    tensor_parallel: int,
-    data_parallel: int | None,
-) -> LeadingRunner:
-    """Loads this process's part of a model that is split over the devices of all processes.
+class Party(NamedTuple):
+    """What a process tells all others before it loads.
 
-    The first process returns and leads. The others follow it, and end with it.
+    Attributes:
+        identity: from `griffin_eval.runners.identity.identity`.
+        address: host and port where it listens, if it leads.
+        key: that connections to it are opened with.
+    """
+
+    identity: dict[str, str]
+    address: Any
+    key: bytes
+
+
+def load(
+    checkpoint: Checkpoint, dtype: str, device: str | None, tensor_parallel: int, launch: Launch
+) -> list[Runner]:
+    """Loads this process's part of a model that is split over the devices of several processes, or
+    as many replicas as its own devices make.
+
+    The first process of those that share a model returns and leads. The others follow it, and end
+    with it.
 
     Args:
-        checkpoint, dtype, device, tensor_parallel, data_parallel: as of
+        checkpoint, dtype, device, tensor_parallel: as of
             `griffin_eval.runners.load.load_runners`.
+        launch: from `launched`.
 
     Raises:
-        ArgumentError: the model is not to be split over just these devices, or the processes have
-            not got the same checkpoint, versions and arguments.
+        ArgumentError: the processes have not got the same checkpoint, versions and arguments.
     """
-    rank, processes = jax.process_index(), jax.process_count()
-    devices = jax.devices(choose_device(device).platform)
+    first, key = launch.rank - launch.part, secrets.token_bytes(KEY)
     mine = identity(checkpoint, "jax", dtype, tensor_parallel)
-    if rank:
-        leader = _connect()
-        leader.send(mine)
-        threading.Thread(target=_show_life, args=(leader,), daemon=True).start()
-        # Ctrl-C reaches every process of a terminal: the leader ends the others.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            if not leader.recv_bytes():  # the leader says why
-                jax.distributed.shutdown()
-                os._exit(2)
-            runner = JaxRunner.load(checkpoint, dtype, devices)
-        except Exception as error:
-            end(error)
-        follow(runner, lambda: _received(leader), jax.distributed.shutdown)
-    followers = _listen(processes)
+    with _listener(key) if first == launch.rank else contextlib.nullcontext() as listener:
+        address = None if listener is None else listener.address
+        parties = _exchange(Party(mine, address, key))
+        check_alike([party.identity for party in parties], launch.rank)
+        if listener is None:
+            _follow(_connect(parties[first]), checkpoint, dtype, _devices(device, launch))
+        following = range(first + 1, first + launch.sharing)
+        leading = range(launch.sharing, launch.world_size, launch.sharing)
+        opened = _accepted(listener, [*following, *(leading if first == 0 else [])])
+    # What is registered last is called first, and all before JAX waits for the others to end.
+    channel = Connections([opened[rank] for rank in following], first)
+    atexit.register(channel.close)
+    if launch.replicas > 1:
+        others = [opened[r] for r in leading] if first == 0 else [_connect(parties[0])]
+        names = [f"process {r}" for r in (leading if first == 0 else [0])]
+        _leaders.append(Leaders(launch.replica, others, names))
+        atexit.register(_leaders[0].close)
+    if launch.sharing == 1:
+        each = jax.local_device_count(choose_device(device).platform) // tensor_parallel
+        groups = devices_of_runners(device, tensor_parallel, each)
+        return [JaxRunner.load(checkpoint, dtype, group) for group in groups]
     try:
-        check_alike([mine, *(follower.recv() for follower in followers)], rank)
-        if (tensor_parallel, data_parallel or 1) != (len(devices), 1):
-            raise ArgumentError(
-                f"tensor_parallel_size={tensor_parallel}, but the {processes} processes of "
-                f"jax.distributed share one model, over all of their {len(devices)} devices: "
-                f"tensor_parallel_size={len(devices)}"
-            )
-    except ArgumentError:
-        for follower in followers:
-            follower.send_bytes(b"")
-        raise
-    channel = Connections(followers)
-    atexit.register(channel.close)  # before JAX waits for the others to end
-    channel.send(b"load")
-    try:
-        return LeadingRunner(JaxRunner.load(checkpoint, dtype, devices), channel)
+        mine = JaxRunner.load(checkpoint, dtype, _devices(device, launch))
     except (RuntimeError, OSError) as error:
         raise channel.reason(error) from error
+    return [LeadingRunner(mine, channel)]
 
 
-def _listen(processes: int) -> list[connection.Connection]:
-    """The leader's connections to all others, in their order."""
-    key = secrets.token_bytes(KEY)
-    host = os.environ.get(COORDINATOR, socket.gethostname()).rpartition(":")[0]
-    with connection.Listener((host or socket.gethostname(), 0), authkey=key) as listener:
-        address = f"{listener.address[0]}:{listener.address[1]}".encode()
-        _broadcast(key + address.ljust(256 - KEY))
-        opened: list[Any] = []
-        while len(opened) < processes - 1:
-            with contextlib.suppress(AuthenticationError, EOFError, ConnectionError):  # a stranger
-                opened.append(listener.accept())
-    ranks: dict[int, connection.Connection] = {follower.recv(): follower for follower in opened}
-    return [ranks[rank] for rank in sorted(ranks)]
+_leaders: list[Leaders] = []  # of this process's replica and the others, if there are several
 
 
-def _connect() -> connection.Connection:
-    """A follower's connection to the leader."""
-    told = _broadcast(bytes(256))
-    host, _, port = told[KEY:].decode().strip().rpartition(":")
-    leader: Any = connection.Client((host, int(port)), authkey=told[:KEY])
-    leader.send(jax.process_index())
-    return leader
+def leaders() -> Leaders:
+    """What the leaders of several replicas exchange, once `load` has returned."""
+    return _leaders[0]
 
 
-def _broadcast(message: bytes) -> bytes:
-    """The leader's message, in every process."""
-    numbers: Any = multihost_utils.broadcast_one_to_all(np.frombuffer(message, np.uint8))
-    return np.asarray(numbers).tobytes()
+def _devices(device: str | None, launch: Launch) -> list[Any]:
+    """The devices of the processes that share this one's model."""
+    first = launch.rank - launch.part
+    mine = range(first, first + launch.sharing)
+    platform = choose_device(device).platform
+    return [each for each in jax.devices(platform) if each.process_index in mine]
+
+
+def _follow(
+    leader: connection.Connection, checkpoint: Checkpoint, dtype: str, devices: list[Any]
+) -> NoReturn:
+    threading.Thread(target=_show_life, args=(leader,), daemon=True).start()
+    # Ctrl-C reaches every process of a terminal: the leader ends the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        runner = JaxRunner.load(checkpoint, dtype, devices)
+    except Exception as error:
+        end(error)
+    follow(runner, lambda: _received(leader), jax.distributed.shutdown)
+
+
+def _listener(key: bytes) -> connection.Listener:
+    """Where others connect to this process, by the address with which it reaches the first."""
+    host = os.environ.get(COORDINATOR, "").rpartition(":")[0] or socket.gethostname()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outwards:  # which sends nothing
+        outwards.connect((host, 1))
+        return connection.Listener((outwards.getsockname()[0], 0), authkey=key)
+
+
+def _accepted(listener: Any, ranks: list[int]) -> dict[int, connection.Connection]:
+    """Connections to the processes of these numbers."""
+    opened: dict[int, connection.Connection] = {}
+    while len(opened) < len(ranks):
+        with contextlib.suppress(AuthenticationError, EOFError, ConnectionError):  # a stranger
+            accepted = listener.accept()
+            opened[accepted.recv()] = accepted
+    return opened
+
+
+def _connect(leader: Party) -> connection.Connection:
+    """This process's connection to one that listens."""
+    opened: Any = connection.Client(leader.address, authkey=leader.key)
+    opened.send(jax.process_index())
+    return opened
+
+
+def _exchange(mine: Party) -> list[Party]:
+    """What every process tells all others."""
+    message = np.frombuffer(pickle.dumps(mine), np.uint8)
+    lengths: Any = multihost_utils.process_allgather(np.int32(len(message)))
+    padded = np.pad(message, (0, int(np.max(lengths)) - len(message)))
+    told: Any = multihost_utils.process_allgather(padded)
+    return [pickle.loads(row.tobytes()) for row in np.asarray(told)]
 
 
 def _show_life(leader: connection.Connection) -> None:

@@ -513,7 +513,7 @@ def choose_device(device: str | None) -> Any:
     Raises:
         ArgumentError: not the name of a device.
     """
-    return asked_or_best(device, jax.devices()[0], _find_device)
+    return asked_or_best(device, jax.local_devices()[0], _find_device)
 
 
 def _find_device(name: str) -> Any | None:
@@ -521,7 +521,7 @@ def _find_device(name: str) -> Any | None:
     if kind not in ("cpu", "gpu", "cuda", "rocm", "tpu") or not (index or "0").isdigit():
         raise ArgumentError(f"unknown device {name!r}: expected cpu, gpu, cuda:N or tpu:N")
     try:
-        return jax.devices(kind)[int(index or 0)]
+        return jax.local_devices(backend=kind)[int(index or 0)]
     except (RuntimeError, IndexError):
         return None
 

@@ -88,10 +88,39 @@ def load_runners(
     from griffin_eval.runners.jax_runner import JaxRunner, devices_of_runners
 
     jax_parallel.initialize()
-    if jax_parallel.several():
-        return [jax_parallel.load(checkpoint, dtype, device, tensor_parallel, data_parallel)]
+    mine = jax_parallel.launched(device, tensor_parallel, data_parallel)
+    if mine.world_size > 1:
+        return jax_parallel.load(checkpoint, dtype, device, tensor_parallel, mine)
     groups = devices_of_runners(device, tensor_parallel, data_parallel)
     return [JaxRunner.load(checkpoint, dtype, group) for group in groups]
+
+
+def launched(
+    framework: str | None, device: str | None, tensor_parallel: int, data_parallel: int | None
+) -> Launch:
+    """Which of several processes this is: of those of a launcher with PyTorch, and of
+    `jax.distributed` with JAX.
+
+    Args:
+        framework, device, tensor_parallel, data_parallel: as of `load_runners`.
+
+    Raises:
+        ArgumentError: they do not make so many replicas on so many devices.
+    """
+    launch = Launch.of_environment()
+    if choose_framework(framework) == "torch":
+        if launch.world_size > 1:
+            launch = launch.shared_by(tensor_parallel, data_parallel)
+        return launch
+    if launch.world_size > 1:
+        raise ArgumentError(
+            "framework=jax takes no launcher of PyTorch: start lm_eval without one, in several "
+            "processes with the variables of jax.distributed, or take framework=torch"
+        )
+    from griffin_eval.runners import jax_parallel
+
+    jax_parallel.initialize()
+    return jax_parallel.launched(device, tensor_parallel, data_parallel)
 
 
 def _log_whole(checkpoint: Checkpoint, devices: int) -> None:

@@ -224,7 +224,7 @@ def test_each_process_has_a_device_of_its_own(monkeypatch):
 
 def test_jax_refuses_a_launcher(checkpoint, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ArgumentError, match="framework=jax uses all devices in one process"):
+    with pytest.raises(ArgumentError, match="framework=jax takes no launcher of PyTorch"):
         GriffinLM(pretrained=str(checkpoint), framework="jax")
 
 
@@ -244,6 +244,11 @@ def evaluate(command, checkpoint, out, limit=5, more=""):
     ]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=600)
     assert done.returncode == 0, done.stderr
+    return *read_results(out), done.stderr
+
+
+def read_results(out):
+    """The results in a folder, and what was answered to each request."""
     (file,) = out.rglob("results_*.json")
     samples = {}
     for path in out.rglob("samples_*.jsonl"):
@@ -251,7 +256,17 @@ def evaluate(command, checkpoint, out, limit=5, more=""):
             sample = json.loads(line)
             key = path.name.rsplit("_", 1)[0], sample["doc_id"]
             samples[key] = [response[0] for response in sample["resps"]]
-    return json.loads(file.read_text()), samples, done.stderr
+    return json.loads(file.read_text()), samples
+
+
+def same_answers(found, expected):
+    for key in found:
+        for mine, theirs in zip(found[key], expected[key], strict=True):
+            if isinstance(mine, str):
+                assert mine == theirs
+            else:
+                assert float(mine[0]) == pytest.approx(float(theirs[0]), rel=1e-5)
+                assert mine[1] == theirs[1]
 
 
 @pytest.fixture(scope="module")
@@ -281,13 +296,7 @@ def test_processes_answer_as_one(launcher, processes, sharing, alone, checkpoint
         [*launcher, "-m", "lm_eval"], checkpoint, tmp_path / "two", more=more
     )
     assert found.keys() == expected.keys()  # uneven: three documents and two
-    for key in found:
-        for mine, theirs in zip(found[key], expected[key], strict=True):
-            if isinstance(mine, str):
-                assert mine == theirs
-            else:
-                assert float(mine[0]) == pytest.approx(float(theirs[0]), rel=1e-5)
-                assert mine[1] == theirs[1]
+    same_answers(found, expected)
     for task, metrics in one["results"].items():
         for metric, value in metrics.items():
             if isinstance(value, float):
@@ -579,10 +588,63 @@ def test_what_the_leader_drops_its_followers_drop():
     repeat(alone, iter([*messages, b""]).__next__)
 
 
+def evaluate_in_processes(checkpoint, out, processes, devices, sizes):
+    """lm_eval in several processes of JAX: the exit code, results and stderr of the first, and the
+    stderr of all."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    environment = os.environ | {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_NUM_PROCESSES": str(processes),
+    }
+    command = [
+        *(BIN / "lm_eval", "run", "--model", "griffin", "--device", "cpu", "--limit", "5"),
+        *("--model_args", f"pretrained={checkpoint},framework=jax,{sizes}"),
+        *("--tasks", "griffin_pydoc_choice,griffin_phonebook"),
+        *("--log_samples", "--output_path", str(out)),
+    ]
+    started = [
+        subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment | {"JAX_PROCESS_ID": str(rank)},
+        )
+        for rank in range(processes)
+    ]
+    said = [process.communicate(timeout=600)[1] for process in started]
+    return [process.returncode for process in started], said
+
+
 @pytest.mark.slow
-def test_processes_of_jax_share_one_model(checkpoint):
-    with pytest.raises(AssertionError, match="share one model, over all of their 4 devices"):
-        split_answers(checkpoint, "jax", [{"tensor_parallel_size": 2}], processes=2)
+@pytest.mark.parametrize(
+    ("processes", "devices", "sharing"), [(4, 1, 2), exhaustive(2, 2, 1)], ids=str
+)
+def test_processes_of_jax_make_replicas(processes, devices, sharing, alone, checkpoint, tmp_path):
+    sizes = f"tensor_parallel_size={sharing},data_parallel_size={4 // sharing}"
+    codes, said = evaluate_in_processes(checkpoint, tmp_path, processes, devices, sizes)
+    assert codes == [0] * processes, "\n".join(said)
+    one, expected, _ = alone
+    found, samples = read_results(tmp_path)
+    assert samples.keys() == expected.keys()
+    same_answers(samples, expected)
+    for task, metrics in one["results"].items():
+        for metric, value in metrics.items():
+            if isinstance(value, float):
+                found_value = found["results"][task][metric]
+                assert found_value == pytest.approx(value, rel=1e-4, nan_ok=True)
+    assert found["config"]["griffin_devices"] == 4
+
+
+@pytest.mark.slow
+def test_sizes_that_processes_of_jax_do_not_make(checkpoint, tmp_path):
+    codes, said = evaluate_in_processes(checkpoint, tmp_path, 2, 2, "tensor_parallel_size=3")
+    assert codes == [2, 2]
+    assert "tensor_parallel_size=3 with 2 processes of 2 devices each" in said[0].splitlines()[-1]
+    assert "tensor_parallel_size is one of 1, 2, 4" in said[0] and "one of" not in said[1]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

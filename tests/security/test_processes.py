@@ -38,27 +38,20 @@ def test_workers_import_nothing_from_the_folder_that_the_user_is_in(
 def test_a_stranger_without_the_key_is_turned_away(monkeypatch):
     """A stranger comes first, with another key and with none; then the follower."""
     monkeypatch.setenv(jax_parallel.COORDINATOR, "127.0.0.1:1")
-    told: list[bytes] = []
-    opened = threading.Event()
-
-    def broadcast(message: bytes) -> bytes:
-        told.append(message)
-        opened.set()
-        return message
-
-    monkeypatch.setattr(jax_parallel, "_broadcast", broadcast)
-    found: list = []
-    leader = threading.Thread(target=lambda: found.extend(jax_parallel._listen(2)), daemon=True)
-    leader.start()
-    assert opened.wait(20)
-    key = told[0][: jax_parallel.KEY]
-    host, _, port = told[0][jax_parallel.KEY :].decode().strip().rpartition(":")
-    with pytest.raises(AuthenticationError):
-        connection.Client((host, int(port)), authkey=b"guessed")
-    socket.create_connection((host, int(port)), timeout=5).close()
-    follower = connection.Client((host, int(port)), authkey=key)
-    follower.send(1)
-    leader.join(20)
-    assert len(found) == 1 and len(key) == 32
-    found[0].send_bytes(b"hello")
+    key, found = b"k" * jax_parallel.KEY, {}
+    with jax_parallel._listener(key) as listener:
+        host, port = listener.address
+        assert host == "127.0.0.1"
+        leader = threading.Thread(
+            target=lambda: found.update(jax_parallel._accepted(listener, [1])), daemon=True
+        )
+        leader.start()
+        with pytest.raises(AuthenticationError):
+            connection.Client((host, port), authkey=b"guessed")
+        socket.create_connection((host, port), timeout=5).close()
+        follower = connection.Client((host, port), authkey=key)
+        follower.send(1)
+        leader.join(20)
+    assert list(found) == [1]
+    found[1].send_bytes(b"hello")
     assert follower.recv_bytes() == b"hello"

@@ -40,17 +40,19 @@ def measure(
         config: of the model.
         target: whose devices hold the replicas.
         replicas: of the model, each on as many devices; their number divides that of the devices.
-            In evaluation they have nothing to say to each other, so that one is compiled.
+            In evaluation they have nothing to say to each other, so that one is compiled, for a
+            slice of its own: on a part of a larger one some TPUs run no program.
         dtype: of the weights, or that a training step computes in.
         sizes: of the steps.
         training: whether to compile a training step, and no others.
     """
-    there, each = devices(target), target.count // replicas
+    each = target.count // replicas
     split = split_over(config, each)
     if training:
-        steps = [compile_training(config, make_mesh(there, replicas), dtype, sizes)]
+        steps = [compile_training(config, make_mesh(devices(target), replicas), dtype, sizes)]
     else:
-        steps = compile_steps(config, make_mesh(there[:each]), dtype, sizes)
+        mine = Target(target.kind, each)
+        steps = compile_steps(config, make_mesh(devices(mine)), dtype, sizes)
     whole = sum(spec.size for spec in split.replicated())
     needs = training_needs(split, replicas, sizes.batch // replicas, sizes.length)
     return {

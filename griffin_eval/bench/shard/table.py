@@ -19,6 +19,7 @@ RUNS = (
     *(f"--preset recurrentgemma-2b --target v5e-{count}" for count in (2, 5, 8, 10)),
     *(f"--preset recurrentgemma-9b --target v5e-{count}" for count in (4, 8, 16)),
     "--preset griffin-14b --target v5e-8",
+    "--preset recurrentgemma-9b --target v5e-64 --replicas 8 --training --batch 32",
     "--preset griffin-7b --target v5e-256 --replicas 16 --training --batch 128",
     "--preset recurrentgemma-2b --target v5e-16 --split time --tokens 32768",
     "--preset recurrentgemma-2b --target v5e-16 --split time --tokens 131072",

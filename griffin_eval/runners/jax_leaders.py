@@ -1,0 +1,105 @@
+"""What the leaders of JAX's replicas say to each other while lm-eval runs.
+
+The first process of all has a connection to each other leader, over which values go and which shows
+who has ended.
+"""
+
+import contextlib
+import os
+import pickle
+import queue
+import sys
+import threading
+import time
+from multiprocessing import connection
+from typing import Any
+
+from griffin_eval.errors import ProcessLost
+
+GRACE = 10  # seconds in which a process that waits for a lost one may end by itself
+LEAVING = b""  # said by a process that comes to its end
+
+
+class Leaders:
+    """The leaders of all replicas.
+
+    Args:
+        rank: number of this replica.
+        others: of the first replica, connections to the leaders of the others, in their order; of
+            each other one, the connection to the first.
+        names: of the processes at the other ends.
+    """
+
+    def __init__(self, rank: int, others: list[connection.Connection], names: list[str]):
+        self._rank, self._others, self._names = rank, others, names
+        self._received: list[queue.SimpleQueue[bytes]] = [queue.SimpleQueue() for _ in others]
+        self._ending = False
+        for index in range(len(others)):
+            threading.Thread(target=self._listen, args=(index,), daemon=True).start()
+
+    def exchange(self, value: Any, to: int | None = None) -> list[Any] | None:
+        """The picklable value of every replica, in their order.
+
+        Args:
+            value: of this replica.
+            to: the replica that gets them, None for all; the others get None.
+
+        Raises:
+            ProcessLost: a replica has ended.
+        """
+        if self._rank:
+            self._send(0, pickle.dumps((value, to)))
+            return pickle.loads(self._receive(0))
+        told = [(value, to), *(pickle.loads(self._receive(i)) for i in range(len(self._others)))]
+        values = [each for each, _ in told]
+        for index, (_, wanted) in enumerate(told[1:]):
+            self._send(index, pickle.dumps(values if wanted in (None, index + 1) else None))
+        return values if to in (None, 0) else None
+
+    def close(self) -> None:
+        """Waits until all have come to their end: JAX ends them together."""
+        self._ending = True
+        if not self._rank:
+            # Not before the others have nothing more to say.
+            for index in range(len(self._others)):
+                with contextlib.suppress(ProcessLost, OSError):
+                    self._send(index, LEAVING)
+            return
+        with contextlib.suppress(ProcessLost, OSError):
+            self._send(0, LEAVING)
+            while True:
+                self._receive(0)
+
+    def _send(self, index: int, message: bytes) -> None:
+        try:
+            self._others[index].send_bytes(message)
+        except OSError as error:
+            raise self._lost(index) from error
+
+    def _receive(self, index: int) -> bytes:
+        message = self._received[index].get()
+        if message == LEAVING:
+            raise self._lost(index)
+        return message
+
+    def _lost(self, index: int) -> ProcessLost:
+        return ProcessLost(
+            f"{self._names[index]} has ended, which evaluates a part of the documents: its "
+            "message, if it left one, is with its own output"
+        )
+
+    def _listen(self, index: int) -> None:
+        try:
+            while message := self._others[index].recv_bytes():
+                self._received[index].put(message)
+            self._received[index].put(LEAVING)
+            return
+        except (EOFError, OSError):
+            self._received[index].put(LEAVING)
+        if self._ending:
+            return
+        # What it ends cannot be relied on to end by itself: this process may compute for hours.
+        time.sleep(GRACE)
+        print(f"griffin: {self._lost(index)}", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(1)
