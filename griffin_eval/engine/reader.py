@@ -93,6 +93,7 @@ class Reader:
             tokens, tree = tree.tokens, prepare(tree, cache)
             stats.tokens_kept += tokens - tree.tokens
         stats.tokens_unique += tree.tokens
+        logger.info("griffin: %s tokens to read", f"{tree.tokens:,}")
         stats.tokens_again += tree.repeated
         self._stack = tree.roots[::-1]
         self._active: list[ActiveEdge] = []

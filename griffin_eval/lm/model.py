@@ -82,6 +82,7 @@ class GriffinLM(TemplateLM):
         self.stats = Stats()  # of this process
         self._others: list[Stats] = []  # of the other processes
         self._warned: set[str] = set()
+        self._templated = False  # whether lm_eval has put a request into the chat template
         self._weights_sha256 = start_hashing(model.checkpoint, asked.check)
         if model.state is not None:
             check_weights(str(asked.state), model.state, self._weights_sha256.result())
@@ -159,6 +160,7 @@ class GriffinLM(TemplateLM):
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
+        self._templated = True
         return self.tokenizer.apply_chat_template(
             chat_history, add_generation_prompt=add_generation_prompt
         )
@@ -376,6 +378,11 @@ class GriffinLM(TemplateLM):
 
         Every request has its own generation arguments.
         """
+        if self.tokenizer.chat_template is not None and not self._templated:
+            self._warn_once(
+                "the tokenizer has a chat template, so the model may have learned to answer in it, "
+                "and these requests are without: --apply_chat_template puts them into it"
+            )
         pairs: list[Any] = [request.args for request in requests]  # a context and its arguments
         given = [read_generation_arguments(arguments) for _, arguments in pairs]
         contexts = self._encoding.contexts([context for context, _ in pairs])

@@ -216,6 +216,23 @@ def test_half_precision_is_close(checkpoint, framework, dtype, record_parity):
         record_parity(pair, "log-likelihood", error, TOLERANCES[pair, "log-likelihood"])
 
 
+def test_generating_without_the_chat_template_is_mentioned_once(checkpoint, tmp_path, caplog):
+    folder = shutil.copytree(checkpoint, tmp_path / "chat")
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0]['content'] }}")
+    request = Instance("generate_until", {}, ("hello", {"max_gen_toks": 1}), 0)
+    for kind, expected in ((folder, 1), (checkpoint, 0)):
+        caplog.clear()
+        lm = GriffinLM(str(kind), "torch")
+        for _ in range(2):
+            lm.generate_until([request], disable_tqdm=True)
+        assert caplog.text.count("--apply_chat_template") == expected
+    lm = GriffinLM(str(folder), "torch")
+    caplog.clear()
+    lm.apply_chat_template([{"role": "user", "content": "hello"}])
+    lm.generate_until([request], disable_tqdm=True)
+    assert "--apply_chat_template" not in caplog.text
+
+
 def test_chat_template_has_one_bos(checkpoint, tmp_path):
     folder = shutil.copytree(checkpoint, tmp_path / "chat")
     (folder / "chat_template.jinja").write_text(

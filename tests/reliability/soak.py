@@ -252,6 +252,7 @@ def main() -> int:
             print(
                 f"{given.framework} cycle {len(samples)}, {now.seconds / 60:.1f} minutes: "
                 f"{now.memory / 1e6:.1f} MB, {now.files} files, {now.threads} threads, "
+                f"{soak.lm.runner.compilations} compilations, "
                 f"answers {'the same' if same else 'OTHERS'}",
                 flush=True,
             )

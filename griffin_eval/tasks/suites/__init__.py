@@ -1,0 +1,1 @@
+"""lm_eval's own tasks over long contexts, as one group."""

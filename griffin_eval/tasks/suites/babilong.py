@@ -1,0 +1,32 @@
+"""BABILong (arXiv:2406.10149) at a length of its own.
+
+lm_eval's BABILong takes its length from ``max_seq_lengths``, one text such as ``4k``, and its RULER
+a list of numbers of the same name. Where both run together BABILong has ``babilong_length``.
+"""
+
+from typing import Any
+
+from griffin_eval.errors import ArgumentError
+from griffin_eval.messages import did_you_mean
+
+LENGTHS = ("0k", "1k", "2k", "4k", "8k", "16k", "32k", "64k", "128k")  # of the data set
+
+
+def at_length(*, babilong_length: str = "4k", **others: Any) -> dict[Any, Any]:
+    """The documents of one question type.
+
+    Args:
+        babilong_length: one of `LENGTHS`, from ``--metadata``.
+        others: what lm_eval passes its own task.
+
+    Raises:
+        ArgumentError: the data set has no such length.
+    """
+    if babilong_length not in LENGTHS:
+        raise ArgumentError(
+            f"babilong_length={babilong_length!r}: expected one of {', '.join(LENGTHS)}"
+            f"{did_you_mean(str(babilong_length), LENGTHS)}"
+        )
+    from lm_eval.tasks.babilong.common_utils import load_dataset
+
+    return load_dataset(**others | {"max_seq_lengths": babilong_length})
