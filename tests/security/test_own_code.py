@@ -29,6 +29,8 @@ def test_pickles_are_read_where_only_this_user_can_have_written_them():
     readers = ("pickle.load", "pickle.loads", "pickle.Unpickler", "dill.load", "dill.loads")
     assert places(*readers, "cloudpickle.load", "cloudpickle.loads", "joblib.load") == {
         "griffin_eval/runners/compiled_jax.py",  # after a look at owner and mode
+        "griffin_eval/runners/jax_leaders.py",  # from the other processes of the run
+        "griffin_eval/runners/jax_parallel.py",  # the same
         "griffin_eval/runners/replay.py",  # from the process that leads this one
         "griffin_eval/runners/torch_parallel.py",  # the same
     }
