@@ -47,6 +47,7 @@ def report(
         if find_spec(library) is None:
             raise MissingExtraError(library, "torch")
     from griffin_eval.report import tables
+    from griffin_eval.report.answers import answers
     from griffin_eval.report.figures import draw_all
     from griffin_eval.report.page import render
     from griffin_eval.report.paired import differences
@@ -87,8 +88,13 @@ def report(
         tables.parity_table(runs),
         tables.throughput_table(runs),
     ]
-    page.write_text(render(title, [t for t in shown if t is not None], charts), encoding="utf-8")
-    typer.echo(f"{page}: runs: {len(runs)}, figures: {len(charts)}")
+    first = answers(runs, charts, compared, judged, output / "figures", train_length)
+    leading = [answer.chart for answer in first if answer.chart is not None]
+    rest = [chart for chart in charts if chart not in leading]
+    html = render(title, first, [t for t in shown if t is not None], rest)
+    page.write_text(html, encoding="utf-8")
+    drawn = len({chart.name for chart in (*charts, *leading)})
+    typer.echo(f"{page}: runs: {len(runs)}, figures: {drawn}")
     for one in judged:
         typer.echo(
             f"{one.task}: {one.verdict} ({one.metric} {one.mean:+.4g}, p {one.p:.2g}; could have "

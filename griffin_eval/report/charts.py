@@ -1,15 +1,18 @@
 """What the kinds of figures share: the chosen points, and a chart as files and as a picture."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from griffin_eval.drawing import save
 from griffin_eval.report.results import Point, Run
 
 PANEL_WIDTH, LEAST_WIDTH = 3.6, 6.4  # inches
+VALUE = "value: "  # begins the name of what shows a value when the pointer is over it
 
 
 class Chart(NamedTuple):
@@ -31,8 +34,13 @@ def save_chart(figure: Figure, folder: Path, name: str, title: str) -> Chart:
     name = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
     figure.suptitle(title, fontsize=10)
     file = save(figure, folder, name, outlined_text=True).with_suffix(".svg")
-    svg = file.read_text(encoding="utf-8")
+    svg = re.sub(f'<g id="{VALUE}([^"]*)">', r"<g><title>\1</title>", file.read_text("utf-8"))
     return Chart(name, title, svg[svg.index("<svg") :])
+
+
+def show_value(axes: Axes, x: float, y: float, text: str) -> None:
+    """Lets an HTML page show a text when the pointer is over a point."""
+    axes.plot([x], [y], marker="o", markersize=12, alpha=0, linestyle="", gid=VALUE + text)
 
 
 def width_of(panels: int) -> float:

@@ -9,11 +9,20 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from griffin_eval.drawing import COLORS, GRAY, panels
-from griffin_eval.report.charts import Chart, curves_of, over_x, points_of, save_chart, width_of
+from griffin_eval.report.charts import (
+    Chart,
+    curves_of,
+    over_x,
+    points_of,
+    save_chart,
+    show_value,
+    width_of,
+)
 from griffin_eval.report.heatmaps import AT_A_DEPTH
 from griffin_eval.report.labels import (
     TOKENS,
     X_LABELS,
+    bounded,
     exact_number,
     is_share,
     short_number,
@@ -144,7 +153,12 @@ def draw_controls(runs: list[Run], folder: Path) -> Iterable[Chart]:
         drawn[0].set_ylabel(y_label(next(iter(names))))
         handles, labels = drawn[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", fontsize=8, frameon=False)
-        yield save_chart(figure, folder, f"{task}_controls", f"{task}: what the loss depends on")
+        yield save_chart(figure, folder, controls_name(task), f"{task}: what the loss depends on")
+
+
+def controls_name(task: str) -> str:
+    """The name of the chart of a task of `CONTROLS`."""
+    return f"{task}_controls"
 
 
 def _cases_figure(runs: list[Run], points: list[list[Point]], quantity: str) -> Figure:
@@ -193,6 +207,9 @@ def _line(axes: Axes, label: str, points: list[tuple[float, Point]], index: int)
     style = _style(index)
     width = max(3 - index, 1)  # so that a line under another one shows on both sides of it
     axes.plot(x, y, label=label, markersize=3 + width, linewidth=width, **style)  # type: ignore[arg-type]
+    for place, point in points:
+        value = f"{label}, {short_number(place)}: {bounded(point.value, point.low, point.high)}"
+        show_value(axes, place, float(point.value), value)
     bands = [(x, p.low, p.high) for x, p in points if p.low is not None and p.high is not None]
     if bands:
         x, low, high = zip(*bands, strict=True)

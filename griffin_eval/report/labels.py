@@ -69,3 +69,13 @@ def short_number(x: float | str) -> str:
 def exact_number(x: float) -> str:
     """A number as metric names have it: whole numbers with all digits."""
     return f"{int(x)}" if x == int(x) else f"{x:g}"
+
+
+def bounded(value: float | str, low: float | str | None, high: float | str | None) -> str:
+    """A value with its bounds, where both are known."""
+    interval = "" if low is None or high is None else f" [{_short(low)}, {_short(high)}]"
+    return f"{_short(value)}{interval}"
+
+
+def _short(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from griffin_eval.report.labels import bounded
 from griffin_eval.report.paired import Difference
 from griffin_eval.report.published import BENCHMARKS, PUBLISHED, SOURCES
 from griffin_eval.report.results import Point, Run
@@ -101,7 +102,7 @@ def difference_table(differences: list[Difference]) -> Table | None:
             d.metric,
             f"{d.run} − {d.baseline}",
             str(d.items),
-            _bounded(d.mean, d.low, d.high),
+            bounded(d.mean, d.low, d.high),
             f"{d.largest:.3g}",
             "" if d.gained is None else f"+{d.gained} −{d.lost}",
             "" if d.p is None else f"{d.p:.2g}",
@@ -195,16 +196,7 @@ def parity_table(runs: list[Run]) -> Table | None:
 
 
 def _estimate(point: Point | None) -> str:
-    return "" if point is None else _bounded(point.value, point.low, point.high)
-
-
-def _bounded(value: float | str, low: float | str | None, high: float | str | None) -> str:
-    interval = "" if low is None or high is None else f" [{_short(low)}, {_short(high)}]"
-    return f"{_short(value)}{interval}"
-
-
-def _short(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.4g}"
+    return "" if point is None else bounded(point.value, point.low, point.high)
 
 
 def _text(value: Any) -> str:

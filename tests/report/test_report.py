@@ -120,7 +120,7 @@ def test_every_number_of_lm_eval_is_in_the_csv_file(runs, written):
 def test_the_page_needs_no_network_and_holds_figures_and_numbers(written):
     page = (written / "report.html").read_text()
     assert not re.findall(r"(?:src|href)=[\"']?(?:https?:)?//", page)
-    assert "<script" not in page and "@import" not in page
+    assert page.count("<script>") == 1 and "@import" not in page
     assert page.count("<svg") == len(list((written / "figures").glob("*.svg"))) >= 1
     for row in rows_of(written / "results.csv"):
         value = row["value"]
@@ -443,17 +443,18 @@ def test_names_from_results_are_text_on_the_page_and_lead_nowhere(runs, tmp_path
     done = report(*hostile, "--output", output)
     assert done.exit_code == 0, done.exception
     page = (output / "report.html").read_text()
-    found: set[str] = set()
+    found: list[str] = []
 
     class Elements(HTMLParser):
         def handle_starttag(self, tag, attrs):
-            found.add(tag)
+            found.append(tag)
             assert not [name for name, value in attrs if name.startswith("on")]
             links = [value for name, value in attrs if name in ("href", "xlink:href", "src")]
             assert all(link.startswith("#") for link in links)
 
     Elements().feed(page)
-    assert "svg" in found and not found & {"script", "img", "a", "iframe", "object", "base", "link"}
+    assert "svg" in found and found.count("script") == 1  # the template's own
+    assert not set(found) & {"img", "a", "iframe", "object", "base", "link"}
     assert EVIL in unescape(page)
     outside = [path for path in tmp_path.rglob("*") if not path.is_relative_to(output)]
     assert set(outside) == {

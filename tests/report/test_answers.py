@@ -1,0 +1,149 @@
+"""What a report says first, and that a browser shows it."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from griffin_eval.cli.main import app
+from griffin_eval.report.answers import answers
+from griffin_eval.report.charts import Chart
+from griffin_eval.report.paired import Difference
+from griffin_eval.report.results import Point, Run
+from griffin_eval.report.verdicts import Verdict
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+
+
+def run(label, points=(), **config):
+    config = {"griffin_weights_sha256": "w", "model_dtype": "float32"} | config
+    return Run(Path(label), label, config, list(points), {}, {"griffin_phonebook": {}}, {})
+
+
+def curve(task, quantity, values, low=None, high=None):
+    return [
+        Point(task, quantity, float(x), y, low and y + low, high and y + high, 9)
+        for x, y in values.items()
+    ]
+
+
+def found(runs, charts=(), compared=(), judged=(), folder=None, train_length=None):
+    told = answers(runs, charts, compared, judged, folder or Path("unused"), train_length)
+    return {answer.question: answer for answer in told}
+
+
+def test_how_far_it_remembers_is_up_to_the_first_length_below_half():
+    book = {4: 1.0, 8: 0.7, 16: 0.4, 32: 0.6}
+    chart = Chart("griffin_phonebook_exact_match", "", "<svg/>")
+    one = run("A", curve("griffin_phonebook", "exact_match", book, -0.1, 0.1))
+    answer = found([one], [chart])["How far does it remember?"]
+    assert answer.chart == chart
+    assert "up to 8 entries (0.7, interval 0.6 to 0.8)" in answer.sentence
+    none = run("B", curve("griffin_phonebook", "exact_match", {4: 0.2, 8: 0.1}))
+    whole = run("C", curve("griffin_phonebook", "exact_match", {4: 0.9, 8: 0.8}))
+    sentence = found([one, none, whole])["How far does it remember?"].sentence
+    assert "A: at least half of the answers are right up to 8 entries (" in sentence
+    assert "B: not half of the answers are right even at 4 entries (0.2)" in sentence
+    assert "C: at least half of the answers are right up to 8 entries, the longest" in sentence
+
+
+def test_extrapolation_is_told_from_chance():
+    question = "Does it extrapolate?"
+    values = {1: 0.0, 8: 0.3}
+    for low, high, verdict in (
+        (-0.1, 0.1, "it loses (0.3, interval 0.2 to 0.4"),
+        (-0.4, 0.4, "loses and gains nothing that can be told from chance"),
+        (None, None, "it loses (0.3, nats per token)"),
+    ):
+        own = curve("griffin_extrapolation", "nats_difference", values, low, high)
+        assert verdict in found([run("A", own)])[question].sentence
+    gains = curve("griffin_extrapolation", "nats_difference", {8: -0.3}, -0.1, 0.1)
+    assert "8 times the context of its training it gains" in found([run("A", gains)])[question][1]
+    heads = run("A", curve("griffin_induction_heads", "accuracy", {64: 1.0, 256: 0.9, 1024: 0.2}))
+    sentence = found([heads], train_length=300)[question].sentence
+    assert "0.9 of the answers are right at 256 tokens" in sentence and "0.2 at 1024" in sentence
+    assert question not in found([heads])
+
+
+def test_frameworks_and_changes(tmp_path):
+    torch, jax = run("torch", model_framework="torch"), run("jax", model_framework="jax")
+    same = Difference("t", "acc", "jax", "torch", 40, 0.0, -0.01, 0.01, 1.0, 1, 1, 1.0)
+    answer = found([torch, jax], compared=[same], folder=tmp_path)["Do the frameworks agree?"]
+    assert "2 of 40 right or wrong answers differ" in answer.sentence and answer.chart
+    assert "<title>t: acc: 0 [-0.01, 0.01]</title>" in answer.chart.svg
+    other = run("jax", model_framework="jax", griffin_weights_sha256="other")
+    assert not found([torch, other], compared=[same])
+    judged = [
+        Verdict("a", "acc", 9, -0.2, 0.01, 0.1, "worse"),
+        Verdict("b", "acc", 9, 0.01, 1.0, 0.3, "no difference"),
+        Verdict("c", "acc", 9, 0.0, 1.0, float("inf"), "no difference"),
+    ]
+    answer = found([torch], judged=judged, folder=tmp_path)["What changed against the other run?"]
+    assert "1 task worse: a (acc -0.2); no tasks better; 2 tasks without" in answer.sentence
+
+
+def test_nothing_asked_is_nothing_said():
+    assert not found([run("A", [Point("arc_easy", "acc", None, 0.5, 0.4, 0.6, 9)])])
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: the page was shown by none")
+def test_a_browser_shows_sorts_and_prints_the_page(tmp_path):
+    results = {
+        "results": {
+            "griffin_induction_heads": {
+                f"accuracy@{x},none": y for x, y in {64: 1.0, 256: 0.9, 1024: 0.2}.items()
+            }
+        },
+        "configs": {"griffin_induction_heads": {}},
+        "higher_is_better": {"griffin_induction_heads": {}},
+        "n-samples": {"griffin_induction_heads": {"effective": 9}},
+        "config": {"model": "griffin", "model_args": {"pretrained": "a"}, "device": "cpu"},
+    }
+    (tmp_path / "results_1.json").write_text(json.dumps(results))
+    output = tmp_path / "out"
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(output)])
+    assert done.exit_code == 0, done.output
+    page = (output / "report.html").read_text()
+    # What a reader would do: sort the numbers by their last column.
+    script = """<script>
+    for (const each of document.querySelectorAll("th:last-child button")) each.click();
+    dispatchEvent(new Event("beforeprint"));</script></body>"""
+    tried = output / "tried.html"
+    tried.write_text(page.replace("</body>", script))
+
+    def chromium(*options):
+        command = [
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            *options,
+            tried.as_uri(),
+        ]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert run.returncode == 0 and "Uncaught" not in run.stderr, run.stderr
+        return run.stdout
+
+    dom = chromium("--dump-dom", "--enable-logging=stderr")
+    assert re.findall(r"<td>([\d.]+)</td></tr>", dom)[:3] == ["0.2", "0.9", "1"]
+    assert "<details>" not in dom and dom.count('<details open="">') == page.count("<details>") > 0
+    chromium(f"--print-to-pdf={output / 'page.pdf'}")
+    assert (output / "page.pdf").read_bytes().startswith(b"%PDF")
+    shots = []
+    for dark in (False, True):
+        shots.append(output / f"{dark}.png")
+        scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+        chromium(scheme, f"--screenshot={shots[-1]}", "--window-size=900,700")
+    corners = [corner(shot) for shot in shots]
+    assert min(corners[0]) > 0.9 and max(corners[1]) < 0.2, corners
+
+
+def corner(file):
+    """The colour of the page at the lower right of a picture, 0 to 1."""
+    from matplotlib.image import imread
+
+    return tuple(map(float, imread(file)[-2, -2][:3]))
