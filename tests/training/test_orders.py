@@ -21,6 +21,7 @@ from griffin_eval.training.held_out import held_out_metrics
 from griffin_eval.training.optimizer import make_optimizer, make_schedule
 from griffin_eval.training.orders import Order, command, read_order, read_queue
 from griffin_eval.training.recipes import RECIPES, Batch
+from griffin_eval.training.record_figures import draw_all
 from griffin_eval.training.records import record, state
 from griffin_eval.training.run_folder import Run, read_metrics
 from griffin_eval.training.trainer import is_finished, train_model
@@ -276,6 +277,29 @@ def test_finished_runs_are_recorded(tmp_path):
     made = json.loads(json.dumps(record(order)))
     assert made["name"] == "copy/run" and made["last"] == last
     assert made["curves"]["step"] == [1, 2] and len(made["curves"]["in_view"]) == 2
+
+
+def recorded(name: str, model: str, steps: int) -> dict:
+    tests = list(range(100, steps + 1, 100))
+    rising = [1 - 50 / step for step in tests]
+    curves = {"step": tests, "accuracy": rising, "in_view": rising, "out_of_view": rising}
+    last = {"step": steps, "accuracy": rising[-1]}
+    return {"name": name, "settings": {"model": model}, "curves": curves, "last": last}
+
+
+def test_figures_are_drawn_from_records_alone(tmp_path):
+    seeds = [recorded(f"copy/griffin-{seed}", "griffin", 300 + 100 * seed) for seed in range(3)]
+    others = [recorded("copy/hawk-0", "hawk", 500), recorded("copy/hawk-0.lower", "hawk", 200)]
+    change = recorded("copy/griffin-0-rate", "griffin", 300)
+    assert draw_all([], tmp_path) == []
+    drawn = draw_all([*seeds, *others], tmp_path)
+    assert [path.name for path in drawn] == ["selective_copying_training.png"]
+    picture = drawn[0].read_bytes()
+    assert draw_all([*seeds, *others], tmp_path)[0].read_bytes() == picture
+    assert draw_all([change], tmp_path) == []  # there is nothing to compare it with
+    drawn = draw_all([*seeds, *others, change], tmp_path)
+    assert [path.name for path in drawn][1:] == ["selective_copying_changes.png"]
+    assert drawn[0].read_bytes() == picture  # to which a run with a change is no seed
 
 
 @pytest.mark.slow
