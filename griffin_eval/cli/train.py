@@ -1,39 +1,73 @@
 """The command ``train``."""
 
-import dataclasses
-import math
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from griffin_eval.errors import ArgumentError
-from griffin_eval.messages import did_you_mean
+from griffin_eval.errors import ArgumentError, CheckpointError
 
 
 def train(
     recipe: Annotated[
-        str, typer.Argument(help="Recipe: selective_copy, induction_heads or bytes.")
-    ],
-    model: Annotated[str, typer.Option(help="Model: griffin, hawk or mqa.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the run.")],
-    seed: Annotated[int, typer.Option(help="Seed of weights and data.", min=0)] = 0,
-    steps: Annotated[
-        int | None, typer.Option(help="Number of steps, if not the recipe's.", min=1)
+        str | None,
+        typer.Argument(help="Recipe: selective_copy, induction_heads, bytes, phonebook or text."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model: griffin, hawk or mqa.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder of the run.")
+    ] = None,
+    queue: Annotated[
+        Path | None,
+        typer.Option(help="File of runs to make one after the other, a JSON object on each line."),
+    ] = None,
+    start: Annotated[
+        Path | None, typer.Option("--from", help="Checkpoint whose weights the run begins with.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights and data, if not 0.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of steps.")] = None,
+    until: Annotated[
+        float | None, typer.Option(help="Accuracy that ends the run, in two tests in a row.")
     ] = None,
     length: Annotated[
         int | None,
         typer.Option(help="Length of a training sequence in tokens; a step reads as many in all."),
     ] = None,
+    rows: Annotated[int | None, typer.Option(help="Sequences of a step at the length.")] = None,
+    curriculum: Annotated[
+        bool | None, typer.Option(help="Whether the run begins with shorter sequences.")
+    ] = None,
+    width: Annotated[int | None, typer.Option(help="Width of the model.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Heads, and blocks of the gates.")] = None,
+    lru_width: Annotated[int | None, typer.Option(help="Channels of the recurrence.")] = None,
+    window: Annotated[int | None, typer.Option(help="Keys that local attention sees.")] = None,
+    scale_window: Annotated[
+        bool | None, typer.Option(help="Whether shorter sequences have shorter windows.")
+    ] = None,
+    rope_fraction: Annotated[
+        float | None, typer.Option(help="Part of each head that RoPE rotates.")
+    ] = None,
+    conv_variance: Annotated[
+        float | None, typer.Option(help="Initial variance of what the convolutions give.")
+    ] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    recurrent_rate: Annotated[
+        float | None, typer.Option(help="Factor of the learning rate in recurrent blocks.")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="Learning rate by step: cosine, constant or falling.")
+    ] = None,
+    decayed: Annotated[
+        str | None, typer.Option(help="Parameters with weight decay: matrices or linear.")
+    ] = None,
     mesh: Annotated[
         str | None,
         typer.Option(help="Devices that split batch and weights, such as data=4,model=2."),
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="Dtype of a step: float32 or bfloat16; weights stay float32.")
-    ] = "float32",
+        str | None, typer.Option(help="Dtype of a step: float32 or bfloat16; weights stay float32.")
+    ] = None,
     pieces: Annotated[
         int, typer.Option(help="Pieces of a batch whose gradients are added up.", min=1)
     ] = 1,
@@ -44,8 +78,57 @@ def train(
     """Train a small model of section 6.2 with the JAX twin.
 
     A folder with an unfinished run goes on from its latest checkpoint; `convert` and `lm_eval` read
-    the folder as it is.
+    the folder as it is. Options that are not given are the recipe's.
     """
+    options = dict(locals())
+    from griffin_eval.runners.load import choose_framework
+    from griffin_eval.training.allocator import use_one_heap
+
+    use_one_heap()
+    choose_framework("jax")
+    from griffin_eval.training.orders import OPTIONS, read_order, read_queue
+
+    options["from"] = options.pop("start")
+    given = {name: options[name] for name in OPTIONS if options[name] is not None}
+    if queue is None:
+        orders = [read_order(given)]
+    elif given:
+        raise ArgumentError(
+            f"--queue says what runs there are: leave out {', '.join(sorted(given))}"
+        )
+    else:
+        orders = read_queue(queue)
+    methods = [_method(order.run.recipe, mesh, pieces, recompute) for order in orders]
+    failed = False
+    for order, method in zip(orders, methods, strict=True):
+        try:
+            typer.echo(_train(order, method))
+        except (ArgumentError, CheckpointError) as error:
+            if queue is None:
+                raise
+            typer.echo(f"{order.folder}: {error}", err=True)  # and the others are made
+            failed = True
+    if failed:
+        raise typer.Exit(1)
+
+
+def _method(recipe: Any, mesh: str | None, pieces: int, recompute: bool) -> Any:
+    """How the steps of a recipe are computed.
+
+    Raises:
+        ArgumentError: the rows cannot be cut or split so.
+    """
+    from griffin_eval.training.step import Method
+
+    rows = max(1, recipe.tokens // recipe.length)
+    if rows % pieces:
+        raise ArgumentError(f"--pieces {pieces} does not divide a step's {rows} rows")
+    over = None if mesh is None else training_mesh(mesh, rows // pieces)
+    return Method(mesh=over, pieces=pieces, recompute=recompute)
+
+
+def _train(order: Any, method: Any) -> str:
+    """Makes a run, or what is left of it, and its curves; a sentence about its end."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -54,51 +137,27 @@ def train(
         TimeRemainingColumn,
     )
 
-    from griffin_eval.runners.load import choose_framework
-    from griffin_eval.training.allocator import use_one_heap
-
-    use_one_heap()
-    choose_framework("jax")
     from griffin_eval.training.figures import draw
-    from griffin_eval.training.recipes import MODELS, SHORTEST, recipe_named
-    from griffin_eval.training.trainer import Method, Run, train_model
+    from griffin_eval.training.trainer import train_model
 
-    given = {"steps": steps, "length": length, "learning_rate": learning_rate}
-    changes: Any = {key: value for key, value in given.items() if value is not None}
-    chosen = dataclasses.replace(recipe_named(recipe), **changes)
-    if model not in MODELS:
-        raise ArgumentError(
-            f"unknown model {model!r}: expected {', '.join(MODELS)}{did_you_mean(model, MODELS)}"
-        )
-    if chosen.length < SHORTEST:
-        raise ArgumentError(f"--length must be at least {SHORTEST}, found {length}")
-    if not 0 < chosen.learning_rate < math.inf:
-        raise ArgumentError(f"--learning-rate must be a number above 0, found {learning_rate}")
-    rows = max(1, chosen.tokens // chosen.length)
-    if dtype not in ("float32", "bfloat16"):
-        raise ArgumentError(f"unknown dtype {dtype!r}: expected float32 or bfloat16")
-    if rows % pieces:
-        raise ArgumentError(f"--pieces {pieces} does not divide a step's {rows} rows")
-    over = None if mesh is None else training_mesh(mesh, rows // pieces)
-    method = Method(mesh=over, pieces=pieces, recompute=recompute)
-    console = Console(stderr=True)
+    run, console = order.run, Console(stderr=True)
+    name = f"{run.recipe.name} {run.model}"
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
     ) as bar:
-        task = bar.add_task(f"{recipe} {model}", total=chosen.steps)
+        task = bar.add_task(name, total=run.recipe.steps)
 
         def progress(metrics: dict[str, Any]) -> None:
             if "loss" in metrics:
                 text = f"loss {metrics['loss']:.3f}, accuracy {metrics['accuracy']:.1%}"
-                bar.update(task, description=f"{recipe} {model}: {text}")
+                bar.update(task, description=f"{name}: {text}")
             bar.update(task, completed=metrics["step"])
 
-        settings = Run(recipe=chosen, model=model, seed=seed, dtype=dtype)
-        last = train_model(settings, output, method=method, progress=progress)
-    figure = draw([output], output / "curves")
-    typer.echo(
-        f"{output}: step {last['step']}, test loss {last['test_loss']:.4f}, "
+        last = train_model(run, order.folder, until=order.until, method=method, progress=progress)
+    figure = draw([order.folder], order.folder / "curves")
+    return (
+        f"{order.folder}: step {last['step']}, test loss {last['test_loss']:.4f}, "
         f"accuracy {last['accuracy']:.1%}; curves in {figure}"
     )
 

@@ -18,8 +18,9 @@ PAD, EOS, BOS, FIRST = range(4)  # ids; that of byte b is FIRST + b
 VOCABULARY = FIRST + 256
 LOW_WEIGHT = 0.1  # in the loss, of all of a phonebook but the digits that can be looked up
 
-# Tokens, targets, weights and asked, each [T], as in `griffin_eval.training.recipes.Batch`.
-Example = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+# Tokens, targets, weights, asked and distance, each [T], as in
+# `griffin_eval.training.recipes.Batch`.
+Example = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 @functools.cache
@@ -36,28 +37,49 @@ def text(rng: np.random.Generator, length: int) -> Example:
     """``length`` bytes of `corpus` from a random position on. No target counts as asked."""
     start = int(rng.integers(len(corpus()) - length))
     ids = _ids(corpus()[start : start + length])
-    return ids[:-1], ids[1:], np.ones(length, np.float32), np.zeros(length, bool)
+    none = np.zeros(length, np.int32)
+    return ids[:-1], ids[1:], np.ones(length, np.float32), none > 0, none
 
 
-def phonebook(rng: np.random.Generator, length: int) -> Example:
+def phonebook(rng: np.random.Generator, length: int, fewest: int = 3) -> Example:
     """A book, then its entries again in random order, in the form of `griffin_phonebook`.
 
     Two of the repeated entries stand between blank lines, then follow as many as fit into
     ``length`` bytes. The digits of the repeated entries are asked for.
+
+    Args:
+        rng: to draw from.
+        length: bytes of the example, of which the book takes a tenth to eight tenths.
+        fewest: entries that the book has at least, however long they are.
     """
     book, people = [], rng.permutation(PEOPLE)
     book_length = rng.uniform(0.1, 0.8) * length
-    while len(book) < 3 or sum(map(len, book)) < book_length:
+    while len(book) < fewest or sum(map(len, book)) < book_length:
         number = NUMBERS[int(rng.integers(len(NUMBERS)))]
         book.append(f"{person(int(people[len(book)]))}: {number}\n")
-    again: list[str] = []
-    while sum(map(len, again)) < length:
-        again += [book[i] for i in rng.permutation(len(book))]
-    parts = [*book, "\n", *again[:2], "\n", *again[2:]]
+    return _asked_again(rng, book, length)
+
+
+def _asked_again(rng: np.random.Generator, book: list[str], length: int) -> Example:
+    """A book and its entries again, as `phonebook` has them."""
+    sizes = [len(entry) for entry in book]
+    again: list[int] = []
+    while sum(sizes[i] for i in again) < length:
+        again += map(int, rng.permutation(len(book)))
+    starts = np.cumsum([0, *sizes])  # of the entries; the last is the blank line
+    parts, distances = [*book, "\n"], [np.zeros(starts[-1] + 1, np.int32)]
+    for place, i in enumerate(again):
+        blank = "\n" if place == 1 else ""
+        begin = sum(map(len, distances))
+        distance = np.full(len(book[i] + blank), begin - starts[i] - 1, np.int32)
+        parts.append(book[i] + blank)
+        distances.append(distance)
     ids = _ids("".join(parts).encode()[:length])
     digit = (ids[1:] >= FIRST + ord("0")) & (ids[1:] <= FIRST + ord("9"))
-    asked = digit & (np.arange(length) > sum(map(len, book)))
-    return ids[:-1], ids[1:], np.where(asked, 1, LOW_WEIGHT).astype(np.float32), asked
+    asked = digit & (np.arange(length) > starts[-1])
+    weights = np.where(asked, 1, LOW_WEIGHT).astype(np.float32)
+    distance = np.where(asked, np.concatenate(distances)[:length], 0)
+    return ids[:-1], ids[1:], weights, asked, distance
 
 
 def write_byte_tokenizer(folder: str | Path) -> None:

@@ -18,7 +18,8 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.layout import parameter_count
 from griffin_eval.report.results import Run, read
-from griffin_eval.training.trainer import METRICS_FILE, RUN_FILE, read_metrics
+from griffin_eval.training.orders import command
+from griffin_eval.training.run_folder import METRICS_FILE, RUN_FILE, read_metrics
 
 QUANTITIES = ("accuracy", "token_accuracy", "exact_match", "bits_per_byte")
 # Metadata that lm_eval and the tasks add to what the user gave.
@@ -29,6 +30,11 @@ DATA = {
     "bytes": (
         "Seven of ten sequences are generated phonebooks, the others parts of the standard library "
         f"of Python {platform.python_version()}, one token a byte (SHA-256 of the text: {{text}})."
+    ),
+    "phonebook": "Generated: phonebooks of one entry or more, one token a byte.",
+    "text": (
+        f"Parts of the standard library of Python {platform.python_version()}, one token a byte "
+        "(SHA-256 of the text: {text})."
     ),
 }
 LINEAGE = {
@@ -63,11 +69,7 @@ def write_card(run: Path, checkpoint: Path, results: list[Path]) -> Path:
         eval_results=measured,
     )
     window = f", window {config.visible_keys}" if "local_attention" in config.block_types else ""
-    retrain = (
-        f"griffin-eval train {recipe['name']} --model {model} --seed {seed} "
-        f"--steps {recipe['steps']} --length {recipe['length']} "
-        f"--learning-rate {recipe['learning_rate']} --output run"
-    )
+    retrain = f"{command(settings, last['step'])} --output run"
     lines = [
         f"# {name}",
         "",

@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from griffin_eval.drawing import BLUE, GREEN, VERMILION, save
-from griffin_eval.training.trainer import METRICS_FILE, RUN_FILE, read_metrics
+from griffin_eval.training.run_folder import METRICS_FILE, RUN_FILE, read_metrics
 
 STYLES = {"griffin": (BLUE, "-"), "hawk": (VERMILION, "--"), "mqa": (GREEN, "-.")}
 

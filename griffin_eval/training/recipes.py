@@ -10,6 +10,7 @@ heads, lru_width = width), so that Griffin models fit into Hugging Face's and De
 
 import dataclasses
 import functools
+import itertools
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -37,12 +38,15 @@ class Batch(NamedTuple):
         targets: int32 [B, T], the right next token after each token.
         weights: float32 [B, T], weight of each target in the loss.
         asked: bool [B, T], whether a target counts for the accuracy.
+        distance: int32 [B, T], tokens from the one that the target repeats to the one it follows, 0
+            where it repeats none; None where nobody wants to know.
     """
 
     tokens: np.ndarray
     targets: np.ndarray
     weights: np.ndarray
     asked: np.ndarray
+    distance: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,14 +59,24 @@ class Recipe:
             arrays [T]. T may exceed the length, and is the same for all rows of a length.
         write_tokenizer: function that writes the files of the tokenizer into a folder.
         text: function that returns the text from which rows are taken; None if all are generated.
-        vocab_size, visible_keys: as in `GriffinConfig`.
+        vocab_size, visible_keys, rope_fraction: as in `GriffinConfig`. Without a fraction, RoPE
+            rotates whole heads of the Transformer and, as in RecurrentGemma, half of each head of
+            Griffin.
         width, heads, layers: ``width``, ``num_heads`` and ``num_layers`` of `GriffinConfig`.
+        lru_width: of `GriffinConfig`; None for the model's width.
+        conv_variance: initial variance of a convolution's output where its inputs have variance 1.
         length: tokens of a training sequence.
-        curriculum: pairs of a share of the steps and a share of the length: the run begins with
-            these shorter sequences and then trains on the whole length.
+        curriculum: pairs of a number of steps and a share of the length: the run begins with these
+            stages of shorter sequences and then trains on the whole length.
+        advance: accuracy on held-out sequences of a stage's length from which on the next stage
+            begins, in the place of its number of steps; None for the steps.
+        scale_window: whether in a stage attention sees only the stage's share of ``visible_keys``.
         tokens: tokens of one step, from which the number of rows follows.
         steps: steps of a run.
         learning_rate: peak learning rate.
+        recurrent_rate: factor of the learning rate of the recurrent blocks' parameters.
+        schedule: one of `griffin_eval.training.optimizer.SCHEDULES`.
+        decayed: parameters with weight decay, one of `griffin_eval.training.optimizer.DECAYED`.
     """
 
     name: str
@@ -73,48 +87,61 @@ class Recipe:
     width: int = 64
     heads: int = 2
     layers: int = 5
+    lru_width: int | None = None
+    conv_variance: float = 0.01
     visible_keys: int
+    rope_fraction: float | None = None
     length: int
-    curriculum: tuple[tuple[float, float], ...] = ()
+    curriculum: tuple[tuple[int, float], ...] = ()
+    advance: float | None = None
+    scale_window: bool = False
     tokens: int
     steps: int
     learning_rate: float = 3e-3
+    recurrent_rate: float = 1.0
+    schedule: str = "cosine"
+    decayed: str = "matrices"
 
-    def config(self, model: str) -> GriffinConfig:
-        """The architecture of one of `MODELS`.
-
-        RoPE rotates whole heads of the Transformer and, as in RecurrentGemma, half of each head of
-        Griffin.
-        """
+    def config(self, model: str, stage: int | None = None) -> GriffinConfig:
+        """The architecture of one of `MODELS`, as a stage trains it; None for the last one."""
+        rope = self.rope_fraction or (1.0 if model == "mqa" else 0.5)
+        share = self._share(stage) if self.scale_window else 1.0
         return GriffinConfig(
             vocab_size=self.vocab_size,
             width=self.width,
             mlp_width=3 * self.width,
             num_heads=self.heads,
             num_layers=self.layers,
-            lru_width=self.width,
+            lru_width=self.lru_width or self.width,
             gate_blocks=self.heads,
             block_pattern=MODELS[model],
-            visible_keys=self.visible_keys,
-            rope_fraction=1.0 if model == "mqa" else 0.5,
+            visible_keys=max(1, round(share * self.visible_keys)),
+            rope_fraction=rope,
         )
 
-    def length_at(self, step: int) -> int:
-        """Tokens of the sequences of a step."""
-        end = 0.0
-        for share, part in self.curriculum:
-            end += share
-            if step < end * self.steps:
-                return max(SHORTEST, round(part * self.length))
-        return self.length
+    def stage_at(self, step: int) -> int:
+        """The stage of a step, from 0, where stages have numbers of steps."""
+        ends = itertools.accumulate(steps for steps, _ in self.curriculum)
+        return sum(step >= end for end in ends)
 
-    def batch(self, seed: int, step: int) -> Batch:
-        """The rows that a step trains on."""
-        return self._rows("train", seed, step, self.length_at(step))
+    def length_of(self, stage: int | None) -> int:
+        """Tokens of the sequences of a stage; None for the last one."""
+        share = self._share(stage)
+        return self.length if share == 1.0 else max(SHORTEST, round(share * self.length))
 
-    def held_out(self) -> list[Batch]:
-        """The batches of whole sequences that runs are tested on."""
-        return [self._rows("test", 0, index, self.length) for index in range(HELD_OUT_BATCHES)]
+    def _share(self, stage: int | None) -> float:
+        if stage is None or stage >= len(self.curriculum):
+            return 1.0
+        return self.curriculum[stage][1]
+
+    def batch(self, seed: int, step: int, stage: int | None = None) -> Batch:
+        """The rows that a step trains on, in a stage; None for the last one."""
+        return self._rows("train", seed, step, self.length_of(stage))
+
+    def held_out(self, stage: int | None = None) -> list[Batch]:
+        """The batches that runs are tested on, of a stage's length; None for the last one."""
+        length = self.length_of(stage)
+        return [self._rows("test", 0, index, length) for index in range(HELD_OUT_BATCHES)]
 
     def _rows(self, purpose: str, seed: int, step: int, length: int) -> Batch:
         rows = max(1, self.tokens // length)
@@ -147,7 +174,8 @@ def selective_copying(rng: np.random.Generator, length: int) -> Batch:
     than 16 data symbols.
     """
     example = sequences.selective_copying(rng, length, min(16, length // 4))
-    return _asked_at_the_end(example.tokens, example.answers)
+    noise = (example.tokens == sequences.NOISE) | (example.tokens == sequences.MARKER)
+    return _asked_at_the_end(example.tokens, example.answers, np.flatnonzero(~noise))
 
 
 def induction_heads(rng: np.random.Generator, length: int) -> Batch:
@@ -155,25 +183,33 @@ def induction_heads(rng: np.random.Generator, length: int) -> Batch:
 
     Between the first trigger and the one at the end, the trigger stands at up to seven further
     positions, each followed by the same answer, which is asked for there too. A quarter of the
-    sequences has none of these.
+    sequences has none of these. Distances are those from the first answer.
     """
     example = sequences.induction_heads(rng, length)
-    batch = _asked_at_the_end(example.tokens, example.answers)
     first = int(np.argmax(example.tokens == sequences.TRIGGER))
+    batch = _asked_at_the_end(example.tokens, example.answers, np.array([first + 1]))
+    assert batch.distance is not None
     free = np.arange(first + 2, length - 2, 2)  # never two triggers side by side
     count = min(int(rng.integers(MOST_QUESTIONS)) if rng.random() < 0.75 else 0, len(free))
     positions = rng.choice(free, count, replace=False)
     batch.tokens[positions] = sequences.TRIGGER
     batch.tokens[positions + 1] = batch.targets[positions] = example.answers[0]
     batch.weights[positions], batch.asked[positions] = 1, True
+    batch.distance[positions] = positions - (first + 1)
     return batch
 
 
-def _asked_at_the_end(tokens: np.ndarray, answers: np.ndarray) -> Batch:
-    """A row whose last targets are the answers; the loss counts no other target (figure 11)."""
-    targets, asked = np.zeros(len(tokens), np.int32), np.zeros(len(tokens), bool)
-    targets[-len(answers) :], asked[-len(answers) :] = answers, True
-    return Batch(tokens.astype(np.int32), targets, asked.astype(np.float32), asked)
+def _asked_at_the_end(tokens: np.ndarray, answers: np.ndarray, sources: np.ndarray) -> Batch:
+    """A row whose last targets are the answers; the loss counts no other target (figure 11).
+
+    ``sources`` are the positions of the tokens that the answers repeat.
+    """
+    count, length = len(answers), len(tokens)
+    targets, asked = np.zeros(length, np.int32), np.zeros(length, bool)
+    distance = np.zeros(length, np.int32)
+    targets[-count:], asked[-count:] = answers, True
+    distance[-count:] = np.arange(length - count, length) - sources
+    return Batch(tokens.astype(np.int32), targets, asked.astype(np.float32), asked, distance)
 
 
 def byte_text(rng: np.random.Generator, length: int) -> Batch:
@@ -182,33 +218,54 @@ def byte_text(rng: np.random.Generator, length: int) -> Batch:
     return Batch(*draw(rng, length))
 
 
+def phonebook(rng: np.random.Generator, length: int) -> Batch:
+    """A phonebook of one entry or more; see `byte_texts`."""
+    return Batch(*byte_texts.phonebook(rng, length, fewest=1))
+
+
+def text(rng: np.random.Generator, length: int) -> Batch:
+    """A part of a text, whose every byte counts for the accuracy."""
+    row = Batch(*byte_texts.text(rng, length))
+    return row._replace(asked=np.ones_like(row.asked))
+
+
 _symbol_recipe = functools.partial(
     Recipe,
     write_tokenizer=sequences.write_symbol_tokenizer,
     vocab_size=sequences.VOCABULARY,
     visible_keys=128,
     length=256,
-    curriculum=((0.15, 1 / 8), (0.15, 1 / 4), (0.15, 1 / 2)),
+    curriculum=((225, 1 / 8), (225, 1 / 4), (225, 1 / 2)),
     tokens=4096,
     steps=1500,
+)
+_byte_recipe = functools.partial(
+    Recipe,
+    write_tokenizer=byte_texts.write_byte_tokenizer,
+    vocab_size=byte_texts.VOCABULARY,
+    layers=6,
+    visible_keys=256,
+    length=512,
+    tokens=4096,
+    steps=3000,
 )
 RECIPES = {
     recipe.name: recipe
     for recipe in (
         _symbol_recipe(name="selective_copy", draw=selective_copying),
         _symbol_recipe(name="induction_heads", draw=induction_heads),
-        Recipe(
+        _byte_recipe(
             name="bytes",
             draw=byte_text,
-            write_tokenizer=byte_texts.write_byte_tokenizer,
             text=byte_texts.corpus,
-            vocab_size=byte_texts.VOCABULARY,
-            layers=6,
-            visible_keys=256,
-            length=512,
-            curriculum=((0.2, 1 / 4), (0.2, 1 / 2)),
-            tokens=4096,
-            steps=3000,
+            curriculum=((600, 1 / 4), (600, 1 / 2)),
         ),
+        _byte_recipe(
+            name="phonebook",
+            draw=phonebook,
+            curriculum=tuple((0, share) for share in (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4)),
+            advance=0.95,
+        ),
+        _byte_recipe(name="text", draw=text, text=byte_texts.corpus),
     )
 }

@@ -115,7 +115,9 @@ def counted_in_training(name: str, data: int, devices: int) -> dict:
 
 def trained(model: str, data: int, devices: int, method: dict, steps: int = 20) -> dict:
     from griffin_eval.training.recipes import RECIPES
-    from griffin_eval.training.trainer import ONE_DEVICE, Method, Run, read_metrics, train_model
+    from griffin_eval.training.run_folder import Run, read_metrics
+    from griffin_eval.training.step import ONE_DEVICE, Method
+    from griffin_eval.training.trainer import train_model
 
     changes = {"layers": 3, "length": 16, "tokens": 128, "steps": steps, "curriculum": ()}
     changes |= {"width": 32, "heads": 2}

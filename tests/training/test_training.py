@@ -21,18 +21,13 @@ from griffin_eval.layout import param_specs
 from griffin_eval.tasks.long_text import documents
 from griffin_eval.tasks.symbols import sequences
 from griffin_eval.training import byte_texts
-from griffin_eval.training.recipes import RECIPES
-from griffin_eval.training.trainer import (
-    Method,
-    Run,
-    compile_update,
-    loss_of,
-    make_optimizer,
-    read_metrics,
-    train_model,
-)
+from griffin_eval.training.optimizer import make_optimizer
+from griffin_eval.training.recipes import RECIPES, Batch
+from griffin_eval.training.run_folder import Run, read_metrics
+from griffin_eval.training.step import Method, compile_update, loss_of
+from griffin_eval.training.trainer import train_model
 
-SMALL = dict(layers=3, length=16, tokens=256, steps=40, curriculum=((0.5, 1 / 2),))
+SMALL = dict(layers=3, length=16, tokens=256, steps=40, curriculum=((20, 1 / 2),))
 
 ONE_MODEL_QUICKLY = pytest.mark.parametrize("model", fast(["griffin"], ["griffin", "hawk", "mqa"]))
 
@@ -58,6 +53,7 @@ def test_questions_of_induction_heads_have_the_answer_that_follows_the_first_tri
     assert (row.targets[row.asked] == answer).all()
     assert (row.tokens[triggers[:-1] + 1] == answer).all()
     assert (row.weights == row.asked).all()
+    assert_distances_lead_to_the_targets(row)
 
 
 @settings(max_examples=30, deadline=None)
@@ -68,12 +64,21 @@ def test_selective_copying_asks_for_the_data_in_order_after_the_markers(seed, le
     assert list(row.targets[row.asked]) == list(data)
     assert (row.tokens[row.asked] == sequences.MARKER).all()
     assert row.asked.sum() == min(16, length // 4) == len(row.tokens) - length
+    assert_distances_lead_to_the_targets(row)
+
+
+def assert_distances_lead_to_the_targets(row):
+    (at,) = np.nonzero(row.asked)
+    assert (row.tokens[at - row.distance[at]] == row.targets[at]).all()
+    assert (row.distance[~row.asked] == 0).all()
 
 
 @settings(max_examples=30, deadline=None)
-@given(seeds, st.integers(200, 900))
-def test_phonebooks_ask_only_for_numbers_that_are_in_the_book(seed, length):
-    tokens, targets, weights, asked = byte_texts.phonebook(np.random.default_rng(seed), length)
+@given(seeds, st.integers(200, 900), st.integers(1, 3))
+def test_phonebooks_ask_only_for_numbers_that_are_in_the_book(seed, length, fewest):
+    row = Batch(*byte_texts.phonebook(np.random.default_rng(seed), length, fewest))
+    tokens, targets, weights, asked = row[:4]
+    assert_distances_lead_to_the_targets(row)
     assert tokens[0] == byte_texts.BOS
     assert (tokens[1:] == targets[:-1]).all()
     text = bytes((targets - byte_texts.FIRST).tolist()).decode()
@@ -83,6 +88,7 @@ def test_phonebooks_ask_only_for_numbers_that_are_in_the_book(seed, length):
     for line in lines[:-1]:  # the last may be cut off
         name, number = line.split(": ")
         assert numbers[name] == number
+    assert len(numbers) >= fewest
     assert len(others) < 2 or len(others[0].splitlines()) == 2
     where = np.array([c.isdigit() and i > len(book) for i, c in enumerate(text)])
     assert (asked == where).all()
@@ -107,7 +113,7 @@ def test_rows_depend_on_seed_step_and_purpose_alone(name):
 
 def test_the_curriculum_ends_with_the_whole_length():
     recipe = RECIPES["induction_heads"]
-    lengths = [recipe.length_at(step) for step in range(recipe.steps)]
+    lengths = [recipe.length_of(recipe.stage_at(step)) for step in range(recipe.steps)]
     assert lengths == sorted(lengths)
     assert lengths[0] == recipe.length // 8 and lengths[recipe.steps // 2] == recipe.length
     assert {b.tokens.shape[1] for b in recipe.held_out()} == {recipe.length}

@@ -25,8 +25,9 @@ from griffin_eval.layout import param_specs
 from griffin_eval.model_jax.griffin import Griffin
 from griffin_eval.runners.batching import step_tokens
 from griffin_eval.training.allocator import use_one_heap
+from griffin_eval.training.optimizer import make_optimizer
 from griffin_eval.training.recipes import Batch
-from griffin_eval.training.trainer import compile_update, make_optimizer
+from griffin_eval.training.step import compile_update
 
 LEARNING_RATE = 1e-4
 

@@ -83,21 +83,22 @@ def compile_training(config: GriffinConfig, mesh: Mesh, dtype: str, sizes: Sizes
         dtype: that the step computes in.
         sizes: of the step.
     """
-    from griffin_eval.training import trainer
+    from griffin_eval.training import optimizer as optimizers
+    from griffin_eval.training import step
 
-    optimizer = trainer.make_optimizer(lambda step: 1e-3)
-    method = trainer.Method(mesh=mesh, recompute=True)
-    update, _ = trainer.compile_update(config, optimizer, method, dtype)
+    optimizer = optimizers.make_optimizer(lambda step: 1e-3)
+    method = step.Method(mesh=mesh, recompute=True)
+    update, _ = step.compile_update(config, optimizer, method, dtype)
 
     def placed(shape: tuple[int, ...], dtype: Any, place: Any) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
-    places = trainer.param_places(config, mesh)
+    places = step.param_places(config, mesh)
     params = {n: placed(s.shape, jnp.float32, places[n]) for n, s in param_specs(config).items()}
     state = jax.tree.map(
         lambda x, place: placed(x.shape, x.dtype, place),
         jax.eval_shape(optimizer.init, params),
-        trainer.state_places(optimizer, config, mesh),
+        step.state_places(optimizer, config, mesh),
     )
     rows = NamedSharding(mesh, PartitionSpec(DATA))
     kinds = jnp.int32, jnp.int32, jnp.float32, jnp.bool_

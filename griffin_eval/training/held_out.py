@@ -1,0 +1,97 @@
+"""What a run is tested for at its checkpoints."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from griffin_eval.analysis.half_lives import recurrence_gate
+from griffin_eval.config import GriffinConfig
+from griffin_eval.model_jax.griffin import Griffin
+from griffin_eval.model_jax.hooks import record_rg_lru_inputs
+from griffin_eval.training.recipes import Batch
+from griffin_eval.training.step import Params
+
+QUANTILES = (0.05, 0.5, 0.95)
+MOST_ANSWERS = 32  # of a row whose accuracies are told apart
+PARTS = ("recurrent_param", "recurrent_gate_weight", "recurrent_gate_bias")  # Λ, W_a and b_a
+
+
+def held_out_metrics(
+    evaluate: Callable, params: Params, batches: list[Batch], window: int
+) -> dict[str, Any]:
+    """Loss and accuracies on held-out batches.
+
+    Args:
+        evaluate: from `griffin_eval.training.step.compile_update`.
+        params: of the model.
+        batches: held-out rows, with their distances.
+        window: tokens of which a query of local attention sees what it repeats. Models without
+            local attention are split by it as well, to be compared.
+
+    Returns:
+        ``test_loss``; ``accuracy`` of the asked targets; ``in_view`` and ``out_of_view``, of those
+        that repeat a token inside and outside the window, if there are any; ``sequences``, the
+        share of rows without an error; ``by_answer``, the accuracy of the first, second, … answer,
+        where all rows ask for equally many, at most `MOST_ANSWERS`.
+    """
+    losses, right = zip(*(evaluate(params, batch) for batch in batches), strict=True)
+    rights = np.concatenate([np.asarray(each) for each in right])
+    asked = np.concatenate([batch.asked for batch in batches])
+    metrics: dict[str, Any] = {"test_loss": float(np.mean([float(loss) for loss in losses]))}
+    metrics["accuracy"] = _mean(rights[asked]) or 0.0
+    distance = np.concatenate([np.asarray(batch.distance) for batch in batches])
+    in_view = asked & (distance > 0) & (distance < window)
+    out_of_view = asked & (distance >= window)
+    for name, chosen in (("in_view", in_view), ("out_of_view", out_of_view)):
+        if chosen.any():
+            metrics[name] = _mean(rights[chosen])
+    rows = asked.any(1)
+    if rows.any():
+        metrics["sequences"] = float((rights | ~asked)[rows].all(1).mean())
+    counts = asked.sum(1)
+    if 1 < counts.min() == counts.max() <= MOST_ANSWERS:
+        each = rights[asked].reshape(len(asked), -1).mean(0)
+        metrics["by_answer"] = [round(float(share), 4) for share in each]
+    return metrics
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if values.size else 0.0
+
+
+def compile_gates(config: GriffinConfig) -> Callable[[Params, Batch], dict[str, Any]]:
+    """A function that gives what the RG-LRUs of a model make of a batch.
+
+    It returns, under ``lambda`` and ``gate``, for each recurrent layer in order the 5%, 50% and 95%
+    quantiles of Λ over its channels, and of the recurrence gate r_t over channels and tokens.
+    """
+
+    @jax.jit
+    def inputs(params: Params, tokens: Any) -> list[jax.Array]:
+        model = Griffin(config, lambda spec: nnx.Param(params[spec.name]))
+        seen = record_rg_lru_inputs(model.model.layers)
+        rows, length = tokens.shape
+        state = model.init_state(rows, length)
+        model.step(tokens, jax.numpy.full(rows, length, jax.numpy.int32), state)
+        return seen
+
+    layers = [i for i, kind in enumerate(config.block_types) if kind == "recurrent"]
+
+    def measure(params: Params, batch: Batch) -> dict[str, Any]:
+        found: dict[str, Any] = {"lambda": [], "gate": []}
+        for layer, x in zip(layers, inputs(params, batch.tokens), strict=True):
+            names = (f"model.layers.{layer}.temporal_block.rg_lru.{part}" for part in PARTS)
+            value, weight, bias = (np.asarray(params[name]) for name in names)
+            gate = recurrence_gate(np.asarray(x).reshape(-1, x.shape[-1]), weight, bias)
+            found["lambda"].append(_quantiles(value))
+            found["gate"].append(_quantiles(gate))
+        return found
+
+    return measure
+
+
+def _quantiles(values: np.ndarray) -> list[float]:
+    return [round(float(value), 4) for value in np.quantile(values, QUANTILES)]

@@ -1,0 +1,330 @@
+"""What a run is asked for: options, queue files, rates by group, stages, and where a run ends."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from programs import griffin_eval
+
+from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.initializers import initial_value
+from griffin_eval.layout import param_specs
+from griffin_eval.training.held_out import held_out_metrics
+from griffin_eval.training.optimizer import make_optimizer, make_schedule
+from griffin_eval.training.orders import Order, command, read_order, read_queue
+from griffin_eval.training.recipes import RECIPES, Batch
+from griffin_eval.training.record_figures import draw_all
+from griffin_eval.training.records import record, state
+from griffin_eval.training.run_folder import Run, read_metrics
+from griffin_eval.training.trainer import is_finished, train_model
+
+ORDER = {"recipe": "selective_copy", "model": "griffin", "output": "run"}
+TINY = {"length": 8, "rows": 4, "width": 16, "steps": 4, "schedule": "constant"}
+
+
+def params_of(model: str) -> dict[str, np.ndarray]:
+    specs = param_specs(RECIPES["selective_copy"].config(model))
+    return {name: initial_value(spec, 0) + np.float32(0.5) for name, spec in specs.items()}
+
+
+def changes_of(params, gradient: float, **settings) -> dict[str, np.ndarray]:
+    """The first change of every parameter, all of whose gradients are alike."""
+    optimizer = make_optimizer(optax.constant_schedule(1e-2), **settings)
+    gradients = {name: np.full_like(value, gradient) for name, value in params.items()}
+    with jax.numpy_dtype_promotion("standard"):
+        changes, _ = optimizer.update(gradients, optimizer.init(params), params)
+    return {name: np.asarray(change) for name, change in changes.items()}
+
+
+def test_weight_decay_spares_gates_biases_and_the_embedding_if_asked_to():
+    params = params_of("griffin")
+    changed = {n for n, change in changes_of(params, 0, decayed="linear").items() if change.any()}
+    linear = {
+        n for n in params if n.endswith(("proj.weight", "_x.weight", "_y.weight", "_out.weight"))
+    }
+    assert changed == linear
+    before = {n for n, change in changes_of(params, 0).items() if change.any()}
+    gates = {n for n in params if "gate_weight" in n or "gate_bias" in n}
+    assert before == linear | gates | {"model.embed_tokens.weight"}
+
+
+def test_recurrent_blocks_have_a_rate_of_their_own():
+    params = params_of("griffin")
+    changes = [changes_of(params, 1, recurrent_rate=factor) for factor in (1.0, 4.0)]
+    attention = "model.layers.2.temporal_block."
+    for name in params:
+        in_block = ".temporal_block." in name and not name.startswith(attention)
+        expected = changes[0][name] * (4.0 if in_block else 1.0)
+        np.testing.assert_allclose(changes[1][name], expected, rtol=1e-6, err_msg=name)
+
+
+def test_schedules_rise_and_end_as_they_say():
+    recipe = dataclasses.replace(RECIPES["selective_copy"], steps=1000, learning_rate=0.5)
+    for name, last in (("cosine", 0.05), ("constant", 0.5), ("falling", 0.0)):
+        rate = make_schedule(dataclasses.replace(recipe, schedule=name))
+        rates = np.array([rate(step) for step in range(1001)])
+        assert rates[0] == 0 and rates.max() == pytest.approx(0.5)
+        assert rates[-1] == pytest.approx(last, abs=1e-6), name
+        assert name == "cosine" or (rates[75:901] == 0.5).all()
+    # A run can be made longer: no step of a constant schedule depends on how many there are.
+    long = make_schedule(dataclasses.replace(recipe, schedule="constant", steps=9000))
+    assert [float(long(s)) for s in range(0, 1000, 50)] == [
+        rate_of(recipe, s) for s in range(0, 1000, 50)
+    ]
+
+
+def rate_of(recipe, step) -> float:
+    return float(make_schedule(dataclasses.replace(recipe, schedule="constant"))(step))
+
+
+def test_the_window_follows_the_length_if_asked_to():
+    recipe = dataclasses.replace(RECIPES["selective_copy"], scale_window=True)
+    shares = [
+        (recipe.length_of(stage), recipe.config("griffin", stage).visible_keys)
+        for stage in range(5)
+    ]
+    assert shares == [(32, 16), (64, 32), (128, 64), (256, 128), (256, 128)]
+    assert recipe.config("griffin").visible_keys == 128
+    fixed = dataclasses.replace(recipe, scale_window=False)
+    assert {fixed.config("griffin", stage).visible_keys for stage in range(4)} == {128}
+
+
+@given(st.integers(0, 2**32), st.integers(1, 20))
+def test_accuracies_are_split_by_view_and_by_answer(seed, window):
+    rng = np.random.default_rng(seed)
+    asked = np.zeros((6, 9), bool)
+    asked[:, -3:] = True
+    distance = np.where(asked, rng.integers(1, 20, asked.shape), 0).astype(np.int32)
+    rights = rng.random(asked.shape) < 0.5
+    batch = Batch(asked, asked, asked, asked, distance)
+    found = held_out_metrics(lambda params, batch: (1.0, rights), {}, [batch], window)
+    answers = rights[:, -3:]
+    assert found["accuracy"] == pytest.approx(answers.mean())
+    assert found["sequences"] == pytest.approx(answers.all(1).mean())
+    assert found["by_answer"] == pytest.approx(answers.mean(0), abs=1e-4)
+    seen = distance[:, -3:] < window
+    assert ("in_view" in found) == seen.any() and ("out_of_view" in found) == (~seen).any()
+    if seen.any():
+        assert found["in_view"] == pytest.approx(answers[seen].mean())
+    if not seen.all():
+        assert found["out_of_view"] == pytest.approx(answers[~seen].mean())
+
+
+def test_a_run_ends_after_two_good_tests_or_its_last_step():
+    lines = [{"step": s, "accuracy": a} for s, a in ((100, 0.99), (200, 0.5), (300, 0.995))]
+    assert not is_finished(lines, 1000, 0.99)
+    lines.append({"step": 400, "accuracy": 0.99})
+    assert is_finished(lines, 1000, 0.99)
+    assert not is_finished(lines, 1000, None) and not is_finished([], 1000, 0.99)
+    assert is_finished(lines, 400, None)
+
+
+@pytest.mark.slow
+def test_a_run_is_made_longer_and_ends_where_a_long_one_does(tmp_path):
+    short, long = (order_of(tmp_path, "cut", steps=steps) for steps in (4, 8))
+    whole = order_of(tmp_path, "whole", steps=8)
+    train_model(short.run, short.folder, checkpoint_every=2)
+    train_model(long.run, long.folder, checkpoint_every=2)
+    train_model(whole.run, whole.folder, checkpoint_every=2)
+    lines = [read_metrics(each.folder / "metrics.jsonl") for each in (long, whole)]
+    for line in lines[0] + lines[1]:
+        line.pop("seconds")
+    assert lines[0] == lines[1] and lines[0][-1]["step"] == 8
+    assert len(lines[0][-1]["gate"]) == len(lines[0][-1]["lambda"]) == 1  # recurrent layers
+    cosine = order_of(tmp_path, "cosine", schedule="cosine", steps=2)
+    train_model(cosine.run, cosine.folder)
+    with pytest.raises(CheckpointError, match="recipe.steps 2 there, 3 asked for"):
+        train_model(order_of(tmp_path, "cosine", schedule="cosine", steps=3).run, cosine.folder)
+
+
+def order_of(folder: Path, name: str, **options) -> Order:
+    """A tiny run of one recurrent block."""
+    order = read_order(ORDER | TINY | {"output": folder / name} | options)
+    recipe = dataclasses.replace(order.run.recipe, layers=1)
+    return dataclasses.replace(order, run=dataclasses.replace(order.run, recipe=recipe))
+
+
+@pytest.mark.slow
+def test_stages_of_an_adaptive_recipe_wait_for_their_accuracy(tmp_path):
+    recipe = dataclasses.replace(
+        RECIPES["selective_copy"], length=32, tokens=64, width=16, layers=1, schedule="constant"
+    )
+    curriculum = ((0, 1 / 4), (0, 1 / 2))
+    stages = {}
+    for advance in (0.0, 1.1):
+        changed = dataclasses.replace(recipe, curriculum=curriculum, advance=advance)
+        run, folder = Run(recipe=changed, model="hawk", seed=0), tmp_path / str(advance)
+        for steps in (4, 6):  # the second goes on, in the stage that the metrics say
+            longer = dataclasses.replace(run, recipe=dataclasses.replace(changed, steps=steps))
+            train_model(longer, folder, checkpoint_every=2)
+        stages[advance] = [
+            (m["stage"], m["length"]) for m in read_metrics(folder / "metrics.jsonl")
+        ]
+    assert stages == {0.0: [(0, 8), (1, 16), (2, 32)], 1.1: [(0, 8)] * 3}
+
+
+def test_a_run_begins_with_the_weights_of_a_checkpoint(tmp_path):
+    first = order_of(tmp_path, "first", steps=1)
+    train_model(first.run, first.folder)
+    again = order_of(tmp_path, "again", **{"from": first.folder}, steps=1, length=16, window=4)
+    train_model(again.run, again.folder)
+    start, end = Checkpoint(first.folder), Checkpoint(again.folder)
+    name = "model.embed_tokens.weight"
+    moved = np.abs(end.numpy(name) - start.numpy(name)).max()
+    assert moved == 0  # the first step has a learning rate of 0
+    wider = order_of(tmp_path, "wider", **{"from": first.folder}, lru_width=32)
+    with pytest.raises(CheckpointError, match=r"linear_y.weight \[16, 16\] there, \[32, 16\] in"):
+        train_model(wider.run, wider.folder)
+    assert not wider.folder.exists()
+    with pytest.raises(CheckpointError, match="from .*first there, None asked for"):
+        train_model(order_of(tmp_path, "again", length=16, window=4).run, again.folder)
+
+
+def test_a_full_disk_is_told_in_a_sentence(tmp_path, monkeypatch):
+    order = order_of(tmp_path, "run", steps=2)
+    train_model(order.run, order.folder, checkpoint_every=2)
+
+    def full(*_args, **_named):
+        raise OSError(28, "No space left on device")
+
+    longer = order_of(tmp_path, "run", steps=4)
+    with monkeypatch.context() as patched:
+        patched.setattr("orbax.checkpoint.CheckpointManager.save", full)
+        with pytest.raises(CheckpointError, match="step 4 cannot be written .*No space left"):
+            train_model(longer.run, longer.folder, checkpoint_every=2)
+    assert train_model(longer.run, longer.folder, checkpoint_every=2)["step"] == 4
+    assert [m["step"] for m in read_metrics(order.folder / "metrics.jsonl")] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ('{"recipe": "copy"}', "model is missing"),
+        (
+            '{"recipe": "selective_copi", "model": "hawk", "output": "x"}',
+            "did you mean 'selective_",
+        ),
+        ('{"recipe": "bytes", "model": "hawk", "output": "x", "step": 3}', "unknown field 'step'"),
+        ('{"recipe": "bytes", "model": "hawk", "output": "x", "steps": 0}', "at least 1, found 0"),
+        ('{"recipe": "bytes", "model": "hawk", "output": "x", "steps": "9"}', "found '9'"),
+        ('{"recipe": "bytes", "model": "hawk", "output": "x", "until": 2}', "at most 1, found 2"),
+        ('{"recipe": "bytes", "model": "hawk", "output": "x", "heads": 3}', "num_heads (3) must"),
+        ('{"recipe": "bytes", "model": "hawk", "output": "x", "schedule": "step"}', "cosine or"),
+        ('{"recipe": "bytes", "model": "hawk", "output": "a"}', "the output a too"),
+        ("[1]", "expected a JSON object, found [1]"),
+        ("{", "expected a JSON object, found none"),
+    ],
+)
+def test_a_queue_with_a_run_that_cannot_be_is_refused(line, message, tmp_path):
+    file = tmp_path / "queue.jsonl"
+    file.write_text('{"recipe": "bytes", "model": "hawk", "output": "a"}\n\n' + line + "\n")
+    with pytest.raises(ArgumentError) as error:
+        read_queue(file)
+    assert str(error.value).startswith(f"{file}, line 3: ") and message in str(error.value)
+
+
+def test_a_queue_that_is_empty_or_missing_is_refused(tmp_path):
+    (tmp_path / "empty").touch()
+    with pytest.raises(ArgumentError, match="has no line"):
+        read_queue(tmp_path / "empty")
+    with pytest.raises(ArgumentError, match="No such file"):
+        read_queue(tmp_path / "none")
+
+
+def test_the_command_of_a_run_makes_the_same_run():
+    orders = [
+        ORDER,
+        ORDER | TINY | {"recurrent_rate": 4, "scale_window": True, "curriculum": False},
+        ORDER | {"recipe": "phonebook", "model": "hawk", "lru_width": 384, "decayed": "linear"},
+    ]
+    for options in orders:
+        run = read_order(options).run
+        words = command(run.settings(), run.recipe.steps).split()[2:]
+        assert words[0] == options["recipe"]
+        again: dict = {"recipe": words[0], "output": "run"}
+        for word, value in zip(words[1:], [*words[2:], "--"], strict=True):
+            if not word.startswith("--"):
+                continue
+            name = word.removeprefix("--").removeprefix("no-").replace("-", "_")
+            given = not word.startswith("--no-") if value.startswith("--") else json_or_text(value)
+            again[name] = given
+        assert read_order(again).run == run
+
+
+def json_or_text(value: str):
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value
+
+
+def test_finished_runs_are_recorded(tmp_path):
+    order = order_of(tmp_path, "copy/run", steps=2)
+    assert state(order) == (f"{order.folder}: not begun", False)
+    last = train_model(order.run, order.folder, checkpoint_every=1)
+    line, finished = state(order)
+    assert finished and "step 2 (finished)" in line
+    longer = order_of(tmp_path, "copy/run", steps=3)
+    assert "step 2 (of 3)" in state(longer)[0] and not state(longer)[1]
+    made = json.loads(json.dumps(record(order)))
+    assert made["name"] == "copy/run" and made["last"] == last
+    assert made["curves"]["step"] == [1, 2] and len(made["curves"]["in_view"]) == 2
+
+
+def recorded(name: str, model: str, steps: int) -> dict:
+    tests = list(range(100, steps + 1, 100))
+    rising = [1 - 50 / step for step in tests]
+    curves = {"step": tests, "accuracy": rising, "in_view": rising, "out_of_view": rising}
+    last = {"step": steps, "accuracy": rising[-1]}
+    return {"name": name, "settings": {"model": model}, "curves": curves, "last": last}
+
+
+def test_figures_are_drawn_from_records_alone(tmp_path):
+    seeds = [recorded(f"copy/griffin-{seed}", "griffin", 300 + 100 * seed) for seed in range(3)]
+    others = [recorded("copy/hawk-0", "hawk", 500), recorded("copy/hawk-0.lower", "hawk", 200)]
+    change = recorded("copy/griffin-0-rate", "griffin", 300)
+    assert draw_all([], tmp_path) == []
+    drawn = draw_all([*seeds, *others], tmp_path)
+    assert [path.name for path in drawn] == ["selective_copying_training.png"]
+    picture = drawn[0].read_bytes()
+    assert draw_all([*seeds, *others], tmp_path)[0].read_bytes() == picture
+    assert draw_all([change], tmp_path) == []  # there is nothing to compare it with
+    drawn = draw_all([*seeds, *others, change], tmp_path)
+    assert [path.name for path in drawn][1:] == ["selective_copying_changes.png"]
+    assert drawn[0].read_bytes() == picture  # to which a run with a change is no seed
+
+
+@pytest.mark.slow
+def test_a_queue_makes_what_is_left_of_its_runs(tmp_path):
+    queue = tmp_path / "queue.jsonl"
+    lines = [
+        ORDER | TINY | {"output": str(tmp_path / "a"), "steps": 2},
+        ORDER | TINY | {"output": str(tmp_path / "taken")},
+        ORDER | TINY | {"output": str(tmp_path / "b"), "model": "hawk", "steps": 2},
+    ]
+    queue.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis.tex").touch()
+    for _ in range(2):
+        done = griffin_eval("train", "--queue", queue)
+        assert done.returncode == 1 and "Traceback" not in done.stderr
+        assert "taken is there and no run" in done.stderr
+        assert done.stdout.count("step 2, test loss") == 2
+    assert [m["step"] for m in read_metrics(tmp_path / "b" / "metrics.jsonl")] == [2]
+    done = griffin_eval("train", "bytes", "--queue", queue)
+    assert done.returncode == 2 and "leave out recipe" in done.stderr
+
+
+def test_a_stage_is_of_a_config_that_exists():
+    for recipe in RECIPES.values():
+        scaled = dataclasses.replace(recipe, scale_window=True)
+        for stage in range(len(recipe.curriculum) + 1):
+            assert isinstance(scaled.config("griffin", stage), GriffinConfig)
