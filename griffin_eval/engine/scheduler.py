@@ -1,9 +1,6 @@
 """A live scheduler: requests come and go at any time, from any thread, and share what is read.
 
-All requests are sequences in one radix tree (`griffin_eval.engine.live_tree`). A step reads parts
-of several edges; where sequences part, the state and what it predicts are kept until memory is
-needed. So a beginning that several requests have in common is read once, and one whose tokens were
-scored already is not read again. Prompts are read in chunks between the steps that generate.
+Prompts are read (`griffin_eval.engine.prompt_reader`) in chunks between the steps that generate.
 """
 
 import logging
@@ -11,132 +8,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
-from griffin_eval.engine.generation import GREEDY, Chooser, Sampling
-from griffin_eval.engine.limits import SMALLEST_STEP, is_out_of_memory
-from griffin_eval.engine.live_tree import NEVER, LiveEdge, insert
+from griffin_eval.engine.generation import Chooser
+from griffin_eval.engine.limits import is_out_of_memory
+from griffin_eval.engine.prompt_reader import PromptReader, lately
+from griffin_eval.engine.requests import MOST_TOP, Counts, NewToken, Request
 from griffin_eval.runners.protocol import Runner
 from griffin_eval.states.saved_state import SavedState
 
-MOST_TOP = 20  # likeliest tokens that can be asked for
-MOST_EDGES = 63  # that a step reads from
 MOST_SLOTS = 256  # states in the pool
-MOST_TOKENS = 1 << 22  # tokens of the tree that are remembered
-LONG = 512  # tokens of an edge whose state is kept even if nothing asks for it yet
-SIZES = (16, 128, 512, 4096)  # tokens of a step, where each number has to be compiled for
 
 logger = logging.getLogger(__name__)
-
-
-class PromptScores(NamedTuple):
-    """What was asked for of the tokens of a prompt.
-
-    Attributes:
-        logprobs: float64 [N], log-probabilities in nats of the tokens from `Request.score_from` on.
-        top_tokens: int64 [N, K], the likeliest tokens in the place of each.
-        top_logprobs: float64 [N, K], their log-probabilities.
-    """
-
-    logprobs: np.ndarray
-    top_tokens: np.ndarray
-    top_logprobs: np.ndarray
-
-
-class NewToken(NamedTuple):
-    """A token that was generated.
-
-    Attributes:
-        id: of the token.
-        ends: whether it is one that ends a text.
-        logprob: its log-probability in nats; None unless it was asked for.
-        top_tokens, top_logprobs: [K], the likeliest tokens in its place.
-    """
-
-    id: int
-    ends: bool
-    logprob: float | None
-    top_tokens: np.ndarray
-    top_logprobs: np.ndarray
-
-
-class Listener(Protocol):
-    """Who gets the answer to a request, in the scheduler's thread; it should return soon."""
-
-    def prompt(self, scores: PromptScores) -> None:
-        """The prompt has been scored, if that was asked for."""
-        ...
-
-    def token(self, token: NewToken) -> bool:
-        """A token has been generated; True ends the continuation with it."""
-        ...
-
-    def done(self, reason: str, error: Exception | None) -> None:
-        """Nothing more comes.
-
-        Args:
-            reason: ``stop``, ``length``, ``cancelled`` or ``error``.
-            error: why, where the reason is ``error``.
-        """
-        ...
-
-
-@dataclass(eq=False)
-class Request:
-    """What is asked of a model.
-
-    Attributes:
-        tokens: int32 [N], ids of the prompt, N >= 1.
-        listener: gets the answer.
-        score_from: index of the first token of the prompt to score, at least 1; None to score none.
-        top: number of likeliest tokens to give beside each token, at most `MOST_TOP`; None for no
-            log-probabilities of new tokens either.
-        max_new_tokens: most tokens to generate.
-        sampling: how they are chosen.
-        seed: of the random numbers.
-        start: name of the saved state that the prompt goes on from; None for none.
-    """
-
-    tokens: np.ndarray
-    listener: Listener
-    score_from: int | None = None
-    top: int | None = None
-    max_new_tokens: int = 0
-    sampling: Sampling = GREEDY
-    seed: tuple[int, int] = (0, 0)
-    start: str | None = None
-    # Of the scheduler:
-    new: list[int] = field(default_factory=list, repr=False)
-    cancelled: bool = field(default=False, repr=False)
-    edge: LiveEdge | None = field(default=None, repr=False)
-    drawn: bool = field(default=False, repr=False)  # what follows ``edge``
-    chooser: Chooser | None = field(default=None, repr=False)
-
-
-@dataclass
-class Counts:
-    """What a scheduler has done.
-
-    Attributes:
-        requests: that were added.
-        finished: by reason.
-        prompt_tokens: of all requests that began.
-        tokens_read: that steps read of prompts.
-        tokens_generated: that were generated.
-        states_evicted: states that were dropped for others.
-        steps: calls of the model.
-    """
-
-    requests: int = 0
-    finished: dict[str, int] = field(default_factory=dict)
-    prompt_tokens: int = 0
-    tokens_read: int = 0
-    tokens_generated: int = 0
-    states_evicted: int = 0
-    steps: int = 0
 
 
 class _Rows:
@@ -181,27 +66,19 @@ class Scheduler:
         each = runner.state_bytes(self._capacity)
         self.rows = max(1, min(rows or min(runner.decode_rows, 32), budget // (4 * each)))
         fit = min(MOST_SLOTS, budget // each - self.rows) - len(self._saved)
-        self._slots = max(fit, 2) + len(self._saved)
-        self._step_tokens = self._most = runner.step_tokens
-        self._fixed_sizes = runner.padded_tokens(3) != 3
+        slots = max(fit, 2) + len(self._saved)
         self.counts = Counts()
+        self._prompts = PromptReader(
+            runner, slots, self._capacity, softmax_dtype, self._saved, self.counts
+        )
         self._changed = threading.Condition()
         self._added: list[Request] = []
         self._closing = self._cancels = False
         self._waiting: deque[Request] = deque()
-        self._reading: list[Request] = []  # whose prompts are read, or that wait for a row
-        self._roots: dict[str | None, LiveEdge] = {}
-        self._at_work: set[LiveEdge] = set()  # of the step that runs
-        self._clock = self._tokens = 0
-        # Seconds of a step that generates, and of reading a token, as they were lately.
-        self._decode_seconds, self._read_seconds = 0.0, 0.0
+        self._decode_seconds = 0.0  # of a step that generates, as it was lately
         self._thread: threading.Thread | None = None
         self.failed: Exception | None = None
-        for name in (None, *self._saved):
-            self._roots[name] = LiveEdge(np.empty(0, np.int32), 0, None)
         self._open()
-
-    # From any thread
 
     def start(self) -> None:
         """Begins to answer, in a thread of its own."""
@@ -226,38 +103,18 @@ class Scheduler:
 
         Not compiled are numbers of likeliest tokens other than 1.
         """
-        runner, vocab = self._runner, self._runner.config.vocab_size
-        if self._fixed_sizes:
-            sizes = [size for size in SIZES if size <= self._step_tokens]
-            hidden: Any = None
-            for size in sizes[::-1]:
-                for rows in (MOST_EDGES + 1, 2, 1):
-                    if rows > size:
-                        continue
-                    lengths = np.ones(rows, np.int64)
-                    lengths[0] += size - rows
-                    for _ in range(5):  # the runner compiles what is used so often
-                        hidden, self._pool = runner.read(
-                            self._pool,
-                            np.zeros(size, np.int32),
-                            lengths,
-                            np.full(rows, -1),
-                            np.full(rows, -1),
-                        )
-                count = 64
-                while count // 2 < size:
-                    at = np.arange(min(count, size))
-                    runner.logits(hidden, at)
-                    runner.score(hidden, at, at * 0, at, self._softmax_dtype)
-                    runner.score_top(hidden, at, at * 0, at, self._softmax_dtype, 1)
-                    count *= 2
+        runner = self._runner
+        self._prompts.warm_up()
         for rows in self._rows:
             places, none = np.arange(len(rows.requests)), np.zeros(len(rows.requests), np.int64)
-            rows.state = runner.insert_rows(rows.state, places[:1], self._pool, np.array([-1]))
+            nothing = np.array([-1])
+            rows.state = runner.insert_rows(rows.state, places[:1], self._prompts.pool, nothing)
             hidden, rows.state = runner.decode_step(rows.state, none, none)
             runner.greedy(hidden, places)
-            runner.logits(hidden, places)
-            runner.score_top(hidden, places, none, places, self._softmax_dtype, min(1, vocab))
+            for count in {1, len(places)}:  # of those that draw, or that want log-probabilities
+                at = places[:count]
+                runner.logits(hidden, at)
+                runner.score_top(hidden, at, none[:count], at, self._softmax_dtype, 1)
 
     def cancel(self, request: Request) -> None:
         """Ends a request as soon as the step that runs is over, if it has not ended yet."""
@@ -300,14 +157,12 @@ class Scheduler:
     @property
     def states(self) -> int:
         """Number of slots of states that are taken."""
-        return self._slots - len(self._free)
+        return self._prompts.taken
 
     def run(self) -> None:
         """Answers all requests that are there, in this thread."""
         while self._step():
             pass
-
-    # In the scheduler's thread
 
     def _run(self) -> None:
         while True:
@@ -333,26 +188,16 @@ class Scheduler:
 
     def _running(self) -> list[Request]:
         seated = [each for rows in self._rows for each in rows.requests if each is not None]
-        return self._reading + seated
+        return self._prompts.requests + seated
 
     def _open(self) -> None:
         """Takes memory for states; none is kept from before."""
-        for root in self._roots.values():
-            for edge in root.below():
-                edge.slot, edge.logits, edge.working, edge.position = -1, None, None, edge.start
-        runner = self._runner
-        self._pool: Any = None
         self._rows: list[_Rows] = []
-        self._pool = runner.open_pool(self._slots, self._capacity)
-        self._free = list(range(self._slots))[::-1]
-        for name, saved in self._saved.items():
-            self._roots[name].slot = slot = self._free.pop()
-            self._pool = runner.write_state(
-                self._pool, slot, saved.tensors, saved.read, self._capacity
-            )
+        self._prompts.open()
         # One request alone need not pay for the rows of many.
         for rows in sorted({1, self.rows}):
-            self._rows.append(_Rows(runner.start_decoding(rows, self._capacity), rows))
+            state = self._runner.start_decoding(rows, self._capacity)
+            self._rows.append(_Rows(state, rows))
 
     def _step(self) -> bool:
         """Reads parts of prompts once, and continues every row once; whether there was anything
@@ -363,16 +208,15 @@ class Scheduler:
             cancels, self._cancels = self._cancels, False
         if cancels:
             self._drop_cancelled()
-        while self._waiting and len(self._reading) < 2 * self.rows:
+        while self._waiting and len(self._prompts.requests) < 2 * self.rows:
             self._begin(self._waiting.popleft())
-        self._at_work = set()
         try:
             self._read()
             self._seat()
             self._continue()
         except Exception as error:  # of a framework, whatever its kind
             self._recover(error)
-        self._forget()
+        self._prompts.forget()
         return bool(self._waiting or self._running())
 
     def _begin(self, request: Request) -> None:
@@ -380,45 +224,13 @@ class Scheduler:
         request.chooser = Chooser(request.sampling, *request.seed)
         if request.top is not None:
             request.top = min(request.top, MOST_TOP, self._runner.config.vocab_size)
-        self._enter(request)
-
-    def _enter(self, request: Request) -> None:
-        """Puts a request's tokens into the tree, and lets them be read."""
-        tokens = np.array([*request.tokens, *request.new], np.int32)
-        root = self._roots[request.start]
-        request.edge, request.drawn = insert(root, tokens), False
-        for edge in request.edge.path():
-            edge.requests += 1
-            if request.score_from is not None:
-                edge.wanted_from = min(edge.wanted_from, request.score_from)
-                edge.wanted_top = max(edge.wanted_top, request.top or 0)
-        self._reading.append(request)
+        self._prompts.enter(request)
 
     def _leave(self, request: Request) -> None:
         """Takes a request out of the tree, and out of its row."""
-        if request.edge is not None:
-            self._clock += 1
-            for edge in request.edge.path():
-                edge.requests -= 1
-                edge.used = self._clock
-                if not edge.requests:
-                    self._abandon(edge)
-            request.edge = None
-        if request in self._reading:
-            self._reading.remove(request)
+        self._prompts.leave(request)
         for rows in self._rows:
             rows.requests = [None if each is request else each for each in rows.requests]
-
-    def _abandon(self, edge: LiveEdge) -> None:
-        """Nobody asks for an edge any more: it is not read on, and what nothing follows is not
-        predicted."""
-        if edge.working is not None:
-            if edge.working >= 0:
-                self._free.append(edge.working)
-            edge.working, edge.position = None, edge.start
-        if edge.slot < 0:
-            edge.logits = None
-        edge.wanted_from, edge.wanted_top = NEVER, 0
 
     def _finish(self, request: Request, reason: str, error: Exception | None = None) -> None:
         self._leave(request)
@@ -435,75 +247,19 @@ class Scheduler:
         for request in waiting + [each for each in self._running() if each.cancelled]:
             self._finish(request, "cancelled")
 
-    # Reading
-
-    def _next_edge(self, request: Request) -> LiveEdge | None:
-        """The edge that has to be read next for a request; None if it has all that it needs."""
-        assert request.edge is not None
-        wanted = None
-        if request.score_from is not None:
-            for edge in request.edge.path():
-                unknown = edge.unknown(request.score_from, request.top or 0)
-                if len(unknown) and not unknown[0]:
-                    self._learn_first(edge)
-                    unknown = edge.unknown(request.score_from, request.top or 0)
-                if len(unknown):
-                    wanted = edge
-                    break
-        if wanted is None and request.max_new_tokens:
-            last = request.edge
-            if (not request.drawn and last.logits is None) or (
-                last.slot < 0 and self._goes_on(request)
-            ):
-                wanted = last
-        while wanted is not None and wanted.parent is not None and wanted.working is None:
-            if wanted.parent.parent is None or wanted.parent.slot >= 0:
-                break
-            wanted = wanted.parent
-        return wanted
-
-    def _goes_on(self, request: Request) -> bool:
-        """Whether a row will be needed, unless the next token ends the text."""
-        return request.max_new_tokens - len(request.new) > (0 if request.drawn else 1)
-
-    def _learn_first(self, edge: LiveEdge) -> None:
-        """Learns of the first token of an edge, if what its parent predicts is kept."""
-        parent = edge.parent
-        if parent is None or parent.logits is None:
-            return
-        width = max(edge.wanted_top, edge.top)
-        logprob, tokens, logprobs = self._normalised(parent.logits, int(edge.tokens[0]), width)
-        edge.learn(np.zeros(1, np.int64), np.array([logprob]), tokens[None], logprobs[None])
-
-    def _normalised(
-        self, logits: np.ndarray, target: int, top: int
-    ) -> tuple[float, np.ndarray, np.ndarray]:
-        """Log-probability of a token, the likeliest tokens, and theirs."""
-        scores = logits.astype(self._softmax_dtype if self._softmax_dtype == "float64" else "f4")
-        largest = scores.max()
-        scores = scores - (largest + np.log(np.exp(scores - largest).sum()))
-        few = np.argpartition(-scores, top - 1)[:top] if 0 < top < len(scores) else np.arange(top)
-        few = few[np.argsort(-scores[few], kind="stable")]
-        return float(scores[target]), few, scores[few].astype(np.float64)
-
     def _read(self) -> None:
         """Reads a step of what prompts need, and answers those that need nothing more."""
-        edges: dict[LiveEdge, None] = {}
-        for request in list(self._reading):
-            edge = self._next_edge(request)
-            if edge is None:
-                self._ready(request)
-            else:
-                edges[edge] = None
-        if edges:
-            self._read_parts(self._parts(list(edges)))
+        ready, edges = self._prompts.needs()
+        for request in ready:
+            self._ready(request)
+        self._prompts.read(edges, self._decode_seconds if self.generating else None)
 
     def _ready(self, request: Request) -> None:
         """The prompt of a request has been read: gives its scores, and the first new token."""
         edge = request.edge
         assert edge is not None
         if request.score_from is not None:
-            scores = self._scores_of(request)
+            scores = self._prompts.scores_of(request)
             request.score_from = None
             if not np.isfinite(scores.logprobs).all():
                 self._finish(request, "error", self._not_finite())
@@ -523,186 +279,14 @@ class Scheduler:
             found = (
                 (None, _NONE, _NONE)
                 if request.top is None
-                else self._normalised(edge.logits, token, request.top)
+                else self._prompts.normalised(edge.logits, token, request.top)
             )
             self._give(request, token, *found)
 
-    def _scores_of(self, request: Request) -> PromptScores:
-        assert request.edge is not None and request.score_from is not None
-        top, first = request.top or 0, request.score_from
-        parts = [
-            (e.logprobs[b:], e.top_tokens[b:, :top], e.top_logprobs[b:, :top])
-            for e in request.edge.path()
-            if (b := max(first - e.start, 0)) < len(e.tokens)
-        ]
-        if not parts:
-            return PromptScores(np.empty(0), np.empty((0, top), int), np.empty((0, top)))
-        return PromptScores(*(np.concatenate(each) for each in zip(*parts, strict=True)))
-
-    def _parts(self, edges: list[LiveEdge]) -> list[tuple[LiveEdge, int, int, int]]:
-        """Edges to read from in the next step, with how many tokens, and the slots of the states
-        before and after them."""
-        needed = {e.parent for e in edges if e.working is None} | {r.edge for r in self._reading}
-        # Where memory is short one at a time, so that it is known which of them has not enough.
-        edges = edges[
-            : min(self._runner.step_rows, MOST_EDGES if self._most > SMALLEST_STEP else 1)
-        ]
-        unused = self._budget()
-        share = max(unused // len(edges), SMALLEST_STEP)
-        counts = [min(edge.end - edge.position, share) for edge in edges]
-        spare = max(unused - sum(counts), 0)
-        parts = []
-        for edge, count in zip(edges, counts, strict=True):
-            more = min(edge.end - edge.position - count, spare)
-            count, spare = min(count + more, unused), spare - more
-            if not count:
-                break
-            if edge.working is None:
-                source = edge.parent.slot if edge.parent is not None else -1
-                whole = count == len(edge.tokens) and not self._kept(edge)
-                target = -1 if whole else self._slot(needed)
-                if target is None:
-                    continue
-            else:
-                source = target = edge.working
-            unused -= count
-            parts.append((edge, count, source, target))
-        if not parts and not self.generating:  # all slots wait for each other
-            edge = next(e for e in edges if e.working is None)
-            source = edge.parent.slot if edge.parent is not None else -1
-            target = source if edge.parent is not None and edge.parent.parent else None
-            if target is None:
-                target = self._slot(set())
-            elif edge.parent is not None:
-                edge.parent.slot = -1  # it is written over
-            assert target is not None
-            parts.append((edge, min(edge.end - edge.position, max(unused, 1)), source, target))
-        return parts
-
-    def _budget(self) -> int:
-        """Tokens to read in a step: while rows generate, as many as take the time of a step of
-        theirs."""
-        if not self.generating or not self._read_seconds:
-            return self._most
-        count = int(self._decode_seconds / self._read_seconds)
-        return min(max(1 << max(count, 1).bit_length() - 1, SMALLEST_STEP), self._most)
-
-    def _kept(self, edge: LiveEdge) -> bool:
-        """Whether the state after an edge is needed, or likely to be."""
-        if edge.children or len(edge.tokens) >= LONG:
-            return True
-        return any(each.edge is edge and self._goes_on(each) for each in self._reading)
-
-    def _slot(self, needed: set[LiveEdge | None]) -> int | None:
-        """A slot, taken from the state that was not used for longest if none is free."""
-        if self._free:
-            return self._free.pop()
-        held = [
-            edge
-            for root in self._roots.values()
-            for edge in root.below()
-            if edge.parent is not None and edge.slot >= 0 and edge not in needed
-        ]
-        if not held:
-            return None
-        edge = min(held, key=lambda one: one.used)
-        slot, edge.slot, edge.logits = edge.slot, -1, None
-        self.counts.states_evicted += 1
-        return slot
-
-    def _read_parts(self, parts: list[tuple[LiveEdge, int, int, int]]) -> None:
-        if not parts:
-            return
-        begin = time.perf_counter()
-        pieces = [edge.tokens[(at := edge.position - edge.start) : at + n] for edge, n, *_ in parts]
-        counts, sources, targets = map(list, [*zip(*parts, strict=True)][1:])
-        if filler := self._filler(sum(counts)):
-            pieces.append(np.zeros(filler, np.int32))
-            counts.append(filler)
-            sources.append(-1)
-            targets.append(-1)
-        for edge, _, _, target in parts:
-            if edge.working is None:
-                edge.position, edge.working = edge.start, target
-        self._at_work = {edge for edge, *_ in parts}
-        hidden, self._pool = self._runner.read(
-            self._pool,
-            np.concatenate(pieces),
-            np.array(counts),
-            np.array(sources),
-            np.array(targets),
-        )
-        bases = np.cumsum(counts) - counts
-        self._score(hidden, parts, bases)
-        self._end_edges(hidden, parts, bases)
-        read = sum(count for _, count, *_ in parts)
-        self.counts.steps += 1
-        self.counts.tokens_read += read
-        took = (time.perf_counter() - begin) / (read + (filler or 0))
-        self._read_seconds = _lately(self._read_seconds, took)
-
-    def _filler(self, tokens: int) -> int:
-        """Tokens that are added so that few sizes of steps are compiled."""
-        if not self._fixed_sizes:
-            return 0
-        return next((size for size in SIZES if size >= tokens), tokens) - tokens
-
-    def _score(self, hidden: Any, parts: list[Any], bases: np.ndarray) -> None:
-        """Learns the log-probabilities that are wanted of what the parts of a step predict."""
-        for with_top in (False, True):
-            found: list[tuple[LiveEdge, np.ndarray, np.ndarray]] = []
-            for (edge, count, *_), base in zip(parts, bases.tolist(), strict=False):
-                if (max(edge.wanted_top, edge.top) > 0) is not with_top:
-                    continue
-                at = edge.position - edge.start
-                unknown = edge.unknown(edge.wanted_from, edge.wanted_top)
-                unknown = unknown[(unknown > at) & (unknown <= at + count)]
-                if len(unknown):
-                    found.append((edge, unknown, base + unknown - 1 - at))
-            if not found:
-                continue
-            positions = np.concatenate([places for *_, places in found])
-            targets = np.concatenate([edge.tokens[index] for edge, index, _ in found])
-            asked = hidden, positions, targets, np.arange(len(targets)), self._softmax_dtype
-            if with_top:
-                top = max(max(edge.wanted_top, edge.top) for edge, *_ in found)
-                results = self._runner.score_top(*asked, top)
-            else:
-                results = (self._runner.score(*asked)[0],)
-            first = 0
-            for edge, index, _ in found:
-                part = slice(first, first := first + len(index))
-                width = max(edge.wanted_top, edge.top)
-                edge.learn(index, results[0][part], *(each[part, :width] for each in results[1:]))
-
-    def _end_edges(self, hidden: Any, parts: list[Any], bases: np.ndarray) -> None:
-        """Goes on to the next tokens; keeps what edges predict that have been read to the end."""
-        ended: list[tuple[LiveEdge, int]] = []
-        for (edge, count, *_), base in zip(parts, bases.tolist(), strict=False):
-            edge.position += count
-            if edge.position < edge.end:
-                continue
-            slot, edge.working, edge.position = edge.working, None, edge.start
-            assert slot is not None
-            self._clock += 1
-            edge.used = self._clock
-            if edge.slot < 0:
-                edge.slot = slot
-            elif slot >= 0:  # it was read again for its tokens' sake
-                self._free.append(slot)
-            asked = any(each.edge is edge and not each.drawn for each in self._reading)
-            if slot >= 0 or asked:
-                ended.append((edge, base + count - 1))
-        if ended:
-            logits = self._runner.logits(hidden, np.array([place for _, place in ended]))
-            for (edge, _), row in zip(ended, logits, strict=False):
-                edge.logits = row.copy()
-
-    # Generating
-
     def _seat(self) -> None:
         """Gives rows to requests whose first token has been chosen."""
-        ready = [each for each in self._reading if each.drawn and each.edge and each.edge.slot >= 0]
+        waiting = self._prompts.requests
+        ready = [each for each in waiting if each.drawn and each.edge and each.edge.slot >= 0]
         alone = not self.generating and len(ready) == 1
         for rows in self._rows if alone else self._rows[::-1][:1]:
             free = rows.free
@@ -711,11 +295,11 @@ class Scheduler:
                 continue
             slots = [each.edge.slot for each in taken if each.edge is not None]
             rows.state = self._runner.insert_rows(
-                rows.state, np.array(free[: len(taken)]), self._pool, np.array(slots)
+                rows.state, np.array(free[: len(taken)]), self._prompts.pool, np.array(slots)
             )
             for row, request in zip(free, taken, strict=False):
                 rows.requests[row] = request
-                self._reading.remove(request)
+                waiting.remove(request)
 
     def _continue(self) -> None:
         """Reads the last token of every row and chooses the next."""
@@ -726,7 +310,7 @@ class Scheduler:
             taken = [(row, r) for row, r in enumerate(rows.requests) if r is not None]
             if taken:
                 self._continue_rows(rows, taken)
-        self._decode_seconds = _lately(self._decode_seconds, time.perf_counter() - begin)
+        self._decode_seconds = lately(self._decode_seconds, time.perf_counter() - begin)
 
     def _continue_rows(self, rows: _Rows, taken: list[tuple[int, Request]]) -> None:
         last, active = np.zeros((2, len(rows.requests)), np.int64)
@@ -795,8 +379,6 @@ class Scheduler:
             f"the model's answer in {self._runner.dtype} is not finite: try dtype float32"
         )
 
-    # Memory
-
     def _recover(self, error: Exception) -> None:
         """Goes on after a failed step. States are lost: what is unfinished is read again, in
         smaller steps if memory ran out; the request for which not even the smallest step fits
@@ -805,12 +387,11 @@ class Scheduler:
         if not short:
             logger.error("a step failed: %s", error, exc_info=error)
             failed = running
-        elif self._most > SMALLEST_STEP:
-            self._most, failed = max(self._most // 4, SMALLEST_STEP), []
-            logger.warning("out of memory: going on with %d tokens a step", self._most)
+        elif self._prompts.shrink():
+            failed = []
+            logger.warning("out of memory: going on with %d tokens a step", self._prompts.most)
         else:
-            ours = [r for r in self._reading if r.edge and self._at_work & {*r.edge.path()}]
-            self._most, failed = self._step_tokens, (ours or running)[:1]
+            failed = (self._prompts.at_work() or running)[:1]
         kept = [each for each in running if each not in failed]
         for request in failed:
             reason = "not enough memory for this request" if short else str(error)
@@ -819,29 +400,7 @@ class Scheduler:
             self._leave(request)
         self._open()
         for request in kept:
-            self._enter(request)
-
-    def _forget(self) -> None:
-        """Removes what was not used for longest from a tree that has grown too large."""
-        if self.counts.tokens_read - self._tokens < MOST_TOKENS // 4:
-            return
-        self._tokens = self.counts.tokens_read
-        edges = [e for root in self._roots.values() for e in root.below() if e.parent is not None]
-        total = sum(len(edge.tokens) for edge in edges)
-        for edge in sorted(edges, key=lambda one: (one.used, -one.start)):
-            if total <= MOST_TOKENS // 2:
-                break
-            if edge.requests or edge.children or edge.parent is None:
-                continue
-            if edge.slot >= 0:
-                self._free.append(edge.slot)
-            del edge.parent.children[int(edge.tokens[0])]
-            total -= len(edge.tokens)
+            self._prompts.enter(request)
 
 
 _NONE = np.empty(0)
-
-
-def _lately(before: float, now: float) -> float:
-    """A mean in which the last ten or so count."""
-    return 0.9 * before + 0.1 * now if before else now

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import os
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,7 @@ from griffin_eval.sharding import processes_torch
 from griffin_eval.states.saved_state import SavedState, tensors_of
 
 RANKED = 64  # targets whose ranks are counted at a time
+PRODUCTS = 128  # programs that oneDNN and PyTorch's layer over it keep, each
 
 
 class TorchRunner:
@@ -76,6 +78,7 @@ class TorchRunner:
         chosen, where = None if dtype == "auto" else getattr(torch, dtype), choose_device(device)
         if where.type == "cpu":
             keep_freed_memory()
+            keep_few_products()
         return cls(load(checkpoint, chosen, where))
 
     def padded_tokens(self, count: int, smallest: int = 16) -> int:
@@ -350,6 +353,14 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(mmap_threshold, most)
         libc.mallopt(trim_threshold, most)
+
+
+def keep_few_products() -> None:
+    """Lets oneDNN keep fewer programs than its 1,024, unless the user has said how many: it makes
+    one of 60 kB for each number of rows that a matrix is multiplied with, and steps have many.
+    Without effect once it has multiplied anything in this process."""
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, str(PRODUCTS))
 
 
 def choose_device(device: str | None) -> torch.device:

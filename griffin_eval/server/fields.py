@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from griffin_eval.engine.generation import Sampling
-from griffin_eval.engine.scheduler import MOST_TOP
+from griffin_eval.engine.requests import MOST_TOP
 from griffin_eval.errors import BadInput
 
 

@@ -9,7 +9,8 @@ from parity import BASE
 
 from griffin_eval.engine.generation import Prompt, Sampling
 from griffin_eval.engine.live_tree import LiveEdge, insert
-from griffin_eval.engine.scheduler import Request, Scheduler
+from griffin_eval.engine.requests import Request
+from griffin_eval.engine.scheduler import Scheduler
 
 FRAMEWORKS = pytest.mark.parametrize("framework", ["torch", "jax"])
 
@@ -148,7 +149,7 @@ def test_a_cancelled_request_frees_everything():
     assert generating.reason == "cancelled" and generating.tokens
     assert other.reason == "length" and len(other.tokens) == 3
     assert scheduler.unfinished == scheduler.generating == 0
-    root = scheduler._roots[None]
+    root = scheduler._prompts.roots[None]
     held = [edge.slot for edge in root.below() if edge.slot >= 0]
     assert len(set(held)) == len(held) == scheduler.states
     assert all(edge.working is None and not edge.requests for edge in root.below())
@@ -232,3 +233,22 @@ def test_insert_cuts_where_sequences_part():
         assert all(
             child.start == edge.end and child.parent is edge for child in edge.children.values()
         )
+
+
+@pytest.mark.slow
+def test_nothing_is_compiled_after_the_warm_up():
+    scheduler = few("jax", rows=3)
+    scheduler.warm_up()
+    runner = scheduler._runner
+    compiled, rng = runner.compilations, np.random.default_rng(0)
+    answers = []
+    for number in range(24):
+        tokens = rng.integers(BASE.vocab_size, size=int(np.exp(rng.uniform(0, 6))))
+        sampling = Sampling(temperature=0.8) if number % 3 == 1 else Sampling()
+        asked = {"top": 1, "score_from": 1} if number % 2 and len(tokens) > 1 else {}
+        new = (0, 1, 7)[number % 3] if asked else 5
+        answers.append(ask(scheduler, tokens, max_new_tokens=new, sampling=sampling, **asked))
+        if number % 4 == 3:
+            scheduler.run()
+    assert {answer.reason for answer in answers} == {"length"}
+    assert runner.compilations == compiled

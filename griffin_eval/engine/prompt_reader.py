@@ -1,0 +1,420 @@
+"""Reading prompts that come and go at any time, and that share what is read.
+
+All prompts are sequences in one radix tree (`griffin_eval.engine.live_tree`). A step reads parts of
+several edges; where sequences part, the state and what it predicts are kept until memory is needed.
+So a beginning that several requests have in common is read once, and one whose tokens were scored
+already is not read again.
+"""
+
+import time
+from typing import Any
+
+import numpy as np
+
+from griffin_eval.engine.limits import SMALLEST_STEP
+from griffin_eval.engine.live_tree import NEVER, LiveEdge, insert
+from griffin_eval.engine.requests import Counts, PromptScores, Request
+from griffin_eval.runners.protocol import Runner
+from griffin_eval.states.saved_state import SavedState
+
+MOST_EDGES = 63  # that a step reads from
+MOST_TOKENS = 1 << 22  # tokens of the tree that are remembered
+LONG = 512  # tokens of an edge whose state is kept even if nothing asks for it yet
+SIZES = (16, 128, 512, 4096)  # tokens of a step, where each number has to be compiled for
+USES = 5  # of a shape of steps, after which a runner compiles it
+
+
+class PromptReader:
+    """The tree of prompts, the pool of their states, and the steps that read them.
+
+    Args:
+        runner: the model.
+        slots: states that the pool has room for, saved ones among them.
+        capacity: most tokens of a document, which models with global attention need.
+        softmax_dtype: dtype in which logits are normalised.
+        saved: saved states by name, from which requests may go on.
+        counts: where what is read is counted.
+
+    Attributes:
+        requests: that wait for their prompts, or for a row.
+        roots: of the tree, by the name of the saved state; None for those without.
+        pool: of states, as the runner holds it.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        slots: int,
+        capacity: int,
+        softmax_dtype: str,
+        saved: dict[str, SavedState],
+        counts: Counts,
+    ):
+        self._runner, self._slots, self._capacity = runner, slots, capacity
+        self._softmax_dtype, self._saved, self._counts = softmax_dtype, saved, counts
+        self._step_tokens = self._most = runner.step_tokens
+        self._fixed_sizes = runner.padded_tokens(3) != 3
+        self.requests: list[Request] = []
+        self.roots: dict[str | None, LiveEdge] = {
+            name: LiveEdge(np.empty(0, np.int32), 0, None) for name in (None, *saved)
+        }
+        self.pool: Any = None
+        self._free: list[int] = []
+        self._at_work: set[LiveEdge] = set()  # of the step that runs
+        self._clock = self._tokens = 0
+        self._token_seconds = 0.0  # of reading a token, as it was lately
+
+    @property
+    def taken(self) -> int:
+        """Number of slots of states that are taken."""
+        return self._slots - len(self._free)
+
+    def open(self) -> None:
+        """Takes memory for states; none is kept from before."""
+        for root in self.roots.values():
+            for edge in root.below():
+                edge.slot, edge.logits, edge.working, edge.position = -1, None, None, edge.start
+        self.pool = None
+        self.pool = self._runner.open_pool(self._slots, self._capacity)
+        self._free = list(range(self._slots))[::-1]
+        for name, saved in self._saved.items():
+            self.roots[name].slot = slot = self._free.pop()
+            self.pool = self._runner.write_state(
+                self.pool, slot, saved.tensors, saved.read, self._capacity
+            )
+
+    def warm_up(self) -> None:
+        """Runs every shape of step once where shapes are compiled, apart from numbers of likeliest
+        tokens other than 1."""
+        if not self._fixed_sizes:
+            return
+        for size in [size for size in SIZES if size <= self._step_tokens][::-1]:
+            hidden: Any = None
+            for rows in (MOST_EDGES + 1, 2, 1):
+                if rows > size:
+                    continue
+                lengths = np.ones(rows, np.int64)
+                lengths[0] += size - rows
+                nowhere = np.full(rows, -1)
+                for _ in range(USES):
+                    hidden, self.pool = self._runner.read(
+                        self.pool, np.zeros(size, np.int32), lengths, nowhere, nowhere
+                    )
+            for count in (1, *(1 << power for power in range(1, size.bit_length()))):
+                at = np.arange(count)
+                self._runner.logits(hidden, at)
+                self._runner.score(hidden, at, at * 0, at, self._softmax_dtype)
+                self._runner.score_top(hidden, at, at * 0, at, self._softmax_dtype, 1)
+
+    def needs(self) -> tuple[list[Request], list[LiveEdge]]:
+        """Requests that need no more of their prompts, and the edges to read for the others."""
+        ready, edges = [], dict[LiveEdge, None]()
+        for request in self.requests:
+            edge = self._next_edge(request)
+            if edge is None:
+                ready.append(request)
+            else:
+                edges[edge] = None
+        return ready, list(edges)
+
+    def read(self, edges: list[LiveEdge], pause: float | None) -> None:
+        """Reads parts of some edges.
+
+        Args:
+            edges: of `needs`.
+            pause: seconds that those who generate meanwhile should wait at most; None if nobody
+                does.
+        """
+        self._at_work = set()
+        if edges:
+            self._read_parts(self._parts(edges, pause))
+
+    def shrink(self) -> bool:
+        """Reads less in a step from now on; False if it was the least, and all is as at first."""
+        if self._most > SMALLEST_STEP:
+            self._most = max(self._most // 4, SMALLEST_STEP)
+            return True
+        self._most = self._step_tokens
+        return False
+
+    @property
+    def most(self) -> int:
+        """Most tokens of a step."""
+        return self._most
+
+    def at_work(self) -> list[Request]:
+        """The requests for which the last step read."""
+        return [r for r in self.requests if r.edge and self._at_work & {*r.edge.path()}]
+
+    def enter(self, request: Request) -> None:
+        """Puts a request's tokens into the tree, and lets them be read."""
+        tokens = np.array([*request.tokens, *request.new], np.int32)
+        root = self.roots[request.start]
+        request.edge, request.drawn = insert(root, tokens), False
+        for edge in request.edge.path():
+            edge.requests += 1
+            if request.score_from is not None:
+                edge.wanted_from = min(edge.wanted_from, request.score_from)
+                edge.wanted_top = max(edge.wanted_top, request.top or 0)
+        self.requests.append(request)
+
+    def leave(self, request: Request) -> None:
+        """Takes a request out of the tree."""
+        if request.edge is not None:
+            self._clock += 1
+            for edge in request.edge.path():
+                edge.requests -= 1
+                edge.used = self._clock
+                if not edge.requests:
+                    self._abandon(edge)
+            request.edge = None
+        if request in self.requests:
+            self.requests.remove(request)
+
+    def _abandon(self, edge: LiveEdge) -> None:
+        """Nobody asks for an edge any more: it is not read on, and what nothing follows is not
+        predicted."""
+        if edge.working is not None:
+            if edge.working >= 0:
+                self._free.append(edge.working)
+            edge.working, edge.position = None, edge.start
+        if edge.slot < 0:
+            edge.logits = None
+        edge.wanted_from, edge.wanted_top = NEVER, 0
+
+    def _next_edge(self, request: Request) -> LiveEdge | None:
+        """The edge that has to be read next for a request; None if it has all that it needs."""
+        assert request.edge is not None
+        wanted = None
+        if request.score_from is not None:
+            for edge in request.edge.path():
+                unknown = edge.unknown(request.score_from, request.top or 0)
+                if len(unknown) and not unknown[0]:
+                    self._learn_first(edge)
+                    unknown = edge.unknown(request.score_from, request.top or 0)
+                if len(unknown):
+                    wanted = edge
+                    break
+        if wanted is None and request.max_new_tokens:
+            last = request.edge
+            if (not request.drawn and last.logits is None) or (last.slot < 0 and request.goes_on):
+                wanted = last
+        while wanted is not None and wanted.parent is not None and wanted.working is None:
+            if wanted.parent.parent is None or wanted.parent.slot >= 0:
+                break
+            wanted = wanted.parent
+        return wanted
+
+    def _learn_first(self, edge: LiveEdge) -> None:
+        """Learns of the first token of an edge, if what its parent predicts is kept."""
+        parent = edge.parent
+        if parent is None or parent.logits is None:
+            return
+        width = max(edge.wanted_top, edge.top)
+        logprob, tokens, logprobs = self.normalised(parent.logits, int(edge.tokens[0]), width)
+        edge.learn(np.zeros(1, np.int64), np.array([logprob]), tokens[None], logprobs[None])
+
+    def normalised(
+        self, logits: np.ndarray, target: int, top: int
+    ) -> tuple[float, np.ndarray, np.ndarray]:
+        """Log-probability of a token, the likeliest tokens, and theirs."""
+        scores = logits.astype(self._softmax_dtype if self._softmax_dtype == "float64" else "f4")
+        largest = scores.max()
+        scores = scores - (largest + np.log(np.exp(scores - largest).sum()))
+        few = np.argpartition(-scores, top - 1)[:top] if 0 < top < len(scores) else np.arange(top)
+        few = few[np.argsort(-scores[few], kind="stable")]
+        return float(scores[target]), few, scores[few].astype(np.float64)
+
+    def scores_of(self, request: Request) -> PromptScores:
+        assert request.edge is not None and request.score_from is not None
+        top, first = request.top or 0, request.score_from
+        parts = [
+            (e.logprobs[b:], e.top_tokens[b:, :top], e.top_logprobs[b:, :top])
+            for e in request.edge.path()
+            if (b := max(first - e.start, 0)) < len(e.tokens)
+        ]
+        if not parts:
+            return PromptScores(np.empty(0), np.empty((0, top), int), np.empty((0, top)))
+        return PromptScores(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+
+    def _parts(
+        self, edges: list[LiveEdge], pause: float | None
+    ) -> list[tuple[LiveEdge, int, int, int]]:
+        """Edges to read from in the next step, with how many tokens, and the slots of the states
+        before and after them."""
+        needed = {e.parent for e in edges if e.working is None} | {r.edge for r in self.requests}
+        # Where memory is short one at a time, so that it is known which of them has not enough.
+        edges = edges[
+            : min(self._runner.step_rows, MOST_EDGES if self._most > SMALLEST_STEP else 1)
+        ]
+        unused = self._budget(pause)
+        share = max(unused // len(edges), SMALLEST_STEP)
+        counts = [min(edge.end - edge.position, share) for edge in edges]
+        spare = max(unused - sum(counts), 0)
+        parts = []
+        for edge, count in zip(edges, counts, strict=True):
+            more = min(edge.end - edge.position - count, spare)
+            count, spare = min(count + more, unused), spare - more
+            if not count:
+                break
+            if edge.working is None:
+                source = edge.parent.slot if edge.parent is not None else -1
+                whole = count == len(edge.tokens) and not self._kept(edge)
+                target = -1 if whole else self._slot(needed)
+                if target is None:
+                    continue
+            else:
+                source = target = edge.working
+            unused -= count
+            parts.append((edge, count, source, target))
+        if not parts and pause is None:  # all slots wait for each other
+            edge = next(e for e in edges if e.working is None)
+            source = edge.parent.slot if edge.parent is not None else -1
+            target = source if edge.parent is not None and edge.parent.parent else None
+            if target is None:
+                target = self._slot(set())
+            elif edge.parent is not None:
+                edge.parent.slot = -1  # it is written over
+            assert target is not None
+            parts.append((edge, min(edge.end - edge.position, max(unused, 1)), source, target))
+        return parts
+
+    def _budget(self, pause: float | None) -> int:
+        """Tokens to read in a step."""
+        if pause is None or not self._token_seconds:
+            return self._most
+        count = int(pause / self._token_seconds)
+        return min(max(1 << max(count, 1).bit_length() - 1, SMALLEST_STEP), self._most)
+
+    def _kept(self, edge: LiveEdge) -> bool:
+        """Whether the state after an edge is needed, or likely to be."""
+        if edge.children or len(edge.tokens) >= LONG:
+            return True
+        return any(each.edge is edge and each.goes_on for each in self.requests)
+
+    def _slot(self, needed: set[LiveEdge | None]) -> int | None:
+        """A slot, taken from the state that was not used for longest if none is free."""
+        if self._free:
+            return self._free.pop()
+        held = [
+            edge
+            for root in self.roots.values()
+            for edge in root.below()
+            if edge.parent is not None and edge.slot >= 0 and edge not in needed
+        ]
+        if not held:
+            return None
+        edge = min(held, key=lambda one: one.used)
+        slot, edge.slot, edge.logits = edge.slot, -1, None
+        self._counts.states_evicted += 1
+        return slot
+
+    def _read_parts(self, parts: list[tuple[LiveEdge, int, int, int]]) -> None:
+        if not parts:
+            return
+        begin = time.perf_counter()
+        pieces = [edge.tokens[(at := edge.position - edge.start) : at + n] for edge, n, *_ in parts]
+        counts, sources, targets = map(list, [*zip(*parts, strict=True)][1:])
+        if filler := self._filler(sum(counts)):
+            pieces.append(np.zeros(filler, np.int32))
+            counts.append(filler)
+            sources.append(-1)
+            targets.append(-1)
+        for edge, _, _, target in parts:
+            if edge.working is None:
+                edge.position, edge.working = edge.start, target
+        self._at_work = {edge for edge, *_ in parts}
+        hidden, self.pool = self._runner.read(
+            self.pool,
+            np.concatenate(pieces),
+            np.array(counts),
+            np.array(sources),
+            np.array(targets),
+        )
+        bases = np.cumsum(counts) - counts
+        self._score(hidden, parts, bases)
+        self._end_edges(hidden, parts, bases)
+        read = sum(count for _, count, *_ in parts)
+        self._counts.steps += 1
+        self._counts.tokens_read += read
+        took = (time.perf_counter() - begin) / (read + (filler or 0))
+        self._token_seconds = lately(self._token_seconds, took)
+
+    def _filler(self, tokens: int) -> int:
+        """Tokens that are added so that few sizes of steps are compiled."""
+        if not self._fixed_sizes:
+            return 0
+        return next((size for size in SIZES if size >= tokens), tokens) - tokens
+
+    def _score(self, hidden: Any, parts: list[Any], bases: np.ndarray) -> None:
+        """Learns the log-probabilities that are wanted of what the parts of a step predict."""
+        for with_top in (False, True):
+            found: list[tuple[LiveEdge, np.ndarray, np.ndarray]] = []
+            for (edge, count, *_), base in zip(parts, bases.tolist(), strict=False):
+                if (max(edge.wanted_top, edge.top) > 0) is not with_top:
+                    continue
+                at = edge.position - edge.start
+                unknown = edge.unknown(edge.wanted_from, edge.wanted_top)
+                unknown = unknown[(unknown > at) & (unknown <= at + count)]
+                if len(unknown):
+                    found.append((edge, unknown, base + unknown - 1 - at))
+            if not found:
+                continue
+            positions = np.concatenate([places for *_, places in found])
+            targets = np.concatenate([edge.tokens[index] for edge, index, _ in found])
+            asked = hidden, positions, targets, np.arange(len(targets)), self._softmax_dtype
+            if with_top:
+                top = max(max(edge.wanted_top, edge.top) for edge, *_ in found)
+                results = self._runner.score_top(*asked, top)
+            else:
+                results = (self._runner.score(*asked)[0],)
+            first = 0
+            for edge, index, _ in found:
+                part = slice(first, first := first + len(index))
+                width = max(edge.wanted_top, edge.top)
+                edge.learn(index, results[0][part], *(each[part, :width] for each in results[1:]))
+
+    def _end_edges(self, hidden: Any, parts: list[Any], bases: np.ndarray) -> None:
+        """Goes on to the next tokens; keeps what edges predict that have been read to the end."""
+        ended: list[tuple[LiveEdge, int]] = []
+        for (edge, count, *_), base in zip(parts, bases.tolist(), strict=False):
+            edge.position += count
+            if edge.position < edge.end:
+                continue
+            slot, edge.working, edge.position = edge.working, None, edge.start
+            assert slot is not None
+            self._clock += 1
+            edge.used = self._clock
+            if edge.slot < 0:
+                edge.slot = slot
+            elif slot >= 0:  # it was read again for its tokens' sake
+                self._free.append(slot)
+            asked = any(each.edge is edge and not each.drawn for each in self.requests)
+            if slot >= 0 or asked:
+                ended.append((edge, base + count - 1))
+        if ended:
+            logits = self._runner.logits(hidden, np.array([place for _, place in ended]))
+            for (edge, _), row in zip(ended, logits, strict=False):
+                edge.logits = row.copy()
+
+    def forget(self) -> None:
+        """Removes what was not used for longest from a tree that has grown too large."""
+        if self._counts.tokens_read - self._tokens < MOST_TOKENS // 4:
+            return
+        self._tokens = self._counts.tokens_read
+        edges = [e for root in self.roots.values() for e in root.below() if e.parent is not None]
+        total = sum(len(edge.tokens) for edge in edges)
+        for edge in sorted(edges, key=lambda one: (one.used, -one.start)):
+            if total <= MOST_TOKENS // 2:
+                break
+            if edge.requests or edge.children or edge.parent is None:
+                continue
+            if edge.slot >= 0:
+                self._free.append(edge.slot)
+            del edge.parent.children[int(edge.tokens[0])]
+            total -= len(edge.tokens)
+
+
+def lately(before: float, now: float) -> float:
+    """A mean in which the last ten or so count."""
+    return 0.9 * before + 0.1 * now if before else now
