@@ -13,7 +13,7 @@ WORKERS := -n 2 --dist worksteal
 # Fast tests that test-slow runs again, where JAX compiles as it does for users.
 COMPILED := tests/engine tests/lm/test_lm.py tests/model/test_parity_precision.py
 
-.PHONY: figures demo test test-slow test-exhaustive test-oldest test-newest soak kills flips fuzz faults wheel types check format clean
+.PHONY: figures demo test test-slow test-exhaustive test-oldest test-newest soak soak-serve kills flips fuzz faults wheel types check format clean
 
 demo: $(STAMP)
 	$(BIN)/python -m griffin_eval.demo $(if $(FULL),--full)
@@ -35,6 +35,10 @@ MINUTES ?= 45
 soak: $(STAMP)
 	for each in torch jax; do OMP_NUM_THREADS=1 PYTHONSAFEPATH=1 $(BIN)/python \
 		tests/reliability/soak.py --framework $$each --minutes $(MINUTES) || exit 1; done
+
+soak-serve: $(STAMP)
+	for each in torch jax; do \
+		$(BIN)/python tests/reliability/soak_serve.py --framework $$each --minutes $(MINUTES) || exit 1; done
 
 COUNT ?= 50
 kills: $(STAMP)

@@ -3,14 +3,18 @@
 import asyncio
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from griffin_eval.cli.options import CheckpointOptions, takes_checkpoint_options
 from griffin_eval.errors import ArgumentError, MissingExtraError
 
+if TYPE_CHECKING:
+    from griffin_eval.engine.requests import Request
+
 GRACE = 5  # seconds in which requests may end after Ctrl-C
+MOST_NAMED = 10  # requests that an interrupt cut
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -25,6 +29,9 @@ def serve(
     ] = None,
     served_model_name: Annotated[
         str | None, typer.Option(help="Name of the model; by default as the checkpoint was given.")
+    ] = None,
+    adapter: Annotated[
+        str | None, typer.Option(help="LoRA or DoRA adapter that is merged: a folder or hub ID.")
     ] = None,
     state: Annotated[
         list[Path] | None,
@@ -87,6 +94,7 @@ def serve(
 
     arguments: dict[str, Any] = {
         "pretrained": checkpoint,
+        "peft": adapter,
         "framework": framework,
         "dtype": dtype,
         "device": device,
@@ -116,7 +124,7 @@ def serve(
     )
 
     class Server(uvicorn.Server):
-        cut = 0
+        cut: "list[Request]" = []
 
         async def shutdown(self, sockets: Any = None) -> None:
             model.scheduler.refuse()
@@ -133,7 +141,17 @@ def serve(
     except KeyboardInterrupt:  # which uvicorn raises again after it has ended
         pass
     if server.cut:
-        typer.echo(f"cut off: {server.cut} requests that had not been answered", err=True)
+        typer.echo(_cut(server.cut), err=True)
+
+
+def _cut(requests: "list[Request]") -> str:
+    """What is said of requests that were not answered."""
+    each = [
+        f"{len(one.tokens)} tokens, {len(one.new)} of {one.max_new_tokens} new"
+        for one in requests[:MOST_NAMED]
+    ]
+    more = f"; and {len(requests) - MOST_NAMED} more" if len(requests) > MOST_NAMED else ""
+    return f"cut off: {len(requests)} requests that had not been answered ({'; '.join(each)}{more})"
 
 
 def _template(given: str | None) -> str | None:

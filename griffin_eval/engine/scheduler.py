@@ -128,15 +128,15 @@ class Scheduler:
             self._closing = True
             self._changed.notify()
 
-    def cancel_all(self) -> int:
-        """Ends all requests; gives how many there were."""
+    def cancel_all(self) -> list[Request]:
+        """Ends all requests; gives those that there were."""
         with self._changed:
             left = [*self._added, *self._waiting, *self._running()]
             for request in left:
                 request.cancelled = True
             self._cancels = True
             self._changed.notify()
-        return len(left)
+        return left
 
     def close(self) -> None:
         """Takes no more requests, answers those that are there, and ends the thread."""

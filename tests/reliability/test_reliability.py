@@ -1,4 +1,5 @@
-"""A few of the kills and a short soak; `make kills` and `make soak` have hours of them."""
+"""A few of the kills and short soaks; `make kills`, `make soak` and `make soak-serve` have hours
+of them."""
 
 import importlib.util
 import os
@@ -39,6 +40,15 @@ def test_flipped_bits_are_silent_in_other_libraries_and_not_here():
         assert int(refused) + int(without) + int(silent) == int(count) == 20, name
         assert reader != "griffin-eval" or silent == "0"
     assert any(int(row[-1]) for row in rows)
+
+
+@pytest.mark.slow
+def test_many_clients_of_one_server_lose_nothing(tmp_path):
+    """Whether memory grows, the sixth line, half a minute cannot tell."""
+    done = run("soak_serve.py", *("--minutes", "0.5", "--clients", "50", "--out", str(tmp_path)))
+    lines = done.stdout.splitlines()
+    assert len(lines) == 8, done.stdout + done.stderr
+    assert all(line.startswith("ok: ") for line in (*lines[:5], *lines[6:])), done.stdout
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import openai
 import pytest
+import torch
+from adapters import load_adapted, load_base, logits, write_adapter
 from programs import griffin_eval
 
 import griffin_eval as package
@@ -31,13 +33,13 @@ BOOK = "Judith Hoffman: 8118401194\nIsaac Li: 6247546817\nConnie Mason: 93094566
 class Server:
     """A server at a free port, and plain requests to it."""
 
-    def __init__(self, *options, key=None):
+    def __init__(self, *options, key=None, model=MODEL):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.url, self.key = f"http://127.0.0.1:{port}", key
         program = Path(sys.executable).with_name("griffin-eval")
-        command = [program, "serve", MODEL, "--port", port, "--served-model-name", "bytes"]
+        command = [program, "serve", model, "--port", port, "--served-model-name", "bytes"]
         self.process = subprocess.Popen(
             [*map(str, command), *map(str, options)], stderr=subprocess.PIPE, text=True
         )
@@ -384,6 +386,11 @@ def test_limits(state):
         assert server.get("/v1/completions", {"prompt": "a" * 3000})[0] == 413
         status, answer = server.get("/v1/completions", {"prompt": ["a"] * 3})
         assert status == 429 and answer["error"]["type"] == "rate_limit_error"
+        with pytest.raises(openai.RateLimitError) as limited:
+            openai.OpenAI(
+                base_url=f"{server.url}/v1", api_key="a secret", max_retries=0
+            ).completions.create(model="bytes", prompt=["a"] * 3)
+        assert int(limited.value.response.headers["Retry-After"]) > 0
         server.key = "another"
         assert server.get("/v1/models")[0] == 401
         assert server.get("/v1/completions", {"prompt": "a"})[0] == 401
@@ -393,6 +400,47 @@ def test_limits(state):
         server.close()
     refused = griffin_eval("serve", MODEL, "--host", "0.0.0.0")
     assert refused.returncode == 2 and "--api-key" in refused.stderr
+
+
+def test_a_request_that_takes_too_long():
+    server = Server("--framework", "torch", "--timeout", 0.3)
+    try:
+        body = {"prompt": "a", "max_tokens": 10**6}
+        status, answer = server.get("/v1/completions", body)
+        assert status == 504 and answer["error"]["type"] == "api_error"
+        assert "0.3 seconds" in answer["error"]["message"]
+        streamed = server.get("/v1/completions", body | {"stream": True})[1]
+        last = [line for line in streamed.splitlines() if line][-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == 504
+        server.wait_for("unfinished", 0)
+    finally:
+        server.close()
+
+
+def test_an_adapter_is_merged(tmp_path):
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    assert griffin_eval("convert", MODEL, base, "--to", "hf").returncode == 0
+    write_adapter(adapter, base, r=4, target_modules=["linear_y", "q_proj"])
+    ids = [257, *b"abcab"]
+    server = Server("--framework", "torch", "--dtype", "float32", "--adapter", adapter, model=base)
+    try:
+        body = {"prompt": ids, "max_tokens": 1, "echo": True, "logprobs": 1}
+        choice = server.get("/v1/completions", body)[1]["choices"][0]
+    finally:
+        server.close()
+    places, tokens = np.arange(len(ids) - 1), np.array([ids])
+    found = choice["logprobs"]["token_logprobs"][1 : len(ids)]
+    adapted, plain = (
+        logits(model, tokens)[0]
+        for model in (load_adapted(base, adapter, torch.float32), load_base(base, torch.float32))
+    )
+    # The merged weights are in the base's bfloat16.
+    np.testing.assert_allclose(found, normalised(adapted)[places, ids[1:]], atol=1e-2)
+    assert np.abs(normalised(plain)[places, ids[1:]] - found).max() > 0.1
+
+
+def normalised(scores):
+    return scores - np.log(np.exp(scores).sum(-1, keepdims=True))
 
 
 # Those who leave
@@ -427,7 +475,8 @@ def test_an_interrupt_names_what_was_cut():
         server.wait_for("generating", 1)
         said = server.close()
         assert asked.result() is None or asked.result()[0] >= 500
-    assert "cut off" in said and "Traceback" not in said
+    assert re.search(r"cut off: 1 requests .*\(2 tokens, \d+ of 1000000 new\)", said), said
+    assert "Traceback" not in said
 
 
 def test_the_benchmark_measures_both():
