@@ -12,6 +12,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as Http
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -243,11 +244,14 @@ class _Server:
         """
         self._check_key(http)
         parts, size = [], 0
-        async for part in http.stream():
-            parts.append(part)
-            size += len(part)
-            if size > self._options.max_body:
-                raise Refused(f"the body has more than {self._options.max_body} bytes", 413)
+        try:
+            async for part in http.stream():
+                parts.append(part)
+                size += len(part)
+                if size > self._options.max_body:
+                    raise Refused(f"the body has more than {self._options.max_body} bytes", 413)
+        except ClientDisconnect:
+            raise Refused("the client has gone", 499) from None
         try:
             body = json.loads(b"".join(parts))
         except (ValueError, RecursionError) as error:

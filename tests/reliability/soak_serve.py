@@ -201,9 +201,7 @@ async def soak(given: argparse.Namespace, folder: Path) -> list[tuple[bool, str]
         process = await asyncio.create_subprocess_exec(
             *map(str, (program, "serve", CHECKPOINT, *options, "--timeout", 600)), stderr=log
         )
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    address = f"http://127.0.0.1:{port}"
-    async with httpx.AsyncClient(base_url=address, timeout=600, limits=limits) as http:
+    async with connected(f"http://127.0.0.1:{port}") as http:
         while True:
             if process.returncode is not None:
                 sys.exit((folder / "log").read_text())
@@ -223,25 +221,31 @@ async def soak(given: argparse.Namespace, folder: Path) -> list[tuple[bool, str]
     return checks
 
 
+def connected(address: str) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    return httpx.AsyncClient(base_url=address, timeout=600, limits=limits)
+
+
 async def with_clients(given: argparse.Namespace, server: Server) -> list[tuple[bool, str]]:
-    counts, http = Counter[str](), server.http
-    alone = Client(http, 0, counts, None)
+    counts = Counter[str]()
+    alone = Client(server.http, 0, counts, None)
     await alone.answer_to_known()  # which reads what later ones find
     expected = await alone.answer_to_known()
     started, samples = time.monotonic(), list[Sample]()
     idle, compiled = server.sample(started), await server.metric("compilations_total")
     end = started + 60 * given.minutes
-    clients = [Client(http, 1 + n, counts, expected) for n in range(given.clients)]
-    tasks = [asyncio.create_task(client.run(end)) for client in clients]
     with (given.out / f"serve_{given.framework}.csv").open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(Sample._fields)
-        while (left := end - time.monotonic()) > 0:
-            await asyncio.sleep(min(EVERY, left))
-            samples.append(server.sample(started))
-            table.writerow(samples[-1])
-            file.flush()
-    await asyncio.gather(*tasks)
+        async with connected(str(server.http.base_url)) as theirs:
+            clients = [Client(theirs, 1 + n, counts, expected) for n in range(given.clients)]
+            tasks = [asyncio.create_task(client.run(end)) for client in clients]
+            while (left := end - time.monotonic()) > 0:
+                await asyncio.sleep(min(EVERY, left))
+                samples.append(server.sample(started))
+                table.writerow(samples[-1])
+                file.flush()
+            await asyncio.gather(*tasks)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         unfinished, generating = [await server.metric(n) for n in ("unfinished", "generating")]

@@ -460,6 +460,17 @@ def test_a_client_that_goes_away_frees_its_row(server):
         server.wait_for("unfinished", 0)
 
 
+def test_a_client_that_goes_away_before_its_body_has_come():
+    server = Server("--framework", "torch")
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\n"
+        connection.sendall(head.encode() + b'{"prompt"')
+        time.sleep(0.5)
+    assert server.get("/v1/completions", {"prompt": "a", "max_tokens": 1})[0] == 200
+    assert "Traceback" not in server.close()
+
+
 def test_an_interrupt_names_what_was_cut():
     server = Server("--framework", "torch")
     with ThreadPoolExecutor() as threads:
