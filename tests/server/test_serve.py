@@ -310,10 +310,38 @@ def test_chat_of_a_model_without_a_template(tmp_path, griffin):
         assert answer.message.content == same.choices[0].text
         assert len(answer.logprobs.content) == 11
         assert all(len(token.top_logprobs) == 2 for token in answer.logprobs.content)
+        assert_helmet_is_answered(client, messages)
         parts = client.chat.completions.create(**whole, stream=True)
         assert "".join(p.choices[0].delta.content or "" for p in parts) == answer.message.content
     finally:
         server.close()
+
+
+def assert_helmet_is_answered(client, messages):
+    """As ``TgiVllmModel`` of HELMET's model_utils.py asks (``--use_tgi_or_vllm_serving``), from 32
+    threads, and the fields that it reads."""
+
+    def ask(stop):
+        return client.chat.completions.create(
+            model="bytes",
+            messages=messages,
+            max_tokens=12,
+            temperature=0.0,
+            top_p=1.0,
+            stop=stop,
+            seed=42,
+        )
+
+    with ThreadPoolExecutor(32) as threads:
+        answers = [*threads.map(ask, [None, ["\n", "\n\n"]] * 16)]
+    for number, answer in enumerate(answers):
+        text = answer.choices[0].message.content
+        assert text.rstrip("\n") == " 6247546817" and ("\n" in text) is not number % 2
+        assert answer.usage.prompt_tokens == 1 + len(
+            "".join(f"\n\n{one['content']}" for one in messages).strip().encode()
+        )
+        assert answer.usage.completion_tokens in (11, 12) and answer.usage.total_tokens
+        assert answer.system_fingerprint is None
 
 
 # Other addresses
