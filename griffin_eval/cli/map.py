@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from griffin_eval.converters.checkpoint import Checkpoint
     from griffin_eval.intervals import Estimate
 
+PAIRS = 32  # of a task
 LENGTHS = {"phonebook": 20, "passkey": 1024, "induction_heads": 256}  # by task
 
 
@@ -29,14 +30,21 @@ LENGTHS = {"phonebook": 20, "passkey": 1024, "induction_heads": 256}  # by task
 def causal_map(
     checkpoint: Annotated[str, typer.Argument(help="Folder, .pt file or hub id.")],
     task: Annotated[
-        str, typer.Option(help="Task of the pairs: phonebook, passkey or induction_heads.")
-    ] = "phonebook",
-    pairs: Annotated[int, typer.Option(help="Number of pairs of documents.", min=1)] = 32,
+        str | None,
+        typer.Option(
+            help="Task of the pairs: phonebook, which is the default, passkey or induction_heads."
+        ),
+    ] = None,
+    pairs: Annotated[
+        int | None, typer.Option(help="Number of pairs of documents; 32 by default.", min=1)
+    ] = None,
     length: Annotated[
         int | None,
         typer.Option(help="Entries of a phonebook, or tokens of a document of other tasks.", min=4),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the pairs.", min=0)] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the pairs; 0 by default.", min=0)
+    ] = None,
     text: Annotated[
         Path | None, typer.Option(help="UTF-8 file with a document of your own; one pair.")
     ] = None,
@@ -68,6 +76,11 @@ def causal_map(
     from griffin_eval.analysis.causal_map import components, distances_of
 
     check_figures_folder(output)
+    of_tasks = {"--task": task, "--pairs": pairs, "--length": length, "--seed": seed}
+    given = [name for name, value in of_tasks.items() if value is not None]
+    if text is not None and given:
+        raise ArgumentError(f"a text of your own is one pair: leave out {', '.join(given)}")
+    task = "phonebook" if task is None else task
     if task not in LENGTHS:
         raise ArgumentError(
             f"unknown --task {task!r}: expected {', '.join(LENGTHS)}{did_you_mean(task, LENGTHS)}"
@@ -82,7 +95,7 @@ def causal_map(
     else:
         size = LENGTHS[task] if length is None else length
         name = f"{task} of {size} {'entries' if task == 'phonebook' else 'tokens'}"
-        drawn = _drawn(opened, task, pairs, size, seed)
+        drawn = _drawn(opened, task, pairs or PAIRS, size, seed or 0)
     parts, distances = components(opened.config, groups=groups), distances_of(drawn)
     half_lives = _half_lives(opened, drawn[0], framework, device)
     effects = _measure(opened, drawn, parts, distances, framework, dtype, device)

@@ -212,6 +212,7 @@ def test_facts_that_cannot_be_compared_are_refused(shipped, text, fact, instead,
         ("bytes_griffin", ["--task", "induction_heads"], "models of the paper's 16 symbols"),
         ("induction_heads_hawk", [], "take[s]? --task induction_heads"),
         ("bytes_griffin", ["--fact", "red"], "add --text, --instead, --question"),
+        ("bytes_griffin", ["--text", "a", "--pairs", "3", "--seed", "0"], "out --pairs, --seed"),
     ],
 )
 def test_what_cannot_be_mapped_is_refused_in_a_sentence(shipped, model, arguments, said):
