@@ -101,15 +101,19 @@ def read_queue(path: Path) -> list[Order]:
     return list(orders.values())
 
 
-def command(settings: Mapping[str, Any], steps: int) -> str:
+def command(settings: Mapping[str, Any], steps: int, until: float | None = None) -> str:
     """The command that makes a run again, but for its output.
 
     Args:
         settings: the contents of its ``run.json``.
         steps: that it took.
+        until: the accuracy that ended it, or was to end it.
     """
     stored, seed = settings["recipe"], settings["seed"]
     given: dict[str, Any] = {"model": settings["model"], "seed": seed, "steps": steps}
+    if "steps" in stored:  # which its learning rates depend on, however early it ended
+        given["steps"] = stored["steps"]
+        given |= {} if until is None else {"until": until}
     given |= {name: stored[name] for name in ("length", "learning_rate")}
     default = Run(recipe=recipe_named(stored["name"]), model="griffin", seed=0).settings()["recipe"]
     changed = {name: value for name, value in stored.items() if value != default.get(name, value)}

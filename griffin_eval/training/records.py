@@ -29,22 +29,29 @@ def record(order: Order) -> dict[str, Any]:
 
     Returns:
         ``name``, of the run's folder and the one above; ``command`` that makes it again;
-        ``settings`` as in its ``run.json``; ``until``, the accuracy that was to end it; ``curves``,
-        lists with an element for each test; and ``last``, the whole last line of metrics.
+        ``settings`` as in its ``run.json``, ``from`` by such a name; ``until``, the accuracy that was
+        to end it; ``curves``, lists with an element for each test; and ``last``, the whole last line
+        of metrics.
     """
     lines = read_metrics(order.folder / METRICS_FILE)
     settings = order.run.settings()
+    if "from" in settings:
+        settings["from"] = _name(Path(settings["from"]))
     curves = {
         name: [round(line[name], DIGITS) for line in lines] for name in CURVES if name in lines[-1]
     }
     return {
-        "name": "/".join(order.folder.parts[-2:]),
-        "command": command(settings, lines[-1]["step"]),
+        "name": _name(order.folder),
+        "command": command(settings, lines[-1]["step"], order.until),
         "settings": settings,
         "until": order.until,
         "curves": curves,
         "last": lines[-1],
     }
+
+
+def _name(folder: Path) -> str:
+    return "/".join(folder.parts[-2:])
 
 
 def state(order: Order) -> tuple[str, bool]:

@@ -259,6 +259,13 @@ def test_the_command_of_a_run_makes_the_same_run():
         assert read_order(again).run == run
 
 
+def test_the_command_of_a_run_that_ended_early_has_its_whole_schedule():
+    settings = read_order(ORDER | {"schedule": "falling", "steps": 4500}).run.settings()
+    assert "--steps 4500 --until 0.99" in command(settings, 4400, 0.99)
+    settings = read_order(ORDER | {"schedule": "constant", "steps": 4500}).run.settings()
+    assert "--steps 4400" in command(settings, 4400, 0.99)
+
+
 def json_or_text(value: str):
     try:
         return json.loads(value)
