@@ -29,9 +29,9 @@ def record(order: Order) -> dict[str, Any]:
 
     Returns:
         ``name``, of the run's folder and the one above; ``command`` that makes it again;
-        ``settings`` as in its ``run.json``, ``from`` by such a name; ``until``, the accuracy that was
-        to end it; ``curves``, lists with an element for each test; and ``last``, the whole last line
-        of metrics.
+        ``settings`` as in its ``run.json``, ``from`` by such a name; ``until``, the accuracy that
+        was to end it; ``curves``, lists with an element for each test; and ``last``, the whole
+        last line of metrics.
     """
     lines = read_metrics(order.folder / METRICS_FILE)
     settings = order.run.settings()
