@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from griffin_eval.converters.codecs import bitsandbytes
+from griffin_eval.converters.codecs import bitsandbytes, mlx
 from griffin_eval.converters.codecs.quantised import Dequantised
 from griffin_eval.converters.configs.huggingface import CONFIG_FILE
 from griffin_eval.converters.containers.container import Container
@@ -11,7 +11,6 @@ from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import read_json
 from griffin_eval.messages import brief
 
-_CODECS = (bitsandbytes.find,)
 # Other kinds: what config.json calls them, and the ends of names that tensors of them alone have.
 _REFUSED = {
     "gptq": ("GPTQ", (".g_idx",)),
@@ -34,16 +33,14 @@ def decoded(container: Container, folder: Path) -> Container:
     """
     stated = _stated(folder)
     refuse(container, stated, folder)
-    for find in _CODECS:
-        decoding = find(container)
-        if decoding is not None:
-            return Dequantised(container, decoding)
-    if stated:
+    decoding = bitsandbytes.find(container)
+    decoding = decoding or mlx.find(container, stated, str(folder / CONFIG_FILE))
+    if stated and (decoding is None or not decoding.parameters):
         raise CheckpointError(
-            f"{folder / CONFIG_FILE}: quantization_config is {brief(stated)}, but no tensor is "
-            "quantised: remove it from the file if the weights were dequantised"
+            f"{folder / CONFIG_FILE} says that weights are quantised ({brief(stated)}), but no "
+            "tensor is: remove that from the file if they were dequantised"
         )
-    return container
+    return container if decoding is None else Dequantised(container, decoding)
 
 
 def refuse(container: Container, stated: dict[str, Any], folder: Path) -> None:
@@ -61,17 +58,19 @@ def refuse(container: Container, stated: dict[str, Any], folder: Path) -> None:
     if kinds or method != "bitsandbytes":
         raise CheckpointError(
             f"{folder} is quantised with {kinds[0] if kinds else brief(method)}, which is not "
-            "read (bitsandbytes is): dequantise it with its own library, or take the checkpoint "
-            "that it was made from"
+            "read (bitsandbytes and MLX are): dequantise it with its own library, or take the "
+            "checkpoint that it was made from"
         )
 
 
 def _stated(folder: Path) -> dict[str, Any]:
-    """What config.json says of quantisation."""
+    """What config.json says of quantisation; MLX has a key of its own for that."""
     path = folder / CONFIG_FILE
-    stated = read_json(path).get("quantization_config") if path.is_file() else None
-    if not stated:
-        return {}
-    if not isinstance(stated, dict):
-        raise CheckpointError(f"{path}: quantization_config is {brief(stated)}, expected an object")
-    return stated
+    raw = read_json(path) if path.is_file() else {}
+    for key in ("quantization", "quantization_config"):
+        stated = raw.get(key)
+        if stated and not isinstance(stated, dict):
+            raise CheckpointError(f"{path}: {key} is {brief(stated)}, expected an object")
+        if stated:
+            return stated
+    return {}

@@ -1,5 +1,6 @@
 """Quantised checkpoints read, against the libraries that quantise them."""
 
+import dataclasses
 import json
 import shutil
 import warnings
@@ -16,6 +17,7 @@ from quantised import (
     bitsandbytes_weights,
     load_bitsandbytes,
     write_bitsandbytes,
+    write_mlx,
 )
 from safetensors.torch import load_file, save_file
 from slow import fast
@@ -34,6 +36,14 @@ from griffin_eval.errors import CheckpointError
 def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("base")
     write_base(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A base with rows of 64 elements."""
+    folder = tmp_path_factory.mktemp("wide")
+    write_base(folder, dataclasses.replace(BASE, width=64, lru_width=64))
     return folder
 
 
@@ -199,6 +209,94 @@ def test_adapters_of_a_quantised_base(written, tmp_path, kind):
     assert relative_error(found, logits(unmerged.eval(), ids)) < 5e-5
 
 
+MLX = [(bits, group, "bfloat16") for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64)]
+
+
+@pytest.mark.parametrize("bits, group, dtype", [*MLX, (4, 32, "float16"), (6, 32, "float32")])
+def test_weights_are_those_that_mlx_dequantises(wide, tmp_path, bits, group, dtype):
+    expected = write_mlx(tmp_path / "mlx", wide, dtype, bits, group)
+    checkpoint = Checkpoint(tmp_path / "mlx")
+    assert checkpoint.dtypes.keys() == expected.keys()
+    assert set(checkpoint.dtypes.values()) == {dtype}
+    for name, value in expected.items():
+        for nbytes in (1, 300, 1 << 20):
+            found = np.concatenate(list(checkpoint.pieces(name, nbytes)))
+            assert found.shape == value.shape, name
+            assert np.array_equal(found.view(np.uint8), value.view(np.uint8)), name
+        assert np.array_equal(checkpoint.numpy(name).view(np.uint8), value.view(np.uint8)), name
+    parameters = checkpoint.container.decoding.parameters
+    assert any("linear" in name or "proj" in name for name in parameters)
+    width = 32 if dtype == "float32" else 16
+    assert {checkpoint.container.bits(name) for name in parameters} == {bits + 2 * width / group}
+
+
+def test_commands_with_a_checkpoint_of_mlx(base, tmp_path):
+    write_mlx(tmp_path / "mlx", base, "bfloat16", 4, 32)
+    facts = json.loads(run("inspect", tmp_path / "mlx", "--json"))
+    assert facts["quantised"]["schemes"]["MLX affine, 4 bits in groups of 32"]["bits"] == 5
+    run("convert", tmp_path / "mlx", tmp_path / "out", "--to", "hf")
+    assert "are the same bit for bit" in run("verify", tmp_path / "mlx", tmp_path / "out")
+    assert "quantization" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    load_base(tmp_path / "out")
+
+
+def settings(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization"] |= changes
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_modules_with_bits_of_their_own(base, tmp_path):
+    expected = write_mlx(tmp_path / "mlx", base, "float16", 8, 32)
+    settings(tmp_path / "mlx", bits=4, **{module: {"bits": 8} for module in modules(tmp_path)})
+    checkpoint = Checkpoint(tmp_path / "mlx")
+    for name, value in expected.items():
+        assert np.array_equal(checkpoint.numpy(name), value)
+
+
+def modules(root):
+    names = load_file(root / "mlx" / "model.safetensors")
+    return [name.removesuffix(".scales") for name in names if name.endswith(".scales")]
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"bits": 8}, "scales of shape|no groups of"),
+        ({"bits": 7}, "has bits 7 in the config"),
+        ({"bits": None}, "has bits None in the config"),
+        ({"group_size": 64}, "scales of shape|no groups of"),
+        ({"group_size": 0}, "has group_size 0"),
+        ({"group_size": -32}, "has group_size -32"),
+        ({"mode": "mxfp4"}, "in the mode 'mxfp4', and only 'affine' is read"),
+    ],
+)
+def test_settings_of_mlx_that_do_not_fit(base, tmp_path, changes, message):
+    write_mlx(tmp_path / "mlx", base, "float16", 4, 32)
+    settings(tmp_path / "mlx", **changes)
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint(tmp_path / "mlx")
+    run("inspect", tmp_path / "mlx", code=1)
+
+
+@pytest.mark.parametrize(
+    "part, value, message",
+    [
+        ("biases", None, "has scales, but no biases"),
+        ("scales", None, "is U32"),
+        ("biases", torch.zeros(32, 1), "has biases of float32"),
+        ("biases", torch.zeros(31, 1).half(), r"has biases of shape \(31, 1\), expected \(32, 1\)"),
+        ("weight", torch.zeros(32, 4), "is float32, .32, 4., expected a matrix of U32"),
+        ("weight", torch.zeros(32, 5, dtype=torch.uint32), "has rows of 160 bits, no groups"),
+        ("weight", torch.zeros(32, 8, dtype=torch.uint32), "has scales of shape"),
+    ],
+)
+def test_damaged_parts_of_mlx_are_named(base, tmp_path, part, value, message):
+    write_mlx(tmp_path / "mlx", base, "float16", 4, 32)
+    change = without(f"{X}.{part}") if value is None else put(f"{X}.{part}", value)
+    expect_refusal(tmp_path / "mlx", tmp_path, change, message)
+
+
 X = "model.layers.0.temporal_block.linear_x"
 STATE = f"{X}.weight.quant_state.bitsandbytes__nf4"
 
@@ -292,7 +390,7 @@ def expect_refusal(source, tmp_path, change, message):
         ({"quant_method": "compressed-tensors"}, "with compressed-tensors"),
         ({"quant_method": "hqq"}, "with 'hqq', which is not read"),
         ({"quant_method": ["awq"]}, r"with \['awq'\], which is not read"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "but no tensor is quantised"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "but no tensor is: remove that"),
         ([4], r"quantization_config is \[4\], expected an object"),
     ],
 )

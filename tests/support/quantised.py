@@ -1,5 +1,6 @@
 """Quantised copies of a tiny model, written by the libraries that ours are compared with."""
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -67,3 +68,44 @@ def bitsandbytes_weights(folder: Path) -> dict[str, torch.Tensor]:
 def bits(tensor: torch.Tensor) -> np.ndarray:
     """The bytes of a tensor, in its shape with one more axis."""
     return tensor.contiguous()[..., None].view(torch.uint8).numpy()
+
+
+def write_mlx(folder: Path, base: Path, dtype: str, bits: int, group: int) -> dict[str, np.ndarray]:
+    """A checkpoint as ``mlx_lm.convert`` writes one: every linear map and the embedding in so many
+    bits, where groups divide its rows, and the taps of convolutions last but one.
+
+    Returns:
+        Every parameter as MLX dequantises it, by canonical name.
+    """
+    mx = pytest.importorskip("mlx.core", reason="mlx is not installed")
+    folder.mkdir()
+    tensors, expected = {}, {}
+    for name, array in mx.load(str(base / "model.safetensors")).items():
+        array = array.astype(getattr(mx, dtype))
+        if array.ndim == 2 and "rg_lru" not in name and array.shape[1] % group == 0:
+            packed = mx.quantize(array, group_size=group, bits=bits)
+            module = name.removesuffix(".weight")
+            tensors |= {
+                f"{module}.{part}": value
+                for part, value in zip(("weight", "scales", "biases"), packed, strict=True)
+            }
+            array = mx.dequantize(*packed, group_size=group, bits=bits)
+        else:
+            tensors[name] = array.moveaxis(2, 1) if "conv_1d.weight" in name else array
+        expected[name] = _of_mlx(array, dtype)
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors, {"format": "mlx"})
+    settings = {"group_size": group, "bits": bits, "mode": "affine"}
+    config = json.loads((base / "config.json").read_text())
+    config |= {"quantization": settings, "quantization_config": settings}
+    (folder / "config.json").write_text(json.dumps(config))
+    return expected
+
+
+def _of_mlx(array: Any, dtype: str) -> np.ndarray:
+    """An array of MLX, bit for bit."""
+    import ml_dtypes
+    import mlx.core as mx
+
+    if dtype == "bfloat16":
+        return np.array(array.view(mx.uint16)).view(ml_dtypes.bfloat16)
+    return np.array(array)
