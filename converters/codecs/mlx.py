@@ -127,7 +127,10 @@ class _Affine(Quantised):
             numbers[:, i] = words >> np.uint64(i * bits) & np.uint64((1 << bits) - 1)
         dtype = numpy_dtype(self.dtype)
         with np.errstate(all="ignore"):  # what is not finite is counted later
-            values = numbers.reshape(-1, self._group).astype(dtype)
-            values *= scales.reshape(-1, 1)
-            values += biases.reshape(-1, 1)
-        return values.reshape(-1)[start - first * columns : stop - first * columns]
+            # Wide enough that to round its results gives what the dtype's own arithmetic gives.
+            values = numbers.reshape(-1, self._group).astype(np.float32)
+            values *= scales.reshape(-1, 1).astype(np.float32)
+            values = values.astype(dtype).astype(np.float32)
+            values += biases.reshape(-1, 1).astype(np.float32)
+            flat = values.reshape(-1)[start - first * columns : stop - first * columns]
+            return flat.astype(dtype)
