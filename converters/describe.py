@@ -1,10 +1,13 @@
 """The facts of an inspected checkpoint as plain data."""
 
 import dataclasses
+import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from griffin_eval.converters.arrays.dtypes import ITEM_BYTES
+from griffin_eval.converters.codecs.quantised import Dequantised
 from griffin_eval.converters.inspection import Inspection
 from griffin_eval.converters.output.manifest import checksums
 from griffin_eval.converters.source.companions import tokenizer_folder
@@ -17,10 +20,13 @@ def describe(inspection: Inspection) -> dict[str, Any]:
     """The facts that ``griffin-eval inspect`` prints, ready for JSON.
 
     Keys: ``format``, ``layout``, ``parameters``, ``parameters_without_embedding``, ``dtypes`` (how
-    many parameters are stored in each), ``tokenizer`` (files), ``left_out``, ``notes``, ``config``
-    and ``config_from`` (where each field is from; both have None where nothing says it),
-    ``checksums`` (what the weights can be checked against, in words), ``tensors`` (all there are:
-    name, shape, dtype, parameters), ``warnings`` and ``problems``.
+    many parameters are stored in each; of quantised ones, what they are dequantised in),
+    ``quantised`` (``schemes``: by how it is stored, how many parameters, of how many elements and
+    bits an element, scales included; ``left_alone``: names of other tensors; None if nothing is
+    quantised), ``tokenizer`` (files), ``left_out``, ``notes``, ``config`` and ``config_from``
+    (where each field is from; both have None where nothing says it), ``checksums`` (what the
+    weights can be checked against, in words), ``tensors`` (all there are: name, shape, dtype,
+    parameters), ``warnings`` and ``problems``.
     """
     holds: dict[str, list[str]] = {}
     for binding in inspection.bindings:
@@ -61,6 +67,7 @@ def describe(inspection: Inspection) -> dict[str, Any]:
         "parameters_without_embedding": inspection.config
         and parameter_count(inspection.config, embedding=False),
         "dtypes": dict(Counter(stored.values() or (t["dtype"] for t in tensors))),
+        "quantised": _quantised(inspection, holds),
         "tokenizer": sorted(p.name for p in tokenizer_folder(inspection.folder).glob("tokenizer*")),
         "checksums": known or "none: unchecked",
         "left_out": inspection.left_out,
@@ -71,6 +78,30 @@ def describe(inspection: Inspection) -> dict[str, Any]:
         "warnings": warnings,
         "problems": list(inspection.problems),
     }
+
+
+def _quantised(inspection: Inspection, holds: Mapping[str, Sequence[str]]) -> dict | None:
+    """How the quantised parameters are stored, and the names of those that are not, without
+    numbers of layers.
+
+    Args:
+        inspection: of the checkpoint.
+        holds: by tensor, the parameters in it.
+    """
+    container = inspection.container
+    if not isinstance(container, Dequantised) or not container.decoding.parameters:
+        return None
+    schemes: dict[str, dict[str, Any]] = {}
+    for name, parameter in container.decoding.parameters.items():
+        found = schemes.setdefault(parameter.scheme, {"parameters": 0, "elements": 0, "bits": 0.0})
+        found["parameters"] += 1
+        found["elements"] += parameter.size
+        found["bits"] += container.bits(name) * parameter.size
+    for found in schemes.values():
+        found["bits"] = round(found["bits"] / max(1, found["elements"]), 3)
+    alone = [name for name in holds if name not in container.decoding.parameters]
+    kinds = dict.fromkeys(re.sub(r"\.[0-9]+\.", ".*.", name) for name in alone)
+    return {"schemes": schemes, "left_alone": list(kinds)}
 
 
 def describe_split(facts: dict[str, Any], inspection: Inspection, devices: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.adapters.adapter import refuse_lone_adapter
+from griffin_eval.converters.codecs.decode import decoded
 from griffin_eval.converters.configs.from_shapes import (
     UNSEEN,
     ask_for,
@@ -105,6 +106,8 @@ def inspect(path: Path, overrides: Overrides = NO_OVERRIDES) -> Inspection:
         left_out=dict(container.left_out),
     )
     try:
+        container = decoded(container, known.folder)
+        known = dataclasses.replace(known, container=container, layout=container.describe())
         naming = find_naming(known, kind, names)
         known = dataclasses.replace(
             known,

@@ -110,8 +110,6 @@ def to_griffin_config(raw: dict[str, Any], *, source: str) -> GriffinConfig:
     ):
         if raw.get(key, expected) != expected:
             problems.append(f"{key} must be {field} ({expected}), found {brief(raw[key])}")
-    if raw.get("quantization_config"):
-        problems.append("quantization_config is set, but quantized checkpoints are not supported")
 
     fields["block_pattern"] = pattern = _block_pattern(raw, problems)
     if fields["num_layers"] > 100 * len(pattern):

@@ -66,11 +66,19 @@ def _print_facts(facts: dict[str, Any]) -> None:
         "problems",
         "left_out",
         "notes",
+        "quantised",
         "split",
     )
     for name, value in facts.items():
         if name not in apart:
             line(f"{name}: {'unknown' if value is None else value}")
+    if quantised := facts.get("quantised"):
+        for scheme, found in quantised["schemes"].items():
+            line(
+                f"quantised: {found['parameters']} parameters with {found['elements']:,} elements, "
+                f"{scheme}: {found['bits']:.2f} bits an element"
+            )
+        line(f"not quantised: {', '.join(quantised['left_alone']) or 'nothing'}")
     for name, value in facts.get("config", {}).items():
         origin = facts["config_from"][name]
         line(f"{name}: {'unknown' if origin is None else f'{value} ({origin})'}")

@@ -223,7 +223,6 @@ def test_spellings(changes, fields):
         ({"attention_bias": 0}, "attention_bias must be False, found 0"),
         ({"tie_word_embeddings": None}, "tie_word_embeddings must be true or false, found None"),
         ({"embeddings_scale_by_sqrt_dim": False}, "transformers scales embeddings all the same"),
-        ({"quantization_config": {"bits": 4}}, "quantized checkpoints are not supported"),
         ({"logits_soft_cap": 0.0}, "logits_soft_cap must be a positive, finite number, found 0.0"),
         ({"logits_soft_cap": None}, "logits_soft_cap must be"),
         ({"logits_soft_cap": {"__float__": "Infinity"}}, "logits_soft_cap must be"),

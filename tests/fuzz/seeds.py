@@ -1,5 +1,6 @@
 """Whole checkpoints, tokenizers and tables of names, which the fuzzer damages."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -35,7 +36,46 @@ def write_seeds(root: Path) -> None:
     _write_names(made / "deepmind-torch", root / "names")
     _write_tokenizers(root)
     _write_adapter(made / "source", root / "adapter")
+    _write_quantised(made / "source", root)
     shutil.rmtree(made)
+
+
+def _write_quantised(base: Path, root: Path) -> None:
+    """Quantised copies of a base, as far as their libraries are installed."""
+    from importlib.util import find_spec
+
+    if find_spec("bitsandbytes") is not None:
+        import torch
+        from bitsandbytes import functional
+        from safetensors.torch import load_file, save_file
+
+        in_4, in_8 = {}, {}
+        for name, value in load_file(base / "model.safetensors").items():
+            in_4[name] = in_8[name] = value
+            if value.ndim == 2 and name.endswith(".weight") and "embed" not in name:
+                packed, state = functional.quantize_4bit(
+                    value, blocksize=64, compress_statistics="mlp" in name, quant_type="nf4"
+                )
+                parts = state.as_dict(packed=True)
+                in_4[name] = packed
+                in_4 |= {f"{name}.{part}": part_value for part, part_value in parts.items()}
+                packed, scale, _ = functional.int8_vectorwise_quant(value.half())
+                in_8[name], in_8[f"{name.removesuffix('weight')}SCB"] = packed, scale
+                form = f"{name.removesuffix('weight')}weight_format"
+                in_8[form] = torch.zeros((), dtype=torch.uint8)
+        for folder, tensors in ((root / "bitsandbytes-4", in_4), (root / "bitsandbytes-8", in_8)):
+            folder.mkdir()
+            save_file(tensors, folder / "model.safetensors")
+            shutil.copy(base / "config.json", folder)
+    if find_spec("mlx") is not None:
+        from adapters import write_base
+        from parity import BASE
+        from quantised import write_mlx
+
+        config = dataclasses.replace(BASE, vocab_size=11, num_layers=2)
+        config = dataclasses.replace(config, block_pattern=("recurrent", "local_attention"))
+        write_base(base.parent / "wide", config)
+        write_mlx(root / "mlx", base.parent / "wide", "bfloat16", 3, 32)
 
 
 def _write_adapter(base: Path, folder: Path) -> None:

@@ -148,6 +148,61 @@ def with_adapter(source: Path, out: Path) -> None:
                 expect_bits(merged.get_tensor(name), base.get_tensor(name))
 
 
+def same_as_bitsandbytes(source: Path, out: Path) -> None:
+    """Dequantises, and compares with bitsandbytes, whose own code trusts what it is given."""
+    import torch
+    from bitsandbytes import functional
+    from safetensors.torch import load_file
+
+    convert(source, out)
+    stored, ours = load_file(source / "model.safetensors"), load_file(out / "model.safetensors")
+    for name, found in ours.items():
+        packed = stored[name]
+        parts = {k[len(name) + 1 :]: v for k, v in stored.items() if k.startswith(f"{name}.")}
+        scale = stored.get(f"{name.removesuffix('weight')}SCB")
+        if parts:
+            state = functional.QuantState.from_dict(parts, torch.device("cpu"))
+            packed = functional.dequantize_4bit(packed, state)
+        elif scale is not None:
+            packed = functional.int8_vectorwise_dequant(packed, scale)
+        expect_same_numbers(found, packed)
+
+
+def same_as_mlx(source: Path, out: Path) -> None:
+    """Dequantises, and compares with MLX's formula in exact arithmetic, rounded twice."""
+    from safetensors.torch import load_file
+
+    convert(source, out)
+    stored, ours = load_file(source / "model.safetensors"), load_file(out / "model.safetensors")
+    settings = json.loads((source / "config.json").read_text())["quantization"]
+    for name, found in ours.items():
+        module, expected = name.removesuffix(".weight"), stored[name]
+        if f"{module}.scales" in stored:
+            scales, biases = (stored[f"{module}.{part}"] for part in ("scales", "biases"))
+            bits = np.unpackbits(expected.numpy().view(np.uint8), bitorder="little")
+            powers = 1 << np.arange(settings["bits"])
+            numbers = bits.reshape(-1, settings["bits"]) @ powers
+            groups = numbers.reshape(*scales.shape, -1)
+            products = (scales[..., None].double() * torch_of(groups)).to(scales.dtype)
+            expected = (products.double() + biases[..., None].double()).to(scales.dtype)
+        expect_same_numbers(found, expected.reshape(found.shape))
+
+
+def torch_of(array: np.ndarray):
+    import torch
+
+    return torch.from_numpy(array)
+
+
+def expect_same_numbers(ours, theirs) -> None:
+    """The same dtype, shape and values; one NaN is like another."""
+    import torch
+
+    assert ours.dtype == theirs.dtype and ours.shape == theirs.shape, (ours.dtype, theirs.dtype)
+    same = (ours == theirs) | (ours.isnan() & theirs.isnan())
+    assert torch.all(same), "other values than the library reads"
+
+
 def load_tokenizer(source: Path, out: Path) -> None:
     """Loads a tokenizer and uses it."""
     from griffin_eval.text.load import load_tokenizer
@@ -178,6 +233,9 @@ TARGETS = {
     "own-config": Target(("config.json",), same_as_safetensors),
     "manifest": Target(("griffin_manifest.json",), as_its_manifest_says),
     "names": Target(("names.toml",), with_names),
+    "bitsandbytes-4": Target(("model.safetensors",), same_as_bitsandbytes),
+    "bitsandbytes-8": Target(("model.safetensors",), same_as_bitsandbytes),
+    "mlx": Target(("*.json", "*.safetensors"), same_as_mlx),
     "adapter": Target(("adapter/*.json", "adapter/*.safetensors"), with_adapter),
     "tokenizer-json": Target(("*.json",), load_tokenizer),
     "tokenizer-model": Target(("tokenizer.model", "*.json"), load_tokenizer),

@@ -1,0 +1,76 @@
+"""Recognises quantised checkpoints, and those of kinds that are not read."""
+
+from pathlib import Path
+from typing import Any
+
+from griffin_eval.converters.codecs import bitsandbytes, mlx
+from griffin_eval.converters.codecs.quantised import Dequantised
+from griffin_eval.converters.configs.huggingface import CONFIG_FILE
+from griffin_eval.converters.containers.container import Container
+from griffin_eval.errors import CheckpointError
+from griffin_eval.json_files import read_json
+from griffin_eval.messages import brief
+
+# Other kinds: what config.json calls them, and the ends of names that tensors of them alone have.
+_REFUSED = {
+    "gptq": ("GPTQ", (".g_idx",)),
+    "awq": ("AWQ", (".qweight", ".qzeros")),
+    "torchao": ("torchao", (".weight:_data", ".weight_qdata", "._weight_qdata")),
+    "compressed-tensors": ("compressed-tensors", (".weight_packed",)),
+    "fp8": ("FP8", (".weight_scale_inv",)),
+}
+
+
+def decoded(container: Container, folder: Path) -> Container:
+    """A container with its quantised parameters dequantised; the same one if it has none.
+
+    Args:
+        container: as it was opened.
+        folder: that may have a config.json, which names what it was quantised with.
+
+    Raises:
+        CheckpointError: quantised in a way that is not read, or damaged.
+    """
+    stated = _stated(folder)
+    refuse(container, stated, folder)
+    decoding = bitsandbytes.find(container)
+    decoding = decoding or mlx.find(container, stated, str(folder / CONFIG_FILE))
+    if stated and (decoding is None or not decoding.parameters):
+        raise CheckpointError(
+            f"{folder / CONFIG_FILE} says that weights are quantised ({brief(stated)}), but no "
+            "tensor is: remove that from the file if they were dequantised"
+        )
+    return container if decoding is None else Dequantised(container, decoding)
+
+
+def refuse(container: Container, stated: dict[str, Any], folder: Path) -> None:
+    """Refuses what is quantised in a way that is not read.
+
+    Raises:
+        CheckpointError: naming it.
+    """
+    method = stated.get("quant_method", "bitsandbytes")
+    kinds = [kind for key, (kind, _) in _REFUSED.items() if method == key]
+    for kind, ends in _REFUSED.values():
+        if kinds or method != "bitsandbytes":
+            break
+        kinds += [kind for name in container.tensors if name.endswith(ends)][:1]
+    if kinds or method != "bitsandbytes":
+        raise CheckpointError(
+            f"{folder} is quantised with {kinds[0] if kinds else brief(method)}, which is not "
+            "read (bitsandbytes and MLX are): dequantise it with its own library, or take the "
+            "checkpoint that it was made from"
+        )
+
+
+def _stated(folder: Path) -> dict[str, Any]:
+    """What config.json says of quantisation; MLX has a key of its own for that."""
+    path = folder / CONFIG_FILE
+    raw = read_json(path) if path.is_file() else {}
+    for key in ("quantization", "quantization_config"):
+        stated = raw.get(key)
+        if stated and not isinstance(stated, dict):
+            raise CheckpointError(f"{path}: {key} is {brief(stated)}, expected an object")
+        if stated:
+            return stated
+    return {}

@@ -1,0 +1,136 @@
+"""MLX's affine quantisation in 2 to 8 bits, as ``mlx_lm.convert`` saves it in safetensors.
+
+``weight`` holds the numbers of a row one behind the other, the lowest bits first, as uint32;
+``scales`` and ``biases`` one value for each group of them. An element is number x scale + bias, and
+both results are rounded to the dtype of the scales, as MLX does on a processor. The taps of the
+convolution lie in (L, K, 1) instead of (L, 1, K), which are the same elements in the same order.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from griffin_eval.converters.arrays.dtypes import numpy_dtype
+from griffin_eval.converters.codecs.quantised import Decoding, Quantised
+from griffin_eval.converters.containers.container import Container
+from griffin_eval.errors import CheckpointError
+from griffin_eval.messages import brief, listed
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_BITS, _GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
+_DTYPES = ("bfloat16", "float16", "float32")
+_CONVOLUTION = "conv_1d.weight"
+
+
+def find(container: Container, settings: dict[str, Any], source: str) -> Decoding | None:
+    """The parameters that MLX has quantised or laid out otherwise, or None if there are none.
+
+    Args:
+        container: the open container.
+        settings: what config.json says of quantisation: ``group_size`` and ``bits``, and by name
+            of a module what differs there.
+        source: the file that says it, for messages.
+
+    Raises:
+        CheckpointError: parts that lack others, or contradict them or the settings.
+    """
+    parameters: dict[str, Quantised] = {}
+    problems = []
+    for name in container.tensors:
+        module = name.removesuffix(".scales")
+        if module == name or f"{module}.weight" not in container.tensors:
+            continue
+        try:
+            parameters[f"{module}.weight"] = _read(container, module, settings)
+        except ValueError as error:
+            problems.append(f"'{module}.weight' {error}")
+    if problems:
+        raise CheckpointError(
+            f"{len(problems)} parameters that MLX quantised cannot be read: {listed(problems)}; "
+            f"check that {source} and weights belong together"
+        )
+    shapes = {
+        name: (tensor.shape[0], 1, tensor.shape[1])
+        for name, tensor in container.tensors.items()
+        if name.endswith(_CONVOLUTION) and len(tensor.shape) == 3 and tensor.shape[2] == 1
+    }
+    shapes = {n: shape for n, shape in shapes.items() if shape != container.tensors[n].shape}
+    return Decoding("mlx", parameters, shapes) if parameters or shapes else None
+
+
+def _read(container: Container, module: str, settings: dict[str, Any]) -> Quantised:
+    """The weight of a module; ValueError, a phrase that follows its name, if it cannot be read."""
+    tensors = container.tensors
+    own = settings.get(module)
+    stated = settings | own if isinstance(own, dict) else settings
+    bits, group = stated.get("bits"), stated.get("group_size")
+    mode = stated.get("mode", "affine")
+    if mode != "affine":
+        raise ValueError(f"is quantised in the mode {brief(mode)}, and only 'affine' is read")
+    if type(bits) is not int or bits not in _BITS:
+        raise ValueError(f"has bits {brief(bits)} in the config, expected one of {brief(_BITS)}")
+    if type(group) is not int or group not in _GROUPS:
+        raise ValueError(
+            f"has group_size {brief(group)} in the config, expected one of {brief(_GROUPS)}"
+        )
+    weight, scales = tensors[f"{module}.weight"], tensors[f"{module}.scales"]
+    biases = tensors.get(f"{module}.biases")
+    if weight.dtype != "U32" or len(weight.shape) != 2:
+        raise ValueError(f"is {weight.dtype}, {weight.shape}, expected a matrix of U32")
+    rows, words = weight.shape
+    columns = 32 * words // bits
+    if 32 * words % (bits * group):
+        raise ValueError(f"has rows of {32 * words} bits, no groups of {group} in {bits} bits")
+    if biases is None:
+        raise ValueError("has scales, but no biases")
+    for part, tensor in (("scales", scales), ("biases", biases)):
+        if tensor.dtype not in _DTYPES or tensor.dtype != scales.dtype:
+            raise ValueError(f"has {part} of {tensor.dtype}, expected one of {', '.join(_DTYPES)}")
+        if tensor.shape != (rows, columns // group):
+            raise ValueError(
+                f"has {part} of shape {tensor.shape}, expected {(rows, columns // group)} for "
+                f"groups of {group} in {bits} bits"
+            )
+    return _Affine(container, module, (rows, columns), scales.dtype, bits, group)
+
+
+class _Affine(Quantised):
+    """A matrix of which each element is a number of some bits, scaled and shifted by groups."""
+
+    def __init__(
+        self,
+        container: Container,
+        module: str,
+        shape: tuple[int, int],
+        dtype: str,
+        bits: int,
+        group: int,
+    ):
+        scheme = f"MLX affine, {bits} bits in groups of {group}"
+        parts = tuple(f"{module}.{part}" for part in ("weight", "scales", "biases"))
+        super().__init__(shape, dtype, scheme, parts)
+        self._container, self._bits, self._group = container, bits, group
+
+    def values(self, start: int, stop: int) -> "np.ndarray":
+        import numpy as np
+
+        columns, bits = self.shape[1], self._bits
+        first, last = start // columns, -(-stop // columns)
+        weight, scales, biases = (self._container.slice(p, first, last) for p in self.parts)
+        # 8 numbers take as many bytes as each of them has bits.
+        packed = weight.astype("<u4", copy=False).view(np.uint8).reshape(-1, bits)
+        words = np.zeros(len(packed), np.uint64)
+        for i in range(bits):
+            words |= packed[:, i].astype(np.uint64) << np.uint64(8 * i)
+        numbers = np.empty((len(packed), 8), np.uint8)
+        for i in range(8):
+            numbers[:, i] = words >> np.uint64(i * bits) & np.uint64((1 << bits) - 1)
+        dtype = numpy_dtype(self.dtype)
+        with np.errstate(all="ignore"):  # what is not finite is counted later
+            # Wide enough that to round its results gives what the dtype's own arithmetic gives.
+            values = numbers.reshape(-1, self._group).astype(np.float32)
+            values *= scales.reshape(-1, 1).astype(np.float32)
+            values = values.astype(dtype).astype(np.float32)
+            values += biases.reshape(-1, 1).astype(np.float32)
+            flat = values.reshape(-1)[start - first * columns : stop - first * columns]
+            return flat.astype(dtype)

@@ -1,0 +1,429 @@
+"""Quantised checkpoints read, against the libraries that quantise them."""
+
+import dataclasses
+import json
+import shutil
+import warnings
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from adapters import load_base, logits, peft, write_adapter, write_base
+from parity import BASE, relative_error, tokens
+from quantised import (
+    BITS,
+    bits,
+    bitsandbytes_weights,
+    load_bitsandbytes,
+    write_bitsandbytes,
+    write_mlx,
+)
+from safetensors.torch import load_file, save_file
+from slow import fast
+from typer.testing import CliRunner
+
+from griffin_eval.cli.main import app
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.codecs import bitsandbytes
+from griffin_eval.converters.codecs.quantised import Dequantised
+from griffin_eval.converters.containers.safetensors.reader import SafetensorsFolder
+from griffin_eval.converters.overrides import Overrides
+from griffin_eval.errors import CheckpointError
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    write_base(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A base with rows of 64 elements."""
+    folder = tmp_path_factory.mktemp("wide")
+    write_base(folder, dataclasses.replace(BASE, width=64, lru_width=64))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def written(base, tmp_path_factory):
+    """A folder of what bitsandbytes writes, by the name in BITS and a dtype, each written once."""
+    root = tmp_path_factory.mktemp("bitsandbytes")
+
+    def get(kind, dtype=torch.bfloat16):
+        folder = root / f"{kind}-{dtype}"
+        if not folder.exists():
+            write_bitsandbytes(folder, base, dtype, **BITS[kind])
+        return folder
+
+    return get
+
+
+def run(*arguments, code=0):
+    done = CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": "250"})
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def expect_weights(checkpoint, expected):
+    assert checkpoint.dtypes.keys() == expected.keys()
+    for name, value in expected.items():
+        assert f"torch.{checkpoint.dtypes[name]}" == str(value.dtype), name
+        for found in (
+            checkpoint.numpy(name),
+            np.concatenate(list(checkpoint.pieces(name, 500))),
+        ):
+            assert found.shape == tuple(value.shape), name
+            assert np.array_equal(found[..., None].view(np.uint8), bits(value)), name
+        assert torch.equal(checkpoint.torch(name), value), name
+
+
+@pytest.mark.parametrize("kind", fast(["nf4, double", "int8"], BITS))
+@pytest.mark.parametrize(
+    "dtype", fast([torch.bfloat16], [torch.bfloat16, torch.float16, torch.float32])
+)
+def test_weights_are_those_that_bitsandbytes_dequantises(written, kind, dtype):
+    folder = written(kind, dtype)
+    checkpoint = Checkpoint(folder)
+    expect_weights(checkpoint, bitsandbytes_weights(folder))
+    dtypes = {checkpoint.dtypes[name] for name in checkpoint.container.decoding.parameters}
+    assert dtypes == {"float32" if kind == "int8" else str(dtype).removeprefix("torch.")}
+
+
+def save_state(folder, name, packed, state):
+    """One parameter as bitsandbytes saves it."""
+    parts = {f"{name}.{key}": value for key, value in state.as_dict(packed=True).items()}
+    save_file({name: packed, **parts}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "shape, block, kind, double",
+    [
+        ((7, 33), 64, "nf4", False),  # rows begin within bytes, and a last block is cut off
+        ((5, 13), 64, "nf4", True),
+        ((50, 70), 64, "fp4", True),
+        ((129, 130), 128, "nf4", True),  # with several blocks of scales
+        ((64, 520), 64, "nf4", True),
+        ((3, 2), 4096, "nf4", False),
+    ],
+)
+def test_any_shape_and_block_in_any_pieces(tmp_path, shape, block, kind, double):
+    functional = pytest.importorskip("bitsandbytes.functional")
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    packed, state = functional.quantize_4bit(
+        weight, blocksize=block, compress_statistics=double, quant_type=kind
+    )
+    expected = bits(functional.dequantize_4bit(packed, state))
+    save_state(tmp_path, "w", packed, state)
+    container = SafetensorsFolder(tmp_path)
+    decoding = bitsandbytes.find(container)
+    assert decoding is not None
+    read = Dequantised(container, decoding)
+    assert list(read.tensors) == ["w"]
+    rows, row = shape[0], 2 * shape[1]
+    for nbytes in (1, row, 3 * row, 1 << 20):
+        pieces = list(read.pieces("w", nbytes))
+        assert len(pieces) == -(-rows // max(1, nbytes // row))
+        assert np.array_equal(np.concatenate(pieces)[..., None].view(np.uint8), expected)
+    for start, stop in product((0, 1, 2, rows - 1), (1, 2, rows, rows + 5)):
+        part = read.slice("w", start, stop)[..., None].view(np.uint8)
+        assert np.array_equal(part, expected[start:stop])
+    cut = (slice(1, 3), slice(1, 2))
+    assert np.array_equal(read.part("w", cut)[..., None].view(np.uint8), expected[cut])
+
+
+def test_logits_are_those_of_the_quantised_model(written):
+    from griffin_eval.model_torch.loading import load
+
+    ids = tokens(BASE, 2, 2 * BASE.visible_keys + 3)
+    folder = written("nf4, double", torch.float32)
+    model = load(Checkpoint(folder))
+    with torch.no_grad():
+        hidden, _ = model.step(
+            torch.from_numpy(ids), torch.full((len(ids),), ids.shape[1]), model.init_state(len(ids))
+        )
+        found = model.logits(hidden).numpy()
+    assert relative_error(found, logits(load_bitsandbytes(folder), ids)) < 2e-5
+
+
+def test_commands(written, base, tmp_path):
+    quantised, out = written("nf4, double"), tmp_path / "out"
+    facts = json.loads(run("inspect", quantised, "--json"))
+    alone = facts["quantised"]["left_alone"]
+    (scheme,) = facts["quantised"]["schemes"]
+    assert scheme == "bitsandbytes nf4 in blocks of 64, scales in 8 bits"
+    assert "model.embed_tokens.weight" in alone
+    assert "model.layers.*.temporal_block.rg_lru.recurrent_param" in alone
+    said = run("inspect", quantised)
+    assert f"{scheme}: {facts['quantised']['schemes'][scheme]['bits']:.2f} bits an element" in said
+    assert json.loads(run("inspect", base, "--json"))["quantised"] is None
+    run("convert", quantised, out, "--to", "hf", "--max-memory", "200MB")
+    assert "quantization_config" not in json.loads((out / "config.json").read_text())
+    assert "are the same bit for bit" in run("verify", quantised, out)
+    assert "differ" in run("verify", quantised, base, code=1)
+    expected = bitsandbytes_weights(quantised)
+    for name, value in load_base(out).named_parameters():
+        assert torch.equal(value, expected[name]), name
+    run("convert", quantised, tmp_path / "flax", "--to", "deepmind-flax", "--dtype", "float32")
+    run("verify", quantised, "--logits")
+
+
+def test_bits_of_an_element_are_those_of_the_file(written):
+    for kind, (least, most) in {"nf4": (4.5, 5), "nf4, double": (4, 11), "int8": (8, 9.1)}.items():
+        container = Checkpoint(written(kind)).container
+        stored = 0.0
+        for name, parameter in container.decoding.parameters.items():
+            assert least < container.bits(name) < most + 8 * 1500 / parameter.size
+            stored += container.bits(name) * parameter.size / 8
+        plain = sum(t.nbytes for n, t in container.tensors.items() if hasattr(t, "_fields"))
+        assert stored + plain == sum(t.nbytes for t in container.stored.tensors.values())
+
+
+@pytest.mark.parametrize("kind", ["nf4, double", "int8"])
+def test_adapters_of_a_quantised_base(written, tmp_path, kind):
+    """The delta is added to what was dequantised, as peft's merge does before it quantises anew."""
+    folder = written(kind, torch.float32)
+    targets = ["linear_x", "q_proj", "down_proj"]
+    plain = tmp_path / "plain"
+    run("convert", folder, plain, "--to", "hf")
+    write_adapter(tmp_path / "adapter", plain, target_modules=targets)
+    merged = Checkpoint(folder, Overrides(adapters=((tmp_path / "adapter", 1.0),)))
+    ids = tokens(BASE, 2, 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = peft.PeftModel.from_pretrained(load_base(plain), tmp_path / "adapter").eval()
+        expected = dict(theirs.merge_and_unload().named_parameters())
+        unmerged = peft.PeftModel.from_pretrained(load_bitsandbytes(folder), tmp_path / "adapter")
+    for name, value in expected.items():
+        assert relative_error(merged.numpy(name), value.detach().numpy()) < 1e-6, name
+    if kind == "int8":  # bitsandbytes multiplies in 8 bits there
+        return
+    from griffin_eval.model_torch.loading import load
+
+    model = load(merged)
+    with torch.no_grad():
+        hidden, _ = model.step(torch.from_numpy(ids), torch.tensor([20, 20]), model.init_state(2))
+        found = model.logits(hidden).numpy()
+    assert relative_error(found, logits(unmerged.eval(), ids)) < 5e-5
+
+
+MLX = [(bits, group, "bfloat16") for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64)]
+
+
+@pytest.mark.parametrize("bits, group, dtype", [*MLX, (4, 32, "float16"), (6, 32, "float32")])
+def test_weights_are_those_that_mlx_dequantises(wide, tmp_path, bits, group, dtype):
+    expected = write_mlx(tmp_path / "mlx", wide, dtype, bits, group)
+    checkpoint = Checkpoint(tmp_path / "mlx")
+    assert checkpoint.dtypes.keys() == expected.keys()
+    assert set(checkpoint.dtypes.values()) == {dtype}
+    for name, value in expected.items():
+        for nbytes in (1, 300, 1 << 20):
+            found = np.concatenate(list(checkpoint.pieces(name, nbytes)))
+            assert found.shape == value.shape, name
+            assert np.array_equal(found.view(np.uint8), value.view(np.uint8)), name
+        assert np.array_equal(checkpoint.numpy(name).view(np.uint8), value.view(np.uint8)), name
+    parameters = checkpoint.container.decoding.parameters
+    assert any("linear" in name or "proj" in name for name in parameters)
+    width = 32 if dtype == "float32" else 16
+    assert {checkpoint.container.bits(name) for name in parameters} == {bits + 2 * width / group}
+
+
+def test_commands_with_a_checkpoint_of_mlx(base, tmp_path):
+    write_mlx(tmp_path / "mlx", base, "bfloat16", 4, 32)
+    facts = json.loads(run("inspect", tmp_path / "mlx", "--json"))
+    assert facts["quantised"]["schemes"]["MLX affine, 4 bits in groups of 32"]["bits"] == 5
+    run("convert", tmp_path / "mlx", tmp_path / "out", "--to", "hf")
+    assert "are the same bit for bit" in run("verify", tmp_path / "mlx", tmp_path / "out")
+    assert "quantization" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    load_base(tmp_path / "out")
+
+
+def settings(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization"] |= changes
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_modules_with_bits_of_their_own(base, tmp_path):
+    expected = write_mlx(tmp_path / "mlx", base, "float16", 8, 32)
+    settings(tmp_path / "mlx", bits=4, **{module: {"bits": 8} for module in modules(tmp_path)})
+    checkpoint = Checkpoint(tmp_path / "mlx")
+    for name, value in expected.items():
+        assert np.array_equal(checkpoint.numpy(name), value)
+
+
+def modules(root):
+    names = load_file(root / "mlx" / "model.safetensors")
+    return [name.removesuffix(".scales") for name in names if name.endswith(".scales")]
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"bits": 8}, "scales of shape|no groups of"),
+        ({"bits": 7}, "has bits 7 in the config"),
+        ({"bits": None}, "has bits None in the config"),
+        ({"group_size": 64}, "scales of shape|no groups of"),
+        ({"group_size": 0}, "has group_size 0"),
+        ({"group_size": -32}, "has group_size -32"),
+        ({"mode": "mxfp4"}, "in the mode 'mxfp4', and only 'affine' is read"),
+    ],
+)
+def test_settings_of_mlx_that_do_not_fit(base, tmp_path, changes, message):
+    write_mlx(tmp_path / "mlx", base, "float16", 4, 32)
+    settings(tmp_path / "mlx", **changes)
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint(tmp_path / "mlx")
+    run("inspect", tmp_path / "mlx", code=1)
+
+
+@pytest.mark.parametrize(
+    "part, value, message",
+    [
+        ("biases", None, "has scales, but no biases"),
+        ("scales", None, "is U32"),
+        ("biases", torch.zeros(32, 1), "has biases of float32"),
+        ("biases", torch.zeros(31, 1).half(), r"has biases of shape \(31, 1\), expected \(32, 1\)"),
+        ("weight", torch.zeros(32, 4), "is float32, .32, 4., expected a matrix of U32"),
+        ("weight", torch.zeros(32, 5, dtype=torch.uint32), "has rows of 160 bits, no groups"),
+        ("weight", torch.zeros(32, 8, dtype=torch.uint32), "has scales of shape"),
+    ],
+)
+def test_damaged_parts_of_mlx_are_named(base, tmp_path, part, value, message):
+    write_mlx(tmp_path / "mlx", base, "float16", 4, 32)
+    change = without(f"{X}.{part}") if value is None else put(f"{X}.{part}", value)
+    expect_refusal(tmp_path / "mlx", tmp_path, change, message)
+
+
+X = "model.layers.0.temporal_block.linear_x"
+STATE = f"{X}.weight.quant_state.bitsandbytes__nf4"
+
+
+def edit(**changes):
+    """A change of the state of one parameter."""
+
+    def change(tensors):
+        state = json.loads(bytes(tensors[STATE].tolist())) | changes
+        text = json.dumps({key: value for key, value in state.items() if value != "absent"})
+        tensors[STATE] = torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+    return change
+
+
+def without(name):
+    return lambda tensors: tensors.pop(name)
+
+
+def put(name, value):
+    return lambda tensors: tensors.__setitem__(name, value)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (without(f"{X}.weight.absmax"), f"'{X}.weight' lacks its 'absmax'"),
+        (without(f"{X}.weight.quant_map"), "lacks its 'quant_map'"),
+        (without(f"{X}.weight.nested_quant_map"), "lacks its 'nested_quant_map'"),
+        (without(f"{X}.weight"), "has no weight"),
+        (without(STATE), "has 0 of the states"),
+        (put(STATE.replace("nf4", "fp4"), torch.zeros(3, dtype=torch.uint8)), "has 2 of the"),
+        (put(STATE, torch.zeros(9, dtype=torch.uint8)), "has a state that is no JSON"),
+        (put(STATE, torch.zeros(20_000, dtype=torch.uint8)), "a state of 20000 bytes"),
+        (edit(shape=[32, -32]), r"a state with shape \[32, -32\]"),
+        (edit(shape=[1 << 40, 1 << 40]), "bytes, but shape"),
+        (edit(shape=[32, 34]), "has 512 bytes, but shape .32, 34. needs 544 bytes"),
+        (edit(shape=[16, 64]), r"of another shape .*is \(16, 64\), expected \(32, 32\)"),
+        (edit(shape=None), "a state with shape None"),
+        (edit(dtype="int8"), "a state with dtype 'int8'"),
+        (edit(blocksize=0), "blocksize 0"),
+        (edit(blocksize=-64), "blocksize -64"),
+        (edit(blocksize=128), r"has 'absmax' of U8, \(16,\), expected U8, \(8,\)"),
+        (edit(quant_type="fp4"), "has quant_type 'fp4', expected 'nf4'"),
+        (edit(nested_blocksize="absent"), "nested_blocksize None"),
+        (edit(nested_offset=float("nan")), "nested_offset nan"),
+        (edit(nested_dtype="bfloat16"), "nested_dtype 'bfloat16'"),
+        (put(f"{X}.weight.quant_map", torch.zeros(16)), "a quant_map that is not that of nf4"),
+        (put(f"{X}.weight.absmax", torch.zeros(16)), "has 'absmax' of float32"),
+        (put(f"{X}.weight", torch.zeros(2, 256, dtype=torch.uint8)), "expected packed elements"),
+        (put(f"{X}.SCB", torch.zeros(32)), "expected a matrix of I8"),
+        (put("extra.weight", torch.zeros(2)), "unexpected"),
+    ],
+)
+def test_damaged_parts_of_4_bits_are_named(written, tmp_path, change, message):
+    expect_refusal(written("nf4, double"), tmp_path, change, message)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (without(f"{X}.SCB"), "of a dtype other than .* is I8"),
+        (put(f"{X}.SCB", torch.zeros(31)), r"has SCB of float32, \(31,\), expected float32"),
+        (put(f"{X}.SCB", torch.zeros(32).half()), "has SCB of float16"),
+        (put(f"{X}.weight_format", torch.ones((), dtype=torch.uint8)), "has weight_format"),
+        (without(f"{X}.weight"), "is not there, but has an SCB"),
+    ],
+)
+def test_damaged_parts_of_8_bits_are_named(written, tmp_path, change, message):
+    expect_refusal(written("int8"), tmp_path, change, message)
+
+
+def expect_refusal(source, tmp_path, change, message):
+    folder = tmp_path / "changed"
+    shutil.copytree(source, folder)
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=message) as refused:
+        Checkpoint(folder)
+    assert "\n" not in str(refused.value)
+    run("inspect", folder, code=1)
+
+
+@pytest.mark.parametrize(
+    "stated, message",
+    [
+        ({"quant_method": "gptq", "bits": 4}, "is quantised with GPTQ, which is not read"),
+        ({"quant_method": "awq"}, "with AWQ, which is not read"),
+        ({"quant_method": "torchao"}, "with torchao, which is not read"),
+        ({"quant_method": "compressed-tensors"}, "with compressed-tensors"),
+        ({"quant_method": "hqq"}, "with 'hqq', which is not read"),
+        ({"quant_method": ["awq"]}, r"with \['awq'\], which is not read"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "but no tensor is: remove that"),
+        ([4], r"quantization_config is \[4\], expected an object"),
+    ],
+)
+def test_what_config_json_says_of_quantisation(base, tmp_path, stated, message):
+    folder = tmp_path / "changed"
+    shutil.copytree(base, folder)
+    config = json.loads((base / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": stated}))
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    [
+        (f"{X}.qweight", "AWQ"),
+        (f"{X}.g_idx", "GPTQ"),
+        (f"{X}.weight_packed", "compressed-tensors"),
+        (f"{X}.weight_scale_inv", "FP8"),
+    ],
+)
+def test_kinds_told_by_names_of_tensors(base, tmp_path, name, kind):
+    change = put(name, torch.zeros(2, dtype=torch.int32))
+    expect_refusal(base, tmp_path, change, f"is quantised with {kind}, which is not read")
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read(written, tmp_path):
+    folder = tmp_path / "changed"
+    shutil.copytree(written("nf4"), folder)
+    checkpoint = Checkpoint(folder)
+    file = folder / "model.safetensors"
+    with open(file, "r+b") as handle:
+        handle.truncate(file.stat().st_size // 2)
+    with pytest.raises(CheckpointError, match="was longer when it was opened"):
+        for name in checkpoint.dtypes:
+            list(checkpoint.pieces(name))

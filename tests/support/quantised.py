@@ -1,0 +1,111 @@
+"""Quantised copies of a tiny model, written by the libraries that ours are compared with."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+BITS = {  # by name: what bitsandbytes is told
+    "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "nf4, double": {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": True,
+    },
+    "fp4": {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+    "fp4, double": {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "fp4",
+        "bnb_4bit_use_double_quant": True,
+    },
+    "nf4 in bfloat16s": {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_quant_storage": torch.bfloat16,
+    },
+    "int8": {"load_in_8bit": True},
+}
+
+
+def load_bitsandbytes(folder: Path, dtype: torch.dtype | str = "auto", **config: Any) -> Any:
+    """A model that bitsandbytes has quantised, or does now."""
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    if config:
+        config = {"quantization_config": transformers.BitsAndBytesConfig(**config)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return transformers.RecurrentGemmaForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation="eager", device_map="cpu", **config
+        ).eval()
+
+
+def write_bitsandbytes(folder: Path, base: Path, dtype: torch.dtype, **config: Any) -> None:
+    """A checkpoint that transformers and bitsandbytes quantise and save."""
+    model = load_bitsandbytes(base, dtype, **config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.save_pretrained(folder)
+
+
+def bitsandbytes_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Every parameter as bitsandbytes dequantises it, by canonical name."""
+    from transformers.integrations.bitsandbytes import dequantize_bnb_weight
+
+    model = load_bitsandbytes(folder)
+    weights = dict(model.named_parameters())
+    for name, module in model.named_modules():
+        if type(getattr(module, "weight", None)).__name__ in ("Params4bit", "Int8Params"):
+            state = getattr(module, "state", None)
+            weights[f"{name}.weight"] = dequantize_bnb_weight(module.weight, state)
+    return {name: weight.detach() for name, weight in weights.items()}
+
+
+def bits(tensor: torch.Tensor) -> np.ndarray:
+    """The bytes of a tensor, in its shape with one more axis."""
+    return tensor.contiguous()[..., None].view(torch.uint8).numpy()
+
+
+def write_mlx(folder: Path, base: Path, dtype: str, bits: int, group: int) -> dict[str, np.ndarray]:
+    """A checkpoint as ``mlx_lm.convert`` writes one: every linear map and the embedding in so many
+    bits, where groups divide its rows, and the taps of convolutions last but one.
+
+    Returns:
+        Every parameter as MLX dequantises it, by canonical name.
+    """
+    mx = pytest.importorskip("mlx.core", reason="mlx is not installed")
+    folder.mkdir()
+    tensors, expected = {}, {}
+    for name, array in mx.load(str(base / "model.safetensors")).items():
+        array = array.astype(getattr(mx, dtype))
+        if array.ndim == 2 and "rg_lru" not in name and array.shape[1] % group == 0:
+            packed = mx.quantize(array, group_size=group, bits=bits)
+            module = name.removesuffix(".weight")
+            tensors |= {
+                f"{module}.{part}": value
+                for part, value in zip(("weight", "scales", "biases"), packed, strict=True)
+            }
+            array = mx.dequantize(*packed, group_size=group, bits=bits)
+        else:
+            tensors[name] = array.moveaxis(2, 1) if "conv_1d.weight" in name else array
+        expected[name] = _of_mlx(array, dtype)
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors, {"format": "mlx"})
+    settings = {"group_size": group, "bits": bits, "mode": "affine"}
+    config = json.loads((base / "config.json").read_text())
+    config |= {"quantization": settings, "quantization_config": settings}
+    (folder / "config.json").write_text(json.dumps(config))
+    return expected
+
+
+def _of_mlx(array: Any, dtype: str) -> np.ndarray:
+    """An array of MLX, bit for bit."""
+    import ml_dtypes
+    import mlx.core as mx
+
+    if dtype == "bfloat16":
+        return np.array(array.view(mx.uint16)).view(ml_dtypes.bfloat16)
+    return np.array(array)
