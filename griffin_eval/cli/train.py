@@ -36,14 +36,14 @@ def train(
     ] = None,
     rows: Annotated[int | None, typer.Option(help="Sequences of a step at the length.")] = None,
     curriculum: Annotated[
-        bool | None, typer.Option(help="Whether the run begins with shorter sequences.")
+        bool | None, typer.Option(help="Shorter sequences at the beginning.")
     ] = None,
     width: Annotated[int | None, typer.Option(help="Width of the model.")] = None,
     heads: Annotated[int | None, typer.Option(help="Heads, and blocks of the gates.")] = None,
     lru_width: Annotated[int | None, typer.Option(help="Channels of the recurrence.")] = None,
     window: Annotated[int | None, typer.Option(help="Keys that local attention sees.")] = None,
     scale_window: Annotated[
-        bool | None, typer.Option(help="Whether shorter sequences have shorter windows.")
+        bool | None, typer.Option(help="Shorter windows for shorter sequences.")
     ] = None,
     rope_fraction: Annotated[
         float | None, typer.Option(help="Part of each head that RoPE rotates.")
