@@ -41,21 +41,22 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
-    """A base with rows of 64 elements."""
+    """A base with rows of whole blocks: bitsandbytes' kernel for AVX-512 takes the scales of other
+    blocks where they are not."""
     folder = tmp_path_factory.mktemp("wide")
-    write_base(folder, dataclasses.replace(BASE, width=64, lru_width=64))
+    write_base(folder, dataclasses.replace(BASE, width=64, lru_width=64, mlp_width=128))
     return folder
 
 
 @pytest.fixture(scope="module")
-def written(base, tmp_path_factory):
+def written(wide, tmp_path_factory):
     """A folder of what bitsandbytes writes, by the name in BITS and a dtype, each written once."""
     root = tmp_path_factory.mktemp("bitsandbytes")
 
     def get(kind, dtype=torch.bfloat16):
         folder = root / f"{kind}-{dtype}"
         if not folder.exists():
-            write_bitsandbytes(folder, base, dtype, **BITS[kind])
+            write_bitsandbytes(folder, wide, dtype, **BITS[kind])
         return folder
 
     return get
@@ -76,7 +77,9 @@ def expect_weights(checkpoint, expected):
             np.concatenate(list(checkpoint.pieces(name, 500))),
         ):
             assert found.shape == tuple(value.shape), name
-            assert np.array_equal(found[..., None].view(np.uint8), bits(value)), name
+            # The sign of fp4's second zero depends on the processor that bitsandbytes runs on.
+            read = torch.from_numpy(found.view(np.uint8)).view(value.dtype)
+            assert torch.equal(read, value), name
         assert torch.equal(checkpoint.torch(name), value), name
 
 
@@ -148,7 +151,7 @@ def test_logits_are_those_of_the_quantised_model(written):
     assert relative_error(found, logits(load_bitsandbytes(folder), ids)) < 2e-5
 
 
-def test_commands(written, base, tmp_path):
+def test_commands(written, wide, tmp_path):
     quantised, out = written("nf4, double"), tmp_path / "out"
     facts = json.loads(run("inspect", quantised, "--json"))
     alone = facts["quantised"]["left_alone"]
@@ -158,11 +161,11 @@ def test_commands(written, base, tmp_path):
     assert "model.layers.*.temporal_block.rg_lru.recurrent_param" in alone
     said = run("inspect", quantised)
     assert f"{scheme}: {facts['quantised']['schemes'][scheme]['bits']:.2f} bits an element" in said
-    assert json.loads(run("inspect", base, "--json"))["quantised"] is None
+    assert json.loads(run("inspect", wide, "--json"))["quantised"] is None
     run("convert", quantised, out, "--to", "hf", "--max-memory", "200MB")
     assert "quantization_config" not in json.loads((out / "config.json").read_text())
     assert "are the same bit for bit" in run("verify", quantised, out)
-    assert "differ" in run("verify", quantised, base, code=1)
+    assert "differ" in run("verify", quantised, wide, code=1)
     expected = bitsandbytes_weights(quantised)
     for name, value in load_base(out).named_parameters():
         assert torch.equal(value, expected[name]), name
@@ -333,20 +336,20 @@ def put(name, value):
         (put(STATE, torch.zeros(20_000, dtype=torch.uint8)), "a state of 20000 bytes"),
         (edit(shape=[32, -32]), r"a state with shape \[32, -32\]"),
         (edit(shape=[1 << 40, 1 << 40]), "bytes, but shape"),
-        (edit(shape=[32, 34]), "has 512 bytes, but shape .32, 34. needs 544 bytes"),
-        (edit(shape=[16, 64]), r"of another shape .*is \(16, 64\), expected \(32, 32\)"),
+        (edit(shape=[64, 66]), "has 2048 bytes, but shape .64, 66. needs 2112 bytes"),
+        (edit(shape=[32, 128]), r"of another shape .*is \(32, 128\), expected \(64, 64\)"),
         (edit(shape=None), "a state with shape None"),
         (edit(dtype="int8"), "a state with dtype 'int8'"),
         (edit(blocksize=0), "blocksize 0"),
         (edit(blocksize=-64), "blocksize -64"),
-        (edit(blocksize=128), r"has 'absmax' of U8, \(16,\), expected U8, \(8,\)"),
+        (edit(blocksize=128), r"has 'absmax' of U8, \(64,\), expected U8, \(32,\)"),
         (edit(quant_type="fp4"), "has quant_type 'fp4', expected 'nf4'"),
         (edit(nested_blocksize="absent"), "nested_blocksize None"),
         (edit(nested_offset=float("nan")), "nested_offset nan"),
         (edit(nested_dtype="bfloat16"), "nested_dtype 'bfloat16'"),
         (put(f"{X}.weight.quant_map", torch.zeros(16)), "a quant_map that is not that of nf4"),
         (put(f"{X}.weight.absmax", torch.zeros(16)), "has 'absmax' of float32"),
-        (put(f"{X}.weight", torch.zeros(2, 256, dtype=torch.uint8)), "expected packed elements"),
+        (put(f"{X}.weight", torch.zeros(2, 1024, dtype=torch.uint8)), "expected packed elements"),
         (put(f"{X}.SCB", torch.zeros(32)), "expected a matrix of I8"),
         (put("extra.weight", torch.zeros(2)), "unexpected"),
     ],

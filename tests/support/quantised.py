@@ -39,9 +39,13 @@ def load_bitsandbytes(folder: Path, dtype: torch.dtype | str = "auto", **config:
         config = {"quantization_config": transformers.BitsAndBytesConfig(**config)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return transformers.RecurrentGemmaForCausalLM.from_pretrained(
+        model = transformers.RecurrentGemmaForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation="eager", device_map="cpu", **config
         ).eval()
+    for module in model.modules():  # a product for newer processors, which rounds the scales
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    return model
 
 
 def write_bitsandbytes(folder: Path, base: Path, dtype: torch.dtype, **config: Any) -> None:
