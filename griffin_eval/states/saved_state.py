@@ -19,7 +19,7 @@ from griffin_eval.messages import brief
 if TYPE_CHECKING:
     from griffin_eval.config import GriffinConfig
 
-LAYOUT = 1  # of the file
+LAYOUT = 2  # of the file
 _KEY = "griffin_eval_state"  # of its metadata
 _MAX_BYTES = 1 << 34  # of a file: more would be keys of many million tokens
 
@@ -38,6 +38,8 @@ class Origin(NamedTuple):
         last_token: id of its last token, which is not in the state yet.
         tokens_sha256: hash of the ids, as little-endian int32.
         text: name of the text.
+        template: chat template in which the user says the text first
+            (`griffin_eval.text.chat.template_name`); None if it was read without one.
         written_by: version and framework, for people.
     """
 
@@ -51,6 +53,7 @@ class Origin(NamedTuple):
     last_token: int
     tokens_sha256: str
     text: str
+    template: str | None
     written_by: str
 
 
@@ -117,6 +120,7 @@ def origin_of(
     bos: bool,
     text: str,
     framework: str,
+    template: str | None = None,
 ) -> Origin:
     """The origin of a state that is to be saved, of int32 [N] token ids."""
     return Origin(
@@ -130,6 +134,7 @@ def origin_of(
         int(tokens[-1]),
         hashlib.sha256(np.asarray(tokens, "<i4").tobytes()).hexdigest(),
         text,
+        template,
         f"griffin-eval {griffin_eval.__version__}, {framework}",
     )
 
@@ -184,18 +189,18 @@ def read_state(path: str | Path) -> SavedState:
         )
     try:
         found = json.loads(metadata[_KEY])
+        if (layout := found["layout"]) != LAYOUT:
+            raise CheckpointError(
+                f"{path} has layout {brief(layout)}, and this version reads {LAYOUT}: read the "
+                "text again with griffin-eval read"
+            )
         recorded = found.pop("state_sha256")
-        state = SavedState(origin := Origin(**found), tensors)
+        state = SavedState(Origin(**found), tensors)
         whole = state.sha256 == recorded
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path}: its metadata are not those of a saved state ({brief(str(error))})"
         ) from None
-    if origin.layout != LAYOUT:
-        raise CheckpointError(
-            f"{path} has layout {origin.layout}, and this version reads {LAYOUT}: read the text "
-            "again with griffin-eval read"
-        )
     if not whole:
         raise CheckpointError(f"{path} is damaged: it is not what was written; read the text again")
     return state

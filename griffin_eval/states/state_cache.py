@@ -91,12 +91,22 @@ class StateCache:
         self._framework = framework
         model = [LAYOUT, weights_sha256, config_of(config), tokenizer, dtype]
         self._model = json.dumps(model, sort_keys=True).encode()
+        self._known: set[str] = set()
+        self._listed = 0  # when the folder had been changed last
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._known = {path.name for path in self._files()}
+            self._list()
         except OSError as error:
             raise BadInput(f"state_cache={folder} cannot be used: {error.strerror}") from None
         self._writes = True
+
+    def refresh(self) -> None:
+        """Looks for what other processes have kept or removed meanwhile."""
+        try:
+            if self._folder.stat().st_mtime_ns != self._listed:
+                self._list()
+        except OSError:  # it is gone
+            self._known = set()
 
     def beginning(self) -> "Beginning":
         """The beginning of every text, without a token."""
@@ -145,6 +155,10 @@ class StateCache:
         # BOS is among the tokens, if there is one.
         origin = origin_of(*self._origin, tokens, bos=False, text="", framework=self._framework)
         return SavedState(origin, tensors)
+
+    def _list(self) -> None:
+        self._listed = self._folder.stat().st_mtime_ns
+        self._known = {path.name for path in self._files()}
 
     def _files(self) -> list[Path]:
         return [path for path in self._folder.iterdir() if _FILE.fullmatch(path.name)]
