@@ -287,7 +287,11 @@ class _Server:
         if not isinstance(text, str) or not isinstance(special, bool):
             raise Refused("expected prompt, a text, and add_special_tokens, true or false")
         tokenizer = self._model.tokenizer
-        ids = self._model.encode(text, None).tolist() if special else tokenizer.encode(text)
+
+        def encode() -> list[int]:
+            return self._model.encode(text, None).tolist() if special else tokenizer.encode(text)
+
+        ids = await asyncio.to_thread(encode) if len(text) > LONG else encode()
         return JSONResponse(
             {"tokens": ids, "count": len(ids), "max_model_len": self._options.max_tokens}
         )

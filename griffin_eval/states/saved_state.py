@@ -195,7 +195,7 @@ def read_state(path: str | Path) -> SavedState:
                 "text again with griffin-eval read"
             )
         recorded = found.pop("state_sha256")
-        state = SavedState(Origin(**found), tensors)
+        state = SavedState(_checked(Origin(**found)), tensors)
         whole = state.sha256 == recorded
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
@@ -204,6 +204,21 @@ def read_state(path: str | Path) -> SavedState:
     if not whole:
         raise CheckpointError(f"{path} is damaged: it is not what was written; read the text again")
     return state
+
+
+def _checked(origin: Origin) -> Origin:
+    """The same; what a file says of numbers that are used as numbers.
+
+    Raises:
+        ValueError: they are none, or out of all bounds.
+    """
+    for name, least in (("tokens", 2), ("last_token", 0)):
+        value = getattr(origin, name)
+        if type(value) is not int or not least <= value < 1 << 31:
+            raise ValueError(f"{name} is {brief(value)}")
+    if not isinstance(origin.config, dict):
+        raise ValueError(f"config is {brief(origin.config)}")
+    return origin
 
 
 def check_origin(
@@ -226,12 +241,12 @@ def check_origin(
     """
     origin, mine = state.origin, config_of(config)
     differing = [
-        f"{name} ({origin.config.get(name)!r}, here {mine.get(name)!r})"
+        f"{name} ({brief(origin.config.get(name))}, here {mine.get(name)!r})"
         for name in sorted({*mine, *origin.config})
         if origin.config.get(name) != mine.get(name)
     ]
     if origin.dtype != dtype:
-        differing.append(f"dtype ({origin.dtype}, here {dtype})")
+        differing.append(f"dtype ({brief(origin.dtype)}, here {dtype})")
     if None not in (origin.tokenizer, tokenizer) and origin.tokenizer != tokenizer:
         differing.append("the tokenizer")
     if differing:
@@ -239,8 +254,7 @@ def check_origin(
             f"state={path} was read by another model: it differs in {', '.join(differing)}; read "
             "the text again with griffin-eval read"
         )
-    shapes = shapes_of(config, state.read)
-    if shapes != {name: tensor.shape for name, tensor in state.tensors.items()}:
+    if not fits(state, config, dtype):
         raise ArgumentError(f"state={path} has not the tensors of this model's layers")
 
 
@@ -255,6 +269,14 @@ def check_weights(path: str | Path, state: SavedState, weights_sha256: str) -> N
             f"state={path} was read with other weights ({state.origin.weights_sha256[:12]}…, here "
             f"{weights_sha256[:12]}…): read the text again with griffin-eval read"
         )
+
+
+def fits(state: SavedState, config: "GriffinConfig", dtype: str) -> bool:
+    """Whether a state has the tensors of a model, and ends with a token of it."""
+    wide = "float64" if dtype == "float64" else "float32"
+    found = {name: (one.shape, one.dtype.name) for name, one in state.tensors.items()}
+    expected = {name: (one, wide) for name, one in shapes_of(config, state.read).items()}
+    return found == expected and state.origin.last_token < config.vocab_size
 
 
 def shapes_of(config: "GriffinConfig", read: int) -> dict[str, tuple[int, ...]]:

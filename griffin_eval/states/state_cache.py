@@ -21,9 +21,9 @@ from griffin_eval.states.saved_state import (
     LAYOUT,
     SavedState,
     config_of,
+    fits,
     origin_of,
     read_state,
-    shapes_of,
 )
 
 if TYPE_CHECKING:
@@ -124,12 +124,11 @@ class StateCache:
             if not file.exists():  # another process removed it
                 return None
             state = read_state(file)
-            config, *others = self._origin
+            config, _, _, dtype = self._origin
             there = state.origin
             mine = self._make(tokens, state.tensors).origin
             same = there._replace(written_by="", text="") == mine._replace(written_by="", text="")
-            shapes = {name: tensor.shape for name, tensor in state.tensors.items()}
-            if not same or shapes != shapes_of(config, state.read):
+            if not same or not fits(state, config, dtype):
                 raise CheckpointError(f"{file} is not the state that its name says")
             os.utime(file)
         except (CheckpointError, OSError) as error:
