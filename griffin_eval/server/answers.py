@@ -77,8 +77,9 @@ class Answer:
         if not self._stop or token.ends:
             return False
         tail = [each.id for each in self.tokens[-self._tail :]]
-        text = self._tokenizer.decode(tail, skip_special_tokens=False)
-        return any(one in text for one in self._stop)
+        # A special token may be a stop string, and may stand between two halves of one.
+        texts = [self._tokenizer.decode(tail, skip_special_tokens=skip) for skip in (True, False)]
+        return any(one in text for text in texts for one in self._stop)
 
     def done(self, reason: str, error: Exception | None) -> None:
         self.reason, self.error = reason, error

@@ -25,6 +25,7 @@ from griffin_eval.server.fields import (
     GENERATE,
     Asked,
     Refused,
+    check_names,
     read_body,
     read_fields,
     read_ids,
@@ -269,7 +270,7 @@ class _Server:
         if (key := self._options.api_key) is None:
             return
         given = http.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), key.encode()):
+        if not hmac.compare_digest(given.encode("latin-1"), key.encode()):  # as they were sent
             raise Refused("the API key is missing or wrong", 401)
 
     # What stands beside them
@@ -283,6 +284,7 @@ class _Server:
 
     async def tokenize(self, http: Http) -> Response:
         body = await self._body(http)
+        check_names(body, ("model", "prompt", "add_special_tokens"))
         text, special = body.get("prompt"), body.get("add_special_tokens", True)
         if not isinstance(text, str) or not isinstance(special, bool):
             raise Refused("expected prompt, a text, and add_special_tokens, true or false")
@@ -298,6 +300,7 @@ class _Server:
 
     async def detokenize(self, http: Http) -> Response:
         body = await self._body(http)
+        check_names(body, ("model", "tokens"))
         ids = read_ids(body.get("tokens"), self._model.vocab_size)
         text = self._model.tokenizer.decode(ids, skip_special_tokens=False)
         return JSONResponse({"prompt": text})

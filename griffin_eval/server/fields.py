@@ -1,7 +1,7 @@
 """What a request body may say, checked; whatever else it says is refused by name."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 from griffin_eval.engine.generation import Sampling
@@ -95,10 +95,7 @@ def read_fields(body: Any, known: tuple[str, ...], default_tokens: int) -> Asked
     if not isinstance(body, dict):
         raise Refused("the body must be a JSON object")
     given = {name: value for name, value in body.items() if value is not None}
-    wrong = [name for name in given if name not in known and name not in _NEUTRAL]
-    if wrong:
-        names = ", ".join(map(repr, wrong))
-        raise Refused(f"unknown parameter {names}: expected {', '.join(known)}", param=wrong[0])
+    check_names(given, known, _NEUTRAL)
     wrong = [n for n, v in given.items() if n not in known and not _neutral(v, _NEUTRAL[n])]
     if wrong:
         values = ", ".join(f"{name}={brief(given[name]):.60}" for name in wrong)
@@ -162,6 +159,20 @@ def read_fields(body: Any, known: tuple[str, ...], default_tokens: int) -> Asked
     if not asked.max_tokens and not asked.echo and "echo" in known:
         raise Refused("max_tokens=0 asks for nothing: add echo=true", param="max_tokens")
     return asked
+
+
+def check_names(body: dict[str, Any], known: Sequence[str], neutral: Container[str] = ()) -> None:
+    """Checks that a body has no other fields.
+
+    Raises:
+        Refused: naming those.
+    """
+    wrong = [name for name in body if name not in known and name not in neutral]
+    if wrong:
+        names = ", ".join(map(brief, wrong[:10]))
+        raise Refused(
+            f"unknown parameter {names}: expected {', '.join(known)}", param=wrong[0][:100]
+        )
 
 
 def _whole(value: Any) -> bool:

@@ -152,8 +152,8 @@ class ServedModel:
         most = self.options.max_tokens
         if most is not None and len(ids) + asked.max_tokens > most:
             raise Refused(
-                f"the prompt has {len(ids)} tokens and max_tokens is {asked.max_tokens}, together "
-                f"more than this server's {most}",
+                f"the prompt has {len(ids)} tokens and {asked.max_tokens} new ones are asked for "
+                f"(max_tokens), together more than this server's {most}",
                 param="max_tokens",
             )
         answer = Answer(self.tokenizer, asked.stop, changed)

@@ -207,17 +207,24 @@ def read_state(path: str | Path) -> SavedState:
 
 
 def _checked(origin: Origin) -> Origin:
-    """The same; what a file says of numbers that are used as numbers.
+    """The same, which a file may have filled with anything.
 
     Raises:
-        ValueError: they are none, or out of all bounds.
+        ValueError: a value is of another type, or out of all bounds.
     """
-    for name, least in (("tokens", 2), ("last_token", 0)):
-        value = getattr(origin, name)
-        if type(value) is not int or not least <= value < 1 << 31:
-            raise ValueError(f"{name} is {brief(value)}")
-    if not isinstance(origin.config, dict):
-        raise ValueError(f"config is {brief(origin.config)}")
+    types = {
+        (str,): ("weights_sha256", "dtype", "tokens_sha256", "text", "written_by"),
+        (str, type(None)): ("tokenizer", "template"),
+        (int,): ("layout", "tokens", "last_token"),
+        (bool,): ("bos",),
+        (dict,): ("config",),
+    }
+    for kinds, names in types.items():
+        for name in names:
+            if type(value := getattr(origin, name)) not in kinds:
+                raise ValueError(f"{name} is {brief(value)}")
+    if not 2 <= origin.tokens < 1 << 31 or not 0 <= origin.last_token < 1 << 31:
+        raise ValueError(f"{origin.tokens} tokens, and {origin.last_token} as the last one")
     return origin
 
 
