@@ -247,11 +247,11 @@ def check_origin(
         ArgumentError: naming what differs.
     """
     origin, mine = state.origin, config_of(config)
-    differing = [
-        f"{name} ({brief(origin.config.get(name))}, here {mine.get(name)!r})"
-        for name in sorted({*mine, *origin.config})
-        if origin.config.get(name) != mine.get(name)
-    ]
+    differing = []
+    for name in sorted({*mine, *origin.config}):
+        if (saved := origin.config.get(name)) != (here := mine.get(name)):
+            shown = name if name in mine else brief(name)
+            differing.append(f"{shown} ({brief(saved)}, here {here!r})")
     if origin.dtype != dtype:
         differing.append(f"dtype ({brief(origin.dtype)}, here {dtype})")
     if None not in (origin.tokenizer, tokenizer) and origin.tokenizer != tokenizer:
