@@ -345,7 +345,7 @@ def _tensors(folder):
     return found
 
 
-@pytest.mark.parametrize("after", fast([25], range(1, 60, 4)))
+@pytest.mark.parametrize("after", fast([25], range(1, 42, 4)))
 def test_resumed_where_parts_of_a_parameter_are_in_several_files(
     wide, quantised, tmp_path, monkeypatch, after
 ):
