@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from griffin_eval.engine.limits import SMALLEST_STEP
+from griffin_eval.engine.live_kept import place
 from griffin_eval.engine.live_tree import NEVER, LiveEdge, insert
 from griffin_eval.engine.requests import Counts, PromptScores, Request
 from griffin_eval.runners.protocol import Runner
 from griffin_eval.states.saved_state import SavedState
+from griffin_eval.states.state_cache import StateCache
 
 MOST_EDGES = 63  # that a step reads from
 MOST_TOKENS = 1 << 22  # tokens of the tree that are remembered
@@ -34,6 +36,7 @@ class PromptReader:
         softmax_dtype: dtype in which logits are normalised.
         saved: saved states by name, from which requests may go on.
         counts: where what is read is counted.
+        cache: folder of states that earlier processes left, and in which this one keeps some.
 
     Attributes:
         requests: that wait for their prompts, or for a row.
@@ -49,9 +52,11 @@ class PromptReader:
         softmax_dtype: str,
         saved: dict[str, SavedState],
         counts: Counts,
+        cache: StateCache | None = None,
     ):
         self._runner, self._slots, self._capacity = runner, slots, capacity
         self._softmax_dtype, self._saved, self._counts = softmax_dtype, saved, counts
+        self._cache = cache
         self._step_tokens = self._most = runner.step_tokens
         self._fixed_sizes = runner.padded_tokens(3) != 3
         self.requests: list[Request] = []
@@ -88,6 +93,10 @@ class PromptReader:
         tokens other than 1."""
         if not self._fixed_sizes:
             return
+        if self._cache is not None:
+            slot = self._free[-1]
+            tensors = self._runner.state_tensors(self.pool, slot, 1)
+            self.pool = self._runner.write_state(self.pool, slot, tensors, 1, self._capacity)
         for size in [size for size in SIZES if size <= self._step_tokens][::-1]:
             hidden: Any = None
             for rows in (MOST_EDGES + 1, 2, 1):
@@ -150,6 +159,8 @@ class PromptReader:
         """Puts a request's tokens into the tree, and lets them be read."""
         tokens = np.array([*request.tokens, *request.new], np.int32)
         root = self.roots[request.start]
+        if self._cache is not None and request.start is None:
+            self._go_on_from_disk(self._cache, request, tokens)
         request.edge, request.drawn = insert(root, tokens), False
         for edge in request.edge.path():
             edge.requests += 1
@@ -157,6 +168,40 @@ class PromptReader:
                 edge.wanted_from = min(edge.wanted_from, request.score_from)
                 edge.wanted_top = max(edge.wanted_top, request.top or 0)
         self.requests.append(request)
+
+    def _go_on_from_disk(self, cache: StateCache, request: Request, tokens: np.ndarray) -> None:
+        """Takes the state of the longest beginning of a prompt that is kept on disk."""
+        cache.refresh()
+        # Tokens after which something is scored have to be read.
+        most = len(tokens) if request.score_from is None else request.score_from
+        found = place(self.roots[None], tokens, cache, most)
+        for edge in insert(self.roots[None], tokens).path():
+            if edge.slot >= 0:  # it was read before it was known to be shared
+                self._keep(edge)
+        if found is None:
+            return
+        edge, beginning = found
+        slot = self._slot({one for r in self.requests if r.edge for one in r.edge.path()})
+        if slot is None:
+            return
+        state = cache.load(beginning.key, tokens[: beginning.tokens])
+        if state is None:
+            self._free.append(slot)
+            return
+        self.pool = self._runner.write_state(
+            self.pool, slot, state.tensors, state.read, self._capacity
+        )
+        self._clock += 1
+        edge.slot, edge.used = slot, self._clock
+        self._counts.tokens_kept += state.read
+
+    def _keep(self, edge: LiveEdge) -> None:
+        """Keeps the state after an edge on disk, if it is to be."""
+        if edge.keep is None or self._cache is None:
+            return
+        tensors = self._runner.state_tensors(self.pool, edge.slot, edge.end)
+        self._cache.save(*edge.keep, tensors)
+        edge.keep = None
 
     def leave(self, request: Request) -> None:
         """Takes a request out of the tree."""
@@ -193,7 +238,9 @@ class PromptReader:
                     self._learn_first(edge)
                     unknown = edge.unknown(request.score_from, request.top or 0)
                 if len(unknown):
-                    wanted = edge
+                    # A state from disk comes without what it predicts.
+                    first = not unknown[0] and edge.parent is not None and edge.parent.parent
+                    wanted = edge.parent if first else edge
                     break
         if wanted is None and request.max_new_tokens:
             last = request.edge
@@ -389,6 +436,8 @@ class PromptReader:
                 edge.slot = slot
             elif slot >= 0:  # it was read again for its tokens' sake
                 self._free.append(slot)
+            if edge.slot >= 0:
+                self._keep(edge)
             asked = any(each.edge is edge and not each.drawn for each in self.requests)
             if slot >= 0 or asked:
                 ended.append((edge, base + count - 1))
