@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from griffin_eval.engine.generation import Sampling
 from griffin_eval.engine.requests import MOST_TOP
+from griffin_eval.engine.sampling import Sampling
 from griffin_eval.errors import BadInput
 
 

@@ -7,9 +7,10 @@ import pytest
 from fixtures_engine import continuations, random_ids, reference_scores, small_runner
 from parity import BASE
 
-from griffin_eval.engine.generation import Prompt, Sampling
+from griffin_eval.engine.generation import Prompt
 from griffin_eval.engine.live_tree import LiveEdge, insert
 from griffin_eval.engine.requests import Request
+from griffin_eval.engine.sampling import Sampling
 from griffin_eval.engine.scheduler import Scheduler
 
 FRAMEWORKS = pytest.mark.parametrize("framework", ["torch", "jax"])
@@ -150,7 +151,8 @@ def test_a_cancelled_request_frees_everything():
     assert other.reason == "length" and len(other.tokens) == 3
     assert scheduler.unfinished == scheduler.generating == 0
     root = scheduler._prompts.roots[None]
-    held = [edge.slot for edge in root.below() if edge.slot >= 0]
+    pool = scheduler._prompts.pool
+    held = [pool.slot_of(edge) for edge in root.below() if edge in pool]
     assert len(set(held)) == len(held) == scheduler.states
     assert all(edge.working is None and not edge.requests for edge in root.below())
 
