@@ -69,6 +69,9 @@ def serve(
     framework: Annotated[str | None, typer.Option(help="Framework: torch or jax.")] = None,
     dtype: Annotated[str, typer.Option(help="dtype of weights and activations.")] = "auto",
     device: Annotated[str | None, typer.Option(help="Device, as the framework names it.")] = None,
+    tensor_parallel_size: Annotated[
+        int, typer.Option(help="Number of devices that share the weights.", min=1)
+    ] = 1,
     *,
     options: CheckpointOptions,
 ) -> None:
@@ -100,6 +103,7 @@ def serve(
         "device": device,
         "tokenizer": tokenizer,
         "state_budget": state_budget,
+        "tensor_parallel_size": tensor_parallel_size,
     } | vars(options)
     model = ServedModel(
         {name: value for name, value in arguments.items() if value is not None},
