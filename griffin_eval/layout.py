@@ -114,8 +114,9 @@ def _specs(c: GriffinConfig) -> Iterator[ParamSpec]:
 
     def attention(name: str):
         yield from linear(f"{name}.q_proj", ("heads", c.width), width, bias=False)
-        yield from linear(f"{name}.k_proj", ("head_dim", c.head_dim), width, bias=False)
-        yield from linear(f"{name}.v_proj", ("head_dim", c.head_dim), width, bias=False)
+        keys = ("kv_heads" if c.num_kv_heads > 1 else "head_dim", c.kv_width)
+        yield from linear(f"{name}.k_proj", keys, width, bias=False)
+        yield from linear(f"{name}.v_proj", keys, width, bias=False)
         yield from linear(f"{name}.o_proj", width, ("heads", c.width), scale=last)
 
     width, lru, mlp = ("width", c.width), ("lru", c.lru_width), ("mlp", c.mlp_width)

@@ -88,14 +88,9 @@ def to_griffin_config(raw: dict[str, Any], *, source: str) -> GriffinConfig:
     fields["lru_width"] = width if raw.get("lru_width") is None else integer("lru_width", width)
     fields["gate_blocks"] = heads
 
-    kv_heads = raw.get("num_key_value_heads")
-    if kv_heads is None and heads != 1:
-        problems.append(
-            f"num_key_value_heads is missing, which transformers reads as num_attention_heads "
-            f"({heads}), but must be 1"
-        )
-    elif kv_heads is not None and (type(kv_heads) is not int or kv_heads != 1):
-        problems.append(f"num_key_value_heads must be 1, found {brief(kv_heads)}")
+    fields["num_kv_heads"] = heads
+    if raw.get("num_key_value_heads") is not None:
+        fields["num_kv_heads"] = integer("num_key_value_heads", 1)
     for key, (value, reason) in _FIXED.items():
         found = raw.get(key, value)
         if type(found) is not type(value) or found != value:
@@ -133,6 +128,7 @@ def stated_fields(raw: dict[str, Any]) -> set[str]:
         "mlp_width": ("intermediate_size",),
         "lru_width": ("lru_width", "hidden_size"),
         "gate_blocks": ("num_attention_heads",),
+        "num_kv_heads": ("num_key_value_heads",),
         "complex_gates": ("model_type",),  # whose recurrence is real
         "tie_embeddings": ("tie_word_embeddings",),
         "block_pattern": ("block_types", "_block_types"),
@@ -163,7 +159,7 @@ def to_huggingface(config: GriffinConfig) -> dict[str, Any]:
         "lru_width": config.lru_width,
         "head_dim": config.head_dim,
         "tie_word_embeddings": config.tie_embeddings,
-        "num_key_value_heads": 1,  # absent, it would mean num_attention_heads
+        "num_key_value_heads": config.num_kv_heads,  # absent, it would mean num_attention_heads
         "block_types": [_BLOCK_NAMES[block] for block in config.block_pattern],
         **rope,
         "rope_parameters": {**rope, "rope_type": "default"},

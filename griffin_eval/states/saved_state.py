@@ -7,17 +7,15 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import griffin_eval
+from griffin_eval.config import ADDED, GriffinConfig
 from griffin_eval.converters.arrays.write import writing
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.messages import brief
-
-if TYPE_CHECKING:
-    from griffin_eval.config import GriffinConfig
 
 LAYOUT = 1  # of the file
 _KEY = "griffin_eval_state"  # of its metadata
@@ -62,7 +60,7 @@ class SavedState(NamedTuple):
         tensors: float32 (float64 of a float64 model), which holds every narrower dtype exactly. By
             name, N = ``origin.tokens - 1`` tokens having been read: of recurrent layers
             ``layers.I.h`` [L] and ``layers.I.conv`` [K, L]; of attention ``layers.I.k`` and
-            ``layers.I.v`` [C, D], of the last C tokens, oldest first, C being N at most.
+            ``layers.I.v`` [C, J], of the last C tokens, oldest first, C being N at most.
     """
 
     origin: Origin
@@ -108,7 +106,7 @@ class SavedState(NamedTuple):
 
 
 def origin_of(
-    config: "GriffinConfig",
+    config: GriffinConfig,
     weights_sha256: str,
     tokenizer: str | None,
     dtype: str,
@@ -134,7 +132,7 @@ def origin_of(
     )
 
 
-def config_of(config: "GriffinConfig") -> dict[str, Any]:
+def config_of(config: GriffinConfig) -> dict[str, Any]:
     """A config as JSON has it."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
@@ -204,7 +202,7 @@ def read_state(path: str | Path) -> SavedState:
 def check_origin(
     path: str | Path,
     state: SavedState,
-    config: "GriffinConfig",
+    config: GriffinConfig,
     tokenizer: str | None,
     dtype: str,
 ) -> None:
@@ -220,10 +218,11 @@ def check_origin(
         ArgumentError: naming what differs.
     """
     origin, mine = state.origin, config_of(config)
+    theirs = {name: getattr(GriffinConfig, name) for name in ADDED} | origin.config
     differing = [
-        f"{name} ({origin.config.get(name)!r}, here {mine.get(name)!r})"
-        for name in sorted({*mine, *origin.config})
-        if origin.config.get(name) != mine.get(name)
+        f"{name} ({theirs.get(name)!r}, here {mine.get(name)!r})"
+        for name in sorted({*mine, *theirs})
+        if theirs.get(name) != mine.get(name)
     ]
     if origin.dtype != dtype:
         differing.append(f"dtype ({origin.dtype}, here {dtype})")
@@ -252,7 +251,7 @@ def check_weights(path: str | Path, state: SavedState, weights_sha256: str) -> N
         )
 
 
-def shapes_of(config: "GriffinConfig", read: int) -> dict[str, tuple[int, ...]]:
+def shapes_of(config: GriffinConfig, read: int) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors of a state after so many tokens."""
     shapes: dict[str, tuple[int, ...]] = {}
     for index, kind in enumerate(config.block_types):
@@ -261,5 +260,5 @@ def shapes_of(config: "GriffinConfig", read: int) -> dict[str, tuple[int, ...]]:
             shapes[f"layers.{index}.conv"] = (config.conv_width - 1, config.lru_width)
         else:
             keys = min(read, config.visible_keys - 1) if kind == "local_attention" else read
-            shapes[f"layers.{index}.k"] = shapes[f"layers.{index}.v"] = (keys, config.head_dim)
+            shapes[f"layers.{index}.k"] = shapes[f"layers.{index}.v"] = (keys, config.kv_width)
     return shapes

@@ -29,7 +29,7 @@ def hf_config(config: GriffinConfig) -> transformers.RecurrentGemmaConfig:
         lru_width=config.lru_width,
         intermediate_size=2 * config.mlp_width,
         num_attention_heads=config.num_heads,
-        num_key_value_heads=1,
+        num_key_value_heads=config.num_kv_heads,
         num_hidden_layers=config.num_layers,
         attention_window_size=config.visible_keys,
         conv1d_width=config.conv_width,
