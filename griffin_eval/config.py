@@ -15,7 +15,7 @@ HAWK: tuple[BlockType, ...] = ("recurrent",)
 MQA: tuple[BlockType, ...] = ("global_attention",)
 
 # Fields that older files lack, which mean their defaults.
-ADDED = ("complex_gates", "tie_embeddings", "num_kv_heads")
+ADDED = ("complex_gates", "tie_embeddings", "num_kv_heads", "attention_bias")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,7 @@ class GriffinConfig:
         num_heads: query heads, H. ``head_dim = W / H``.
         num_kv_heads: heads of keys and of values, K, each of which serves H / K neighbouring query
             heads: 1 in all published models (MQA), H in multi-head attention.
+        attention_bias: the maps to queries, keys and values have biases.
         num_layers: residual blocks.
         block_pattern: temporal block types, cycled over the layers.
         lru_width: width of the RG-LRU, L (D_RNN in the paper).
@@ -68,6 +69,7 @@ class GriffinConfig:
     rope_fraction: float = 0.5
     tie_embeddings: bool = True
     num_kv_heads: int = 1
+    attention_bias: bool = False
 
     def __post_init__(self):
         if isinstance(self.block_pattern, list):  # as JSON has it
@@ -154,6 +156,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "rope_fraction": _number(lambda x: 0 < x <= 1, "above 0, at most 1"),
     "complex_gates": (lambda value: isinstance(value, bool), "True or False"),
     "tie_embeddings": (lambda value: isinstance(value, bool), "True or False"),
+    "attention_bias": (lambda value: isinstance(value, bool), "True or False"),
 }
 
 # What several fields must be together, where each is right by itself.

@@ -108,6 +108,7 @@ BAD = {
     "rope_fraction": (0.0, -0.5, 1.5, 0.01, 3 / 16, math.nan),
     "complex_gates": (None, 1, "no"),
     "tie_embeddings": (None, 0, "yes"),
+    "attention_bias": (None, 0, "yes"),
 }
 
 

@@ -164,6 +164,7 @@ TRANSFORMERS_ONLY = {
     "a head of its own": replace(BASE, tie_embeddings=False),
     "grouped queries": replace(BASE, num_heads=4, gate_blocks=4, num_kv_heads=2),
     "several heads of keys": replace(BASE, num_kv_heads=2),
+    "biases of attention": replace(BASE, num_heads=4, gate_blocks=4, attention_bias=True),
 }
 # These no library can.
 REFERENCE_ONLY = {
@@ -244,4 +245,5 @@ def configs(draw):
         logits_soft_cap=draw(st.sampled_from([0.0, 5.0])),
         rope_fraction=draw(st.sampled_from([1.0] if head_dim % 4 else [0.5, 1.0])),
         tie_embeddings=draw(st.booleans()),
+        attention_bias=draw(st.booleans()),
     )
