@@ -199,7 +199,8 @@ class Evaluator:
                 that are not finite.
         """
         from griffin_eval.engine import parallel
-        from griffin_eval.engine.generation import Prompt, Sampling
+        from griffin_eval.engine.generation import Prompt
+        from griffin_eval.engine.sampling import Sampling
 
         sampling = Sampling(temperature, top_k, top_p)
         asked = [

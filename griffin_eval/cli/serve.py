@@ -76,6 +76,9 @@ def serve(
     framework: Annotated[str | None, typer.Option(help="Framework: torch or jax.")] = None,
     dtype: Annotated[str, typer.Option(help="dtype of weights and activations.")] = "auto",
     device: Annotated[str | None, typer.Option(help="Device, as the framework names it.")] = None,
+    tensor_parallel_size: Annotated[
+        int, typer.Option(help="Number of devices that share the weights.", min=1)
+    ] = 1,
     *,
     options: CheckpointOptions,
 ) -> None:
@@ -111,6 +114,7 @@ def serve(
         "state_budget": state_budget,
         "state_cache": state_cache,
         "state_cache_size": state_cache_size,
+        "tensor_parallel_size": tensor_parallel_size,
     } | vars(options)
     model = ServedModel(
         {name: value for name, value in arguments.items() if value is not None},

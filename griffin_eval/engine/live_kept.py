@@ -1,5 +1,7 @@
 """Where a live tree takes states from a folder, and which of its states are kept there."""
 
+from collections.abc import Container
+
 import numpy as np
 
 from griffin_eval.engine.live_tree import LiveEdge, insert, shared
@@ -7,7 +9,7 @@ from griffin_eval.states.state_cache import LEAST, Beginning, StateCache
 
 
 def place(
-    root: LiveEdge, tokens: np.ndarray, cache: StateCache, most: int
+    root: LiveEdge, tokens: np.ndarray, cache: StateCache, most: int, held: Container[LiveEdge]
 ) -> tuple[LiveEdge, Beginning] | None:
     """Puts a prompt into a tree, cut where its states are on disk, or are to be kept there.
 
@@ -20,6 +22,7 @@ def place(
         tokens: int32 [N], of the prompt.
         cache: the folder.
         most: most tokens of a beginning from whose state the prompt can go on.
+        held: edges of the tree whose states are in memory.
 
     Returns:
         The edge at whose end the state of the longest such beginning belongs, and which one it is;
@@ -41,7 +44,7 @@ def place(
         edge.keep = keep.key, tokens[: keep.tokens].copy()
     if own is not None and own.tokens - known >= LEAST:
         insert(root, tokens[: own.tokens - 1])
-    have = max((edge.end for edge in last.path() if edge.slot >= 0), default=0)
+    have = max((edge.end for edge in last.path() if edge in held), default=0)
     if stored is None or stored.tokens - 1 <= have:
         return None
     return insert(root, tokens[: stored.tokens - 1]), stored

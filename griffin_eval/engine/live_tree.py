@@ -19,7 +19,6 @@ class LiveEdge:
         start: number of tokens before them.
         parent: the edge before; None of a root, which has no tokens.
         children: edges behind it by their first token.
-        slot: of the state after the last token in the pool, -1 where there is none.
         logits: float [V], what follows the last token; None where there is no state.
         keep: name of the file in which the state after the last token is to be kept, and int32 [M],
             the tokens up to the one after it; None if it is not.
@@ -43,7 +42,6 @@ class LiveEdge:
         "parent",
         "position",
         "requests",
-        "slot",
         "start",
         "tokens",
         "top",
@@ -58,7 +56,7 @@ class LiveEdge:
     def __init__(self, tokens: np.ndarray, start: int, parent: "LiveEdge | None"):
         self.tokens, self.start, self.parent = tokens, start, parent
         self.children: dict[int, LiveEdge] = {}
-        self.slot, self.position = -1, start
+        self.position = start
         self.logits: np.ndarray | None = None
         self.keep: tuple[str, np.ndarray] | None = None
         self.working: int | None = None
@@ -73,6 +71,10 @@ class LiveEdge:
     def end(self) -> int:
         """Number of tokens up to its last one."""
         return self.start + len(self.tokens)
+
+    def next_ids(self, count: int) -> np.ndarray:
+        """int32 [count], the tokens that are read next."""
+        return self.tokens[(at := self.position - self.start) : at + count]
 
     def path(self) -> list["LiveEdge"]:
         """The edges from the root, which is left out, to this one."""

@@ -7,17 +7,15 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import griffin_eval
+from griffin_eval.config import ADDED, GriffinConfig
 from griffin_eval.converters.arrays.write import writing
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.messages import brief
-
-if TYPE_CHECKING:
-    from griffin_eval.config import GriffinConfig
 
 LAYOUT = 2  # of the file
 _KEY = "griffin_eval_state"  # of its metadata
@@ -65,7 +63,7 @@ class SavedState(NamedTuple):
         tensors: float32 (float64 of a float64 model), which holds every narrower dtype exactly. By
             name, N = ``origin.tokens - 1`` tokens having been read: of recurrent layers
             ``layers.I.h`` [L] and ``layers.I.conv`` [K, L]; of attention ``layers.I.k`` and
-            ``layers.I.v`` [C, D], of the last C tokens, oldest first, C being N at most.
+            ``layers.I.v`` [C, J], of the last C tokens, oldest first, C being N at most.
     """
 
     origin: Origin
@@ -111,7 +109,7 @@ class SavedState(NamedTuple):
 
 
 def origin_of(
-    config: "GriffinConfig",
+    config: GriffinConfig,
     weights_sha256: str,
     tokenizer: str | None,
     dtype: str,
@@ -139,7 +137,7 @@ def origin_of(
     )
 
 
-def config_of(config: "GriffinConfig") -> dict[str, Any]:
+def config_of(config: GriffinConfig) -> dict[str, Any]:
     """A config as JSON has it."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
@@ -231,7 +229,7 @@ def _checked(origin: Origin) -> Origin:
 def check_origin(
     path: str | Path,
     state: SavedState,
-    config: "GriffinConfig",
+    config: GriffinConfig,
     tokenizer: str | None,
     dtype: str,
 ) -> None:
@@ -247,9 +245,10 @@ def check_origin(
         ArgumentError: naming what differs.
     """
     origin, mine = state.origin, config_of(config)
+    theirs = {name: getattr(GriffinConfig, name) for name in ADDED} | origin.config
     differing = []
-    for name in sorted({*mine, *origin.config}):
-        if (saved := origin.config.get(name)) != (here := mine.get(name)):
+    for name in sorted({*mine, *theirs}):
+        if (saved := theirs.get(name)) != (here := mine.get(name)):
             shown = name if name in mine else brief(name)
             differing.append(f"{shown} ({brief(saved)}, here {here!r})")
     if origin.dtype != dtype:
@@ -278,7 +277,7 @@ def check_weights(path: str | Path, state: SavedState, weights_sha256: str) -> N
         )
 
 
-def fits(state: SavedState, config: "GriffinConfig", dtype: str) -> bool:
+def fits(state: SavedState, config: GriffinConfig, dtype: str) -> bool:
     """Whether a state has the tensors of a model, and ends with a token of it."""
     wide = "float64" if dtype == "float64" else "float32"
     found = {name: (one.shape, one.dtype.name) for name, one in state.tensors.items()}
@@ -286,7 +285,7 @@ def fits(state: SavedState, config: "GriffinConfig", dtype: str) -> bool:
     return found == expected and state.origin.last_token < config.vocab_size
 
 
-def shapes_of(config: "GriffinConfig", read: int) -> dict[str, tuple[int, ...]]:
+def shapes_of(config: GriffinConfig, read: int) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors of a state after so many tokens."""
     shapes: dict[str, tuple[int, ...]] = {}
     for index, kind in enumerate(config.block_types):
@@ -295,5 +294,5 @@ def shapes_of(config: "GriffinConfig", read: int) -> dict[str, tuple[int, ...]]:
             shapes[f"layers.{index}.conv"] = (config.conv_width - 1, config.lru_width)
         else:
             keys = min(read, config.visible_keys - 1) if kind == "local_attention" else read
-            shapes[f"layers.{index}.k"] = shapes[f"layers.{index}.v"] = (keys, config.head_dim)
+            shapes[f"layers.{index}.k"] = shapes[f"layers.{index}.v"] = (keys, config.kv_width)
     return shapes

@@ -20,6 +20,7 @@ from slow import slow
 
 import griffin_eval
 from griffin_eval import Evaluator, convert
+from griffin_eval.config import ADDED
 from griffin_eval.engine.generation import Prompt
 from griffin_eval.engine.limits import Limits
 from griffin_eval.engine.reading import read
@@ -78,12 +79,13 @@ def test_requests_go_on_in_either_framework(writer, reader, states):
 
 @functools.cache
 def two_runners(framework, kind):
-    config = BASE if kind == "griffin" else dataclasses.replace(BASE, block_pattern=(kind,))
+    changed = {"griffin": {}, "two heads of keys": {"num_kv_heads": 2}}
+    config = dataclasses.replace(BASE, **changed.get(kind, {"block_pattern": (kind,)}))
     return small_runner(framework, config), small_runner.__wrapped__(framework, config)
 
 
 @pytest.mark.parametrize("framework", ["torch", slow("jax")])
-@pytest.mark.parametrize("kind", ["griffin", "global_attention"])
+@pytest.mark.parametrize("kind", ["griffin", "global_attention", slow("two heads of keys")])
 @settings(max_examples=8, deadline=None)
 @given(count=st.integers(2, 90), own=st.integers(1, 40), seed=st.integers(0, 99))
 def test_any_cut_gives_the_scores_of_the_whole(framework, kind, count, own, seed):
@@ -130,6 +132,26 @@ def test_what_differs_is_named(arguments, sentence, states):
         GriffinLM(
             str(CHECKPOINT), **{"dtype": "float32", "state": str(states["torch"])} | arguments
         )
+
+
+def test_a_state_from_before_a_field_of_the_config_means_its_default(tmp_path, states):
+    state = read_state(states["torch"])
+    known = {name: value for name, value in state.origin.config.items() if name not in ADDED}
+    older = state._replace(origin=state.origin._replace(config=known))
+    older.save(tmp_path / SAVED)
+    (found,) = Evaluator(
+        CHECKPOINT, dtype="float32", framework="torch", state=tmp_path / SAVED
+    ).score([" Then"])
+    (right,) = Evaluator(
+        CHECKPOINT, dtype="float32", framework="torch", state=states["torch"]
+    ).score([" Then"])
+    np.testing.assert_array_equal(found.logprobs, right.logprobs)
+    changed = state._replace(
+        origin=state.origin._replace(config=state.origin.config | {"num_kv_heads": 4})
+    )
+    changed.save(tmp_path / SAVED)
+    with pytest.raises(ArgumentError, match=r"num_kv_heads \(4, here 1\)"):
+        Evaluator(CHECKPOINT, dtype="float32", framework="torch", state=tmp_path / SAVED)
 
 
 def test_another_model_is_named(states, checkpoint):
