@@ -252,7 +252,7 @@ def check_origin(
             shown = name if name in mine else brief(name)
             differing.append(f"{shown} ({brief(saved)}, here {here!r})")
     if origin.dtype != dtype:
-        differing.append(f"dtype ({brief(origin.dtype)}, here {dtype})")
+        differing.append(f"dtype ({brief(origin.dtype)[1:-1]}, here {dtype})")
     if None not in (origin.tokenizer, tokenizer) and origin.tokenizer != tokenizer:
         differing.append("the tokenizer")
     if differing:
