@@ -94,8 +94,12 @@ class Client:
 
 
 @contextmanager
-def served(checkpoint: str, framework: str, dtype: str) -> Iterator[int]:
+def served(checkpoint: str, framework: str, dtype: str, *options: str) -> Iterator[int]:
     """A server of a checkpoint, ready at the port that this gives.
+
+    Args:
+        checkpoint: path or hub id.
+        framework, dtype, options: of `griffin-eval serve`.
 
     Raises:
         Failed: it has ended.
@@ -105,7 +109,7 @@ def served(checkpoint: str, framework: str, dtype: str) -> Iterator[int]:
         port = free.getsockname()[1]
     main = "from griffin_eval.cli.main import main; main()"
     command = [sys.executable, "-P", "-c", main, "serve", checkpoint]
-    command += ["--port", str(port), "--framework", framework, "--dtype", dtype]
+    command += ["--port", str(port), "--framework", framework, "--dtype", dtype, *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
         lines: list[str] = []
