@@ -7,6 +7,7 @@ already is not read again.
 """
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -203,8 +204,9 @@ class PromptReader:
         parent = edge.parent
         if parent is None or parent.logits is None:
             return
-        width = max(edge.wanted_top, edge.top)
-        logprob, tokens, logprobs = self.normalised(parent.logits, int(edge.tokens[0]), width)
+        logprob, tokens, logprobs = self.normalised(
+            parent.logits, int(edge.tokens[0]), _width(edge)
+        )
         edge.learn(np.zeros(1, np.int64), np.array([logprob]), tokens[None], logprobs[None])
 
     def normalised(
@@ -237,17 +239,18 @@ class PromptReader:
         edges = edges[: self.limits.rows]
         unused = self._budget(pause)
         share = max(unused // len(edges), SMALLEST_STEP)
-        counts = [min(edge.end - edge.position, share) for edge in edges]
+        left = [self._last(edge) - edge.position for edge in edges]
+        counts = [min(each, share) for each in left]
         spare = max(unused - sum(counts), 0)
         parts: list[Part] = []
-        for edge, count in zip(edges, counts, strict=True):
-            more = min(edge.end - edge.position - count, spare)
+        for edge, most, count in zip(edges, left, counts, strict=True):
+            more = min(most - count, spare)
             count, spare = min(count + more, unused), spare - more
             if not count:
                 break
             if edge.working is None:
                 source = self._source(edge)
-                whole = count == len(edge.tokens) and not self._kept(edge)
+                whole = count == most and not self._kept(edge)
                 target = -1 if whole else self.pool.take(lambda: needed)
                 if target is None:
                     continue
@@ -263,7 +266,7 @@ class PromptReader:
             else:
                 target = self.pool.take(lambda: self.roots.values())
             assert target is not None
-            count = min(edge.end - edge.position, max(unused, 1))
+            count = min(self._last(edge) - edge.position, max(unused, 1))
             parts.append(Part(edge, edge.next_ids(count), source, target))
         return parts
 
@@ -278,6 +281,14 @@ class PromptReader:
             return self.limits.tokens
         count = int(pause / self._token_seconds)
         return min(max(1 << max(count, 1).bit_length() - 1, SMALLEST_STEP), self.limits.tokens)
+
+    def _last(self, edge: LiveEdge) -> int:
+        """Number of tokens of the sequence up to the last one that has to be read: the last token
+        of an edge predicts nothing that somebody wants, where nothing follows."""
+        follows = self._kept(edge) or any(
+            each.edge is edge and each.max_new_tokens and not each.drawn for each in self.requests
+        )
+        return edge.end if follows else max(edge.end - 1, edge.start + 1)
 
     def _kept(self, edge: LiveEdge) -> bool:
         """Whether the state after an edge is needed, or likely to be."""
@@ -311,44 +322,60 @@ class PromptReader:
 
     def _score(self, hidden: Any, parts: list[Part], bases: np.ndarray) -> None:
         """Learns the log-probabilities that are wanted of what the parts of a step predict."""
+        every = list(self._wanted(parts, bases))
         for with_top in (False, True):
-            found: list[tuple[LiveEdge, np.ndarray, np.ndarray]] = []
-            for (edge, tokens, *_), base in zip(parts, bases.tolist(), strict=True):
-                count = len(tokens)
-                if (max(edge.wanted_top, edge.top) > 0) is not with_top:
-                    continue
-                at = edge.position - edge.start
-                unknown = edge.unknown(edge.wanted_from, edge.wanted_top)
-                unknown = unknown[(unknown > at) & (unknown <= at + count)]
-                if len(unknown):
-                    found.append((edge, unknown, base + unknown - 1 - at))
+            found = [each for each in every if (_width(each[0]) > 0) is with_top]
             if not found:
                 continue
-            positions = np.concatenate([places for *_, places in found])
+            positions, position_of = np.unique(
+                np.concatenate([places for *_, places in found]), return_inverse=True
+            )
             targets = np.concatenate([edge.tokens[index] for edge, index, _ in found])
-            asked = hidden, positions, targets, np.arange(len(targets)), self._softmax_dtype
+            asked = hidden, positions, targets, position_of, self._softmax_dtype
             if with_top:
-                top = max(max(edge.wanted_top, edge.top) for edge, *_ in found)
+                top = max(_width(edge) for edge, *_ in found)
                 results = self._runner.score_top(*asked, top)
             else:
                 results = (self._runner.score(*asked)[0],)
             first = 0
             for edge, index, _ in found:
                 part = slice(first, first := first + len(index))
-                width = max(edge.wanted_top, edge.top)
-                edge.learn(index, results[0][part], *(each[part, :width] for each in results[1:]))
+                top = _width(edge)
+                edge.learn(index, results[0][part], *(each[part, :top] for each in results[1:]))
+
+    def _wanted(
+        self, parts: list[Part], bases: np.ndarray
+    ) -> Iterator[tuple[LiveEdge, np.ndarray, np.ndarray]]:
+        """Edges with the indices of their tokens that the parts of a step predict and somebody
+        asks for, and the hidden vector that predicts each."""
+        for (edge, tokens, *_), base in zip(parts, bases.tolist(), strict=True):
+            at = edge.position - edge.start
+            end = at + len(tokens)
+            unknown = edge.unknown(edge.wanted_from, edge.wanted_top)
+            unknown = unknown[(unknown > at) & (unknown <= end)]
+            if len(unknown):
+                yield edge, unknown, base + unknown - 1 - at
+            if end == len(edge.tokens):
+                for child in edge.children.values():
+                    unknown = child.unknown(child.wanted_from, child.wanted_top)
+                    if len(unknown) and not unknown[0]:
+                        yield child, unknown[:1], np.array([base + len(tokens) - 1])
 
     def _end_edges(self, hidden: Any, parts: list[Part], bases: np.ndarray) -> None:
         """Goes on to the next tokens; keeps what edges predict that have been read to the end."""
         ended: list[tuple[LiveEdge, int]] = []
         for (edge, tokens, *_), base in zip(parts, bases.tolist(), strict=True):
             edge.position += len(tokens)
-            if edge.position < edge.end:
+            if edge.position < self._last(edge):
                 continue
+            whole = edge.position == edge.end
             slot, edge.working, edge.position = edge.working, None, edge.start
             assert slot is not None
             self._clock += 1
             edge.used = self._clock
+            if not whole:
+                self.pool.free(slot)
+                continue
             if edge in self.pool:  # it was read again for its tokens' sake
                 self.pool.free(slot)
                 self.pool.used(edge)
@@ -382,3 +409,8 @@ class PromptReader:
 def lately(before: float, now: float) -> float:
     """A mean in which the last ten or so count."""
     return 0.9 * before + 0.1 * now if before else now
+
+
+def _width(edge: LiveEdge) -> int:
+    """Number of likeliest tokens to find in the places of an edge's tokens."""
+    return max(edge.wanted_top, edge.top)
