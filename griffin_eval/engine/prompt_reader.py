@@ -7,7 +7,7 @@ already is not read again.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,10 +103,11 @@ class PromptReader:
                 self._runner.score(hidden, at, at * 0, at, self._softmax_dtype)
                 self._runner.score_top(hidden, at, at * 0, at, self._softmax_dtype, 1)
 
-    def needs(self) -> tuple[list[Request], list[LiveEdge]]:
-        """Requests that need no more of their prompts, and the edges to read for the others."""
+    def needs(self, requests: Sequence[Request]) -> tuple[list[Request], list[LiveEdge]]:
+        """Those of some requests that need no more of their prompts, and the edges to read for the
+        others."""
         ready, edges = [], dict[LiveEdge, None]()
-        for request in self.requests:
+        for request in requests:
             edge = self._next_edge(request)
             if edge is None:
                 ready.append(request)
@@ -164,12 +165,25 @@ class PromptReader:
         if request in self.requests:
             self.requests.remove(request)
 
-    def _abandon(self, edge: LiveEdge) -> None:
-        """Nobody asks for an edge any more: it is not read on, and what nothing follows is not
-        predicted."""
+    def reset(self, request: Request) -> None:
+        """Forgets the states on the path of a request, and what is not finite there."""
+        assert request.edge is not None
+        for edge in request.edge.path():
+            self.pool.drop(edge)
+            edge.logits = None
+            edge.logprobs[np.isinf(edge.logprobs)] = np.nan
+            self._give_up(edge)
+
+    def _give_up(self, edge: LiveEdge) -> None:
+        """Ends the reading of an edge."""
         if edge.working is not None:
             self.pool.free(edge.working)
             edge.working, edge.position = None, edge.start
+
+    def _abandon(self, edge: LiveEdge) -> None:
+        """Nobody asks for an edge any more: it is not read on, and what nothing follows is not
+        predicted."""
+        self._give_up(edge)
         if edge not in self.pool:
             edge.logits = None
         edge.wanted_from, edge.wanted_top = NEVER, 0

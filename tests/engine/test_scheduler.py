@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fixtures_engine import continuations, random_ids, reference_scores, small_runner
+from fixtures_engine import Damaged, continuations, random_ids, reference_scores, small_runner
 from parity import BASE
 from scheduler_worker import Answer, ask
 
@@ -195,6 +195,51 @@ def test_out_of_memory_of_one_request_fails_that_one():
     assert bad.reason == "error" and isinstance(bad.error, MemoryError)
     expected = continuations(runner, [Prompt(ids, 5) for ids in plain])
     assert [answer.ids for answer in answers] == expected
+
+
+@FRAMEWORKS
+def test_what_is_not_finite_fails_its_request_only(framework):
+    runner = small_runner(framework)
+    stem = [1, 2, 3, 4] * 5
+    good = [[*stem, 9, 8, 9], [*stem, 9, 9, 9], [2, 3, 3, 4]]
+    asked = [*good[:1], [*stem, 7, 4, 4], *good[1:]]
+    scheduler = Scheduler(Damaged(runner, 7), rows=4, capacity=1 << 10, state_bytes=1 << 24)
+    scored = [ask(scheduler, ids, score_from=1, top=1) for ids in asked]
+    continued = [ask(scheduler, ids, max_new_tokens=4) for ids in asked]
+    scheduler.run()
+    assert scheduler.unfinished == 0
+    for answers in (scored, continued):
+        bad = answers.pop(1)
+        assert bad.reason == "error" and "not finite: try dtype" in str(bad.error)
+    for ids, answer in zip(good, scored, strict=True):
+        check_scores(ids, answer.scores)
+    expected = continuations(runner, [Prompt(ids, 4) for ids in good])
+    assert [answer.ids for answer in continued] == expected
+    assert expected and not any(7 in ids for ids in expected)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_row_that_is_not_finite_fails_its_request_only(temperature, monkeypatch):
+    runner = small_runner("torch")
+    how = {"max_new_tokens": 6, "sampling": Sampling(temperature), "seed": (0, 1)}
+    prompts = [[3, 5], [4, 4, 4], random_ids(30, 2)]
+    alone = few("torch", rows=4)
+    expected = [ask(alone, ids, **how) for ids in prompts]
+    alone.run()
+    scheduler = few("torch", rows=4)
+    answers = [ask(scheduler, ids, **how) for ids in prompts]
+    decode_step, damaged = runner.decode_step, []
+
+    def sometimes(state, tokens, active):
+        hidden, state = decode_step(state, tokens, active)
+        damaged.append(active.sum() > 1 and len(damaged) % 2 == 0)
+        return (hidden * np.nan if damaged[-1] else hidden), state
+
+    monkeypatch.setattr(runner, "decode_step", sometimes)
+    scheduler.run()
+    assert any(damaged)
+    assert [answer.ids for answer in answers] == [answer.ids for answer in expected]
+    assert {answer.reason for answer in answers} == {"length"}
 
 
 def test_insert_cuts_where_sequences_part():
