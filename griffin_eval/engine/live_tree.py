@@ -20,6 +20,8 @@ class LiveEdge:
         parent: the edge before; None of a root, which has no tokens.
         children: edges behind it by their first token.
         logits: float [V], what follows the last token; None where there is no state.
+        keep: name of the file in which the state after the last token is to be kept, and int32 [M],
+            the tokens up to the one after it; None if it is not.
         position: index in the sequence of the next token to read, while it is being read.
         working: slot of the state before that token; None while it is not being read.
         logprobs: float64 [N], log-probability of each token in nats: NaN where it is not known,
@@ -34,6 +36,7 @@ class LiveEdge:
 
     __slots__ = (
         "children",
+        "keep",
         "logits",
         "logprobs",
         "parent",
@@ -55,6 +58,7 @@ class LiveEdge:
         self.children: dict[int, LiveEdge] = {}
         self.position = start
         self.logits: np.ndarray | None = None
+        self.keep: tuple[str, np.ndarray] | None = None
         self.working: int | None = None
         self.logprobs = np.full(len(tokens), np.nan)
         self.top = 0
@@ -136,6 +140,18 @@ def insert(root: LiveEdge, tokens: np.ndarray) -> LiveEdge:
         depth += common
         edge = child if common == len(child.tokens) else split(child, depth)
     return edge
+
+
+def shared(root: LiveEdge, tokens: np.ndarray) -> int:
+    """Number of tokens that a sequence has in common with a tree."""
+    edge, depth = root, 0
+    while depth < len(tokens) and (child := edge.children.get(int(tokens[depth]))) is not None:
+        common = common_prefix(child.tokens, tokens[depth : depth + len(child.tokens)])
+        depth += common
+        if common < len(child.tokens):
+            break
+        edge = child
+    return depth
 
 
 def split(edge: LiveEdge, length: int) -> LiveEdge:

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from griffin_eval.engine.limits import SMALLEST_STEP, Limits
+from griffin_eval.engine.live_kept import place
 from griffin_eval.engine.live_tree import NEVER, LiveEdge, insert
 from griffin_eval.engine.pool import Part, Pool
 from griffin_eval.engine.requests import Counts, PromptScores, Request
 from griffin_eval.runners.protocol import Runner
 from griffin_eval.states.saved_state import SavedState
+from griffin_eval.states.state_cache import StateCache
 
 MOST_EDGES = 63  # that a step reads from
 MOST_TOKENS = 1 << 22  # tokens of the tree that are remembered
@@ -36,6 +38,7 @@ class PromptReader:
         softmax_dtype: dtype in which logits are normalised.
         saved: saved states by name, from which requests may go on.
         counts: where what is read is counted.
+        cache: folder of states that earlier processes left, and in which this one keeps some.
 
     Attributes:
         requests: that wait for their prompts, or for a row.
@@ -51,9 +54,11 @@ class PromptReader:
         softmax_dtype: str,
         saved: dict[str, SavedState],
         counts: Counts,
+        cache: StateCache | None = None,
     ):
         self._runner, self._slots, self._capacity = runner, slots, capacity
         self._softmax_dtype, self._saved, self._counts = softmax_dtype, saved, counts
+        self._cache = cache
         most = Limits(runner.step_tokens, min(runner.step_rows, MOST_EDGES))
         self.limits = self._most = most.fitting(runner.step_bytes(capacity))
         self._fixed_sizes = runner.padded_tokens(3) != 3
@@ -88,6 +93,9 @@ class PromptReader:
         tokens other than 1."""
         if not self._fixed_sizes:
             return
+        if self._cache is not None and (slot := self.pool.take()) is not None:
+            self.pool.write(slot, self.pool.tensors(slot, 1), 1)
+            self.pool.free(slot)
         for size in [size for size in SIZES if size <= self.limits.tokens][::-1]:
             hidden: Any = None
             for rows in (MOST_EDGES + 1, 2, 1):
@@ -143,6 +151,8 @@ class PromptReader:
         """Puts a request's tokens into the tree, and lets them be read."""
         tokens = np.array([*request.tokens, *request.new], np.int32)
         root = self.roots[request.start]
+        if self._cache is not None and request.start is None:
+            self._go_on_from_disk(self._cache, request, tokens)
         request.edge, request.drawn = insert(root, tokens), False
         for edge in request.edge.path():
             edge.requests += 1
@@ -150,6 +160,39 @@ class PromptReader:
                 edge.wanted_from = min(edge.wanted_from, request.score_from)
                 edge.wanted_top = max(edge.wanted_top, request.top or 0)
         self.requests.append(request)
+
+    def _go_on_from_disk(self, cache: StateCache, request: Request, tokens: np.ndarray) -> None:
+        """Takes the state of the longest beginning of a prompt that is kept on disk."""
+        cache.refresh()
+        # Tokens after which something is scored have to be read.
+        most = len(tokens) if request.score_from is None else request.score_from
+        found = place(self.roots[None], tokens, cache, most, self.pool)
+        for edge in insert(self.roots[None], tokens).path():
+            self._keep(edge)  # if it was read before it was known to be shared
+        if found is None:
+            return
+        edge, beginning = found
+        slot = self.pool.take(
+            lambda: {one for r in self.requests if r.edge for one in r.edge.path()}
+        )
+        if slot is None:
+            return
+        state = cache.load(beginning.key, tokens[: beginning.tokens])
+        if state is None:
+            self.pool.free(slot)
+            return
+        self.pool.write(slot, state.tensors, state.read)
+        self.pool.hold(edge, slot)
+        self._clock += 1
+        edge.used = self._clock
+        self._counts.tokens_kept += state.read
+
+    def _keep(self, edge: LiveEdge) -> None:
+        """Keeps the state after an edge on disk, if it is held and is to be kept."""
+        if edge.keep is None or self._cache is None or edge not in self.pool:
+            return
+        self._cache.save(*edge.keep, self.pool.tensors(self.pool.slot_of(edge), edge.end))
+        edge.keep = None
 
     def leave(self, request: Request) -> None:
         """Takes a request out of the tree."""
@@ -199,7 +242,9 @@ class PromptReader:
                     self._learn_first(edge)
                     unknown = edge.unknown(request.score_from, request.top or 0)
                 if len(unknown):
-                    wanted = edge
+                    # A state from disk comes without what it predicts.
+                    first = not unknown[0] and edge.parent is not None and edge.parent.parent
+                    wanted = edge.parent if first else edge
                     break
         if wanted is None and request.max_new_tokens:
             last = request.edge
@@ -395,6 +440,7 @@ class PromptReader:
                 self.pool.used(edge)
             elif slot >= 0:
                 self.pool.hold(edge, slot)
+            self._keep(edge)
             asked = any(each.edge is edge and not each.drawn for each in self.requests)
             if slot >= 0 or asked:
                 ended.append((edge, base + len(tokens) - 1))

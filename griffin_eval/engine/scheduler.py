@@ -19,6 +19,7 @@ from griffin_eval.engine.rows import Row, Rows
 from griffin_eval.engine.sampling import Chooser
 from griffin_eval.runners.protocol import Runner
 from griffin_eval.states.saved_state import SavedState
+from griffin_eval.states.state_cache import StateCache
 
 MOST_SLOTS = 256  # states in the pool
 
@@ -36,6 +37,7 @@ class Scheduler:
         rows: most requests that are continued at a time; None for as many as the runner should.
         softmax_dtype: dtype in which logits are normalised.
         saved: saved states by name, from which requests may go on.
+        cache: folder of states that earlier processes left, and in which this one keeps some.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Scheduler:
         rows: int | None = None,
         softmax_dtype: str = "float32",
         saved: dict[str, SavedState] | None = None,
+        cache: StateCache | None = None,
     ):
         self._runner, self._eos_ids, self._saved = runner, eos_ids, saved or {}
         self._capacity, self._softmax_dtype = runner.padded_tokens(capacity), softmax_dtype
@@ -58,7 +61,7 @@ class Scheduler:
         slots = max(fit, 2) + len(self._saved)
         self.counts = Counts()
         self._prompts = PromptReader(
-            runner, slots, self._capacity, softmax_dtype, self._saved, self.counts
+            runner, slots, self._capacity, softmax_dtype, self._saved, self.counts, cache
         )
         self._changed = threading.Condition()
         self._added: list[Request] = []
