@@ -82,7 +82,7 @@ class PromptReader:
             slot = self.pool.take()
             assert slot is not None
             self.pool.write(slot, saved.tensors, saved.read)
-            self.pool.hold(self.roots[name], slot)
+            self.pool.hold(self.roots[name], slot, pinned=True)
 
     def _evicted(self, edge: LiveEdge) -> None:
         edge.logits = None
@@ -294,7 +294,7 @@ class PromptReader:
     def _parts(self, edges: list[LiveEdge], pause: float | None) -> list[Part]:
         """What the next step reads of some edges."""
         begun_from = {e.parent for e in edges if e.working is None}
-        needed = {*self.roots.values(), *begun_from, *(r.edge for r in self.requests)}
+        needed = {*begun_from, *(r.edge for r in self.requests)}
         edges = edges[: self.limits.rows]
         unused = self._budget(pause)
         share = max(unused // len(edges), SMALLEST_STEP)
@@ -323,7 +323,7 @@ class PromptReader:
             if parent is not None and parent.parent is not None:
                 target = self.pool.take_over(parent)
             else:
-                target = self.pool.take(lambda: self.roots.values())
+                target = self.pool.take()
             assert target is not None
             count = min(self._last(edge) - edge.position, max(unused, 1))
             parts.append(Part(edge, edge.next_ids(count), source, target))
