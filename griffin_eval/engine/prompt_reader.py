@@ -298,7 +298,7 @@ class PromptReader:
         edges = edges[: self.limits.rows]
         unused = self._budget(pause)
         share = max(unused // len(edges), SMALLEST_STEP)
-        left = [self._last(edge) - edge.position for edge in edges]
+        left = [max(self._last(edge) - edge.position, 1) for edge in edges]
         counts = [min(each, share) for each in left]
         spare = max(unused - sum(counts), 0)
         parts: list[Part] = []

@@ -197,6 +197,20 @@ def test_out_of_memory_of_one_request_fails_that_one():
     assert [answer.ids for answer in answers] == expected
 
 
+@pytest.mark.parametrize("states", [1, 3])
+def test_what_is_not_finite_waits_for_no_state(states):
+    runner = small_runner("torch")
+    budget = states * runner.state_bytes(runner.padded_tokens(1 << 10))
+    scheduler = Scheduler(Damaged(runner, 7), rows=1, capacity=1 << 10, state_bytes=budget)
+    long = [[token for token in random_ids(700, n) if token != 7] for n in range(3)]
+    good = [ask(scheduler, ids, max_new_tokens=3) for ids in long]
+    bad = [ask(scheduler, [*ids[:600], 7, 1, 2], score_from=5) for ids in long]
+    assert any(not scheduler._step() for _ in range(1000))
+    assert scheduler.unfinished == 0
+    assert {answer.reason for answer in bad} == {"error"}
+    assert [each.ids for each in good] == continuations(runner, [Prompt(ids, 3) for ids in long])
+
+
 @FRAMEWORKS
 def test_what_is_not_finite_fails_its_request_only(framework):
     runner = small_runner(framework)
