@@ -7,7 +7,7 @@ already is not read again.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -381,14 +381,15 @@ class PromptReader:
 
     def _score(self, hidden: Any, parts: list[Part], bases: np.ndarray) -> None:
         """Learns the log-probabilities that are wanted of what the parts of a step predict."""
-        every = list(self._wanted(parts, bases))
+        every = self._wanted(parts, bases)
         for with_top in (False, True):
             found = [each for each in every if (_width(each[0]) > 0) is with_top]
             if not found:
                 continue
-            positions, position_of = np.unique(
-                np.concatenate([places for *_, places in found]), return_inverse=True
-            )
+            positions = np.concatenate([places for *_, places in found])
+            position_of = np.arange(len(positions))
+            if not self._fixed_sizes:
+                positions, position_of = np.unique(positions, return_inverse=True)
             targets = np.concatenate([edge.tokens[index] for edge, index, _ in found])
             asked = hidden, positions, targets, position_of, self._softmax_dtype
             if with_top:
@@ -404,21 +405,27 @@ class PromptReader:
 
     def _wanted(
         self, parts: list[Part], bases: np.ndarray
-    ) -> Iterator[tuple[LiveEdge, np.ndarray, np.ndarray]]:
+    ) -> list[tuple[LiveEdge, np.ndarray, np.ndarray]]:
         """Edges with the indices of their tokens that the parts of a step predict and somebody
         asks for, and the hidden vector that predicts each."""
+        own: list[tuple[LiveEdge, np.ndarray, np.ndarray]] = []
+        after: list[tuple[LiveEdge, np.ndarray, np.ndarray]] = []
         for (edge, tokens, *_), base in zip(parts, bases.tolist(), strict=True):
             at = edge.position - edge.start
             end = at + len(tokens)
             unknown = edge.unknown(edge.wanted_from, edge.wanted_top)
             unknown = unknown[(unknown > at) & (unknown <= end)]
             if len(unknown):
-                yield edge, unknown, base + unknown - 1 - at
+                own.append((edge, unknown, base + unknown - 1 - at))
             if end == len(edge.tokens):
                 for child in edge.children.values():
                     unknown = child.unknown(child.wanted_from, child.wanted_top)
                     if len(unknown) and not unknown[0]:
-                        yield child, unknown[:1], np.array([base + len(tokens) - 1])
+                        after.append((child, unknown[:1], np.array([base + len(tokens) - 1])))
+        if self._fixed_sizes:  # no more are compiled for than a step has tokens; see `_learn_first`
+            read = sum(len(part.tokens) for part in parts)
+            after = after[: read - sum(len(index) for _, index, _ in own)]
+        return own + after
 
     def _end_edges(self, hidden: Any, parts: list[Part], bases: np.ndarray) -> None:
         """Goes on to the next tokens; keeps what edges predict that have been read to the end."""

@@ -286,6 +286,11 @@ def test_nothing_is_compiled_after_the_warm_up():
         answers.append(ask(scheduler, tokens, max_new_tokens=new, sampling=sampling, **asked))
         if number % 4 == 3:
             scheduler.run()
+    stem = rng.integers(BASE.vocab_size, size=14).tolist()
+    for choice in range(40):  # more branches than a small step has tokens
+        ids = [*stem, choice, *stem[: choice % 3]]
+        answers.append(ask(scheduler, ids, score_from=14, top=choice % 2))
+    scheduler.run()
     assert {answer.reason for answer in answers} == {"length"}
     assert runner.compilations == compiled
 
