@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from griffin_eval.bench.serving import Body, make_texts, served
+from griffin_eval.bench.serving import Body, make_texts, own_server, served
 from griffin_eval.bench.timing import Failed
 
 STREAMS = 16
@@ -146,7 +146,8 @@ def run(
     """
     texts = [f"{number}. {text}" for number, text in enumerate(make_texts(STREAMS))]
     without, during, reading = list[np.ndarray](), list[np.ndarray](), list[float]()
-    with served(checkpoint, framework, dtype, "--timeout", str(_TIMEOUT)) as port:
+    command = own_server(checkpoint, framework, dtype, "--timeout", str(_TIMEOUT))
+    with served(command) as port:
         ids = _text_ids(port)
         for number in range(rounds):
             # Its beginning is its own, since a server remembers what it has read.
