@@ -45,28 +45,24 @@ def _draw_row(
     figure: Any, facts: dict[str, Any], widths: list[float], looks: bool, remembers: bool
 ) -> None:
     cells = max(len(_single(facts)), 4)
-    axes = figure.subplots(
-        *(2, len(widths)),
-        squeeze=False,
-        gridspec_kw={"width_ratios": widths, "height_ratios": [TOP, CELL * cells]},
+    grid = figure.add_gridspec(
+        2, len(widths), width_ratios=widths, height_ratios=[TOP, CELL * cells]
     )
     columns, what = _columns(facts)
     for index, (side, title) in enumerate(SIDES.items()):
-        _curves(axes[0, index], facts, side, columns)
-        axes[0, index].set_title(f"{side.capitalize()}: {title}", fontsize=9)
+        above, below = (figure.add_subplot(grid[row, index]) for row in range(2))
+        _curves(above, facts, side, columns)
+        above.set_title(f"{side.capitalize()}: {title}", fontsize=9)
         labels = [*columns, "not\nwritten"] if side == "necessary" else columns
         values = [
             [*row[side], row["not_written"]] if side == "necessary" else row[side]
             for row in _single(facts)
         ]
-        _heat(axes[1, index], _single(facts), values, labels)
-        axes[1, index].set_xlabel(what, fontsize=8)
-    if looks:
-        _ages(axes[0, 2], axes[1, 2], facts)
-    if remembers:
-        for column, function in ((-2, _left), (-1, _half_lives)):
-            axes[0, column].set_axis_off()
-            function(axes[1, column], facts)
+        _heat(below, _single(facts), values, labels)
+        below.set_xlabel(what, fontsize=8)
+    beside = [_ages] * looks + [_left, _half_lives] * remembers
+    for column, function in enumerate(beside, len(SIDES)):
+        function(figure.add_subplot(grid[:, column]), facts)
     used = f"{facts['answered']} of {facts['pairs']} pairs, which the model answers"
     name = Path(facts["checkpoint"]).name
     figure.suptitle(f"{name}, {facts['task']}: {used}", fontsize=10, fontweight="bold")
@@ -165,9 +161,8 @@ def _cell(
     axes.text(x, y, text, ha="center", va="center", size=size, color=color)
 
 
-def _ages(above: Axes, axes: Axes, facts: dict[str, Any]) -> None:
+def _ages(axes: Axes, facts: dict[str, Any]) -> None:
     """What is lost where keys of some ages are hidden; the layers alone."""
-    above.set_axis_off()
     rows = [
         row | {"kind": "attention"}
         for row in facts["keys_hidden"]

@@ -268,7 +268,8 @@ def _gates(
 
     if "recurrent" not in opened.config.block_types:
         return {"half_lives": [], "left_by_gates": []}
-    given: Any = {"framework": runner.framework, "model": getattr(runner, "model", None)}
+    loaded: Any = runner
+    given: Any = {"framework": runner.framework, "model": loaded.model}
     found = [summary(layer, None) for layer in measure(opened, pair.original, **given)]
     cuts = [cut for each in distances if (cut := pair.cut(each)) is not None]
     shares = left(opened, pair.original, pair.fact_end, cuts, **given)
