@@ -15,6 +15,7 @@ from safetensors import safe_open
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
+from griffin_eval.analysis import half_lives
 from griffin_eval.cli.main import app
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.engine.limits import Limits
@@ -23,6 +24,7 @@ from griffin_eval.engine.tree import Scorable
 from griffin_eval.errors import ArgumentError
 from griffin_eval.evaluator import Evaluator
 from griffin_eval.lm.model import GriffinLM
+from griffin_eval.runners.load import load_runner
 from griffin_eval.text.words import word_spans, words_of_tokens
 
 TEXTS = ["The unary minus operator\r\n\tyields  naïve 東京 results.\n", " starts with a space"]
@@ -137,7 +139,7 @@ def test_a_table_and_a_text_of_every_line(checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
-def test_states_follow_the_equations(framework, checkpoint, tmp_path):
+def test_states_follow_the_equations(framework, checkpoint, tmp_path, monkeypatch):
     """Each state from the one before it by equations (1) to (4) of the paper, in float64."""
     opened, files = Checkpoint(checkpoint), [tmp_path / f"{n}.txt" for n in range(len(TEXTS))]
     for file, text in zip(files, TEXTS, strict=True):
@@ -174,6 +176,15 @@ def test_states_follow_the_equations(framework, checkpoint, tmp_path):
                         own[name][:-1][-len(last) :], last, rtol=1e-4, atol=1e-5
                     )
         assert names == set(found)
+        # What the map says the gates leave, read in other steps.
+        monkeypatch.setattr(half_lives, "CHUNK", 7)
+        twin, cuts = load_runner(checkpoint, framework=framework), [3, 6, 7, 10]
+        given = {"framework": framework, "model": twin.model}
+        for layer, shares in half_lives.left(opened, tokens, 3, cuts, **given):
+            log_a = found[f"layers.{layer}.log_a"].astype(np.float64)
+            expected = [np.exp(log_a[3:cut].sum(0)) for cut in cuts]
+            np.testing.assert_allclose(shares.T, expected, rtol=1e-4)
+        monkeypatch.undo()
     with pytest.raises(ArgumentError, match="an empty folder"):
         run(checkpoint, *files, "--states", folder)
 
