@@ -18,6 +18,7 @@ from griffin_eval.errors import ArgumentError, MissingExtraError
 if TYPE_CHECKING:
     from griffin_eval.converters.checkpoint import Checkpoint
     from griffin_eval.converters.overrides import Overrides
+    from griffin_eval.text.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,6 +114,21 @@ def takes_checkpoint_options(command: Callable[..., None]) -> Callable[..., None
     wrapper.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapper
+
+
+def tokenizer_of(opened: "Checkpoint") -> "tuple[Tokenizer, bool]":
+    """The tokenizer of a checkpoint, and whether its documents begin with BOS.
+
+    Raises:
+        CheckpointError: there is none, or it is of another model.
+    """
+    from griffin_eval.converters.source.companions import tokenizer_folder
+    from griffin_eval.text.load import load_tokenizer
+    from griffin_eval.text.tokenizer import check_vocabulary, default_add_bos
+
+    tokenizer = load_tokenizer(tokenizer_folder(opened.folder))
+    check_vocabulary(tokenizer, opened.config.vocab_size)
+    return tokenizer, default_add_bos(tokenizer, opened.config)
 
 
 def check_figures_folder(output: Path | None) -> None:
