@@ -59,6 +59,7 @@ _EVERY_BLOCK = GriffinConfig(  # every parameter there is, and no two sizes are 
     complex_gates=True,
     block_pattern=("recurrent", "local_attention"),
     tie_embeddings=False,
+    attention_bias=True,
 )
 HEAD = "lm_head.weight"  # a parameter only where it is not tied to the embedding
 EMBEDDING = "model.embed_tokens.weight"

@@ -149,6 +149,14 @@ def test_what_no_shape_says_is_asked_for():
             {"complex_gates": True},
             dict.fromkeys(("hf", "deepmind-torch"), "complex_gates=True: its recurrence is real"),
         ),
+        (
+            {"num_kv_heads": 2},
+            dict.fromkeys(("deepmind-flax", "deepmind-torch"), "num_kv_heads=2: it has one head"),
+        ),
+        (
+            {"attention_bias": True},
+            dict.fromkeys(("deepmind-flax", "deepmind-torch"), "attention_bias=True: its queries"),
+        ),
         ({"conv_width": 3}, dict.fromkeys(("deepmind-flax", "deepmind-torch"), "conv_width=3")),
         ({"norm_eps": 1e-5}, dict.fromkeys(("deepmind-flax", "deepmind-torch"), "norm_eps=1e-05")),
         ({"rope_base": 1e6}, dict.fromkeys(("deepmind-flax", "deepmind-torch"), "rope_base=")),
