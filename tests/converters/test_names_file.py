@@ -415,6 +415,8 @@ def test_layers_that_the_config_does_not_have(tmp_path):
                 ("value = 0", ["[[check]] 1: foreign is None"]),
                 ("foreign = 'b'", ["expected either value or canonical"]),
                 ("foreign = 'b'\nvalue = 'c'", ["value is 'c'"]),
+                (f"foreign = 'b'\nvalue = 1{'0' * 400}", ["value is 1000", "expected a number"]),
+                (f"foreign = 'b'\nvalue = 0x{'f' * 9999}", ["expected TOML, found a number of"]),
                 ("foreign = 'a'\nvalue = 1", ["foreign 'a' stands 2 times"]),
                 ("foreign = 'b'\ncanonical = 'model.x'", ["no parameter is called 'model.x'"]),
                 ("foreign = 'b'\ncanonical = 'lm_head.weight'", ["no row gives it as it is"]),
