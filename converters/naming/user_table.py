@@ -253,15 +253,18 @@ def _config_problems(config: Any) -> list[str]:
         return [f"config is {brief(config)}, expected a table"]
     problems = []
     example = dataclasses.asdict(PRESETS["recurrentgemma-2b"])
+    kinds: dict[type, tuple[type, ...]] = {
+        tuple: (list,),
+        float: (int, float),
+        type(None): (int,),  # of a number that need not be there
+    }
     for name, value in config.items():
         if name not in _FIELDS:
             problems.append(f"config has no field {name!r}{did_you_mean(name, _FIELDS)}")
             continue
         like = example[name]
-        kinds = (list,) if isinstance(like, tuple) else (type(like),)
-        if isinstance(like, float):
-            kinds = (int, float)
-        if type(value) not in kinds or (isinstance(value, list) and not _texts(value)):
+        kind = kinds.get(type(like), (type(like),))
+        if type(value) not in kind or (isinstance(value, list) and not _texts(value)):
             problems.append(f"config has {name} = {brief(value)}, expected one like {brief(like)}")
     return problems
 
