@@ -176,11 +176,13 @@ def read_names(path: str | Path) -> Names:
         f"unknown key {key!r}{did_you_mean(key, _KEYS)}" for key in content if key not in _KEYS
     ]
     for key in ("ignore", "differs"):
-        if not _texts(content.get(key, [])):
-            problems.append(f"{key} is {brief(content[key])}, expected a list of texts")
-    for key, kind, expected in (("title", str, "a text"), ("config_file", bool, "true or false")):
-        if not isinstance(content.get(key, kind()), kind):
-            problems.append(f"{key} is {brief(content[key])}, expected {expected}")
+        if not _texts(value := content.get(key, [])) or not all(map(str.isprintable, value)):
+            problems.append(f"{key} is {brief(value)}, expected a list of texts of one line")
+    title, config_file = content.get("title", ""), content.get("config_file", True)
+    if not isinstance(title, str) or not title.isprintable():
+        problems.append(f"title is {brief(title)}, expected a text of one line")
+    if not isinstance(config_file, bool):
+        problems.append(f"config_file is {brief(config_file)}, expected true or false")
     problems += _config_problems(content.get("config", {}))
     entries, rows, checks = content.get("tensor", []), [], []
     if not isinstance(entries, list) or not entries:
@@ -235,8 +237,8 @@ def read_names(path: str | Path) -> Names:
         tuple(content.get("ignore", [])),
         tuple(checks),
         {k: tuple(v) if isinstance(v, list) else v for k, v in content.get("config", {}).items()},
-        content.get("title", ""),
-        content.get("config_file", True),
+        title,
+        config_file,
         tuple(content.get("differs", [])),
     )
 

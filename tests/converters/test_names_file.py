@@ -408,6 +408,10 @@ def test_layers_that_the_config_does_not_have(tmp_path):
                 "embedding_scale = 1",
             ],
         ),
+        (
+            'title = "a\\nb"\ndiffers = ["c", "d\\u0007"]\n' + entry("a", ["model.x"], None),
+            ["title is 'a\\nb', expected a text of one line", "differs is ['c', 'd\\x07']"],
+        ),
         ("config = 3\n" + entry("a", ["model.final_norm.weight"], None), ["config is 3"]),
         *(
             (entry("a", ["model.final_norm.weight"], None) + "[[check]]\n" + check, parts)
