@@ -18,9 +18,10 @@ from parity import BASE, QUICK_COMPILE, relative_error, weights
 from tiny_checkpoints import write_source
 
 from griffin_eval.bench.shard.collectives import collectives
+from griffin_eval.bench.shard.measured import Sizes
 from griffin_eval.bench.shard.plan import differences, expected_sums, training_needs
 from griffin_eval.bench.shard.run import unexpected
-from griffin_eval.bench.shard.steps import Sizes, compile_steps, compile_training
+from griffin_eval.bench.shard.steps import compile_steps, compile_training
 from griffin_eval.config import HAWK, MQA, GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.engine.generation import Prompt
