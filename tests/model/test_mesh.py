@@ -110,6 +110,14 @@ def test_answers_are_those_of_one_device(name):
     assert one["kernels"][0] == ("plain" if name == "complex gates" else "cpu")
 
 
+@pytest.mark.slow
+def test_kept_programs_are_of_their_devices():
+    (found,) = worker([["kept", "griffin"]])
+    again, compiled, used = found["again"]
+    assert again == found["first"] and compiled == 0 and used > 4
+    assert found["loaded by others"] == [0, 0]
+
+
 @pytest.mark.parametrize("name", fast(["griffin"], [*FAMILIES, *UNEVEN, UNTIED]))
 def test_devices_say_to_each_other_what_the_split_needs(name):
     for found in worker([["counted", name, devices] for devices in (2, 4)]):
