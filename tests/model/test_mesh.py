@@ -25,15 +25,20 @@ UNEVEN = ["two heads on four devices", "odd vocabulary", "complex gates"]
 UNTIED = "a head of its own"
 
 
-def worker(calls: list[list], devices: int = 4) -> list[dict]:
+# As in conftest.py: for lists of programs whose results do not hang on it.
+QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+
+
+def worker(calls: list[list], devices: int = 4, flags: str | None = None) -> list[dict]:
     divided = f"--xla_force_host_platform_device_count={devices}"
+    flags = flags or os.environ.get("XLA_FLAGS", "")
     done = subprocess.run(
         [sys.executable, WORKER, json.dumps(calls)],
         capture_output=True,
         text=True,
         env=os.environ
         | {
-            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {divided}",
+            "XLA_FLAGS": f"{flags} {divided}",
             "PYTHONPATH": str(WORKER.parent),
         },
     )
@@ -144,7 +149,7 @@ def test_devices_say_to_each_other_what_the_split_needs(name):
     ids=len,
 )
 def test_a_training_step_says_what_the_plan_lists(cases):
-    results = worker([["counted_in_training", *case] for case in cases])
+    results = worker([["counted_in_training", *case] for case in cases], flags=QUICKLY)
     for case, found in zip(cases, results, strict=True):
         assert found["differences"][0] == [] and len(found["differences"][1]) == 1, case
         assert set(found["kinds"]) <= {"all-reduce", "all-gather"}, case
@@ -161,7 +166,7 @@ def test_a_training_step_says_what_the_plan_lists(cases):
 )
 def test_training_over_a_mesh_is_training(cases):
     """Of 20 steps: over a mesh and then another one, and on one device, a mesh, and one device."""
-    results = worker([["trained", *case] for case in cases])
+    results = worker([["trained", *case] for case in cases], flags=QUICKLY)
     for (model, data, devices, _), found in zip(cases, results, strict=True):
         assert (found["data"], found["model"]) == (data, devices // data)
         alone, meshed, moved = (np.array(losses) for losses in found["losses"])
