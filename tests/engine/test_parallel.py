@@ -22,9 +22,10 @@ from safetensors.numpy import load_file, save_file
 
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.engine import parallel
-from griffin_eval.engine.generation import Prompt, Sampling
+from griffin_eval.engine.generation import Prompt
 from griffin_eval.engine.limits import Limits
 from griffin_eval.engine.parallel import divide
+from griffin_eval.engine.sampling import Sampling
 from griffin_eval.engine.scoring import NotFinite
 from griffin_eval.engine.tree import Scorable, build_prompts
 from griffin_eval.errors import ArgumentError

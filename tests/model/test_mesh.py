@@ -22,6 +22,7 @@ from griffin_eval.sharding.split import parse_mesh, split_over
 WORKER = Path(__file__).parent.parent / "support" / "mesh_worker.py"
 FAMILIES = ["griffin", "hawk", "mqa"]
 UNEVEN = ["two heads on four devices", "odd vocabulary", "complex gates"]
+GROUPED = "two heads of keys"
 UNTIED = "a head of its own"
 
 
@@ -102,7 +103,7 @@ def test_what_is_no_mesh_is_refused(text):
         parse_mesh(text, "--mesh")
 
 
-@pytest.mark.parametrize("name", fast(["griffin"], [*FAMILIES, *UNEVEN, UNTIED]))
+@pytest.mark.parametrize("name", fast(["griffin"], [*FAMILIES, *UNEVEN, UNTIED, GROUPED]))
 def test_answers_are_those_of_one_device(name):
     one, *others = worker([["evaluated", name, devices] for devices in (1, 2, 4)])
     for split in others:
@@ -123,7 +124,7 @@ def test_kept_programs_are_of_their_devices():
     assert found["loaded by others"] == [0, 0]
 
 
-@pytest.mark.parametrize("name", fast(["griffin"], [*FAMILIES, *UNEVEN, UNTIED]))
+@pytest.mark.parametrize("name", fast(["griffin"], [*FAMILIES, *UNEVEN, UNTIED, GROUPED]))
 def test_devices_say_to_each_other_what_the_split_needs(name):
     for found in worker([["counted", name, devices] for devices in (2, 4)]):
         assert found["expected"] > 0
@@ -141,7 +142,7 @@ def test_devices_say_to_each_other_what_the_split_needs(name):
         slow(
             [
                 *[("griffin", 4, 4), ("griffin", 1, 4), ("hawk", 2, 4), ("mqa", 2, 4)],
-                ("two heads on four devices", 1, 4),
+                *[("two heads on four devices", 1, 4), (GROUPED, 2, 4), (GROUPED, 1, 4)],
                 *[(name, 2, 4) for name in ("odd vocabulary", "complex gates", UNTIED)],
             ]
         ),
