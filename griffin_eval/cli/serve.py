@@ -11,7 +11,7 @@ from griffin_eval.cli.options import CheckpointOptions, takes_checkpoint_options
 from griffin_eval.errors import ArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
-    from griffin_eval.engine.requests import Request
+    from griffin_eval.engine.live.requests import Request
 
 GRACE = 5  # seconds in which requests may end after Ctrl-C
 MOST_NAMED = 10  # requests that an interrupt cut
