@@ -1,6 +1,7 @@
 """A live scheduler: requests come and go at any time, from any thread, and share what is read.
 
-Between the steps that generate, prompts are read in chunks (`griffin_eval.engine.live.prompt_reader`).
+Prompts are read (`griffin_eval.engine.live.prompt_reader`) in chunks between the steps that
+generate.
 """
 
 import logging
