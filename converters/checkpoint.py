@@ -41,7 +41,7 @@ class Checkpoint:
         path, overrides: as given.
         folder: the folder of its config and tokenizer: the path, or the folder of a file.
         container: the opened folder or file.
-        format: its format, one of `griffin_eval.converters.formats.FORMATS` or the user's own.
+        format: its format, one of those of `griffin_eval.converters.formats` or the user's own.
         config: the architecture.
         check_parts: whether what `parts` reads is compared with the manifest.
         parts_read, parts_checked: bytes that were read by `parts`, and those of them that were

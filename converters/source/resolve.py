@@ -39,7 +39,7 @@ def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | No
     For an Orbax checkpoint in an object store it is a temporary folder without the arrays.
 
     Args:
-        pretrained: an existing folder or ``.pt`` file, the URL of an Orbax checkpoint
+        pretrained: an existing folder, ``.pt`` or ``.gguf`` file, the URL of an Orbax checkpoint
             (``gs://bucket/path`` or ``s3://bucket/path``), or a hub id, ``organisation/name``.
         revision: branch, tag or commit of a hub id.
         subfolder: the folder within it that holds the model; on the hub not needed where only one
@@ -68,7 +68,7 @@ def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | No
             raise CheckpointError(
                 f"revision={revision!r} only applies to a hub id, but {pretrained} is a folder"
             )
-    elif folder.suffix in (".pt", ".pth") and stat.S_ISREG(mode):
+    elif folder.suffix in (".pt", ".pth", ".gguf") and stat.S_ISREG(mode):
         return folder
     elif mode:
         raise CheckpointError(

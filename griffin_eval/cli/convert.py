@@ -38,7 +38,8 @@ def _print_formats(wanted: bool) -> None:
 @takes_checkpoint_options
 def convert(
     source: Annotated[
-        str, typer.Argument(help="Folder, .pt file, hub id, or gs:// or s3:// URL of Orbax.")
+        str,
+        typer.Argument(help="Folder, .pt or .gguf file, hub id, or gs:// or s3:// URL of Orbax."),
     ],
     destination: Annotated[
         str, typer.Argument(help="Folder to write; for Orbax also a gs:// or s3:// URL.")

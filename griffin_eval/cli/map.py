@@ -28,7 +28,7 @@ LENGTHS = {"phonebook": 20, "passkey": 1024, "induction_heads": 256}  # by task
 
 @takes_checkpoint_options
 def causal_map(
-    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt file or hub id.")],
+    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
     task: Annotated[
         str | None,
         typer.Option(

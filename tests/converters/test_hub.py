@@ -143,6 +143,8 @@ def below(folder: str, names: list[str]) -> list[str]:
         (below("100/default", ITEM), "", "100/default", below("100/default", ITEM)),
         ([*below("100/default", ITEM), *below("200/default", ITEM)], "200", "200/default",
          below("200/default", ITEM)),
+        (["tokenizer.json"], "", "", ["2b.gguf", "tokenizer.json"]),  # of what is clutter elsewhere
+        (["q/2b.gguf", "q/tokenizer.json"], "q", "q", ["q/2b.gguf", "q/tokenizer.json"]),
     ],
 )  # fmt: skip
 def test_one_format_is_chosen(files, within, folder, wanted):
@@ -153,8 +155,8 @@ def test_one_format_is_chosen(files, within, folder, wanted):
 @pytest.mark.parametrize(
     ("files", "within", "said"),
     [
-        (["config.json"], "", "holds no checkpoint: expected safetensors, a .pt file or an Orb"),
-        ([], "", "holds no checkpoint"),
+        (["figures/x"], "figures", "expected safetensors, a .pt file, an Orbax folder or a GGUF"),
+        (["a.gguf"], "", "expected one .gguf file, found 2b.gguf; a.gguf; download the one"),
         ([*below("2b", ITEM), *below("9b", ITEM)], "", "choose one: subfolder=2b; subfolder=9b"),
         ([*below("2b", ITEM), *below("hf", HF)], "", "choose one: subfolder=2b; subfolder=hf"),
         ([*below("1/a", ITEM), *below("1/b", ITEM)], "1", "subfolder=1/a; subfolder=1/b"),
