@@ -4,16 +4,20 @@ import fcntl
 import json
 import os
 import pty
+import shutil
 import struct
 import subprocess
 import sys
 import termios
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hub_server import Fault, Hub
+from typer.testing import CliRunner
 
 import griffin_eval.converters.source.hub
+from griffin_eval.cli.main import app
 from griffin_eval.converters.checkpoint import Checkpoint, Overrides
 from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
@@ -21,7 +25,8 @@ from griffin_eval.converters.plan import make_plan
 from griffin_eval.converters.source.companions import tokenizer_folder
 from griffin_eval.converters.source.hub import choose
 from griffin_eval.converters.source.resolve import resolve
-from griffin_eval.errors import CheckpointError
+from griffin_eval.converters.verify import compare
+from griffin_eval.errors import CheckpointError, MissingExtraError
 
 BIN = Path(sys.executable).parent
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
@@ -475,3 +480,72 @@ def test_an_adapter_is_downloaded_with_nothing_beside_it(hub, user, tmp_path):
     done = user.run("griffin-eval", "convert", "org/adapter", str(tmp_path / "x"), "--to", "hf")
     assert done.returncode == 2 and "holds only an adapter: give the base" in done.stderr
     assert "'google/x'" in done.stderr
+
+
+# Kaggle.
+
+
+@pytest.fixture
+def kaggle(models, tmp_path, monkeypatch):
+    """kagglehub's cache with the models that Google publishes there."""
+    pytest.importorskip("kagglehub")
+    monkeypatch.setenv("KAGGLEHUB_CACHE", str(tmp_path / "kagglehub"))
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+    cache = tmp_path / "kagglehub" / "models" / "google" / "recurrentgemma"
+    for framework, published in (("flax", "deepmind-flax"), ("pyTorch", "deepmind-torch")):
+        folder = cache / framework / "2b" / "1"
+        shutil.copytree(models[published], folder)
+        (folder.parent / "1.complete").touch()
+    return cache
+
+
+@pytest.mark.parametrize("framework", ["flax", "pyTorch"])
+def test_models_of_kaggle(kaggle, checkpoint, tmp_path, framework):
+    """By name and version, and as a path; the tokenizer lies beside the weights."""
+    name, known = (
+        f"kaggle:google/recurrentgemma/{framework}/2b/1",
+        Overrides(visible_keys=128, embedding_scale=True, logits_soft_cap=30.0),
+    )
+    original = Checkpoint(checkpoint)
+    for place in (name, str(kaggle / framework / "2b" / "1")):
+        opened = Checkpoint(resolve(place), known)
+        assert compare(opened, original).same
+        assert TOKENIZER <= {path.name for path in make_plan(opened, FORMATS["hf"]).companions}
+        opened.close()
+    options = ["--visible-keys", "128", "--embedding-scale", "--logits-soft-cap", "30"]
+    for command in (["inspect", name], ["convert", name, str(tmp_path / "out"), "--to", "hf"]):
+        done = CliRunner().invoke(app, [*command, *options])
+        assert done.exit_code == 0, done.output
+    assert TOKENIZER <= {path.name for path in (tmp_path / "out").iterdir()}
+
+
+def test_what_kaggle_does_not_have(kaggle, monkeypatch):
+    for name in ("kaggle:google/recurrentgemma", "kaggle:../a/b/c", "kaggle:a/b/c/d/x", "kaggle:"):
+        assert f"{name!r} names no model of Kaggle" in refusal(name)
+    name = "kaggle:google/recurrentgemma/flax/2b"
+    assert f"write the version behind the name, {name}/3" in refusal(name, revision="3")
+    assert "has no subfolder 'x'" in refusal(f"{name}/1", subfolder="x")
+    said = refusal(name)  # of the latest version one has to ask
+    assert said.startswith(f"{name} could not be downloaded: ") and "without a network" in said
+
+    def refuse(handle):
+        error = OSError("said\nby the client")
+        error.response = SimpleNamespace(status_code=status)
+        raise error
+
+    monkeypatch.setattr("kagglehub.model_download", refuse)
+    expected = {403: "accept its licence", 404: "has no such model", 500: "OSError: said; with"}
+    for status in expected:
+        assert expected[status] in refusal(f"{name}/2")
+    monkeypatch.setitem(sys.modules, "kagglehub", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'griffin-eval\[kaggle\]'"):
+        resolve(f"{name}/1")
+
+
+def test_an_evaluation_of_a_model_of_kaggle(kaggle):
+    from griffin_eval.lm.model import GriffinLM
+
+    known = {"visible_keys": 128, "embedding_scale": True, "logits_soft_cap": 30.0}
+    lm = GriffinLM(pretrained="kaggle:google/recurrentgemma/flax/2b/1", framework="torch", **known)
+    assert lm.tok_encode("The unary minus")
