@@ -1,5 +1,6 @@
 """The command ``convert``."""
 
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,6 +38,7 @@ def _print_formats(wanted: bool) -> None:
 
 @takes_checkpoint_options
 def convert(
+    context: typer.Context,
     source: Annotated[
         str,
         typer.Argument(help="Folder, .pt or .gguf file, hub id, or gs:// or s3:// URL of Orbax."),
@@ -134,8 +136,27 @@ def convert(
             max_shard_size=shard,
             buffering=buffering,
             progress=progress,
+            command=_command_line(context),
         )
     typer.echo(f"{destination}: {to}, {len(plan.writes)} tensors, {plan.nbytes} bytes")
+
+
+def _command_line(context: typer.Context) -> str:
+    """What was typed, as a shell would have it."""
+    options, arguments = [], []
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        value = context.params[parameter.name or ""]
+        if parameter.param_type_name == "argument":
+            arguments.append(str(value))
+        elif isinstance(value, bool):
+            options.append((parameter.opts if value else parameter.secondary_opts)[0])
+        else:
+            for each in value if isinstance(value, list | tuple) else [value]:
+                options += [parameter.opts[0], str(each)]
+    return shlex.join(["griffin-eval", "convert", *arguments, *options])
 
 
 def _print_plan(plan: "Plan", max_shard_size: int, need: "Need") -> None:
