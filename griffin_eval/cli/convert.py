@@ -1,6 +1,7 @@
 """The command ``convert``."""
 
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,7 @@ from griffin_eval.cli.options import (
     takes_checkpoint_options,
 )
 from griffin_eval.converters.formats import FORMATS, format_named, limits
+from griffin_eval.errors import ArgumentError
 from griffin_eval.messages import printable
 from griffin_eval.sharding.split import parse_mesh
 
@@ -87,6 +89,10 @@ def convert(
             help="Continued conversion after a kill; finished safetensors files are kept.",
         ),
     ] = False,
+    push_to_hub: Annotated[
+        str | None,
+        typer.Option(help="Repository, organisation/name, to upload an hf output to."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Printed plan, nothing written.")
     ] = False,
@@ -105,8 +111,11 @@ def convert(
     """Convert a checkpoint to another format, with a manifest that proves what was written."""
     from griffin_eval.converters.convert import convert_checkpoint
     from griffin_eval.converters.output.memory_plan import choose_buffering
+    from griffin_eval.converters.output.publish import check_repository, push
     from griffin_eval.converters.plan import make_plan, parse_dtypes
 
+    if push_to_hub is not None and to != "hf":
+        raise ArgumentError(f"--push-to-hub is for --to hf, which transformers loads, not {to}")
     memory = None if max_memory is None else parse_size(max_memory, "--max-memory")
     target, shard = format_named(to), parse_size(max_shard_size, "--max-shard-size")
     checkpoint = options.open(source, adapter or ())
@@ -127,6 +136,8 @@ def convert(
     if dry_run:
         _print_plan(plan, shard, need)
         return
+    if push_to_hub is not None:
+        check_repository(push_to_hub)
     with progress_bar("converting", plan.nbytes) as progress:
         convert_checkpoint(
             plan,
@@ -139,6 +150,8 @@ def convert(
             command=_command_line(context),
         )
     typer.echo(f"{destination}: {to}, {len(plan.writes)} tensors, {plan.nbytes} bytes")
+    if push_to_hub is not None:
+        typer.echo(f"pushed to {push(Path(destination).expanduser(), push_to_hub)}")
 
 
 def _command_line(context: typer.Context) -> str:

@@ -482,6 +482,97 @@ def test_an_adapter_is_downloaded_with_nothing_beside_it(hub, user, tmp_path):
     assert "'google/x'" in done.stderr
 
 
+# Uploads.
+
+# Runs commands one after the other, each with a token of its own.
+COMMANDS = """
+import json, os, sys, time
+time.sleep = lambda seconds: None
+from griffin_eval.cli.main import app
+from griffin_eval.errors import BadInput
+for token, command in json.loads(sys.argv[1]):
+    os.environ.pop("HF_TOKEN", None)
+    if token is not None:
+        os.environ["HF_TOKEN"] = token
+    try:
+        app(command, standalone_mode=False)
+    except BadInput as error:
+        print("refused:", error)
+    print("-" * 9)
+"""
+
+
+def push(user, *commands):
+    """What each command printed."""
+    done = user.run("python", "-c", COMMANDS, json.dumps(commands), HF_HUB_DISABLE_XET="1")
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.split("-" * 9 + "\n")[:-1]
+    assert len(printed) == len(commands), done.stdout
+    return printed
+
+
+def test_an_output_is_pushed(hub, user, checkpoint, tmp_path):
+    hub.users["hf_good"] = {
+        "name": "me",
+        "orgs": [{"name": "ours"}],
+        "auth": {"accessToken": {"role": "write"}},
+    }
+    hub.users["hf_read"] = hub.users["hf_good"] | {"auth": {"accessToken": {"role": "read"}}}
+    hub.push("me/old", {"README.md": b"#"})
+    hub.faults["me/locked", ""] = Fault(403)
+    hub.faults["me/half", "commit"] = Fault(403)
+    out = [tmp_path / str(i) for i in range(9)]
+
+    def asked(i, repository, token="hf_good", to="hf"):
+        words = ["convert", checkpoint, out[i], "--to", to, "--push-to-hub", repository]
+        return token, list(map(str, words))
+
+    said = push(
+        user,
+        asked(0, "me/new"),
+        asked(1, "ours/new"),
+        asked(2, "me/new"),
+        asked(3, "them/new"),
+        asked(4, "me/x", token=None),
+        asked(4, "me/x", token="hf_bad"),
+        asked(4, "me/x", token="hf_read"),
+        asked(4, "x"),
+        asked(4, "me/x", to="griffin"),
+        asked(5, "me/locked"),
+        asked(6, "me/half"),
+    )
+    assert f"pushed to {hub.url}/me/new\n" in said[0] and f"{hub.url}/ours/new" in said[1]
+    for i, repository in enumerate(("me/new", "ours/new")):
+        assert hub.made[repository]["visibility"] == "private"
+        _, files = hub.find(repository, "main")
+        assert files.keys() - {".gitattributes"} == contents(out[i]).keys()
+        assert all(files[name] == data for name, data in contents(out[i]).items())
+    assert "README.md" in contents(out[0])
+    (there,) = user.resolve({"id": "me/new"})
+    assert compare(Checkpoint(there), Checkpoint(checkpoint)).same
+    expected = [
+        (2, "me/new holds 7 files already"),
+        (3, "whoever is logged in may write to me; ours: name a repository there"),
+        (4, "nobody is logged in: run 'hf auth login'"),
+        (5, "the token is not valid"),
+        (6, "the token may only read"),
+        (7, "expected organisation/name"),
+        (8, "--push-to-hub is for --to hf"),
+        (9, "me/locked could not be pushed to: the hub refuses to write there"),
+        (10, f"{out[6]} is whole, and 'hf upload me/half {out[6]}' goes on with it"),
+    ]
+    for i, sentence in expected:
+        refused = [line for line in said[i].splitlines() if line.startswith("refused: ")]
+        assert len(refused) == 1 and sentence in refused[0], said[i]
+    for i in (2, 3, 4):
+        assert not out[i].exists()
+    for i in (5, 6):
+        assert compare(Checkpoint(out[i]), Checkpoint(checkpoint)).same
+    offline = user.run("griffin-eval", *asked(7, "me/x")[1], HF_HUB_OFFLINE="1", HF_TOKEN="hf_good")
+    assert offline.returncode == 2 and "me/x cannot be pushed to: " in offline.stderr
+    assert "Traceback" not in offline.stderr and not out[7].exists()
+
+
 # Kaggle.
 
 
