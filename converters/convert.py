@@ -337,11 +337,12 @@ def _not_finite(piece: "np.ndarray") -> int:
 
 
 def _write_companions(plan: Plan, folder: Path) -> None:
-    for path in plan.companions:
+    copied = plan.companions
+    for name, path in copied.items():
         content = read_file(path)
-        with writing(folder / path.name):
-            (folder / path.name).write_bytes(content)
-    copied = {path.name for path in plan.companions}
+        with writing(folder / name):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(content)
     if "tokenizer.model" in copied and "tokenizer.json" not in copied:
         from griffin_eval.text.make_tokenizer_json import (
             write_json,  # only here: it may load transformers

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from griffin_eval.converters.containers.container import ContainerKind
 from griffin_eval.converters.containers.registry import CONTAINERS, any_of
-from griffin_eval.converters.source.companions import COMPANIONS
+from griffin_eval.converters.source.companions import COMPANIONS, TEMPLATES
 from griffin_eval.errors import CheckpointError
 from griffin_eval.messages import first_line, listed
 
@@ -120,6 +120,8 @@ def choose(files: Iterable[str], within: str, what: str) -> tuple[str, list[str]
     else:
         weights = kind.weight_files(names, f"{what}, {chosen}" if chosen else what)
         wanted = [PurePosixPath(chosen, n) for n in names if n in weights or n.endswith(_BESIDE)]
+        templates = _path(PurePosixPath(chosen, TEMPLATES))
+        wanted += [PurePosixPath(templates, n) for n in folders.get(templates, ())]
     if chosen:
         above = _path(PurePosixPath(chosen).parent)
         wanted += [PurePosixPath(above, n) for n in folders.get(above, ()) if n in COMPANIONS]

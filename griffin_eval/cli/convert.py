@@ -192,4 +192,4 @@ def _print_plan(plan: "Plan", max_shard_size: int, need: "Need") -> None:
     compressed = ", less what compression saves" * plan.output.compressed
     typer.echo(f"disk: {plan.nbytes} bytes{compressed}")
     typer.echo(f"memory: {need.nbytes} bytes at most, the most of it for {need.tensor}")
-    typer.echo(f"copied beside them: {', '.join(p.name for p in plan.companions) or 'nothing'}")
+    typer.echo(f"copied beside them: {', '.join(plan.companions) or 'nothing'}")

@@ -130,6 +130,8 @@ def below(folder: str, names: list[str]) -> list[str]:
     [
         (HF, "", "", HF),
         ([*HF, "2b.pt", "pytorch_model.bin", *below("2b", ITEM)], "", "", HF),
+        ([*HF, "additional_chat_templates/tools.jinja"], "", "",
+         [*HF, "additional_chat_templates/tools.jinja"]),
         (["model.safetensors", "other.safetensors"], "", "", ["model.safetensors"]),
         (["2b.safetensors", "optimizer.pt"], "", "", ["2b.safetensors"]),
         (["2b.pt", "tokenizer.model"], "", "", ["2b.pt", "tokenizer.model"]),
@@ -602,7 +604,7 @@ def test_models_of_kaggle(kaggle, checkpoint, tmp_path, framework):
     for place in (name, str(kaggle / framework / "2b" / "1")):
         opened = Checkpoint(resolve(place), known)
         assert compare(opened, original).same
-        assert TOKENIZER <= {path.name for path in make_plan(opened, FORMATS["hf"]).companions}
+        assert TOKENIZER <= make_plan(opened, FORMATS["hf"]).companions.keys()
         opened.close()
     options = ["--visible-keys", "128", "--embedding-scale", "--logits-soft-cap", "30"]
     for command in (["inspect", name], ["convert", name, str(tmp_path / "out"), "--to", "hf"]):
