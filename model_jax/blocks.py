@@ -1,4 +1,4 @@
-"""The residual block: temporal mixing (recurrent or multi-query attention), then a gated MLP."""
+"""The residual block: temporal mixing (recurrent or attention), then a gated MLP."""
 
 from typing import Any
 
@@ -36,7 +36,8 @@ class RecurrentBlock(nnx.Module):
 
 
 class AttentionBlock(nnx.Module):
-    """Causal multi-query attention over the remembered keys and those of the step (section 2.3).
+    """Causal attention over the remembered keys and those of the step (section 2.3), multi-query or
+    of several heads of keys.
 
     Local and global attention differ only in how many keys the state remembers.
     """
@@ -55,7 +56,8 @@ class AttentionBlock(nnx.Module):
         batch, length, _ = x.shape
         q = self.q_proj(x).reshape(batch, length, -1, self.head_dim)
         q = rotate(q, context.cos, context.sin)
-        k = rotate(self.k_proj(x)[:, :, None], context.cos, context.sin)[:, :, 0]
+        k = self.k_proj(x).reshape(batch, length, -1, self.head_dim)
+        k = rotate(k, context.cos, context.sin).reshape(batch, length, -1)
         y, state = context.layout.attend(q, k, self.v_proj(x), context.max_age, state)
         return summed(self.o_proj(y), self.split), state
 

@@ -84,8 +84,10 @@ class JaxRunner:
         self.kernel = choose(one, gates, starts=one)
         shape = 1, self._full_step, self.config.num_heads, self.config.head_dim
         queries = jax.ShapeDtypeStruct(shape, weight.dtype)
-        packed = attention_api.choose(queries, lengths=[1, 1], starts=[0, 1]).name
-        alone = attention_api.choose(queries).name
+        joined = *shape[:2], self.config.kv_width
+        keys = jax.ShapeDtypeStruct(joined, weight.dtype)
+        packed = attention_api.choose(queries, keys, keys, lengths=[1, 1], starts=[0, 1]).name
+        alone = attention_api.choose(queries, keys, keys).name
         differs = f", {alone} in steps of one text" * (alone != packed)
         attends = set(self.config.block_types) != {"recurrent"}
         self.attention_kernel = packed + differs if attends else "none"

@@ -42,6 +42,7 @@ CONFIGS = {
     "two heads on four devices": dataclasses.replace(FOUR, num_heads=2, gate_blocks=2),
     "odd vocabulary": dataclasses.replace(FOUR, vocab_size=61),
     "a head of its own": dataclasses.replace(FOUR, tie_embeddings=False),
+    "two heads of keys": dataclasses.replace(FOUR, num_kv_heads=2, attention_bias=True),
     "complex gates": dataclasses.replace(FOUR, complex_gates=True),
 }
 SIZES = Sizes(tokens=24, documents=5, pool=3, rows=4, batch=4, length=8, capacity=32)
@@ -124,9 +125,14 @@ def trained(model: str, data: int, devices: int, method: dict, steps: int = 20) 
     run = Run(
         recipe=dataclasses.replace(RECIPES["induction_heads"], **changes), model=model, seed=1
     )
-    mesh = make_mesh(jax.devices()[:devices], data)
-    half, one, meshed = steps // 2, ONE_DEVICE, Method(mesh=mesh, **method)
-    ways = [[(steps, one)], [(half, meshed), (steps, meshed)], [(half, one), (steps, meshed)]]
+    mesh, other = (make_mesh(jax.devices()[:devices], n) for n in (data, 2 if data == 1 else 1))
+    half, one = steps // 2, ONE_DEVICE
+    meshed, elsewhere = (Method(mesh=each, **method) for each in (mesh, other))
+    ways = [
+        [(steps, one)],
+        [(half, meshed), (steps, elsewhere)],
+        [(half, one), (half + 5, meshed), (steps, one)],
+    ]
     losses = []
     for way in ways:  # each from the checkpoint of the one before
         with tempfile.TemporaryDirectory() as folder:

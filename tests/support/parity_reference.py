@@ -105,16 +105,18 @@ def rg_lru(p: dict[str, np.ndarray], x: np.ndarray, cut: int = 0) -> np.ndarray:
 def _attention(config, p, x, block_type, cut):
     length, heads, dim = len(x), config.num_heads, config.width // config.num_heads
     q = _linear(p, "q_proj", x).reshape(length, heads, dim)
-    k, v = _linear(p, "k_proj", x), _linear(p, "v_proj", x)
+    k, v = (_linear(p, f"{i}_proj", x).reshape(length, -1, dim) for i in "kv")
     q = np.stack([_rope(config, q[t], t) for t in range(length)])
     k = np.stack([_rope(config, k[t], t) for t in range(length)])
     mixed = np.empty_like(q)
     for t in range(length):
         first = 0 if block_type == "global_attention" else max(0, t + 1 - config.visible_keys)
         first = max(first, cut if t >= cut else 0)
-        scores = q[t] @ k[first : t + 1].T / np.sqrt(dim)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        mixed[t] = weights / weights.sum(-1, keepdims=True) @ v[first : t + 1]
+        for head in range(heads):
+            of_keys = head * config.num_kv_heads // heads
+            scores = k[first : t + 1, of_keys] @ q[t, head] / np.sqrt(dim)
+            weights = np.exp(scores - scores.max())
+            mixed[t, head] = weights / weights.sum() @ v[first : t + 1, of_keys]
     return _linear(p, "o_proj", mixed.reshape(length, -1))
 
 
