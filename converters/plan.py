@@ -223,7 +223,7 @@ def _check_encoding(source: Checkpoint, target: Format, encoding: Encoding) -> N
             f"--quantize {encoding.name} goes with --to hf, which its library loads, not with "
             f"--to {target.name}"
         )
-    container = source.container
+    container = source.inspection.container
     if isinstance(container, Dequantised) and container.decoding.parameters:
         raise CheckpointError(
             f"{source.path} is quantised already ({container.describe()}), and would lose more "

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from griffin_eval.errors import ArgumentError
 
+Activation = Literal["gelu_pytorch_tanh", "gelu", "silu"]
 BlockType = Literal["recurrent", "local_attention", "global_attention"]
 
 GRIFFIN: tuple[BlockType, ...] = ("recurrent", "recurrent", "local_attention")
@@ -15,7 +16,13 @@ HAWK: tuple[BlockType, ...] = ("recurrent",)
 MQA: tuple[BlockType, ...] = ("global_attention",)
 
 # Fields that older files lack, which mean their defaults.
-ADDED = ("complex_gates", "tie_embeddings", "num_kv_heads", "attention_bias")
+ADDED = (
+    "complex_gates",
+    "tie_embeddings",
+    "num_kv_heads",
+    "attention_bias",
+    "hidden_activation",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +37,9 @@ class GriffinConfig:
         num_kv_heads: heads of keys and of values, K, each of which serves H / K neighbouring query
             heads: 1 in all published models (MQA), H in multi-head attention.
         attention_bias: the maps to queries, keys and values have biases.
+        hidden_activation: of the MLP and of the recurrent block's y-branch, by its name in
+            transformers: GeLU by tanh (``gelu_pytorch_tanh``), GeLU as it is defined (``gelu``) or
+            ``silu``.
         num_layers: residual blocks.
         block_pattern: temporal block types, cycled over the layers.
         lru_width: width of the RG-LRU, L (D_RNN in the paper).
@@ -70,6 +80,7 @@ class GriffinConfig:
     tie_embeddings: bool = True
     num_kv_heads: int = 1
     attention_bias: bool = False
+    hidden_activation: Activation = "gelu_pytorch_tanh"
 
     def __post_init__(self):
         if isinstance(self.block_pattern, list):  # as JSON has it
@@ -157,6 +168,10 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "complex_gates": (lambda value: isinstance(value, bool), "True or False"),
     "tie_embeddings": (lambda value: isinstance(value, bool), "True or False"),
     "attention_bias": (lambda value: isinstance(value, bool), "True or False"),
+    "hidden_activation": (
+        lambda value: isinstance(value, str) and value in get_args(Activation),
+        f"one of {', '.join(get_args(Activation))}",
+    ),
 }
 
 # What several fields must be together, where each is right by itself.

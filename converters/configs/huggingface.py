@@ -31,11 +31,11 @@ _BOOLEANS = {
     "attention_bias": ("attention_bias", False),
 }
 _BLOCKS: dict[str, BlockType] = {"recurrent": "recurrent", "attention": "local_attention"}
-_SAME = _INTEGERS | _NUMBERS | _BOOLEANS
+_ACTIVATION = {"hidden_activation": ("hidden_activation", "gelu_pytorch_tanh")}
+_SAME = _INTEGERS | _NUMBERS | _BOOLEANS | _ACTIVATION
 _BLOCK_NAMES = {ours: theirs for theirs, ours in _BLOCKS.items()}
 # Keys with one value that these models can have, and why another one is refused.
 _FIXED = {
-    "hidden_activation": ("gelu_pytorch_tanh", "the models have no other activation"),
     # An older key, that transformers reads no more: it scales whatever this says.
     "embeddings_scale_by_sqrt_dim": (True, "transformers scales embeddings all the same"),
 }
@@ -103,6 +103,8 @@ def to_griffin_config(raw: dict[str, Any], *, source: str) -> GriffinConfig:
         fields[field] = raw.get(key, default)
         if not isinstance(fields[field], bool):
             problems.append(f"{key} must be true or false, found {brief(fields[field])}")
+    ((field, (key, default)),) = _ACTIVATION.items()
+    fields[field] = raw.get(key, default)  # which the config checks
     # Keys that transformers computes, or knows under another name; where present, they win there.
     for key, field, expected in (
         ("head_dim", "hidden_size / num_attention_heads", width // heads),
@@ -158,7 +160,7 @@ def to_huggingface(config: GriffinConfig) -> dict[str, Any]:
         "model_type": "recurrent_gemma",
         **{key: getattr(config, field) for field, (key, _) in _INTEGERS.items()},
         **{key: float(getattr(config, field)) for field, (key, _) in _NUMBERS.items()},
-        **{key: getattr(config, field) for field, (key, _) in _BOOLEANS.items()},
+        **{key: getattr(config, f) for f, (key, _) in (_BOOLEANS | _ACTIVATION).items()},
         **{key: value for key, (value, _) in _FIXED.items()},
         "intermediate_size": 2 * config.mlp_width,
         "lru_width": config.lru_width,

@@ -95,6 +95,7 @@ def griffin_configs(draw, vocab_size=300_000, num_layers=40):
         rope_base=draw(st.floats(10, 1e7)),
         rope_fraction=draw(st.sampled_from([0.5, 1.0])),
         attention_bias=draw(st.booleans()),
+        hidden_activation=draw(st.sampled_from(["gelu_pytorch_tanh", "gelu", "silu"])),
     )
 
 
@@ -171,6 +172,7 @@ def test_defaults_are_those_of_transformers(tmp_path):
         ({"num_key_value_heads": None}, {"num_kv_heads": 10}),
         ({"num_key_value_heads": 5}, {"num_kv_heads": 5}),
         ({"attention_bias": True}, {"attention_bias": True}),
+        ({"hidden_activation": "silu"}, {"hidden_activation": "silu"}),
         ({"sliding_window": 2048}, {}),
         # RoPE: nested wins over the top level, rope_scaling over rope_parameters.
         ({"rope_theta": 500}, {"rope_base": 500.0}),
@@ -219,7 +221,8 @@ def test_spellings(changes, fields):
         ({"num_key_value_heads": True}, "num_key_value_heads must be a positive 32-bit integer"),
         ({"head_dim": 128}, "head_dim must be hidden_size / num_attention_heads (256), found 128"),
         ({"sliding_window": 9}, "sliding_window must be attention_window_size (2048), found 9"),
-        ({"hidden_activation": "gelu"}, "must be 'gelu_pytorch_tanh', found 'gelu'"),
+        ({"hidden_activation": "relu"}, "hidden_activation must be one of gelu_pytorch_tanh, gelu"),
+        ({"hidden_activation": ["gelu"]}, "found ['gelu']"),
         ({"attention_bias": 0}, "attention_bias must be true or false, found 0"),
         ({"tie_word_embeddings": None}, "tie_word_embeddings must be true or false, found None"),
         ({"embeddings_scale_by_sqrt_dim": False}, "transformers scales embeddings all the same"),

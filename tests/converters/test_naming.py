@@ -154,6 +154,10 @@ def test_what_no_shape_says_is_asked_for():
             dict.fromkeys(("deepmind-flax", "deepmind-torch"), "num_kv_heads=2: it has one head"),
         ),
         (
+            {"hidden_activation": "silu"},
+            dict.fromkeys(("deepmind-flax", "deepmind-torch"), "hidden_activation='silu': its act"),
+        ),
+        (
             {"attention_bias": True},
             dict.fromkeys(("deepmind-flax", "deepmind-torch"), "attention_bias=True: its queries"),
         ),

@@ -109,6 +109,7 @@ BAD = {
     "complex_gates": (None, 1, "no"),
     "tie_embeddings": (None, 0, "yes"),
     "attention_bias": (None, 0, "yes"),
+    "hidden_activation": (None, "relu", ["gelu"], "GELU"),
 }
 
 

@@ -164,6 +164,8 @@ TRANSFORMERS_ONLY = {
     "a head of its own": replace(BASE, tie_embeddings=False),
     "grouped queries": replace(BASE, num_heads=4, gate_blocks=4, num_kv_heads=2),
     "several heads of keys": replace(BASE, num_kv_heads=2),
+    "exact GeLU": replace(BASE, hidden_activation="gelu"),
+    "SiLU": replace(BASE, hidden_activation="silu"),
     "biases of attention": replace(BASE, num_heads=4, gate_blocks=4, attention_bias=True),
 }
 # These no library can.
@@ -246,4 +248,5 @@ def configs(draw):
         rope_fraction=draw(st.sampled_from([1.0] if head_dim % 4 else [0.5, 1.0])),
         tie_embeddings=draw(st.booleans()),
         attention_bias=draw(st.booleans()),
+        hidden_activation=draw(st.sampled_from(["gelu_pytorch_tanh", "gelu", "silu"])),
     )
