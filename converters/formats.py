@@ -84,6 +84,7 @@ _DEEPMIND = (
         "its activation is GeLU by tanh",
     ),
     ("attention_bias", lambda c: c.attention_bias, "its queries, keys and values have no bias"),
+    ("head_dim", lambda c: c.head_dim is not None, "its heads have width / num_heads dimensions"),
     ("num_kv_heads", lambda c: c.num_kv_heads != 1, "it has one head of keys"),
     _GATES,
     _GLOBAL,

@@ -119,7 +119,7 @@ def _specs(c: GriffinConfig) -> Iterator[ParamSpec]:
         yield from linear(f"{name}.o_proj", width, heads, scale=last)
 
     width, lru, mlp = ("width", c.width), ("lru", c.lru_width), ("mlp", c.mlp_width)
-    heads = "heads", c.width
+    heads = "heads", c.q_width
     last = 2.0 / c.num_layers
     yield ParamSpec(
         name="model.embed_tokens.weight",

@@ -49,7 +49,10 @@ def fields_from_shapes(shapes: Mapping[str, Shape], source: str) -> dict[str, An
         block = layer + "temporal_block."
         attends = of(block + "k_proj.weight", 2)
         if attends:
-            known["num_heads"] = embedding[1] // max(attends[0], 1)
+            queries = (of(block + "q_proj.weight", 2) or embedding[1:])[0]
+            known["num_heads"] = queries // max(attends[0], 1)
+            if queries != embedding[1]:
+                known["head_dim"] = attends[0]
             biased = any(block + f"{i}_proj.bias" in shapes for i in "qkv")
             known["attention_bias"] = biased or known.get("attention_bias", False)
         if linear := of(block + "linear_x.weight", 2):
@@ -101,7 +104,7 @@ def complete_fields(
     # Fields that no block of this model uses.
     heads = fields.get("num_heads", fields.get("gate_blocks", 1))
     unused = {"num_heads": heads, "gate_blocks": heads, "complex_gates": False}
-    unused["attention_bias"] = False
+    unused |= {"attention_bias": False, "head_dim": None}
     unused |= {"lru_width": fields["width"], "conv_width": 4, "tie_embeddings": True}
     if "num_heads" not in fields:
         unused["visible_keys"] = 1

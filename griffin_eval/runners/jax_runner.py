@@ -82,7 +82,7 @@ class JaxRunner:
         one = jnp.empty((1, 1, 1), weight.dtype)
         gates = Gates(*[one] * 6) if self.config.complex_gates else None
         self.kernel = choose(one, gates, starts=one)
-        shape = 1, self._full_step, self.config.num_heads, self.config.head_dim
+        shape = 1, self._full_step, self.config.num_heads, self.config.head_size
         queries = jax.ShapeDtypeStruct(shape, weight.dtype)
         joined = *shape[:2], self.config.kv_width
         keys = jax.ShapeDtypeStruct(joined, weight.dtype)

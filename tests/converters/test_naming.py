@@ -156,6 +156,10 @@ def test_what_no_shape_says_is_asked_for():
             dict.fromkeys(("deepmind-flax", "deepmind-torch"), "hidden_activation='silu': its act"),
         ),
         (
+            {"head_dim": 8},
+            dict.fromkeys(("deepmind-flax", "deepmind-torch"), "head_dim=8: its heads have"),
+        ),
+        (
             {"attention_bias": True},
             dict.fromkeys(("deepmind-flax", "deepmind-torch"), "attention_bias=True: its queries"),
         ),

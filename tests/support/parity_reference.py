@@ -110,7 +110,8 @@ def rg_lru(p: dict[str, np.ndarray], x: np.ndarray, cut: int = 0) -> np.ndarray:
 
 
 def _attention(config, p, x, block_type, cut):
-    length, heads, dim = len(x), config.num_heads, config.width // config.num_heads
+    length, heads = len(x), config.num_heads
+    dim = config.head_dim or config.width // heads
     q = _linear(p, "q_proj", x).reshape(length, heads, dim)
     k, v = (_linear(p, f"{i}_proj", x).reshape(length, -1, dim) for i in "kv")
     q = np.stack([_rope(config, q[t], t) for t in range(length)])
