@@ -75,6 +75,7 @@ _GLOBAL = (
     lambda c: "global_attention" in c.block_types,
     "its attention is always local",
 )
+_BIASES = ("absent_biases", lambda c: bool(c.absent_biases), "its maps have biases")
 _COMPLEX = ("complex_gates", lambda c: c.complex_gates, "its recurrence is real")
 _DEEPMIND = (
     ("tie_embeddings", lambda c: not c.tie_embeddings, "its output head is the embedding"),
@@ -88,6 +89,7 @@ _DEEPMIND = (
     ("num_kv_heads", lambda c: c.num_kv_heads != 1, "it has one head of keys"),
     _GATES,
     _GLOBAL,
+    _BIASES,
     ("conv_width", lambda c: c.conv_width != 4, "its convolution has 4 taps"),
     ("norm_eps", lambda c: c.norm_eps != 1e-6, "it adds 1e-6"),
     ("rope_base", lambda c: c.rope_base != 10_000, "its base is 10000"),
@@ -103,6 +105,7 @@ _LIMITS = {
         ),
         ("lru_width", lambda c: c.lru_width != c.width, "its cache takes the width for it"),
         _GATES,
+        _BIASES,
         _COMPLEX,
         _GLOBAL,
         (

@@ -23,6 +23,12 @@ ADDED = (
     "attention_bias",
     "hidden_activation",
     "head_dim",
+    "absent_biases",
+)
+# Maps that have a bias unless the config says that they have none.
+BIASED = (
+    *("linear_y", "linear_x", "linear_out", "conv_1d", "input_gate", "recurrent_gate"),
+    *("o_proj", "gate_proj", "up_proj", "down_proj"),
 )
 
 
@@ -42,6 +48,7 @@ class GriffinConfig:
             transformers: GeLU by tanh (``gelu_pytorch_tanh``), GeLU as it is defined (``gelu``) or
             ``silu``.
         head_dim: dimensions of a head, D, where they are not W / H; None where they are.
+        absent_biases: maps that have no bias, by their names in the layout, of `BIASED`.
         num_layers: residual blocks.
         block_pattern: temporal block types, cycled over the layers.
         lru_width: width of the RG-LRU, L (D_RNN in the paper).
@@ -84,10 +91,12 @@ class GriffinConfig:
     attention_bias: bool = False
     hidden_activation: Activation = "gelu_pytorch_tanh"
     head_dim: int | None = None
+    absent_biases: tuple[str, ...] = ()
 
     def __post_init__(self):
-        if isinstance(self.block_pattern, list):  # as JSON has it
-            object.__setattr__(self, "block_pattern", tuple(self.block_pattern))
+        for name in ("block_pattern", "absent_biases"):
+            if isinstance(getattr(self, name), list):  # as JSON has it
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         problems = [
             f"{name} must be {expected}, found {value!r}"
             for name, (fits, expected) in _FIELDS.items()
@@ -99,6 +108,8 @@ class GriffinConfig:
             raise ArgumentError("invalid GriffinConfig: " + "; ".join(problems))
         if self.head_dim is not None and self.head_dim * self.num_heads == self.width:
             object.__setattr__(self, "head_dim", None)  # one model has one config
+        absent = tuple(name for name in BIASED if name in self.absent_biases)
+        object.__setattr__(self, "absent_biases", absent)
 
     @property
     def head_size(self) -> int:
@@ -159,6 +170,10 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "mlp_width": _COUNT,
     "num_heads": _COUNT,
     "num_kv_heads": _COUNT,
+    "absent_biases": (
+        lambda names: isinstance(names, tuple) and all(name in BIASED for name in names),
+        f"none or some of {', '.join(BIASED)}",
+    ),
     "head_dim": (lambda value: value is None or _is_count(value), "None or a positive integer"),
     "num_layers": (
         lambda value: _is_count(value) and value <= _MOST_LAYERS,

@@ -62,7 +62,7 @@ def _specs(c: GriffinConfig) -> Iterator[ParamSpec]:
             axes=(out[0], inp[0]),
             std=math.sqrt(scale / inp[1]),
         )
-        if bias:
+        if bias and name.rpartition(".")[2] not in c.absent_biases:
             yield ParamSpec(name=f"{name}.bias", shape=(out[1],), axes=(out[0],), init="zeros")
 
     def norm(name: str):
@@ -79,9 +79,10 @@ def _specs(c: GriffinConfig) -> Iterator[ParamSpec]:
             axes=("lru", "one", "tap"),
             std=conv_std,
         )
-        yield ParamSpec(
-            name=f"{name}.conv_1d.bias", shape=(c.lru_width,), axes=("lru",), init="zeros"
-        )
+        if "conv_1d" not in c.absent_biases:
+            yield ParamSpec(
+                name=f"{name}.conv_1d.bias", shape=(c.lru_width,), axes=("lru",), init="zeros"
+            )
         yield ParamSpec(
             name=f"{name}.rg_lru.recurrent_param",
             shape=(c.recurrent_channels,),
@@ -105,6 +106,8 @@ def _specs(c: GriffinConfig) -> Iterator[ParamSpec]:
                 axes=("gate", "gate_in", "gate_out"),
                 std=math.sqrt(1 / gate_in),
             )
+            if f"{gate}_gate" in c.absent_biases:
+                continue
             yield ParamSpec(
                 name=f"{name}.rg_lru.{gate}_gate_bias",
                 shape=(c.gate_blocks, gate_out),

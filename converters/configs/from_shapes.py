@@ -104,7 +104,7 @@ def complete_fields(
     # Fields that no block of this model uses.
     heads = fields.get("num_heads", fields.get("gate_blocks", 1))
     unused = {"num_heads": heads, "gate_blocks": heads, "complex_gates": False}
-    unused |= {"attention_bias": False, "head_dim": None}
+    unused |= {"attention_bias": False, "head_dim": None, "absent_biases": ()}
     unused |= {"lru_width": fields["width"], "conv_width": 4, "tie_embeddings": True}
     if "num_heads" not in fields:
         unused["visible_keys"] = 1

@@ -81,11 +81,9 @@ def measure(
     """
     model: Any = importlib.import_module(f"griffin_eval.analysis.gates_{framework}")
     layers = decay_rates(checkpoint)
+    parts = "recurrent_gate_weight", "recurrent_gate_bias"
     gates = [
-        tuple(
-            _read(checkpoint, layer.number, f"recurrent_gate_{part}").astype(np.float32)
-            for part in ("weight", "bias")
-        )
+        [_read(checkpoint, layer.number, part).astype(np.float32) for part in parts]
         for layer in layers
     ]
     sums = [np.zeros(len(layer.rate)) for layer in layers]
@@ -152,5 +150,8 @@ def _recurrent_layers(config: GriffinConfig) -> Iterator[int]:
 
 
 def _read(checkpoint: Checkpoint, layer: int, name: str) -> np.ndarray:
-    array = checkpoint.numpy(f"model.layers.{layer}.temporal_block.rg_lru.{name}")
-    return array.astype(np.float64)
+    """A parameter of an RG-LRU in float64, zeros for a bias that is absent."""
+    config, whole = checkpoint.config, f"model.layers.{layer}.temporal_block.rg_lru.{name}"
+    if name.removesuffix("_bias") in config.absent_biases:
+        return np.zeros((config.gate_blocks, config.recurrent_channels // config.gate_blocks))
+    return checkpoint.numpy(whole).astype(np.float64)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from griffin_eval.config import HAWK, GriffinConfig
+from griffin_eval.config import BIASED, HAWK, GriffinConfig
 from griffin_eval.layout import ParamSpec, param_specs
 
 _OF_EITHER_TWIN = {
@@ -172,6 +172,7 @@ TRANSFORMERS_ONLY = {
 }
 # These no library can.
 REFERENCE_ONLY = {
+    "no biases": replace(PAPER, absent_biases=BIASED),
     "three heads of a width of 32": replace(
         PAPER, block_pattern=REVERSED, num_layers=2, num_heads=3, head_dim=20
     ),
@@ -252,6 +253,7 @@ def configs(draw):
         embedding_scale=draw(st.booleans()),
         logits_soft_cap=draw(st.sampled_from([0.0, 5.0])),
         head_dim=own,
+        absent_biases=tuple(draw(st.sets(st.sampled_from(BIASED)))) if draw(st.booleans()) else (),
         rope_fraction=draw(st.sampled_from([1.0] if (own or head_dim) % 4 else [0.5, 1.0])),
         tie_embeddings=draw(st.booleans()),
         attention_bias=draw(st.booleans()),

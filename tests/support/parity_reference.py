@@ -79,7 +79,7 @@ def _recurrent(config, p, x, block_type, cut):
 
 def _conv(p, x, cut):
     taps = p["conv_1d.weight"][:, 0]  # [L, taps], the last one for the current token
-    y = np.tile(p["conv_1d.bias"], (len(x), 1))
+    y = np.tile(p.get("conv_1d.bias", np.zeros(x.shape[1])), (len(x), 1))
     for t in range(len(x)):
         known = t + 1 - (cut if t >= cut else 0)
         for age in range(min(known, taps.shape[1])):
@@ -91,7 +91,8 @@ def rg_lru(p: dict[str, np.ndarray], x: np.ndarray, cut: int = 0) -> np.ndarray:
     """Every h_t ``[T, L]`` of the RG-LRU over one document ``[T, L]`` (section 2.4)."""
 
     def gate(name, x_t):
-        w, b = p[f"{name}_gate_weight"], p[f"{name}_gate_bias"]
+        w = p[f"{name}_gate_weight"]
+        b = p.get(f"{name}_gate_bias", np.zeros((len(w), w.shape[2])))
         blocks = x_t.reshape(len(w), -1)
         return _sigmoid(np.stack([v @ m + c for v, m, c in zip(blocks, w, b, strict=True)]).ravel())
 
