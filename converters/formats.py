@@ -76,6 +76,7 @@ _GLOBAL = (
     "its attention is always local",
 )
 _BIASES = ("absent_biases", lambda c: bool(c.absent_biases), "its maps have biases")
+_CONSTANT = ("lru_constant", lambda c: c.lru_constant != 8, "its constant is 8")
 _COMPLEX = ("complex_gates", lambda c: c.complex_gates, "its recurrence is real")
 _DEEPMIND = (
     ("tie_embeddings", lambda c: not c.tie_embeddings, "its output head is the embedding"),
@@ -90,6 +91,7 @@ _DEEPMIND = (
     _GATES,
     _GLOBAL,
     _BIASES,
+    _CONSTANT,
     ("conv_width", lambda c: c.conv_width != 4, "its convolution has 4 taps"),
     ("norm_eps", lambda c: c.norm_eps != 1e-6, "it adds 1e-6"),
     ("rope_base", lambda c: c.rope_base != 10_000, "its base is 10000"),
@@ -106,6 +108,7 @@ _LIMITS = {
         ("lru_width", lambda c: c.lru_width != c.width, "its cache takes the width for it"),
         _GATES,
         _BIASES,
+        _CONSTANT,
         _COMPLEX,
         _GLOBAL,
         (

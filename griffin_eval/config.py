@@ -24,6 +24,7 @@ ADDED = (
     "hidden_activation",
     "head_dim",
     "absent_biases",
+    "lru_constant",
 )
 # Maps that have a bias unless the config says that they have none.
 BIASED = (
@@ -48,6 +49,7 @@ class GriffinConfig:
             transformers: GeLU by tanh (``gelu_pytorch_tanh``), GeLU as it is defined (``gelu``) or
             ``silu``.
         head_dim: dimensions of a head, D, where they are not W / H; None where they are.
+        lru_constant: c of equation 3, a = sigmoid(-Λ)^(c r).
         absent_biases: maps that have no bias, by their names in the layout, of `BIASED`.
         num_layers: residual blocks.
         block_pattern: temporal block types, cycled over the layers.
@@ -92,6 +94,7 @@ class GriffinConfig:
     hidden_activation: Activation = "gelu_pytorch_tanh"
     head_dim: int | None = None
     absent_biases: tuple[str, ...] = ()
+    lru_constant: float = 8.0
 
     def __post_init__(self):
         for name in ("block_pattern", "absent_biases"):
@@ -188,6 +191,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         f"one or more of {', '.join(get_args(BlockType))}",
     ),
     "norm_eps": _number(lambda x: x > 0, "above 0"),
+    "lru_constant": _number(lambda x: x > 0, "above 0"),
     "rope_base": _number(lambda x: x > 1, "above 1"),
     "logits_soft_cap": _number(lambda x: x >= 0, "of at least 0"),
     "rope_fraction": _number(lambda x: 0 < x <= 1, "above 0, at most 1"),

@@ -23,9 +23,10 @@ class ParamSpec:
         shape: length of each dimension.
         axes: logical name of each dimension, for sharding.
         init: ``normal`` (mean 0, deviation ``std``), ``zeros``, ``lambda``: the parameter Λ of the
-            RG-LRU, such that a^c = sigmoid(-Λ)^8 is uniform in [0.9, 0.999] (section 2.4), or
+            RG-LRU, such that a^c = sigmoid(-Λ)^c is uniform in [0.9, 0.999] (section 2.4), or
             ``theta``: the parameter θ of the CG-LRU, uniform in [0, π/10) as in DeepMind's code.
         std: standard deviation of ``normal``.
+        constant: c of ``lambda``.
         keep_float32: stays in float32 (or wider) whatever dtype the model runs in.
     """
 
@@ -34,6 +35,7 @@ class ParamSpec:
     axes: tuple[str, ...]
     init: InitKind = "normal"
     std: float = 0.0
+    constant: float = 8.0
     keep_float32: bool = False
 
     @property
@@ -88,6 +90,7 @@ def _specs(c: GriffinConfig) -> Iterator[ParamSpec]:
             shape=(c.recurrent_channels,),
             axes=("channel",) if c.complex_gates else ("lru",),
             init="lambda",
+            constant=c.lru_constant,
             keep_float32=True,
         )
         if c.complex_gates:

@@ -115,6 +115,7 @@ class RGLRU(nnx.Module):
     complex-gated one (appendix B), in float32 or wider throughout."""
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
+        self.constant = config.lru_constant
         self.recurrent_param = params("recurrent_param")
         self.input_gate_weight = params("input_gate_weight")
         self.input_gate_bias = params("input_gate_bias") if "input_gate_bias" in params else None
@@ -143,6 +144,7 @@ class RGLRU(nnx.Module):
             resets=context.positions == 0,
             lengths=layout.lengths,
             starts=layout.starts,
+            c=self.constant,
         )
 
 

@@ -89,6 +89,7 @@ class RGLRU(nn.Module):
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
         super().__init__()
+        self.constant = config.lru_constant
         self.recurrent_param = params("recurrent_param")
         self.input_gate_weight = params("input_gate_weight")
         self.input_gate_bias = params("input_gate_bias") if "input_gate_bias" in params else None
@@ -117,6 +118,7 @@ class RGLRU(nn.Module):
             resets=context.positions == 0,
             lengths=layout.lengths,
             starts=layout.starts,
+            c=self.constant,
         )
 
 

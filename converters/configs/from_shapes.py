@@ -17,6 +17,7 @@ UNSEEN: dict[str, Any] = {
     "norm_eps": 1e-6,
     "rope_base": 10_000.0,
     "rope_fraction": 0.5,
+    "lru_constant": 8.0,
     "hidden_activation": "gelu_pytorch_tanh",
     "num_kv_heads": 1,  # products with the dimensions of a head are all that shapes say
 }

@@ -110,6 +110,7 @@ BAD = {
     "tie_embeddings": (None, 0, "yes"),
     "attention_bias": (None, 0, "yes"),
     "head_dim": (0, -1, 1.5, True),
+    "lru_constant": (0.0, -8.0, math.nan, "8"),
     "absent_biases": (None, "o_proj", ("q_proj",)),
     "hidden_activation": (None, "relu", ["gelu"], "GELU"),
 }

@@ -172,6 +172,7 @@ TRANSFORMERS_ONLY = {
 }
 # These no library can.
 REFERENCE_ONLY = {
+    "another constant": replace(PAPER, lru_constant=3.5),
     "no biases": replace(PAPER, absent_biases=BIASED),
     "three heads of a width of 32": replace(
         PAPER, block_pattern=REVERSED, num_layers=2, num_heads=3, head_dim=20
@@ -253,6 +254,7 @@ def configs(draw):
         embedding_scale=draw(st.booleans()),
         logits_soft_cap=draw(st.sampled_from([0.0, 5.0])),
         head_dim=own,
+        lru_constant=draw(st.sampled_from([8.0, 1.0, 20.0])),
         absent_biases=tuple(draw(st.sets(st.sampled_from(BIASED)))) if draw(st.booleans()) else (),
         rope_fraction=draw(st.sampled_from([1.0] if (own or head_dim) % 4 else [0.5, 1.0])),
         tie_embeddings=draw(st.booleans()),

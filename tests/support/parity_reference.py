@@ -74,7 +74,8 @@ def _mlp(config, p, x):
 def _recurrent(config, p, x, block_type, cut):
     y_branch = _activated(config, _linear(p, "linear_y", x))
     x_branch = _conv(p, _linear(p, "linear_x", x), cut)
-    return _linear(p, "linear_out", rg_lru(_below(p, "rg_lru."), x_branch, cut) * y_branch)
+    y = rg_lru(_below(p, "rg_lru."), x_branch, cut, config.lru_constant)
+    return _linear(p, "linear_out", y * y_branch)
 
 
 def _conv(p, x, cut):
@@ -87,7 +88,9 @@ def _conv(p, x, cut):
     return y
 
 
-def rg_lru(p: dict[str, np.ndarray], x: np.ndarray, cut: int = 0) -> np.ndarray:
+def rg_lru(
+    p: dict[str, np.ndarray], x: np.ndarray, cut: int = 0, constant: float = 8
+) -> np.ndarray:
     """Every h_t ``[T, L]`` of the RG-LRU over one document ``[T, L]`` (section 2.4)."""
 
     def gate(name, x_t):
@@ -100,7 +103,7 @@ def rg_lru(p: dict[str, np.ndarray], x: np.ndarray, cut: int = 0) -> np.ndarray:
     out = []
     for t, x_t in enumerate(x):
         r_t, i_t = gate("recurrent", x_t), gate("input", x_t)
-        log_a = -8 * np.logaddexp(0, p["recurrent_param"]) * r_t
+        log_a = -constant * np.logaddexp(0, p["recurrent_param"]) * r_t
         h = np.zeros(x.shape[1]) if t == cut else h
         if t == 0:
             h = i_t * x_t
