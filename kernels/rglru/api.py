@@ -134,14 +134,14 @@ def choose(
 def _unsupported(name: str, x: Any, gates: Gates | None, starts: Any, c: float) -> str | None:
     if name in ("plain", "reference"):
         return None
+    if c != C and name in ("triton", "tpu"):
+        return f"{name} kernels have the constant {C:g}, not {c:g}"
     platform = devices.platform(x)
     meant = {"cpu": "cpu", "triton": "cuda", "tpu": "tpu"}[name]
     if platform != meant:
         return f"{name} kernels run on {meant}, and x is on {platform}"
     if gates is not None and gates.imaginary_param is not None:
         return f"{name} kernels have no complex gates"
-    if c != C and name in ("triton", "tpu"):
-        return f"{name} kernels have the constant {C:g}, not {c:g}"
     module = _module(name, x)
     reason = module.unsupported(x, gates, starts)
     if reason is None and (name == "triton" or name == "tpu" and devices.compiled_for_here()):

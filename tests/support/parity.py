@@ -172,6 +172,17 @@ TRANSFORMERS_ONLY = {
 }
 # These no library can.
 REFERENCE_ONLY = {
+    "every field changed": replace(
+        PAPER,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=12,
+        attention_bias=True,
+        hidden_activation="silu",
+        absent_biases=("linear_x", "conv_1d", "recurrent_gate", "o_proj", "down_proj"),
+        lru_constant=5.0,
+        tie_embeddings=False,
+    ),
     "another constant": replace(PAPER, lru_constant=3.5),
     "no biases": replace(PAPER, absent_biases=BIASED),
     "three heads of a width of 32": replace(
