@@ -101,6 +101,12 @@ def test_a_config_from_before_these_fields_means_their_defaults(tmp_path):
     assert len(older) == len(raw) - len(ADDED)
     (folder / "config.json").write_text(json.dumps(older))
     assert Checkpoint(folder).config == CONFIG
+    others = {"transformers_version": "5", "eos_token_id": [1, 2]}
+    (folder / "config.json").write_text(json.dumps(raw | others))
+    assert Checkpoint(folder).config == CONFIG
+    (folder / "config.json").write_text(json.dumps(raw | {"qk_norm": True}))
+    with pytest.raises(CheckpointError, match="has qk_norm, which this version does not know"):
+        Checkpoint(folder)
     (folder / "config.json").write_text(json.dumps(raw | {"hidden_activation": "relu"}))
     with pytest.raises(CheckpointError, match="hidden_activation must be one of gelu_pytorch_tanh"):
         Checkpoint(folder)
