@@ -1,6 +1,7 @@
 """The plan of a conversion, known from headers alone."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +10,9 @@ from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.arrays.dtypes import FLOATS, ITEM_BYTES
 from griffin_eval.converters.arrays.grid import chunk_shape, part_chunks
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.containers.container import ContainerKind
+from griffin_eval.converters.codecs.encoding import DTYPES, Encoding
+from griffin_eval.converters.codecs.quantised import Dequantised
+from griffin_eval.converters.containers.container import ContainerKind, Specs
 from griffin_eval.converters.containers.registry import CONTAINERS
 from griffin_eval.converters.formats import FORMATS, Format, check_expressible
 from griffin_eval.converters.naming.tables import Binding, bind
@@ -24,21 +27,25 @@ MAX_SHARD_SIZE = 5 * 10**9
 
 
 class Write(NamedTuple):
-    """One tensor of the output.
+    """One tensor of the output, or those of a quantised parameter.
 
     Attributes:
         binding: its name, layout and the parameters that it holds.
-        dtype: its dtype in the output.
+        dtype: its dtype in the output; that in which it is quantised.
         cast_from: the dtypes of its parameters in the source that differ from it.
+        stored: shape and dtype of each tensor that is written, by name.
+        encoding: what it is quantised with, or None.
     """
 
     binding: Binding
     dtype: str
     cast_from: tuple[str, ...]
+    stored: Specs
+    encoding: Encoding | None = None
 
     @property
     def nbytes(self) -> int:
-        return sum(spec.size for spec in self.binding.canonical) * ITEM_BYTES[self.dtype]
+        return sum(math.prod(shape) * ITEM_BYTES[dtype] for shape, dtype in self.stored.values())
 
 
 class Plan(NamedTuple):
@@ -55,6 +62,7 @@ class Plan(NamedTuple):
         recorded: what the manifest of the source says of its parameters, which are checked against
             it while they are read; empty if there is none.
         check: whether other checksums of the source are checked, too.
+        encoding: what matrices are quantised with, or None.
     """
 
     source: Checkpoint
@@ -66,6 +74,7 @@ class Plan(NamedTuple):
     mesh: dict[str, int] | None = None
     recorded: Mapping[str, dict[str, Any]] = {}
     check: bool = True
+    encoding: Encoding | None = None
 
     @property
     def nbytes(self) -> int:
@@ -105,7 +114,7 @@ class Plan(NamedTuple):
     @property
     def specs(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of every tensor of the output, by its name there."""
-        return {w.binding.foreign: (w.binding.shape, w.dtype) for w in self.writes}
+        return {name: spec for w in self.writes for name, spec in w.stored.items()}
 
 
 def parse_dtypes(text: str | None) -> dict[str, str]:
@@ -136,6 +145,7 @@ def make_plan(
     vocab_size: int | None = None,
     mesh: dict[str, int] | None = None,
     check: bool = True,
+    encoding: Encoding | None = None,
 ) -> Plan:
     """Decides every tensor of an output, from headers alone.
 
@@ -146,11 +156,14 @@ def make_plan(
         vocab_size: number of leading rows of the embedding to keep; None for all.
         mesh: as of `Plan`.
         check: whether the source is checked against its manifest and other checksums, if any.
+        encoding: what matrices are quantised with, or None.
 
     Raises:
-        CheckpointError: the target cannot express the model; the source's manifest is damaged.
+        CheckpointError: the target cannot express the model; the source's manifest is damaged; the
+            source is quantised already.
         ArgumentError: a vocabulary larger than the one there is; a mesh for a container whose
-            tensors are not cut.
+            tensors are not cut; an encoding that cannot be used with the target, a dtype or the
+            shapes.
     """
     config, notes = source.config, dict(source.inspection.notes)
     if source.adapters:
@@ -164,11 +177,11 @@ def make_plan(
         notes["vocab_rows_dropped"] = config.vocab_size - vocab_size
         config = dataclasses.replace(config, vocab_size=vocab_size)
     check_expressible(config, target)
-    if mesh is not None and not CONTAINERS[target.container].chunked:
-        able = [f.name for f in FORMATS.values() if CONTAINERS[f.container].chunked]
-        raise ArgumentError(
-            f"--chunks is for formats in chunks ({', '.join(able)}), and {target.name} has none"
-        )
+    if mesh is not None:
+        check_chunked(target)
+    if encoding is not None:
+        _check_encoding(source, target, encoding)
+        notes["quantised"] = encoding.name
     writes = []
     for binding in bind(target.table, config):
         stored = [source.dtypes[spec.name] for spec in binding.canonical]
@@ -183,7 +196,13 @@ def make_plan(
                 f"{' and '.join(sorted(wanted))}: choose one with --dtype"
             )
         (dtype,) = wanted
-        writes.append(Write(binding, dtype, tuple(have for have in stored if have != dtype)))
+        cast_from = tuple(have for have in stored if have != dtype)
+        writes.append(_write(binding, dtype, cast_from, encoding))
+    if encoding is not None and not any(write.encoding for write in writes):
+        raise ArgumentError(
+            f"--quantize {encoding.name} has nothing to quantise: no matrix of this model has rows "
+            "of whole groups"
+        )
     folders = (tokenizer_folder(source.folder), source.folder)
     companions = {
         name: p for folder in folders for name in COMPANIONS if (p := folder / name).is_file()
@@ -191,9 +210,59 @@ def make_plan(
     hashes = recorded(source.folder) if check else {}
     if not check:
         notes["source_not_checked"] = True
-    return Plan(
-        source, target, config, writes, list(companions.values()), notes, mesh, hashes, check
-    )
+    files = list(companions.values())
+    return Plan(source, target, config, writes, files, notes, mesh, hashes, check, encoding)
+
+
+def _check_encoding(source: Checkpoint, target: Format, encoding: Encoding) -> None:
+    """Refuses to quantise what cannot be.
+
+    Raises:
+        ArgumentError: the target.
+        CheckpointError: the source.
+    """
+    if target.name != "hf":
+        raise ArgumentError(
+            f"--quantize {encoding.name} goes with --to hf, which its library loads, not with "
+            f"--to {target.name}"
+        )
+    container = source.container
+    if isinstance(container, Dequantised) and container.decoding.parameters:
+        raise CheckpointError(
+            f"{source.path} is quantised already ({container.describe()}), and would lose more "
+            "when it is quantised again: take the checkpoint that it was made from, or convert "
+            "this one without --quantize first"
+        )
+
+
+def _write(
+    binding: Binding, dtype: str, cast_from: tuple[str, ...], encoding: Encoding | None
+) -> Write:
+    """What is written for a tensor of the output."""
+    if encoding is None:
+        return Write(binding, dtype, cast_from, {binding.foreign: (binding.shape, dtype)})
+    (spec,) = binding.canonical
+    if not encoding.takes(spec):
+        return Write(binding, dtype, cast_from, {binding.foreign: (encoding.shape(spec), dtype)})
+    if dtype not in DTYPES:
+        raise ArgumentError(
+            f"--quantize {encoding.name}: {spec.name} is {dtype}, and only {', '.join(DTYPES)} are "
+            "quantised: name one of them with --dtype"
+        )
+    return Write(binding, dtype, cast_from, encoding.stored(spec, dtype), encoding)
+
+
+def check_chunked(target: Format) -> None:
+    """Checks that the tensors of a format are cut into chunks.
+
+    Raises:
+        ArgumentError: they are not.
+    """
+    if not CONTAINERS[target.container].chunked:
+        able = [f.name for f in FORMATS.values() if CONTAINERS[f.container].chunked]
+        raise ArgumentError(
+            f"--chunks is for formats in chunks ({', '.join(able)}), and {target.name} has none"
+        )
 
 
 def _wanted(spec: ParamSpec, stored: str, rules: Mapping[str, str]) -> str:

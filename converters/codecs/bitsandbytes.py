@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 # The values of the numbers from 0 to 15; those of fp4 are multiplied by 12.
-_NF4 = (
+NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
     *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
     *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
@@ -201,9 +201,8 @@ class _FourBits(Quantised):
     def values(self, start: int, stop: int) -> "np.ndarray":
         import numpy as np
 
-        if self._pairs is None:  # by byte, the values of its two elements
-            code = self._code()
-            self._pairs = np.stack([np.repeat(code, 16), np.tile(code, 16)], 1)
+        if self._pairs is None:
+            self._pairs = pairs_of(self._code())
         block = self._block
         first = start // block * block
         last = min(-(-stop // block) * block, self.size)
@@ -211,13 +210,9 @@ class _FourBits(Quantised):
         stored = self._container.slice(self._name, begin // self._width, -(-end // self._width))
         flat = np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
         packed = flat[begin % self._width :][: end - begin]
-        values = np.take(self._pairs, packed, 0).reshape(-1)[: last - first]
         scales = self._scales(first // block, -(-last // block))
-        whole = len(values) // block
+        values = dequantised_4_bits(packed, last - first, scales, block, self._pairs)
         with np.errstate(all="ignore"):  # what is not finite is counted later
-            values[: whole * block].reshape(whole, block)[:] *= scales[:whole, None]
-            if last - first > whole * block:
-                values[whole * block :] *= scales[whole]
             return values[start - first : stop - first].astype(numpy_dtype(self.dtype), copy=False)
 
     def _scales(self, start: int, stop: int) -> "np.ndarray":
@@ -239,7 +234,7 @@ class _FourBits(Quantised):
         import numpy as np
 
         if self._kind == "nf4":
-            return np.array(_NF4, np.float32)
+            return np.array(NF4, np.float32)
         return np.array(_FP4, np.float32) / np.float32(12)
 
 
@@ -251,13 +246,51 @@ class _EightBits(Quantised):
         self._container = container
 
     def values(self, start: int, stop: int) -> "np.ndarray":
-        import numpy as np
 
         weight, scale, *_ = self.parts
         row = self.shape[1]
         first, last = start // row, -(-stop // row)
-        values = self._container.slice(weight, first, last).astype(np.float32)
-        with np.errstate(all="ignore"):
-            values *= self._container.slice(scale, first, last)[:, None]
-            values *= np.float32(7.874015718698502e-3)  # 1 / 127, as bitsandbytes writes it
+        numbers = self._container.slice(weight, first, last)
+        values = dequantised_8_bits(numbers, self._container.slice(scale, first, last))
         return values.reshape(-1)[start - first * row : stop - first * row]
+
+
+def pairs_of(code: "np.ndarray") -> "np.ndarray":
+    """By byte, the values of its two elements: float32 [256, 2]."""
+    import numpy as np
+
+    return np.stack([np.repeat(code, 16), np.tile(code, 16)], 1)
+
+
+def dequantised_4_bits(
+    packed: "np.ndarray", size: int, scales: "np.ndarray", block: int, pairs: "np.ndarray"
+) -> "np.ndarray":
+    """Elements of 4 bits in float32.
+
+    Args:
+        packed: uint8 [(size + 1) // 2], which begins with a block.
+        size: number of elements.
+        scales: float32, one for each block.
+        block: elements of a block.
+        pairs: from `pairs_of`.
+    """
+    import numpy as np
+
+    values = np.take(pairs, packed, 0).reshape(-1)[:size]
+    whole = size // block
+    with np.errstate(all="ignore"):
+        values[: whole * block].reshape(whole, block)[:] *= scales[:whole, None]
+        if size > whole * block:
+            values[whole * block :] *= scales[whole]
+    return values
+
+
+def dequantised_8_bits(numbers: "np.ndarray", scales: "np.ndarray") -> "np.ndarray":
+    """int8 [R, C] with the largest magnitude of each row, in float32."""
+    import numpy as np
+
+    values = numbers.astype(np.float32)
+    with np.errstate(all="ignore"):
+        values *= scales[:, None]
+        values *= np.float32(7.874015718698502e-3)  # 1 / 127, as bitsandbytes writes it
+    return values

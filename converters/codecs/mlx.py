@@ -8,7 +8,6 @@ convolution lie in (L, K, 1) instead of (L, 1, K), which are the same elements i
 
 from typing import TYPE_CHECKING, Any
 
-from griffin_eval.converters.arrays.dtypes import numpy_dtype
 from griffin_eval.converters.codecs.quantised import Decoding, Quantised
 from griffin_eval.converters.containers.container import Container
 from griffin_eval.errors import CheckpointError
@@ -112,25 +111,39 @@ class _Affine(Quantised):
         self._container, self._bits, self._group = container, bits, group
 
     def values(self, start: int, stop: int) -> "np.ndarray":
-        import numpy as np
-
         columns, bits = self.shape[1], self._bits
         first, last = start // columns, -(-stop // columns)
         weight, scales, biases = (self._container.slice(p, first, last) for p in self.parts)
-        # 8 numbers take as many bytes as each of them has bits.
-        packed = weight.astype("<u4", copy=False).view(np.uint8).reshape(-1, bits)
-        words = np.zeros(len(packed), np.uint64)
-        for i in range(bits):
-            words |= packed[:, i].astype(np.uint64) << np.uint64(8 * i)
-        numbers = np.empty((len(packed), 8), np.uint8)
-        for i in range(8):
-            numbers[:, i] = words >> np.uint64(i * bits) & np.uint64((1 << bits) - 1)
-        dtype = numpy_dtype(self.dtype)
-        with np.errstate(all="ignore"):  # what is not finite is counted later
-            # Wide enough that to round its results gives what the dtype's own arithmetic gives.
-            values = numbers.reshape(-1, self._group).astype(np.float32)
-            values *= scales.reshape(-1, 1).astype(np.float32)
-            values = values.astype(dtype).astype(np.float32)
-            values += biases.reshape(-1, 1).astype(np.float32)
-            flat = values.reshape(-1)[start - first * columns : stop - first * columns]
-            return flat.astype(dtype)
+        values = dequantised(weight, scales, biases, bits, self._group)
+        return values[start - first * columns : stop - first * columns]
+
+
+def dequantised(
+    weight: "np.ndarray", scales: "np.ndarray", biases: "np.ndarray", bits: int, group: int
+) -> "np.ndarray":
+    """The elements of whole groups, flat, in the dtype of the scales.
+
+    Args:
+        weight: uint32, the numbers one behind the other.
+        scales, biases: one for each group.
+        bits: of a number.
+        group: numbers of a group.
+    """
+    import numpy as np
+
+    # 8 numbers take as many bytes as each of them has bits.
+    packed = weight.astype("<u4", copy=False).view(np.uint8).reshape(-1, bits)
+    words = np.zeros(len(packed), np.uint64)
+    for i in range(bits):
+        words |= packed[:, i].astype(np.uint64) << np.uint64(8 * i)
+    numbers = np.empty((len(packed), 8), np.uint8)
+    for i in range(8):
+        numbers[:, i] = words >> np.uint64(i * bits) & np.uint64((1 << bits) - 1)
+    dtype = scales.dtype
+    with np.errstate(all="ignore"):  # what is not finite is counted later
+        # Wide enough that to round its results gives what the dtype's own arithmetic gives.
+        values = numbers.reshape(-1, group).astype(np.float32)
+        values *= scales.reshape(-1, 1).astype(np.float32)
+        values = values.astype(dtype).astype(np.float32)
+        values += biases.reshape(-1, 1).astype(np.float32)
+        return values.reshape(-1).astype(dtype)

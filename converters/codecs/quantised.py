@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-_TOGETHER = 1 << 18  # elements that are dequantised at a time, so that they stay in a cache
-_WORK = 24 * _TOGETHER  # bytes of the arrays between stored and dequantised ones, at most
+TOGETHER = 1 << 18  # elements that are dequantised at a time, so that they stay in a cache
+_WORK = 24 * TOGETHER  # bytes of the arrays between stored and dequantised ones, at most
 
 
 class Quantised(ABC):
@@ -111,8 +111,8 @@ class Dequantised:
         stop = max(start, stop)
         out = np.empty((stop - start, *others), numpy_dtype(parameter.dtype))
         flat, row = out.reshape(-1), parameter.size // max(1, rows)
-        for first in range(0, flat.size, _TOGETHER):
-            last = min(first + _TOGETHER, flat.size)
+        for first in range(0, flat.size, TOGETHER):
+            last = min(first + TOGETHER, flat.size)
             flat[first:last] = parameter.values(start * row + first, start * row + last)
         return out
 

@@ -4,6 +4,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from griffin_eval.converters.arrays.dtypes import ITEM_BYTES
+from griffin_eval.converters.codecs.encoding import WORK
 from griffin_eval.converters.containers.registry import CONTAINERS
 from griffin_eval.converters.naming.ops import SAME
 from griffin_eval.converters.naming.tables import Binding
@@ -69,7 +70,7 @@ def choose_buffering(plan: "Plan", max_memory: int | None) -> tuple[Buffering, N
 
 def memory_needed(plan: "Plan", buffering: Buffering) -> Need:
     """The memory of a conversion: for the largest tensors held at a time, and for libraries."""
-    bindings = plan.source.inspection.bindings
+    bindings = plan.source.bindings
     homes = {name: binding for name, (binding, _) in plan.source.homes.items()}
     # A tensor of several parameters is read once, and kept until the next such one is read.
     kept = [binding for binding in bindings if len(binding.canonical) > 1]
@@ -111,6 +112,11 @@ def _held(
         piece += source.merging_bytes(spec.name, buffering.piece)
         reading = max(reading, whole if len(home.canonical) > 1 else whole + shared)
         pieces = max(pieces, _KEPT * piece)
+    if write.encoding is not None:  # scales are kept until the elements are written
+        _, *others = (
+            math.prod(shape) * ITEM_BYTES[dtype] for shape, dtype in write.stored.values()
+        )
+        pieces += WORK + sum(others)
     if write.binding.op is SAME:
         return reading + pieces
     made = write.nbytes + max(reading + pieces, _KEPT * min(buffering.piece, write.nbytes))

@@ -1,5 +1,6 @@
 """The command ``convert``."""
 
+import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +13,8 @@ from griffin_eval.cli.options import (
     progress_bar,
     takes_checkpoint_options,
 )
+from griffin_eval.converters.arrays.dtypes import ITEM_BYTES
+from griffin_eval.converters.codecs.encode import ENCODINGS, encoding_named
 from griffin_eval.converters.formats import FORMATS, format_named, limits
 from griffin_eval.messages import printable
 from griffin_eval.sharding.split import parse_mesh
@@ -54,6 +57,10 @@ def convert(
     dtype: Annotated[
         str | None,
         typer.Option(help="Dtype of the tensors: bfloat16, or bfloat16,recurrent_param=float32."),
+    ] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option(help=f"Quantised matrices, with --to hf: {', '.join(ENCODINGS)}."),
     ] = None,
     vocab_size: Annotated[
         int | None, typer.Option(help="Number of leading vocabulary rows to keep.")
@@ -106,6 +113,7 @@ def convert(
 
     memory = None if max_memory is None else parse_size(max_memory, "--max-memory")
     target, shard = format_named(to), parse_size(max_shard_size, "--max-shard-size")
+    encoding = None if quantize is None else encoding_named(quantize)
     checkpoint = options.open(source, adapter or ())
     typer.echo(f"{source}: {checkpoint.format.name} ({checkpoint.inspection.layout})")
     for name, reason in checkpoint.inspection.left_out.items():
@@ -119,6 +127,7 @@ def convert(
         vocab_size=vocab_size,
         mesh=None if chunks is None else parse_mesh(chunks, "--chunks"),
         check=not no_check,
+        encoding=encoding,
     )
     buffering, need = choose_buffering(plan, memory)
     if dry_run:
@@ -134,7 +143,7 @@ def convert(
             buffering=buffering,
             progress=progress,
         )
-    typer.echo(f"{destination}: {to}, {len(plan.writes)} tensors, {plan.nbytes} bytes")
+    typer.echo(f"{destination}: {to}, {len(plan.specs)} tensors, {plan.nbytes} bytes")
 
 
 def _print_plan(plan: "Plan", max_shard_size: int, need: "Need") -> None:
@@ -143,17 +152,19 @@ def _print_plan(plan: "Plan", max_shard_size: int, need: "Need") -> None:
     for heading in ("writes", "shape", "from", "layout", "dtype", "bytes", "file"):
         table.add_column(heading, justify="right" if heading == "bytes" else "left")
     for write in plan.writes:
-        table.add_row(
-            write.binding.foreign,
-            "×".join(map(str, write.binding.shape)),
-            "\n".join(spec.name for spec in write.binding.canonical),
-            write.binding.op.name,
-            " ".join((*write.cast_from, "→", write.dtype)) if write.cast_from else write.dtype,
-            str(write.nbytes),
-            files[write.binding.foreign],
-        )
+        for name, (shape, dtype) in write.stored.items():
+            layout = write.binding.op.name if write.encoding is None else write.encoding.name
+            table.add_row(
+                name,
+                "×".join(map(str, shape)),
+                "\n".join(spec.name for spec in write.binding.canonical),
+                layout,
+                " ".join((*write.cast_from, "→", dtype)) if write.cast_from else dtype,
+                str(math.prod(shape) * ITEM_BYTES[dtype]),
+                files[name],
+            )
     Console(width=max(Console().width, 200)).print(table)
-    typer.echo(f"{len(plan.writes)} tensors in {len(set(files.values()))} files")
+    typer.echo(f"{len(plan.specs)} tensors in {len(set(files.values()))} files")
     compressed = ", less what compression saves" * plan.output.compressed
     typer.echo(f"disk: {plan.nbytes} bytes{compressed}")
     typer.echo(f"memory: {need.nbytes} bytes at most, the most of it for {need.tensor}")

@@ -43,9 +43,15 @@ class CheckpointOptions:
         float | None, typer.Option(help="Soft cap of the logits; 0 for none.")
     ] = None
     names: Annotated[
-        Path | None,
-        typer.Option(help="TOML file that maps the tensor names of this checkpoint."),
+        str | None,
+        typer.Option(help="TOML file that maps the tensor names of this checkpoint, or nemo, …"),
     ] = None
+    accept_differences: Annotated[
+        bool,
+        typer.Option(
+            "--accept-differences", help="Reads weights of a trainer that computes otherwise."
+        ),
+    ] = False
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None
     subfolder: Annotated[str | None, typer.Option(help="Subfolder that holds the checkpoint.")] = (
         None
@@ -63,6 +69,7 @@ class CheckpointOptions:
             embedding_scale=self.embedding_scale,
             logits_soft_cap=self.logits_soft_cap,
             names=self.names,
+            accept_differences=self.accept_differences,
         )
 
     def find(self, path: str) -> Path:

@@ -1,6 +1,7 @@
 """The command ``verify``."""
 
 import dataclasses
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,9 +10,11 @@ from rich.table import Table
 
 from griffin_eval.cli.options import (
     CheckpointOptions,
+    check_figures_folder,
     progress_bar,
     takes_checkpoint_options,
 )
+from griffin_eval.errors import ArgumentError
 
 
 @takes_checkpoint_options
@@ -29,6 +32,12 @@ def verify(
             "--logits", help="Comparison of what every implementation computes with them."
         ),
     ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Folder for a figure of the layers, PNG and SVG, with --logits."
+        ),
+    ] = None,
     *,
     options: CheckpointOptions,
 ) -> None:
@@ -39,8 +48,12 @@ def verify(
 
     With --logits they also read the same tokens, in float32 on the CPU, in PyTorch and in JAX and
     in transformers and DeepMind's recurrentgemma where these are installed; what every layer
-    computes is compared. --names, --revision and --subfolder are of the first one alone.
+    computes is compared, and of two that differ also the divergence of their next tokens. --names,
+    --revision and --subfolder are of the first one alone.
     """
+    if output is not None and (other is None or not logits):
+        raise ArgumentError("--output draws two checkpoints: name both, and add --logits")
+    check_figures_folder(output)
     checkpoints = [(one, options.open(one))]
     if other is not None:
         shared = dataclasses.replace(options, names=None, revision=None, subfolder=None)
@@ -50,7 +63,7 @@ def verify(
     else:
         same = logits or _print_check(*checkpoints[0])
     if logits:
-        same = _print_logits(checkpoints) and same
+        same = _print_logits(checkpoints, output) and same
     if not same:
         raise typer.Exit(1)
 
@@ -91,8 +104,8 @@ def _print_tensors(one, other) -> bool:
     return result.same
 
 
-def _print_logits(checkpoints) -> bool:
-    """Runs checkpoints, prints the table of `verify --logits`; whether all of them agree."""
+def _print_logits(checkpoints, output) -> bool:
+    """Runs checkpoints, prints the tables of `verify --logits`; whether all of them agree."""
     from griffin_eval.crosscheck import logits as v
 
     letters = {letter: opened for letter, (_, opened) in zip("AB", checkpoints, strict=False)}
@@ -111,14 +124,43 @@ def _print_logits(checkpoints) -> bool:
         "by at most",
     ):
         table.add_column(heading)
-    agree = True
-    for pair, gap in v.run(letters, probe, lambda text: typer.echo(text, err=True)):
-        agree = agree and gap.first is None
+    found = list(v.run(letters, probe, lambda text: typer.echo(text, err=True)))
+    for pair, gap, _ in found:
         largest = "" if gap.first is None else f"{gap.largest:.3g}"
         table.add_row(pair, f"{gap.logits:.3g}", gap.first or "none", largest)
-    Console(width=max(Console().width, 100)).print(table)
+    console = Console(width=max(Console().width, 100))
+    console.print(table)
+    apart = next((one for one in found if one.distance is not None and one.agreement.logits), None)
+    if apart is not None:
+        _print_distance(console, apart)
+    if output is not None:
+        _draw(found, configs[0], output)
     for letter, (path, _) in zip("AB", checkpoints, strict=False):
         typer.echo(f"{letter}: {path}")
     if not probe.past_window:
         typer.echo("the window is larger than the probe, so that its end was not tested")
-    return agree
+    return all(one.agreement.first is None for one in found)
+
+
+def _print_distance(console, comparison) -> None:
+    """Prints how far two checkpoints are apart."""
+    pair, _, distance = comparison
+    table = Table(title=f"{pair}, layer by layer")
+    for heading in ("vectors behind", "largest difference", "over the largest value of A"):
+        table.add_column(heading)
+    rows = zip(distance.places, distance.largest, distance.relative, strict=True)
+    for place, largest, relative in rows:
+        table.add_row(place, f"{largest:.3g}", f"{relative:.3g}")
+    console.print(table)
+    kl = distance.divergence
+    typer.echo(
+        f"{pair}: KL of the next token, B from A, {kl.mean():.3g} nats in the mean of {len(kl)} "
+        f"positions of random tokens, {kl.max():.3g} at most"
+    )
+
+
+def _draw(found, config, output) -> None:
+    from griffin_eval.crosscheck.figure import draw
+
+    pair, _, distance = next(one for one in found if one.distance is not None)
+    typer.echo(str(draw(distance, config, pair, output)))

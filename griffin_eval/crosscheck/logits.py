@@ -69,6 +69,37 @@ class Agreement(NamedTuple):
     largest: float
 
 
+class Distance(NamedTuple):
+    """The distance of two checkpoints in one implementation.
+
+    Attributes:
+        places: ``embedding``, ``layer 0``, …
+        largest: largest absolute difference of the vectors at each place.
+        relative: the same over the largest absolute value of the first checkpoint's there.
+        divergence: Kullback-Leibler divergence of the second checkpoint's next token from the first
+            one's at each compared position, in nats, of the ids that both have.
+    """
+
+    places: list[str]
+    largest: list[float]
+    relative: list[float]
+    divergence: np.ndarray
+
+
+class Comparison(NamedTuple):
+    """Two traces of the same probe.
+
+    Attributes:
+        pair: what was compared with what.
+        agreement: where they differ.
+        distance: how far, if they are of two checkpoints.
+    """
+
+    pair: str
+    agreement: Agreement
+    distance: Distance | None = None
+
+
 class Implementation(NamedTuple):
     """An implementation of the model, ours or another's.
 
@@ -135,7 +166,7 @@ def make_probe(configs: Sequence[GriffinConfig]) -> Probe:
 
 def run(
     checkpoints: Mapping[str, Checkpoint], probe: Probe, say: Callable[[str], None]
-) -> Iterator[tuple[str, Agreement]]:
+) -> Iterator[Comparison]:
     """Runs checkpoints in every implementation and compares, one model in memory at a time.
 
     Args:
@@ -170,11 +201,13 @@ def run(
     for label, by_name in traces.items():
         first, *others = by_name
         for name in others:
-            yield f"{label}: {first} - {name}", compare_traces(by_name[first], by_name[name])
+            pair = f"{label}: {first} - {name}"
+            yield Comparison(pair, compare_traces(by_name[first], by_name[name]))
     if len(traces) == 2:
         (one, ones), (other, others) = traces.items()
         for name in [name for name in ones if name in others]:
-            yield f"{one} - {other}: {name}", compare_traces(ones[name], others[name])
+            pair = ones[name], others[name]
+            yield Comparison(f"{one} - {other}: {name}", compare_traces(*pair), distance(*pair))
 
 
 def mismatch(one: GriffinConfig, other: GriffinConfig) -> str | None:
@@ -192,9 +225,8 @@ def mismatch(one: GriffinConfig, other: GriffinConfig) -> str | None:
 
 def compare_traces(one: Trace, other: Trace) -> Agreement:
     """Compares what two implementations, or two checkpoints, computed on the same probe."""
-    columns = min(one.logits.shape[1], other.logits.shape[1])
-    logits = one.logits[:, :columns], other.logits[:, :columns]
-    places = ["embedding", *(f"layer {i}" for i in range(len(one.hidden) - 1)), "logits"]
+    logits = _of_both(one, other)
+    places = [*_places(one), "logits"]
     pairs = [*zip(one.hidden, other.hidden, strict=True), logits]
     overall = float(np.abs(np.subtract(*logits)).max())
     for place, (a, b) in zip(places, pairs, strict=True):
@@ -203,6 +235,43 @@ def compare_traces(one: Trace, other: Trace) -> Agreement:
         if not largest <= TOLERANCE * float(np.maximum(np.abs(a).max(), np.abs(b).max())):
             return Agreement(overall, place, largest)
     return Agreement(overall, None, 0.0)
+
+
+def distance(one: Trace, other: Trace) -> Distance:
+    """The distance of what two checkpoints compute on the same probe."""
+    largest = [float(np.abs(a - b).max()) for a, b in zip(one.hidden, other.hidden, strict=True)]
+    scales = [float(np.abs(a).max()) or 1.0 for a in one.hidden]
+    relative = [gap / scale for gap, scale in zip(largest, scales, strict=True)]
+    return Distance(_places(one), largest, relative, divergence(*_of_both(one, other)))
+
+
+def divergence(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Kullback-Leibler divergence of the second one's distribution from the first one's, in nats.
+
+    Args:
+        one, other: logits [N, V].
+
+    Returns:
+        float64 [N].
+    """
+    p, q = log_softmax(one), log_softmax(other)
+    return np.maximum(np.sum(np.exp(p) * (p - q), 1), 0.0)  # rounding may leave less than nothing
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Log-probabilities in float64 of logits [N, V]."""
+    shifted = logits.astype(np.float64) - logits.max(1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+
+
+def _places(trace: Trace) -> list[str]:
+    return ["embedding", *(f"layer {i}" for i in range(len(trace.hidden) - 1))]
+
+
+def _of_both(one: Trace, other: Trace) -> tuple[np.ndarray, np.ndarray]:
+    """The logits of the ids that both have."""
+    columns = min(one.logits.shape[1], other.logits.shape[1])
+    return one.logits[:, :columns], other.logits[:, :columns]
 
 
 def deepmind_config(config: GriffinConfig) -> Any:

@@ -6,7 +6,13 @@ from typing import Any
 import numpy as np
 
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.crosscheck.logits import IMPLEMENTATIONS, TOLERANCE, compare_traces, make_probe
+from griffin_eval.crosscheck.logits import (
+    IMPLEMENTATIONS,
+    TOLERANCE,
+    compare_traces,
+    log_softmax,
+    make_probe,
+)
 from griffin_eval.errors import ArgumentError, BadInput
 
 TWINS = tuple(one for one in IMPLEMENTATIONS if one.format is None)
@@ -42,7 +48,7 @@ def check_parity(checkpoint: Checkpoint) -> dict[str, Any]:
             f" more than {TOLERANCE:g} of the largest value there; look at the checkpoint with "
             "griffin-eval verify --logits, or leave parity=check out"
         )
-    one, other = (_log_softmax(trace.logits) for trace in traces)
+    one, other = (log_softmax(trace.logits) for trace in traces)
     report = {
         "tokens": int(probe.tokens.size),
         "past_window": probe.past_window,
@@ -56,8 +62,3 @@ def check_parity(checkpoint: Checkpoint) -> dict[str, Any]:
         report["largest_difference_logprobs"],
     )
     return report
-
-
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits.astype(np.float64) - logits.max(1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))

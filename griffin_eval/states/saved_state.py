@@ -17,7 +17,7 @@ from griffin_eval.converters.arrays.write import writing
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.messages import brief
 
-LAYOUT = 1  # of the file
+LAYOUT = 2  # of the file
 _KEY = "griffin_eval_state"  # of its metadata
 _MAX_BYTES = 1 << 34  # of a file: more would be keys of many million tokens
 
@@ -36,6 +36,8 @@ class Origin(NamedTuple):
         last_token: id of its last token, which is not in the state yet.
         tokens_sha256: hash of the ids, as little-endian int32.
         text: name of the text.
+        template: chat template in which the user says the text first
+            (`griffin_eval.text.chat.template_name`); None if it was read without one.
         written_by: version and framework, for people.
     """
 
@@ -49,6 +51,7 @@ class Origin(NamedTuple):
     last_token: int
     tokens_sha256: str
     text: str
+    template: str | None
     written_by: str
 
 
@@ -115,6 +118,7 @@ def origin_of(
     bos: bool,
     text: str,
     framework: str,
+    template: str | None = None,
 ) -> Origin:
     """The origin of a state that is to be saved, of int32 [N] token ids."""
     return Origin(
@@ -128,6 +132,7 @@ def origin_of(
         int(tokens[-1]),
         hashlib.sha256(np.asarray(tokens, "<i4").tobytes()).hexdigest(),
         text,
+        template,
         f"griffin-eval {griffin_eval.__version__}, {framework}",
     )
 
@@ -182,21 +187,43 @@ def read_state(path: str | Path) -> SavedState:
         )
     try:
         found = json.loads(metadata[_KEY])
+        if (layout := found["layout"]) != LAYOUT:
+            raise CheckpointError(
+                f"{path} has layout {brief(layout)}, and this version reads {LAYOUT}: read the "
+                "text again with griffin-eval read"
+            )
         recorded = found.pop("state_sha256")
-        state = SavedState(origin := Origin(**found), tensors)
+        state = SavedState(_checked(Origin(**found)), tensors)
         whole = state.sha256 == recorded
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path}: its metadata are not those of a saved state ({brief(str(error))})"
         ) from None
-    if origin.layout != LAYOUT:
-        raise CheckpointError(
-            f"{path} has layout {origin.layout}, and this version reads {LAYOUT}: read the text "
-            "again with griffin-eval read"
-        )
     if not whole:
         raise CheckpointError(f"{path} is damaged: it is not what was written; read the text again")
     return state
+
+
+def _checked(origin: Origin) -> Origin:
+    """The same, which a file may have filled with anything.
+
+    Raises:
+        ValueError: a value is of another type, or out of all bounds.
+    """
+    types = {
+        (str,): ("weights_sha256", "dtype", "tokens_sha256", "text", "written_by"),
+        (str, type(None)): ("tokenizer", "template"),
+        (int,): ("layout", "tokens", "last_token"),
+        (bool,): ("bos",),
+        (dict,): ("config",),
+    }
+    for kinds, names in types.items():
+        for name in names:
+            if type(value := getattr(origin, name)) not in kinds:
+                raise ValueError(f"{name} is {brief(value)}")
+    if not 2 <= origin.tokens < 1 << 31 or not 0 <= origin.last_token < 1 << 31:
+        raise ValueError(f"{origin.tokens} tokens, and {origin.last_token} as the last one")
+    return origin
 
 
 def check_origin(
@@ -220,12 +247,12 @@ def check_origin(
     origin, mine = state.origin, config_of(config)
     theirs = {name: getattr(GriffinConfig, name) for name in ADDED} | origin.config
     differing = [
-        f"{name} ({theirs.get(name)!r}, here {mine.get(name)!r})"
+        f"{name} ({brief(theirs.get(name))}, here {mine.get(name)!r})"
         for name in sorted({*mine, *theirs})
         if theirs.get(name) != mine.get(name)
     ]
     if origin.dtype != dtype:
-        differing.append(f"dtype ({origin.dtype}, here {dtype})")
+        differing.append(f"dtype ({brief(origin.dtype)}, here {dtype})")
     if None not in (origin.tokenizer, tokenizer) and origin.tokenizer != tokenizer:
         differing.append("the tokenizer")
     if differing:
@@ -233,8 +260,7 @@ def check_origin(
             f"state={path} was read by another model: it differs in {', '.join(differing)}; read "
             "the text again with griffin-eval read"
         )
-    shapes = shapes_of(config, state.read)
-    if shapes != {name: tensor.shape for name, tensor in state.tensors.items()}:
+    if not fits(state, config, dtype):
         raise ArgumentError(f"state={path} has not the tensors of this model's layers")
 
 
@@ -249,6 +275,14 @@ def check_weights(path: str | Path, state: SavedState, weights_sha256: str) -> N
             f"state={path} was read with other weights ({state.origin.weights_sha256[:12]}…, here "
             f"{weights_sha256[:12]}…): read the text again with griffin-eval read"
         )
+
+
+def fits(state: SavedState, config: GriffinConfig, dtype: str) -> bool:
+    """Whether a state has the tensors of a model, and ends with a token of it."""
+    wide = "float64" if dtype == "float64" else "float32"
+    found = {name: (one.shape, one.dtype.name) for name, one in state.tensors.items()}
+    expected = {name: (one, wide) for name, one in shapes_of(config, state.read).items()}
+    return found == expected and state.origin.last_token < config.vocab_size
 
 
 def shapes_of(config: GriffinConfig, read: int) -> dict[str, tuple[int, ...]]:

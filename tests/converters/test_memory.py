@@ -9,11 +9,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from slow import fast
 from typer.testing import CliRunner
 
 from griffin_eval.cli.main import app
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.codecs.encode import ENCODINGS
 from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.output.memory_plan import (
@@ -145,6 +147,15 @@ def test_memory_of_merging(model, adapter, tmp_path, target):
     least = memory_needed(make_plan(adapted, FORMATS[target]), BUFFERINGS[-1]).nbytes
     options = ("--max-memory", least, "--adapter", adapter)
     assert least / 5 < peak(model, target, tmp_path / "out", *options) <= least
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("name", fast(["mlx-4"], ENCODINGS))
+def test_memory_of_quantising(model, tmp_path, name):
+    plan = make_plan(Checkpoint(model), FORMATS["hf"], encoding=ENCODINGS[name])
+    least = memory_needed(plan, BUFFERINGS[-1]).nbytes
+    options = ("--max-memory", least, "--quantize", name)
+    assert least / 5 < peak(model, "hf", tmp_path / "out", *options) <= least
 
 
 @pytest.mark.parametrize("target", FORMATS)

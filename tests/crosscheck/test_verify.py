@@ -58,9 +58,10 @@ def invoke(*arguments):
     return CliRunner().invoke(app, ["verify", *map(str, arguments), "--logits"])
 
 
-def rows(output: str) -> dict[str, list[str]]:
-    """pair -> largest logit difference, first place, largest difference there."""
-    lines = [line for line in output.splitlines() if line.startswith("│")]
+def rows(output: str, table: int = 0) -> dict[str, list[str]]:
+    """pair -> largest logit difference, first place, largest difference there; of the second table
+    layer -> largest difference, the same over the largest value."""
+    lines = [line for line in output.split("└")[table].splitlines() if line.startswith("│")]
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
     return {pair: rest for pair, *rest in cells}
 
@@ -200,6 +201,53 @@ def test_models_of_other_sizes(original, only, tmp_path):
     done = invoke(original, cut)
     assert done.exit_code == 1 and "config differs in vocab_size" in done.output
     assert {first for _, first, _ in rows(done.output).values()} == {"none"}
+
+
+@pytest.mark.parametrize("part", ("linear_x.weight", "rg_lru.recurrent_param"))
+def test_the_distance_of_two_checkpoints(original, only, tmp_path, part):
+    """Against transformers' probabilities and vectors of the same tokens."""
+    import torch
+    from transformers import RecurrentGemmaForCausalLM
+
+    only("torch")
+    name = f"model.layers.0.temporal_block.{part}"
+    changed = change(original, tmp_path / "changed", name, 1.5)
+    done = invoke(original, changed, "--output", tmp_path / "figures")
+    assert done.exit_code == 1
+    assert (tmp_path / "figures" / "verify_layers.png").read_bytes()[1:4] == b"PNG"
+    assert "<svg" in (tmp_path / "figures" / "verify_layers.svg").read_text()
+    probe = make_probe([BASE])
+    tokens = torch.from_numpy(probe.tokens).long()
+    log_probabilities, hidden = [], []
+    for folder in (original, changed):
+        model = RecurrentGemmaForCausalLM.from_pretrained(folder, attn_implementation="eager")
+        with torch.no_grad():
+            found = model.eval()(tokens, output_hidden_states=True, use_cache=False)
+        log_probabilities.append(found.logits[0, probe.keep].double().log_softmax(-1))
+        hidden.append([h[0, probe.keep] for h in found.hidden_states])
+    one, other = log_probabilities
+    kl = torch.nn.functional.kl_div(other, one, log_target=True, reduction="none").sum(1)
+    assert kl.mean() > 1e-5
+    said = re.search(r"KL of the next token, B from A, (\S+) nats in .* (\S+) at most", done.output)
+    assert float(said[1]) == pytest.approx(float(kl.mean()), rel=0.02)
+    assert float(said[2]) == pytest.approx(float(kl.max()), rel=0.02)
+    found = rows(done.output, 1)
+    assert list(found) == ["embedding", "layer 0", "layer 1"]
+    assert found.pop("embedding") == ["0", "0"]
+    a, b = (h[1] for h in hidden)  # behind layer 0
+    largest, relative = map(float, found["layer 0"])
+    assert largest == pytest.approx(float((a - b).abs().max()), rel=0.02)
+    assert relative == pytest.approx(largest / float(a.abs().max()), rel=0.02)
+
+
+def test_no_distance_of_equal_checkpoints(original, only):
+    only("torch")
+    assert "KL" not in invoke(original, original).output
+
+
+def test_a_figure_of_one_checkpoint(original, tmp_path):
+    done = invoke(original, "--output", tmp_path)
+    assert isinstance(done.exception, BadInput) and "two checkpoints" in str(done.exception)
 
 
 def test_one_checkpoint_without_logits(original):

@@ -182,6 +182,45 @@ def test_a_flipped_bit_is_noticed(where, bit, states):
         read_state(damaged)
 
 
+TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content | trim }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[model]{% endif %}"
+)
+
+
+def test_chats_go_on_from_what_the_user_has_said(tmp_path):
+    convert(CHECKPOINT, tmp_path / "model", to="hf", dtype="float32")
+    (tmp_path / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    Evaluator(tmp_path / "model", framework="torch").read(BOOK, chat=True).save(tmp_path / SAVED)
+    after = GriffinLM(str(tmp_path / "model"), "torch", state=str(tmp_path / SAVED))
+    whole = GriffinLM(str(tmp_path / "model"), "torch")
+    asked = [{"role": "user", "content": "Who sat? "}]
+    told = [{"role": "user", "content": f"{BOOK}\n\nWho sat?"}]
+    prompt = after.apply_chat_template(asked)
+    assert prompt == "Who sat?\n[model]" and whole.apply_chat_template(told).endswith(prompt)
+    assert texts(after, [prompt]) == texts(whole, [whole.apply_chat_template(told)])
+    with pytest.raises(ArgumentError, match="'system' comes first"):
+        after.apply_chat_template([{"role": "system", "content": "a"}, *asked])
+    Evaluator(tmp_path / "model", framework="torch").read(BOOK).save(tmp_path / "plain.state")
+    plain = GriffinLM(str(tmp_path / "model"), "torch", state=str(tmp_path / "plain.state"))
+    with pytest.raises(ArgumentError, match="griffin-eval read --chat"):
+        plain.apply_chat_template(asked)
+    with pytest.raises(ArgumentError, match="has no chat template"):
+        Evaluator(CHECKPOINT, framework="torch").read(BOOK, chat=True)
+
+
+def test_a_state_of_another_layout_is_named(states, tmp_path):
+    from griffin_eval.states import saved_state
+
+    (tmp_path / SAVED).write_bytes(states["torch"].read_bytes())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saved_state, "LAYOUT", 3)
+        with pytest.raises(CheckpointError, match="has layout 2, and this version reads 3"):
+            read_state(tmp_path / SAVED)
+
+
 def test_files_that_are_no_states_are_refused(tmp_path):
     save_file({"a": np.ones(2)}, tmp_path / "other.safetensors")
     (tmp_path / "text").write_text("no state")

@@ -1,50 +1,26 @@
 """The live scheduler: the same answers as the engine gives, whatever comes and goes meanwhile."""
 
+import json
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from fixtures_engine import continuations, random_ids, reference_scores, small_runner
 from parity import BASE
+from scheduler_worker import Answer, ask
 
-from griffin_eval.engine.generation import Prompt, Sampling
+from griffin_eval.checkpoints import folder
+from griffin_eval.engine.generation import Prompt
 from griffin_eval.engine.live_tree import LiveEdge, insert
 from griffin_eval.engine.requests import Request
+from griffin_eval.engine.sampling import Sampling
 from griffin_eval.engine.scheduler import Scheduler
 
 FRAMEWORKS = pytest.mark.parametrize("framework", ["torch", "jax"])
-
-
-class Answer:
-    """A listener that keeps what it hears."""
-
-    def __init__(self, stop_after=None):
-        self.scores, self.tokens, self.reason, self.error = None, [], None, None
-        self.ended, self.stop_after = threading.Event(), stop_after
-
-    def prompt(self, scores):
-        self.scores = scores
-
-    def token(self, token):
-        self.tokens.append(token)
-        return len(self.tokens) == self.stop_after
-
-    def done(self, reason, error):
-        assert self.reason is None
-        self.reason, self.error = reason, error
-        self.ended.set()
-
-    @property
-    def ids(self):
-        return [token.id for token in self.tokens]
-
-
-def ask(scheduler, tokens, **arguments):
-    answer = Answer(arguments.pop("stop_after", None))
-    request = Request(np.array(tokens, np.int32), answer, **arguments)
-    scheduler.add(request)
-    answer.request = request
-    return answer
 
 
 def few(framework, states=8, **arguments):
@@ -150,7 +126,8 @@ def test_a_cancelled_request_frees_everything():
     assert other.reason == "length" and len(other.tokens) == 3
     assert scheduler.unfinished == scheduler.generating == 0
     root = scheduler._prompts.roots[None]
-    held = [edge.slot for edge in root.below() if edge.slot >= 0]
+    pool = scheduler._prompts.pool
+    held = [pool.slot_of(edge) for edge in root.below() if edge in pool]
     assert len(set(held)) == len(held) == scheduler.states
     assert all(edge.working is None and not edge.requests for edge in root.below())
 
@@ -252,3 +229,32 @@ def test_nothing_is_compiled_after_the_warm_up():
             scheduler.run()
     assert {answer.reason for answer in answers} == {"length"}
     assert runner.compilations == compiled
+
+
+WORKER = Path(__file__).parent.parent / "support" / "scheduler_worker.py"
+
+
+def answers_on(framework, devices):
+    """What a scheduler answers in a process of its own, on processors in the place of devices."""
+    done = subprocess.run(
+        [sys.executable, WORKER, folder("bytes_griffin"), framework, str(devices)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"},
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@FRAMEWORKS
+def test_devices_that_share_a_model_answer_as_one(framework):
+    one, two = answers_on(framework, 1), answers_on(framework, 2)
+    assert (one.pop("devices"), two.pop("devices")) == (1, 2)
+    assert set(one["reasons"]) == {"length"}
+    for what in ("reasons", "ids", "top", "ranks"):
+        assert two[what] == one[what]
+    for what in ("logprobs", "top_logprobs", "entropies"):
+        for mine, theirs in zip(two[what], one[what], strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)

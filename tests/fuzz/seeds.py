@@ -14,6 +14,8 @@ from griffin_eval.converters.containers.orbax.reader import OrbaxFolder
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.output.manifest import MANIFEST_FILE
 
+STATE_TOKENS = [1, 2, 3, 4, 5, 6, 7, 8] * 4
+
 
 def write_seeds(root: Path) -> None:
     """Writes a folder for every target of `targets.TARGETS`, under its name."""
@@ -37,7 +39,50 @@ def write_seeds(root: Path) -> None:
     _write_tokenizers(root)
     _write_adapter(made / "source", root / "adapter")
     _write_quantised(made / "source", root)
+    _write_states(made / "griffin", root)
+    _write_requests(root / "http")
     shutil.rmtree(made)
+
+
+def _write_states(model: Path, root: Path) -> None:
+    """A saved state beside its model, and a folder of states."""
+    from griffin_eval import Evaluator
+    from griffin_eval.states.state_cache import StateCache
+
+    evaluator = Evaluator(model, framework="torch", device="cpu")
+    state = evaluator.read(STATE_TOKENS)
+    shutil.copytree(model, root / "state" / "model")
+    state.save(root / "state" / "book.state")
+    origin = state.origin
+    cache = StateCache(
+        root / "state-cache", 1 << 30, CONFIG, origin.weights_sha256, None, origin.dtype, "torch"
+    )
+    *_, longest = cache.beginning().longer(np.array(STATE_TOKENS), len(STATE_TOKENS))
+    cache.save(longest.key, np.array(STATE_TOKENS), state.tensors)
+    (root / "state-cache" / "origin.json").write_text(json.dumps(origin.weights_sha256))
+
+
+def _write_requests(folder: Path) -> None:
+    """Bodies of requests to a server, each under its address."""
+    folder.mkdir()
+    ids = [257, 97, 98, 32, 99]
+    said = [{"role": "user", "content": "a é"}, {"role": "assistant", "content": "b"}]
+    sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": 3, "stop": ["\n", "ab"]}
+    bodies = {
+        "completions": {"model": "bytes", "prompt": "The é", "max_tokens": 3, "stream": False}
+        | sampling
+        | {"n": 2, "logprobs": 2, "echo": True, "user": "me", "presence_penalty": 0},
+        "completions-ids": {"prompt": [ids, ids[:2]], "max_tokens": 0, "echo": True, "logprobs": 1},
+        "completions-stream": {"prompt": "a", "max_tokens": 4, "stream": True, "logprobs": 0}
+        | {"stream_options": {"include_usage": True}, "stop": "b"},
+        "chat": {"messages": said, "max_completion_tokens": 3, "temperature": 0}
+        | {"logprobs": True, "top_logprobs": 2, "stream": True, "tools": []},
+        "generate": {"prompt": "a b", "max_tokens": 2} | sampling,
+        "tokenize": {"prompt": "a <é>", "add_special_tokens": True},
+        "detokenize": {"tokens": ids},
+    }
+    for name, body in bodies.items():
+        (folder / f"{name}.json").write_text(json.dumps(body))
 
 
 def _write_quantised(base: Path, root: Path) -> None:

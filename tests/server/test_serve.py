@@ -148,6 +148,18 @@ def test_log_probabilities_of_a_prompt_are_the_evaluators(client, evaluator):
     assert again.choices[0].logprobs.token_logprobs == found.token_logprobs[:-1]
 
 
+def test_processes_that_share_the_model_answer_as_one():
+    exact = {"framework": "torch", "device": "cpu", "dtype": "float32"}
+    evaluator = package.Evaluator(MODEL, **exact)
+    options = [word for name, value in exact.items() for word in (f"--{name}", value)]
+    server = Server(*options, "--tensor-parallel-size", 2)
+    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    test_completions_continue_as_the_evaluator_does(client, evaluator)
+    test_log_probabilities_of_a_prompt_are_the_evaluators(client, evaluator)
+    server.close()
+    assert server.process.returncode == 0
+
+
 def test_no_two_byte_tokens_share_a_key(client, evaluator):
     vocabulary = evaluator.config.vocab_size
     answer = client.completions.create(

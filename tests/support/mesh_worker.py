@@ -133,9 +133,14 @@ def trained(model: str, data: int, devices: int, method: dict, steps: int = 20) 
     run = Run(
         recipe=dataclasses.replace(RECIPES["induction_heads"], **changes), model=model, seed=1
     )
-    mesh = make_mesh(jax.devices()[:devices], data)
-    half, one, meshed = steps // 2, ONE_DEVICE, Method(mesh=mesh, **method)
-    ways = [[(steps, one)], [(half, meshed), (steps, meshed)], [(half, one), (steps, meshed)]]
+    mesh, other = (make_mesh(jax.devices()[:devices], n) for n in (data, 2 if data == 1 else 1))
+    half, one = steps // 2, ONE_DEVICE
+    meshed, elsewhere = (Method(mesh=each, **method) for each in (mesh, other))
+    ways = [
+        [(steps, one)],
+        [(half, meshed), (steps, elsewhere)],
+        [(half, one), (half + 5, meshed), (steps, one)],
+    ]
     losses = []
     for way in ways:  # each from the checkpoint of the one before
         with tempfile.TemporaryDirectory() as folder:

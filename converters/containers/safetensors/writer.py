@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from griffin_eval.converters.arrays.dtypes import FLOATS, ITEM_BYTES, numpy_dtype
+from griffin_eval.converters.arrays.dtypes import ITEM_BYTES, numpy_dtype
 from griffin_eval.converters.arrays.write import write_all, write_array, writing
 from griffin_eval.converters.containers.container import Writer
 from griffin_eval.converters.containers.safetensors.files import CODES, INDEX_FILE, SINGLE_FILE
@@ -52,13 +52,13 @@ class SafetensorsWriter(Writer):
         nbytes: size of every file.
 
     Args:
-        specs: shape and dtype (one of ``FLOATS``) of every tensor to come, by name.
+        specs: shape and dtype (one of ``CODES``) of every tensor to come, by name.
         max_shard_size: bytes of tensors in a file; a single larger tensor has a file of its own.
         on_disk: called with the name of a file and its path as yet, when its data have reached
             the disk and before it gets that name; by one thread at a time.
 
     Raises:
-        ValueError: no tensors, or a dtype that is not among ``FLOATS``.
+        ValueError: no tensors, or a dtype that is not among ``CODES``.
         BadInput: the system refuses to write.
     """
 
@@ -75,9 +75,9 @@ class SafetensorsWriter(Writer):
             raise ValueError("no tensors to write: expected at least one")
         if "__metadata__" in specs:
             raise ValueError("no tensor can be named '__metadata__' in safetensors")
-        if unknown := sorted(name for name, (_, dtype) in specs.items() if dtype not in FLOATS):
+        if unknown := sorted(name for name, (_, dtype) in specs.items() if dtype not in CODES):
             names = listed(unknown, lambda name: f"{name!r} is {specs[name][1]}")
-            raise ValueError(f"expected dtypes {', '.join(FLOATS)}, but {names}")
+            raise ValueError(f"expected dtypes {', '.join(CODES)}, but {names}")
         self._sizes = {
             n: math.prod(shape) * ITEM_BYTES[dtype] for n, (shape, dtype) in specs.items()
         }

@@ -1,0 +1,45 @@
+"""The figure of `griffin-eval verify --logits --output`, as PNG and SVG."""
+
+from pathlib import Path
+
+import numpy as np
+
+from griffin_eval.config import GriffinConfig
+from griffin_eval.crosscheck.logits import Distance
+from griffin_eval.drawing import BLUE, VERMILION, panels, save
+
+
+def draw(distance: Distance, config: GriffinConfig, pair: str, folder: Path) -> Path:
+    """Draws how the vectors of two checkpoints drift apart from layer to layer, and the divergence
+    of their next tokens.
+
+    Args:
+        distance: of the checkpoints.
+        config: of one of them.
+        pair: what is compared, for the title.
+        folder: created if it does not exist.
+
+    Returns:
+        The path of the PNG.
+    """
+    figure, (layers, tokens) = panels(2, 10.4)
+    figure.suptitle(pair)
+    places = np.arange(len(distance.places)) - 1  # the embedding lies before layer 0
+    recurrent = np.array([False, *(block == "recurrent" for block in config.block_types)])
+    relative = np.array(distance.relative)
+    for chosen, label, color, marker in (
+        (recurrent, "recurrent block", BLUE, "o"),
+        (~recurrent, "attention block, embedding", VERMILION, "s"),
+    ):
+        layers.plot(places[chosen], relative[chosen], marker, color=color, label=label)
+    layers.set_xlabel("layer; -1 is the embedding")
+    layers.set_ylabel("largest difference over largest value")
+    layers.set_ylim(0)
+    layers.legend(frameon=False)
+    share = np.arange(1, len(distance.divergence) + 1) / len(distance.divergence)
+    tokens.step(np.sort(distance.divergence), share, where="post", color=BLUE)
+    tokens.set_xlabel("KL of the next token, nats")
+    tokens.set_ylabel("share of positions")
+    tokens.set_xlim(0)
+    tokens.set_ylim(0, 1)
+    return save(figure, folder, "verify_layers")
