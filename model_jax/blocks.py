@@ -6,7 +6,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
-from griffin_eval.config import BlockType, GriffinConfig
+from griffin_eval.config import Activation, BlockType, GriffinConfig
 from griffin_eval.layout import ParamScope
 from griffin_eval.model_jax.layers import RGLRU, Conv1D, Linear, RMSNorm, rotate
 from griffin_eval.model_jax.layouts import StepContext
@@ -24,7 +24,7 @@ class RecurrentBlock(nnx.Module):
         self.linear_out = Linear(params / "linear_out")
         self.conv_1d = Conv1D(config, params / "conv_1d")
         self.rg_lru = RGLRU(config, params / "rg_lru")
-        self.activation = config.hidden_activation
+        self.activation: Activation = config.hidden_activation
         self.split = self.linear_x.weight.shape[0] < config.lru_width
 
     def __call__(
@@ -71,7 +71,7 @@ class MLPBlock(nnx.Module):
         self.gate_proj = Linear(params / "gate_proj")
         self.up_proj = Linear(params / "up_proj")
         self.down_proj = Linear(params / "down_proj")
-        self.activation = config.hidden_activation
+        self.activation: Activation = config.hidden_activation
         self.split = self.up_proj.weight.shape[0] < config.mlp_width
 
     def __call__(self, x: Float[Array, "B T W"]) -> Float[Array, "B T W"]:

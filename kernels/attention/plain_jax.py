@@ -189,16 +189,16 @@ def attend(block: QueryBlock) -> Float[Array, "M t H D"]:
     # jax.nn.dot_product_attention takes its softmax in float32 even where the model is float64.
     # Keys go first: on a CPU few queries are read half as fast the other way round.
     batch, length, heads, size = block.q.shape
-    if block.k.shape[2] > size:  # several heads of keys, each with its queries
+    if (joined := block.k.shape[2]) > size:  # several heads of keys, each with its queries
 
-        def split(x: Array, *sizes: int) -> Array:
-            return x.reshape(*x.shape[:2], block.k.shape[2] // size, *sizes)
+        def of_head(q: Array, k: Array, v: Array) -> Array:
+            return attend(QueryBlock(q, k, v, block.visible))
 
-        parts = QueryBlock(
-            split(block.q, -1, size), split(block.k, size), split(block.v, size), block.visible
+        q, k, v = (
+            x.reshape(batch, x.shape[1], joined // size, *inner)
+            for x, inner in ((block.q, (-1, size)), (block.k, (size,)), (block.v, (size,)))
         )
-        axes = QueryBlock(2, 2, 2, None)
-        return jax.vmap(attend, (axes,), 2)(parts).reshape(block.q.shape)
+        return jax.vmap(of_head, 2, 2)(q, k, v).reshape(block.q.shape)
     q = block.q.reshape(batch, length * heads, size)
     wider = accumulation_dtype(q.dtype)
     scores = jnp.einsum("bsd,bqd->bsq", block.k, q, preferred_element_type=wider) * size**-0.5
