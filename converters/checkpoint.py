@@ -325,7 +325,7 @@ class Parts:
         binding, _ = checkpoint.homes[name]
         container = checkpoint.container
         plain = binding.op is SAME and binding.entry is None and not checkpoint.changes(name)
-        self._mapped = plain and container.memory_to_read(binding.foreign, None) == 0
+        self._mapped = plain and container.mapped
         self._foreign = binding.foreign if plain and not self._mapped else None
         self._whole = None if self._foreign is not None else checkpoint.numpy(name)
         self._last: tuple[Region, np.ndarray] | None = None

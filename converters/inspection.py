@@ -194,13 +194,15 @@ def _checked(known: Inspection, names: Names, accept_differences: bool) -> Inspe
         failed = failed_checks(known.container, known.bindings, known.config, names)
         problems += [f"{known.path}: {clause}" for clause in failed]
     if names.differs:
-        notes["differs"] = "; ".join(names.differs)
-    if names.differs and not accept_differences:
-        problems.append(
-            f"{known.path} is of a trainer that computes what this model does not "
-            f"({notes['differs']}): its weights are read all the same with --accept-differences "
-            "(accept_differences=True), and give other results than there"
-        )
+        notes["differs"] = differs = "; ".join(names.differs)
+        if accept_differences:
+            logger.warning("%s gives other results than its trainer does: %s", known.path, differs)
+        else:
+            problems.append(
+                f"{known.path} is of a trainer that computes what this model does not ({differs}): "
+                "its weights are read all the same with --accept-differences "
+                "(accept_differences=True), and give other results than there"
+            )
     return dataclasses.replace(known, notes=notes, problems=problems)
 
 

@@ -231,7 +231,7 @@ def _check_encoding(source: Checkpoint, target: Format, encoding: Encoding) -> N
             f"--quantize {encoding.name} is loaded by {encoding.reader}, which cannot express "
             f"{'; '.join(problems)}"
         )
-    container = source.container
+    container = source.inspection.container
     if isinstance(container, Dequantised) and container.decoding.parameters:
         raise CheckpointError(
             f"{source.path} is quantised already ({container.describe()}), and would lose more "

@@ -102,6 +102,14 @@ def complete_fields(
         add(dataclasses.asdict(PRESETS[preset]), f"preset {preset}")
     add(known, "shapes")
     add(given, "given")
+    heads_of_keys = fields["num_kv_heads"]
+    if "num_heads" in known and isinstance(heads_of_keys, int):  # which shapes take for one
+        for name, value in (
+            ("num_heads", known["num_heads"] * heads_of_keys),
+            ("head_dim", known.get("head_dim", 0) // max(heads_of_keys, 1)),
+        ):
+            if name in known and name not in given:
+                fields[name] = value
     # Fields that no block of this model uses.
     heads = fields.get("num_heads", fields.get("gate_blocks", 1))
     unused = {"num_heads": heads, "gate_blocks": heads, "complex_gates": False}

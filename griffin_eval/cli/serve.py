@@ -141,6 +141,12 @@ def serve(
     class Server(uvicorn.Server):
         cut: "list[Request]" = []
 
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                names = ", ".join(model.models)
+                typer.echo(f"{names}: listening at http://{host}:{port}", err=True)
+
         async def shutdown(self, sockets: Any = None) -> None:
             model.scheduler.refuse()
             end = time.monotonic() + GRACE
@@ -150,7 +156,6 @@ def serve(
             await super().shutdown(sockets)
 
     server = Server(config)
-    typer.echo(f"{', '.join(model.models)}: listening at http://{host}:{port}", err=True)
     try:
         server.run()
     except KeyboardInterrupt:  # which uvicorn raises again after it has ended

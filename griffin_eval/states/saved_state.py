@@ -89,23 +89,31 @@ class SavedState(NamedTuple):
         Raises:
             BadInput: the system refuses.
         """
-        from safetensors.numpy import save
-
-        path = Path(path)
         metadata = self.origin._asdict() | {"state_sha256": self.sha256}
-        content = save(self.tensors, {_KEY: json.dumps(metadata)})
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(unfinished, path)
-            except BaseException:
-                os.unlink(unfinished)
-                raise
+        save_whole(Path(path), self.tensors, {_KEY: json.dumps(metadata)})
+
+
+def save_whole(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
+    """Writes a safetensors file, which has its name only once it is whole.
+
+    Raises:
+        BadInput: the system refuses.
+    """
+    from safetensors.numpy import save
+
+    content = save(tensors, metadata)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+        except BaseException:
+            os.unlink(unfinished)
+            raise
 
 
 def origin_of(
@@ -187,18 +195,18 @@ def read_state(path: str | Path) -> SavedState:
         )
     try:
         found = json.loads(metadata[_KEY])
-        if (layout := found["layout"]) != LAYOUT:
-            raise CheckpointError(
-                f"{path} has layout {brief(layout)}, and this version reads {LAYOUT}: read the "
-                "text again with griffin-eval read"
-            )
-        recorded = found.pop("state_sha256")
-        state = SavedState(_checked(Origin(**found)), tensors)
-        whole = state.sha256 == recorded
+        recorded, layout = found.pop("state_sha256"), found["layout"]
+        state = SavedState(_checked(Origin(**found)), tensors) if layout == LAYOUT else None
+        whole = state is not None and state.sha256 == recorded
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path}: its metadata are not those of a saved state ({brief(str(error))})"
         ) from None
+    if state is None:
+        raise CheckpointError(
+            f"{path} has layout {brief(layout)}, and this version reads {LAYOUT}: read the text "
+            "again with griffin-eval read"
+        )
     if not whole:
         raise CheckpointError(f"{path} is damaged: it is not what was written; read the text again")
     return state
@@ -246,13 +254,13 @@ def check_origin(
     """
     origin, mine = state.origin, config_of(config)
     theirs = {name: getattr(GriffinConfig, name) for name in ADDED} | origin.config
-    differing = [
-        f"{name} ({brief(theirs.get(name))}, here {mine.get(name)!r})"
-        for name in sorted({*mine, *theirs})
-        if theirs.get(name) != mine.get(name)
-    ]
+    differing = []
+    for name in sorted({*mine, *theirs}):
+        if (saved := theirs.get(name)) != (here := mine.get(name)):
+            shown = name if name in mine else brief(name)
+            differing.append(f"{shown} ({brief(saved)}, here {here!r})")
     if origin.dtype != dtype:
-        differing.append(f"dtype ({brief(origin.dtype)}, here {dtype})")
+        differing.append(f"dtype ({brief(origin.dtype)[1:-1]}, here {dtype})")
     if None not in (origin.tokenizer, tokenizer) and origin.tokenizer != tokenizer:
         differing.append("the tokenizer")
     if differing:

@@ -149,6 +149,10 @@ def test_shapes_say_what_they_can():
     assert param_specs(dataclasses.replace(inferred, lru_constant=5.0, tie_embeddings=False)) == (
         param_specs(config)
     )
+    several = dataclasses.replace(config, num_kv_heads=2)
+    known = fields_from_shapes({n: s.shape for n, s in param_specs(several).items()}, "here")
+    fields, _ = complete_fields(known, given | {"num_kv_heads": 2}, None, "here")
+    assert (fields["num_heads"], fields["head_dim"]) == (4, 12)
     assert origins["num_kv_heads"] == origins["hidden_activation"] == "default"
     assert origins.keys() == {field.name for field in dataclasses.fields(GriffinConfig)}
 
