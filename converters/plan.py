@@ -14,7 +14,7 @@ from griffin_eval.converters.codecs.encoding import DTYPES, Encoding
 from griffin_eval.converters.codecs.quantised import Dequantised
 from griffin_eval.converters.containers.container import ContainerKind, Specs
 from griffin_eval.converters.containers.registry import CONTAINERS
-from griffin_eval.converters.formats import FORMATS, Format, check_expressible
+from griffin_eval.converters.formats import FORMATS, Format, check_expressible, refusals
 from griffin_eval.converters.naming.tables import Binding, bind
 from griffin_eval.converters.output.manifest import recorded
 from griffin_eval.converters.source.companions import companions, tokenizer_folder
@@ -222,6 +222,11 @@ def _check_encoding(source: Checkpoint, target: Format, encoding: Encoding) -> N
         raise ArgumentError(
             f"--quantize {encoding.name} goes with --to hf, which its library loads, not with "
             f"--to {target.name}"
+        )
+    if problems := refusals(source.config, target._replace(reader=encoding.reader)):
+        raise CheckpointError(
+            f"--quantize {encoding.name} is loaded by {encoding.reader}, which cannot express "
+            f"{'; '.join(problems)}"
         )
     container = source.inspection.container
     if isinstance(container, Dequantised) and container.decoding.parameters:
