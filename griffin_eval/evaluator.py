@@ -80,6 +80,7 @@ class Evaluator:
     Attributes:
         config: the architecture, a `GriffinConfig`.
         framework: ``torch`` or ``jax``.
+        dtype: of weights and activations.
 
     Raises:
         ValueError: the checkpoint cannot be read as a model, or an argument that cannot be.
@@ -115,7 +116,7 @@ class Evaluator:
         )
         self._tokenizer_path = tokenizer
         self.config = self._checkpoint.config
-        self.framework = self._runners[0].framework
+        self.framework, self.dtype = self._runners[0].framework, self._runners[0].dtype
         self._state: SavedState | None = None
         if state is not None:
             self._state = saved = read_state(state)
@@ -170,6 +171,32 @@ class Evaluator:
             details=details,
         )
         return [scores[index] for index in range(len(sequences))]
+
+    def layer_states(self, text: Text) -> dict[str, "np.ndarray"]:
+        """What every layer holds after each token of a text, and its gates.
+
+        Args:
+            text: as `score` takes it.
+
+        Returns:
+            int32 [T] ``tokens``, with the prefix token of a text, and the float32 tensors that
+            `griffin_eval.analysis.layer_states.layer_states` lists.
+
+        Raises:
+            ValueError: a text without a token, a model that is split over devices, or one that goes
+                on from a state.
+        """
+        from griffin_eval.analysis.layer_states import layer_states
+
+        runner: Any = self._runners[0]
+        if runner.devices > 1 or self._state is not None:
+            raise ArgumentError(
+                "states of layers are read on one device, from the beginning of a text: leave out "
+                "tensor_parallel_size and state"
+            )
+        tokens, checkpoint = self._ids(text, scored=True), self._checkpoint
+        given = {"framework": self.framework, "model": runner.model}
+        return {"tokens": tokens} | layer_states(checkpoint, tokens, **given)
 
     def generate(
         self,

@@ -99,11 +99,11 @@ class Client:
         return times
 
 
-def own_server(checkpoint: str, framework: str, dtype: str) -> list[str]:
+def own_server(checkpoint: str, framework: str, dtype: str, *options: str) -> list[str]:
     """The command of `griffin-eval serve`, but for its port."""
     main = "from griffin_eval.cli.main import main; main()"
     command = [sys.executable, "-P", "-c", main, "serve", checkpoint]
-    return [*command, "--framework", framework, "--dtype", dtype]
+    return [*command, "--framework", framework, "--dtype", dtype, *options]
 
 
 def mlx_server(folder: str) -> list[str]:

@@ -68,7 +68,7 @@ class JaxRunner:
         executables: Path | None = None,
     ):
         weight = model.model.embed_tokens.weight[...]
-        self.config, self._model = model.config, model
+        self.config, self.model = model.config, model
         self._saved: SavedState | None = None
         self.dtype = weight.dtype.name
         sharding: Any = weight.sharding
@@ -81,8 +81,8 @@ class JaxRunner:
         self.step_rows, self.decode_rows = step_rows(self.device), decode_rows(self.device)
         one = jnp.empty((1, 1, 1), weight.dtype)
         gates = Gates(*[one] * 6) if self.config.complex_gates else None
-        self.kernel = choose(one, gates, starts=one)
-        shape = 1, self._full_step, self.config.num_heads, self.config.head_dim
+        self.kernel = choose(one, gates, starts=one, c=self.config.lru_constant)
+        shape = 1, self._full_step, self.config.num_heads, self.config.head_size
         queries = jax.ShapeDtypeStruct(shape, weight.dtype)
         joined = *shape[:2], self.config.kv_width
         keys = jax.ShapeDtypeStruct(joined, weight.dtype)
@@ -191,8 +191,8 @@ class JaxRunner:
 
     def _result_shardings(self) -> tuple[Any, Any, Any, Any]:
         """Where pools of states lie, decoding states, logits, and everything else."""
-        pool = jax.eval_shape(lambda: self._model.init_state(1, 1))
-        decoding = jax.eval_shape(lambda: DecodingState.start(self._model, 1, 1))
+        pool = jax.eval_shape(lambda: self.model.init_state(1, 1))
+        decoding = jax.eval_shape(lambda: DecodingState.start(self.model, 1, 1))
         whole = vocabulary = SingleDeviceSharding(self._devices[0])
         if self._mesh is not None:
             whole = NamedSharding(self._mesh, PartitionSpec())
@@ -246,7 +246,7 @@ class JaxRunner:
         self._shapes.clear()
         # The last row stays at the start.
         capacity = self._with_saved(capacity)
-        pool = self._started("start pool", self._model.init_state, rows + 1, capacity)
+        pool = self._started("start pool", self.model.init_state, rows + 1, capacity)
         if self._saved is None:
             return pool
         return self.write_state(pool, rows, self._saved.tensors, self._saved.read, capacity)
@@ -269,12 +269,12 @@ class JaxRunner:
     def _start_shapes(self, capacity: int) -> State:
         """Shapes and dtypes of the state of one document with so many tokens of its own."""
         capacity = self._with_saved(capacity)
-        return jax.eval_shape(lambda: self._model.init_state(1, capacity))
+        return jax.eval_shape(lambda: self.model.init_state(1, capacity))
 
     def write_state(
         self, pool: State, row: int, tensors: dict[str, np.ndarray], read: int, capacity: int
     ) -> State:
-        shapes = jax.eval_shape(lambda: self._model.init_state(1, capacity))
+        shapes = jax.eval_shape(lambda: self.model.init_state(1, capacity))
         layers: list[Any] = []
         for index, layer in enumerate(shapes.layers):
             leaves = {}
@@ -337,7 +337,7 @@ class JaxRunner:
         return wanted
 
     def start_decoding(self, batch: int, capacity: int) -> DecodingState:
-        start = functools.partial(DecodingState.start, self._model)
+        start = functools.partial(DecodingState.start, self.model)
         return self._started("start decoding", start, batch, self._with_saved(capacity))
 
     def insert_rows(
@@ -451,7 +451,7 @@ class JaxRunner:
         _, params = jax_functions.split(staged)
         for index, param in enumerate(params):
             self._params[index] = jax.device_put(param, self._params[index].sharding)
-        nnx.update(self._model, jax.tree.unflatten(self._tree, self._params))
+        nnx.update(self.model, jax.tree.unflatten(self._tree, self._params))
         self._shapes.clear()  # steps are padded as in a process that has just begun
 
     def peak_memory(self) -> int:

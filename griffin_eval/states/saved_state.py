@@ -89,23 +89,31 @@ class SavedState(NamedTuple):
         Raises:
             BadInput: the system refuses.
         """
-        from safetensors.numpy import save
-
-        path = Path(path)
         metadata = self.origin._asdict() | {"state_sha256": self.sha256}
-        content = save(self.tensors, {_KEY: json.dumps(metadata)})
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(unfinished, path)
-            except BaseException:
-                os.unlink(unfinished)
-                raise
+        save_whole(Path(path), self.tensors, {_KEY: json.dumps(metadata)})
+
+
+def save_whole(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
+    """Writes a safetensors file, which has its name only once it is whole.
+
+    Raises:
+        BadInput: the system refuses.
+    """
+    from safetensors.numpy import save
+
+    content = save(tensors, metadata)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+        except BaseException:
+            os.unlink(unfinished)
+            raise
 
 
 def origin_of(

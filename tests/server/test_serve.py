@@ -737,6 +737,20 @@ def test_the_benchmark_measures_both():
             assert len(re.findall(r"[0-9.e-]*[0-9]", line)) == 5, line
 
 
+def test_the_benchmark_of_pauses_prints_the_limit():
+    done = griffin_eval("bench", "pauses", MODEL, "--tokens", 3000, "--seconds", 1)
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    table = re.search(r"alone │ (\S+) │ (\S+) .*beside 3,000 tokens │ \S+ │ (\S+) ", said)
+    step, before, after = map(float, table.groups())
+    found = re.search(r"prompt: (\S+) s, (\S+) times .* is (\S+) s: (held|exceeded)", said)
+    ratio, limit = float(found[2]), float(found[3])
+    assert float(found[1]) == after and ratio == pytest.approx(after / before, rel=0.02, abs=0.01)
+    assert limit == pytest.approx(2 * before + step, rel=0.02)
+    assert (found[4] == "held") == (after <= limit) or after == pytest.approx(limit, rel=0.02)
+    assert "the prompt was answered in" in said
+
+
 def test_the_benchmark_says_why_a_server_did_not_start(tmp_path):
     done = griffin_eval("bench", "serve", tmp_path)
     assert done.returncode == 2 and "Traceback" not in done.stderr
