@@ -30,7 +30,7 @@ def reader(runner: Any) -> Callable[[np.ndarray, np.ndarray, Withheld], Tensor]:
     device = model.model.embed_tokens.weight.device
     given: Given = {}
     for index, block in enumerate(model.model.layers):
-        temporal = block.temporal_block
+        temporal: Any = block.temporal_block
         if isinstance(temporal, RecurrentBlock):
             temporal.conv_1d = _Convolution(temporal.conv_1d, index, given)
             temporal.rg_lru = _Recurrence(temporal.rg_lru, index, given)
