@@ -45,7 +45,7 @@ class Checkpoint:
         container: the opened folder or file, with a tensor for each parameter that is only a part
             of a stored one, has other values, or is zeros.
         bindings: the parameters that each tensor of the container holds.
-        format: its format, one of `griffin_eval.converters.formats.FORMATS` or the user's own.
+        format: its format, one of those of `griffin_eval.converters.formats` or the user's own.
         config: the architecture.
         check_parts: whether what `parts` reads is compared with the manifest.
         parts_read, parts_checked: bytes that were read by `parts`, and those of them that were
@@ -325,7 +325,7 @@ class Parts:
         binding, _ = checkpoint.homes[name]
         container = checkpoint.container
         plain = binding.op is SAME and binding.entry is None and not checkpoint.changes(name)
-        self._mapped = plain and container.memory_to_read(binding.foreign, None) == 0
+        self._mapped = plain and container.mapped
         self._foreign = binding.foreign if plain and not self._mapped else None
         self._whole = None if self._foreign is not None else checkpoint.numpy(name)
         self._last: tuple[Region, np.ndarray] | None = None

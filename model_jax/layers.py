@@ -1,5 +1,6 @@
 """The leaves of the model: linear map, norm, convolution, RG-LRU, rotary embedding."""
 
+import functools
 from typing import Literal
 
 import jax
@@ -9,7 +10,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from griffin_eval import rope
-from griffin_eval.config import GriffinConfig
+from griffin_eval.config import Activation, GriffinConfig
 from griffin_eval.kernels.linear import cpu_jax
 from griffin_eval.kernels.rglru.plain_jax import accumulation_dtype
 from griffin_eval.kernels.rglru.reference import Gates
@@ -40,8 +41,15 @@ def product(x: Float[Array, "*N I"], weight: Float[Array, "O I"]) -> Float[Array
     return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=wider)
 
 
+_ACTIVATIONS = {
+    "gelu_pytorch_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "silu": jax.nn.silu,
+}
+
+
 class Linear(nnx.Module):
-    """y = x W^T + b, with W of shape (out, in), and then GeLU (by tanh) of it, in float32 or wider,
+    """y = x W^T + b, with W of shape (out, in), and then an activation of it, in float32 or wider,
     or its product with another array."""
 
     def __init__(self, params: ParamScope):
@@ -51,13 +59,13 @@ class Linear(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "B T I"],
-        then: Literal["none", "gelu", "mul"] = "none",
+        then: Activation | Literal["none", "mul"] = "none",
         other: Float[Array, "B T O"] | None = None,
     ) -> Float[Array, "B T O"]:
         y = product(x, self.weight[...]).astype(x.dtype)
         y = y if self.bias is None else y + _like(self.bias[...], y)
-        if then == "gelu":
-            return jax.nn.gelu(at_least_float32(y), approximate=True).astype(x.dtype)
+        if then in _ACTIVATIONS:
+            return _ACTIVATIONS[then](at_least_float32(y)).astype(x.dtype)
         return y if other is None else y * other
 
 
@@ -85,7 +93,7 @@ class Conv1D(nnx.Module):
     def __init__(self, config: GriffinConfig, params: ParamScope):
         self.width = config.conv_width
         self.weight = params("weight")
-        self.bias = params("bias")
+        self.bias = params("bias") if "bias" in params else None
 
     def __call__(
         self, x: Float[Array, "B T L"], context: StepContext, past: Float[Array, "S K L"]
@@ -93,7 +101,8 @@ class Conv1D(nnx.Module):
         joined, taps = context.layout.join(past, x), self.width - 1
         weight = at_least_float32(self.weight[...])
         y = at_least_float32(x) * _like(weight[:, 0, -1], x)
-        y = y + _like(at_least_float32(self.bias[...]), x)
+        if self.bias is not None:
+            y = y + _like(at_least_float32(self.bias[...]), x)
         for age in range(1, self.width):
             earlier = at_least_float32(context.layout.earlier(joined, taps, age))
             same_document = (context.positions >= age)[:, :, None]
@@ -106,11 +115,14 @@ class RGLRU(nnx.Module):
     complex-gated one (appendix B), in float32 or wider throughout."""
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
+        self.constant = config.lru_constant
         self.recurrent_param = params("recurrent_param")
         self.input_gate_weight = params("input_gate_weight")
-        self.input_gate_bias = params("input_gate_bias")
+        self.input_gate_bias = params("input_gate_bias") if "input_gate_bias" in params else None
         self.recurrent_gate_weight = params("recurrent_gate_weight")
-        self.recurrent_gate_bias = params("recurrent_gate_bias")
+        self.recurrent_gate_bias = (
+            params("recurrent_gate_bias") if "recurrent_gate_bias" in params else None
+        )
         self.imaginary_param = params("imaginary_param") if "imaginary_param" in params else None
 
     def __call__(
@@ -119,9 +131,9 @@ class RGLRU(nnx.Module):
         gates = Gates(
             self.recurrent_param[...],
             self.input_gate_weight[...],
-            self.input_gate_bias[...],
+            _bias_or_zeros(self.input_gate_bias, self.input_gate_weight),
             self.recurrent_gate_weight[...],
-            self.recurrent_gate_bias[...],
+            _bias_or_zeros(self.recurrent_gate_bias, self.recurrent_gate_weight),
             None if self.imaginary_param is None else self.imaginary_param[...],
         )
         layout = context.layout
@@ -132,7 +144,12 @@ class RGLRU(nnx.Module):
             resets=context.positions == 0,
             lengths=layout.lengths,
             starts=layout.starts,
+            c=self.constant,
         )
+
+
+def _bias_or_zeros(bias: nnx.Param | None, weight: nnx.Param) -> Float[Array, "G O"]:
+    return jnp.zeros((len(weight), weight.shape[2]), weight.dtype) if bias is None else bias[...]
 
 
 def rotation(

@@ -31,11 +31,11 @@ _BOOLEANS = {
     "attention_bias": ("attention_bias", False),
 }
 _BLOCKS: dict[str, BlockType] = {"recurrent": "recurrent", "attention": "local_attention"}
-_SAME = _INTEGERS | _NUMBERS | _BOOLEANS
+_ACTIVATION = {"hidden_activation": ("hidden_activation", "gelu_pytorch_tanh")}
+_SAME = _INTEGERS | _NUMBERS | _BOOLEANS | _ACTIVATION
 _BLOCK_NAMES = {ours: theirs for theirs, ours in _BLOCKS.items()}
 # Keys with one value that these models can have, and why another one is refused.
 _FIXED = {
-    "hidden_activation": ("gelu_pytorch_tanh", "the models have no other activation"),
     # An older key, that transformers reads no more: it scales whatever this says.
     "embeddings_scale_by_sqrt_dim": (True, "transformers scales embeddings all the same"),
 }
@@ -103,13 +103,15 @@ def to_griffin_config(raw: dict[str, Any], *, source: str) -> GriffinConfig:
         fields[field] = raw.get(key, default)
         if not isinstance(fields[field], bool):
             problems.append(f"{key} must be true or false, found {brief(fields[field])}")
+    ((field, (key, default)),) = _ACTIVATION.items()
+    fields[field] = raw.get(key, default)  # which the config checks
     # Keys that transformers computes, or knows under another name; where present, they win there.
-    for key, field, expected in (
-        ("head_dim", "hidden_size / num_attention_heads", width // heads),
-        ("sliding_window", "attention_window_size", fields["visible_keys"]),
-    ):
-        if raw.get(key, expected) != expected:
-            problems.append(f"{key} must be {field} ({expected}), found {brief(raw[key])}")
+    if raw.get("head_dim", width // heads) != width // heads or width % heads:
+        fields["head_dim"] = integer("head_dim", width // heads) if "head_dim" in raw else None
+    expected = fields["visible_keys"]
+    if raw.get("sliding_window", expected) != expected:
+        found = brief(raw["sliding_window"])
+        problems.append(f"sliding_window must be attention_window_size ({expected}), found {found}")
 
     fields["block_pattern"] = pattern = _block_pattern(raw, problems)
     if fields["num_layers"] > 100 * len(pattern):
@@ -134,6 +136,7 @@ def stated_fields(raw: dict[str, Any]) -> set[str]:
         "lru_width": ("lru_width", "hidden_size"),
         "gate_blocks": ("num_attention_heads",),
         "num_kv_heads": ("num_key_value_heads",),
+        "head_dim": ("head_dim", "num_attention_heads"),
         "complex_gates": ("model_type",),  # whose recurrence is real
         "block_pattern": ("block_types", "_block_types"),
         "rope_base": ("rope_theta",),
@@ -158,11 +161,11 @@ def to_huggingface(config: GriffinConfig) -> dict[str, Any]:
         "model_type": "recurrent_gemma",
         **{key: getattr(config, field) for field, (key, _) in _INTEGERS.items()},
         **{key: float(getattr(config, field)) for field, (key, _) in _NUMBERS.items()},
-        **{key: getattr(config, field) for field, (key, _) in _BOOLEANS.items()},
+        **{key: getattr(config, f) for f, (key, _) in (_BOOLEANS | _ACTIVATION).items()},
         **{key: value for key, (value, _) in _FIXED.items()},
         "intermediate_size": 2 * config.mlp_width,
         "lru_width": config.lru_width,
-        "head_dim": config.head_dim,
+        "head_dim": config.head_size,
         "num_key_value_heads": config.num_kv_heads,  # absent, it would mean num_attention_heads
         "block_types": [_BLOCK_NAMES[block] for block in config.block_pattern],
         **rope,

@@ -122,4 +122,4 @@ class Change(NamedTuple):
             wide = np.float64 if values.dtype == np.float64 else np.float32
             return (values.astype(wide) - 1).astype(values.dtype)
         with np.errstate(over="ignore"):  # what is not finite is counted later
-            return (values.astype(np.float64) * self.factor).astype(values.dtype)
+            return (values.astype(np.float64) * float(self.factor)).astype(values.dtype)

@@ -160,21 +160,22 @@ def _joined(parts: Sequence[Shape], axis: int) -> Shape:
 
 
 def _parts(rule: NameRule, shape: Shape) -> list[Shape] | None:
-    """The shapes of the parameters of a tensor that is cut, in its layout, where they follow.
+    """The shapes of the parameters of a tensor that is cut, in its layout.
 
     They are of one length, but for queries before keys and values, of which there are as many as
-    the model is wide.
+    the model is wide. Lengths that do not follow are 0.
     """
     assert rule.cut is not None
     if not rule.cut < len(shape):
         return None
-    count, length = len(rule.canonical), shape[rule.cut]
-    queries = [name.endswith("q_proj.weight") for name in rule.canonical]
-    width = shape[1 - rule.cut] if len(shape) == 2 and any(queries) and not all(queries) else 0
-    each, left = divmod(length - width * bool(width), count - bool(width))
-    if left or each < 0:
+    length, count = shape[rule.cut], len(rule.canonical)
+    queries = [".q_proj." in name for name in rule.canonical]
+    mixed = any(queries) and not all(queries)
+    width = (shape[1 - rule.cut] if len(shape) == 2 else length) if mixed else 0
+    each, left = divmod(max(0, length - width), count - mixed)
+    if left:
         return None
-    lengths = [width if query and width else each for query in queries]
+    lengths = [width if query and mixed else each for query in queries]
     return [(*shape[: rule.cut], n, *shape[rule.cut + 1 :]) for n in lengths]
 
 

@@ -101,6 +101,7 @@ SHIPPED = {file.stem: file for file in sorted((Path(__file__).parent / "trainers
 
 _LAYER = "{layer}"
 _SLICE = re.compile(r"([0-9]{1,6})?:([0-9]{1,6})?(?::([0-9]{1,6}))?")
+_LONG = re.compile(r"[0-9A-Fa-f_]{3000}")
 _BLOCKS = ("recurrent", "attention")
 _BEFORE = (CUT, MINUS_ONE, SCALE_BY)  # what may stand before an op of OPS
 _KEYS = ("tensor", "ignore", "check", "config", "title", "config_file", "differs")
@@ -160,23 +161,28 @@ def read_names(path: str | Path) -> Names:
     """
     given, path = str(path), SHIPPED.get(str(path), Path(path).expanduser())
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if _LONG.search(text):  # which Python does not print
+            raise ValueError("a number of thousands of digits")
+        content = tomllib.loads(text)
     except OSError as error:
         raise ArgumentError(
             f"{path}: expected a table of names (TOML) or one of {', '.join(SHIPPED)}"
             f"{did_you_mean(given, SHIPPED)}, which cannot be read: {error.strerror or error}"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ArgumentError(f"{path}: expected TOML, found {error}") from None
     problems = [
         f"unknown key {key!r}{did_you_mean(key, _KEYS)}" for key in content if key not in _KEYS
     ]
     for key in ("ignore", "differs"):
-        if not _texts(content.get(key, [])):
-            problems.append(f"{key} is {brief(content[key])}, expected a list of texts")
-    for key, kind, expected in (("title", str, "a text"), ("config_file", bool, "true or false")):
-        if not isinstance(content.get(key, kind()), kind):
-            problems.append(f"{key} is {brief(content[key])}, expected {expected}")
+        if not _texts(value := content.get(key, [])) or not all(map(str.isprintable, value)):
+            problems.append(f"{key} is {brief(value)}, expected a list of texts of one line")
+    title, config_file = content.get("title", ""), content.get("config_file", True)
+    if not isinstance(title, str) or not title.isprintable():
+        problems.append(f"title is {brief(title)}, expected a text of one line")
+    if not isinstance(config_file, bool):
+        problems.append(f"config_file is {brief(config_file)}, expected true or false")
     problems += _config_problems(content.get("config", {}))
     entries, rows, checks = content.get("tensor", []), [], []
     if not isinstance(entries, list) or not entries:
@@ -197,7 +203,12 @@ def read_names(path: str | Path) -> Names:
         check, wrong = _check(entry)
         problems += [f"{_where('check', number, entry)}: {problem}" for problem in wrong]
         checks += [] if check is None else [check]
-    as_it_is = {n for row in rows if row == NameRule(*row[:2], ops.SAME) for n in row.canonical}
+    as_it_is = {
+        name
+        for row in rows
+        if row == NameRule(row.foreign, row.canonical, ops.SAME)
+        for name in row.canonical
+    }
     problems += [
         f"check of {name!r}: no row gives it as it is"
         for check in checks
@@ -226,8 +237,8 @@ def read_names(path: str | Path) -> Names:
         tuple(content.get("ignore", [])),
         tuple(checks),
         {k: tuple(v) if isinstance(v, list) else v for k, v in content.get("config", {}).items()},
-        content.get("title", ""),
-        content.get("config_file", True),
+        title,
+        config_file,
         tuple(content.get("differs", [])),
     )
 
@@ -244,15 +255,18 @@ def _config_problems(config: Any) -> list[str]:
         return [f"config is {brief(config)}, expected a table"]
     problems = []
     example = dataclasses.asdict(PRESETS["recurrentgemma-2b"])
+    kinds: dict[type, tuple[type, ...]] = {
+        tuple: (list,),
+        float: (int, float),
+        type(None): (int,),  # of a number that need not be there
+    }
     for name, value in config.items():
         if name not in _FIELDS:
             problems.append(f"config has no field {name!r}{did_you_mean(name, _FIELDS)}")
             continue
         like = example[name]
-        kinds = (list,) if isinstance(like, tuple) else (type(like),)
-        if isinstance(like, float):
-            kinds = (int, float)
-        if type(value) not in kinds or (isinstance(value, list) and not _texts(value)):
+        kind = kinds.get(type(like), (type(like),))
+        if type(value) not in kind or (isinstance(value, list) and not _texts(value)):
             problems.append(f"config has {name} = {brief(value)}, expected one like {brief(like)}")
     return problems
 
@@ -325,12 +339,11 @@ def _check(entry: Any) -> tuple[Check | None, list[str]]:
         foreign = "?"
     if ("value" in entry) == ("canonical" in entry):
         problems.append("expected either value or canonical")
-    elif "value" in entry and type(value) not in (int, float):
+    elif "value" in entry and not _is_number(value):
         problems.append(f"value is {brief(value)}, expected a number")
     if "canonical" not in entry:
-        return (
-            None if problems else Check(NameRule(foreign, (), ops.SAME), float(value))
-        ), problems
+        rule = NameRule(foreign, (), ops.SAME)
+        return (Check(rule, float(value)) if not problems and value is not None else None), problems
     names = _canonical_names(entry, problems)
     before, op = _op(entry, problems)
     change = _change(entry, before, problems)
@@ -387,13 +400,13 @@ def _change(entry: Mapping[str, Any], before: list[str], problems: list[str]) ->
     if ("factor" in entry) != (SCALE_BY in before):
         problems.append(f"expected op {SCALE_BY!r} and factor, or none of them")
     elif SCALE_BY in before:
-        known = type(factor) in (int, float) and 0 < abs(factor) < 1e30
-        if not known and not (isinstance(factor, str) and factor in FACTORS):
-            problems.append(
-                f"factor is {brief(factor)}, expected a number, not 0, or {listed(FACTORS, repr)}"
-            )
-            return None
-        return Change(SCALE_BY, factor)
+        if _is_number(factor) and factor:
+            return Change(SCALE_BY, float(factor))
+        if isinstance(factor, str) and factor in FACTORS:
+            return Change(SCALE_BY, factor)
+        problems.append(
+            f"factor is {brief(factor)}, expected a number, not 0, or {listed(FACTORS, repr)}"
+        )
     return Change(MINUS_ONE) if MINUS_ONE in before else None
 
 
@@ -441,6 +454,10 @@ def _parsed_layers(value: Any) -> slice | tuple[int, ...] | None:
     if isinstance(value, list) and value and all(type(n) is int and n >= 0 for n in value):
         return tuple(value) if len(set(value)) == len(value) else None
     return None
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e30
 
 
 def _texts(value: Any) -> bool:

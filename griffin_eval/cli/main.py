@@ -12,6 +12,7 @@ from griffin_eval.cli.bench.convert import bench_convert
 from griffin_eval.cli.bench.evaluation import bench_eval
 from griffin_eval.cli.bench.latency import bench_latency
 from griffin_eval.cli.bench.model import bench_model
+from griffin_eval.cli.bench.pauses import bench_pauses
 from griffin_eval.cli.bench.scan import bench_scan
 from griffin_eval.cli.bench.serving import bench_serve
 from griffin_eval.cli.bench.shard import bench_shard
@@ -108,6 +109,7 @@ bench.command(name="eval")(bench_eval)
 bench.command(name="model")(bench_model)
 bench.command(name="scan")(bench_scan)
 bench.command(name="serve")(bench_serve)
+bench.command(name="pauses")(bench_pauses)
 bench.command(name="shard")(bench_shard)
 bench.command(name="latency")(bench_latency)
 bench.command(name="throughput")(bench_throughput)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from griffin_eval.converters.naming.user_table import SHIPPED
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.errors import ArgumentError, MissingExtraError
 
@@ -45,12 +46,16 @@ class CheckpointOptions:
     ] = None
     names: Annotated[
         str | None,
-        typer.Option(help="TOML file that maps the tensor names of this checkpoint, or nemo, …"),
+        typer.Option(
+            help="TOML file that maps the tensor names of this checkpoint, or one that ships: "
+            f"{', '.join(SHIPPED)}."
+        ),
     ] = None
     accept_differences: Annotated[
         bool,
         typer.Option(
-            "--accept-differences", help="Reads weights of a trainer that computes otherwise."
+            "--accept-differences",
+            help="Weights of a trainer that computes otherwise, read as they are.",
         ),
     ] = False
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None

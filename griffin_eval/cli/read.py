@@ -13,9 +13,12 @@ from griffin_eval.errors import ArgumentError
 
 @takes_checkpoint_options
 def read(
-    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt file or hub id.")],
+    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
     text: Annotated[Path, typer.Argument(help="UTF-8 file, whose content is read from its start.")],
     save: Annotated[Path, typer.Option(help="File for the state, in safetensors.")],
+    adapter: Annotated[
+        list[str] | None, typer.Option(help="LoRA or DoRA adapter that is merged; more than once.")
+    ] = None,
     chat: Annotated[
         bool,
         typer.Option("--chat", help="The text as what the user says first, so that chats go on."),
@@ -48,7 +51,7 @@ def read(
     template = template_option(chat_template)
     ((name, content),) = read_texts([text], False)
     model = Evaluator(
-        options.open(checkpoint),
+        options.open(checkpoint, adapter or ()),
         framework=framework,
         dtype=dtype,
         device=device,

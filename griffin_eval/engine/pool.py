@@ -57,6 +57,7 @@ class Pool:
         self._slots, self._most = slots, most
         self._free = list(range(slots))[::-1]
         self._held = OrderedDict[Any, int]()  # what was not used for longest comes first
+        self._pinned: dict[Any, int] = {}
         self.states: Any = runner.open_pool(slots, capacity)
 
     @property
@@ -65,11 +66,11 @@ class Pool:
         return self._slots - len(self._free)
 
     def __contains__(self, edge: Any) -> bool:
-        return edge in self._held
+        return edge in self._held or edge in self._pinned
 
     def slot_of(self, edge: Any) -> int:
         """Slot of the state at the end of an edge; -1 if it is not held."""
-        return self._held.get(edge, -1)
+        return self._held.get(edge, self._pinned.get(edge, -1))
 
     def take(self, spared: Callable[[], Collection[Any]] = tuple) -> int | None:
         """A slot to write.
@@ -89,9 +90,15 @@ class Pool:
         self._on_evicted(edge)
         return self._held.pop(edge)
 
-    def hold(self, edge: Any, slot: int) -> None:
-        """Keeps the state in a slot, which was taken, as that at the end of an edge."""
-        self._held[edge] = slot
+    def hold(self, edge: Any, slot: int, *, pinned: bool = False) -> None:
+        """Keeps the state in a slot, which was taken, as that at the end of an edge.
+
+        Args:
+            edge: the edge.
+            slot: of the state.
+            pinned: whether it is never evicted, nor dropped.
+        """
+        (self._pinned if pinned else self._held)[edge] = slot
 
     def used(self, edge: Any) -> None:
         """Notes that the state at the end of an edge, if it is held, was used now."""
@@ -108,7 +115,7 @@ class Pool:
             self._free.append(slot)
 
     def drop(self, edge: Any) -> None:
-        """Gives up the state at the end of an edge, if it is held."""
+        """Gives up the state at the end of an edge, if it is held and not pinned."""
         self.free(self._held.pop(edge, -1))
 
     def _grow(self) -> bool:

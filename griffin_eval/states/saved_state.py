@@ -195,18 +195,18 @@ def read_state(path: str | Path) -> SavedState:
         )
     try:
         found = json.loads(metadata[_KEY])
-        if (layout := found["layout"]) != LAYOUT:
-            raise CheckpointError(
-                f"{path} has layout {brief(layout)}, and this version reads {LAYOUT}: read the "
-                "text again with griffin-eval read"
-            )
-        recorded = found.pop("state_sha256")
-        state = SavedState(_checked(Origin(**found)), tensors)
-        whole = state.sha256 == recorded
+        recorded, layout = found.pop("state_sha256"), found["layout"]
+        state = SavedState(_checked(Origin(**found)), tensors) if layout == LAYOUT else None
+        whole = state is not None and state.sha256 == recorded
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path}: its metadata are not those of a saved state ({brief(str(error))})"
         ) from None
+    if state is None:
+        raise CheckpointError(
+            f"{path} has layout {brief(layout)}, and this version reads {LAYOUT}: read the text "
+            "again with griffin-eval read"
+        )
     if not whole:
         raise CheckpointError(f"{path} is damaged: it is not what was written; read the text again")
     return state
@@ -254,13 +254,13 @@ def check_origin(
     """
     origin, mine = state.origin, config_of(config)
     theirs = {name: getattr(GriffinConfig, name) for name in ADDED} | origin.config
-    differing = [
-        f"{name} ({brief(theirs.get(name))}, here {mine.get(name)!r})"
-        for name in sorted({*mine, *theirs})
-        if theirs.get(name) != mine.get(name)
-    ]
+    differing = []
+    for name in sorted({*mine, *theirs}):
+        if (saved := theirs.get(name)) != (here := mine.get(name)):
+            shown = name if name in mine else brief(name)
+            differing.append(f"{shown} ({brief(saved)}, here {here!r})")
     if origin.dtype != dtype:
-        differing.append(f"dtype ({brief(origin.dtype)}, here {dtype})")
+        differing.append(f"dtype ({brief(origin.dtype)[1:-1]}, here {dtype})")
     if None not in (origin.tokenizer, tokenizer) and origin.tokenizer != tokenizer:
         differing.append("the tokenizer")
     if differing:

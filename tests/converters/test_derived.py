@@ -104,7 +104,7 @@ def cases(draw):
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "torch", "orbax"])
-@settings(max_examples=25)
+@settings(max_examples=60)
 @given(case=cases(), data=st.data())
 def test_what_is_derived_reads_in_every_way_as_numpy_makes_it(tmp_path_factory, kind, case, data):
     stored, bindings, expected = case

@@ -95,6 +95,8 @@ def griffin_configs(draw, vocab_size=300_000, num_layers=40):
         rope_base=draw(st.floats(10, 1e7)),
         rope_fraction=draw(st.sampled_from([0.5, 1.0])),
         attention_bias=draw(st.booleans()),
+        head_dim=draw(st.sampled_from([None, 12])),
+        hidden_activation=draw(st.sampled_from(["gelu_pytorch_tanh", "gelu", "silu"])),
     )
 
 
@@ -170,7 +172,9 @@ def test_defaults_are_those_of_transformers(tmp_path):
         ({"num_key_value_heads": NOT_A_KEY}, {"num_kv_heads": 10}),
         ({"num_key_value_heads": None}, {"num_kv_heads": 10}),
         ({"num_key_value_heads": 5}, {"num_kv_heads": 5}),
+        ({"head_dim": 128}, {"head_dim": 128}),
         ({"attention_bias": True}, {"attention_bias": True}),
+        ({"hidden_activation": "silu"}, {"hidden_activation": "silu"}),
         ({"sliding_window": 2048}, {}),
         # RoPE: nested wins over the top level, rope_scaling over rope_parameters.
         ({"rope_theta": 500}, {"rope_base": 500.0}),
@@ -212,14 +216,16 @@ def test_spellings(changes, fields):
         ({"hidden_size": True}, "found True"),
         ({"hidden_size": None}, "found None"),
         ({"hidden_size": 10**400}, "hidden_size must be a positive 32-bit integer"),
-        ({"hidden_size": 2561}, "num_heads (10) must divide width (2561)"),
+        ({"hidden_size": 2561, "head_dim": NOT_A_KEY}, "num_heads (10) must divide width (2561)"),
         ({"lru_width": 2561}, "gate_blocks (10) must divide lru_width (2561)"),
         ({"intermediate_size": 1}, "mlp_width must be a positive integer"),
         ({"num_key_value_heads": 4}, "num_kv_heads (4) must divide num_heads (10)"),
         ({"num_key_value_heads": True}, "num_key_value_heads must be a positive 32-bit integer"),
-        ({"head_dim": 128}, "head_dim must be hidden_size / num_attention_heads (256), found 128"),
+        ({"head_dim": 0}, "head_dim must be a positive 32-bit integer, found 0"),
+        ({"head_dim": None}, "head_dim must be a positive 32-bit integer, found None"),
         ({"sliding_window": 9}, "sliding_window must be attention_window_size (2048), found 9"),
-        ({"hidden_activation": "gelu"}, "must be 'gelu_pytorch_tanh', found 'gelu'"),
+        ({"hidden_activation": "relu"}, "hidden_activation must be one of gelu_pytorch_tanh, gelu"),
+        ({"hidden_activation": ["gelu"]}, "found ['gelu']"),
         ({"attention_bias": 0}, "attention_bias must be true or false, found 0"),
         ({"tie_word_embeddings": None}, "tie_word_embeddings must be true or false, found None"),
         ({"embeddings_scale_by_sqrt_dim": False}, "transformers scales embeddings all the same"),

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fixtures_engine import continuations, random_ids, reference_scores, small_runner
+from fixtures_engine import Damaged, continuations, random_ids, reference_scores, small_runner
 from parity import BASE
 from scheduler_worker import Answer, ask
 
 from griffin_eval.checkpoints import folder
 from griffin_eval.engine.generation import Prompt
-from griffin_eval.engine.live_tree import LiveEdge, insert
-from griffin_eval.engine.requests import Request
+from griffin_eval.engine.live.requests import Request
+from griffin_eval.engine.live.scheduler import Scheduler
+from griffin_eval.engine.live.tree import LiveEdge, insert
 from griffin_eval.engine.sampling import Sampling
-from griffin_eval.engine.scheduler import Scheduler
 
 FRAMEWORKS = pytest.mark.parametrize("framework", ["torch", "jax"])
 
@@ -197,6 +197,65 @@ def test_out_of_memory_of_one_request_fails_that_one():
     assert [answer.ids for answer in answers] == expected
 
 
+@pytest.mark.parametrize("states", [1, 3])
+def test_what_is_not_finite_waits_for_no_state(states):
+    runner = small_runner("torch")
+    budget = states * runner.state_bytes(runner.padded_tokens(1 << 10))
+    scheduler = Scheduler(Damaged(runner, 7), rows=1, capacity=1 << 10, state_bytes=budget)
+    long = [[token for token in random_ids(700, n) if token != 7] for n in range(3)]
+    good = [ask(scheduler, ids, max_new_tokens=3) for ids in long]
+    bad = [ask(scheduler, [*ids[:600], 7, 1, 2], score_from=5) for ids in long]
+    assert any(not scheduler._step() for _ in range(1000))
+    assert scheduler.unfinished == 0
+    assert {answer.reason for answer in bad} == {"error"}
+    assert [each.ids for each in good] == continuations(runner, [Prompt(ids, 3) for ids in long])
+
+
+@FRAMEWORKS
+def test_what_is_not_finite_fails_its_request_only(framework):
+    runner = small_runner(framework)
+    stem = [1, 2, 3, 4] * 5
+    good = [[*stem, 9, 8, 9], [*stem, 9, 9, 9], [2, 3, 3, 4]]
+    asked = [*good[:1], [*stem, 7, 4, 4], *good[1:]]
+    scheduler = Scheduler(Damaged(runner, 7), rows=4, capacity=1 << 10, state_bytes=1 << 24)
+    scored = [ask(scheduler, ids, score_from=1, top=1) for ids in asked]
+    continued = [ask(scheduler, ids, max_new_tokens=4) for ids in asked]
+    scheduler.run()
+    assert scheduler.unfinished == 0
+    for answers in (scored, continued):
+        bad = answers.pop(1)
+        assert bad.reason == "error" and "not finite: try dtype" in str(bad.error)
+    for ids, answer in zip(good, scored, strict=True):
+        check_scores(ids, answer.scores)
+    expected = continuations(runner, [Prompt(ids, 4) for ids in good])
+    assert [answer.ids for answer in continued] == expected
+    assert expected and not any(7 in ids for ids in expected)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_row_that_is_not_finite_fails_its_request_only(temperature, monkeypatch):
+    runner = small_runner("torch")
+    how = {"max_new_tokens": 6, "sampling": Sampling(temperature), "seed": (0, 1)}
+    prompts = [[3, 5], [4, 4, 4], random_ids(30, 2)]
+    alone = few("torch", rows=4)
+    expected = [ask(alone, ids, **how) for ids in prompts]
+    alone.run()
+    scheduler = few("torch", rows=4)
+    answers = [ask(scheduler, ids, **how) for ids in prompts]
+    decode_step, damaged = runner.decode_step, []
+
+    def sometimes(state, tokens, active):
+        hidden, state = decode_step(state, tokens, active)
+        damaged.append(active.sum() > 1 and len(damaged) % 2 == 0)
+        return (hidden * np.nan if damaged[-1] else hidden), state
+
+    monkeypatch.setattr(runner, "decode_step", sometimes)
+    scheduler.run()
+    assert any(damaged)
+    assert [answer.ids for answer in answers] == [answer.ids for answer in expected]
+    assert {answer.reason for answer in answers} == {"length"}
+
+
 def test_insert_cuts_where_sequences_part():
     root, random = LiveEdge(np.empty(0, np.int32), 0, None), np.random.default_rng(0)
     sequences = [random.integers(2, size=random.integers(1, 9)).astype(np.int32) for _ in range(60)]
@@ -227,6 +286,11 @@ def test_nothing_is_compiled_after_the_warm_up():
         answers.append(ask(scheduler, tokens, max_new_tokens=new, sampling=sampling, **asked))
         if number % 4 == 3:
             scheduler.run()
+    stem = rng.integers(BASE.vocab_size, size=14).tolist()
+    for choice in range(40):  # more branches than a small step has tokens
+        ids = [*stem, choice, *stem[: choice % 3]]
+        answers.append(ask(scheduler, ids, score_from=14, top=choice % 2))
+    scheduler.run()
     assert {answer.reason for answer in answers} == {"length"}
     assert runner.compilations == compiled
 

@@ -163,7 +163,9 @@ def change_toml(content: bytes, draw: random.Random, blind: Blind) -> bytes:
         case 1:
             del lines[i]
         case 2:
-            key = draw.choice(("foreign", "canonical", "op", "stack", "ignore", "other"))
+            keys = ("foreign", "canonical", "op", "stack", "ignore", "other", "axis", "factor")
+            keys += ("layers", "block", "value", "differs", "config_file", "config", "check")
+            key = draw.choice((*keys, "num_heads", "block_pattern", "embedding_scale"))
             strange = [repr(v) for v in _VALUES if isinstance(v, int | float | list)]
             written = [
                 "'2::3'",
@@ -173,6 +175,9 @@ def change_toml(content: bytes, draw: random.Random, blind: Blind) -> bytes:
                 "'{layer}'",
                 "'**'",
                 "'lm_head.weight'",
+                *("'cut'", "'cut, transpose'", "'minus one'", "'scale by'", "'absent means zeros'"),
+                *("'one block'", "'last axis of one'", "'sqrt(width)'", "'recurrent'", "1e-320"),
+                *("['attention']", "{ width = 8 }", "2020-01-01", "inf", "[[1]]", "true"),
             ]
             lines.insert(i, f"{key} = {draw.choice(strange + written)}")
         case 3:
@@ -186,11 +191,15 @@ def change_toml(content: bytes, draw: random.Random, blind: Blind) -> bytes:
                 "'transpose'",
                 "'split'",
                 "'taps last'",
+                *("'cut'", "'minus one'", "cut, ", "scale by, ", "[[check]]", "[config]"),
                 "[",
                 "",
             )
             lines[i] = lines[i].replace(
-                draw.choice(("{layer}", "'", '"as it is"', "]", "blocks")), draw.choice(words)
+                draw.choice(
+                    ("{layer}", "'", '"as it is"', "]", "blocks", '"', "cut", "[[tensor]]")
+                ),
+                draw.choice(words),
             )
     return "\n".join(lines).encode()
 

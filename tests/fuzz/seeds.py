@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,21 @@ def _write_quantised(base: Path, root: Path) -> None:
             folder.mkdir()
             save_file(tensors, folder / "model.safetensors")
             shutil.copy(base / "config.json", folder)
+    if find_spec("gguf") is not None:
+        from gguf_files import candle, stored, write_gguf
+        from parity import BASE
+
+        config = dataclasses.replace(BASE, vocab_size=11, num_layers=2, width=64, lru_width=64)
+        config = dataclasses.replace(config, mlp_width=64, num_heads=1, gate_blocks=1)
+        config = dataclasses.replace(config, block_pattern=("recurrent", "local_attention"))
+        tensors = candle(weights(config), "Q4_0")
+        for name, kind in (
+            ("final_norm.weight", "F16"),
+            ("layers.0.channel_pre_norm.weight", "BF16"),
+        ):
+            tensors[f"model.{name}"] = stored(weights(config)[f"model.{name}"], kind)
+        (root / "gguf").mkdir()
+        write_gguf(root / "gguf" / "model.gguf", tensors)
     if find_spec("mlx") is not None:
         from adapters import write_base
         from parity import BASE
@@ -158,20 +174,49 @@ def _write_flax(source: Path, root: Path) -> None:
 
 
 def _write_names(source: Path, folder: Path) -> None:
-    """A file with names of its own, the table for them, and a stack that is no parameter."""
+    """A file with names of its own, whose table has every operation, and what is no parameter."""
     import torch
 
     folder.mkdir()
     state = torch.load(source / "model.pt", weights_only=True)
-    torch.save(state | {"step": torch.ones(2)}, folder / "model.pt")
     shutil.copy(source / "config.json", folder)
-    rows = ["ignore = ['step', 'opt_state/*']"]
-    for rule in FORMATS["deepmind-torch"].table:
-        if rule.canonical != ("lm_head.weight",):
-            keys = {"foreign": rule.foreign, "canonical": list(rule.canonical), "op": rule.op.name}
-            rows.append("\n[[tensor]]")
-            rows += [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
-    (folder / "names.toml").write_text("\n".join(rows) + "\n")
+    by_parameter = {rule.canonical: rule for rule in FORMATS["deepmind-torch"].table}
+    tensors, rows = {"step": torch.ones(2), "bias": torch.zeros(3)}, []
+
+    def row(**keys) -> None:
+        rows.append("\n[[tensor]]")
+        rows.extend(f"{key} = {json.dumps(value)}" for key, value in keys.items())
+
+    def join(foreign: str, ends: tuple[str, ...]) -> None:
+        """Parameters behind each other in one tensor."""
+        names = [f"model.layers.{{layer}}.temporal_block.{end}" for end in ends]
+        theirs = [by_parameter.pop((name,)).foreign for name in names]
+        for i in range(CONFIG.num_layers):
+            parts = [state.pop(name.replace("{layer}", str(i)), None) for name in theirs]
+            if parts[0] is not None:
+                tensors[foreign.replace("{layer}", str(i))] = torch.cat(parts)
+        row(foreign=foreign, canonical=names, op="cut", axis=0)
+
+    join("xy.{layer}.w", ("linear_x.weight", "linear_y.weight"))
+    join("qkv.{layer}", ("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+    absent = "model.layers.{layer}.temporal_block.linear_out.bias"
+    gone = by_parameter.pop((absent,)).foreign
+    state = {k: v for k, v in state.items() if not fnmatch(k, gone.replace("{layer}", "*"))}
+    row(canonical=[absent], op="absent means zeros")
+    for canonical, rule in by_parameter.items():
+        if canonical == ("lm_head.weight",):
+            continue
+        keys = {"foreign": rule.foreign, "canonical": list(canonical), "op": rule.op.name}
+        if rule.foreign.endswith("norm.scale"):
+            keys["op"] = "minus one"
+        if canonical == ("model.embed_tokens.weight",):
+            keys |= {"op": "scale by", "factor": "1/sqrt(width)"}
+        row(**keys)
+    head = ["ignore = ['step', 'opt_state/*']", "title = 'ours'", "differs = []"]
+    check = ["\n[[check]]", "foreign = 'bias'", "value = 0.0"]
+    config = ["\n[config]", "visible_keys = 5", "rope_fraction = 0.5"]
+    torch.save(state | tensors, folder / "model.pt")
+    (folder / "names.toml").write_text("\n".join([*head, *rows, *check, *config]) + "\n")
 
 
 def _write_tokenizers(root: Path) -> None:

@@ -261,3 +261,5 @@ def test_no_process_holds_the_model_that_they_share(large, formats, name, framew
     for peak, held in (map(int, words) for words in printed):
         assert model / 2 <= held < 0.55 * model
         assert peak < held + tensor / 2 + 30e6 < model
+        if (name, framework) == ("hf", "torch"):  # what is split by rows stays mapped
+            assert peak < held / 2

@@ -26,15 +26,20 @@ GROUPED = "two heads of keys"
 UNTIED = "a head of its own"
 
 
-def worker(calls: list[list], devices: int = 4) -> list[dict]:
+# As in conftest.py: for lists of programs whose results do not hang on it.
+QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+
+
+def worker(calls: list[list], devices: int = 4, flags: str | None = None) -> list[dict]:
     divided = f"--xla_force_host_platform_device_count={devices}"
+    flags = flags or os.environ.get("XLA_FLAGS", "")
     done = subprocess.run(
         [sys.executable, WORKER, json.dumps(calls)],
         capture_output=True,
         text=True,
         env=os.environ
         | {
-            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {divided}",
+            "XLA_FLAGS": f"{flags} {divided}",
             "PYTHONPATH": str(WORKER.parent),
         },
     )
@@ -111,6 +116,14 @@ def test_answers_are_those_of_one_device(name):
     assert one["kernels"][0] == ("plain" if name == "complex gates" else "cpu")
 
 
+@pytest.mark.slow
+def test_kept_programs_are_of_their_devices():
+    (found,) = worker([["kept", "griffin"]])
+    again, compiled, used = found["again"]
+    assert again == found["first"] and compiled == 0 and used > 4
+    assert found["loaded by others"] == [0, 0]
+
+
 @pytest.mark.parametrize("name", fast(["griffin"], [*FAMILIES, *UNEVEN, UNTIED, GROUPED]))
 def test_devices_say_to_each_other_what_the_split_needs(name):
     for found in worker([["counted", name, devices] for devices in (2, 4)]):
@@ -137,7 +150,7 @@ def test_devices_say_to_each_other_what_the_split_needs(name):
     ids=len,
 )
 def test_a_training_step_says_what_the_plan_lists(cases):
-    results = worker([["counted_in_training", *case] for case in cases])
+    results = worker([["counted_in_training", *case] for case in cases], flags=QUICKLY)
     for case, found in zip(cases, results, strict=True):
         assert found["differences"][0] == [] and len(found["differences"][1]) == 1, case
         assert set(found["kinds"]) <= {"all-reduce", "all-gather"}, case
@@ -154,7 +167,7 @@ def test_a_training_step_says_what_the_plan_lists(cases):
 )
 def test_training_over_a_mesh_is_training(cases):
     """Of 20 steps: over a mesh and then another one, and on one device, a mesh, and one device."""
-    results = worker([["trained", *case] for case in cases])
+    results = worker([["trained", *case] for case in cases], flags=QUICKLY)
     for (model, data, devices, _), found in zip(cases, results, strict=True):
         assert (found["data"], found["model"]) == (data, devices // data)
         alone, meshed, moved = (np.array(losses) for losses in found["losses"])
@@ -176,16 +189,23 @@ def test_a_trainer_of_flax_models_drives_a_model_on_a_mesh(name, data):
 
 @pytest.mark.parametrize(
     ("name", "devices"),
-    [("griffin", 4), slow("griffin", 3), slow("hawk", 4), slow("local attention", 2)],
+    [
+        ("griffin", 4),
+        slow("griffin", 3),
+        slow("hawk", 4),
+        slow("local attention", 2),
+        slow(GROUPED, 2),
+    ],
 )
 def test_devices_read_a_document_together(name, devices):
     """Ends of rows anywhere, also where a window of attention reaches over the end of a part."""
     (found,) = worker([["read_together", name, devices]])
     assert len(found["results"]) == 8
     assert [each for each in found["results"] if not each["off"] < 3e-5] == []
-    recurrent = {"griffin": 2, "hawk": 2, "local attention": 0}[name]
-    attention = {"griffin": 1, "hawk": 0, "local attention": 2}[name]
-    convolution, window = "f32[2,3,32]", "f32[2,7,8]"  # rows, remembered tokens, channels
+    recurrent = {"griffin": 2, "hawk": 2, "local attention": 0, GROUPED: 2}[name]
+    attention = {"griffin": 1, "hawk": 0, "local attention": 2, GROUPED: 1}[name]
+    # rows, remembered tokens, channels
+    convolution, window = "f32[2,3,32]", "f32[2,7,24]" if name == GROUPED else "f32[2,7,8]"
     # The end of a part and what is left of an earlier state; the windows before a part; the state.
     expected = [["all-gather", [f"f32[2,{devices},2,32]"]]] * recurrent
     expected += [["collective-permute", [convolution]]] * recurrent

@@ -2,13 +2,16 @@
 
 import asyncio
 import dataclasses
+import itertools
 import json
 
 import httpx
 import pytest
 from slow import slow
 
+from griffin_eval import Evaluator
 from griffin_eval.checkpoints import folder
+from griffin_eval.errors import ArgumentError
 from griffin_eval.server import app as server_app
 from griffin_eval.server.fields import CHAT, COMPLETION, GENERATE
 from griffin_eval.server.model import ServedModel, ServerOptions
@@ -185,7 +188,7 @@ async def _with_key(model, given):
 
 def test_characters_and_stop_strings_split_over_tokens_arrive_whole(ask):
     """Random bytes, half of which are no characters: a stream says what the whole answer says."""
-    for seed in range(6):
+    for seed in range(4):
         body = {"prompt": "é", "max_tokens": 20, "temperature": 50.0, "seed": seed, "logprobs": 1}
         whole = ask(COMPLETIONS, body).json()["choices"][0]
         expected = whole["text"], whole["finish_reason"]
@@ -196,6 +199,60 @@ def test_characters_and_stop_strings_split_over_tokens_arrive_whole(ask):
         assert cut["finish_reason"] == "stop" or stop not in whole["text"]
         again = streamed(ask(COMPLETIONS, body | {"stop": stop, "stream": True}))
         assert again == (cut["text"], cut["finish_reason"])
+
+
+def test_a_token_that_ends_a_text_is_in_every_list(model, ask):
+    for seed in itertools.count():
+        body = {"prompt": "é", "max_tokens": 40, "temperature": 50.0, "seed": seed, "logprobs": 2}
+        answer = ask(COMPLETIONS, body).json()
+        choice, usage = answer["choices"][0], answer["usage"]
+        lists = choice["logprobs"]
+        assert {len(one) for one in lists.values()} == {usage["completion_tokens"]}
+        for value, top in zip(lists["token_logprobs"], lists["top_logprobs"], strict=True):
+            assert value in top.values()
+        if choice["finish_reason"] == "stop":
+            eos = model.names.text(model.tokenizer.eos_token_id)
+            assert lists["tokens"][-1] == eos and eos not in choice["text"]
+            break
+
+
+def test_ids_without_bos_get_one_warning(model, caplog):
+    app, bos = server_app.make_app(model), model.tokenizer.bos_token_id
+
+    async def ask(prompts):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            for prompt in prompts:
+                body = {"prompt": prompt, "max_tokens": 1}
+                assert (await client.post(COMPLETIONS, json=body)).status_code == 200
+
+    asyncio.run(ask(["a", [bos, 97], [[bos, 97], [bos]]]))
+    assert not caplog.records
+    asyncio.run(ask([[97], [[bos], [97]], [98]]))
+    assert caplog.text.count("token ids without BOS came") == 1
+
+
+def test_a_model_whose_state_grows_needs_a_length():
+    path = folder("induction_heads_mqa")
+    arguments = {"pretrained": str(path), "framework": "torch", "device": "cpu"}
+    with pytest.raises(ArgumentError, match="--max-length"):
+        ServedModel(arguments, ServerOptions(name="model"))
+    model = ServedModel(arguments, ServerOptions(name="model", max_tokens=40))
+    model.scheduler.start()
+    ids = [3, 4, 5, 6, 3, 4]
+    body = {"prompt": ids, "max_tokens": 9, "temperature": 0, "logprobs": 0}
+
+    async def ask(body):
+        transport = httpx.ASGITransport(server_app.make_app(model))
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            return await client.post(COMPLETIONS, json=body)
+
+    found = asyncio.run(ask(body)).json()["choices"][0]["logprobs"]["tokens"]
+    [expected] = Evaluator(path, framework="torch", device="cpu").generate([ids], max_new_tokens=9)
+    tokens = [model.names.text(token) for token in expected.tokens.tolist()]
+    assert found[: len(tokens)] == tokens and len(found) - len(tokens) <= 1  # EOS
+    assert "this server's 40" in refused(asyncio.run(ask(body | {"max_tokens": 35})))["message"]
+    model.scheduler.close()
 
 
 def streamed(answer):

@@ -1,21 +1,22 @@
 """Reading prompts that come and go at any time, and that share what is read.
 
-All prompts are sequences in one radix tree (`griffin_eval.engine.live_tree`). A step reads parts of
+All prompts are sequences in one radix tree (`griffin_eval.engine.live.tree`). A step reads parts of
 several edges; where sequences part, the state and what it predicts are kept until memory is needed.
 So a beginning that several requests have in common is read once, and one whose tokens were scored
 already is not read again.
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from griffin_eval.engine.limits import SMALLEST_STEP, Limits
-from griffin_eval.engine.live_kept import place
-from griffin_eval.engine.live_tree import NEVER, LiveEdge, insert
+from griffin_eval.engine.live.kept import place
+from griffin_eval.engine.live.requests import Counts, PromptScores, Request
+from griffin_eval.engine.live.tree import NEVER, LiveEdge, insert
 from griffin_eval.engine.pool import Part, Pool
-from griffin_eval.engine.requests import Counts, PromptScores, Request
 from griffin_eval.runners.protocol import Runner
 from griffin_eval.states.saved_state import SavedState
 from griffin_eval.states.state_cache import StateCache
@@ -81,7 +82,7 @@ class PromptReader:
             slot = self.pool.take()
             assert slot is not None
             self.pool.write(slot, saved.tensors, saved.read)
-            self.pool.hold(self.roots[name], slot)
+            self.pool.hold(self.roots[name], slot, pinned=True)
 
     def _evicted(self, edge: LiveEdge) -> None:
         edge.logits = None
@@ -110,10 +111,11 @@ class PromptReader:
                 self._runner.score(hidden, at, at * 0, at, self._softmax_dtype)
                 self._runner.score_top(hidden, at, at * 0, at, self._softmax_dtype, 1)
 
-    def needs(self) -> tuple[list[Request], list[LiveEdge]]:
-        """Requests that need no more of their prompts, and the edges to read for the others."""
+    def needs(self, requests: Sequence[Request]) -> tuple[list[Request], list[LiveEdge]]:
+        """Those of some requests that need no more of their prompts, and the edges to read for the
+        others."""
         ready, edges = [], dict[LiveEdge, None]()
-        for request in self.requests:
+        for request in requests:
             edge = self._next_edge(request)
             if edge is None:
                 ready.append(request)
@@ -206,12 +208,25 @@ class PromptReader:
         if request in self.requests:
             self.requests.remove(request)
 
-    def _abandon(self, edge: LiveEdge) -> None:
-        """Nobody asks for an edge any more: it is not read on, and what nothing follows is not
-        predicted."""
+    def reset(self, request: Request) -> None:
+        """Forgets the states on the path of a request, and what is not finite there."""
+        assert request.edge is not None
+        for edge in request.edge.path():
+            self.pool.drop(edge)
+            edge.logits = None
+            edge.logprobs[np.isinf(edge.logprobs)] = np.nan
+            self._give_up(edge)
+
+    def _give_up(self, edge: LiveEdge) -> None:
+        """Ends the reading of an edge."""
         if edge.working is not None:
             self.pool.free(edge.working)
             edge.working, edge.position = None, edge.start
+
+    def _abandon(self, edge: LiveEdge) -> None:
+        """Nobody asks for an edge any more: it is not read on, and what nothing follows is not
+        predicted."""
+        self._give_up(edge)
         if edge not in self.pool:
             edge.logits = None
         edge.wanted_from, edge.wanted_top = NEVER, 0
@@ -248,8 +263,9 @@ class PromptReader:
         parent = edge.parent
         if parent is None or parent.logits is None:
             return
-        width = max(edge.wanted_top, edge.top)
-        logprob, tokens, logprobs = self.normalised(parent.logits, int(edge.tokens[0]), width)
+        logprob, tokens, logprobs = self.normalised(
+            parent.logits, int(edge.tokens[0]), _width(edge)
+        )
         edge.learn(np.zeros(1, np.int64), np.array([logprob]), tokens[None], logprobs[None])
 
     def normalised(
@@ -278,21 +294,22 @@ class PromptReader:
     def _parts(self, edges: list[LiveEdge], pause: float | None) -> list[Part]:
         """What the next step reads of some edges."""
         begun_from = {e.parent for e in edges if e.working is None}
-        needed = {*self.roots.values(), *begun_from, *(r.edge for r in self.requests)}
+        needed = {*begun_from, *(r.edge for r in self.requests)}
         edges = edges[: self.limits.rows]
         unused = self._budget(pause)
         share = max(unused // len(edges), SMALLEST_STEP)
-        counts = [min(edge.end - edge.position, share) for edge in edges]
+        left = [max(self._last(edge) - edge.position, 1) for edge in edges]
+        counts = [min(each, share) for each in left]
         spare = max(unused - sum(counts), 0)
         parts: list[Part] = []
-        for edge, count in zip(edges, counts, strict=True):
-            more = min(edge.end - edge.position - count, spare)
+        for edge, most, count in zip(edges, left, counts, strict=True):
+            more = min(most - count, spare)
             count, spare = min(count + more, unused), spare - more
             if not count:
                 break
             if edge.working is None:
                 source = self._source(edge)
-                whole = count == len(edge.tokens) and not self._kept(edge)
+                whole = count == most and not self._kept(edge)
                 target = -1 if whole else self.pool.take(lambda: needed)
                 if target is None:
                     continue
@@ -306,9 +323,9 @@ class PromptReader:
             if parent is not None and parent.parent is not None:
                 target = self.pool.take_over(parent)
             else:
-                target = self.pool.take(lambda: self.roots.values())
+                target = self.pool.take()
             assert target is not None
-            count = min(edge.end - edge.position, max(unused, 1))
+            count = min(self._last(edge) - edge.position, max(unused, 1))
             parts.append(Part(edge, edge.next_ids(count), source, target))
         return parts
 
@@ -323,6 +340,14 @@ class PromptReader:
             return self.limits.tokens
         count = int(pause / self._token_seconds)
         return min(max(1 << max(count, 1).bit_length() - 1, SMALLEST_STEP), self.limits.tokens)
+
+    def _last(self, edge: LiveEdge) -> int:
+        """Number of tokens of the sequence up to the last one that has to be read: the last token
+        of an edge predicts nothing that somebody wants, where nothing follows."""
+        follows = self._kept(edge) or any(
+            each.edge is edge and each.max_new_tokens and not each.drawn for each in self.requests
+        )
+        return edge.end if follows else max(edge.end - 1, edge.start + 1)
 
     def _kept(self, edge: LiveEdge) -> bool:
         """Whether the state after an edge is needed, or likely to be."""
@@ -356,44 +381,67 @@ class PromptReader:
 
     def _score(self, hidden: Any, parts: list[Part], bases: np.ndarray) -> None:
         """Learns the log-probabilities that are wanted of what the parts of a step predict."""
+        every = self._wanted(parts, bases)
         for with_top in (False, True):
-            found: list[tuple[LiveEdge, np.ndarray, np.ndarray]] = []
-            for (edge, tokens, *_), base in zip(parts, bases.tolist(), strict=True):
-                count = len(tokens)
-                if (max(edge.wanted_top, edge.top) > 0) is not with_top:
-                    continue
-                at = edge.position - edge.start
-                unknown = edge.unknown(edge.wanted_from, edge.wanted_top)
-                unknown = unknown[(unknown > at) & (unknown <= at + count)]
-                if len(unknown):
-                    found.append((edge, unknown, base + unknown - 1 - at))
+            found = [each for each in every if (_width(each[0]) > 0) is with_top]
             if not found:
                 continue
             positions = np.concatenate([places for *_, places in found])
+            position_of = np.arange(len(positions))
+            if not self._fixed_sizes:
+                positions, position_of = np.unique(positions, return_inverse=True)
             targets = np.concatenate([edge.tokens[index] for edge, index, _ in found])
-            asked = hidden, positions, targets, np.arange(len(targets)), self._softmax_dtype
+            asked = hidden, positions, targets, position_of, self._softmax_dtype
             if with_top:
-                top = max(max(edge.wanted_top, edge.top) for edge, *_ in found)
+                top = max(_width(edge) for edge, *_ in found)
                 results = self._runner.score_top(*asked, top)
             else:
                 results = (self._runner.score(*asked)[0],)
             first = 0
             for edge, index, _ in found:
                 part = slice(first, first := first + len(index))
-                width = max(edge.wanted_top, edge.top)
-                edge.learn(index, results[0][part], *(each[part, :width] for each in results[1:]))
+                top = _width(edge)
+                edge.learn(index, results[0][part], *(each[part, :top] for each in results[1:]))
+
+    def _wanted(
+        self, parts: list[Part], bases: np.ndarray
+    ) -> list[tuple[LiveEdge, np.ndarray, np.ndarray]]:
+        """Edges with the indices of their tokens that the parts of a step predict and somebody
+        asks for, and the hidden vector that predicts each."""
+        own: list[tuple[LiveEdge, np.ndarray, np.ndarray]] = []
+        after: list[tuple[LiveEdge, np.ndarray, np.ndarray]] = []
+        for (edge, tokens, *_), base in zip(parts, bases.tolist(), strict=True):
+            at = edge.position - edge.start
+            end = at + len(tokens)
+            unknown = edge.unknown(edge.wanted_from, edge.wanted_top)
+            unknown = unknown[(unknown > at) & (unknown <= end)]
+            if len(unknown):
+                own.append((edge, unknown, base + unknown - 1 - at))
+            if end == len(edge.tokens):
+                for child in edge.children.values():
+                    unknown = child.unknown(child.wanted_from, child.wanted_top)
+                    if len(unknown) and not unknown[0]:
+                        after.append((child, unknown[:1], np.array([base + len(tokens) - 1])))
+        if self._fixed_sizes:  # no more are compiled for than a step has tokens; see `_learn_first`
+            read = sum(len(part.tokens) for part in parts)
+            after = after[: read - sum(len(index) for _, index, _ in own)]
+        return own + after
 
     def _end_edges(self, hidden: Any, parts: list[Part], bases: np.ndarray) -> None:
         """Goes on to the next tokens; keeps what edges predict that have been read to the end."""
         ended: list[tuple[LiveEdge, int]] = []
         for (edge, tokens, *_), base in zip(parts, bases.tolist(), strict=True):
             edge.position += len(tokens)
-            if edge.position < edge.end:
+            if edge.position < self._last(edge):
                 continue
+            whole = edge.position == edge.end
             slot, edge.working, edge.position = edge.working, None, edge.start
             assert slot is not None
             self._clock += 1
             edge.used = self._clock
+            if not whole:
+                self.pool.free(slot)
+                continue
             if edge in self.pool:  # it was read again for its tokens' sake
                 self.pool.free(slot)
                 self.pool.used(edge)
@@ -428,3 +476,8 @@ class PromptReader:
 def lately(before: float, now: float) -> float:
     """A mean in which the last ten or so count."""
     return 0.9 * before + 0.1 * now if before else now
+
+
+def _width(edge: LiveEdge) -> int:
+    """Number of likeliest tokens to find in the places of an edge's tokens."""
+    return max(edge.wanted_top, edge.top)

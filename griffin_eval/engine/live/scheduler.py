@@ -1,6 +1,7 @@
 """A live scheduler: requests come and go at any time, from any thread, and share what is read.
 
-Prompts are read (`griffin_eval.engine.prompt_reader`) in chunks between the steps that generate.
+Prompts are read (`griffin_eval.engine.live.prompt_reader`) in chunks between the steps that
+generate.
 """
 
 import logging
@@ -13,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from griffin_eval.engine.limits import is_out_of_memory
-from griffin_eval.engine.prompt_reader import PromptReader, lately
-from griffin_eval.engine.requests import MOST_TOP, Counts, NewToken, Request
+from griffin_eval.engine.live.prompt_reader import PromptReader, lately
+from griffin_eval.engine.live.requests import MOST_TOP, Counts, NewToken, Request
 from griffin_eval.engine.rows import Row, Rows
 from griffin_eval.engine.sampling import Chooser
 from griffin_eval.runners.protocol import Runner
@@ -67,6 +68,9 @@ class Scheduler:
         self._added: list[Request] = []
         self._closing = self._cancels = False
         self._waiting: deque[Request] = deque()
+        # Requests that got what is not finite, and the one of them that is read by itself now.
+        self._suspects: deque[Request] = deque()
+        self._alone: Request | None = None
         self._decode_seconds = 0.0  # of a step that generates, as it was lately
         self._thread: threading.Thread | None = None
         self.failed: Exception | None = None
@@ -170,7 +174,8 @@ class Scheduler:
             self._finish(request, "error", error)
 
     def _running(self) -> list[Request]:
-        return self._prompts.requests + [each for rows in self._rows for each in rows.owners]
+        seated = [each for rows in self._rows for each in rows.owners]
+        return [*self._prompts.requests, *seated, *self._suspects]
 
     def _open_rows(self) -> None:
         # One request alone need not pay for the rows of many.
@@ -188,10 +193,14 @@ class Scheduler:
             self._drop_cancelled()
         while self._waiting and len(self._prompts.requests) < 2 * self.rows:
             self._begin(self._waiting.popleft())
+        if self._suspects and self._alone is None:
+            self._alone = self._suspects.popleft()
+            self._prompts.enter(self._alone)
         try:
             self._read()
-            self._seat()
-            self._continue()
+            if self._alone is None:
+                self._seat()
+                self._continue()
         except Exception as error:  # of a framework, whatever its kind
             self._recover(error)
         self._prompts.forget()
@@ -212,6 +221,10 @@ class Scheduler:
 
     def _finish(self, request: Request, reason: str, error: Exception | None = None) -> None:
         self._leave(request)
+        if request in self._suspects:
+            self._suspects.remove(request)
+        if request is self._alone:
+            self._alone = None
         with self._changed:
             self.counts.finished[reason] = self.counts.finished.get(reason, 0) + 1
         try:
@@ -227,10 +240,12 @@ class Scheduler:
 
     def _read(self) -> None:
         """Reads a step of what prompts need, and answers those that need nothing more."""
-        ready, edges = self._prompts.needs()
+        alone = self._alone
+        ready, edges = self._prompts.needs(self._prompts.requests if alone is None else [alone])
         for request in ready:
             self._ready(request)
-        self._prompts.read(edges, self._decode_seconds if self.generating else None)
+        waits = self.generating and alone is None
+        self._prompts.read(edges, self._decode_seconds if waits else None)
 
     def _ready(self, request: Request) -> None:
         """The prompt of a request has been read: gives its scores, and the first new token."""
@@ -238,20 +253,24 @@ class Scheduler:
         assert edge is not None
         if request.score_from is not None:
             scores = self._prompts.scores_of(request)
-            request.score_from = None
             if not np.isfinite(scores.logprobs).all():
-                self._finish(request, "error", self._not_finite())
+                self._not_finite(request)
                 return
+            request.score_from = None
             if not self._told(request, lambda: request.listener.prompt(scores)):
                 return
         if not request.max_new_tokens:
             self._finish(request, "length")
         elif not request.drawn:
-            assert edge.logits is not None and request.chooser is not None
-            if np.isnan(edge.logits).any():
-                self._finish(request, "error", self._not_finite())
+            if edge.logits is None:  # of one of which something was not finite just now
                 return
+            if np.isnan(edge.logits).any():
+                self._not_finite(request)
+                return
+            assert request.chooser is not None
             request.drawn = True
+            if request is self._alone:
+                self._alone = None
             token = request.chooser(edge.logits)
             found = (
                 (None, _NONE, _NONE)
@@ -303,7 +322,7 @@ class Scheduler:
                 found[number] = float(logprob), tokens[:top], logprobs[:top]
         for number, token in chosen.items():
             if token < 0:
-                self._finish(taken[number], "error", self._not_finite())
+                self._not_finite(taken[number])
             else:
                 self._give(taken[number], token, *found.get(number, (None, _NONE, _NONE)))
 
@@ -337,10 +356,16 @@ class Scheduler:
             return False
         return True
 
-    def _not_finite(self) -> Exception:
-        return ArithmeticError(
-            f"the model's answer in {self._runner.dtype} is not finite: try dtype float32"
-        )
+    def _not_finite(self, request: Request) -> None:
+        """Lets a request be read by itself once more, since NaN may have come from another one in
+        the same step; it ends with an error if that was so already."""
+        if request is self._alone:
+            reason = f"the model's answer in {self._runner.dtype} is not finite: try dtype float32"
+            self._finish(request, "error", ArithmeticError(reason))
+            return
+        self._prompts.reset(request)
+        self._leave(request)
+        self._suspects.append(request)
 
     def _recover(self, error: Exception) -> None:
         """Goes on after a failed step. States are lost: what is unfinished is read again, in
@@ -365,7 +390,8 @@ class Scheduler:
         self._prompts.open()
         self._open_rows()
         for request in kept:
-            self._prompts.enter(request)
+            if request not in self._suspects:
+                self._prompts.enter(request)
 
 
 _NONE = np.empty(0)
