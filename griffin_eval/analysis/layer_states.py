@@ -21,8 +21,8 @@ def layer_states(
         layers.I.input_gate      [T, D], i_t of equation (2)
         layers.I.log_a           [T, D], log a_t = -c softplus(Λ) r_t of equation (3)
 
-    and of attention ``layers.I.k`` (rotated) and ``layers.I.v`` [T, J], which its window remembers.
-    D of gates is L for real channels, L / 2 for complex ones.
+    and of attention ``layers.I.k`` (rotated) and ``layers.I.v`` [T, J], all heads of a token, which
+    its window remembers. D is L for real channels, L / 2 for complex ones.
 
     Args:
         checkpoint: the model.
