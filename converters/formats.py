@@ -54,15 +54,23 @@ FORMATS = {
 }
 
 
+# Formats that are read and not written.
+READ_ONLY = {
+    f.name: f
+    for f in (Format("gguf", "gguf", CANONICAL, "candle", "GGUF with canonical names, of candle"),)
+}
+
+
 def format_named(name: str) -> Format:
-    """The format of this name.
+    """The format of this name that can be written.
 
     Raises:
         ArgumentError: there is none.
     """
     if name not in FORMATS:
+        said = "is read, and not written" if name in READ_ONLY else "is unknown"
         raise ArgumentError(
-            f"unknown format {name!r}: expected one of {', '.join(FORMATS)}"
+            f"the format {name!r} {said}: expected one of {', '.join(FORMATS)}"
             f"{did_you_mean(name, FORMATS)}"
         )
     return FORMATS[name]

@@ -12,8 +12,8 @@ from slow import slow
 
 from griffin_eval.engine import live_kept
 from griffin_eval.engine.generation import Prompt
-from griffin_eval.engine.requests import Request
-from griffin_eval.engine.scheduler import Scheduler
+from griffin_eval.engine.live.requests import Request
+from griffin_eval.engine.live.scheduler import Scheduler
 from griffin_eval.states import state_cache
 from griffin_eval.states.state_cache import StateCache
 
