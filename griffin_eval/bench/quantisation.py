@@ -148,7 +148,7 @@ def print_results(console: Console, rows: list[dict[str, Any]]) -> None:
     for name in dict.fromkeys(row["checkpoint"] for row in rows):
         own = [row for row in rows if row["checkpoint"] == name]
         unit, bits = own[0]["unit"], own[0]["bits"]
-        table = Table(title=f"{name}: {bits:.4f} bits a {unit}")
+        table = Table(title=f"{name}: {bits:.4f} bits per {unit}")
         for heading in ("quantised alone", "parameters"):
             table.add_column(heading, justify="left" if heading[0] == "q" else "right")
         for encoding in ENCODINGS:
