@@ -3,7 +3,11 @@
 import torch
 from torch import nn
 
+from griffin_eval.converters.arrays.torch import torch_tensor
 from griffin_eval.converters.checkpoint import Checkpoint, warn_not_finite
+from griffin_eval.converters.codecs.quantised import Dequantised, Quantised
+from griffin_eval.converters.naming.ops import SAME
+from griffin_eval.kernels.linear.packed_torch import Blocks, PackedMatrix
 from griffin_eval.layout import ParamSpec
 from griffin_eval.model_torch.griffin import Griffin, param_dtype
 from griffin_eval.sharding import processes_torch
@@ -16,6 +20,7 @@ def load(
     checkpoint: Checkpoint,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
+    packed: bool = False,
 ) -> Griffin:
     """Loads a checkpoint of any format, tensor by tensor.
 
@@ -27,6 +32,8 @@ def load(
         checkpoint: opened with ``Checkpoint(path)``.
         dtype: to run in; None for that of the checkpoint. Λ and θ are float32 at least.
         device: to run on; None for the CPU.
+        packed: whether matrices that are quantised stay so in memory, mapped from the file, and
+            are dequantised while the model runs; on the CPU alone.
 
     Raises:
         CheckpointError: a tensor that cannot be read, or a part that is not what the manifest says.
@@ -36,7 +43,9 @@ def load(
     run_dtype = dtype or getattr(torch, checkpoint.dtype)
     split = split_over(checkpoint.config, processes_torch.parts())
 
-    def make(spec: ParamSpec) -> nn.Parameter:
+    def make(spec: ParamSpec) -> nn.Parameter | PackedMatrix:
+        if packed and (matrix := _packed(checkpoint, spec, run_dtype)) is not None:
+            return matrix
         if split.devices == 1:
             stored = checkpoint.torch(spec.name)
         else:
@@ -54,3 +63,36 @@ def load(
     model = Griffin(checkpoint.config, make)
     checkpoint.log_parts()
     return model
+
+
+def _packed(checkpoint: Checkpoint, spec: ParamSpec, dtype: torch.dtype) -> PackedMatrix | None:
+    """A matrix as it is quantised in the file; None if it is not, or an adapter changes it."""
+    container = checkpoint.container
+    if not isinstance(container, Dequantised) or checkpoint.changes(spec.name):
+        return None
+    binding, _ = checkpoint.homes[spec.name]
+    stored = container.decoding.parameters.get(binding.foreign)
+    if stored is None or binding.op is not SAME or len(spec.shape) != 2:
+        return None
+
+    def read(start: int, stop: int) -> torch.Tensor:
+        return torch_tensor(container.slice(binding.foreign, start, stop))
+
+    rows, columns = spec.shape
+    return PackedMatrix((rows, columns), dtype, read, _blocks(container, stored, rows))
+
+
+def _blocks(container: Dequantised, stored: Quantised, rows: int) -> Blocks | None:
+    """The tensors of a matrix that the compiled kernel computes with."""
+    names, dtype = stored.blocks, getattr(torch, stored.dtype)
+    if names is None or dtype not in (torch.float32, torch.bfloat16):
+        return None
+    elements, scales = (container.stored.torch(n) for n in (names.elements, names.scales))
+    shifts = None if names.shifts is None else container.stored.torch(names.shifts)
+    return Blocks(
+        names.packing,
+        elements.contiguous().view(torch.uint8).reshape(rows, -1),
+        scales.reshape(rows, -1),
+        shifts,
+        dtype,
+    )

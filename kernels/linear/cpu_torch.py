@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from griffin_eval.kernels.cpu import compiled
+from griffin_eval.kernels.linear.packed_torch import PackedMatrix
 
 # Up to so many rows the compiled kernel is the fastest: of bfloat16, for which processors have
 # products of their own, it gains where the time is that of reading the weight.
@@ -20,7 +21,7 @@ _THEN = {"none": 0, "gelu": 1, "mul": 2}  # of linear/cpu.c
 
 def linear(
     x: Float[Tensor, "*B I"],
-    weight: Float[Tensor, "O I"],
+    weight: Float[Tensor, "O I"] | PackedMatrix,
     bias: Float[Tensor, " O"] | None = None,
     then: Literal["none", "gelu", "mul"] = "none",
     other: Float[Tensor, "*B O"] | None = None,
@@ -37,7 +38,7 @@ def linear(
 
     Args:
         x: inputs, any floating dtype.
-        weight: of the same dtype, outputs first.
+        weight: of the same dtype, outputs first; a packed one is dequantised unless rows are few.
         bias: added to every row.
         then: what follows.
         other: the other factor, given with ``mul`` only.
@@ -50,6 +51,9 @@ def linear(
     """
     if (other is not None) != (then == "mul"):
         raise ValueError(f"linear: other goes with 'mul', found then={then!r}")
+    if isinstance(weight, PackedMatrix):
+        found = weight.linear(x, bias, then, other)
+        return linear(x, weight.dense(), bias, then, other) if found is None else found
     if _is_plain(x, weight):
         if unsupported(x, weight) is None:
             return _compiled(x, weight, bias, then, other, weight.dtype)
