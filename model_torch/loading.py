@@ -20,7 +20,6 @@ def load(
     checkpoint: Checkpoint,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
-    packed: bool = False,
 ) -> Griffin:
     """Loads a checkpoint of any format, tensor by tensor.
 
@@ -32,8 +31,6 @@ def load(
         checkpoint: opened with ``Checkpoint(path)``.
         dtype: to run in; None for that of the checkpoint. Λ and θ are float32 at least.
         device: to run on; None for the CPU.
-        packed: whether matrices that are quantised stay so in memory, mapped from the file, and
-            are dequantised while the model runs; on the CPU alone.
 
     Raises:
         CheckpointError: a tensor that cannot be read, or a part that is not what the manifest says.
@@ -43,9 +40,7 @@ def load(
     run_dtype = dtype or getattr(torch, checkpoint.dtype)
     split = split_over(checkpoint.config, processes_torch.parts())
 
-    def make(spec: ParamSpec) -> nn.Parameter | PackedMatrix:
-        if packed and (matrix := _packed(checkpoint, spec, run_dtype)) is not None:
-            return matrix
+    def make(spec: ParamSpec) -> nn.Parameter:
         if split.devices == 1:
             stored = checkpoint.torch(spec.name)
         else:
@@ -53,16 +48,44 @@ def load(
             stored = checkpoint.parts(spec.name).torch(part)
         if split.adds_once(spec) and processes_torch.rank() > 0:
             stored = torch.zeros_like(stored)
-        value = stored.to(device=device, dtype=param_dtype(spec, run_dtype))
-        # In pieces: a sum in float32 widens what it adds up first.
-        sums = [piece.sum(dtype=torch.float32) for piece in value.flatten().split(_SUMMED)]
-        if not torch.stack(sums).isfinite().all():
-            warn_not_finite(spec.name, int((~torch.isfinite(value)).sum()), spec.size)
-        return nn.Parameter(value, requires_grad=False)
+        return _parameter(spec, stored, run_dtype, device)
 
     model = Griffin(checkpoint.config, make)
     checkpoint.log_parts()
     return model
+
+
+def load_packed(checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> Griffin:
+    """Loads a quantised checkpoint for the CPU. Its quantised matrices stay so, mapped from the
+    file, and are dequantised while the model runs; all others are as in `load`.
+
+    Args:
+        checkpoint, dtype: as of `load`.
+
+    Raises:
+        CheckpointError: a tensor that cannot be read.
+    """
+    run_dtype = dtype or getattr(torch, checkpoint.dtype)
+
+    def make(spec: ParamSpec) -> nn.Parameter | PackedMatrix:
+        matrix = _packed(checkpoint, spec, run_dtype)
+        if matrix is not None:
+            return matrix
+        return _parameter(spec, checkpoint.torch(spec.name), run_dtype, None)
+
+    return Griffin(checkpoint.config, make)
+
+
+def _parameter(
+    spec: ParamSpec, stored: torch.Tensor, dtype: torch.dtype, device: torch.device | None
+) -> nn.Parameter:
+    """A parameter on its device, in the dtype that it is held in; NaN and infinity are logged."""
+    value = stored.to(device=device, dtype=param_dtype(spec, dtype))
+    # In pieces: a sum in float32 widens what it adds up first.
+    sums = [piece.sum(dtype=torch.float32) for piece in value.flatten().split(_SUMMED)]
+    if not torch.stack(sums).isfinite().all():
+        warn_not_finite(spec.name, int((~torch.isfinite(value)).sum()), spec.size)
+    return nn.Parameter(value, requires_grad=False)
 
 
 def _packed(checkpoint: Checkpoint, spec: ParamSpec, dtype: torch.dtype) -> PackedMatrix | None:
