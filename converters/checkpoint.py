@@ -17,8 +17,10 @@ from griffin_eval.converters.arrays.dtypes import numpy_dtype
 from griffin_eval.converters.arrays.grid import Region
 from griffin_eval.converters.arrays.pieces import CHUNK_BYTES, bytes_of, chunks, drop_pages
 from griffin_eval.converters.arrays.torch import torch_tensor
+from griffin_eval.converters.containers.container import Container
 from griffin_eval.converters.formats import Format
 from griffin_eval.converters.inspection import inspect
+from griffin_eval.converters.naming.derived import Derived, derive
 from griffin_eval.converters.naming.ops import SAME
 from griffin_eval.converters.naming.tables import EMBEDDING, HEAD, Binding
 from griffin_eval.converters.output.manifest import MANIFEST_FILE, recorded
@@ -40,7 +42,9 @@ class Checkpoint:
         inspection: everything that is known of it without reading tensors.
         path, overrides: as given.
         folder: the folder of its config and tokenizer: the path, or the folder of a file.
-        container: the opened folder or file.
+        container: the opened folder or file, with a tensor for each parameter that is only a part
+            of a stored one, has other values, or is zeros.
+        bindings: the parameters that each tensor of the container holds.
         format: its format, one of `griffin_eval.converters.formats.FORMATS` or the user's own.
         config: the architecture.
         check_parts: whether what `parts` reads is compared with the manifest.
@@ -65,18 +69,18 @@ class Checkpoint:
     def __init__(self, path: str | Path, overrides: Overrides = NO_OVERRIDES):
         self.inspection = inspection = inspect(Path(path), overrides)
         self.path, self.folder, self.overrides = inspection.path, inspection.folder, overrides
-        self.container = inspection.container
         refusals = [*inspection.problems]
         if inspection.missing_fields_message is not None:
             refusals.append(inspection.missing_fields_message)
         if refusals or inspection.config is None or inspection.format is None:
-            self.container.close()
+            inspection.container.close()
             raise CheckpointError("; ".join(refusals))
+        self.container, self.bindings = derive(inspection.container, inspection.bindings)
         self.format: Format = inspection.format
         self.config: GriffinConfig = inspection.config
         self.homes: dict[str, tuple[Binding, int]] = {
             spec.name: (binding, part)
-            for binding in inspection.bindings
+            for binding in self.bindings
             for part, spec in enumerate(binding.canonical)
         }
         self.dtypes = {
@@ -192,18 +196,29 @@ class Checkpoint:
                 cannot be read.
         """
         binding, _ = self.homes[name]
-        if binding.op is SAME and binding.entry is None:
-            pieces = self.container.pieces(binding.foreign, nbytes)
-            yield from self._checked(binding.foreign, pieces) if check else pieces
+        foreign, container = binding.foreign, self.container
+        plain = binding.op is SAME and binding.entry is None
+        whole = plain  # whether what is read is all that a checksum is of
+        if isinstance(container, Derived) and foreign in container.parts:
+            foreign, container, whole = container.parts[foreign].source, container.stored, False
+        if whole:
+            pieces = container.pieces(foreign, nbytes)
+            yield from self._checked(container, foreign, pieces) if check else pieces
             return
-        yield from chunks(self._canonical(name, self._copy), nbytes)
-        if check and self.container.checksum(binding.foreign) is not None:  # of what was read now
-            for _ in self._checked(binding.foreign, self.container.pieces(binding.foreign, nbytes)):
+        if plain:
+            yield from self.container.pieces(binding.foreign, nbytes)
+        else:
+            yield from chunks(self._canonical(name, self._copy), nbytes)
+        # Of what was read now.
+        if check and foreign and container.checksum(foreign) is not None:
+            for _ in self._checked(container, foreign, container.pieces(foreign, nbytes)):
                 pass
 
-    def _checked(self, foreign: str, pieces: Iterator["np.ndarray"]) -> Iterator["np.ndarray"]:
+    def _checked(
+        self, container: Container, foreign: str, pieces: Iterator["np.ndarray"]
+    ) -> Iterator["np.ndarray"]:
         """The pieces of a stored tensor, and an error behind them if their checksum is wrong."""
-        stated, found = self.container.checksum(foreign), 0
+        stated, found = container.checksum(foreign), 0
         for piece in pieces:
             if stated is not None:
                 found = zlib.crc32(bytes_of(piece), found)
@@ -310,7 +325,7 @@ class Parts:
         binding, _ = checkpoint.homes[name]
         container = checkpoint.container
         plain = binding.op is SAME and binding.entry is None and not checkpoint.changes(name)
-        self._mapped = plain and container.memory_to_read(binding.foreign, None) == 0
+        self._mapped = plain and container.mapped
         self._foreign = binding.foreign if plain and not self._mapped else None
         self._whole = None if self._foreign is not None else checkpoint.numpy(name)
         self._last: tuple[Region, np.ndarray] | None = None

@@ -78,6 +78,13 @@ _GLOBAL = (
 _COMPLEX = ("complex_gates", lambda c: c.complex_gates, "its recurrence is real")
 _DEEPMIND = (
     ("tie_embeddings", lambda c: not c.tie_embeddings, "its output head is the embedding"),
+    (
+        "hidden_activation",
+        lambda c: c.hidden_activation != "gelu_pytorch_tanh",
+        "its activation is GeLU by tanh",
+    ),
+    ("attention_bias", lambda c: c.attention_bias, "its queries, keys and values have no bias"),
+    ("num_kv_heads", lambda c: c.num_kv_heads != 1, "it has one head of keys"),
     _GATES,
     _GLOBAL,
     ("conv_width", lambda c: c.conv_width != 4, "its convolution has 4 taps"),

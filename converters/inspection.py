@@ -26,7 +26,9 @@ from griffin_eval.converters.containers.orbax.find import step_number
 from griffin_eval.converters.containers.registry import CONTAINERS, open_container
 from griffin_eval.converters.formats import FORMATS, Format
 from griffin_eval.converters.mismatches import compare, has_own_head
+from griffin_eval.converters.naming.checks import failed_checks
 from griffin_eval.converters.naming.ops import Shape
+from griffin_eval.converters.naming.recognise import recognised
 from griffin_eval.converters.naming.stacks import fit_stacks, place_stacks
 from griffin_eval.converters.naming.tables import (
     EMBEDDING,
@@ -115,7 +117,7 @@ def inspect(path: Path, overrides: Overrides = NO_OVERRIDES) -> Inspection:
             layout=known.layout + naming.layout,
             left_out={**known.left_out, **naming.ignored},
         )
-        stated = find_config(known, naming, overrides)
+        stated = find_config(known, naming, names, overrides)
         bindings = write_out(naming.table, stated.config)
         if stated.config.tie_embeddings and has_own_head(
             container, naming.table, bindings, naming.ignored
@@ -131,7 +133,8 @@ def inspect(path: Path, overrides: Overrides = NO_OVERRIDES) -> Inspection:
             missing_fields_message=stated.missing_fields_message,
             bindings=bindings,
         )
-        return _compared(known, naming, bindings, stated.config, names)
+        known = _compared(known, naming, bindings, stated.config, names)
+        return known if names is None else _checked(known, names, overrides.accept_differences)
     except BadInput as error:  # of the files: the overrides were checked
         return dataclasses.replace(known, problems=[str(error)])
     except BaseException:
@@ -183,6 +186,26 @@ def _compared(
     )
 
 
+def _checked(known: Inspection, names: Names, accept_differences: bool) -> Inspection:
+    """The inspection with what a table of names says beside names: tensors that are checked, and
+    what its trainer computes otherwise."""
+    notes, problems = dict(known.notes), list(known.problems)
+    if not problems and known.config is not None:
+        failed = failed_checks(known.container, known.bindings, known.config, names)
+        problems += [f"{known.path}: {clause}" for clause in failed]
+    if names.differs:
+        notes["differs"] = differs = "; ".join(names.differs)
+        if accept_differences:
+            logger.warning("%s gives other results than its trainer does: %s", known.path, differs)
+        else:
+            problems.append(
+                f"{known.path} is of a trainer that computes what this model does not ({differs}): "
+                "its weights are read all the same with --accept-differences "
+                "(accept_differences=True), and give other results than there"
+            )
+    return dataclasses.replace(known, notes=notes, problems=problems)
+
+
 class Naming(NamedTuple):
     """The names of a container's tensors.
 
@@ -215,12 +238,17 @@ def find_naming(known: Inspection, kind: str, names: Names | None) -> Naming:
         format = Format(
             f"{kind}, names of {names.path.name}", kind, names.rows, "", "names of a user's own"
         )
-        unmapped = set(tensors) - {name for _, name, _ in matches(names.rows, tensors)}
+        checks = [check.rule for check in names.checks]
+        checked = {name for _, name, _ in matches(checks, tensors)}
+        unmapped = set(tensors) - checked - {n for _, n, _ in matches(names.rows, tensors)}
         ignored = names.ignored(sorted(unmapped, key=natural_key))
+        ignored |= dict.fromkeys(sorted(checked, key=natural_key), f"checked by {names.path.name}")
         return Naming(format, fit_stacks(names.rows, shapes), ignored=ignored)
     formats = [format for format in FORMATS.values() if format.container == kind]
     embeddings = {foreign_name(f.table, EMBEDDING): f for f in reversed(formats)}
     candidates = [format for name, format in embeddings.items() if name in tensors]
+    if not candidates and (whose := recognised(tensors)):
+        raise CheckpointError(f"{known.path}: {whose}")
     if CONTAINERS[kind].needs_config:  # which is told apart by it, and says what should be there
         candidates = formats
     if not candidates:
@@ -250,32 +278,48 @@ class StatedConfig(NamedTuple):
     missing_fields_message: str | None = None
 
 
-def find_config(known: Inspection, naming: Naming, overrides: Overrides) -> StatedConfig:
+def find_config(
+    known: Inspection, naming: Naming, names: Names | None, overrides: Overrides
+) -> StatedConfig:
     """The config that a config.json states, else the one that shapes and the user state.
+
+    Args:
+        known: the facts of the container.
+        naming: its naming.
+        names: the user's table, if there is one.
+        overrides: fields that go before all others.
 
     Raises:
         CheckpointError: there is none, or it contradicts itself.
     """
-    needs_file = CONTAINERS[naming.format.container].needs_config and overrides.names is None
-    if _has_config(known) or needs_file:
-        return _read_config(known, naming.format, overrides)
+    needs_file = CONTAINERS[naming.format.container].needs_config and names is None
+    table = {} if names is None else names.config
+    given = {**table, **overrides.fields}
+    from_table = {
+        field: f"names, {names.path.name}"
+        for field in table
+        if names is not None and field not in overrides.fields
+    }
+    if needs_file or (_has_config(known) and (names is None or names.config_file)):
+        stated = _read_config(known, naming.format, given)
+        return stated._replace(origins={**stated.origins, **from_table})
     path = str(known.path)
     shapes = canonical_shapes(naming.table, _shapes(known.container))
     from_shapes = fields_from_shapes(shapes, path)
-    fields, origins = complete_fields(from_shapes, overrides.fields, overrides.preset, path)
+    fields, origins = complete_fields(from_shapes, given, overrides.preset, path)
     unknown = [name for name in UNSEEN if name not in fields]
     # No shape depends on these, so that everything else can be checked without them.
     nothing = {"visible_keys": 1, "embedding_scale": False, "logits_soft_cap": 0.0}
     return StatedConfig(
         naming.format,
         GriffinConfig(**{**nothing, **fields}),
-        origins,
+        origins | from_table,
         unknown,
         ask_for(unknown, from_shapes, path) if unknown else None,
     )
 
 
-def _read_config(known: Inspection, format: Format, overrides: Overrides) -> StatedConfig:
+def _read_config(known: Inspection, format: Format, given: Mapping[str, Any]) -> StatedConfig:
     """The config of a config.json, and the fields that the user states instead."""
     path = known.folder / CONFIG_FILE
     raw = read_json(path)
@@ -290,11 +334,11 @@ def _read_config(known: Inspection, format: Format, overrides: Overrides) -> Sta
         field.name: CONFIG_FILE if field.name in stated else absent
         for field in dataclasses.fields(GriffinConfig)
     }
-    for name, value in overrides.fields.items():
+    for name, value in given.items():
         if value != (stated_value := getattr(config, name)):
             logger.warning("%s is %s, not %s as in %s", name, value, stated_value, path)
         origins[name] = "given"
-    return StatedConfig(format, dataclasses.replace(config, **overrides.fields), origins)
+    return StatedConfig(format, dataclasses.replace(config, **given), origins)
 
 
 def _has_config(known: Inspection) -> bool:

@@ -86,8 +86,10 @@ def has_own_head(
     if stored is None:
         return False
     head, embedding = stored
-    (op,) = {rule.op for rule in table if rule.foreign == head}
-    return not _same_bits(container, head, op, embedding)
+    (rule,) = [rule for rule in table if rule.foreign == head]
+    if rule.change != embedding.change:
+        return True
+    return not _same_bits(container, head, rule.op, embedding)
 
 
 def _stored_twice(
@@ -123,13 +125,13 @@ class _Contents:
     ):
         self.tensors, self.table, self.bindings = tensors, table, bindings
         self.config, self.names_file = config, names_file
-        self.expected: dict[str, Shape] = {b.foreign: b.shape for b in bindings}
+        self.expected: dict[str, Shape] = {b.foreign: b.shape for b in bindings if b.foreign}
 
     @cached_property
     def parameters(self) -> dict[str, list[str]]:
         """The parameters that each expected tensor holds, by canonical name."""
         parameters: dict[str, list[str]] = {}
-        for binding in self.bindings:
+        for binding in self.bindings:  # of zeros, too, which are in no tensor
             parameters.setdefault(binding.foreign, []).extend(s.name for s in binding.canonical)
         return parameters
 
@@ -177,7 +179,7 @@ def _parameters_given_twice(contents: _Contents) -> str | None:
 
 
 def _tensors_named_twice(contents: _Contents) -> str | None:
-    uses = Counter((binding.foreign, binding.entry) for binding in contents.bindings)
+    uses = Counter((b.foreign, b.entry) for b in contents.bindings if b.foreign)
     twice = list(dict.fromkeys(name for (name, _), count in uses.items() if count > 1))
     if not twice:
         return None

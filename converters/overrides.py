@@ -17,8 +17,10 @@ class Overrides:
         preset: name of a preset that supplies the fields that neither a config nor shapes state.
         item: item of an Orbax checkpoint, or of a ``.pt`` file, that holds the parameters.
         visible_keys, embedding_scale, logits_soft_cap: fields of the config.
-        names: TOML file that maps the names of the tensors; see
+        names: TOML file that maps the names of the tensors, or the name of one that ships; see
             `griffin_eval.converters.naming.user_table`.
+        accept_differences: whether weights are read although ``names`` says that their trainer
+            computes what this model does not.
         check_parts: whether parts of tensors that are read without the rest are compared with the
             manifest, as far as whole chunks of it lie in them.
         adapters: folders of adapters that are merged into the weights, each with its weight; see
@@ -31,6 +33,7 @@ class Overrides:
     embedding_scale: bool | None = None
     logits_soft_cap: float | None = None
     names: str | Path | None = None
+    accept_differences: bool = False
     check_parts: bool = True
     adapters: tuple[tuple[Path, float], ...] = ()
 

@@ -177,11 +177,8 @@ def make_plan(
         notes["vocab_rows_dropped"] = config.vocab_size - vocab_size
         config = dataclasses.replace(config, vocab_size=vocab_size)
     check_expressible(config, target)
-    if mesh is not None and not CONTAINERS[target.container].chunked:
-        able = [f.name for f in FORMATS.values() if CONTAINERS[f.container].chunked]
-        raise ArgumentError(
-            f"--chunks is for formats in chunks ({', '.join(able)}), and {target.name} has none"
-        )
+    if mesh is not None:
+        check_chunked(target)
     if encoding is not None:
         _check_encoding(source, target, encoding)
         notes["quantised"] = encoding.name
@@ -229,7 +226,7 @@ def _check_encoding(source: Checkpoint, target: Format, encoding: Encoding) -> N
             f"--quantize {encoding.name} goes with --to hf, which its library loads, not with "
             f"--to {target.name}"
         )
-    container = source.container
+    container = source.inspection.container
     if isinstance(container, Dequantised) and container.decoding.parameters:
         raise CheckpointError(
             f"{source.path} is quantised already ({container.describe()}), and would lose more "
@@ -253,6 +250,19 @@ def _write(
             "quantised: name one of them with --dtype"
         )
     return Write(binding, dtype, cast_from, encoding.stored(spec, dtype), encoding)
+
+
+def check_chunked(target: Format) -> None:
+    """Checks that the tensors of a format are cut into chunks.
+
+    Raises:
+        ArgumentError: they are not.
+    """
+    if not CONTAINERS[target.container].chunked:
+        able = [f.name for f in FORMATS.values() if CONTAINERS[f.container].chunked]
+        raise ArgumentError(
+            f"--chunks is for formats in chunks ({', '.join(able)}), and {target.name} has none"
+        )
 
 
 def _wanted(spec: ParamSpec, stored: str, rules: Mapping[str, str]) -> str:

@@ -38,6 +38,7 @@ def open_checkpoint(
     embedding_scale: bool | None = None,
     logits_soft_cap: float | None = None,
     names: str | Path | None = None,
+    accept_differences: bool = False,
     revision: str | None = None,
     subfolder: str | None = None,
 ) -> Checkpoint:
@@ -50,7 +51,9 @@ def open_checkpoint(
         visible_keys: number of keys that local attention sees, the query's own included.
         embedding_scale: whether embeddings are multiplied by the square root of the width.
         logits_soft_cap: soft cap of the logits; 0 for none.
-        names: TOML file that maps the names of the tensors.
+        names: TOML file that maps the names of the tensors, or the name of one that ships.
+        accept_differences: whether weights are read although ``names`` says that their trainer
+            computes what this model does not.
         revision: branch, tag or commit of a hub id.
         subfolder: folder within it that holds the checkpoint.
 
@@ -70,6 +73,7 @@ def open_checkpoint(
         embedding_scale=embedding_scale,
         logits_soft_cap=logits_soft_cap,
         names=names,
+        accept_differences=accept_differences,
     )
     return Checkpoint(resolve(str(path), revision=revision, subfolder=subfolder), overrides)
 

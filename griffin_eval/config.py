@@ -8,11 +8,21 @@ from typing import Any, Literal, get_args
 
 from griffin_eval.errors import ArgumentError
 
+Activation = Literal["gelu_pytorch_tanh", "gelu", "silu"]
 BlockType = Literal["recurrent", "local_attention", "global_attention"]
 
 GRIFFIN: tuple[BlockType, ...] = ("recurrent", "recurrent", "local_attention")
 HAWK: tuple[BlockType, ...] = ("recurrent",)
 MQA: tuple[BlockType, ...] = ("global_attention",)
+
+# Fields that older files lack, which mean their defaults.
+ADDED = (
+    "complex_gates",
+    "tie_embeddings",
+    "num_kv_heads",
+    "attention_bias",
+    "hidden_activation",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +33,13 @@ class GriffinConfig:
         vocab_size: rows of the embedding, V.
         width: model width, W (D in the paper).
         mlp_width: expanded width of the gated MLP, E (3W in all published models).
-        num_heads: query heads, H; keys and values have one head (MQA). ``head_dim = W / H``.
+        num_heads: query heads, H. ``head_dim = W / H``.
+        num_kv_heads: heads of keys and of values, K, each of which serves H / K neighbouring query
+            heads: 1 in all published models (MQA), H in multi-head attention.
+        attention_bias: the maps to queries, keys and values have biases.
+        hidden_activation: of the MLP and of the recurrent block's y-branch, by its name in
+            transformers: GeLU by tanh (``gelu_pytorch_tanh``), GeLU as it is defined (``gelu``) or
+            ``silu``.
         num_layers: residual blocks.
         block_pattern: temporal block types, cycled over the layers.
         lru_width: width of the RG-LRU, L (D_RNN in the paper).
@@ -62,6 +78,9 @@ class GriffinConfig:
     rope_base: float = 10_000.0
     rope_fraction: float = 0.5
     tie_embeddings: bool = True
+    num_kv_heads: int = 1
+    attention_bias: bool = False
+    hidden_activation: Activation = "gelu_pytorch_tanh"
 
     def __post_init__(self):
         if isinstance(self.block_pattern, list):  # as JSON has it
@@ -80,6 +99,11 @@ class GriffinConfig:
     def head_dim(self) -> int:
         """Width of an attention head."""
         return self.width // self.num_heads
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers in a key, or a value, of all heads: K D."""
+        return self.num_kv_heads * self.head_dim
 
     @property
     def recurrent_channels(self) -> int:
@@ -124,6 +148,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "width": _COUNT,
     "mlp_width": _COUNT,
     "num_heads": _COUNT,
+    "num_kv_heads": _COUNT,
     "num_layers": (
         lambda value: _is_count(value) and value <= _MOST_LAYERS,
         f"a positive integer of at most {_MOST_LAYERS}",
@@ -142,6 +167,11 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "rope_fraction": _number(lambda x: 0 < x <= 1, "above 0, at most 1"),
     "complex_gates": (lambda value: isinstance(value, bool), "True or False"),
     "tie_embeddings": (lambda value: isinstance(value, bool), "True or False"),
+    "attention_bias": (lambda value: isinstance(value, bool), "True or False"),
+    "hidden_activation": (
+        lambda value: isinstance(value, str) and value in get_args(Activation),
+        f"one of {', '.join(get_args(Activation))}",
+    ),
 }
 
 # What several fields must be together, where each is right by itself.
@@ -149,6 +179,10 @@ _RELATIONS: tuple[tuple[Callable[[GriffinConfig], bool], Callable[[GriffinConfig
     (
         lambda c: c.width % c.num_heads == 0,
         lambda c: f"num_heads ({c.num_heads}) must divide width ({c.width})",
+    ),
+    (
+        lambda c: c.num_heads % c.num_kv_heads == 0,
+        lambda c: f"num_kv_heads ({c.num_kv_heads}) must divide num_heads ({c.num_heads})",
     ),
     (
         lambda c: not (c.complex_gates and c.lru_width % 2),

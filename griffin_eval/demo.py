@@ -6,7 +6,7 @@
 3. The other models of induction heads are run too, and `griffin-eval report` draws all of them.
 
 ``make demo FULL=1`` trains the checkpoint of step 1, and evaluates two checkpoints on more tasks,
-with lm_eval's own ``--model hf`` as well.
+with lm_eval's own ``--model hf`` as well. Its report says too whether the frameworks agree.
 """
 
 import argparse
@@ -48,7 +48,11 @@ FULL = {  # by the checkpoint of this package that they are for
         {"entries": [4, 8, 16], "queries": 2, "contexts": [128, 512], "max_tokens": 4000},
     ),
 }
-MODELS = ("griffin", "hawk", "mqa")
+CURVES = {  # the runs of the report, by label: the model of induction heads and its backend
+    "griffin": ("griffin", "griffin torch"),
+    "hawk": ("hawk", "griffin torch"),
+    "mqa": ("mqa", "griffin torch"),
+}
 # hf stops at 2048 tokens unless told otherwise.
 BACKENDS = {
     "griffin torch": ("griffin", "framework=torch,dtype=float32"),
@@ -98,13 +102,15 @@ def main() -> int:
         same = convert_in_turn(console, first, folder)
         results = collect(console, evaluations)
         curve = Part(("griffin_induction_heads",), {"lengths": list(settings.lengths)})
+        drawn = {"griffin jax": ("griffin", "griffin jax")} if arguments.full else {}
+        drawn = dict(sorted((drawn | CURVES).items(), key=lambda run: run[1]))
         curves = [
             pool.submit(
                 evaluate,
-                *(shipped(f"induction_heads_{model}"), "griffin torch", curve),
+                *(shipped(f"induction_heads_{model}"), backend, curve),
                 *(folder / "curves", arguments.samples),
             )
-            for model in MODELS
+            for model, backend in drawn.values()
         ]
         for name, part in settings.parts.items():
             table, agree = compare(name, part.tasks, results[name])
@@ -112,7 +118,7 @@ def main() -> int:
             same = same and agree
         count = {2: "Both", 3: "All three"}[len(settings.backends)]
         console.print(f"{count} agree." if same else "They do NOT agree.")
-        draw(curves, folder / "curves")
+        draw(curves, folder / "curves", list(drawn))
     seconds = time.monotonic() - started
     console.print(f"{REPORT / 'report.html'} has the figures; {seconds:.0f} s in all")
     return 0 if same else 1
@@ -164,14 +170,20 @@ def collect(
     }
 
 
-def draw(curves: list[Future], folder: Path) -> None:
-    """The report on all models, once they are evaluated."""
+def draw(curves: list[Future], folder: Path, labels: list[str]) -> None:
+    """The report on all models, once they are evaluated.
+
+    Args:
+        curves: the evaluations.
+        folder: of their results.
+        labels: of the runs, in the order of their folders.
+    """
     with progress("evaluating the other models, drawing figures"):
         for future in curves:
             future.result()
         run(
             "griffin-eval",
-            *("report", folder, "--labels", ",".join(MODELS), "--train-length", "256"),
+            *("report", folder, "--labels", ",".join(labels), "--train-length", "256"),
             *("--output", REPORT, "--overwrite"),
         )
 

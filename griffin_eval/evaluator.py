@@ -80,6 +80,7 @@ class Evaluator:
     Attributes:
         config: the architecture, a `GriffinConfig`.
         framework: ``torch`` or ``jax``.
+        dtype: of weights and activations.
 
     Raises:
         ValueError: the checkpoint cannot be read as a model, or an argument that cannot be.
@@ -115,7 +116,7 @@ class Evaluator:
         )
         self._tokenizer_path = tokenizer
         self.config = self._checkpoint.config
-        self.framework = self._runners[0].framework
+        self.framework, self.dtype = self._runners[0].framework, self._runners[0].dtype
         self._state: SavedState | None = None
         if state is not None:
             self._state = saved = read_state(state)
@@ -171,6 +172,32 @@ class Evaluator:
         )
         return [scores[index] for index in range(len(sequences))]
 
+    def layer_states(self, text: Text) -> dict[str, "np.ndarray"]:
+        """What every layer holds after each token of a text, and its gates.
+
+        Args:
+            text: as `score` takes it.
+
+        Returns:
+            int32 [T] ``tokens``, with the prefix token of a text, and the float32 tensors that
+            `griffin_eval.analysis.layer_states.layer_states` lists.
+
+        Raises:
+            ValueError: a text without a token, a model that is split over devices, or one that goes
+                on from a state.
+        """
+        from griffin_eval.analysis.layer_states import layer_states
+
+        runner: Any = self._runners[0]
+        if runner.devices > 1 or self._state is not None:
+            raise ArgumentError(
+                "states of layers are read on one device, from the beginning of a text: leave out "
+                "tensor_parallel_size and state"
+            )
+        tokens, checkpoint = self._ids(text, scored=True), self._checkpoint
+        given = {"framework": self.framework, "model": runner.model}
+        return {"tokens": tokens} | layer_states(checkpoint, tokens, **given)
+
     def generate(
         self,
         prompts: Sequence[Text],
@@ -199,7 +226,8 @@ class Evaluator:
                 that are not finite.
         """
         from griffin_eval.engine import parallel
-        from griffin_eval.engine.generation import Prompt, Sampling
+        from griffin_eval.engine.generation import Prompt
+        from griffin_eval.engine.sampling import Sampling
 
         sampling = Sampling(temperature, top_k, top_p)
         asked = [
@@ -224,6 +252,8 @@ class Evaluator:
         text: Text,
         *,
         name: str = "",
+        chat: bool = False,
+        chat_template: str | None = None,
         progress: Callable[[int], object] = lambda tokens: None,
     ) -> "SavedState":
         """Reads a text once, for any number of texts that go on from it.
@@ -231,6 +261,10 @@ class Evaluator:
         Args:
             text: with BOS in front if the model was trained so, or token ids.
             name: of the text, for people.
+            chat: whether the text is what the user says first of a conversation, and a blank line
+                follows it: then chats can go on from it.
+            chat_template: text of a template instead of the tokenizer's, or ``plain`` for the
+                contents of messages, a blank line between them.
             progress: called with the number of tokens that were read.
 
         Returns:
@@ -238,13 +272,17 @@ class Evaluator:
             ``lm_eval --model griffin --model_args ...,state=FILE``.
 
         Raises:
-            ValueError: a text of fewer than two tokens, or a state that is not finite.
+            ValueError: a text of fewer than two tokens, a state that is not finite, or a template
+                that is missing or does not take the text.
         """
         from griffin_eval.engine.reading import read
         from griffin_eval.states.saved_state import SavedState, origin_of
 
         if self._state is not None:
             raise ArgumentError("a text is read from its beginning: leave state= out")
+        template = None
+        if chat:
+            text, template = self._opening(text, chat_template)
         tokens, runner = self._ids(text, scored=False), self._runners[0]
         if len(tokens) < 2:
             raise ArgumentError(f"expected a text of two tokens at least, found {len(tokens)}")
@@ -258,8 +296,26 @@ class Evaluator:
             bos=is_text and self._add_bos,
             text=name,
             framework=runner.framework,
+            template=template,
         )
         return SavedState(origin, read(runner, tokens, limits=self._limits, progress=progress))
+
+    def _opening(self, text: Text, template: str | None) -> tuple[str, str]:
+        """A text as the user says it first in a chat template, and the template's name."""
+        from griffin_eval.text.chat import TemplateRefused, opening, template_name
+
+        template = template or self._tokenizer.chat_template
+        if not isinstance(text, str):
+            raise ArgumentError("chat=True needs a text, not token ids")
+        if template is None:
+            raise ArgumentError(
+                f"the tokenizer {self._tokenizer.name} has no chat template: give one with "
+                "--chat-template (chat_template=), or plain"
+            )
+        try:
+            return opening(template, text, self._tokenizer), template_name(template)
+        except TemplateRefused as error:
+            raise ArgumentError(f"the chat template refuses the text: {error}") from None
 
     def _continuation(self, prompt: Text, ids: list[int]) -> Continuation:
         import numpy as np

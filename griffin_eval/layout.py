@@ -113,12 +113,13 @@ def _specs(c: GriffinConfig) -> Iterator[ParamSpec]:
             )
 
     def attention(name: str):
-        yield from linear(f"{name}.q_proj", ("heads", c.width), width, bias=False)
-        yield from linear(f"{name}.k_proj", ("head_dim", c.head_dim), width, bias=False)
-        yield from linear(f"{name}.v_proj", ("head_dim", c.head_dim), width, bias=False)
-        yield from linear(f"{name}.o_proj", width, ("heads", c.width), scale=last)
+        keys = ("kv_heads" if c.num_kv_heads > 1 else "head_dim", c.kv_width)
+        for map_name, out in (("q_proj", heads), ("k_proj", keys), ("v_proj", keys)):
+            yield from linear(f"{name}.{map_name}", out, width, bias=c.attention_bias)
+        yield from linear(f"{name}.o_proj", width, heads, scale=last)
 
     width, lru, mlp = ("width", c.width), ("lru", c.lru_width), ("mlp", c.mlp_width)
+    heads = "heads", c.width
     last = 2.0 / c.num_layers
     yield ParamSpec(
         name="model.embed_tokens.weight",

@@ -1,4 +1,4 @@
-"""The residual block: temporal mixing (recurrent or multi-query attention), then a gated MLP."""
+"""The residual block: temporal mixing (recurrent or attention), then a gated MLP."""
 
 from typing import Any
 
@@ -15,7 +15,8 @@ from griffin_eval.sharding.mesh_jax import summed
 
 
 class RecurrentBlock(nnx.Module):
-    """Convolution and RG-LRU on one branch, GeLU on the other, merged by a product (figure 2c)."""
+    """Convolution and RG-LRU on one branch, GeLU or another activation on the other, merged by a
+    product (figure 2c)."""
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
         self.linear_y = Linear(params / "linear_y")
@@ -23,12 +24,13 @@ class RecurrentBlock(nnx.Module):
         self.linear_out = Linear(params / "linear_out")
         self.conv_1d = Conv1D(config, params / "conv_1d")
         self.rg_lru = RGLRU(config, params / "rg_lru")
+        self.activation = config.hidden_activation
         self.split = self.linear_x.weight.shape[0] < config.lru_width
 
     def __call__(
         self, x: Float[Array, "B T W"], context: StepContext, state: RecurrentState
     ) -> tuple[Float[Array, "B T W"], RecurrentState]:
-        y_branch = self.linear_y(x, "gelu")
+        y_branch = self.linear_y(x, self.activation)
         x_branch, conv = self.conv_1d(self.linear_x(x), context, state.conv)
         x_branch, h = self.rg_lru(x_branch, context, state.h)
         y = summed(self.linear_out(x_branch * y_branch), self.split)
@@ -36,7 +38,8 @@ class RecurrentBlock(nnx.Module):
 
 
 class AttentionBlock(nnx.Module):
-    """Causal multi-query attention over the remembered keys and those of the step (section 2.3).
+    """Causal attention over the remembered keys and those of the step (section 2.3), multi-query or
+    of several heads of keys.
 
     Local and global attention differ only in how many keys the state remembers.
     """
@@ -55,22 +58,24 @@ class AttentionBlock(nnx.Module):
         batch, length, _ = x.shape
         q = self.q_proj(x).reshape(batch, length, -1, self.head_dim)
         q = rotate(q, context.cos, context.sin)
-        k = rotate(self.k_proj(x)[:, :, None], context.cos, context.sin)[:, :, 0]
+        k = self.k_proj(x).reshape(batch, length, -1, self.head_dim)
+        k = rotate(k, context.cos, context.sin).reshape(batch, length, -1)
         y, state = context.layout.attend(q, k, self.v_proj(x), context.max_age, state)
         return summed(self.o_proj(y), self.split), state
 
 
 class MLPBlock(nnx.Module):
-    """down(GeLU(gate(x)) * up(x)) (section 2.2)."""
+    """down(GeLU(gate(x)) * up(x)) (section 2.2), or another activation in its place."""
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
         self.gate_proj = Linear(params / "gate_proj")
         self.up_proj = Linear(params / "up_proj")
         self.down_proj = Linear(params / "down_proj")
+        self.activation = config.hidden_activation
         self.split = self.up_proj.weight.shape[0] < config.mlp_width
 
     def __call__(self, x: Float[Array, "B T W"]) -> Float[Array, "B T W"]:
-        y = self.gate_proj(x, "gelu")
+        y = self.gate_proj(x, self.activation)
         return summed(self.down_proj(self.up_proj(x, "mul", y)), self.split)
 
 

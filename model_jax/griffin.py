@@ -115,7 +115,7 @@ class Griffin(nnx.Module):
                 keys = c.visible_keys if block_type == "local_attention" else capacity
                 assert keys is not None
                 past = keys - 1
-                layers.append(AttentionState(zeros(past, c.head_dim), zeros(past, c.head_dim)))
+                layers.append(AttentionState(zeros(past, c.kv_width), zeros(past, c.kv_width)))
         return State(zeros(dtype=jnp.int32), zeros(dtype=jnp.int32), tuple(layers))
 
     def step(

@@ -29,14 +29,22 @@ def record_blocks(blocks: Any) -> list[Array]:
     return seen
 
 
-def record_rg_lru_inputs(blocks: Any) -> list[Array]:
-    """Has residual blocks record the inputs of their RG-LRUs [B, T, L]; the rest as
-    `record_blocks`."""
-    seen: list[Array] = []
+def record_temporal(blocks: Any) -> list[dict[str, Array]]:
+    """Has residual blocks record what their temporal blocks compute of each token: a recurrent one
+    ``x`` and ``h`` [B, T, L], input and output of the RG-LRU, and attention ``k`` (rotated) and
+    ``v`` [B, T, D]; the rest as `record_blocks`."""
+    seen: list[dict[str, Array]] = []
+
+    def recurrent(x: Array, output: tuple[Array, Any]) -> None:
+        seen.append({"x": x, "h": output[0]})
+
     for block in blocks:
         if isinstance(block.temporal_block, RecurrentBlock):
-            recorded: Any = _Recorded(block.temporal_block.rg_lru, lambda x, _: seen.append(x))
+            recorded: Any = _Recorded(block.temporal_block.rg_lru, recurrent)
             block.temporal_block.rg_lru = recorded
+        else:
+            noted: Any = _Noted(block.temporal_block, seen.append)
+            block.temporal_block = noted
     return seen
 
 
@@ -50,3 +58,26 @@ class _Recorded(nnx.Module):
         output = self.module(x, *rest)
         self.note(x, output)
         return output
+
+
+class _Noted(nnx.Module):
+    """An attention block that hands its keys and values to ``note``."""
+
+    def __init__(self, module: nnx.Module, note: Callable[[dict[str, Array]], None]):
+        self.module, self.note = module, note
+
+    def __call__(self, x: Array, context: Any, state: Any) -> Any:
+        module: Any = self.module
+        noting = _NotingLayout(context.layout, self.note)
+        return module(x, context._replace(layout=noting), state)
+
+
+class _NotingLayout:
+    """A layout of padded rows that hands keys and values to ``note``."""
+
+    def __init__(self, layout: Any, note: Callable[[dict[str, Array]], None]):
+        self._layout, self._note = layout, note
+
+    def attend(self, q: Array, k: Array, v: Array, max_age: Array, state: Any) -> Any:
+        self._note({"k": k, "v": v})
+        return self._layout.attend(q, k, v, max_age, state)

@@ -1,5 +1,6 @@
 """The leaves of the model: linear map, norm, convolution, RG-LRU, rotary embedding."""
 
+import functools
 from typing import Literal
 
 import jax
@@ -9,7 +10,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from griffin_eval import rope
-from griffin_eval.config import GriffinConfig
+from griffin_eval.config import Activation, GriffinConfig
 from griffin_eval.kernels.linear import cpu_jax
 from griffin_eval.kernels.rglru.plain_jax import accumulation_dtype
 from griffin_eval.kernels.rglru.reference import Gates
@@ -40,8 +41,15 @@ def product(x: Float[Array, "*N I"], weight: Float[Array, "O I"]) -> Float[Array
     return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=wider)
 
 
+_ACTIVATIONS = {
+    "gelu_pytorch_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "silu": jax.nn.silu,
+}
+
+
 class Linear(nnx.Module):
-    """y = x W^T + b, with W of shape (out, in), and then GeLU (by tanh) of it, in float32 or wider,
+    """y = x W^T + b, with W of shape (out, in), and then an activation of it, in float32 or wider,
     or its product with another array."""
 
     def __init__(self, params: ParamScope):
@@ -51,13 +59,13 @@ class Linear(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "B T I"],
-        then: Literal["none", "gelu", "mul"] = "none",
+        then: Activation | Literal["none", "mul"] = "none",
         other: Float[Array, "B T O"] | None = None,
     ) -> Float[Array, "B T O"]:
         y = product(x, self.weight[...]).astype(x.dtype)
         y = y if self.bias is None else y + _like(self.bias[...], y)
-        if then == "gelu":
-            return jax.nn.gelu(at_least_float32(y), approximate=True).astype(x.dtype)
+        if then in _ACTIVATIONS:
+            return _ACTIVATIONS[then](at_least_float32(y)).astype(x.dtype)
         return y if other is None else y * other
 
 

@@ -47,8 +47,8 @@ class PaddedLayout(NamedTuple):
     def attend(
         self,
         q: Float[Array, "B T H D"],
-        k: Float[Array, "B T D"],
-        v: Float[Array, "B T D"],
+        k: Float[Array, "B T J"],
+        v: Float[Array, "B T J"],
         max_age: Int[Array, "B T"],
         state: AttentionState,
     ) -> tuple[Float[Array, "B T W"], AttentionState]:
@@ -101,8 +101,8 @@ class PackedLayout(NamedTuple):
     def attend(
         self,
         q: Float[Array, "1 N H D"],
-        k: Float[Array, "1 N D"],
-        v: Float[Array, "1 N D"],
+        k: Float[Array, "1 N J"],
+        v: Float[Array, "1 N J"],
         max_age: Int[Array, "1 N"],
         state: AttentionState,
     ) -> tuple[Float[Array, "1 N W"], AttentionState]:
@@ -117,7 +117,7 @@ class PackedLayout(NamedTuple):
             remembered=Remembered(state.k, state.v, self.rows.sources),
             blocks=self.blocks,
         )
-        after = first_number(y, q.shape[2])
+        after = first_number(y, q, k)
         k, v = self._write(state.k, k[0], after), self._write(state.v, v[0], after)
         return y, AttentionState(k, v)
 
@@ -172,8 +172,8 @@ class DecodeLayout(NamedTuple):
     def attend(
         self,
         q: Float[Array, "B 1 H D"],
-        k: Float[Array, "B 1 D"],
-        v: Float[Array, "B 1 D"],
+        k: Float[Array, "B 1 J"],
+        v: Float[Array, "B 1 J"],
         max_age: Int[Array, "B 1"],
         state: AttentionState,
     ) -> tuple[Float[Array, "B 1 W"], AttentionState]:

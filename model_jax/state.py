@@ -2,8 +2,9 @@
 
 The axis names used in every shape annotation: B batch, T tokens of a chunk, S rows of a state (B,
 or the segments packed into one row), N packed tokens, W model width, L RG-LRU width, H heads, D
-dimensions of a head, R rotated pairs of a head, C remembered keys, K taps of the convolution less
-one, V vocabulary, E expanded MLP width, G blocks of a gate, Z complex channels of a CG-LRU.
+dimensions of a head, J those of all heads of keys (or values) together, R rotated pairs of a head,
+C remembered keys, K taps of the convolution less one, V vocabulary, E expanded MLP width, G blocks
+of a gate, Z complex channels of a CG-LRU.
 """
 
 from collections.abc import Callable
@@ -34,8 +35,8 @@ class AttentionState(NamedTuple):
     are never attended to.
     """
 
-    k: Float[Array, "S C D"]
-    v: Float[Array, "S C D"]
+    k: Float[Array, "S C J"]
+    v: Float[Array, "S C J"]
 
 
 class State(NamedTuple):

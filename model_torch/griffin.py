@@ -123,8 +123,8 @@ class Griffin(nn.Module):
 
         layers = []
         for block_type, layer in zip(c.block_types, self.model.layers, strict=True):
+            temporal: Any = layer.temporal_block
             if block_type == "recurrent":
-                temporal: Any = layer.temporal_block
                 channels = len(temporal.linear_x.weight)  # that are here
                 h = zeros(channels, dtype=h_dtype)
                 layers.append(RecurrentState(h, zeros(c.conv_width - 1, channels)))
@@ -132,7 +132,8 @@ class Griffin(nn.Module):
                 keys = c.visible_keys if block_type == "local_attention" else capacity
                 assert keys is not None
                 past = keys - 1
-                layers.append(AttentionState(zeros(past, c.head_dim), zeros(past, c.head_dim)))
+                width = len(temporal.k_proj.weight)  # of the heads of keys that are here
+                layers.append(AttentionState(zeros(past, width), zeros(past, width)))
         return State(zeros(dtype=torch.int32), zeros(dtype=torch.int32), tuple(layers))
 
     def step(

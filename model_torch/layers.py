@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from griffin_eval import rope
-from griffin_eval.config import GriffinConfig
+from griffin_eval.config import Activation, GriffinConfig
 from griffin_eval.kernels.linear.cpu_torch import linear
 from griffin_eval.kernels.rglru.api import rglru
 from griffin_eval.kernels.rglru.plain_torch import accumulation_dtype
@@ -23,7 +23,7 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 class Linear(nn.Module):
-    """y = x W^T + b, with W of shape (out, in), and then GeLU (by tanh) of it or its product with
+    """y = x W^T + b, with W of shape (out, in), and then an activation of it or its product with
     another tensor."""
 
     def __init__(self, params: ParamScope):
@@ -34,7 +34,7 @@ class Linear(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "B T I"],
-        then: Literal["none", "gelu", "mul"] = "none",
+        then: Activation | Literal["none", "mul"] = "none",
         other: Float[Tensor, "B T O"] | None = None,
     ) -> Float[Tensor, "B T O"]:
         return linear(x, self.weight, self.bias, then, other)

@@ -59,8 +59,8 @@ class PaddedLayout(NamedTuple):
     def attend(
         self,
         q: Float[Tensor, "B T H D"],
-        k: Float[Tensor, "B T D"],
-        v: Float[Tensor, "B T D"],
+        k: Float[Tensor, "B T J"],
+        v: Float[Tensor, "B T J"],
         max_age: Int[Tensor, "B T"],
         state: AttentionState,
     ) -> tuple[Float[Tensor, "B T W"], AttentionState]:
@@ -115,8 +115,8 @@ class PackedLayout(NamedTuple):
     def attend(
         self,
         q: Float[Tensor, "1 N H D"],
-        k: Float[Tensor, "1 N D"],
-        v: Float[Tensor, "1 N D"],
+        k: Float[Tensor, "1 N J"],
+        v: Float[Tensor, "1 N J"],
         max_age: Int[Tensor, "1 N"],
         state: AttentionState,
     ) -> tuple[Float[Tensor, "1 N W"], AttentionState]:
@@ -181,8 +181,8 @@ class DecodeLayout(NamedTuple):
     def attend(
         self,
         q: Float[Tensor, "B 1 H D"],
-        k: Float[Tensor, "B 1 D"],
-        v: Float[Tensor, "B 1 D"],
+        k: Float[Tensor, "B 1 J"],
+        v: Float[Tensor, "B 1 J"],
         max_age: Int[Tensor, "B 1"],
         state: AttentionState,
     ) -> tuple[Float[Tensor, "B 1 W"], AttentionState]:

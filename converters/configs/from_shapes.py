@@ -17,6 +17,8 @@ UNSEEN: dict[str, Any] = {
     "norm_eps": 1e-6,
     "rope_base": 10_000.0,
     "rope_fraction": 0.5,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "num_kv_heads": 1,  # products with the dimensions of a head are all that shapes say
 }
 
 
@@ -48,6 +50,8 @@ def fields_from_shapes(shapes: Mapping[str, Shape], source: str) -> dict[str, An
         attends = of(block + "k_proj.weight", 2)
         if attends:
             known["num_heads"] = embedding[1] // max(attends[0], 1)
+            biased = any(block + f"{i}_proj.bias" in shapes for i in "qkv")
+            known["attention_bias"] = biased or known.get("attention_bias", False)
         if linear := of(block + "linear_x.weight", 2):
             known["lru_width"] = linear[0]
         if gate := of(block + "rg_lru.input_gate_weight", 3):
@@ -97,6 +101,7 @@ def complete_fields(
     # Fields that no block of this model uses.
     heads = fields.get("num_heads", fields.get("gate_blocks", 1))
     unused = {"num_heads": heads, "gate_blocks": heads, "complex_gates": False}
+    unused["attention_bias"] = False
     unused |= {"lru_width": fields["width"], "conv_width": 4, "tie_embeddings": True}
     if "num_heads" not in fields:
         unused["visible_keys"] = 1

@@ -26,12 +26,16 @@ _INTEGERS = {
     "conv_width": ("conv1d_width", 4),
 }
 _NUMBERS = {"logits_soft_cap": ("logits_soft_cap", 30.0), "norm_eps": ("rms_norm_eps", 1e-6)}
+_BOOLEANS = {
+    "tie_embeddings": ("tie_word_embeddings", True),
+    "attention_bias": ("attention_bias", False),
+}
 _BLOCKS: dict[str, BlockType] = {"recurrent": "recurrent", "attention": "local_attention"}
+_ACTIVATION = {"hidden_activation": ("hidden_activation", "gelu_pytorch_tanh")}
+_SAME = _INTEGERS | _NUMBERS | _BOOLEANS | _ACTIVATION
 _BLOCK_NAMES = {ours: theirs for theirs, ours in _BLOCKS.items()}
 # Keys with one value that these models can have, and why another one is refused.
 _FIXED = {
-    "hidden_activation": ("gelu_pytorch_tanh", "the models have no other activation"),
-    "attention_bias": (False, "queries, keys and values have no bias"),
     # An older key, that transformers reads no more: it scales whatever this says.
     "embeddings_scale_by_sqrt_dim": (True, "transformers scales embeddings all the same"),
 }
@@ -88,21 +92,19 @@ def to_griffin_config(raw: dict[str, Any], *, source: str) -> GriffinConfig:
     fields["lru_width"] = width if raw.get("lru_width") is None else integer("lru_width", width)
     fields["gate_blocks"] = heads
 
-    kv_heads = raw.get("num_key_value_heads")
-    if kv_heads is None and heads != 1:
-        problems.append(
-            f"num_key_value_heads is missing, which transformers reads as num_attention_heads "
-            f"({heads}), but must be 1"
-        )
-    elif kv_heads is not None and (type(kv_heads) is not int or kv_heads != 1):
-        problems.append(f"num_key_value_heads must be 1, found {brief(kv_heads)}")
+    fields["num_kv_heads"] = heads
+    if raw.get("num_key_value_heads") is not None:
+        fields["num_kv_heads"] = integer("num_key_value_heads", 1)
     for key, (value, reason) in _FIXED.items():
         found = raw.get(key, value)
         if type(found) is not type(value) or found != value:
             problems.append(f"{key} must be {value!r}, found {brief(found)} ({reason})")
-    fields["tie_embeddings"] = tied = raw.get("tie_word_embeddings", True)
-    if not isinstance(tied, bool):
-        problems.append(f"tie_word_embeddings must be true or false, found {brief(tied)}")
+    for field, (key, default) in _BOOLEANS.items():
+        fields[field] = raw.get(key, default)
+        if not isinstance(fields[field], bool):
+            problems.append(f"{key} must be true or false, found {brief(fields[field])}")
+    ((field, (key, default)),) = _ACTIVATION.items()
+    fields[field] = raw.get(key, default)  # which the config checks
     # Keys that transformers computes, or knows under another name; where present, they win there.
     for key, field, expected in (
         ("head_dim", "hidden_size / num_attention_heads", width // heads),
@@ -129,12 +131,12 @@ def to_griffin_config(raw: dict[str, Any], *, source: str) -> GriffinConfig:
 def stated_fields(raw: dict[str, Any]) -> set[str]:
     """The fields of GriffinConfig that a config.json states; the others are transformers' own."""
     nested = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    keys = {field: (key,) for field, (key, _) in (_INTEGERS | _NUMBERS).items()} | {
+    keys = {field: (key,) for field, (key, _) in _SAME.items()} | {
         "mlp_width": ("intermediate_size",),
         "lru_width": ("lru_width", "hidden_size"),
         "gate_blocks": ("num_attention_heads",),
+        "num_kv_heads": ("num_key_value_heads",),
         "complex_gates": ("model_type",),  # whose recurrence is real
-        "tie_embeddings": ("tie_word_embeddings",),
         "block_pattern": ("block_types", "_block_types"),
         "rope_base": ("rope_theta",),
         "rope_fraction": ("partial_rotary_factor",),
@@ -158,12 +160,12 @@ def to_huggingface(config: GriffinConfig) -> dict[str, Any]:
         "model_type": "recurrent_gemma",
         **{key: getattr(config, field) for field, (key, _) in _INTEGERS.items()},
         **{key: float(getattr(config, field)) for field, (key, _) in _NUMBERS.items()},
+        **{key: getattr(config, f) for f, (key, _) in (_BOOLEANS | _ACTIVATION).items()},
         **{key: value for key, (value, _) in _FIXED.items()},
         "intermediate_size": 2 * config.mlp_width,
         "lru_width": config.lru_width,
         "head_dim": config.head_dim,
-        "tie_word_embeddings": config.tie_embeddings,
-        "num_key_value_heads": 1,  # absent, it would mean num_attention_heads
+        "num_key_value_heads": config.num_kv_heads,  # absent, it would mean num_attention_heads
         "block_types": [_BLOCK_NAMES[block] for block in config.block_pattern],
         **rope,
         "rope_parameters": {**rope, "rope_type": "default"},

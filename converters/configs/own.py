@@ -3,22 +3,18 @@
 import dataclasses
 from typing import Any
 
-from griffin_eval.config import GriffinConfig
+from griffin_eval.config import ADDED, GriffinConfig
 from griffin_eval.converters.configs.huggingface import to_huggingface
 from griffin_eval.converters.formats import Format
 from griffin_eval.errors import CheckpointError
 
 MODEL_TYPE = "griffin"  # of a config.json that holds the fields of GriffinConfig themselves
-_ADDED = (
-    "complex_gates",
-    "tie_embeddings",
-)  # older files lack these fields, and mean their defaults
 
 
 def read_own_config(raw: dict[str, Any], source: str) -> GriffinConfig:
     names = [field.name for field in dataclasses.fields(GriffinConfig)]
     given: dict[str, Any] = {key: value for key, value in raw.items() if key in names}
-    if missing := [n for n in names if n not in given and n not in _ADDED]:
+    if missing := [n for n in names if n not in given and n not in ADDED]:
         raise CheckpointError(f"{source} lacks {', '.join(missing)}, which a griffin config has")
     try:
         given["block_pattern"] = tuple(given["block_pattern"])

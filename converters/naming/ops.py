@@ -1,5 +1,6 @@
-"""The layouts of foreign tensors, as operations that can be undone."""
+"""The layouts of foreign tensors, as operations that can be undone, and changes of their values."""
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -73,3 +74,52 @@ SPLIT_BIAS = Op(  # (2, 1, 1, E) <-> gate (E), up (E)
     4,
     2,
 )
+ONE_BLOCK = Op(  # (L, L), a dense gate <-> (1, L, L), a gate of one block; its bias (L) <-> (1, L)
+    "one block",
+    lambda x: (x.T[None],),
+    lambda x: x[0].T,
+    lambda s: ((1, *s[::-1]),),
+    lambda s: s[:0:-1],
+)
+LAST_AXIS = Op(  # (L, 1, K, 1) <-> (L, 1, K)
+    "last axis of one",
+    lambda x: (x[..., 0],),
+    lambda x: x[..., None],
+    lambda s: (s[:-1],),
+    lambda s: (*s, 1),
+)
+FACTORS: dict[str, Callable[[int], float]] = {  # by name, of a width
+    "sqrt(width)": math.sqrt,
+    "1/sqrt(width)": lambda width: 1 / math.sqrt(width),
+}
+
+
+class Change(NamedTuple):
+    """A change of the values of a tensor, which gives those of a parameter.
+
+    Attributes:
+        name: ``minus one`` or ``scale by``.
+        factor: of the latter; a text is one of ``FACTORS``.
+    """
+
+    name: str
+    factor: float | str = 1.0
+
+    def of(self, width: int) -> "Change":
+        """The change in a model of a width."""
+        factor = self.factor
+        return self._replace(factor=FACTORS[factor](width)) if isinstance(factor, str) else self
+
+    def apply(self, values: "np.ndarray") -> "np.ndarray":
+        """The changed values: computed in float32 or wider, rounded once to the dtype they had.
+
+        What is subtracted from 16 or 32 bits is the exact difference, rounded; a product is taken
+        in float64.
+        """
+        import numpy as np
+
+        if self.name == "minus one":
+            wide = np.float64 if values.dtype == np.float64 else np.float32
+            return (values.astype(wide) - 1).astype(values.dtype)
+        with np.errstate(over="ignore"):  # what is not finite is counted later
+            return (values.astype(np.float64) * float(self.factor)).astype(values.dtype)

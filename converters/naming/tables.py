@@ -3,7 +3,9 @@
 A row maps one foreign tensor to one or two canonical ones by an operation that can be undone, or a
 stack of such tensors, one per layer, to the layers that it holds. The same table converts in either
 direction, says which foreign names and shapes a config asks for, and is what the refusals and the
-plans are printed from.
+plans are printed from. What only tables of names that are read have: tensors that are cut into
+parameters, values that are changed, and parameters that are zeros
+(`griffin_eval.converters.naming.derived`).
 """
 
 import re
@@ -11,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from griffin_eval.config import GriffinConfig
-from griffin_eval.converters.naming.ops import SAME, Op, Shape
+from griffin_eval.converters.naming.ops import SAME, Change, Op, Shape
 from griffin_eval.layout import ParamSpec, param_specs
 
 _MAX_LAYERS = 10_000  # more than any model has
@@ -21,18 +23,29 @@ class NameRule(NamedTuple):
     """One line of a table: which parameters a foreign tensor holds, and in what layout.
 
     Attributes:
-        foreign: name of a tensor; ``{layer}`` stands for the number of a layer, in either name.
+        foreign: name of a tensor; ``{layer}`` stands for the number of a layer, in either name. ""
+            if there is none: the parameters are zeros.
         canonical: the parameters that it holds.
-        op: how they are laid out in it.
+        op: how they are laid out in it; of a tensor that is cut, how each is in its part.
         stack: the layers that one tensor holds, in the order of a first axis that it has beyond
             what ``op`` says; a slice without an end goes as far as the tensor does. None: no such
             axis.
+        layers: the layers that the numbers 0, 1, 2, … in the foreign name stand for; None: 0, 1,
+            2, ….
+        block: the kind of blocks that have such a tensor, ``recurrent`` or ``attention``; None: all
+            blocks that have the parameters.
+        cut: axis along which the parameters lie behind each other, in the layout of ``op``.
+        change: what is done to the values.
     """
 
     foreign: str
     canonical: tuple[str, ...]
     op: Op
     stack: "slice | Sequence[int] | None" = None
+    layers: slice | None = None
+    block: str | None = None
+    cut: int | None = None
+    change: Change | None = None
 
 
 _EVERY_BLOCK = GriffinConfig(  # every parameter there is, and no two sizes are the same
@@ -42,10 +55,11 @@ _EVERY_BLOCK = GriffinConfig(  # every parameter there is, and no two sizes are 
     num_heads=2,
     num_layers=2,
     lru_width=12,
-    gate_blocks=2,
+    gate_blocks=1,  # or a dense gate would be none of them
     complex_gates=True,
     block_pattern=("recurrent", "local_attention"),
     tie_embeddings=False,
+    attention_bias=True,
 )
 HEAD = "lm_head.weight"  # a parameter only where it is not tied to the embedding
 EMBEDDING = "model.embed_tokens.weight"
@@ -74,6 +88,7 @@ class Binding(NamedTuple):
         canonical: the parameters that it holds.
         op: their layout in it.
         entry: index along the leading layer axis if layers are stacked, else None.
+        cut, change: as of `NameRule`.
     """
 
     foreign: str
@@ -81,6 +96,12 @@ class Binding(NamedTuple):
     canonical: tuple[ParamSpec, ...]
     op: Op
     entry: int | None = None
+    cut: int | None = None
+    change: Change | None = None
+
+    def part_shapes(self) -> list[Shape]:
+        """Shapes of the parts of a tensor that is cut, of one layer."""
+        return [self.op.foreign_shape(spec.shape) for spec in self.canonical]
 
 
 def bind(table: Sequence[NameRule], config: GriffinConfig) -> list[Binding]:
@@ -100,28 +121,62 @@ def write_out(table: Sequence[NameRule], config: GriffinConfig) -> list[Binding]
     """Writes out a table that need not cover the parameters, in canonical order."""
     specs = param_specs(config)
     order = {name: i for i, name in enumerate(specs)}
+    kinds = ["recurrent" if kind == "recurrent" else "attention" for kind in config.block_types]
     bindings = []
     for rule in table:
         layers = range(config.num_layers if "{layer}" in "".join(rule.canonical) else 1)
         stack = layers if rule.stack is None else rule.stack
         if isinstance(stack, slice):
             stack = range(*stack.indices(config.num_layers))
+        if rule.layers is not None:
+            stack = range(*rule.layers.indices(config.num_layers))
         written = [
             (layer, [name.replace("{layer}", str(layer)) for name in rule.canonical])
             for layer in layers
-            if layer in stack
+            if layer in stack and rule.block in (None, kinds[layer])
         ]
         # The others are of the other kind of block.
         written = [(i, names) for i, names in written if all(name in specs for name in names)]
         for layer, names in written:
             bound = tuple(specs[name] for name in names)
-            foreign, entry = rule.foreign.replace("{layer}", str(layer)), None
-            shape = rule.op.foreign_shape(*(s.shape for s in bound))
+            number = layer if rule.layers is None else stack.index(layer)
+            foreign, entry = rule.foreign.replace("{layer}", str(number)), None
+            if rule.cut is None:
+                shape = rule.op.foreign_shape(*(s.shape for s in bound))
+            else:
+                shape = _joined([rule.op.foreign_shape(s.shape) for s in bound], rule.cut)
             if rule.stack is not None:
                 shape, entry = (len(stack), *shape), stack.index(layer)
-            bindings.append(Binding(foreign, shape, bound, rule.op, entry))
+            change = rule.change and rule.change.of(config.width)
+            bindings.append(Binding(foreign, shape, bound, rule.op, entry, rule.cut, change))
     bindings.sort(key=lambda b: order[b.canonical[0].name])
     return bindings
+
+
+def _joined(parts: Sequence[Shape], axis: int) -> Shape:
+    """The shape of parts behind each other along an axis."""
+    first = parts[0]
+    return (*first[:axis], sum(part[axis] for part in parts), *first[axis + 1 :])
+
+
+def _parts(rule: NameRule, shape: Shape) -> list[Shape] | None:
+    """The shapes of the parameters of a tensor that is cut, in its layout.
+
+    They are of one length, but for queries before keys and values, of which there are as many as
+    the model is wide. Lengths that do not follow are 0.
+    """
+    assert rule.cut is not None
+    if not rule.cut < len(shape):
+        return None
+    length, count = shape[rule.cut], len(rule.canonical)
+    queries = [".q_proj." in name for name in rule.canonical]
+    mixed = any(queries) and not all(queries)
+    width = (shape[1 - rule.cut] if len(shape) == 2 else length) if mixed else 0
+    each, left = divmod(max(0, length - width), count - mixed)
+    if left:
+        return None
+    lengths = [width if query and mixed else each for query in queries]
+    return [(*shape[: rule.cut], n, *shape[rule.cut + 1 :]) for n in lengths]
 
 
 def canonical_shapes(table: Sequence[NameRule], stored: Mapping[str, Shape]) -> dict[str, Shape]:
@@ -134,10 +189,14 @@ def canonical_shapes(table: Sequence[NameRule], stored: Mapping[str, Shape]) -> 
                 continue
             layers = stacked_layers(rule, shape[0])
             shape = shape[1:]
-        if rule.op.rank in (None, len(shape)):
+        if rule.layers is not None:
+            layers = [str(rule.layers.start + rule.layers.step * int(layer[:18]))]
+        parts = [shape] if rule.cut is None else _parts(rule, shape)
+        if parts is not None and rule.op.rank in (None, len(shape)):
+            found = [canonical for part in parts for canonical in rule.op.canonical_shapes(part)]
             for layer in layers:
                 names = [canonical.replace("{layer}", str(layer)) for canonical in rule.canonical]
-                shapes |= zip(names, rule.op.canonical_shapes(shape), strict=True)
+                shapes |= zip(names, found, strict=True)
     return shapes
 
 
@@ -145,6 +204,8 @@ def matches(table: Sequence[NameRule], names: Iterable[str]) -> list[tuple[NameR
     """Every rule that a name fits, with the name and what stands there for ``{layer}``."""
     patterns = []
     for rule in table:
+        if not rule.foreign:
+            continue
         first, *others = re.escape(rule.foreign).split(re.escape("{layer}"))
         number = ["(?P<layer>[0-9]+)", *["(?P=layer)"] * len(others)]
         text = first + "".join(n + part for n, part in zip(number, others, strict=False))

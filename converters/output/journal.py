@@ -54,8 +54,13 @@ def job_of(plan: "Plan", max_shard_size: int) -> str:
             "griffin_eval": griffin_eval.__version__,
             "files": stamps_of(plan),
             "read": [
-                [binding.foreign, binding.entry, [spec.name for spec in binding.canonical]]
-                for binding in source.inspection.bindings
+                [
+                    binding.foreign,
+                    binding.entry,
+                    binding.op.name,
+                    [spec.name for spec in binding.canonical],
+                ]
+                for binding in source.bindings
             ],
             "format": plan.target.name,
             "config": dataclasses.asdict(plan.config),

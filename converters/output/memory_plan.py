@@ -70,7 +70,7 @@ def choose_buffering(plan: "Plan", max_memory: int | None) -> tuple[Buffering, N
 
 def memory_needed(plan: "Plan", buffering: Buffering) -> Need:
     """The memory of a conversion: for the largest tensors held at a time, and for libraries."""
-    bindings = plan.source.inspection.bindings
+    bindings = plan.source.bindings
     homes = {name: binding for name, (binding, _) in plan.source.homes.items()}
     # A tensor of several parameters is read once, and kept until the next such one is read.
     kept = [binding for binding in bindings if len(binding.canonical) > 1]

@@ -68,7 +68,7 @@ def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | No
             raise CheckpointError(
                 f"revision={revision!r} only applies to a hub id, but {pretrained} is a folder"
             )
-    elif folder.suffix in (".pt", ".pth") and stat.S_ISREG(mode):
+    elif folder.suffix in (".pt", ".pth", ".ckpt") and stat.S_ISREG(mode):
         return folder
     elif mode:
         raise CheckpointError(

@@ -43,11 +43,11 @@ def cache_sizes(config: GriffinConfig, length: int, itemsize: int) -> CacheSizes
     state = (max(itemsize, 4) + itemsize * (config.conv_width - 1)) * config.lru_width
     kept = kinds.count("local_attention") * min(length, config.visible_keys - 1)
     kept += kinds.count("global_attention") * length
-    key_and_value = 2 * config.head_dim * itemsize
+    key_and_value = 2 * config.head_dim * itemsize  # of one head
     mqa = len(kinds) * length * key_and_value
     return CacheSizes(
         recurrent=kinds.count("recurrent") * state,
-        attention=kept * key_and_value,
+        attention=kept * key_and_value * config.num_kv_heads,
         mqa=mqa,
         mha=mqa * config.num_heads,
     )

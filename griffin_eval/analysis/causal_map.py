@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from griffin_eval.config import GriffinConfig
-from griffin_eval.errors import BadInput
+from griffin_eval.errors import ArgumentError, BadInput
 from griffin_eval.intervals import Estimate, ratio
 from griffin_eval.runners.protocol import Runner
 
@@ -34,6 +34,7 @@ class Pair(NamedTuple):
         original, changed: int32 [N], the documents with their question, of equal length.
         fact_end: number of tokens up to the last that differs; less than N.
         original_answer, changed_answer: int32 [M] each, the answers, of equal length.
+        end: tokens before the last cut; None for all but the last.
     """
 
     original: np.ndarray
@@ -41,14 +42,16 @@ class Pair(NamedTuple):
     fact_end: int
     original_answer: np.ndarray
     changed_answer: np.ndarray
+    end: int | None = None
 
     def cut(self, distance: int | None) -> int | None:
         """Number of tokens before a cut; None if the question ends before it.
 
         Args:
-            distance: tokens between the fact and the cut; None for the cut before the last token.
+            distance: tokens between the fact and the cut; None for the last cut, which is before
+                the last token, or at ``end``.
         """
-        last = len(self.original) - 1
+        last = len(self.original) - 1 if self.end is None else self.end
         cut = last if distance is None else self.fact_end + distance
         return cut if cut <= last else None
 
@@ -57,18 +60,14 @@ class Component(NamedTuple):
     """A part of the state that is patched.
 
     Attributes:
-        layer: index of the layer, from 0; None for all layers that have such a state.
-        kinds: keys of `KINDS`.
+        label: its name in tables and figures.
+        layers: indices of layers, from 0.
+        kinds: keys of `KINDS`; those that a layer has not are left out.
     """
 
-    layer: int | None
+    label: str
+    layers: tuple[int, ...]
     kinds: tuple[str, ...]
-
-    @property
-    def label(self) -> str:
-        """Its name in tables and figures."""
-        kind = self.kinds[0] if len(self.kinds) == 1 else "recurrent"
-        return f"all {kind}" if self.layer is None else f"{self.layer} {kind}"
 
     def patch(self, to: dict[str, np.ndarray], of: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The tensors of a state, with those of this component from another one.
@@ -81,7 +80,7 @@ class Component(NamedTuple):
 
     def _holds(self, name: str, leaves: list[str]) -> bool:
         _, layer, leaf = name.split(".")
-        return leaf in leaves and self.layer in (None, int(layer))
+        return leaf in leaves and int(layer) in self.layers
 
 
 class Effects(NamedTuple):
@@ -99,9 +98,30 @@ class Effects(NamedTuple):
     necessary: np.ndarray
 
     @property
+    def between(self) -> np.ndarray:
+        """float64 [P]: D in nats."""
+        return self.changed - self.original
+
+    @property
     def answered(self) -> np.ndarray:
         """bool [P]: in both documents the right answer is the likelier of the two."""
         return (self.original < 0) & (self.changed > 0)
+
+    def apart(self, columns: Sequence[int], count: int) -> "Effects":
+        """The effects at a single distance as those of several columns.
+
+        Args:
+            columns: the column of each pair.
+            count: number of columns, which take the place of K.
+        """
+
+        def spread(values: np.ndarray) -> np.ndarray:
+            pairs, parts, _ = values.shape
+            spread = np.full((pairs, parts, count), np.nan)
+            spread[np.arange(pairs), :, columns] = values[:, :, 0]
+            return spread
+
+        return self._replace(sufficient=spread(self.sufficient), necessary=spread(self.necessary))
 
     def share(self, effects: np.ndarray, component: int, distance: int) -> Estimate | None:
         """The share of D, with its interval over the pairs that were answered; None of no pair.
@@ -110,31 +130,64 @@ class Effects(NamedTuple):
             effects: ``sufficient`` or ``necessary``.
             component, distance: indices.
         """
-        values = effects[:, component, distance]
+        return self.share_of(effects[:, component, distance])
+
+    def share_of(self, values: np.ndarray) -> Estimate | None:
+        """The same of float64 [P] nats, one for each pair."""
         used = np.flatnonzero(self.answered & ~np.isnan(values))
         if not len(used):
             return None
-        between = self.changed - self.original
-        return ratio(values[used].tolist(), between[used].tolist(), used.tolist())
+        return ratio(values[used].tolist(), self.between[used].tolist(), used.tolist())
 
 
 def components(config: GriffinConfig, *, groups: bool = False) -> list[Component]:
-    """The parts of a model's state, from the bottom, and then groups of them.
+    """The parts of a model's state, from the bottom: a component for each layer and kind, and then
+    all recurrent states, and all keys and values of attention.
 
     Args:
         config: the architecture.
-        groups: whether to leave out the single layers.
+        groups: whether to leave out the single layers, and to have the lower and the upper half of
+            the depth instead.
     """
-    recurrent = "recurrent" in config.block_types
+    depth, blocks = config.num_layers, config.block_types
+
+    def of(kinds: tuple[str, ...]) -> list[int]:
+        return [i for i, block in enumerate(blocks) if (block == "recurrent") == ("conv" in kinds)]
+
+    named = {"recurrent": RECURRENT, "attention": ("attention",)}
+    together = [
+        Component(f"all {name}", tuple(layers), kinds)
+        for name, kinds in named.items()
+        if (layers := of(kinds))
+    ]
+    if groups:
+        halves = {"lower": range(depth // 2), "upper": range(depth // 2, depth)}
+        return [
+            Component(f"{half} {each.label.removeprefix('all ')}", layers, each.kinds)
+            for half, those in halves.items()
+            for each in together
+            if (layers := tuple(layer for layer in each.layers if layer in those))
+        ] + together
     single = [
-        Component(layer, (kind,))
-        for layer, block in enumerate(config.block_types)
+        Component(f"{layer} {kind}", (layer,), (kind,))
+        for layer, block in enumerate(blocks)
         for kind in (RECURRENT if block == "recurrent" else ("attention",))
     ]
-    together = [Component(None, RECURRENT)] if recurrent else []
-    if set(config.block_types) != {"recurrent"}:
-        together.append(Component(None, ("attention",)))
-    return together if groups else single + together
+    return single + together
+
+
+def permuted(pairs: Sequence[Pair]) -> list[Pair]:
+    """The same documents, each with the answers of the next pair: patching cannot move them.
+
+    Raises:
+        ArgumentError: there is one pair only.
+    """
+    if len(pairs) < 2:
+        raise ArgumentError("answers of other pairs need two pairs at least, found one")
+    return [
+        pair._replace(original_answer=other.original_answer, changed_answer=other.changed_answer)
+        for pair, other in zip(pairs, [*pairs[1:], pairs[0]], strict=True)
+    ]
 
 
 def distances_of(pairs: Sequence[Pair]) -> list[int | None]:
@@ -180,16 +233,30 @@ def measure(
             for part in parts:
                 patched += [part.patch(original, changed), part.patch(changed, original)]
             preferences = reader.preferences(pair, cut, patched)
-            if not np.isfinite(preferences).all():
-                raise BadInput(
-                    "the answers have log-probabilities that are not finite: the weights may be "
-                    f"damaged, or {runner.dtype} too narrow: try --dtype float32"
-                )
+            check_finite(runner, preferences)
             found.original[index], found.changed[index] = preferences[:2]
             found.sufficient[index, :, place] = preferences[2::2] - preferences[0]
             found.necessary[index, :, place] = preferences[1] - preferences[3::2]
         progress(1)
     return found
+
+
+def check_finite(runner: Runner, values: np.ndarray) -> None:
+    """Refuses log-probabilities that are not.
+
+    Raises:
+        BadInput: some value is NaN or infinite.
+    """
+    if not np.isfinite(values).all():
+        raise BadInput(
+            "the answers have log-probabilities that are not finite: the weights may be "
+            f"damaged, or {runner.dtype} too narrow: try --dtype float32"
+        )
+
+
+def softmax_dtype(runner: Runner) -> str:
+    """The dtype in which a runner's logits are normalised."""
+    return "float64" if runner.dtype == "float64" else "float32"
 
 
 class _Reader:
@@ -200,7 +267,7 @@ class _Reader:
         self._capacity = capacity
         self._rows = rows
         self._pool = runner.open_pool(rows, capacity)
-        self._softmax = "float64" if runner.dtype == "float64" else "float32"
+        self._softmax = softmax_dtype(runner)
 
     def states(
         self, pair: Pair, distances: Sequence[int | None]

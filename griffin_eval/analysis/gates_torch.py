@@ -1,29 +1,50 @@
-"""Inputs of the RG-LRUs of the PyTorch model, for `griffin_eval.analysis.half_lives`."""
+"""What the layers of the PyTorch model compute of each token, for `griffin_eval.analysis`."""
 
+import copy
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.model_torch.hooks import record_rg_lru_inputs
+from griffin_eval.model_torch.griffin import Griffin
+from griffin_eval.model_torch.hooks import record_temporal
 from griffin_eval.model_torch.loading import load
 from griffin_eval.runners.torch_runner import choose_device
 
 
-def rg_lru_inputs(
-    checkpoint: Checkpoint, ids: np.ndarray, chunk: int, device: str | None
-) -> Iterator[list[np.ndarray]]:
-    """Reads one document in steps; yields for each the inputs of all RG-LRUs, float32 [T, L].
+def load_model(checkpoint: Checkpoint, device: str | None) -> Griffin:
+    """The model in the dtype of the checkpoint.
 
     Args:
-        checkpoint: the model.
-        ids: int [N], tokens of the document.
-        chunk: tokens that are read in one step; T is this, or less in the last step.
+        checkpoint: that is open.
         device: name of the device in the framework; None for its default.
     """
-    model = load(checkpoint, device=choose_device(device)).eval()
-    seen = record_rg_lru_inputs(model.model.layers)
+    return load(checkpoint, device=choose_device(device)).eval()
+
+
+def twin_of(model: Griffin) -> Any:
+    """A model of the same parameters, whose parts may be changed."""
+    return copy.deepcopy(model, {id(p): p for p in model.parameters()})
+
+
+def layer_values(
+    model: Griffin, ids: np.ndarray, chunk: int
+) -> Iterator[list[dict[str, np.ndarray]]]:
+    """Reads one document in steps.
+
+    Args:
+        model: is left as it is.
+        ids: int [N], tokens of the document.
+        chunk: tokens that are read in one step; T is this, or less in the last step.
+
+    Yields:
+        For each step and layer float32 [T, …] arrays: ``x`` and ``h`` [T, L], the input of the
+        RG-LRU and its state, or ``k`` and ``v`` [T, D], the key and value of attention.
+    """
+    model = twin_of(model)
+    seen = record_temporal(model.model.layers)
     weight = model.model.embed_tokens.weight
     state = model.init_state(1, len(ids))
     for start in range(0, len(ids), chunk):
@@ -31,5 +52,5 @@ def rg_lru_inputs(
         with torch.inference_mode():
             lengths = torch.tensor([tokens.shape[1]], device=weight.device)
             _, state = model.step(tokens, lengths, state)
-        yield [x[0].float().cpu().numpy() for x in seen]
+        yield [{name: x[0].float().cpu().numpy() for name, x in layer.items()} for layer in seen]
         seen.clear()

@@ -12,7 +12,7 @@ first token left out, since it starts from an empty state whatever its gate is.
 """
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,6 +68,7 @@ def measure(
     *,
     framework: str,
     device: str | None = None,
+    model: Any = None,
     progress: Callable[[int], Any] = lambda tokens: None,
 ) -> list[ChannelDecay]:
     """The recurrent layers in order, with their gates on a text that is read as one document.
@@ -77,25 +78,22 @@ def measure(
         ids: int [T], T ≥ 2, tokens of the document, with BOS if the model expects it.
         framework: ``torch`` or ``jax``.
         device: name of the device in the framework; None for its default.
+        model: the model, if it is loaded already; it runs in the dtype that it has.
         progress: called after each step with the number of tokens that it read.
     """
-    model: Any = importlib.import_module(f"griffin_eval.analysis.gates_{framework}")
+    own: Any = importlib.import_module(f"griffin_eval.analysis.gates_{framework}")
+    model = own.load_model(checkpoint, device) if model is None else model
     layers = decay_rates(checkpoint)
-    gates = [
-        tuple(
-            _read(checkpoint, layer.number, f"recurrent_gate_{part}").astype(np.float32)
-            for part in ("weight", "bias")
-        )
-        for layer in layers
-    ]
+    gates = [gate_parameters(checkpoint, layer.number, "recurrent_gate") for layer in layers]
     sums = [np.zeros(len(layer.rate)) for layer in layers]
     histograms = [np.zeros(BINS, np.int64) for _ in layers]
     first = 1  # the first token of the document is left out
-    for inputs in model.rg_lru_inputs(checkpoint, ids, CHUNK, device):
+    for values in own.layer_values(model, ids, CHUNK):
+        inputs = [layer["x"] for layer in values if "x" in layer]
         for x, (weight, bias), total, histogram in zip(
             inputs, gates, sums, histograms, strict=True
         ):
-            r = recurrence_gate(x[first:], weight, bias)
+            r = gate_values(x[first:], weight, bias)
             total += r.sum(0, dtype=np.float64)
             histogram += np.histogram(r, BINS, (0, 1))[0]
         first = 0
@@ -106,13 +104,70 @@ def measure(
     ]
 
 
-def recurrence_gate(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """[T, D]: r_t = σ(W_a x_t + b_a) of equation (1), where W_a is block diagonal.
+def left(
+    checkpoint: Checkpoint,
+    ids: np.ndarray,
+    first: int,
+    cuts: Sequence[int],
+    *,
+    framework: str,
+    model: Any,
+) -> list[tuple[int, np.ndarray]]:
+    """What the gates alone leave of what the channels hold after some tokens of a document:
+    exp(Σ log a_t) over the tokens that follow.
+
+    Args:
+        checkpoint: the model.
+        ids: int [N], tokens of the document.
+        first: number of tokens after which channels hold all of it.
+        cuts: K numbers of tokens, each at least ``first``.
+        framework: ``torch`` or ``jax``.
+        model: the model, loaded.
+
+    Returns:
+        The number of each recurrent layer and float64 [D, K] shares of its channels.
+    """
+    own: Any = importlib.import_module(f"griffin_eval.analysis.gates_{framework}")
+    layers = decay_rates(checkpoint)
+    gates = [gate_parameters(checkpoint, layer.number, "recurrent_gate") for layer in layers]
+    running = [np.zeros(len(layer.rate)) for layer in layers]
+    sums = np.zeros((len(cuts), len(layers), max(map(len, running))))
+    begin = 0
+    for values in own.layer_values(model, ids, CHUNK):
+        inputs = [layer["x"] for layer in values if "x" in layer]
+        counted = np.arange(begin, begin + len(inputs[0]))[:, None] >= first
+        for index, (x, parameters) in enumerate(zip(inputs, gates, strict=True)):
+            so_far = running[index] + np.cumsum(gate_values(x, *parameters) * counted, 0)
+            for place, cut in enumerate(cuts):
+                if begin < cut <= begin + len(x):
+                    sums[place, index] = so_far[cut - begin - 1]
+            running[index] = so_far[-1]
+        begin += len(inputs[0])
+    return [
+        (layer.number, np.exp(-layer.rate * sums[:, index]).T) for index, layer in enumerate(layers)
+    ]
+
+
+def gate_parameters(checkpoint: Checkpoint, layer: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """float32 weight and bias of a gate, for `gate_values`.
+
+    Args:
+        checkpoint: the model.
+        layer: index of a recurrent layer.
+        name: ``recurrent_gate`` or ``input_gate``.
+    """
+    weight, bias = (_read(checkpoint, layer, f"{name}_{part}") for part in ("weight", "bias"))
+    return weight.astype(np.float32), bias.astype(np.float32)
+
+
+def gate_values(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """[T, D]: r_t = σ(W_a x_t + b_a) of equation (1), or i_t of equation (2), where the matrix is
+    block diagonal.
 
     Args:
         x: [T, L], input of the RG-LRU.
-        weight: [G, L/G, D/G], the G blocks of W_a.
-        bias: [G, D/G], b_a.
+        weight: [G, L/G, D/G], the G blocks of the matrix.
+        bias: [G, D/G].
     """
     blocks = x.reshape(len(x), *weight.shape[:2]).swapaxes(0, 1)  # [G, T, L/G]
     z = (blocks @ weight + bias[:, None]).swapaxes(0, 1).reshape(len(x), -1)
@@ -128,11 +183,6 @@ def summary(layer: ChannelDecay, visible_keys: int | None) -> dict[str, Any]:
             model has no local attention.
     """
 
-    def quantiles(values: np.ndarray) -> dict[str, float]:
-        # Always the value of a channel, never a mean of two.
-        chosen = np.quantile(values, QUANTILES, method="inverted_cdf")
-        return {f"{q:.0%}": float(v) for q, v in zip(QUANTILES, chosen, strict=True)}
-
     numbers: dict[str, Any] = {
         "layer": layer.number,
         "half_life_gate_1": quantiles(layer.half_life(1.0)),
@@ -145,6 +195,12 @@ def summary(layer: ChannelDecay, visible_keys: int | None) -> dict[str, Any]:
         if visible_keys is not None:
             numbers["share_beyond_window"] = float((measured > visible_keys).mean())
     return numbers
+
+
+def quantiles(values: np.ndarray) -> dict[str, float]:
+    """`QUANTILES` of the values of channels, always the value of one and never a mean of two."""
+    chosen = np.quantile(values, QUANTILES, method="inverted_cdf")
+    return {f"{q:.0%}": float(v) for q, v in zip(QUANTILES, chosen, strict=True)}
 
 
 def _recurrent_layers(config: GriffinConfig) -> Iterator[int]:

@@ -1,89 +1,226 @@
 """The figure of `griffin-eval map`, as PNG and SVG."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from griffin_eval.drawing import BLACK, GRAY, panels, save
+from griffin_eval.drawing import BLACK, BLUE, GRAY, ORANGE, save
 
 SIDES = {"sufficient": "put into the other document: is it enough?"}
 SIDES |= {"necessary": "taken away: is it needed?"}
+KINDS = {"recurrent": BLUE, "attention": ORANGE}
+CELL, TOP = 0.3, 1.3  # inches of a row of cells, and of the curves above them
 
 
-def draw(facts: dict[str, Any], folder: Path) -> Path:
-    """Layers from bottom to top over the distance from the fact, recurrent states in blue and
-    attention in orange; hatched where the interval holds 0. Half-lives are drawn beside, if there
-    are any.
+def draw(maps: Sequence[dict[str, Any]], folder: Path) -> Path:
+    """A row for each checkpoint. Layers stand from bottom to top over the distance from the fact,
+    recurrent states in blue and attention in orange, hatched where the interval holds 0; above them
+    all recurrent states and all attention, with the window marked. Beside them what is lost where
+    keys of some ages are hidden, what the gates leave of the fact, and the half-lives.
 
     Args:
-        facts: the numbers as ``--json`` prints them.
+        maps: the numbers as ``--json`` prints them.
         folder: created if it does not exist.
 
     Returns:
         The path of the PNG.
     """
-    rows, memory = facts["components"], facts["half_lives"]
-    figure, drawn = panels(3 if memory else 2, 15.5 if memory else 11)
-    figure.set_figheight(max(3.2, 1.6 + 0.34 * len(rows)))
-    for axes, (side, title) in zip(drawn, SIDES.items(), strict=False):
-        _cells(axes, rows, side)
-        axes.set_xticks(range(len(facts["distances"])))
-        names = ["end" if each is None else f"{each:,}" for each in facts["distances"]]
-        axes.set_xticklabels(names, fontsize=8)
-        axes.set_yticks(range(len(rows)))
-        axes.set_yticklabels([row["component"] for row in rows], fontsize=8)
-        axes.set(xlim=(-0.5, len(names) - 0.5), ylim=(-0.5, len(rows) - 0.5))
-        axes.set_xlabel("tokens between the fact and the cut")
-        axes.set_title(f"{side.capitalize()}: {title}", fontsize=10)
-        axes.grid(False)
-    if memory:
-        _half_lives(drawn[2], memory, facts["window"], [row["component"] for row in rows])
-    used = f"{facts['answered']} of {facts['pairs']} pairs, which the model answers"
-    figure.suptitle(f"{Path(facts['checkpoint']).name}, {facts['task']}: {used}", fontsize=10)
+    looks, remembers = (any(each[k] for each in maps) for k in ("keys_hidden", "half_lives"))
+    widths = [1.35, 1.5] + [0.8] * looks + [0.9, 0.9] * remembers
+    heights = [TOP + CELL * max(len(_single(each)), 4) + 1.0 for each in maps]
+    figure = Figure(figsize=(4.1 * sum(widths), sum(heights)), layout="constrained")
+    rows: Any = figure.subfigures(len(maps), 1, squeeze=False, height_ratios=heights)
+    for facts, (own,) in zip(maps, rows, strict=True):
+        _draw_row(own, facts, widths, looks, remembers)
     return save(figure, folder, "map")
 
 
-def _cells(axes: Axes, rows: list[dict[str, Any]], side: str) -> None:
-    for y, row in enumerate(rows):
-        colors = matplotlib.colormaps["Oranges" if "attention" in row["component"] else "Blues"]
-        for x, cell in enumerate(row[side]):
-            if cell is None:
-                axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor="#eeeeee"))
-                continue
-            shade = 0.85 * float(np.clip(cell["value"], 0, 1))
-            uncertain = cell["low"] is None or cell["low"] <= 0 <= cell["high"]
-            axes.add_patch(
-                Rectangle(
-                    (x - 0.5, y - 0.5),
-                    *(1, 1),
-                    facecolor=colors(shade),
-                    edgecolor="#cccccc",
-                    hatch="////" if uncertain else None,
-                    linewidth=0.5,
-                )
-            )
-            color = "white" if shade > 0.5 else BLACK
-            axes.text(x, y, f"{cell['value']:z.2f}", ha="center", va="center", size=7, color=color)
-
-
-def _half_lives(
-    axes: Axes, memory: list[dict[str, Any]], window: int | None, names: list[str]
+def _draw_row(
+    figure: Any, facts: dict[str, Any], widths: list[float], looks: bool, remembers: bool
 ) -> None:
+    cells = max(len(_single(facts)), 4)
+    grid = figure.add_gridspec(
+        2, len(widths), width_ratios=widths, height_ratios=[TOP, CELL * cells]
+    )
+    columns, what = _columns(facts)
+    for index, (side, title) in enumerate(SIDES.items()):
+        above, below = (figure.add_subplot(grid[row, index]) for row in range(2))
+        _curves(above, facts, side, columns)
+        above.set_title(f"{side.capitalize()}: {title}", fontsize=9)
+        labels = [*columns, "not\nwritten"] if side == "necessary" else columns
+        values = [
+            [*row[side], row["not_written"]] if side == "necessary" else row[side]
+            for row in _single(facts)
+        ]
+        _heat(below, _single(facts), values, labels)
+        below.set_xlabel(what, fontsize=8)
+    beside = [_ages] * looks + [_left, _half_lives] * remembers
+    for column, function in enumerate(beside, len(SIDES)):
+        function(figure.add_subplot(grid[:, column]), facts)
+    used = f"{facts['answered']} of {facts['pairs']} pairs, which the model answers"
+    name = Path(facts["checkpoint"]).name
+    figure.suptitle(f"{name}, {facts['task']}: {used}", fontsize=10, fontweight="bold")
+
+
+def _single(facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of cells: what is not drawn as a curve."""
+    return [row for row in facts["components"] if not row["component"].startswith("all ")]
+
+
+def _columns(facts: dict[str, Any]) -> tuple[list[str], str]:
+    if facts["symbols"] is not None:
+        return [str(each + 1) for each in facts["symbols"]], "symbol, cut before the first marker"
+    names = ["end" if each is None else f"{each:,}" for each in facts["distances"]]
+    return names, "tokens between the fact and the cut"
+
+
+def _curves(axes: Axes, facts: dict[str, Any], side: str, columns: list[str]) -> None:
+    """All recurrent states and all attention, with their intervals."""
+    for kind, color in KINDS.items():
+        for row in facts["components"]:
+            if row["component"] != f"all {kind}":
+                continue
+            given = [(x, cell) for x, cell in enumerate(row[side]) if cell is not None]
+            if not given:
+                continue
+            x = [place for place, _ in given]
+            marker = "o" if kind == "recurrent" else "s"
+            label = f"all {kind}"
+            y = [cell["value"] for _, cell in given]
+            axes.plot(x, y, marker=marker, markersize=3, color=color, linewidth=1.3, label=label)
+            bounds = [
+                (cell["value"], cell["value"]) if cell["low"] is None else
+                (cell["low"], cell["high"])
+                for _, cell in given
+            ]  # fmt: skip
+            axes.fill_between(x, *np.transpose(bounds), color=color, alpha=0.2, linewidth=0)
+    _mark_window(axes, facts)
+    axes.set_xticks(range(len(columns)), [])
+    extra = 1 if side == "necessary" else 0
+    axes.set_xlim(-0.5, len(columns) - 0.5 + extra)
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, -0.1), max(high, 1.1))
+    axes.tick_params(labelsize=7)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(True, axis="y", color="#dddddd", linewidth=0.6)
+    axes.legend(frameon=False, fontsize=7, loc="center left")
+
+
+def _mark_window(axes: Axes, facts: dict[str, Any]) -> None:
+    """A line between the last distance within the window and the first beyond it."""
+    if facts["window"] is None or facts["distances"] is None:
+        return
+    within = [each for each in facts["distances"] if each is not None and each < facts["window"]]
+    if within and len(within) < len(facts["distances"]):
+        label = f"window, {facts['window']:,}"
+        axes.axvline(len(within) - 0.5, color=GRAY, linestyle="--", linewidth=1, label=label)
+
+
+def _heat(
+    axes: Axes,
+    rows: list[dict[str, Any]],
+    values: list[list[dict[str, Any] | None]],
+    columns: list[str],
+) -> None:
+    for y, (row, cells) in enumerate(zip(rows, values, strict=True)):
+        colors = matplotlib.colormaps["Oranges" if row["kind"] == "attention" else "Blues"]
+        for x, cell in enumerate(cells):
+            _cell(axes, x, y, cell, colors, 6.5 if len(columns) < 12 else 5)
+    axes.set_xticks(range(len(columns)), columns, fontsize=7)
+    axes.set_yticks(range(len(rows)), [row["component"] for row in rows], fontsize=7)
+    axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(-0.5, max(len(rows), 1) - 0.5))
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _cell(
+    axes: Axes, x: int, y: int, cell: dict[str, Any] | None, colors: Any, size: float
+) -> None:
+    if cell is None:
+        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor="#eeeeee"))
+        return
+    shade = 0.85 * float(np.clip(cell["value"], 0, 1))
+    uncertain = cell["low"] is None or cell["low"] <= 0 <= cell["high"]
+    axes.add_patch(
+        Rectangle(
+            (x - 0.5, y - 0.5),
+            *(1, 1),
+            facecolor=colors(shade),
+            edgecolor="#cccccc",
+            hatch="////" if uncertain else None,
+            linewidth=0.5,
+        )
+    )
+    color = "white" if shade > 0.5 else BLACK
+    text = f"{cell['value']:z.2f}"
+    axes.text(x, y, text, ha="center", va="center", size=size, color=color)
+
+
+def _ages(axes: Axes, facts: dict[str, Any]) -> None:
+    """What is lost where keys of some ages are hidden; the layers alone."""
+    rows = [
+        row | {"kind": "attention"}
+        for row in facts["keys_hidden"]
+        if not row["component"].startswith("all ")
+    ]
+    if not rows:
+        axes.set_axis_off()
+        return
+    ages = [f"{one['from']:,}-\n{one['to']:,}" for one in rows[0]["ages"]]
+    _heat(axes, rows, [[one["lost"] for one in row["ages"]] for row in rows], ages)
+    axes.set_title("Lost without the keys of so many\ntokens before each query", fontsize=9)
+
+
+def _left(axes: Axes, facts: dict[str, Any]) -> None:
+    """What the gates leave of the fact on the first document: medians over channels."""
+    layers = facts["left_by_gates"]
+    if not layers:
+        axes.set_axis_off()
+        return
+    colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(layers)))
+    for layer, color in zip(layers, colors, strict=True):
+        x = [1 + each["tokens"] for each in layer["left"]]
+        middle = [each["50%"] for each in layer["left"]]
+        high = [each["95%"] for each in layer["left"]]
+        label = f"layer {layer['layer']}"
+        axes.plot(x, middle, "-o", markersize=2.5, linewidth=1.2, color=color, label=label)
+        axes.plot(x, high, ":", linewidth=1, color=color)
+    axes.set(xscale="log", ylim=(-0.03, 1.03))
+    axes.set_xlabel("tokens after the fact, plus 1", fontsize=8)
+    axes.set_title("Left of the fact by the gates alone:\nmedian channel, dotted 95 %", fontsize=9)
+    _plain(axes)
+    if len(layers) <= 8:
+        axes.legend(frameon=False, fontsize=7)
+
+
+def _half_lives(axes: Axes, facts: dict[str, Any]) -> None:
     """Half-lives on the first document: 5 % to 95 % of a layer's channels, and their median."""
-    for layer in memory:
-        name = f"{layer['layer']} RG-LRU"
-        if name in names:
-            low, middle, high = layer["half_life_measured"].values()
-            axes.plot([low, high], [names.index(name)] * 2, color="#0072B2", linewidth=2.5)
-            axes.plot([middle], [names.index(name)], "o", color="#0072B2", markersize=5)
-    if window:
-        axes.axvline(window, color=GRAY, linestyle="--", linewidth=1, label=f"window, {window}")
-        axes.legend(frameon=False, fontsize=8)
-    axes.set(xscale="log", ylim=(-0.5, len(names) - 0.5), xlabel="half-life of a channel, tokens")
-    axes.set_yticks(range(len(names)))
-    axes.set_yticklabels(names, fontsize=8)
-    axes.set_title("Half-lives: median, 5 % to 95 % of the channels", fontsize=10)
+    memory = facts["half_lives"]
+    if not memory:
+        axes.set_axis_off()
+        return
+    for y, layer in enumerate(memory):
+        low, middle, high = layer["half_life_measured"].values()
+        axes.plot([low, high], [y, y], color=BLUE, linewidth=2.5)
+        axes.plot([middle], [y], "o", color=BLUE, markersize=4)
+    if facts["window"]:
+        label = f"window, {facts['window']:,}"
+        axes.axvline(facts["window"], color=GRAY, linestyle="--", linewidth=1, label=label)
+        axes.legend(frameon=False, fontsize=7)
+    axes.set(xscale="log", ylim=(-0.5, len(memory) - 0.5))
+    axes.set_xlabel("half-life of a channel, tokens", fontsize=8)
+    axes.set_yticks(range(len(memory)), [f"layer {layer['layer']}" for layer in memory])
+    axes.set_title("Half-lives: median,\n5 % to 95 % of the channels", fontsize=9)
+    _plain(axes)
+
+
+def _plain(axes: Axes) -> None:
+    axes.tick_params(labelsize=7)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(True, color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)

@@ -14,6 +14,7 @@ from griffin_eval.tasks.phonebook.books import draw_book
 from griffin_eval.tasks.symbols import sequences
 from griffin_eval.text.tokenizer import Tokenizer, encode_with_bos
 
+SYMBOLS = 16  # of selective copying
 TRIES = 20  # drawn documents for each pair that is wanted
 Texts = tuple[str, str, str, str]  # prompts of the original and the changed, and their answers
 
@@ -84,6 +85,32 @@ def induction_pairs(*, count: int, length: int, seed: int) -> list[Pair]:
         answers = np.array([fact], np.int32), np.array([new], np.int32)
         pairs.append(Pair(original, changed, place + 2, *answers))
     return pairs
+
+
+def copying_pairs(*, count: int, length: int, seed: int) -> tuple[list[Pair], list[int]]:
+    """Sequences of selective copying that differ in one data symbol, with as many markers as it
+    takes to ask for it, and which of the `SYMBOLS` it is, from 0. The last cut is before the first
+    marker.
+
+    Args:
+        count: number of pairs, which take the symbols in turn.
+        length: tokens before the first marker.
+        seed: of everything that is drawn.
+    """
+    pairs = []
+    for index in range(count):
+        rng = sequences.generator("griffin_map copying", seed, length, index)
+        tokens = sequences.selective_copying(rng, length, SYMBOLS).tokens.astype(np.int32)
+        symbol = index % SYMBOLS
+        place = int(np.flatnonzero(tokens[:length] != sequences.NOISE)[symbol])
+        fact, data = int(tokens[place]), sequences.DATA
+        new = data[(fact - data.start + 1 + int(rng.random() * (len(data) - 1))) % len(data)]
+        original = tokens[: length + symbol + 1]
+        changed = original.copy()
+        changed[place] = new
+        answers = np.array([fact], np.int32), np.array([new], np.int32)
+        pairs.append(Pair(original, changed, place + 1, *answers, end=length))
+    return pairs, [index % SYMBOLS for index in range(count)]
 
 
 def own_pair(

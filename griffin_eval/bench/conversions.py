@@ -15,7 +15,9 @@ from griffin_eval.bench.timing import serve, watch_memory
 ADAPTER = "adapter"  # folder of an adapter, beside those of the checkpoints
 
 
-def measure(way: str, source: str, destination: str, target: str) -> dict[str, float]:
+def measure(
+    way: str, source: str, destination: str, target: str, mesh: dict[str, int] | None = None
+) -> dict[str, float]:
     """Seconds of a conversion, imports included, and the largest anonymous memory in bytes.
 
     Args:
@@ -23,6 +25,7 @@ def measure(way: str, source: str, destination: str, target: str) -> dict[str, f
         source: folder with the checkpoint.
         destination: folder to write, which is not there yet.
         target: name of the format to write; of the encoding, if ``way`` quantises.
+        mesh: for whose devices ``convert`` writes chunks, if any.
 
     Raises:
         Absent: a library of a peer is missing or broken.
@@ -30,12 +33,12 @@ def measure(way: str, source: str, destination: str, target: str) -> dict[str, f
     """
     with watch_memory(interval=0.002) as readings:
         begin = time.perf_counter()
-        WAYS[way](source, destination, target)
+        WAYS[way](source, destination, target, **({} if mesh is None else {"mesh": mesh}))
         seconds = time.perf_counter() - begin
     return {"seconds": seconds, "bytes": max(readings)}
 
 
-def convert(source: str, destination: str, target: str) -> None:
+def convert(source: str, destination: str, target: str, mesh: dict[str, int] | None = None) -> None:
     """This package's conversion."""
     from pathlib import Path
 
@@ -44,7 +47,8 @@ def convert(source: str, destination: str, target: str) -> None:
     from griffin_eval.converters.formats import FORMATS
     from griffin_eval.converters.plan import make_plan
 
-    convert_checkpoint(make_plan(Checkpoint(source), FORMATS[target]), Path(destination))
+    plan = make_plan(Checkpoint(source), FORMATS[target], mesh=mesh)
+    convert_checkpoint(plan, Path(destination))
 
 
 def merge(source: str, destination: str, target: str) -> None:
@@ -113,7 +117,7 @@ def save_with_torch(source: str, destination: str, target: str) -> None:
     os.sync()
 
 
-WAYS: dict[str, Callable[[str, str, str], None]] = {
+WAYS: dict[str, Callable[..., None]] = {
     function.__name__: function
     for function in (
         convert,

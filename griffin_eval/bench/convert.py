@@ -27,8 +27,9 @@ from griffin_eval.config import PRESETS
 from griffin_eval.converters.adapters.files import ADAPTER_CONFIG, ADAPTER_FILE
 from griffin_eval.converters.arrays.write import writing
 from griffin_eval.converters.codecs.encode import ENCODINGS
-from griffin_eval.converters.formats import FORMATS, refusals
+from griffin_eval.converters.formats import FORMATS, check_expressible, refusals
 from griffin_eval.converters.output.atomic import SafeOutput, check_disk
+from griffin_eval.converters.plan import check_chunked
 from griffin_eval.errors import BadInput
 from griffin_eval.layout import param_specs
 
@@ -69,7 +70,14 @@ PEERS = (
 )
 
 
-def run(console: Console, preset: str, directory: Path, rounds: int) -> None:
+def run(
+    console: Console,
+    preset: str,
+    directory: Path,
+    rounds: int,
+    only: str | None = None,
+    mesh: dict[str, int] | None = None,
+) -> None:
     """Converts a bfloat16 checkpoint of a preset's shapes every way; a row as it is measured.
 
     Args:
@@ -78,12 +86,20 @@ def run(console: Console, preset: str, directory: Path, rounds: int) -> None:
         directory: folder in which the checkpoint is written, in every format, and kept for the
             next time.
         rounds: measurements of each conversion, in turn with the copy of its source.
+        only: name of the format to write, if only one way is measured, from the first format.
+        mesh: for whose devices that is written in chunks, if any.
 
     Raises:
-        BadInput: the directory cannot be written, or its disk is too small.
+        BadInput: the directory cannot be written, or its disk is too small; the one format cannot
+            hold the model, or has no chunks.
     """
     config = PRESETS[preset]
     names = [name for name, target in FORMATS.items() if not refusals(config, target)]
+    if only is not None:
+        check_expressible(config, FORMATS[only])
+        if mesh is not None:
+            check_chunked(FORMATS[only])
+        names = names[:1]
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
     nbytes = sum(spec.size for spec in param_specs(config).values()) * 2
@@ -106,15 +122,16 @@ def run(console: Console, preset: str, directory: Path, rounds: int) -> None:
                 written.append(name)
             except Absent as reason:
                 _line(console, left_out(name, str(reason)))
-        for name in ENCODINGS if "hf" in written else ():
+        for name in ENCODINGS if "hf" in written and only is None else ():
             status.update(f"writing the model as {name}")
             if not (directory / name).exists():
                 _measure(QUANTISE, directory / names[0], directory / name, name)
-        _write_adapter(preset, directory / ADAPTER)
-        for route in _routes(written):
+        if only is None:
+            _write_adapter(preset, directory / ADAPTER)
+        for route in _routes(written) if only is None else [Route(names[0], only)]:
             status.update(str(route))
             try:
-                _line(console, _measure_route(route, directory, rounds, largest))
+                _line(console, _measure_route(route, directory, rounds, largest, mesh))
             except Absent as reason:
                 _line(console, left_out(route.peer or str(route), str(reason)))
             except (Failed, BadInput) as error:
@@ -147,13 +164,15 @@ def _write_model(preset: str, name: str, folder: Path, first: Path) -> None:
         _measure(OURS, first, folder, name)
 
 
-def _measure_route(route: Route, directory: Path, rounds: int, largest: int) -> str:
+def _measure_route(
+    route: Route, directory: Path, rounds: int, largest: int, mesh: dict[str, int] | None
+) -> str:
     """The row of a conversion; ``largest`` is the number of bytes of the largest tensor."""
     results, copies, size = [], [], 0
     source, output = directory / route.source, directory / OUTPUT
     for _ in range(rounds):
         copies.append(_copy(source, output))
-        results.append(_measure(route.way, source, output, route.target))
+        results.append(_measure(route.way, source, output, route.target, mesh))
         size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
         shutil.rmtree(output)
     seconds = statistics.median(result["seconds"] for result in results)
@@ -215,11 +234,13 @@ def _write_adapter(preset: str, folder: Path) -> None:
         (new / ADAPTER_CONFIG).write_text(json.dumps(config))
 
 
-def _measure(way: str, source: Path, destination: Path, target: str) -> dict[str, float]:
+def _measure(
+    way: str, source: Path, destination: Path, target: str, mesh: dict[str, int] | None = None
+) -> dict[str, float]:
     arguments = {"source": source, "destination": destination}
     with Job(WORKER) as job:
         paths = {name: str(path.resolve()) for name, path in arguments.items()}
-        return job.ask("measure", way=way, target=target, **paths)
+        return job.ask("measure", way=way, target=target, mesh=mesh, **paths)
 
 
 def _copy(source: Path, destination: Path) -> float:

@@ -3,6 +3,8 @@
 Two kinds of requests: texts to continue, with examples that all of them begin with; and choices,
 four to a question, of which a client asks the log-probabilities with the prompt, as lm-eval's does.
 The server is a process of its own on this machine. Rounds alternate with those of the engine.
+Afterwards `mlx_lm.server` and `transformers serve` continue the same texts, one after the other, if
+they are installed; they give no log-probabilities of prompts.
 """
 
 import http.client
@@ -11,19 +13,23 @@ import queue
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from pydoc_data.topics import topics
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from griffin_eval.api import convert
+from griffin_eval.bench.peers import Absent, check_peer, left_out
 from griffin_eval.bench.timing import Failed
 
 CHOICES = (" yes", " no", " it depends", " nobody knows")
@@ -93,39 +99,68 @@ class Client:
         return times
 
 
+def own_server(checkpoint: str, framework: str, dtype: str, *options: str) -> list[str]:
+    """The command of `griffin-eval serve`, but for its port."""
+    main = "from griffin_eval.cli.main import main; main()"
+    command = [sys.executable, "-P", "-c", main, "serve", checkpoint]
+    return [*command, "--framework", framework, "--dtype", dtype, *options]
+
+
+def mlx_server(folder: str) -> list[str]:
+    """The command of MLX's server, but for its port."""
+    return [sys.executable, "-P", "-m", "mlx_lm", "server", "--model", folder]
+
+
+def transformers_server(folder: str) -> list[str]:
+    """The command of transformers' server on the CPU, but for its port."""
+    main = "from transformers.cli.transformers import main; main()"
+    return [sys.executable, "-P", "-c", main, "serve", folder, "--device", "cpu"]
+
+
+PEERS = {  # the modules that they need, and their commands for a folder as transformers has it
+    "mlx_lm.server": (("mlx_lm",), mlx_server),
+    "transformers serve": (("fastapi", "uvicorn", "openai"), transformers_server),
+}
+
+
 @contextmanager
-def served(checkpoint: str, framework: str, dtype: str) -> Iterator[int]:
-    """A server of a checkpoint, ready at the port that this gives.
+def served(command: list[str]) -> Iterator[int]:
+    """A server, which answers at the port that this gives.
+
+    Args:
+        command: that starts it, but for ``--port``.
 
     Raises:
-        Failed: it has ended.
+        Failed: it has ended, or does not answer in time.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    main = "from griffin_eval.cli.main import main; main()"
-    command = [sys.executable, "-P", "-c", main, "serve", checkpoint]
-    command += ["--port", str(port), "--framework", framework, "--dtype", dtype]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr
-        lines: list[str] = []
-        ready = threading.Event()
-
-        def listen() -> None:
-            for line in process.stderr or ():
-                lines.append(line.strip())
-                if "listening at" in line:
-                    ready.set()
-            ready.set()
-
-        threading.Thread(target=listen, daemon=True).start()
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(
+            [*command, "--port", str(port)], stdout=log, stderr=subprocess.STDOUT, text=True
+        ) as process,
+    ):
         try:
-            ready.wait(_START)
-            if process.poll() is not None or not ready.is_set():
-                raise Failed(lines[-1] if lines else "the server ended, or is not ready")
+            end = time.monotonic() + _START
+            while not _answers(port):
+                if process.poll() is not None or time.monotonic() > end:
+                    log.seek(0)
+                    lines = log.read().strip().splitlines()
+                    raise Failed(lines[-1] if lines else "the server ended, or is not ready")
+                time.sleep(0.1)
             yield port
         finally:
             process.kill()
+
+
+def _answers(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+    except OSError:
+        return False
 
 
 def run(
@@ -182,15 +217,15 @@ def run(
         "choices": lambda: lm.loglikelihood(asked["choices"], disable_tqdm=True),
     }
     seconds: dict[tuple[str, str], list[float]] = {}
-    parts: list[list[float]] = []
-    with served(checkpoint, framework, dtype) as port:
+    own = Streams([], [])
+    with served(own_server(checkpoint, framework, dtype)) as port:
         client = Client(port, clients)
         # Each round has texts of its own, since a server remembers what it has read.
         for number in track(
             range(rounds + 1), "rounds", console=console, disable=not console.is_terminal
         ):
             for kind, mine in bodies.items():
-                fresh = [body | {"prompt": f"{number}. {body['prompt']}"} for body in mine]
+                fresh = _fresh(mine, number)
                 begin = time.perf_counter()
                 direct[kind]()
                 took = {"engine": time.perf_counter() - begin}
@@ -202,8 +237,71 @@ def run(
                 for who, value in took.items():
                     seconds.setdefault((kind, who), []).append(value)
                 if kind == "continuations":
-                    parts += times
-    _print(console, clients, requests, new_tokens, seconds, parts)
+                    own.seconds.append(took["server"])
+                    own.parts.extend(times)
+    _print(console, clients, requests, new_tokens, seconds)
+    streams = {"griffin-eval serve": own}
+    with tempfile.TemporaryDirectory() as root:
+        for name in PEERS:
+            try:
+                streams[name] = _peer(
+                    name, checkpoint, Path(root), dtype, clients, bodies["continuations"], rounds
+                )
+            except (Absent, Failed) as reason:
+                console.print(left_out(name, str(reason)), markup=False)
+    _print_streams(console, streams)
+
+
+class Streams(NamedTuple):
+    """What a server did with the texts to continue.
+
+    Attributes:
+        seconds: of each round.
+        parts: of each request, the seconds at which parts of its answer came.
+    """
+
+    seconds: list[float]
+    parts: list[list[float]]
+
+
+def _fresh(bodies: Sequence[Body], number: int) -> list[Body]:
+    return [body | {"prompt": f"{number}. {body['prompt']}"} for body in bodies]
+
+
+def _peer(
+    name: str,
+    checkpoint: str,
+    root: Path,
+    dtype: str,
+    clients: int,
+    bodies: Sequence[Body],
+    rounds: int,
+) -> Streams:
+    """Asks another server for the same continuations. Only one of them runs at a time.
+
+    Args:
+        root: folder for the checkpoint in transformers' format, which they share.
+
+    Raises:
+        Absent: it is not installed.
+        Failed: it does not start, or does not answer.
+    """
+    modules, command = PEERS[name]
+    check_peer(*modules)
+    folder = root / "hf"
+    if not folder.exists():
+        convert(checkpoint, folder, to="hf", dtype=None if dtype == "auto" else dtype)
+    found = Streams([], [])
+    with served(command(str(folder))) as port:
+        # Of MLX's server a model that is named is one to load.
+        named = {} if name == "mlx_lm.server" else {"model": str(folder)}
+        for number in range(rounds + 1):
+            fresh = [body | named for body in _fresh(bodies, number)]
+            took, times = Client(port, clients).all("/v1/completions", fresh)
+            if number:
+                found.seconds.append(took)
+                found.parts.extend(times)
+    return found
 
 
 def make_texts(count: int) -> list[str]:
@@ -221,7 +319,6 @@ def _print(
     requests: int,
     new_tokens: int,
     seconds: dict[tuple[str, str], list[float]],
-    parts: list[list[float]],
 ) -> None:
     table = Table(
         title=f"{requests} requests of each kind, {clients} clients, {new_tokens} new tokens"
@@ -248,10 +345,18 @@ def _print(
             f"{median(transport):.3g}",
         )
     console.print(table)
-    first = [times[0] for times in parts if times]
-    between = np.concatenate([np.diff(times) for times in parts if len(times) > 1] or [np.zeros(1)])
-    for what, values in (("to the first token", first), ("between tokens", between)):
-        half, most = np.percentile(values, (50, 99))
-        console.print(
-            f"seconds {what}: {half:.3g} at the median, {most:.3g} at the 99th percentile"
-        )
+
+
+def _print_streams(console: Console, streams: dict[str, Streams]) -> None:
+    table = Table(title="Continuations, by server")
+    for heading in (
+        *("server", "seconds", "to the first token, s: p50", "p99"),
+        *("between parts, s: p50", "p99"),
+    ):
+        table.add_column(heading, justify="left" if heading == "server" else "right")
+    for name, (seconds, parts) in streams.items():
+        first = [times[0] for times in parts if times] or [float("nan")]
+        gaps = [np.diff(times) for times in parts if len(times) > 1] or [np.array([np.nan])]
+        numbers = [*np.percentile(first, (50, 99)), *np.percentile(np.concatenate(gaps), (50, 99))]
+        table.add_row(name, f"{median(seconds):.3g}", *(f"{each:.3g}" for each in numbers))
+    console.print(table)

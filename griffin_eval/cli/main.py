@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +12,7 @@ from griffin_eval.cli.bench.convert import bench_convert
 from griffin_eval.cli.bench.evaluation import bench_eval
 from griffin_eval.cli.bench.latency import bench_latency
 from griffin_eval.cli.bench.model import bench_model
+from griffin_eval.cli.bench.pauses import bench_pauses
 from griffin_eval.cli.bench.quantisation import bench_quantize
 from griffin_eval.cli.bench.scan import bench_scan
 from griffin_eval.cli.bench.serving import bench_serve
@@ -65,11 +67,19 @@ def _options(
         "help_option_names": [],
     }
 )
-def run(context: typer.Context) -> None:
+def run(
+    context: typer.Context,
+    suite: Annotated[
+        Path | None, typer.Option(help="Frozen suite to run, in place of --tasks.")
+    ] = None,
+    freeze: Annotated[
+        Path | None, typer.Option(help="New file for what this run asks, as a suite.")
+    ] = None,
+) -> None:
     """Evaluate: lm_eval's own command line, also where its plugin start-up file is disabled.
 
     Takes what `lm_eval run` takes: griffin-eval run --model griffin --model_args pretrained=DIR
-    --tasks griffin_phonebook
+    --tasks griffin_phonebook; and --freeze FILE or --suite FILE.
     """
     from griffin_eval._plugin import install
 
@@ -80,7 +90,15 @@ def run(context: typer.Context) -> None:
         raise MissingExtraError("lm-eval", "torch") from None
     sys.argv = ["lm_eval", "run", *context.args]
     try:
-        cli_evaluate()
+        if suite is not None or freeze is not None:
+            from lm_eval.utils import setup_logging
+
+            from griffin_eval.lm.suite import run_frozen
+
+            setup_logging()
+            run_frozen(context.args, suite=suite, freeze=freeze)
+        else:
+            cli_evaluate()
     except ValueError as error:  # lm_eval's word for a task or an argument that does not exist
         logging.getLogger("lm_eval").debug("where it was raised:", exc_info=True)
         raise BadInput(error) from error
@@ -93,6 +111,7 @@ bench.command(name="model")(bench_model)
 bench.command(name="quantize")(bench_quantize)
 bench.command(name="scan")(bench_scan)
 bench.command(name="serve")(bench_serve)
+bench.command(name="pauses")(bench_pauses)
 bench.command(name="shard")(bench_shard)
 bench.command(name="latency")(bench_latency)
 bench.command(name="throughput")(bench_throughput)

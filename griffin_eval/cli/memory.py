@@ -16,6 +16,7 @@ from griffin_eval.cli.options import (
     CheckpointOptions,
     check_figures_folder,
     takes_checkpoint_options,
+    tokenizer_of,
 )
 from griffin_eval.errors import ArgumentError
 
@@ -76,9 +77,7 @@ def _read_text(
     opened: "Checkpoint", path: Path | None, tokens: int
 ) -> tuple[dict[str, Any], list[int]]:
     """What was read, and its ids: exactly one BOS if the model wants one, and at most so many."""
-    from griffin_eval.converters.source.companions import tokenizer_folder
-    from griffin_eval.text.load import load_tokenizer
-    from griffin_eval.text.tokenizer import check_vocabulary, default_add_bos, encode_with_bos
+    from griffin_eval.text.tokenizer import encode_with_bos
 
     if path is None:
         from pydoc_data.topics import topics
@@ -91,9 +90,7 @@ def _read_text(
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8"
             raise ArgumentError(f"--text {path} cannot be read: {reason}") from None
-    tokenizer = load_tokenizer(tokenizer_folder(opened.folder))
-    check_vocabulary(tokenizer, opened.config.vocab_size)
-    add_bos = default_add_bos(tokenizer, opened.config)
+    tokenizer, add_bos = tokenizer_of(opened)
     ids = encode_with_bos(tokenizer, content[: 64 * tokens], add_bos)[:tokens]
     if len(ids) < 2:
         raise ArgumentError(

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from griffin_eval.converters.naming.user_table import SHIPPED
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.errors import ArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
     from griffin_eval.converters.checkpoint import Checkpoint
     from griffin_eval.converters.overrides import Overrides
+    from griffin_eval.text.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,9 +45,19 @@ class CheckpointOptions:
         float | None, typer.Option(help="Soft cap of the logits; 0 for none.")
     ] = None
     names: Annotated[
-        Path | None,
-        typer.Option(help="TOML file that maps the tensor names of this checkpoint."),
+        str | None,
+        typer.Option(
+            help="TOML file that maps the tensor names of this checkpoint, or one that ships: "
+            f"{', '.join(SHIPPED)}."
+        ),
     ] = None
+    accept_differences: Annotated[
+        bool,
+        typer.Option(
+            "--accept-differences",
+            help="Weights of a trainer that computes otherwise, read as they are.",
+        ),
+    ] = False
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None
     subfolder: Annotated[str | None, typer.Option(help="Subfolder that holds the checkpoint.")] = (
         None
@@ -63,6 +75,7 @@ class CheckpointOptions:
             embedding_scale=self.embedding_scale,
             logits_soft_cap=self.logits_soft_cap,
             names=self.names,
+            accept_differences=self.accept_differences,
         )
 
     def find(self, path: str) -> Path:
@@ -106,6 +119,21 @@ def takes_checkpoint_options(command: Callable[..., None]) -> Callable[..., None
     wrapper.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapper
+
+
+def tokenizer_of(opened: "Checkpoint") -> "tuple[Tokenizer, bool]":
+    """The tokenizer of a checkpoint, and whether its documents begin with BOS.
+
+    Raises:
+        CheckpointError: there is none, or it is of another model.
+    """
+    from griffin_eval.converters.source.companions import tokenizer_folder
+    from griffin_eval.text.load import load_tokenizer
+    from griffin_eval.text.tokenizer import check_vocabulary, default_add_bos
+
+    tokenizer = load_tokenizer(tokenizer_folder(opened.folder))
+    check_vocabulary(tokenizer, opened.config.vocab_size)
+    return tokenizer, default_add_bos(tokenizer, opened.config)
 
 
 def check_figures_folder(output: Path | None) -> None:

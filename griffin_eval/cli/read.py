@@ -8,6 +8,7 @@ from rich.console import Console
 
 from griffin_eval.cli.options import CheckpointOptions, takes_checkpoint_options
 from griffin_eval.cli.score import read_texts
+from griffin_eval.errors import ArgumentError
 
 
 @takes_checkpoint_options
@@ -15,6 +16,17 @@ def read(
     checkpoint: Annotated[str, typer.Argument(help="Folder, .pt file or hub id.")],
     text: Annotated[Path, typer.Argument(help="UTF-8 file, whose content is read from its start.")],
     save: Annotated[Path, typer.Option(help="File for the state, in safetensors.")],
+    adapter: Annotated[
+        list[str] | None, typer.Option(help="LoRA or DoRA adapter that is merged; more than once.")
+    ] = None,
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="The text as what the user says first, so that chats go on."),
+    ] = False,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(help="With --chat: file of a template instead of the tokenizer's, or plain."),
+    ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Folder of the tokenizer; the checkpoint's own by default.")
     ] = None,
@@ -32,10 +44,14 @@ def read(
     from rich.progress import Progress
 
     from griffin_eval.evaluator import Evaluator
+    from griffin_eval.text.chat import template_option
 
+    if chat_template is not None and not chat:
+        raise ArgumentError("--chat-template is of chats: add --chat, or leave it out")
+    template = template_option(chat_template)
     ((name, content),) = read_texts([text], False)
     model = Evaluator(
-        options.open(checkpoint),
+        options.open(checkpoint, adapter or ()),
         framework=framework,
         dtype=dtype,
         device=device,
@@ -45,7 +61,11 @@ def read(
     with Progress(console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("tokens", total=None)
         state = model.read(
-            content, name=name, progress=lambda tokens: progress.advance(bar, tokens)
+            content,
+            name=name,
+            chat=chat,
+            chat_template=template,
+            progress=lambda tokens: progress.advance(bar, tokens),
         )
     state.save(save)
     size = save.stat().st_size

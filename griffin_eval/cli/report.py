@@ -96,9 +96,10 @@ def report(
     drawn = len({chart.name for chart in (*charts, *leading)})
     typer.echo(f"{page}: runs: {len(runs)}, figures: {drawn}")
     for one in judged:
+        could = f"{one.detectable:.2g}" if math.isfinite(one.detectable) else "none"
         typer.echo(
             f"{one.task}: {one.verdict} ({one.metric} {one.mean:+.4g}, p {one.p:.2g}; could have "
-            f"seen {one.detectable:.2g})"
+            f"seen {could})"
         )
     small = [] if detect is None else unseen(judged, detect)
     for one in small:

@@ -54,6 +54,10 @@ def score(
     words: Annotated[
         bool, typer.Option("--words", help="Rows of --csv for words instead of tokens.")
     ] = False,
+    states: Annotated[
+        Path | None,
+        typer.Option(help="New folder for states and gates of all layers, a safetensors a text."),
+    ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Folder of the tokenizer; the checkpoint's own by default.")
     ] = None,
@@ -69,8 +73,10 @@ def score(
     """
     if words and not as_csv:
         raise ArgumentError("--words says what the rows of --csv are: add --csv")
+    if states is not None and states.exists() and (states.is_file() or any(states.iterdir())):
+        raise ArgumentError(f"--states {states}: expected a new or an empty folder")
     named = list(read_texts(texts, lines))
-    scored = list(_score(named, checkpoint, tokenizer, framework, dtype, device, options))
+    scored = list(_score(named, checkpoint, tokenizer, framework, dtype, device, options, states))
     if not as_csv:
         _print(scored)
         return
@@ -149,11 +155,13 @@ def _score(
     dtype: str,
     device: str | None,
     options: CheckpointOptions,
+    states: Path | None,
 ) -> Iterable[Scored]:
     from rich.progress import Progress
 
     from griffin_eval.converters.source.companions import tokenizer_folder
     from griffin_eval.evaluator import Evaluator
+    from griffin_eval.states.saved_state import save_whole
     from griffin_eval.text.load import load_tokenizer
 
     opened = options.open(checkpoint)
@@ -167,11 +175,14 @@ def _score(
             progress=lambda tokens: progress.advance(bar, tokens),
         )
     reader = load_tokenizer(tokenizer or tokenizer_folder(opened.folder))
-    for (name, text), score in zip(named, scores, strict=True):
+    for index, ((name, text), score) in enumerate(zip(named, scores, strict=True)):
         # A text that spells BOS at its start has it as the token that is not scored.
         spans = reader.spans(text)[-len(score.logprobs) :] if len(score.logprobs) else None
         if spans is None or len(spans) != len(score.logprobs):
             raise ArgumentError(f"{name} has no token to score")
+        if states is not None:
+            metadata = {"text": name, "checkpoint": checkpoint, "dtype": model.dtype}
+            save_whole(states / f"{index}.safetensors", model.layer_states(text), metadata)
         yield Scored(name, text, score, spans)
 
 

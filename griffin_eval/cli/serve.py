@@ -60,6 +60,13 @@ def serve(
     state_budget: Annotated[
         str | None, typer.Option(help="Memory for states that are kept, such as 2GB.")
     ] = None,
+    state_cache: Annotated[
+        Path | None,
+        typer.Option(help="Folder that keeps states of long beginnings, for later servers."),
+    ] = None,
+    state_cache_size: Annotated[
+        str | None, typer.Option(help="Bytes of all files in that folder, 10GB by default.")
+    ] = None,
     tokenizer_info: Annotated[
         bool, typer.Option("--tokenizer-info", help="Address /tokenizer_info.")
     ] = False,
@@ -69,6 +76,9 @@ def serve(
     framework: Annotated[str | None, typer.Option(help="Framework: torch or jax.")] = None,
     dtype: Annotated[str, typer.Option(help="dtype of weights and activations.")] = "auto",
     device: Annotated[str | None, typer.Option(help="Device, as the framework names it.")] = None,
+    tensor_parallel_size: Annotated[
+        int, typer.Option(help="Number of devices that share the weights.", min=1)
+    ] = 1,
     *,
     options: CheckpointOptions,
 ) -> None:
@@ -83,7 +93,9 @@ def serve(
         )
     if system_role not in ("merge", "refuse"):
         raise ArgumentError(f"--system-role {system_role}: expected merge or refuse")
-    template = _template(chat_template)
+    from griffin_eval.text.chat import template_option
+
+    template = template_option(chat_template)
     try:
         import starlette  # noqa: F401
         import uvicorn
@@ -100,6 +112,9 @@ def serve(
         "device": device,
         "tokenizer": tokenizer,
         "state_budget": state_budget,
+        "state_cache": state_cache,
+        "state_cache_size": state_cache_size,
+        "tensor_parallel_size": tensor_parallel_size,
     } | vars(options)
     model = ServedModel(
         {name: value for name, value in arguments.items() if value is not None},
@@ -126,6 +141,12 @@ def serve(
     class Server(uvicorn.Server):
         cut: "list[Request]" = []
 
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                names = ", ".join(model.models)
+                typer.echo(f"{names}: listening at http://{host}:{port}", err=True)
+
         async def shutdown(self, sockets: Any = None) -> None:
             model.scheduler.refuse()
             end = time.monotonic() + GRACE
@@ -135,7 +156,6 @@ def serve(
             await super().shutdown(sockets)
 
     server = Server(config)
-    typer.echo(f"{', '.join(model.models)}: listening at http://{host}:{port}", err=True)
     try:
         server.run()
     except KeyboardInterrupt:  # which uvicorn raises again after it has ended
@@ -152,13 +172,3 @@ def _cut(requests: "list[Request]") -> str:
     ]
     more = f"; and {len(requests) - MOST_NAMED} more" if len(requests) > MOST_NAMED else ""
     return f"cut off: {len(requests)} requests that had not been answered ({'; '.join(each)}{more})"
-
-
-def _template(given: str | None) -> str | None:
-    if given in (None, "plain"):
-        return given
-    try:
-        return Path(given).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise ArgumentError(f"--chat-template {given} cannot be read: {reason}") from None

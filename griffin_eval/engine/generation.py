@@ -8,7 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from griffin_eval.engine.limits import Limits, is_out_of_memory
+from griffin_eval.engine.pool import Pool
 from griffin_eval.engine.reader import Reader
+from griffin_eval.engine.rows import Row, Rows
+from griffin_eval.engine.sampling import GREEDY, Chooser, Sampling
 from griffin_eval.engine.scoring import not_finite
 from griffin_eval.engine.stats import Stats
 from griffin_eval.engine.tree import build_prompts
@@ -16,23 +19,6 @@ from griffin_eval.runners.protocol import Runner
 from griffin_eval.states.state_cache import StateCache
 
 logger = logging.getLogger(__name__)
-
-
-class Sampling(NamedTuple):
-    """How a token is chosen.
-
-    Attributes:
-        temperature: 0 takes the likeliest token; else logits are divided by it.
-        top_k: number of likeliest tokens to choose from; 0 for all.
-        top_p: total probability of the likeliest tokens to choose from.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-
-GREEDY = Sampling()
 
 
 class Prompt(NamedTuple):
@@ -151,11 +137,8 @@ class _Batch:
         self._limits = limits
         most = limits.fitting(runner.state_bytes(self._capacity)).rows
         rows = min(most, runner.decode_rows, runner.padded_batch(len(indices)))
-        self._state = runner.start_decoding(rows, self._capacity)
-        self._prompt_in: list[int | None] = [None] * rows  # index of the prompt in each row
-        self._new: list[list[int]] = [[] for _ in range(rows)]
-        self._choosers = [Chooser(GREEDY, 0, 0)] * rows
-        self._last = np.zeros(rows, np.int64)  # the token that each row reads next
+        self._rows, self._count = Rows(runner, rows, self._capacity), rows
+        self._new: dict[int, list[int]] = {}  # of the prompts that are being continued
 
     def run(self, describe: Callable[[int], str], cache: StateCache | None) -> None:
         # The last token of a prompt is read by the first step that continues it.
@@ -171,89 +154,57 @@ class _Batch:
             cache=cache,
         )
         while True:
-            while reader.busy and (free := self._free_rows()):
-                if reached := reader.fill(len(free)):
-                    rows = free[: len(reached)]
-                    self._state = self._runner.insert_rows(
-                        self._state,
-                        np.array(rows),
-                        reader.pool,
-                        np.array([slot for _, slot in reached]),
-                    )
-                    for row, (i, _) in zip(rows, reached, strict=True):
-                        self._begin(row, self._indices[i])
+            while reader.busy and (free := self._count - len(self._rows.taken)):
+                reached = reader.fill(free)
+                if reached:
+                    self._begin(reader.pool, reached)
                 reader.step()
-            if len(self._free_rows()) == len(self._prompt_in):
+            if not self._rows.taken:
                 break
             self._continue()
 
-    def _free_rows(self) -> list[int]:
-        return [row for row, index in enumerate(self._prompt_in) if index is None]
+    def _begin(self, pool: Pool, reached: list[tuple[int, int]]) -> None:
+        """Gives rows to prompts that have been read.
 
-    def _begin(self, row: int, index: int) -> None:
-        prompt = self._prompts[index]
-        self._prompt_in[row], self._new[row], self._last[row] = index, [], prompt.tokens[-1]
-        self._choosers[row] = Chooser(prompt.sampling, self._seed, index)
-        if prompt.max_new_tokens < 1:
-            self._prompt_in[row] = None
-            self._finish(index, [])
+        Args:
+            pool: of states.
+            reached: of each, its place among the indices, and the slot of its state.
+        """
+        indices = [self._indices[place] for place, _ in reached]
+        documents = [
+            Row(index, int(prompt.tokens[-1]), Chooser(prompt.sampling, self._seed, index))
+            for index in indices
+            for prompt in [self._prompts[index]]
+        ]
+        self._rows.put(pool, [slot for _, slot in reached], documents)
+        for index in indices:
+            self._new[index] = []
+            if self._prompts[index].max_new_tokens < 1:
+                self._end(index, [])
+
+    def _end(self, index: int, ids: list[int] | None) -> None:
+        self._rows.leave(index)
+        del self._new[index]
+        self._finish(index, ids)
 
     def _continue(self) -> None:
         """Reads one token in every taken row and chooses the next."""
-        active = np.array([index is not None for index in self._prompt_in])
-        hidden, self._state = self._runner.decode_step(
-            self._state, self._last, active.astype(np.int64)
-        )
-        drawn = [
-            row
-            for row, index in enumerate(self._prompt_in)
-            if index is not None and self._prompts[index].sampling.temperature
-        ]
-        chosen = np.array(self._runner.greedy(hidden, np.arange(len(active))))
-        if drawn:
-            for row, logits in zip(
-                drawn, self._runner.logits(hidden, np.array(drawn)), strict=True
-            ):
-                if chosen[row] >= 0:
-                    chosen[row] = self._choosers[row](logits)
+        taken = self._rows.taken
+        _, chosen = self._rows.step()
         self._stats.steps += 1
-        self._stats.tokens_computed += int(active.sum())
-        for row in np.flatnonzero(active):
-            token, index, ids = int(chosen[row]), self._prompt_in[row], self._new[row]
-            assert index is not None
+        self._stats.tokens_computed += len(chosen)
+        for row, token in chosen.items():
+            index = taken[row].owner
+            ids = self._new[index]
             if token < 0:
-                self._prompt_in[row] = None
-                self._finish(index, None)
+                self._end(index, None)
                 continue
             ended = token in self._eos_ids
             if not ended:
                 ids.append(token)
-                self._last[row] = token
                 self._stats.tokens_generated += 1
                 ended = len(ids) >= self._prompts[index].max_new_tokens or self._should_stop(
                     index, ids
                 )
             if ended:
-                self._prompt_in[row] = None
-                self._finish(index, ids)
-
-
-class Chooser:
-    """Draws tokens for one prompt, from random numbers of its own."""
-
-    def __init__(self, sampling: Sampling, seed: int, index: int):
-        self._sampling = sampling
-        self._rng = np.random.default_rng([seed, index])
-
-    def __call__(self, logits: np.ndarray) -> int:
-        scaled = logits.astype(np.float64) / self._sampling.temperature
-        order = np.argsort(-scaled, kind="stable")
-        if self._sampling.top_k:
-            order = order[: self._sampling.top_k]
-        p = np.exp(scaled[order] - scaled[order[0]])
-        p /= p.sum()
-        if self._sampling.top_p < 1:
-            before = np.cumsum(p) - p  # keeps the first token that crosses the line
-            order, p = order[before < self._sampling.top_p], p[before < self._sampling.top_p]
-            p /= p.sum()
-        return int(self._rng.choice(order, p=p))
+                self._end(index, ids)

@@ -19,8 +19,9 @@ class LiveEdge:
         start: number of tokens before them.
         parent: the edge before; None of a root, which has no tokens.
         children: edges behind it by their first token.
-        slot: of the state after the last token in the pool, -1 where there is none.
         logits: float [V], what follows the last token; None where there is no state.
+        keep: name of the file in which the state after the last token is to be kept, and int32 [M],
+            the tokens up to the one after it; None if it is not.
         position: index in the sequence of the next token to read, while it is being read.
         working: slot of the state before that token; None while it is not being read.
         logprobs: float64 [N], log-probability of each token in nats: NaN where it is not known,
@@ -35,12 +36,12 @@ class LiveEdge:
 
     __slots__ = (
         "children",
+        "keep",
         "logits",
         "logprobs",
         "parent",
         "position",
         "requests",
-        "slot",
         "start",
         "tokens",
         "top",
@@ -55,8 +56,9 @@ class LiveEdge:
     def __init__(self, tokens: np.ndarray, start: int, parent: "LiveEdge | None"):
         self.tokens, self.start, self.parent = tokens, start, parent
         self.children: dict[int, LiveEdge] = {}
-        self.slot, self.position = -1, start
+        self.position = start
         self.logits: np.ndarray | None = None
+        self.keep: tuple[str, np.ndarray] | None = None
         self.working: int | None = None
         self.logprobs = np.full(len(tokens), np.nan)
         self.top = 0
@@ -69,6 +71,10 @@ class LiveEdge:
     def end(self) -> int:
         """Number of tokens up to its last one."""
         return self.start + len(self.tokens)
+
+    def next_ids(self, count: int) -> np.ndarray:
+        """int32 [count], the tokens that are read next."""
+        return self.tokens[(at := self.position - self.start) : at + count]
 
     def path(self) -> list["LiveEdge"]:
         """The edges from the root, which is left out, to this one."""
@@ -134,6 +140,18 @@ def insert(root: LiveEdge, tokens: np.ndarray) -> LiveEdge:
         depth += common
         edge = child if common == len(child.tokens) else split(child, depth)
     return edge
+
+
+def shared(root: LiveEdge, tokens: np.ndarray) -> int:
+    """Number of tokens that a sequence has in common with a tree."""
+    edge, depth = root, 0
+    while depth < len(tokens) and (child := edge.children.get(int(tokens[depth]))) is not None:
+        common = common_prefix(child.tokens, tokens[depth : depth + len(child.tokens)])
+        depth += common
+        if common < len(child.tokens):
+            break
+        edge = child
+    return depth
 
 
 def split(edge: LiveEdge, length: int) -> LiveEdge:

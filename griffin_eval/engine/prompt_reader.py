@@ -7,15 +7,19 @@ already is not read again.
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from griffin_eval.engine.limits import SMALLEST_STEP
+from griffin_eval.engine.limits import SMALLEST_STEP, Limits
+from griffin_eval.engine.live_kept import place
 from griffin_eval.engine.live_tree import NEVER, LiveEdge, insert
+from griffin_eval.engine.pool import Part, Pool
 from griffin_eval.engine.requests import Counts, PromptScores, Request
 from griffin_eval.runners.protocol import Runner
 from griffin_eval.states.saved_state import SavedState
+from griffin_eval.states.state_cache import StateCache
 
 MOST_EDGES = 63  # that a step reads from
 MOST_TOKENS = 1 << 22  # tokens of the tree that are remembered
@@ -34,11 +38,12 @@ class PromptReader:
         softmax_dtype: dtype in which logits are normalised.
         saved: saved states by name, from which requests may go on.
         counts: where what is read is counted.
+        cache: folder of states that earlier processes left, and in which this one keeps some.
 
     Attributes:
         requests: that wait for their prompts, or for a row.
         roots: of the tree, by the name of the saved state; None for those without.
-        pool: of states, as the runner holds it.
+        pool: of states, at the ends of edges and in the middle of those that are being read.
     """
 
     def __init__(
@@ -49,67 +54,68 @@ class PromptReader:
         softmax_dtype: str,
         saved: dict[str, SavedState],
         counts: Counts,
+        cache: StateCache | None = None,
     ):
         self._runner, self._slots, self._capacity = runner, slots, capacity
         self._softmax_dtype, self._saved, self._counts = softmax_dtype, saved, counts
-        self._step_tokens = self._most = runner.step_tokens
+        self._cache = cache
+        most = Limits(runner.step_tokens, min(runner.step_rows, MOST_EDGES))
+        self.limits = self._most = most.fitting(runner.step_bytes(capacity))
         self._fixed_sizes = runner.padded_tokens(3) != 3
         self.requests: list[Request] = []
         self.roots: dict[str | None, LiveEdge] = {
             name: LiveEdge(np.empty(0, np.int32), 0, None) for name in (None, *saved)
         }
-        self.pool: Any = None
-        self._free: list[int] = []
+        self.open()
         self._at_work: set[LiveEdge] = set()  # of the step that runs
         self._clock = self._tokens = 0
         self._token_seconds = 0.0  # of reading a token, as it was lately
 
-    @property
-    def taken(self) -> int:
-        """Number of slots of states that are taken."""
-        return self._slots - len(self._free)
-
     def open(self) -> None:
         """Takes memory for states; none is kept from before."""
+        self.pool: Any = None  # before another one is made
         for root in self.roots.values():
             for edge in root.below():
-                edge.slot, edge.logits, edge.working, edge.position = -1, None, None, edge.start
-        self.pool = None
-        self.pool = self._runner.open_pool(self._slots, self._capacity)
-        self._free = list(range(self._slots))[::-1]
+                edge.logits, edge.working, edge.position = None, None, edge.start
+        self.pool = Pool(self._runner, self._slots, self._slots, self._capacity, self._evicted)
         for name, saved in self._saved.items():
-            self.roots[name].slot = slot = self._free.pop()
-            self.pool = self._runner.write_state(
-                self.pool, slot, saved.tensors, saved.read, self._capacity
-            )
+            slot = self.pool.take()
+            assert slot is not None
+            self.pool.write(slot, saved.tensors, saved.read)
+            self.pool.hold(self.roots[name], slot, pinned=True)
+
+    def _evicted(self, edge: LiveEdge) -> None:
+        edge.logits = None
+        self._counts.states_evicted += 1
 
     def warm_up(self) -> None:
         """Runs every shape of step once where shapes are compiled, apart from numbers of likeliest
         tokens other than 1."""
         if not self._fixed_sizes:
             return
-        for size in [size for size in SIZES if size <= self._step_tokens][::-1]:
+        if self._cache is not None and (slot := self.pool.take()) is not None:
+            self.pool.write(slot, self.pool.tensors(slot, 1), 1)
+            self.pool.free(slot)
+        for size in [size for size in SIZES if size <= self.limits.tokens][::-1]:
             hidden: Any = None
             for rows in (MOST_EDGES + 1, 2, 1):
                 if rows > size:
                     continue
-                lengths = np.ones(rows, np.int64)
-                lengths[0] += size - rows
-                nowhere = np.full(rows, -1)
+                first, one = np.zeros(size - rows + 1, np.int32), np.zeros(1, np.int32)
+                parts = [Part(None, tokens, -1, -1) for tokens in [first, *[one] * (rows - 1)]]
                 for _ in range(USES):
-                    hidden, self.pool = self._runner.read(
-                        self.pool, np.zeros(size, np.int32), lengths, nowhere, nowhere
-                    )
+                    hidden, _ = self.pool.read(parts)
             for count in (1, *(1 << power for power in range(1, size.bit_length()))):
                 at = np.arange(count)
                 self._runner.logits(hidden, at)
                 self._runner.score(hidden, at, at * 0, at, self._softmax_dtype)
                 self._runner.score_top(hidden, at, at * 0, at, self._softmax_dtype, 1)
 
-    def needs(self) -> tuple[list[Request], list[LiveEdge]]:
-        """Requests that need no more of their prompts, and the edges to read for the others."""
+    def needs(self, requests: Sequence[Request]) -> tuple[list[Request], list[LiveEdge]]:
+        """Those of some requests that need no more of their prompts, and the edges to read for the
+        others."""
         ready, edges = [], dict[LiveEdge, None]()
-        for request in self.requests:
+        for request in requests:
             edge = self._next_edge(request)
             if edge is None:
                 ready.append(request)
@@ -131,16 +137,11 @@ class PromptReader:
 
     def shrink(self) -> bool:
         """Reads less in a step from now on; False if it was the least, and all is as at first."""
-        if self._most > SMALLEST_STEP:
-            self._most = max(self._most // 4, SMALLEST_STEP)
-            return True
-        self._most = self._step_tokens
-        return False
-
-    @property
-    def most(self) -> int:
-        """Most tokens of a step."""
-        return self._most
+        smaller = self.limits.halved()
+        least, self.limits = smaller == self.limits, smaller
+        if least:
+            self.limits = self._most
+        return not least
 
     def at_work(self) -> list[Request]:
         """The requests for which the last step read."""
@@ -150,6 +151,8 @@ class PromptReader:
         """Puts a request's tokens into the tree, and lets them be read."""
         tokens = np.array([*request.tokens, *request.new], np.int32)
         root = self.roots[request.start]
+        if self._cache is not None and request.start is None:
+            self._go_on_from_disk(self._cache, request, tokens)
         request.edge, request.drawn = insert(root, tokens), False
         for edge in request.edge.path():
             edge.requests += 1
@@ -158,6 +161,39 @@ class PromptReader:
                 edge.wanted_top = max(edge.wanted_top, request.top or 0)
         self.requests.append(request)
 
+    def _go_on_from_disk(self, cache: StateCache, request: Request, tokens: np.ndarray) -> None:
+        """Takes the state of the longest beginning of a prompt that is kept on disk."""
+        cache.refresh()
+        # Tokens after which something is scored have to be read.
+        most = len(tokens) if request.score_from is None else request.score_from
+        found = place(self.roots[None], tokens, cache, most, self.pool)
+        for edge in insert(self.roots[None], tokens).path():
+            self._keep(edge)  # if it was read before it was known to be shared
+        if found is None:
+            return
+        edge, beginning = found
+        slot = self.pool.take(
+            lambda: {one for r in self.requests if r.edge for one in r.edge.path()}
+        )
+        if slot is None:
+            return
+        state = cache.load(beginning.key, tokens[: beginning.tokens])
+        if state is None:
+            self.pool.free(slot)
+            return
+        self.pool.write(slot, state.tensors, state.read)
+        self.pool.hold(edge, slot)
+        self._clock += 1
+        edge.used = self._clock
+        self._counts.tokens_kept += state.read
+
+    def _keep(self, edge: LiveEdge) -> None:
+        """Keeps the state after an edge on disk, if it is held and is to be kept."""
+        if edge.keep is None or self._cache is None or edge not in self.pool:
+            return
+        self._cache.save(*edge.keep, self.pool.tensors(self.pool.slot_of(edge), edge.end))
+        edge.keep = None
+
     def leave(self, request: Request) -> None:
         """Takes a request out of the tree."""
         if request.edge is not None:
@@ -165,20 +201,33 @@ class PromptReader:
             for edge in request.edge.path():
                 edge.requests -= 1
                 edge.used = self._clock
+                self.pool.used(edge)
                 if not edge.requests:
                     self._abandon(edge)
             request.edge = None
         if request in self.requests:
             self.requests.remove(request)
 
+    def reset(self, request: Request) -> None:
+        """Forgets the states on the path of a request, and what is not finite there."""
+        assert request.edge is not None
+        for edge in request.edge.path():
+            self.pool.drop(edge)
+            edge.logits = None
+            edge.logprobs[np.isinf(edge.logprobs)] = np.nan
+            self._give_up(edge)
+
+    def _give_up(self, edge: LiveEdge) -> None:
+        """Ends the reading of an edge."""
+        if edge.working is not None:
+            self.pool.free(edge.working)
+            edge.working, edge.position = None, edge.start
+
     def _abandon(self, edge: LiveEdge) -> None:
         """Nobody asks for an edge any more: it is not read on, and what nothing follows is not
         predicted."""
-        if edge.working is not None:
-            if edge.working >= 0:
-                self._free.append(edge.working)
-            edge.working, edge.position = None, edge.start
-        if edge.slot < 0:
+        self._give_up(edge)
+        if edge not in self.pool:
             edge.logits = None
         edge.wanted_from, edge.wanted_top = NEVER, 0
 
@@ -193,14 +242,18 @@ class PromptReader:
                     self._learn_first(edge)
                     unknown = edge.unknown(request.score_from, request.top or 0)
                 if len(unknown):
-                    wanted = edge
+                    # A state from disk comes without what it predicts.
+                    first = not unknown[0] and edge.parent is not None and edge.parent.parent
+                    wanted = edge.parent if first else edge
                     break
         if wanted is None and request.max_new_tokens:
             last = request.edge
-            if (not request.drawn and last.logits is None) or (last.slot < 0 and request.goes_on):
+            if (not request.drawn and last.logits is None) or (
+                last not in self.pool and request.goes_on
+            ):
                 wanted = last
         while wanted is not None and wanted.parent is not None and wanted.working is None:
-            if wanted.parent.parent is None or wanted.parent.slot >= 0:
+            if wanted.parent.parent is None or wanted.parent in self.pool:
                 break
             wanted = wanted.parent
         return wanted
@@ -210,8 +263,9 @@ class PromptReader:
         parent = edge.parent
         if parent is None or parent.logits is None:
             return
-        width = max(edge.wanted_top, edge.top)
-        logprob, tokens, logprobs = self.normalised(parent.logits, int(edge.tokens[0]), width)
+        logprob, tokens, logprobs = self.normalised(
+            parent.logits, int(edge.tokens[0]), _width(edge)
+        )
         edge.learn(np.zeros(1, np.int64), np.array([logprob]), tokens[None], logprobs[None])
 
     def normalised(
@@ -237,54 +291,63 @@ class PromptReader:
             return PromptScores(np.empty(0), np.empty((0, top), int), np.empty((0, top)))
         return PromptScores(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
-    def _parts(
-        self, edges: list[LiveEdge], pause: float | None
-    ) -> list[tuple[LiveEdge, int, int, int]]:
-        """Edges to read from in the next step, with how many tokens, and the slots of the states
-        before and after them."""
-        needed = {e.parent for e in edges if e.working is None} | {r.edge for r in self.requests}
-        # Where memory is short one at a time, so that it is known which of them has not enough.
-        edges = edges[
-            : min(self._runner.step_rows, MOST_EDGES if self._most > SMALLEST_STEP else 1)
-        ]
+    def _parts(self, edges: list[LiveEdge], pause: float | None) -> list[Part]:
+        """What the next step reads of some edges."""
+        begun_from = {e.parent for e in edges if e.working is None}
+        needed = {*begun_from, *(r.edge for r in self.requests)}
+        edges = edges[: self.limits.rows]
         unused = self._budget(pause)
         share = max(unused // len(edges), SMALLEST_STEP)
-        counts = [min(edge.end - edge.position, share) for edge in edges]
+        left = [max(self._last(edge) - edge.position, 1) for edge in edges]
+        counts = [min(each, share) for each in left]
         spare = max(unused - sum(counts), 0)
-        parts = []
-        for edge, count in zip(edges, counts, strict=True):
-            more = min(edge.end - edge.position - count, spare)
+        parts: list[Part] = []
+        for edge, most, count in zip(edges, left, counts, strict=True):
+            more = min(most - count, spare)
             count, spare = min(count + more, unused), spare - more
             if not count:
                 break
             if edge.working is None:
-                source = edge.parent.slot if edge.parent is not None else -1
-                whole = count == len(edge.tokens) and not self._kept(edge)
-                target = -1 if whole else self._slot(needed)
+                source = self._source(edge)
+                whole = count == most and not self._kept(edge)
+                target = -1 if whole else self.pool.take(lambda: needed)
                 if target is None:
                     continue
             else:
                 source = target = edge.working
             unused -= count
-            parts.append((edge, count, source, target))
+            parts.append(Part(edge, edge.next_ids(count), source, target))
         if not parts and pause is None:  # all slots wait for each other
             edge = next(e for e in edges if e.working is None)
-            source = edge.parent.slot if edge.parent is not None else -1
-            target = source if edge.parent is not None and edge.parent.parent else None
-            if target is None:
-                target = self._slot(set())
-            elif edge.parent is not None:
-                edge.parent.slot = -1  # it is written over
+            source, parent = self._source(edge), edge.parent
+            if parent is not None and parent.parent is not None:
+                target = self.pool.take_over(parent)
+            else:
+                target = self.pool.take()
             assert target is not None
-            parts.append((edge, min(edge.end - edge.position, max(unused, 1)), source, target))
+            count = min(self._last(edge) - edge.position, max(unused, 1))
+            parts.append(Part(edge, edge.next_ids(count), source, target))
         return parts
+
+    def _source(self, edge: LiveEdge) -> int:
+        """Slot of the state before an edge, -1 at the start of a document."""
+        assert edge.parent is not None
+        return self.pool.slot_of(edge.parent)
 
     def _budget(self, pause: float | None) -> int:
         """Tokens to read in a step."""
         if pause is None or not self._token_seconds:
-            return self._most
+            return self.limits.tokens
         count = int(pause / self._token_seconds)
-        return min(max(1 << max(count, 1).bit_length() - 1, SMALLEST_STEP), self._most)
+        return min(max(1 << max(count, 1).bit_length() - 1, SMALLEST_STEP), self.limits.tokens)
+
+    def _last(self, edge: LiveEdge) -> int:
+        """Number of tokens of the sequence up to the last one that has to be read: the last token
+        of an edge predicts nothing that somebody wants, where nothing follows."""
+        follows = self._kept(edge) or any(
+            each.edge is edge and each.max_new_tokens and not each.drawn for each in self.requests
+        )
+        return edge.end if follows else max(edge.end - 1, edge.start + 1)
 
     def _kept(self, edge: LiveEdge) -> bool:
         """Whether the state after an edge is needed, or likely to be."""
@@ -292,52 +355,22 @@ class PromptReader:
             return True
         return any(each.edge is edge and each.goes_on for each in self.requests)
 
-    def _slot(self, needed: set[LiveEdge | None]) -> int | None:
-        """A slot, taken from the state that was not used for longest if none is free."""
-        if self._free:
-            return self._free.pop()
-        held = [
-            edge
-            for root in self.roots.values()
-            for edge in root.below()
-            if edge.parent is not None and edge.slot >= 0 and edge not in needed
-        ]
-        if not held:
-            return None
-        edge = min(held, key=lambda one: one.used)
-        slot, edge.slot, edge.logits = edge.slot, -1, None
-        self._counts.states_evicted += 1
-        return slot
-
-    def _read_parts(self, parts: list[tuple[LiveEdge, int, int, int]]) -> None:
+    def _read_parts(self, parts: list[Part]) -> None:
         if not parts:
             return
         begin = time.perf_counter()
-        pieces = [edge.tokens[(at := edge.position - edge.start) : at + n] for edge, n, *_ in parts]
-        counts, sources, targets = map(list, [*zip(*parts, strict=True)][1:])
-        if filler := self._filler(sum(counts)):
-            pieces.append(np.zeros(filler, np.int32))
-            counts.append(filler)
-            sources.append(-1)
-            targets.append(-1)
-        for edge, _, _, target in parts:
+        for edge, _, _, target, _ in parts:
             if edge.working is None:
                 edge.position, edge.working = edge.start, target
-        self._at_work = {edge for edge, *_ in parts}
-        hidden, self.pool = self._runner.read(
-            self.pool,
-            np.concatenate(pieces),
-            np.array(counts),
-            np.array(sources),
-            np.array(targets),
-        )
-        bases = np.cumsum(counts) - counts
+        self._at_work = {part.edge for part in parts}
+        read = sum(len(part.tokens) for part in parts)
+        filler = self._filler(read)
+        hidden, bases = self.pool.read(parts, filler)
         self._score(hidden, parts, bases)
         self._end_edges(hidden, parts, bases)
-        read = sum(count for _, count, *_ in parts)
         self._counts.steps += 1
         self._counts.tokens_read += read
-        took = (time.perf_counter() - begin) / (read + (filler or 0))
+        took = (time.perf_counter() - begin) / (read + filler)
         self._token_seconds = lately(self._token_seconds, took)
 
     def _filler(self, tokens: int) -> int:
@@ -346,52 +379,78 @@ class PromptReader:
             return 0
         return next((size for size in SIZES if size >= tokens), tokens) - tokens
 
-    def _score(self, hidden: Any, parts: list[Any], bases: np.ndarray) -> None:
+    def _score(self, hidden: Any, parts: list[Part], bases: np.ndarray) -> None:
         """Learns the log-probabilities that are wanted of what the parts of a step predict."""
+        every = self._wanted(parts, bases)
         for with_top in (False, True):
-            found: list[tuple[LiveEdge, np.ndarray, np.ndarray]] = []
-            for (edge, count, *_), base in zip(parts, bases.tolist(), strict=False):
-                if (max(edge.wanted_top, edge.top) > 0) is not with_top:
-                    continue
-                at = edge.position - edge.start
-                unknown = edge.unknown(edge.wanted_from, edge.wanted_top)
-                unknown = unknown[(unknown > at) & (unknown <= at + count)]
-                if len(unknown):
-                    found.append((edge, unknown, base + unknown - 1 - at))
+            found = [each for each in every if (_width(each[0]) > 0) is with_top]
             if not found:
                 continue
             positions = np.concatenate([places for *_, places in found])
+            position_of = np.arange(len(positions))
+            if not self._fixed_sizes:
+                positions, position_of = np.unique(positions, return_inverse=True)
             targets = np.concatenate([edge.tokens[index] for edge, index, _ in found])
-            asked = hidden, positions, targets, np.arange(len(targets)), self._softmax_dtype
+            asked = hidden, positions, targets, position_of, self._softmax_dtype
             if with_top:
-                top = max(max(edge.wanted_top, edge.top) for edge, *_ in found)
+                top = max(_width(edge) for edge, *_ in found)
                 results = self._runner.score_top(*asked, top)
             else:
                 results = (self._runner.score(*asked)[0],)
             first = 0
             for edge, index, _ in found:
                 part = slice(first, first := first + len(index))
-                width = max(edge.wanted_top, edge.top)
-                edge.learn(index, results[0][part], *(each[part, :width] for each in results[1:]))
+                top = _width(edge)
+                edge.learn(index, results[0][part], *(each[part, :top] for each in results[1:]))
 
-    def _end_edges(self, hidden: Any, parts: list[Any], bases: np.ndarray) -> None:
+    def _wanted(
+        self, parts: list[Part], bases: np.ndarray
+    ) -> list[tuple[LiveEdge, np.ndarray, np.ndarray]]:
+        """Edges with the indices of their tokens that the parts of a step predict and somebody
+        asks for, and the hidden vector that predicts each."""
+        own: list[tuple[LiveEdge, np.ndarray, np.ndarray]] = []
+        after: list[tuple[LiveEdge, np.ndarray, np.ndarray]] = []
+        for (edge, tokens, *_), base in zip(parts, bases.tolist(), strict=True):
+            at = edge.position - edge.start
+            end = at + len(tokens)
+            unknown = edge.unknown(edge.wanted_from, edge.wanted_top)
+            unknown = unknown[(unknown > at) & (unknown <= end)]
+            if len(unknown):
+                own.append((edge, unknown, base + unknown - 1 - at))
+            if end == len(edge.tokens):
+                for child in edge.children.values():
+                    unknown = child.unknown(child.wanted_from, child.wanted_top)
+                    if len(unknown) and not unknown[0]:
+                        after.append((child, unknown[:1], np.array([base + len(tokens) - 1])))
+        if self._fixed_sizes:  # no more are compiled for than a step has tokens; see `_learn_first`
+            read = sum(len(part.tokens) for part in parts)
+            after = after[: read - sum(len(index) for _, index, _ in own)]
+        return own + after
+
+    def _end_edges(self, hidden: Any, parts: list[Part], bases: np.ndarray) -> None:
         """Goes on to the next tokens; keeps what edges predict that have been read to the end."""
         ended: list[tuple[LiveEdge, int]] = []
-        for (edge, count, *_), base in zip(parts, bases.tolist(), strict=False):
-            edge.position += count
-            if edge.position < edge.end:
+        for (edge, tokens, *_), base in zip(parts, bases.tolist(), strict=True):
+            edge.position += len(tokens)
+            if edge.position < self._last(edge):
                 continue
+            whole = edge.position == edge.end
             slot, edge.working, edge.position = edge.working, None, edge.start
             assert slot is not None
             self._clock += 1
             edge.used = self._clock
-            if edge.slot < 0:
-                edge.slot = slot
-            elif slot >= 0:  # it was read again for its tokens' sake
-                self._free.append(slot)
+            if not whole:
+                self.pool.free(slot)
+                continue
+            if edge in self.pool:  # it was read again for its tokens' sake
+                self.pool.free(slot)
+                self.pool.used(edge)
+            elif slot >= 0:
+                self.pool.hold(edge, slot)
+            self._keep(edge)
             asked = any(each.edge is edge and not each.drawn for each in self.requests)
             if slot >= 0 or asked:
-                ended.append((edge, base + count - 1))
+                ended.append((edge, base + len(tokens) - 1))
         if ended:
             logits = self._runner.logits(hidden, np.array([place for _, place in ended]))
             for (edge, _), row in zip(ended, logits, strict=False):
@@ -409,8 +468,7 @@ class PromptReader:
                 break
             if edge.requests or edge.children or edge.parent is None:
                 continue
-            if edge.slot >= 0:
-                self._free.append(edge.slot)
+            self.pool.drop(edge)
             del edge.parent.children[int(edge.tokens[0])]
             total -= len(edge.tokens)
 
@@ -418,3 +476,8 @@ class PromptReader:
 def lately(before: float, now: float) -> float:
     """A mean in which the last ten or so count."""
     return 0.9 * before + 0.1 * now if before else now
+
+
+def _width(edge: LiveEdge) -> int:
+    """Number of likeliest tokens to find in the places of an edge's tokens."""
+    return max(edge.wanted_top, edge.top)

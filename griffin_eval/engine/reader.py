@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from griffin_eval.engine.kept import prepare
 from griffin_eval.engine.limits import Limits, is_out_of_memory
+from griffin_eval.engine.pool import Part, Pool
 from griffin_eval.engine.stats import Stats
 from griffin_eval.engine.tree import Edge, Tree, ablation_of, ids_of
 from griffin_eval.runners.protocol import Runner
@@ -38,6 +39,10 @@ class ActiveEdge:
         """Number of tokens that are still to be read."""
         return self.edge.end - self.position
 
+    def next_ids(self, count: int) -> np.ndarray:
+        """int32 [count], ids of the tokens that are read next."""
+        return ids_of(self.edge.path[self.position : self.position + count])
+
     def next_part(self, most: int) -> tuple[int, int]:
         """How many tokens, at most ``most``, can be read before memory is cleared again, and the
         `Ablation` that comes before the first of them."""
@@ -57,7 +62,7 @@ class Reader:
     state that has waited longest is evicted, and computed again when it is needed.
 
     Attributes:
-        pool: the states, as the runner keeps them.
+        pool: the states at the ends of edges, from the end until the last child has begun.
 
     Args:
         runner: the model.
@@ -66,7 +71,7 @@ class Reader:
         capacity: length in tokens of the longest sequence.
         stats: counters that are added to.
         on_step: called after each step with its hidden vectors, its parts, and the index of each
-            part's first hidden vector.
+            part's first hidden vector. The edge of a part is its `ActiveEdge`.
         progress: called with the number of tokens that were read for the first time.
         describe: names a sequence, given its index, in an error.
         cache: states on disk, from which reading begins where it can; None for none.
@@ -80,7 +85,7 @@ class Reader:
         capacity: int,
         stats: Stats,
         *,
-        on_step: Callable[[Any, list["Part"], np.ndarray], None],
+        on_step: Callable[[Any, list[Part], np.ndarray], None],
         progress: Callable[[int], Any],
         describe: Callable[[int], str],
         cache: StateCache | None = None,
@@ -97,11 +102,10 @@ class Reader:
         stats.tokens_again += tree.repeated
         self._stack = tree.roots[::-1]
         self._active: list[ActiveEdge] = []
-        self._held: dict[Edge, int] = {}  # edges read to their end, and the slots of their states
         self._wanted: dict[Edge, int] = {}  # how many children have yet to begin from that state
         self._again: dict[Edge, list[Edge]] = {}  # to be read again, and which edges wait for it
         self._scored: dict[Edge, int] = {}  # up to where edges were read whose state was lost
-        self._open_pool()
+        self.pool = self._open_pool()
 
     @property
     def busy(self) -> bool:
@@ -127,7 +131,7 @@ class Reader:
             if edge.sequence is not None and len(reached) == ends:
                 break
             self._stack.pop()
-            while (parent := edge.parent) is not None and parent not in self._held:
+            while (parent := edge.parent) is not None and parent not in self.pool:
                 if parent in self._again:  # its state is on its way
                     self._again[parent].append(edge)
                     break
@@ -141,7 +145,8 @@ class Reader:
                         self._stack.append(edge)
                         break
                 elif edge.sequence is not None:
-                    reached.append((edge.sequence, -1 if parent is None else self._held[parent]))
+                    slot = -1 if parent is None else self.pool.slot_of(parent)
+                    reached.append((edge.sequence, slot))
                     self._begin(edge, leaf=True)
                 else:
                     self._active.append(ActiveEdge(edge, self._scored.get(edge, 0)))
@@ -160,12 +165,10 @@ class Reader:
             edge.keep, edge.stored = edge.stored, None
             self._stats.tokens_kept -= edge.end
             self._stats.tokens_unique += edge.end
-            self._free.append(slot)
+            self.pool.free(slot)
             self._stack.append(edge)
             return True
-        self.pool = self._runner.write_state(
-            self.pool, slot, state.tensors, edge.end, self._capacity
-        )
+        self.pool.write(slot, state.tensors, edge.end)
         self._finish(edge, slot)
         return True
 
@@ -184,61 +187,37 @@ class Reader:
                 raise
             self._shrink(error)
 
-    def _open_pool(self) -> None:
+    def _open_pool(self) -> Pool:
         budget = self._limits.state_bytes or self._runner.free_memory() // 4
         fit = max(budget // self._runner.state_bytes(self._capacity), 1)
         # Pools of two sizes, since each of them may be compiled for.
         rows = min(self._limits.rows, self._runner.decode_rows)
-        few, self._most = (1 << min(fit, times * rows).bit_length() - 1 for times in (1, 8))
-        self._free = list(range(few))[::-1]
-        self.pool: Any = self._runner.open_pool(few, self._capacity)
-        self._states = few
+        few, most = (1 << min(fit, times * rows).bit_length() - 1 for times in (1, 8))
+        return Pool(self._runner, few, most, self._capacity, self._count_evicted)
 
-    def _grow_pool(self) -> bool:
-        """Adds slots to the pool; whether the limits and the memory allowed it."""
-        if self._states == self._most:
-            return False
-        try:
-            self.pool = self._runner.grow_pool(self.pool, self._most, self._capacity)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            self._most = self._states
-            return False
-        self._free = list(range(self._states, self._most))[::-1]
-        self._states = self._most
-        return True
+    def _count_evicted(self, edge: Edge) -> None:
+        self._stats.states_evicted += 1
 
     def _step(self) -> None:
         parts = self._parts()
-        counts = np.array([part.tokens for part in parts])
-        ablations = np.array([part.ablation for part in parts])
-        hidden, self.pool = self._runner.read(
-            self.pool,
-            ids_of(np.concatenate([part.path for part in parts])),
-            counts,
-            np.array([part.source for part in parts]),
-            np.array([part.target for part in parts]),
-            ablations if ablations.any() else None,
-        )
-        self._on_step(hidden, parts, np.cumsum(counts) - counts)
-        again = 0
-        for active, count, _, target, _ in parts:
+        hidden, bases = self.pool.read(parts)
+        self._on_step(hidden, parts, bases)
+        total = again = 0
+        for active, tokens, _, target, _ in parts:
+            count = len(tokens)
+            total += count
             again += min(max(active.scored - active.position, 0), count)
             active.position, active.slot = active.position + count, target
             if not active.left:
                 self._finish(active.edge, active.slot)
         self._active = [active for active in self._active if active.left]
         self._stats.steps += 1
-        self._stats.tokens_computed += int(counts.sum())
+        self._stats.tokens_computed += total
         self._stats.tokens_again += again
-        self._progress(int(counts.sum()) - again)
+        self._progress(total - again)
 
-    def _parts(self) -> list["Part"]:
-        """What the next step reads, and the slots of states that it takes and writes.
-
-        A slot may be written that parts before it take, but none behind it.
-        """
+    def _parts(self) -> list[Part]:
+        """What the next step reads, and the slots of states that it takes and writes."""
         parts: list[Part] = []
         unused = self._limits.tokens
         for active in list(self._active):
@@ -248,17 +227,18 @@ class Reader:
             source = target = active.slot
             if not active.begun:
                 parent = active.edge.parent
-                source = -1 if parent is None else self._held.get(parent)
+                source = -1 if parent is None else self.pool.slot_of(parent)
                 leaf = count == active.left and not active.edge.children
-                target = None if source is None else self._begin(active.edge, leaf)
+                lost = parent is not None and source < 0
+                target = None if lost else self._begin(active.edge, leaf)
                 # Not before another edge is done, or its parent is read again.
-                if source is None or target is None:
+                if target is None:
                     self._stack.append(active.edge)
                     self._active.remove(active)
                     continue
                 active.begun = True
             unused -= count
-            parts.append(Part(active, count, source, target, ablation))
+            parts.append(Part(active, active.next_ids(count), source, target, ablation))
         return parts
 
     def _begin(self, edge: Edge, leaf: bool) -> int | None:
@@ -267,32 +247,28 @@ class Reader:
         last = parent is not None and self._wanted[parent] == 1
         if leaf:
             slot = -1
-        elif last and parent in self._held:
-            slot = self._held.pop(parent)
-        elif self._free or self._grow_pool():
-            slot = self._free.pop()
-        elif self._held:
-            slot = self._held.pop(self._least_needed())
-            self._stats.states_evicted += 1
+        elif last and parent in self.pool:
+            slot = self.pool.take_over(parent)
         else:
-            return None
+            slot = self.pool.take(self._parents_of_active)
+            if slot is None:
+                slot = self.pool.take()
+            if slot is None:
+                return None
         if parent is not None:
             self._wanted[parent] -= 1
             if last:
                 del self._wanted[parent]
-                if parent in self._held:
-                    self._free.append(self._held.pop(parent))
+                self.pool.drop(parent)
         return slot
 
-    def _least_needed(self) -> Edge:
-        """The edge whose state is evicted: the one that has waited longest of those from which no
-        active edge has yet to begin, if there are any."""
-        needed = {active.edge.parent for active in self._active if not active.begun}
-        return next((edge for edge in self._held if edge not in needed), next(iter(self._held)))
+    def _parents_of_active(self) -> set[Edge | None]:
+        """Edges from which an active edge has yet to begin."""
+        return {active.edge.parent for active in self._active if not active.begun}
 
     def _finish(self, edge: Edge, slot: int) -> None:
         if edge.keep is not None and self._cache is not None and slot >= 0:
-            tensors = self._runner.state_tensors(self.pool, slot, edge.end)
+            tensors = self.pool.tensors(slot, edge.end)
             self._cache.save(edge.keep, edge.path[: edge.end + 1], tensors)
             edge.keep = None
         self._scored[edge] = edge.end  # whenever it is read again, nothing on it is scored
@@ -303,10 +279,10 @@ class Reader:
             if children:
                 self._wanted[edge] = len(children)
         if children:
-            self._held[edge] = slot
+            self.pool.hold(edge, slot)
             self._stack += children[::-1]
-        elif slot >= 0:
-            self._free.append(slot)
+        else:
+            self.pool.free(slot)
 
     def _shrink(self, error: BaseException) -> None:
         """Halves the steps after memory ran out. All states are dropped and computed again.
@@ -332,30 +308,5 @@ class Reader:
             if active.begun and (parent := active.edge.parent) is not None:
                 self._wanted[parent] = self._wanted.get(parent, 0) + 1
         self._active = []
-        self._held.clear()
-        self.pool = None  # before another one is made
-        self._open_pool()
-
-
-class Part(NamedTuple):
-    """What a step reads of one active edge.
-
-    Attributes:
-        active: the edge.
-        tokens: number of tokens, from ``active.position`` on.
-        source: slot of the state before them, -1 at the start of a document.
-        target: slot that the state after them is written to, -1 if it is not needed.
-        ablation: number of the `Ablation` of the state before them.
-    """
-
-    active: ActiveEdge
-    tokens: int
-    source: int
-    target: int
-    ablation: int
-
-    @property
-    def path(self) -> np.ndarray:
-        """int32 [tokens], the part of the edge's path that is read."""
-        begin = self.active.position
-        return self.active.edge.path[begin : begin + self.tokens]
+        del self.pool  # before another one is made
+        self.pool = self._open_pool()

@@ -47,7 +47,7 @@ def read(
     )
     while True:
         for _, slot in reader.fill(1):
-            tensors = runner.state_tensors(reader.pool, slot, len(tokens) - 1)
+            tensors = reader.pool.tensors(slot, len(tokens) - 1)
             if bad := [name for name, one in tensors.items() if not np.isfinite(one).all()]:
                 raise NotFinite(
                     f"the state after the text holds NaN or infinity in {', '.join(bad[:3])}: the "

@@ -5,8 +5,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from griffin_eval.engine.generation import GREEDY, Chooser, Sampling
 from griffin_eval.engine.live_tree import LiveEdge
+from griffin_eval.engine.sampling import GREEDY, Chooser, Sampling
 
 MOST_TOP = 20  # likeliest tokens that can be asked for
 
@@ -108,6 +108,7 @@ class Counts:
         requests: that were added.
         finished: by reason.
         prompt_tokens: of all requests that began.
+        tokens_kept: of prompts, that were not read because a state on disk had read them.
         tokens_read: that steps read of prompts.
         tokens_generated: that were generated.
         states_evicted: states that were dropped for others.
@@ -117,6 +118,7 @@ class Counts:
     requests: int = 0
     finished: dict[str, int] = field(default_factory=dict)
     prompt_tokens: int = 0
+    tokens_kept: int = 0
     tokens_read: int = 0
     tokens_generated: int = 0
     states_evicted: int = 0

@@ -12,28 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from griffin_eval.engine.generation import Chooser
 from griffin_eval.engine.limits import is_out_of_memory
 from griffin_eval.engine.prompt_reader import PromptReader, lately
 from griffin_eval.engine.requests import MOST_TOP, Counts, NewToken, Request
+from griffin_eval.engine.rows import Row, Rows
+from griffin_eval.engine.sampling import Chooser
 from griffin_eval.runners.protocol import Runner
 from griffin_eval.states.saved_state import SavedState
+from griffin_eval.states.state_cache import StateCache
 
 MOST_SLOTS = 256  # states in the pool
 
 logger = logging.getLogger(__name__)
-
-
-class _Rows:
-    """Documents that are continued together, as the runner holds them."""
-
-    def __init__(self, state: Any, rows: int):
-        self.state = state
-        self.requests: list[Request | None] = [None] * rows
-
-    @property
-    def free(self) -> list[int]:
-        return [row for row, request in enumerate(self.requests) if request is None]
 
 
 class Scheduler:
@@ -47,6 +37,7 @@ class Scheduler:
         rows: most requests that are continued at a time; None for as many as the runner should.
         softmax_dtype: dtype in which logits are normalised.
         saved: saved states by name, from which requests may go on.
+        cache: folder of states that earlier processes left, and in which this one keeps some.
     """
 
     def __init__(
@@ -59,6 +50,7 @@ class Scheduler:
         rows: int | None = None,
         softmax_dtype: str = "float32",
         saved: dict[str, SavedState] | None = None,
+        cache: StateCache | None = None,
     ):
         self._runner, self._eos_ids, self._saved = runner, eos_ids, saved or {}
         self._capacity, self._softmax_dtype = runner.padded_tokens(capacity), softmax_dtype
@@ -69,16 +61,19 @@ class Scheduler:
         slots = max(fit, 2) + len(self._saved)
         self.counts = Counts()
         self._prompts = PromptReader(
-            runner, slots, self._capacity, softmax_dtype, self._saved, self.counts
+            runner, slots, self._capacity, softmax_dtype, self._saved, self.counts, cache
         )
         self._changed = threading.Condition()
         self._added: list[Request] = []
         self._closing = self._cancels = False
         self._waiting: deque[Request] = deque()
+        # Requests that got what is not finite, and the one of them that is read by itself now.
+        self._suspects: deque[Request] = deque()
+        self._alone: Request | None = None
         self._decode_seconds = 0.0  # of a step that generates, as it was lately
         self._thread: threading.Thread | None = None
         self.failed: Exception | None = None
-        self._open()
+        self._open_rows()
 
     def start(self) -> None:
         """Begins to answer, in a thread of its own."""
@@ -103,18 +98,9 @@ class Scheduler:
 
         Not compiled are numbers of likeliest tokens other than 1.
         """
-        runner = self._runner
         self._prompts.warm_up()
         for rows in self._rows:
-            places, none = np.arange(len(rows.requests)), np.zeros(len(rows.requests), np.int64)
-            nothing = np.array([-1])
-            rows.state = runner.insert_rows(rows.state, places[:1], self._prompts.pool, nothing)
-            hidden, rows.state = runner.decode_step(rows.state, none, none)
-            runner.greedy(hidden, places)
-            for count in {1, len(places)}:  # of those that draw, or that want log-probabilities
-                at = places[:count]
-                runner.logits(hidden, at)
-                runner.score_top(hidden, at, none[:count], at, self._softmax_dtype, 1)
+            rows.warm_up(self._prompts.pool, self._softmax_dtype)
 
     def cancel(self, request: Request) -> None:
         """Ends a request as soon as the step that runs is over, if it has not ended yet."""
@@ -152,12 +138,12 @@ class Scheduler:
     @property
     def generating(self) -> int:
         """Number of requests that have a row."""
-        return sum(each is not None for rows in self._rows for each in rows.requests)
+        return sum(len(rows.taken) for rows in self._rows)
 
     @property
     def states(self) -> int:
         """Number of slots of states that are taken."""
-        return self._prompts.taken
+        return self._prompts.pool.taken
 
     def run(self) -> None:
         """Answers all requests that are there, in this thread."""
@@ -187,17 +173,13 @@ class Scheduler:
             self._finish(request, "error", error)
 
     def _running(self) -> list[Request]:
-        seated = [each for rows in self._rows for each in rows.requests if each is not None]
-        return self._prompts.requests + seated
+        seated = [each for rows in self._rows for each in rows.owners]
+        return [*self._prompts.requests, *seated, *self._suspects]
 
-    def _open(self) -> None:
-        """Takes memory for states; none is kept from before."""
-        self._rows: list[_Rows] = []
-        self._prompts.open()
+    def _open_rows(self) -> None:
         # One request alone need not pay for the rows of many.
-        for rows in sorted({1, self.rows}):
-            state = self._runner.start_decoding(rows, self._capacity)
-            self._rows.append(_Rows(state, rows))
+        counts = sorted({1, self.rows})
+        self._rows = [Rows(self._runner, count, self._capacity) for count in counts]
 
     def _step(self) -> bool:
         """Reads parts of prompts once, and continues every row once; whether there was anything
@@ -210,10 +192,14 @@ class Scheduler:
             self._drop_cancelled()
         while self._waiting and len(self._prompts.requests) < 2 * self.rows:
             self._begin(self._waiting.popleft())
+        if self._suspects and self._alone is None:
+            self._alone = self._suspects.popleft()
+            self._prompts.enter(self._alone)
         try:
             self._read()
-            self._seat()
-            self._continue()
+            if self._alone is None:
+                self._seat()
+                self._continue()
         except Exception as error:  # of a framework, whatever its kind
             self._recover(error)
         self._prompts.forget()
@@ -230,10 +216,14 @@ class Scheduler:
         """Takes a request out of the tree, and out of its row."""
         self._prompts.leave(request)
         for rows in self._rows:
-            rows.requests = [None if each is request else each for each in rows.requests]
+            rows.leave(request)
 
     def _finish(self, request: Request, reason: str, error: Exception | None = None) -> None:
         self._leave(request)
+        if request in self._suspects:
+            self._suspects.remove(request)
+        if request is self._alone:
+            self._alone = None
         with self._changed:
             self.counts.finished[reason] = self.counts.finished.get(reason, 0) + 1
         try:
@@ -249,10 +239,12 @@ class Scheduler:
 
     def _read(self) -> None:
         """Reads a step of what prompts need, and answers those that need nothing more."""
-        ready, edges = self._prompts.needs()
+        alone = self._alone
+        ready, edges = self._prompts.needs(self._prompts.requests if alone is None else [alone])
         for request in ready:
             self._ready(request)
-        self._prompts.read(edges, self._decode_seconds if self.generating else None)
+        waits = self.generating and alone is None
+        self._prompts.read(edges, self._decode_seconds if waits else None)
 
     def _ready(self, request: Request) -> None:
         """The prompt of a request has been read: gives its scores, and the first new token."""
@@ -260,22 +252,25 @@ class Scheduler:
         assert edge is not None
         if request.score_from is not None:
             scores = self._prompts.scores_of(request)
-            request.score_from = None
             if not np.isfinite(scores.logprobs).all():
-                self._finish(request, "error", self._not_finite())
+                self._not_finite(request)
                 return
+            request.score_from = None
             if not self._told(request, lambda: request.listener.prompt(scores)):
                 return
         if not request.max_new_tokens:
             self._finish(request, "length")
         elif not request.drawn:
-            assert edge.logits is not None and request.chooser is not None
-            if np.isnan(edge.logits).any():
-                self._finish(request, "error", self._not_finite())
+            if edge.logits is None:  # of one of which something was not finite just now
                 return
+            if np.isnan(edge.logits).any():
+                self._not_finite(request)
+                return
+            assert request.chooser is not None
             request.drawn = True
-            sampled = request.sampling.temperature
-            token = request.chooser(edge.logits) if sampled else int(edge.logits.argmax())
+            if request is self._alone:
+                self._alone = None
+            token = request.chooser(edge.logits)
             found = (
                 (None, _NONE, _NONE)
                 if request.top is None
@@ -285,21 +280,17 @@ class Scheduler:
 
     def _seat(self) -> None:
         """Gives rows to requests whose first token has been chosen."""
-        waiting = self._prompts.requests
-        ready = [each for each in waiting if each.drawn and each.edge and each.edge.slot >= 0]
+        pool, waiting = self._prompts.pool, self._prompts.requests
+        ready = [each for each in waiting if each.drawn and each.edge in pool]
         alone = not self.generating and len(ready) == 1
         for rows in self._rows if alone else self._rows[::-1][:1]:
-            free = rows.free
-            taken, ready = ready[: len(free)], ready[len(free) :]
-            if not taken:
-                continue
-            slots = [each.edge.slot for each in taken if each.edge is not None]
-            rows.state = self._runner.insert_rows(
-                rows.state, np.array(free[: len(taken)]), self._prompts.pool, np.array(slots)
-            )
-            for row, request in zip(free, taken, strict=False):
-                rows.requests[row] = request
-                waiting.remove(request)
+            free = len(rows.free)
+            taken, ready = ready[:free], ready[free:]
+            if taken:
+                documents = [Row(r, r.new[-1], r.chooser) for r in taken if r.chooser]
+                rows.put(pool, [pool.slot_of(each.edge) for each in taken], documents)
+                for request in taken:
+                    waiting.remove(request)
 
     def _continue(self) -> None:
         """Reads the last token of every row and chooses the next."""
@@ -307,42 +298,32 @@ class Scheduler:
         if not self.generating:
             return
         for rows in self._rows:
-            taken = [(row, r) for row, r in enumerate(rows.requests) if r is not None]
-            if taken:
-                self._continue_rows(rows, taken)
+            if rows.taken:
+                self._continue_rows(rows)
         self._decode_seconds = lately(self._decode_seconds, time.perf_counter() - begin)
 
-    def _continue_rows(self, rows: _Rows, taken: list[tuple[int, Request]]) -> None:
-        last, active = np.zeros((2, len(rows.requests)), np.int64)
-        for row, request in taken:
-            last[row], active[row] = request.new[-1], 1
-        hidden, rows.state = self._runner.decode_step(rows.state, last, active)
+    def _continue_rows(self, rows: Rows) -> None:
+        taken = {number: row.owner for number, row in rows.taken.items()}
+        hidden, chosen = rows.step()
         self.counts.steps += 1
-        chosen = np.array(self._runner.greedy(hidden, np.arange(len(active))))
-        if drawn := [(row, each) for row, each in taken if each.sampling.temperature]:
-            logits = self._runner.logits(hidden, np.array([row for row, _ in drawn]))
-            for (row, request), scores in zip(drawn, logits, strict=False):
-                if chosen[row] >= 0 and request.chooser is not None:
-                    chosen[row] = request.chooser(scores)
         found: dict[int, Any] = {}
-        asked = [(row, r.top) for row, r in taken if r.top is not None and chosen[row] >= 0]
+        asked = [(n, taken[n].top) for n in chosen if taken[n].top is not None and chosen[n] >= 0]
         if asked:
-            places = np.array([row for row, _ in asked])
             results = self._runner.score_top(
                 hidden,
-                places,
-                chosen[places],
-                np.arange(len(places)),
+                np.array([number for number, _ in asked]),
+                np.array([chosen[number] for number, _ in asked]),
+                np.arange(len(asked)),
                 self._softmax_dtype,
                 max(1, *(top for _, top in asked)),
             )
-            for (row, top), logprob, tokens, logprobs in zip(asked, *results, strict=True):
-                found[row] = float(logprob), tokens[:top], logprobs[:top]
-        for row, request in taken:
-            if chosen[row] < 0:
-                self._finish(request, "error", self._not_finite())
+            for (number, top), logprob, tokens, logprobs in zip(asked, *results, strict=True):
+                found[number] = float(logprob), tokens[:top], logprobs[:top]
+        for number, token in chosen.items():
+            if token < 0:
+                self._not_finite(taken[number])
             else:
-                self._give(request, int(chosen[row]), *found.get(row, (None, _NONE, _NONE)))
+                self._give(taken[number], token, *found.get(number, (None, _NONE, _NONE)))
 
     def _give(
         self,
@@ -374,10 +355,16 @@ class Scheduler:
             return False
         return True
 
-    def _not_finite(self) -> Exception:
-        return ArithmeticError(
-            f"the model's answer in {self._runner.dtype} is not finite: try dtype float32"
-        )
+    def _not_finite(self, request: Request) -> None:
+        """Lets a request be read by itself once more, since NaN may have come from another one in
+        the same step; it ends with an error if that was so already."""
+        if request is self._alone:
+            reason = f"the model's answer in {self._runner.dtype} is not finite: try dtype float32"
+            self._finish(request, "error", ArithmeticError(reason))
+            return
+        self._prompts.reset(request)
+        self._leave(request)
+        self._suspects.append(request)
 
     def _recover(self, error: Exception) -> None:
         """Goes on after a failed step. States are lost: what is unfinished is read again, in
@@ -389,7 +376,7 @@ class Scheduler:
             failed = running
         elif self._prompts.shrink():
             failed = []
-            logger.warning("out of memory: going on with %d tokens a step", self._prompts.most)
+            logger.warning("out of memory: going on with %s", self._prompts.limits)
         else:
             failed = (self._prompts.at_work() or running)[:1]
         kept = [each for each in running if each not in failed]
@@ -398,9 +385,12 @@ class Scheduler:
             self._finish(request, "error", MemoryError(reason) if short else error)
         for request in kept:
             self._leave(request)
-        self._open()
+        self._rows = []  # before others are made
+        self._prompts.open()
+        self._open_rows()
         for request in kept:
-            self._prompts.enter(request)
+            if request not in self._suspects:
+                self._prompts.enter(request)
 
 
 _NONE = np.empty(0)

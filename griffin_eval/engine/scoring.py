@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from griffin_eval.engine.limits import Limits
-from griffin_eval.engine.reader import Part, Reader
+from griffin_eval.engine.pool import Part
+from griffin_eval.engine.reader import Reader
 from griffin_eval.engine.stats import Stats
 from griffin_eval.engine.tree import Scorable, build
 from griffin_eval.errors import BadInput
@@ -173,12 +174,12 @@ class _Scorer:
         # among all results, and the hidden vector after which it follows.
         runs: list[tuple[int, int, int, int]] = []
         tokens: list[np.ndarray] = []
-        for (active, count, *_), base in zip(parts, bases.tolist(), strict=True):
+        for (active, read, *_), base in zip(parts, bases.tolist(), strict=True):
             edge = active.edge
             begin = active.position - edge.start
             new = max(active.scored - edge.start, begin)
             for targets in edge.targets:
-                start, end = max(targets.start, new), min(targets.end, begin + count)
+                start, end = max(targets.start, new), min(targets.end, begin + len(read))
                 if start < end:
                     index = int(self._indices[targets.sequence])
                     place = targets.place + start - targets.start

@@ -86,8 +86,10 @@ class ModelArguments:
         item: name of the item of an Orbax checkpoint that holds the parameters.
         embedding_scale: whether embeddings are scaled, if not as the config says.
         logits_soft_cap: soft cap of the logits, 0 for none, if not the config's.
-        names: file with a table of the checkpoint's own names of tensors
-            (`griffin_eval.converters.naming.user_table`).
+        names: file with a table of the checkpoint's own names of tensors, or the name of one that
+            ships (`griffin_eval.converters.naming.user_table`).
+        accept_differences: whether weights are read although ``names`` says that their trainer
+            computes what this model does not.
         check: whether the weights are compared with the manifest beside them, if there is one. A
             run whose weights differ ends before its results are written.
         parity: ``check`` runs a probe in both frameworks first, records the largest differences,
@@ -125,6 +127,7 @@ class ModelArguments:
     embedding_scale: bool | None = None
     logits_soft_cap: float | None = None
     names: str | None = None
+    accept_differences: bool = False
     check: bool = True
     parity: str | None = None
     token_scores: str | None = None
@@ -143,6 +146,7 @@ class ModelArguments:
             embedding_scale=self.embedding_scale,
             logits_soft_cap=self.logits_soft_cap,
             names=self.names,
+            accept_differences=self.accept_differences,
             check_parts=self.check,
         )
 
@@ -215,6 +219,7 @@ _PARSED = {
     "state_cache": lambda name, value: str(value),
     "state_cache_size": lambda name, value: parse_size(str(value), name),
     "check": _boolean,
+    "accept_differences": _boolean,
     "batch_size": _batch_size,
     "max_batch_size": positive_integer,
     "tensor_parallel_size": positive_integer,

@@ -8,7 +8,7 @@ from lm_eval.models.utils import (
     normalize_gen_kwargs,
 )
 
-from griffin_eval.engine.generation import Sampling
+from griffin_eval.engine.sampling import Sampling
 from griffin_eval.errors import ArgumentError
 from griffin_eval.text.tokenizer import Tokenizer
 

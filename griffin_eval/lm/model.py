@@ -38,8 +38,9 @@ from griffin_eval.lm.token_scores import Record, TokenScoreFiles
 from griffin_eval.lm.token_sums import TokenScores
 from griffin_eval.lm.weights_hash import start_hashing
 from griffin_eval.runners.load import launched
-from griffin_eval.states.saved_state import check_weights
-from griffin_eval.text.tokenizer import encode_with_bos
+from griffin_eval.states.saved_state import SavedState, check_weights
+from griffin_eval.text.chat import TemplateRefused, after_opening, template_name
+from griffin_eval.text.tokenizer import Tokenizer, encode_with_bos
 
 NO_LIMIT = 2**31 - 1  # positions are 32-bit integers
 ABLATIONS = {name.lower(): kind for name, kind in Ablation.__members__.items()}
@@ -161,6 +162,8 @@ class GriffinLM(TemplateLM):
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
         self._templated = True
+        if (state := self._model.state) is not None:
+            return _after_state(state, chat_history, self.tokenizer, add_generation_prompt)
         return self.tokenizer.apply_chat_template(
             chat_history, add_generation_prompt=add_generation_prompt
         )
@@ -492,6 +495,29 @@ class GriffinLM(TemplateLM):
         finally:
             if self.cache_hook.dbdict is not None:
                 self.cache_hook.dbdict.commit()  # answers are written by a thread
+
+
+def _after_state(
+    state: SavedState,
+    messages: list[dict[str, str]],
+    tokenizer: Tokenizer,
+    add_generation_prompt: bool,
+) -> str:
+    """What follows the text of a saved state in a conversation that the user has begun with it."""
+    template = tokenizer.chat_template
+    if template is None or state.origin.template != template_name(template):
+        raise ArgumentError(
+            "state= was not saved with the tokenizer's chat template: read the text again with "
+            "griffin-eval read --chat, or leave --apply_chat_template out"
+        )
+    try:
+        return after_opening(
+            template, messages, tokenizer, add_generation_prompt=add_generation_prompt
+        )
+    except TemplateRefused as error:
+        raise ArgumentError(
+            f"the chat template refuses messages behind the text of state=: {error}"
+        ) from None
 
 
 def _scored_ids(scorable: Scorable) -> np.ndarray:

@@ -85,10 +85,13 @@ def _changed(judged: Sequence[Verdict], folder: Path) -> Answer | None:
     same = [one for one in judged if one.verdict == "no difference"]
     parts.append(f"{_count(len(same), 'task')} without a difference")
     sentence = "; ".join(parts)
-    if same:
-        low, high = min(v.detectable for v in same), max(v.detectable for v in same)
+    seen = [v.detectable for v in same if math.isfinite(v.detectable)]
+    if seen:
+        low, high = min(seen), max(seen)
         sentence += f", where one of {low:.2g}" + f" to {high:.2g}" * (high > low)
         sentence += " would have been seen"
+    if len(seen) < len(same):
+        sentence += f"; {_count(len(same) - len(seen), 'task')} too small to see any"
     rows = [
         (f"{v.task}: {v.metric}", v.mean, -v.detectable, v.detectable)
         for v in judged

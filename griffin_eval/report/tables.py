@@ -1,6 +1,7 @@
 """The tables of a report, as headings and rows of text, and the CSV files with every digit."""
 
 import csv
+import math
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -132,7 +133,7 @@ def verdict_table(found: list[Verdict]) -> Table | None:
             str(v.items),
             f"{v.mean:+.4g}",
             f"{v.p:.2g}",
-            f"{v.detectable:.2g}",
+            f"{v.detectable:.2g}" if math.isfinite(v.detectable) else "none",
         ]
         for v in found
     ]

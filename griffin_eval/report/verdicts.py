@@ -28,7 +28,8 @@ class Verdict(NamedTuple):
         mean: mean difference, the run minus the other, weighted as the metric is.
         p: probability of such a difference by chance, corrected for the number of tasks (Holm).
         detectable: smallest difference that would have been seen with a probability of `POWER`; 0
-            where all items are equal and not right or wrong, infinite with one cluster.
+            where all items are equal and not right or wrong, infinite where none would have been:
+            with one cluster, or too few for any number of changes from right to wrong.
         verdict: ``better``, ``worse`` or ``no difference``.
     """
 
@@ -48,7 +49,8 @@ class _Compared(NamedTuple):
     values: list[float]  # of the run minus those of the other
     weights: list[float]
     clusters: list[str]
-    binary: bool
+    right_or_wrong: bool
+    binary: bool  # and each item independent, of weight 1
 
 
 def verdicts(run: Run, other: Run) -> list[Verdict]:
@@ -117,6 +119,7 @@ def _compare(run: Run, other: Run, task: str) -> _Compared:
         both = [(a, b) for a, b in pairs if a and b and math.isfinite(a[0]) and math.isfinite(b[0])]
         if both:
             alone = len({b[2] for _, b in both}) == len(both)
+            right_or_wrong = all({a[0], b[0]} <= {0.0, 1.0} for a, b in both)
             return _Compared(
                 task,
                 quantity,
@@ -124,7 +127,8 @@ def _compare(run: Run, other: Run, task: str) -> _Compared:
                 [a[0] - b[0] for a, b in both],
                 [b[1] for _, b in both],
                 [b[2] for _, b in both],
-                alone and all({a[0], b[0]} <= {0.0, 1.0} and a[1] == b[1] == 1 for a, b in both),
+                right_or_wrong,
+                right_or_wrong and alone and all(a[1] == b[1] == 1 for a, b in both),
             )
     raise ReportError(
         f"{other.path}: {task} has no metric that is a number for each item and of which is known "
@@ -162,8 +166,10 @@ def _detectable(one: _Compared, error: float, tasks: int) -> float:
         return math.inf
     freedom = groups - 1
     seen = error * float(stats.t.ppf(1 - level / 2, freedom) + stats.t.ppf(POWER, freedom))
-    if one.binary:  # so many items must change, all to one side, for McNemar's test
-        seen = max(seen, math.ceil(math.log2(2 / level)) / len(one.values))
+    if one.right_or_wrong:  # so many clusters must change, all to one side, for McNemar's test
+        seen = max(seen, math.ceil(math.log2(2 / level)) / groups)
+        if seen > 1:
+            return math.inf
     return seen
 
 

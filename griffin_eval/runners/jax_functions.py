@@ -15,7 +15,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from griffin_eval.model_jax.decoding import DecodingState
 from griffin_eval.model_jax.griffin import Griffin
-from griffin_eval.model_jax.state import PoolRows, RecurrentState, State, gather, scatter
+from griffin_eval.model_jax.state import (
+    AttentionState,
+    PoolRows,
+    RecurrentState,
+    State,
+    gather,
+    scatter,
+)
 from griffin_eval.runners.batching import query_block
 from griffin_eval.sharding.split import MODEL, Split
 
@@ -138,7 +145,8 @@ def first_largest(logits: Array) -> Array:
 
 def state_shardings(mesh: Mesh, split: Split, state: Any) -> Any:
     """How a state, a pool of states or a decoding state lies on a mesh: recurrent states are split
-    as the RG-LRU is, keys and values lie whole on every device.
+    as the RG-LRU is, keys and values of several heads by these; those of one lie whole on every
+    device.
 
     Args:
         mesh: of devices.
@@ -147,15 +155,21 @@ def state_shardings(mesh: Mesh, split: Split, state: Any) -> Any:
     """
     whole = NamedSharding(mesh, PartitionSpec())
     channels = None if "lru" in split.whole else MODEL
+    kept: Any = (
+        NamedSharding(mesh, PartitionSpec(None, None, MODEL)) if split.splits_keys else whole
+    )
 
     def sharding(part: Any) -> Any:
+        if isinstance(part, AttentionState):
+            return AttentionState(kept, kept)
         if not isinstance(part, RecurrentState):
             return whole
         h: Any = NamedSharding(mesh, PartitionSpec(None, channels))
         conv: Any = NamedSharding(mesh, PartitionSpec(None, None, channels))
         return RecurrentState(h, conv)
 
-    return jax.tree.map(sharding, state, is_leaf=lambda part: isinstance(part, RecurrentState))
+    layers = RecurrentState, AttentionState
+    return jax.tree.map(sharding, state, is_leaf=lambda part: isinstance(part, layers))
 
 
 def x64_if(wanted: bool) -> contextlib.AbstractContextManager:

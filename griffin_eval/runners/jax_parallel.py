@@ -31,9 +31,8 @@ from griffin_eval.runners.jax_leaders import Leaders
 from griffin_eval.runners.jax_runner import JaxRunner, choose_device, devices_of_runners
 from griffin_eval.runners.protocol import Runner
 from griffin_eval.runners.replay import LeadingRunner, end, follow
-from griffin_eval.sharding.launch import Launch
+from griffin_eval.sharding.launch import COORDINATOR, Launch
 
-COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # as JAX reads it, HOST:PORT of process 0
 PULSE = 5  # seconds between two signs of life of a follower
 PATIENCE = 40  # seconds without one
 GRACE = 10  # seconds in which a call that waits for a lost follower may fail by itself

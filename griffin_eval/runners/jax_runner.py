@@ -68,7 +68,7 @@ class JaxRunner:
         executables: Path | None = None,
     ):
         weight = model.model.embed_tokens.weight[...]
-        self.config, self._model = model.config, model
+        self.config, self.model = model.config, model
         self._saved: SavedState | None = None
         self.dtype = weight.dtype.name
         sharding: Any = weight.sharding
@@ -84,8 +84,10 @@ class JaxRunner:
         self.kernel = choose(one, gates, starts=one)
         shape = 1, self._full_step, self.config.num_heads, self.config.head_dim
         queries = jax.ShapeDtypeStruct(shape, weight.dtype)
-        packed = attention_api.choose(queries, lengths=[1, 1], starts=[0, 1]).name
-        alone = attention_api.choose(queries).name
+        joined = *shape[:2], self.config.kv_width
+        keys = jax.ShapeDtypeStruct(joined, weight.dtype)
+        packed = attention_api.choose(queries, keys, keys, lengths=[1, 1], starts=[0, 1]).name
+        alone = attention_api.choose(queries, keys, keys).name
         differs = f", {alone} in steps of one text" * (alone != packed)
         attends = set(self.config.block_types) != {"recurrent"}
         self.attention_kernel = packed + differs if attends else "none"
@@ -189,8 +191,8 @@ class JaxRunner:
 
     def _result_shardings(self) -> tuple[Any, Any, Any, Any]:
         """Where pools of states lie, decoding states, logits, and everything else."""
-        pool = jax.eval_shape(lambda: self._model.init_state(1, 1))
-        decoding = jax.eval_shape(lambda: DecodingState.start(self._model, 1, 1))
+        pool = jax.eval_shape(lambda: self.model.init_state(1, 1))
+        decoding = jax.eval_shape(lambda: DecodingState.start(self.model, 1, 1))
         whole = vocabulary = SingleDeviceSharding(self._devices[0])
         if self._mesh is not None:
             whole = NamedSharding(self._mesh, PartitionSpec())
@@ -244,7 +246,7 @@ class JaxRunner:
         self._shapes.clear()
         # The last row stays at the start.
         capacity = self._with_saved(capacity)
-        pool = self._started("start pool", self._model.init_state, rows + 1, capacity)
+        pool = self._started("start pool", self.model.init_state, rows + 1, capacity)
         if self._saved is None:
             return pool
         return self.write_state(pool, rows, self._saved.tensors, self._saved.read, capacity)
@@ -267,12 +269,12 @@ class JaxRunner:
     def _start_shapes(self, capacity: int) -> State:
         """Shapes and dtypes of the state of one document with so many tokens of its own."""
         capacity = self._with_saved(capacity)
-        return jax.eval_shape(lambda: self._model.init_state(1, capacity))
+        return jax.eval_shape(lambda: self.model.init_state(1, capacity))
 
     def write_state(
         self, pool: State, row: int, tensors: dict[str, np.ndarray], read: int, capacity: int
     ) -> State:
-        shapes = jax.eval_shape(lambda: self._model.init_state(1, capacity))
+        shapes = jax.eval_shape(lambda: self.model.init_state(1, capacity))
         layers: list[Any] = []
         for index, layer in enumerate(shapes.layers):
             leaves = {}
@@ -335,7 +337,7 @@ class JaxRunner:
         return wanted
 
     def start_decoding(self, batch: int, capacity: int) -> DecodingState:
-        start = functools.partial(DecodingState.start, self._model)
+        start = functools.partial(DecodingState.start, self.model)
         return self._started("start decoding", start, batch, self._with_saved(capacity))
 
     def insert_rows(
@@ -449,7 +451,7 @@ class JaxRunner:
         _, params = jax_functions.split(staged)
         for index, param in enumerate(params):
             self._params[index] = jax.device_put(param, self._params[index].sharding)
-        nnx.update(self._model, jax.tree.unflatten(self._tree, self._params))
+        nnx.update(self.model, jax.tree.unflatten(self._tree, self._params))
         self._shapes.clear()  # steps are padded as in a process that has just begun
 
     def peak_memory(self) -> int:

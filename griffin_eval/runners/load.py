@@ -1,15 +1,17 @@
 """Loading a checkpoint into a runner of either framework."""
 
 import logging
+import os
 from pathlib import Path
 
+from griffin_eval.converters.arrays.dtypes import ITEM_BYTES
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.codecs.quantised import Dequantised
 from griffin_eval.errors import ArgumentError, MissingExtraError
 from griffin_eval.layout import parameter_count
 from griffin_eval.messages import did_you_mean
 from griffin_eval.runners.protocol import DTYPES, FRAMEWORKS, Runner
-from griffin_eval.sharding.launch import Launch
+from griffin_eval.sharding.launch import COORDINATOR, Launch
 from griffin_eval.sharding.split import split_over
 
 logger = logging.getLogger(__name__)
@@ -71,12 +73,12 @@ def load_runners(
     if packed:
         shared = tensor_parallel > 1 or (launch is not None and launch.world_size > 1)
         _check_packed(checkpoint, framework, shared)
-    _log_whole(checkpoint, tensor_parallel)
     if dtype not in ("auto", *DTYPES):
         raise ArgumentError(
             f"unknown dtype {dtype!r}: expected auto, {', '.join(DTYPES)}"
             f"{did_you_mean(dtype, DTYPES)}"
         )
+    _log_whole(checkpoint, dtype, tensor_parallel)
     if framework == "torch":
         from griffin_eval.runners import torch_parallel
         from griffin_eval.runners.torch_runner import TorchRunner
@@ -112,18 +114,30 @@ def launched(
         framework, device, tensor_parallel, data_parallel: as of `load_runners`.
 
     Raises:
-        ArgumentError: they do not make so many replicas on so many devices.
+        ArgumentError: they do not make so many replicas on so many devices, or were started for the
+            other framework.
+        SystemExit: the same, in other processes of a launcher than the first.
     """
-    launch = Launch.of_environment()
-    if choose_framework(framework) == "torch":
-        if launch.world_size > 1:
-            launch = launch.shared_by(tensor_parallel, data_parallel)
+    framework, launch = choose_framework(framework), Launch.of_environment()
+    try:
+        if framework == "jax" and launch.world_size > 1:
+            raise ArgumentError(
+                "framework=jax takes no launcher of PyTorch: start lm_eval without one, in several "
+                "processes with the variables of jax.distributed, or take framework=torch"
+            )
+        if framework == "torch" and launch.world_size > 1:
+            return launch.shared_by(tensor_parallel, data_parallel)
+    except ArgumentError:
+        if launch.rank:
+            raise SystemExit(2) from None
+        raise
+    if framework == "torch":
+        if COORDINATOR in os.environ:  # each process would answer everything
+            raise ArgumentError(
+                f"framework=torch takes no processes of jax.distributed, and {COORDINATOR} is set: "
+                "start them with torchrun or accelerate launch, take framework=jax, or unset it"
+            )
         return launch
-    if launch.world_size > 1:
-        raise ArgumentError(
-            "framework=jax takes no launcher of PyTorch: start lm_eval without one, in several "
-            "processes with the variables of jax.distributed, or take framework=torch"
-        )
     from griffin_eval.runners import jax_parallel
 
     jax_parallel.initialize()
@@ -150,18 +164,20 @@ def _check_packed(checkpoint: Checkpoint, framework: str, shared: bool) -> None:
         )
 
 
-def _log_whole(checkpoint: Checkpoint, devices: int) -> None:
+def _log_whole(checkpoint: Checkpoint, dtype: str, devices: int) -> None:
     """Says which parameters every device holds whole although others are split."""
     found = split_over(checkpoint.config, devices)
     if found.whole:
         kept, all_of = sum(s.size for s in found.replicated()), parameter_count(found.config)
+        width = ITEM_BYTES[checkpoint.dtype if dtype == "auto" else dtype]
         logger.warning(
             "%s on %d devices: every device holds these whole, since they do not divide: %s "
-            "(%.0f%% of the parameters)",
+            "(%.0f%% of the parameters, %.1f MB of each device)",
             checkpoint.folder,
             devices,
             ", ".join(sorted(set(found.whole.values()))),
             100 * kept / all_of,
+            kept * width / 1e6,
         )
 
 

@@ -69,8 +69,11 @@ class TorchRunner:
         gates = Gates(*[one] * 6) if self.config.complex_gates else None
         self.kernel = choose(one, gates, starts=one)
         queries = one.new_empty(1, 1, self.config.num_heads, self.config.head_dim)
+        keys = one.new_empty(1, 1, self.config.kv_width)
         attends = set(self.config.block_types) != {"recurrent"}
-        self.attention_kernel = attention_api.choose(queries).name if attends else "none"
+        self.attention_kernel = (
+            attention_api.choose(queries, keys, keys).name if attends else "none"
+        )
 
     @classmethod
     def load(
@@ -129,9 +132,12 @@ class TorchRunner:
             return mine.cpu().numpy()
 
         kinds = zip(pool.layers, self.config.block_types, strict=True)
-        widths = {"recurrent": self.config.lru_width}
+        config = self.config
         layers = [
-            {name: whole(leaf, widths.get(kind, 0)) for name, leaf in layer._asdict().items()}
+            {
+                name: whole(leaf, config.lru_width if kind == "recurrent" else config.kv_width)
+                for name, leaf in layer._asdict().items()
+            }
             for layer, kind in kinds
         ]
         return tensors_of(layers, read)

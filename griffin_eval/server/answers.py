@@ -61,6 +61,8 @@ class Answer:
 
     def __init__(self, tokenizer: Tokenizer, stop: list[str], changed: Callable[[], object]):
         self._tokenizer, self._stop, self._changed = tokenizer, stop, changed
+        # Each token is at least a byte, so a string that has just appeared lies within as many.
+        self._tail = max((len(one.encode()) for one in stop), default=0) + _MARGIN
         self.scores: PromptScores | None = None
         self.tokens: list[NewToken] = []
         self.reason: str | None = None
@@ -74,11 +76,10 @@ class Answer:
         self._changed()
         if not self._stop or token.ends:
             return False
-        # Each token is at least a byte, so a string that has just appeared lies within as many.
-        count = max(len(one.encode()) for one in self._stop) + _MARGIN
-        tail = [each.id for each in self.tokens[-count:]]
-        text = self._tokenizer.decode(tail, skip_special_tokens=False)
-        return any(one in text for one in self._stop)
+        tail = [each.id for each in self.tokens[-self._tail :]]
+        # A special token may be a stop string, and may stand between two halves of one.
+        texts = [self._tokenizer.decode(tail, skip_special_tokens=skip) for skip in (True, False)]
+        return any(one in text for text in texts for one in self._stop)
 
     def done(self, reason: str, error: Exception | None) -> None:
         self.reason, self.error = reason, error

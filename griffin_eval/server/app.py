@@ -25,7 +25,10 @@ from griffin_eval.server.fields import (
     GENERATE,
     Asked,
     Refused,
+    check_names,
+    read_body,
     read_fields,
+    read_ids,
     read_prompts,
 )
 from griffin_eval.server.model import ServedModel, any_seed
@@ -33,6 +36,7 @@ from griffin_eval.server.model import ServedModel, any_seed
 DEFAULT_TOKENS = 16  # of /v1/completions, as the API has it
 CHAT_TOKENS = 256
 MOST_PROMPTS = 2048  # of a body
+LONG = 1 << 15  # characters or tokens of its prompts
 
 logger = logging.getLogger(__name__)
 
@@ -75,13 +79,7 @@ class _Server:
     async def chat(self, http: Http) -> Response:
         body = await self._body(http)
         asked = read_fields(body, CHAT, CHAT_TOKENS)
-        if self._model.start_of(asked.model) is not None:
-            raise Refused(
-                f"{asked.model} goes on from a text that was read without a chat template: use "
-                "/v1/completions",
-                param="model",
-            )
-        prompt = self._model.render(body.get("messages"))
+        prompt = self._model.render(body.get("messages"), self._model.start_of(asked.model))
         return await self._answer(http, asked, [prompt], chat=True)
 
     async def generate(self, http: Http) -> Response:
@@ -127,13 +125,20 @@ class _Server:
         if len(prompts) * asked.n > MOST_PROMPTS:
             raise Refused(f"a body may ask for {MOST_PROMPTS} answers at most", param="prompt")
         start = self._model.start_of(asked.model)
-        if self._scheduler.unfinished + len(prompts) * asked.n > self._options.queue:
-            raise Refused("too many requests wait: try again later", 429)
         wake, seed = Waker(), any_seed() if asked.seed is None else abs(asked.seed)
-        pairs = [
-            self._model.ask(prompt, number, asked, start, wake, seed)
-            for number, prompt in enumerate(prompt for prompt in prompts for _ in range(asked.n))
-        ]
+
+        def ask() -> list[tuple[Request, Completion]]:
+            each = (prompt for prompt in prompts for _ in range(asked.n))
+            return [
+                self._model.ask(prompt, number, asked, start, wake, seed)
+                for number, prompt in enumerate(each)
+            ]
+
+        self._check_queue(len(prompts) * asked.n)
+        # Long texts take seconds to tokenise, in which others want their answers.
+        long = sum(map(len, prompts)) > LONG
+        pairs = await asyncio.to_thread(ask) if long else ask()
+        self._check_queue(len(pairs))
         if start is None and not self._warned:
             ids = [
                 pair[1].prompt
@@ -156,6 +161,10 @@ class _Server:
             for request, completion in zip(requests, [c for _, c in pairs], strict=False):
                 if completion.answer.reason is None:
                     self._scheduler.cancel(request)
+
+    def _check_queue(self, more: int) -> None:
+        if self._scheduler.unfinished + more > self._options.queue:
+            raise Refused("too many requests wait: try again later", 429)
 
     async def _wait(self, http: Http, completions: list[Completion], wake: Waker) -> None:
         """Waits for answers to end.
@@ -240,31 +249,28 @@ class _Server:
         """The JSON of a body.
 
         Raises:
-            Refused: the key is missing, the body too long, or no JSON.
+            Refused: the key is missing, the body too long, too slow, or no JSON.
         """
         self._check_key(http)
         parts, size = [], 0
         try:
-            async for part in http.stream():
-                parts.append(part)
-                size += len(part)
-                if size > self._options.max_body:
-                    raise Refused(f"the body has more than {self._options.max_body} bytes", 413)
+            async with asyncio.timeout(self._options.timeout):
+                async for part in http.stream():
+                    parts.append(part)
+                    size += len(part)
+                    if size > self._options.max_body:
+                        raise Refused(f"the body has more than {self._options.max_body} bytes", 413)
         except ClientDisconnect:
             raise Refused("the client has gone", 499) from None
-        try:
-            body = json.loads(b"".join(parts))
-        except (ValueError, RecursionError) as error:
-            raise Refused(f"the body is no JSON: {str(error)[:100]}") from None
-        if not isinstance(body, dict):
-            raise Refused("the body must be a JSON object")
-        return body
+        except TimeoutError:
+            raise Refused(f"no body within {self._options.timeout:g} seconds", 408) from None
+        return read_body(b"".join(parts))
 
     def _check_key(self, http: Http) -> None:
         if (key := self._options.api_key) is None:
             return
         given = http.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), key.encode()):
+        if not hmac.compare_digest(given.encode("latin-1"), key.encode()):  # as they were sent
             raise Refused("the API key is missing or wrong", 401)
 
     # What stands beside them
@@ -278,20 +284,24 @@ class _Server:
 
     async def tokenize(self, http: Http) -> Response:
         body = await self._body(http)
+        check_names(body, ("model", "prompt", "add_special_tokens"))
         text, special = body.get("prompt"), body.get("add_special_tokens", True)
         if not isinstance(text, str) or not isinstance(special, bool):
             raise Refused("expected prompt, a text, and add_special_tokens, true or false")
         tokenizer = self._model.tokenizer
-        ids = self._model.encode(text, None).tolist() if special else tokenizer.encode(text)
+
+        def encode() -> list[int]:
+            return self._model.encode(text, None).tolist() if special else tokenizer.encode(text)
+
+        ids = await asyncio.to_thread(encode) if len(text) > LONG else encode()
         return JSONResponse(
             {"tokens": ids, "count": len(ids), "max_model_len": self._options.max_tokens}
         )
 
     async def detokenize(self, http: Http) -> Response:
         body = await self._body(http)
-        (ids,) = read_prompts(body.get("tokens"), self._model.vocab_size)[:1]
-        if isinstance(ids, str):
-            raise Refused("tokens must be a list of token ids", param="tokens")
+        check_names(body, ("model", "tokens"))
+        ids = read_ids(body.get("tokens"), self._model.vocab_size)
         text = self._model.tokenizer.decode(ids, skip_special_tokens=False)
         return JSONResponse({"prompt": text})
 
@@ -319,6 +329,7 @@ class _Server:
             ("requests", "Requests that came."),
             ("prompt_tokens", "Tokens of the prompts of requests that began."),
             ("tokens_read", "Tokens of prompts that were read."),
+            ("tokens_kept", "Tokens of prompts whose states were on disk."),
             ("tokens_generated", "Tokens that were generated."),
             ("states_evicted", "States that were dropped for others."),
             ("steps", "Calls of the model."),
@@ -357,7 +368,8 @@ _KINDS = {401: "authentication_error", 429: "rate_limit_error"}
 
 def _error(error: Refused) -> dict[str, Any]:
     kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    told = {"message": str(error), "type": kind, "param": error.param, "code": error.status}
+    message = str(error).encode(errors="replace").decode()
+    told = {"message": message, "type": kind, "param": error.param, "code": error.status}
     return {"error": told}
 
 

@@ -1,11 +1,15 @@
 """What a request body may say, checked; whatever else it says is refused by name."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
-from griffin_eval.engine.generation import Sampling
 from griffin_eval.engine.requests import MOST_TOP
+from griffin_eval.engine.sampling import Sampling
 from griffin_eval.errors import BadInput
+from griffin_eval.messages import brief
+
+MOST_STOPS, LONGEST_STOP = 64, 1000  # strings, and characters of one
 
 
 class Refused(BadInput):
@@ -91,19 +95,16 @@ def read_fields(body: Any, known: tuple[str, ...], default_tokens: int) -> Asked
     if not isinstance(body, dict):
         raise Refused("the body must be a JSON object")
     given = {name: value for name, value in body.items() if value is not None}
-    wrong = [name for name in given if name not in known and name not in _NEUTRAL]
+    check_names(given, known, _NEUTRAL)
+    wrong = [n for n, v in given.items() if n not in known and not _neutral(v, _NEUTRAL[n])]
     if wrong:
-        names = ", ".join(map(repr, wrong))
-        raise Refused(f"unknown parameter {names}: expected {', '.join(known)}", param=wrong[0])
-    wrong = [n for n, v in given.items() if n not in known and v not in _NEUTRAL[n]]
-    if wrong:
-        values = ", ".join(f"{name}={given[name]!r:.60}" for name in wrong)
+        values = ", ".join(f"{name}={brief(given[name]):.60}" for name in wrong)
         raise Refused(f"not supported: {values}; leave it out", param=wrong[0])
 
     def value(name: str, default: Any, check: Callable[[Any], bool], expected: str) -> Any:
         found = given.get(name, default)
         if name in given and not check(found):
-            raise Refused(f"{name} must be {expected}, found {found!r:.60}", param=name)
+            raise Refused(f"{name} must be {expected}, found {brief(found):.60}", param=name)
         return found
 
     def whole(name: str, default: Any, least: int, most: int = 1 << 31) -> Any:
@@ -123,13 +124,20 @@ def read_fields(body: Any, known: tuple[str, ...], default_tokens: int) -> Asked
             raise Refused("top_logprobs needs logprobs=true", param="top_logprobs")
     else:
         top = whole("logprobs", None, 0, MOST_TOP)
-    stop = value("stop", [], _strings, "a string or a list of strings")
+    stops = f"a string or at most {MOST_STOPS} strings, each of at most {LONGEST_STOP} characters"
+    stop = value("stop", [], _strings, stops)
     options = value(
         "stream_options",
         {},
-        lambda v: isinstance(v, dict) and v.keys() <= {"include_usage"},
-        "an object with include_usage",
+        lambda v: (
+            isinstance(v, dict)
+            and v.keys() <= {"include_usage"}
+            and isinstance(v.get("include_usage", False), bool)
+        ),
+        "an object with include_usage, true or false",
     )
+    if options and not given.get("stream"):
+        raise Refused("stream_options needs stream=true", param="stream_options")
     top_k = whole("top_k", 0, -1)
     sampling = Sampling(
         number("temperature", 1.0, 100.0), max(top_k, 0), number("top_p", 1.0, 1.0) or 1e-9
@@ -153,6 +161,20 @@ def read_fields(body: Any, known: tuple[str, ...], default_tokens: int) -> Asked
     return asked
 
 
+def check_names(body: dict[str, Any], known: Sequence[str], neutral: Container[str] = ()) -> None:
+    """Checks that a body has no other fields.
+
+    Raises:
+        Refused: naming those.
+    """
+    wrong = [name for name in body if name not in known and name not in neutral]
+    if wrong:
+        names = ", ".join(map(brief, wrong[:10]))
+        raise Refused(
+            f"unknown parameter {names}: expected {', '.join(known)}", param=wrong[0][:100]
+        )
+
+
 def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -161,9 +183,54 @@ def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
+    return any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in neutral)
+
+
 def _strings(value: Any) -> bool:
     each = [value] if isinstance(value, str) else value
-    return isinstance(each, list) and all(isinstance(one, str) for one in each)
+    return (
+        isinstance(each, list)
+        and len(each) <= MOST_STOPS
+        and all(isinstance(one, str) and len(one) <= LONGEST_STOP for one in each)
+    )
+
+
+def read_body(content: bytes) -> dict[str, Any]:
+    """The JSON object of a body.
+
+    Raises:
+        Refused: it is none.
+    """
+    try:
+        text = content.decode()
+        body = json.loads(text)
+        if "\\ud" in text.lower():  # which can be half of a character
+            json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise Refused("the body has halves of characters: a text must be Unicode") from None
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"the body is no JSON: {str(error)[:100]}") from None
+    if not isinstance(body, dict):
+        raise Refused("the body must be a JSON object")
+    return body
+
+
+def read_ids(value: Any, vocab_size: int) -> list[int]:
+    """The token ids of a body of ``/detokenize``.
+
+    Raises:
+        Refused: they are no list of tokens of the model.
+    """
+    if value != [] and not _ids(value):
+        raise Refused("tokens must be a list of token ids", param="tokens")
+    _check_ids(value, vocab_size, "tokens")
+    return value
+
+
+def _check_ids(ids: list[int], vocab_size: int, name: str) -> None:
+    if not all(0 <= token < vocab_size for token in ids):
+        raise Refused(f"token ids must be from 0 to {vocab_size - 1}", param=name)
 
 
 def read_prompts(value: Any, vocab_size: int) -> list[str | list[int]]:
@@ -179,8 +246,8 @@ def read_prompts(value: Any, vocab_size: int) -> list[str | list[int]]:
             param="prompt",
         )
     for prompt in several:
-        if not isinstance(prompt, str) and not all(0 <= token < vocab_size for token in prompt):
-            raise Refused(f"token ids must be from 0 to {vocab_size - 1}", param="prompt")
+        if not isinstance(prompt, str):
+            _check_ids(prompt, vocab_size, "prompt")
     return several
 
 

@@ -12,12 +12,13 @@ from griffin_eval.engine.requests import Request
 from griffin_eval.engine.scheduler import Scheduler
 from griffin_eval.errors import ArgumentError
 from griffin_eval.lm.arguments import parse_arguments
-from griffin_eval.lm.load import load
+from griffin_eval.lm.load import load, open_state_cache
 from griffin_eval.lm.weights_hash import weights_sha256
 from griffin_eval.server.answers import Answer, Completion, TokenNames
 from griffin_eval.server.fields import Asked, Refused
 from griffin_eval.sharding.launch import Launch
 from griffin_eval.states.saved_state import SavedState, check_origin, check_weights, read_state
+from griffin_eval.text.chat import TemplateRefused, after_opening, rendered, template_name
 from griffin_eval.text.tokenizer import encode_with_bos
 
 
@@ -78,12 +79,14 @@ class ServedModel:
                 "the state of this model grows with the text, as it has global attention: say with "
                 "--max-length how many tokens a prompt and its answer may have"
             )
+        kept = model.arguments.state_cache is not None
+        hashed = weights_sha256(model.checkpoint) if kept or options.states else ""
         self.saved: dict[str, SavedState] = {}
         for path in options.states:
             saved = read_state(path)
             digest = model.tokenizer.name.rpartition("@")[2]
             check_origin(path, saved, config, digest, self.runner.dtype)
-            check_weights(path, saved, weights_sha256(model.checkpoint))
+            check_weights(path, saved, hashed)
             self.saved[f"{options.name}:{path.stem}"] = saved
         read = max((saved.read for saved in self.saved.values()), default=0)
         self.scheduler = Scheduler(
@@ -94,6 +97,7 @@ class ServedModel:
             rows=options.rows,
             softmax_dtype=model.softmax_dtype,
             saved=self.saved,
+            cache=open_state_cache(model, hashed) if kept else None,
         )
 
     @property
@@ -148,8 +152,8 @@ class ServedModel:
         most = self.options.max_tokens
         if most is not None and len(ids) + asked.max_tokens > most:
             raise Refused(
-                f"the prompt has {len(ids)} tokens and max_tokens is {asked.max_tokens}, together "
-                f"more than this server's {most}",
+                f"the prompt has {len(ids)} tokens and {asked.max_tokens} new ones are asked for "
+                f"(max_tokens), together more than this server's {most}",
                 param="max_tokens",
             )
         answer = Answer(self.tokenizer, asked.stop, changed)
@@ -166,19 +170,20 @@ class ServedModel:
         )
         return request, Completion(self.names, ids, text, answer, asked.echo, asked.top)
 
-    def render(self, messages: Any) -> str:
-        """The prompt of a conversation.
+    def render(self, messages: Any, start: str | None) -> str:
+        """The prompt of a conversation; behind a saved state, what follows the text that the user
+        has said.
 
         Raises:
-            Refused: these are no messages, or the template refuses them.
+            Refused: these are no messages, or the template refuses them, or it is not that of the
+                saved state.
         """
-        from jinja2 import TemplateError
-
         valid = isinstance(messages, list) and all(
             isinstance(m, dict)
             and m.keys() <= {"role", "content", "name"}
             and isinstance(m.get("role"), str)
             and isinstance(m.get("content"), str)
+            and isinstance(m.get("name", ""), str)
             for m in messages
         )
         if not valid or not messages:
@@ -186,19 +191,19 @@ class ServedModel:
                 "messages must be a list of objects with role and content, each a string",
                 param="messages",
             )
-        template = self.options.chat_template
-        if template == "plain":
-            return "\n\n".join(message["content"] for message in messages)
-        template = template or self.tokenizer.chat_template
+        template = self.options.chat_template or self.tokenizer.chat_template
+        if start is not None:
+            self._check_template(start, template)
         if template is None:
             raise Refused(
                 "this model has no chat template: start the server with --chat-template FILE or "
                 "plain, or use /v1/completions",
                 param="messages",
             )
+        render = rendered if start is None else after_opening
         try:
-            return self._rendered(template, messages)
-        except TemplateError as error:
+            return render(template, messages, self.tokenizer)
+        except TemplateRefused as error:
             refused = error
         system = [m["content"] for m in messages if m["role"] == "system"]
         rest = [dict(m) for m in messages if m["role"] != "system"]
@@ -211,22 +216,25 @@ class ServedModel:
                 )
             rest[0]["content"] = "\n\n".join([*system, rest[0]["content"]])
             try:
-                return self._rendered(template, rest)
-            except TemplateError as error:
+                return render(template, rest, self.tokenizer)
+            except TemplateRefused as error:
                 refused = error
         raise Refused(f"the chat template refuses these messages: {refused}", param="messages")
 
-    def _rendered(self, template: str, messages: list[dict[str, Any]]) -> str:
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        known = ("bos_token", "eos_token", "pad_token")
-        rendered, _ = render_jinja_template(
-            conversations=[messages],
-            chat_template=template,
-            add_generation_prompt=True,
-            **{name: value for name in known if (value := getattr(self.tokenizer, name))},
-        )
-        return rendered[0]
+    def _check_template(self, start: str, template: str | None) -> None:
+        saved = self.saved[start].origin.template
+        if saved is None:
+            raise Refused(
+                f"{start} goes on from a text that was read without a chat template: use "
+                "/v1/completions, or read it again with griffin-eval read --chat",
+                param="model",
+            )
+        if template is None or template_name(template) != saved:
+            raise Refused(
+                f"{start} goes on from a text that was read with another chat template: start the "
+                "server with that one (--chat-template)",
+                param="model",
+            )
 
 
 def any_seed() -> int:

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from griffin_eval.errors import ArgumentError
 
+COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # as JAX reads it, HOST:PORT of process 0
+
 
 class Launch(NamedTuple):
     """Which of the launched processes this is. Neighbours may share a model.

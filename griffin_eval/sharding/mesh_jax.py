@@ -103,11 +103,13 @@ def rglru(
 
 
 def local_attention(q: Array, keys: Array, values: Array, max_age: Array, **layout: Any) -> Array:
-    """`griffin_eval.kernels.attention.api.local_attention`, each device with some of the heads."""
+    """`griffin_eval.kernels.attention.api.local_attention`, each device with some of the heads, and
+    with the keys that they need."""
     if not _sizes():
         return attention_api.local_attention(q, keys, values, max_age, **layout)
-    split, rows = _axis(MODEL, q.shape[2]), _axis(DATA, len(q))
+    split, rows = _head_axis(q, keys), _axis(DATA, len(q))
     by_row = PartitionSpec(rows)
+    of_keys = split if keys.shape[-1] > q.shape[3] else None
     past = layout.pop("past")
 
     def island(
@@ -116,9 +118,15 @@ def local_attention(q: Array, keys: Array, values: Array, max_age: Array, **layo
         return attention_api.local_attention(q, keys, values, max_age, past=past, **layout)
 
     specs = jax.tree.map(lambda x: by_row if jnp.ndim(x) else PartitionSpec(), layout)
+    kept = joined = by_row
+    if of_keys:
+        kept = PartitionSpec(rows, None, of_keys)
+        joined = PartitionSpec(rows, of_keys) if keys.ndim == 2 else kept
+        if remembered := layout.get("remembered"):
+            specs["remembered"] = remembered._replace(keys=kept, values=kept, rows=by_row)
     return jax.shard_map(
         island,
-        in_specs=(PartitionSpec(rows, None, split), by_row, by_row, PartitionSpec(rows), specs),
+        in_specs=(PartitionSpec(rows, None, split), joined, joined, by_row, specs),
         out_specs=PartitionSpec(rows, None, split),
         check_vma=False,
     )(q, keys, values, max_age, layout)
@@ -159,16 +167,23 @@ def _rglru_over_time(
     return y, state
 
 
-def first_number(y: Array, heads: int) -> Array:
+def first_number(y: Array, q: Array, keys: Array) -> Array:
     """A number of what attention gives, of each device its own: what needs it comes after."""
     if not _sizes():
         return y.ravel()[0]
     return jax.shard_map(
         lambda y: y.ravel()[0],
-        in_specs=PartitionSpec(_axis(DATA, len(y)), None, _axis(MODEL, heads)),
+        in_specs=PartitionSpec(_axis(DATA, len(y)), None, _head_axis(q, keys)),
         out_specs=PartitionSpec(),
         check_vma=False,
     )(y)
+
+
+def _head_axis(q: Array, keys: Array) -> str | None:
+    """The axis of the mesh that splits the heads of queries, and with them those of keys if there
+    are several; None if they lie whole."""
+    several = keys.shape[-1] // q.shape[3]
+    return _axis(MODEL, several if several > 1 else q.shape[2])
 
 
 def _devices_in_time() -> int:

@@ -2,8 +2,9 @@
 
 Tensor parallelism as in section 4.1 of the paper (and Megatron-LM, arXiv:1909.08053): the maps that
 widen are split by their outputs, those that narrow by their inputs, the RG-LRU by whole blocks of
-its gates, attention by heads. Its one head of keys and values is computed by every device. So each
-half of a residual block ends in one sum over the devices, and nothing else needs any.
+its gates, attention by heads. One head of keys and values is computed by every device; several are
+split with the queries that they serve. So each half of a residual block ends in one sum over the
+devices, and nothing else needs any.
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ DATA, MODEL = "data", "model"  # the axes of a mesh: of the batch, and of the we
 TIME = "time"  # the one axis of a mesh whose devices read a document together
 
 # The axis of the mesh that splits each logical axis. The others stay whole.
-RULES = {"vocab": MODEL, "mlp": MODEL, "lru": MODEL, "gate": MODEL, "heads": MODEL}
+RULES = dict.fromkeys(("vocab", "mlp", "lru", "gate", "heads", "kv_heads"), MODEL)
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,11 @@ class Split:
         weight = param_specs(self.config)[f"{name}.weight"]
         return len(weight.axes) == 2 and self.axes(weight)[1] == MODEL
 
+    @property
+    def splits_keys(self) -> bool:
+        """Whether each device has keys and values of its own."""
+        return self.devices > 1 and self.config.num_kv_heads > 1 and "kv_heads" not in self.whole
+
     def size(self, spec: ParamSpec) -> int:
         """Elements of a parameter that each device holds."""
         return spec.size // (self.devices if MODEL in self.axes(spec) else 1)
@@ -93,6 +99,8 @@ def split_over(config: GriffinConfig, devices: int) -> Split:
     whole = {
         axis: f"{count} {what}" for axis, (count, what) in counts.items() if count % devices != 0
     }
+    if config.num_kv_heads > 1 and config.num_kv_heads % devices:
+        whole["heads"] = whole["kv_heads"] = f"{config.num_kv_heads} heads of keys"
     if config.complex_gates and devices > 1:  # of which one half is real, the other imaginary
         whole["lru"] = "complex channels"
     if "lru" in whole:

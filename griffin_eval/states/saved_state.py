@@ -7,19 +7,17 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import griffin_eval
+from griffin_eval.config import ADDED, GriffinConfig
 from griffin_eval.converters.arrays.write import writing
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.messages import brief
 
-if TYPE_CHECKING:
-    from griffin_eval.config import GriffinConfig
-
-LAYOUT = 1  # of the file
+LAYOUT = 2  # of the file
 _KEY = "griffin_eval_state"  # of its metadata
 _MAX_BYTES = 1 << 34  # of a file: more would be keys of many million tokens
 
@@ -38,6 +36,8 @@ class Origin(NamedTuple):
         last_token: id of its last token, which is not in the state yet.
         tokens_sha256: hash of the ids, as little-endian int32.
         text: name of the text.
+        template: chat template in which the user says the text first
+            (`griffin_eval.text.chat.template_name`); None if it was read without one.
         written_by: version and framework, for people.
     """
 
@@ -51,6 +51,7 @@ class Origin(NamedTuple):
     last_token: int
     tokens_sha256: str
     text: str
+    template: str | None
     written_by: str
 
 
@@ -62,7 +63,7 @@ class SavedState(NamedTuple):
         tensors: float32 (float64 of a float64 model), which holds every narrower dtype exactly. By
             name, N = ``origin.tokens - 1`` tokens having been read: of recurrent layers
             ``layers.I.h`` [L] and ``layers.I.conv`` [K, L]; of attention ``layers.I.k`` and
-            ``layers.I.v`` [C, D], of the last C tokens, oldest first, C being N at most.
+            ``layers.I.v`` [C, J], of the last C tokens, oldest first, C being N at most.
     """
 
     origin: Origin
@@ -88,27 +89,35 @@ class SavedState(NamedTuple):
         Raises:
             BadInput: the system refuses.
         """
-        from safetensors.numpy import save
-
-        path = Path(path)
         metadata = self.origin._asdict() | {"state_sha256": self.sha256}
-        content = save(self.tensors, {_KEY: json.dumps(metadata)})
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(unfinished, path)
-            except BaseException:
-                os.unlink(unfinished)
-                raise
+        save_whole(Path(path), self.tensors, {_KEY: json.dumps(metadata)})
+
+
+def save_whole(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
+    """Writes a safetensors file, which has its name only once it is whole.
+
+    Raises:
+        BadInput: the system refuses.
+    """
+    from safetensors.numpy import save
+
+    content = save(tensors, metadata)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+        except BaseException:
+            os.unlink(unfinished)
+            raise
 
 
 def origin_of(
-    config: "GriffinConfig",
+    config: GriffinConfig,
     weights_sha256: str,
     tokenizer: str | None,
     dtype: str,
@@ -117,6 +126,7 @@ def origin_of(
     bos: bool,
     text: str,
     framework: str,
+    template: str | None = None,
 ) -> Origin:
     """The origin of a state that is to be saved, of int32 [N] token ids."""
     return Origin(
@@ -130,11 +140,12 @@ def origin_of(
         int(tokens[-1]),
         hashlib.sha256(np.asarray(tokens, "<i4").tobytes()).hexdigest(),
         text,
+        template,
         f"griffin-eval {griffin_eval.__version__}, {framework}",
     )
 
 
-def config_of(config: "GriffinConfig") -> dict[str, Any]:
+def config_of(config: GriffinConfig) -> dict[str, Any]:
     """A config as JSON has it."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
@@ -184,16 +195,16 @@ def read_state(path: str | Path) -> SavedState:
         )
     try:
         found = json.loads(metadata[_KEY])
-        recorded = found.pop("state_sha256")
-        state = SavedState(origin := Origin(**found), tensors)
-        whole = state.sha256 == recorded
+        recorded, layout = found.pop("state_sha256"), found["layout"]
+        state = SavedState(_checked(Origin(**found)), tensors) if layout == LAYOUT else None
+        whole = state is not None and state.sha256 == recorded
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path}: its metadata are not those of a saved state ({brief(str(error))})"
         ) from None
-    if origin.layout != LAYOUT:
+    if state is None:
         raise CheckpointError(
-            f"{path} has layout {origin.layout}, and this version reads {LAYOUT}: read the text "
+            f"{path} has layout {brief(layout)}, and this version reads {LAYOUT}: read the text "
             "again with griffin-eval read"
         )
     if not whole:
@@ -201,10 +212,32 @@ def read_state(path: str | Path) -> SavedState:
     return state
 
 
+def _checked(origin: Origin) -> Origin:
+    """The same, which a file may have filled with anything.
+
+    Raises:
+        ValueError: a value is of another type, or out of all bounds.
+    """
+    types = {
+        (str,): ("weights_sha256", "dtype", "tokens_sha256", "text", "written_by"),
+        (str, type(None)): ("tokenizer", "template"),
+        (int,): ("layout", "tokens", "last_token"),
+        (bool,): ("bos",),
+        (dict,): ("config",),
+    }
+    for kinds, names in types.items():
+        for name in names:
+            if type(value := getattr(origin, name)) not in kinds:
+                raise ValueError(f"{name} is {brief(value)}")
+    if not 2 <= origin.tokens < 1 << 31 or not 0 <= origin.last_token < 1 << 31:
+        raise ValueError(f"{origin.tokens} tokens, and {origin.last_token} as the last one")
+    return origin
+
+
 def check_origin(
     path: str | Path,
     state: SavedState,
-    config: "GriffinConfig",
+    config: GriffinConfig,
     tokenizer: str | None,
     dtype: str,
 ) -> None:
@@ -220,13 +253,14 @@ def check_origin(
         ArgumentError: naming what differs.
     """
     origin, mine = state.origin, config_of(config)
-    differing = [
-        f"{name} ({origin.config.get(name)!r}, here {mine.get(name)!r})"
-        for name in sorted({*mine, *origin.config})
-        if origin.config.get(name) != mine.get(name)
-    ]
+    theirs = {name: getattr(GriffinConfig, name) for name in ADDED} | origin.config
+    differing = []
+    for name in sorted({*mine, *theirs}):
+        if (saved := theirs.get(name)) != (here := mine.get(name)):
+            shown = name if name in mine else brief(name)
+            differing.append(f"{shown} ({brief(saved)}, here {here!r})")
     if origin.dtype != dtype:
-        differing.append(f"dtype ({origin.dtype}, here {dtype})")
+        differing.append(f"dtype ({brief(origin.dtype)[1:-1]}, here {dtype})")
     if None not in (origin.tokenizer, tokenizer) and origin.tokenizer != tokenizer:
         differing.append("the tokenizer")
     if differing:
@@ -234,8 +268,7 @@ def check_origin(
             f"state={path} was read by another model: it differs in {', '.join(differing)}; read "
             "the text again with griffin-eval read"
         )
-    shapes = shapes_of(config, state.read)
-    if shapes != {name: tensor.shape for name, tensor in state.tensors.items()}:
+    if not fits(state, config, dtype):
         raise ArgumentError(f"state={path} has not the tensors of this model's layers")
 
 
@@ -252,7 +285,15 @@ def check_weights(path: str | Path, state: SavedState, weights_sha256: str) -> N
         )
 
 
-def shapes_of(config: "GriffinConfig", read: int) -> dict[str, tuple[int, ...]]:
+def fits(state: SavedState, config: GriffinConfig, dtype: str) -> bool:
+    """Whether a state has the tensors of a model, and ends with a token of it."""
+    wide = "float64" if dtype == "float64" else "float32"
+    found = {name: (one.shape, one.dtype.name) for name, one in state.tensors.items()}
+    expected = {name: (one, wide) for name, one in shapes_of(config, state.read).items()}
+    return found == expected and state.origin.last_token < config.vocab_size
+
+
+def shapes_of(config: GriffinConfig, read: int) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors of a state after so many tokens."""
     shapes: dict[str, tuple[int, ...]] = {}
     for index, kind in enumerate(config.block_types):
@@ -261,5 +302,5 @@ def shapes_of(config: "GriffinConfig", read: int) -> dict[str, tuple[int, ...]]:
             shapes[f"layers.{index}.conv"] = (config.conv_width - 1, config.lru_width)
         else:
             keys = min(read, config.visible_keys - 1) if kind == "local_attention" else read
-            shapes[f"layers.{index}.k"] = shapes[f"layers.{index}.v"] = (keys, config.head_dim)
+            shapes[f"layers.{index}.k"] = shapes[f"layers.{index}.v"] = (keys, config.kv_width)
     return shapes

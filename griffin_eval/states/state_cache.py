@@ -21,9 +21,9 @@ from griffin_eval.states.saved_state import (
     LAYOUT,
     SavedState,
     config_of,
+    fits,
     origin_of,
     read_state,
-    shapes_of,
 )
 
 if TYPE_CHECKING:
@@ -91,12 +91,22 @@ class StateCache:
         self._framework = framework
         model = [LAYOUT, weights_sha256, config_of(config), tokenizer, dtype]
         self._model = json.dumps(model, sort_keys=True).encode()
+        self._known: set[str] = set()
+        self._listed = 0  # when the folder had been changed last
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._known = {path.name for path in self._files()}
+            self._list()
         except OSError as error:
             raise BadInput(f"state_cache={folder} cannot be used: {error.strerror}") from None
         self._writes = True
+
+    def refresh(self) -> None:
+        """Looks for what other processes have kept or removed meanwhile."""
+        try:
+            if self._folder.stat().st_mtime_ns != self._listed:
+                self._list()
+        except OSError:  # it is gone
+            self._known = set()
 
     def beginning(self) -> "Beginning":
         """The beginning of every text, without a token."""
@@ -114,12 +124,11 @@ class StateCache:
             if not file.exists():  # another process removed it
                 return None
             state = read_state(file)
-            config, *others = self._origin
+            config, _, _, dtype = self._origin
             there = state.origin
             mine = self._make(tokens, state.tensors).origin
             same = there._replace(written_by="", text="") == mine._replace(written_by="", text="")
-            shapes = {name: tensor.shape for name, tensor in state.tensors.items()}
-            if not same or shapes != shapes_of(config, state.read):
+            if not same or not fits(state, config, dtype):
                 raise CheckpointError(f"{file} is not the state that its name says")
             os.utime(file)
         except (CheckpointError, OSError) as error:
@@ -145,6 +154,10 @@ class StateCache:
         # BOS is among the tokens, if there is one.
         origin = origin_of(*self._origin, tokens, bos=False, text="", framework=self._framework)
         return SavedState(origin, tensors)
+
+    def _list(self) -> None:
+        self._listed = self._folder.stat().st_mtime_ns
+        self._known = {path.name for path in self._files()}
 
     def _files(self) -> list[Path]:
         return [path for path in self._folder.iterdir() if _FILE.fullmatch(path.name)]

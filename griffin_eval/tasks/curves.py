@@ -61,14 +61,14 @@ class CurveTask(ConfigurableTask):
         self._dataset_sha256 = self.dataset["test"][0]["dataset_sha256"]
         self._add_metadata("dataset_sha256", self._dataset_sha256)
 
-    def declare(self, metric: str, kind: str, *, higher_is_better: bool) -> None:
+    def declare(self, metric: str, kind: str, *, higher_is_better: bool | None) -> None:
         """Adds a metric and its two bounds.
 
         Args:
             metric: name of the metric.
             kind: ``proportion`` of values that are 0 or 1, ``ratio`` of values to weights, or
                 ``capacity``, the length up to which half of the values are 1.
-            higher_is_better: direction of the arrow in lm_eval's table.
+            higher_is_better: direction of the arrow in lm_eval's table; None for what is neither.
         """
         for suffix, field in BOUNDS.items():
             self._aggregation_list[metric + suffix] = functools.partial(

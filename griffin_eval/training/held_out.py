@@ -7,10 +7,10 @@ import jax
 import numpy as np
 from flax import nnx
 
-from griffin_eval.analysis.half_lives import recurrence_gate
+from griffin_eval.analysis.half_lives import gate_values
 from griffin_eval.config import GriffinConfig
 from griffin_eval.model_jax.griffin import Griffin
-from griffin_eval.model_jax.hooks import record_rg_lru_inputs
+from griffin_eval.model_jax.hooks import record_temporal
 from griffin_eval.training.recipes import Batch
 from griffin_eval.training.step import Params
 
@@ -72,11 +72,11 @@ def compile_gates(config: GriffinConfig) -> Callable[[Params, Batch], dict[str, 
     @jax.jit
     def inputs(params: Params, tokens: Any) -> list[jax.Array]:
         model = Griffin(config, lambda spec: nnx.Param(params[spec.name]))
-        seen = record_rg_lru_inputs(model.model.layers)
+        seen = record_temporal(model.model.layers)
         rows, length = tokens.shape
         state = model.init_state(rows, length)
         model.step(tokens, jax.numpy.full(rows, length, jax.numpy.int32), state)
-        return seen
+        return [layer["x"] for layer in seen if "x" in layer]
 
     layers = [i for i, kind in enumerate(config.block_types) if kind == "recurrent"]
 
@@ -85,7 +85,7 @@ def compile_gates(config: GriffinConfig) -> Callable[[Params, Batch], dict[str, 
         for layer, x in zip(layers, inputs(params, batch.tokens), strict=True):
             names = (f"model.layers.{layer}.temporal_block.rg_lru.{part}" for part in PARTS)
             value, weight, bias = (np.asarray(params[name]) for name in names)
-            gate = recurrence_gate(np.asarray(x).reshape(-1, x.shape[-1]), weight, bias)
+            gate = gate_values(np.asarray(x).reshape(-1, x.shape[-1]), weight, bias)
             found["lambda"].append(_quantiles(value))
             found["gate"].append(_quantiles(gate))
         return found

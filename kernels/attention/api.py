@@ -41,22 +41,23 @@ def local_attention(
     blocks: Any = None,
     impl: str = "auto",
 ) -> Any:
-    """Causal multi-query attention over remembered keys and those of the queries' own tokens
-    (section 2.3), softmax in float32 or wider.
+    """Causal attention over remembered keys and those of the queries' own tokens (section 2.3),
+    multi-query or grouped-query, softmax in float32 or wider.
 
     Differentiable in q, keys and values. `griffin_eval.kernels.attention.reference` describes the
     two layouts of tokens, padded rows and packed segments. Scores of T x T are never in memory.
 
     Args:
         q: [B, T, H, D] queries, of PyTorch, JAX or numpy (then the reference runs).
-        keys, values: [B, Q, D], or [N, D] of packed segments, of the same dtype. What no query
-            sees must be finite.
+        keys, values: [B, Q, J], or [N, J] of packed segments, of the same dtype: J = D of one head
+            of keys, K D of K heads side by side, each of which serves H / K neighbouring heads of
+            queries. What no query sees must be finite.
         max_age: int [B, T], how many earlier tokens each query may see, fewer if the state holds
             fewer.
         past: P, remembered keys of each segment.
         lengths: int [S], tokens that are read; the result is undefined for other tokens.
         starts: int [S], starts of packed segments in the one row; None for padded rows.
-        remembered: keys and values [R, P, D] that packed segments remember, and which of the R rows
+        remembered: keys and values [R, P, J] that packed segments remember, and which of the R rows
             each segment does, int [S], from 0 to R - 1. The compiled kernel reads them in place.
         offset: slot of each row's first remembered key; it may differ from 0 for T = 1 alone.
         blocks: of packed segments, from ``query_blocks`` of the framework's plain implementation.
@@ -147,14 +148,20 @@ def _check_shapes(
     remembered: Remembered | None,
 ) -> None:
     """Raises ValueError where arrays do not belong together: kernels would read what is behind."""
-    batch, length, _, size = q.shape
+    batch, length, heads, size = q.shape
     segments = len(lengths)
     slots = tuple(keys.shape)
+    joined = slots[-1]  # dimensions of all heads of keys
+    if not joined or joined % size or heads % (joined // size):
+        raise ValueError(
+            f"the last axis of keys must be {size} or a multiple of it, of as many heads as divide "
+            f"{heads}, beside a q of {list(q.shape)}, found {list(slots)}"
+        )
     if starts is None:
         expected = {"lengths": (lengths, (batch,))}
-        if len(slots) != 3 or slots[0] != batch or slots[1] < past + length or slots[2] != size:
+        if len(slots) != 3 or slots[0] != batch or slots[1] < past + length:
             raise ValueError(
-                f"keys must have the shape [{batch}, {past + length} or more, {size}] beside a q "
+                f"keys must have the shape [{batch}, {past + length} or more, {joined}] beside a q "
                 f"of {list(q.shape)}, found {list(slots)}"
             )
     else:
@@ -162,15 +169,15 @@ def _check_shapes(
             raise ValueError("packed segments (starts) lie in one row")
         if remembered is None:
             raise ValueError("packed segments (starts) need what they remember (remembered)")
-        kept = len(remembered.keys), past, size
+        kept = len(remembered.keys), past, joined
         expected = {
             "starts": (starts, (segments,)),
-            "keys": (keys, (length, size)),
+            "keys": (keys, (length, joined)),
             "remembered.keys": (remembered.keys, kept),
             "remembered.values": (remembered.values, kept),
             "remembered.rows": (remembered.rows, (segments,)),
         }
-        slots = length, size
+        slots = length, joined
     expected |= {"values": (values, slots), "max_age": (max_age, (batch, length))}
     for name, (array, shape) in expected.items():
         if tuple(array.shape) != shape:

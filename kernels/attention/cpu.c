@@ -1,11 +1,12 @@
-// Causal multi-query attention over remembered keys and new ones on a CPU, for PyTorch (ctypes) and
-// JAX (XLA's foreign function interface). reference.py says what is computed, and cpu_torch.py what
-// the arguments are. Arrays of 16 bits are read and written as such; all arithmetic is in float32.
+// Causal attention over remembered keys and new ones on a CPU, for PyTorch (ctypes) and JAX (XLA's
+// foreign function interface). reference.py says what is computed, and cpu_torch.py what the arguments
+// are. Arrays of 16 bits are read and written as such; all arithmetic is in float32.
 //
-// Workers take blocks of QUERIES pairs of a token and a head of one segment, which share their keys,
-// and walk over these some at a time. Queries lie side by side in vectors, so that a largest score, a
-// sum and a mask are those of whole vectors; the softmax is corrected when a larger score is found
-// (Milakov and Gimelshein 2018, arXiv:1805.02867). No key is read that no query of a block sees.
+// Workers take blocks of QUERIES pairs of a token and a head of one segment, which share their keys (of
+// one head of keys), and walk over these some at a time. Queries lie side by side in vectors, so that a
+// largest score, a sum and a mask are those of whole vectors; the softmax is corrected when a larger
+// score is found (Milakov and Gimelshein 2018, arXiv:1805.02867). No key is read that no query of a
+// block sees.
 
 #include "../cpu/floats.h"
 
@@ -14,10 +15,10 @@ enum { QUERIES = 64, KEYS = 64, MOST_SIZE = 256, ROWS = 6 };
 static const float UNSEEN = -1e30f;
 
 typedef struct {
-  int64_t tokens, heads, size, segments;
+  int64_t tokens, heads, key_heads, size, segments;
   // Key j of segment s, counted from its first new one, is row (s * stride + newest + j) of `k`; or,
   // where they are packed, row (starts[s] + j) of `k` if it is new, and else row
-  // (rows[s] * stride + newest + j) of `old_k`.
+  // (rows[s] * stride + newest + j) of `old_k`. A row is of all heads of keys.
   int64_t stride, newest;
   const int32_t *starts, *lengths, *max_age, *rows;  // `rows` is null where they are not packed
   Type type;  // of these:
@@ -64,17 +65,24 @@ INLINE float exp_of(float x) {  // x <= 0
   return scale + scale * rest;
 }
 
-// Takes `count` keys from `first` on, from row `at` of these keys, into a block of `width` queries.
-INLINE void read_keys(const Job *j, Block *b, int width, int32_t first, int count,
+// Takes `count` keys of a head from `first` on, from row `at` of these keys, into a block of `width`
+// queries.
+INLINE void read_keys(const Job *j, Block *b, int width, int64_t head, int32_t first, int count,
                       const void *keys, const void *values, int64_t at, Type type) {
-  const float *k = (const float *)keys + at * j->size, *v = (const float *)values + at * j->size;
+  int64_t row = j->key_heads * j->size;  // from a key to the next
+  const int64_t start = at * row + head * j->size;
+  const float *k = (const float *)keys + start, *v = (const float *)values + start;
   if (type != FLOAT32) {
-    widen(keys, at * j->size, count * j->size, b->k, type);
-    widen(values, at * j->size, count * j->size, b->v, type);
-    k = b->k, v = b->v;
+    const int whole = row == j->size;  // then they lie behind each other
+    const int64_t length = whole ? count * j->size : j->size;
+    for (int i = 0; i < (whole ? 1 : count); i++) {
+      widen(keys, start + i * row, length, b->k + i * j->size, type);
+      widen(values, start + i * row, length, b->v + i * j->size, type);
+    }
+    k = b->k, v = b->v, row = j->size;
   }
   memset(b->scores, 0, count * QUERIES * sizeof(float));
-  add_product(width, count, j->size, k, j->size, 1, b->q, b->scores);
+  add_product(width, count, j->size, k, row, 1, b->q, b->scores);
   float maximum[QUERIES], rescale[QUERIES];
   memcpy(maximum, b->maximum, sizeof maximum);
   for (int i = 0; i < count; i++) {
@@ -99,11 +107,16 @@ INLINE void read_keys(const Job *j, Block *b, int width, int32_t first, int coun
   }
   for (int64_t d = 0; d < j->size; d++)
     for (int c = 0; c < width; c++) b->sums[d * QUERIES + c] *= rescale[c];
-  add_product(width, j->size, count, v, 1, j->size, b->scores, b->sums);
+  add_product(width, j->size, count, v, 1, row, b->scores, b->sums);
 }
 
-INLINE void attend(const Job *j, Block *b, int64_t segment, int64_t from, Type type) {
-  const int64_t D = j->size, H = j->heads, start = j->starts[segment];
+// Which vector of `q` and `out` is that of a query, the `number`th of those of a head of keys.
+INLINE int64_t place(const Job *j, int64_t token, int64_t head, int64_t number) {
+  return token * j->heads + head * (j->heads / j->key_heads) + number;
+}
+
+INLINE void attend(const Job *j, Block *b, int64_t segment, int64_t head, int64_t from, Type type) {
+  const int64_t D = j->size, H = j->heads / j->key_heads, start = j->starts[segment];
   const int64_t left = j->lengths[segment] * H - from;
   const int queries = left < QUERIES ? (int)left : QUERIES;
   const int width = (queries + LANES - 1) / LANES * LANES;
@@ -111,7 +124,7 @@ INLINE void attend(const Job *j, Block *b, int64_t segment, int64_t from, Type t
   int32_t first = 0, last = 0;
   for (int c = 0; c < width; c++) {  // the last query again where there is none
     const int64_t query = from + (c < queries ? c : queries - 1), token = query / H;
-    const int64_t q = (start * H + query) * D;
+    const int64_t q = place(j, start + token, head, query % H) * D;
     b->high[c] = last = (int32_t)token;
     b->low[c] = (int32_t)token - j->max_age[start + token];
     first = c == 0 || b->low[c] < first ? b->low[c] : first;
@@ -123,21 +136,22 @@ INLINE void attend(const Job *j, Block *b, int64_t segment, int64_t from, Type t
     const int32_t more = (key < 0 ? 0 : last + 1) - key;
     const int count = more < KEYS ? more : KEYS;
     const int64_t row = j->rows ? j->rows[segment] : segment;
-    if (j->rows && key >= 0) read_keys(j, b, width, key, count, j->k, j->v, start + key, type);
+    if (j->rows && key >= 0) read_keys(j, b, width, head, key, count, j->k, j->v, start + key, type);
     else
-      read_keys(j, b, width, key, count, j->old_k, j->old_v, row * j->stride + j->newest + key,
-                type);
+      read_keys(j, b, width, head, key, count, j->old_k, j->old_v,
+                row * j->stride + j->newest + key, type);
     key += count;
   }
   for (int c = 0; c < queries; c++) {
-    const int64_t out = (start * H + from + c) * D;
+    const int64_t query = from + c, out = place(j, start + query / H, head, query % H) * D;
     for (int64_t d = 0; d < D; d++)
       store_one(j->out, out + d, b->sums[d * QUERIES + c] / b->total[c], type);
   }
 }
 
+// Of one head of keys.
 INLINE int64_t blocks(const Job *j, int64_t segment) {
-  return (j->lengths[segment] * j->heads + QUERIES - 1) / QUERIES;
+  return (j->lengths[segment] * (j->heads / j->key_heads) + QUERIES - 1) / QUERIES;
 }
 
 EVERY_CPU static void *work(void *argument) {
@@ -146,14 +160,15 @@ EVERY_CPU static void *work(void *argument) {
   int64_t segment = 0, before = 0;
   for (;;) {
     const int64_t i = __atomic_fetch_add(&j->next, 1, __ATOMIC_RELAXED);
-    while (segment < j->segments && i >= before + blocks(j, segment)) {
-      before += blocks(j, segment++);
+    while (segment < j->segments && i >= before + j->key_heads * blocks(j, segment)) {
+      before += j->key_heads * blocks(j, segment++);
     }
     if (segment == j->segments) return NULL;
-    const int64_t from = (i - before) * QUERIES;
-    if (j->type == FLOAT32) attend(j, &b, segment, from, FLOAT32);
-    else if (j->type == BFLOAT16) attend(j, &b, segment, from, BFLOAT16);
-    else attend(j, &b, segment, from, FLOAT16);
+    const int64_t head = (i - before) / blocks(j, segment);
+    const int64_t from = (i - before) % blocks(j, segment) * QUERIES;
+    if (j->type == FLOAT32) attend(j, &b, segment, head, from, FLOAT32);
+    else if (j->type == BFLOAT16) attend(j, &b, segment, head, from, BFLOAT16);
+    else attend(j, &b, segment, head, from, FLOAT16);
   }
 }
 
@@ -165,7 +180,7 @@ static void run(Job *j, int64_t threads, Pool team) {
     if (start > done) memset((char *)j->out + done * row, 0, (start - done) * row);
     if (s == j->segments) break;
     done = start + j->lengths[s];
-    all += blocks(j, s);
+    all += j->key_heads * blocks(j, s);
   }
   if (threads > all) threads = all;
   if (threads > MOST_THREADS) threads = MOST_THREADS;
@@ -175,11 +190,12 @@ static void run(Job *j, int64_t threads, Pool team) {
 EXPORT void griffin_attention(const int64_t *sizes, void *const *in, void *out, int64_t threads) {
   Job j = {.tokens = sizes[0],
            .heads = sizes[1],
-           .size = sizes[2],
-           .segments = sizes[3],
-           .stride = sizes[4],
-           .newest = sizes[5],
-           .type = (Type)sizes[6],
+           .key_heads = sizes[2],
+           .size = sizes[3],
+           .segments = sizes[4],
+           .stride = sizes[5],
+           .newest = sizes[6],
+           .type = (Type)sizes[7],
            .starts = in[0],
            .lengths = in[1],
            .max_age = in[2],
@@ -203,6 +219,7 @@ EXPORT void *griffin_xla_attention(CallFrame *frame) {
   const Buffer *old_k = packed ? in[7] : k, *old_v = packed ? in[8] : v;
   Job j = {.tokens = q->dims[0],
            .heads = q->dims[1],
+           .key_heads = k->dims[packed ? 1 : 2] / q->dims[2],
            .size = q->dims[2],
            .segments = starts->dims[0],
            .stride = old_k->dims[1],

@@ -38,8 +38,8 @@ def _works() -> bool:
 
 def local_attention(
     q: Float[Array, "B T H D"],
-    keys: Float[Array, "B Q D"] | Float[Array, "N D"],
-    values: Float[Array, "B Q D"] | Float[Array, "N D"],
+    keys: Float[Array, "B Q J"] | Float[Array, "N J"],
+    values: Float[Array, "B Q J"] | Float[Array, "N J"],
     max_age: Int[Array, "B T"],
     *,
     past: int,

@@ -31,8 +31,8 @@ def unsupported(q: Float[Tensor, "B T H D"], keys: Tensor, values: Tensor) -> st
 
 def local_attention(
     q: Float[Tensor, "B T H D"],
-    keys: Float[Tensor, "B Q D"] | Float[Tensor, "N D"],
-    values: Float[Tensor, "B Q D"] | Float[Tensor, "N D"],
+    keys: Float[Tensor, "B Q J"] | Float[Tensor, "N J"],
+    values: Float[Tensor, "B Q J"] | Float[Tensor, "N J"],
     max_age: Int[Tensor, "B T"],
     *,
     past: int,
@@ -57,8 +57,9 @@ def local_attention(
         old_keys, old_values = _dense(remembered.keys, remembered.values)
     out = torch.empty(batch, length, heads * size, dtype=q.dtype)
     newest = past + offset  # slot of a segment's first new key
-    stride = old_keys.stride(0) // size
-    sizes = (batch * length, heads, size, len(lengths), stride, newest, TYPES[q.dtype])
+    joined = keys.shape[-1]  # dimensions of all heads of keys
+    of_keys, stride = joined // size, old_keys.stride(0) // joined
+    sizes = (batch * length, heads, of_keys, size, len(lengths), stride, newest, TYPES[q.dtype])
     integers = [x.to(torch.int32).contiguous() for x in layout]
     floats = [q.contiguous(), keys, values, old_keys, old_values]
     library = compiled.library_for_torch()
@@ -75,8 +76,8 @@ def local_attention(
 
 
 def _dense(
-    keys: Float[Tensor, "B Q D"], values: Float[Tensor, "B Q D"]
-) -> tuple[Float[Tensor, "B Q D"], Float[Tensor, "B Q D"]]:
+    keys: Float[Tensor, "B Q J"], values: Float[Tensor, "B Q J"]
+) -> tuple[Float[Tensor, "B Q J"], Float[Tensor, "B Q J"]]:
     """The same keys and values, copied if their rows of D do not lie as the kernel reads them."""
     size = keys.shape[2]
     rows_are_dense = keys.stride()[-2:] == (size, 1) and keys.stride(0) % size == 0

@@ -21,8 +21,8 @@ class QueryBlock(NamedTuple):
     """Neighbouring queries, all keys that any of them may see, and which of them each sees."""
 
     q: Float[Array, "M t H D"]
-    k: Float[Array, "M s D"]
-    v: Float[Array, "M s D"]
+    k: Float[Array, "M s J"]
+    v: Float[Array, "M s J"]
     visible: Bool[Array, "M t s"]
 
 
@@ -44,8 +44,8 @@ class PackedBlocks(NamedTuple):
 
 def local_attention(
     q: Float[Array, "B T H D"],
-    keys: Float[Array, "B Q D"] | Float[Array, "N D"],
-    values: Float[Array, "B Q D"] | Float[Array, "N D"],
+    keys: Float[Array, "B Q J"] | Float[Array, "N J"],
+    values: Float[Array, "B Q J"] | Float[Array, "N J"],
     max_age: Int[Array, "B T"],
     *,
     past: int,
@@ -67,8 +67,8 @@ def local_attention(
 
 def attend_in_blocks(
     q: Float[Array, "B T H D"],
-    keys: Float[Array, "B Q D"],
-    values: Float[Array, "B Q D"],
+    keys: Float[Array, "B Q J"],
+    values: Float[Array, "B Q J"],
     max_age: Int[Array, "B T"],
     past: int,
 ) -> Float[Array, "B T W"]:
@@ -141,8 +141,8 @@ def _attend_range(
 
 
 def joined_keys(
-    keys: Float[Array, "N D"], values: Float[Array, "N D"], remembered: Remembered
-) -> tuple[Float[Array, "Q D"], Float[Array, "Q D"]]:
+    keys: Float[Array, "N J"], values: Float[Array, "N J"], remembered: Remembered
+) -> tuple[Float[Array, "Q J"], Float[Array, "Q J"]]:
     """Keys and values of packed segments: the remembered ones, segment by segment, then the new."""
 
     def join(past: Array, new: Array) -> Array:
@@ -153,8 +153,8 @@ def joined_keys(
 
 def _attend_packed(
     q: Float[Array, "1 N H D"],
-    keys: Float[Array, "Q D"],
-    values: Float[Array, "Q D"],
+    keys: Float[Array, "Q J"],
+    values: Float[Array, "Q J"],
     max_age: Int[Array, "1 N"],
     past: int,
     lengths: Int[Array, " S"],
@@ -172,8 +172,8 @@ def _attend_packed(
 
 def _attend_one(
     q: Float[Array, "B 1 H D"],
-    keys: Float[Array, "B Q D"],
-    values: Float[Array, "B Q D"],
+    keys: Float[Array, "B Q J"],
+    values: Float[Array, "B Q J"],
     max_age: Int[Array, "B 1"],
     past: int,
     offset: int | Int[Array, ""],
@@ -189,6 +189,16 @@ def attend(block: QueryBlock) -> Float[Array, "M t H D"]:
     # jax.nn.dot_product_attention takes its softmax in float32 even where the model is float64.
     # Keys go first: on a CPU few queries are read half as fast the other way round.
     batch, length, heads, size = block.q.shape
+    if block.k.shape[2] > size:  # several heads of keys, each with its queries
+
+        def split(x: Array, *sizes: int) -> Array:
+            return x.reshape(*x.shape[:2], block.k.shape[2] // size, *sizes)
+
+        parts = QueryBlock(
+            split(block.q, -1, size), split(block.k, size), split(block.v, size), block.visible
+        )
+        axes = QueryBlock(2, 2, 2, None)
+        return jax.vmap(attend, (axes,), 2)(parts).reshape(block.q.shape)
     q = block.q.reshape(batch, length * heads, size)
     wider = accumulation_dtype(q.dtype)
     scores = jnp.einsum("bsd,bqd->bsq", block.k, q, preferred_element_type=wider) * size**-0.5

@@ -17,8 +17,8 @@ class QueryBlock(NamedTuple):
     """Neighbouring queries, all keys that any of them may see, and which of them each sees."""
 
     q: Float[Tensor, "M t H D"]
-    k: Float[Tensor, "M s D"]
-    v: Float[Tensor, "M s D"]
+    k: Float[Tensor, "M s J"]
+    v: Float[Tensor, "M s J"]
     visible: Bool[Tensor, "M t s"]
 
 
@@ -40,8 +40,8 @@ class PackedBlocks(NamedTuple):
 
 def local_attention(
     q: Float[Tensor, "B T H D"],
-    keys: Float[Tensor, "B Q D"] | Float[Tensor, "N D"],
-    values: Float[Tensor, "B Q D"] | Float[Tensor, "N D"],
+    keys: Float[Tensor, "B Q J"] | Float[Tensor, "N J"],
+    values: Float[Tensor, "B Q J"] | Float[Tensor, "N J"],
     max_age: Int[Tensor, "B T"],
     *,
     past: int,
@@ -62,8 +62,8 @@ def local_attention(
 
 def attend_in_blocks(
     q: Float[Tensor, "B T H D"],
-    keys: Float[Tensor, "B Q D"],
-    values: Float[Tensor, "B Q D"],
+    keys: Float[Tensor, "B Q J"],
+    values: Float[Tensor, "B Q J"],
     max_age: Int[Tensor, "B T"],
     past: int,
 ) -> Float[Tensor, "B T W"]:
@@ -80,8 +80,8 @@ def attend_in_blocks(
 
 
 def joined_keys(
-    keys: Float[Tensor, "N D"], values: Float[Tensor, "N D"], remembered: Remembered
-) -> tuple[Float[Tensor, "Q D"], Float[Tensor, "Q D"]]:
+    keys: Float[Tensor, "N J"], values: Float[Tensor, "N J"], remembered: Remembered
+) -> tuple[Float[Tensor, "Q J"], Float[Tensor, "Q J"]]:
     """Keys and values of packed segments: the remembered ones, segment by segment, then the new."""
 
     def join(past: Tensor, new: Tensor) -> Tensor:
@@ -92,8 +92,8 @@ def joined_keys(
 
 def _attend_packed(
     q: Float[Tensor, "1 N H D"],
-    keys: Float[Tensor, "Q D"],
-    values: Float[Tensor, "Q D"],
+    keys: Float[Tensor, "Q J"],
+    values: Float[Tensor, "Q J"],
     max_age: Int[Tensor, "1 N"],
     past: int,
     lengths: Int[Tensor, " S"],
@@ -118,7 +118,14 @@ def _attend_packed(
 
 def attend(block: QueryBlock) -> Float[Tensor, "M t H D"]:
     """What the queries of a block get."""
-    heads = block.q.shape[2]
+    heads, size = block.q.shape[2:]
+    if block.k.shape[2] > size:  # several heads of keys
+        k, v = (x.unflatten(2, (-1, size)).transpose(1, 2) for x in (block.k, block.v))
+        visible = block.visible[:, None]
+        y = F.scaled_dot_product_attention(
+            block.q.transpose(1, 2), k, v, attn_mask=visible, enable_gqa=True
+        )
+        return y.transpose(1, 2)
     return F.scaled_dot_product_attention(
         block.q.transpose(1, 2),
         block.k[:, None].expand(-1, heads, -1, -1),

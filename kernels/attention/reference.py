@@ -1,14 +1,16 @@
-"""Causal multi-query attention as on paper, in float64 and query by query: what every kernel is
-tested against.
+"""Causal attention of one or several heads of keys as on paper, in float64 and query by query: what
+every kernel is tested against.
 
 Operators read queries in one of two layouts, with P remembered keys and values for each segment.
-**Padded rows**: q is [B, T, H, D], keys and values are [B, Q, D], every row is a segment; of row b
+**Padded rows**: q is [B, T, H, D], keys and values are [B, Q, J], every row is a segment; of row b
 only the first ``lengths[b]`` queries are read, the rest is padding. Of the Q slots of a row, P hold
 remembered keys, from slot ``offset`` on, the next T those of the queries' own tokens; what other
 slots hold is not seen. **Packed** (``starts`` is given): q is [1, N, H, D], S
 segments lie behind each other in its one row, segment s at ``starts[s] … starts[s] + lengths[s]``,
-padding last; keys and values are [N, D], those of the row, and what the segments remember stays
-where it is: row ``remembered.rows[s]`` of ``remembered.keys`` and ``remembered.values``.
+padding last; keys and values are [N, J], those of the row, and what the segments remember stays
+where it is: row ``remembered.rows[s]`` of ``remembered.keys`` and ``remembered.values``. J is the
+size of all heads of keys together: D of one, or K D of K heads side by side, each of which serves
+H / K neighbouring heads of queries.
 """
 
 from typing import Any, NamedTuple
@@ -20,7 +22,7 @@ class Remembered(NamedTuple):
     """Keys and values that packed segments remember, arrays of any framework.
 
     Attributes:
-        keys, values: [R, P, D], oldest first.
+        keys, values: [R, P, J], oldest first.
         rows: int [S], which of the R each segment remembers; several may share one.
     """
 
@@ -48,7 +50,7 @@ def local_attention(
 
     Args:
         q: [B, T, H, D] queries.
-        keys, values: [B, Q, D], or [N, D] of packed segments. One head serves all queries.
+        keys, values: [B, Q, J], or [N, J] of packed segments.
         max_age: [B, T] how many earlier tokens each query may see. It never reaches beyond what was
             read of the segment.
         past: P, remembered keys of each segment.
@@ -78,8 +80,12 @@ def local_attention(
         for t in range(length):
             end = past + t + 1
             seen = slice(end - 1 - max_age[row, first + t], end)
-            scores = q[row, first + t] @ k[seen].T / q.shape[3] ** 0.5
-            weights = np.exp(scores - scores.max(1, keepdims=True))
-            weights = weights / weights.sum(1, keepdims=True)
-            out[row, first + t] = (weights @ v[seen]).reshape(-1)
+            # [K, H / K, D], [K, keys, D]: each head of keys beside the queries that it serves.
+            heads = k.shape[1] // q.shape[3]
+            queries = q[row, first + t].reshape(heads, -1, q.shape[3])
+            k_t, v_t = (x[seen].reshape(-1, heads, q.shape[3]).swapaxes(0, 1) for x in (k, v))
+            scores = queries @ k_t.swapaxes(1, 2) / q.shape[3] ** 0.5
+            weights = np.exp(scores - scores.max(2, keepdims=True))
+            weights = weights / weights.sum(2, keepdims=True)
+            out[row, first + t] = (weights @ v_t).reshape(-1)
     return out

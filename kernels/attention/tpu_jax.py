@@ -37,18 +37,19 @@ def unsupported(
         return f"splash attention takes heads of whole {LANES} dimensions, not {size}"
     if length < LANES:
         return f"splash attention takes {LANES} queries of a row or more, not {length}"
-    return _fault(q.dtype) if devices.compiled_for_here() else None
+    grouped = keys is not None and keys.shape[-1] > size
+    return _fault(q.dtype, grouped) if devices.compiled_for_here() else None
 
 
 @functools.cache
-def _fault(dtype: Any) -> str | None:
-    """Self-test on this device: runs a small problem against the reference; returns the failure or
-    None."""
+def _fault(dtype: Any, grouped: bool) -> str | None:
+    """Self-test on this device: runs a small problem, maybe of two heads of keys, against the
+    reference; returns the failure or None."""
     rng = np.random.default_rng(0)
     length, past = 2 * LANES, 90
+    joined = 1, past + length, 2 * LANES if grouped else LANES
     q, keys, values = (
-        rng.standard_normal(shape, np.float32)
-        for shape in ((1, length, 2, LANES), (1, past + length, LANES), (1, past + length, LANES))
+        rng.standard_normal(shape, np.float32) for shape in ((1, length, 2, LANES), joined, joined)
     )
     max_age = np.concatenate([np.arange(60, 200), np.arange(length - 140)])[None].astype(np.int32)
     right = reference.local_attention(q, keys, values, max_age, past=past, lengths=[length])
@@ -68,8 +69,8 @@ def _fault(dtype: Any) -> str | None:
 
 def local_attention(
     q: Float[Array, "B T H D"],
-    keys: Float[Array, "B Q D"] | Float[Array, "N D"],
-    values: Float[Array, "B Q D"] | Float[Array, "N D"],
+    keys: Float[Array, "B Q J"] | Float[Array, "N J"],
+    values: Float[Array, "B Q J"] | Float[Array, "N J"],
     max_age: Int[Array, "B T"],
     *,
     remembered: Remembered | None = None,
@@ -83,13 +84,13 @@ def local_attention(
 
 def attend_rows(
     q: Float[Array, "B T H D"],
-    keys: Float[Array, "B Q D"],
-    values: Float[Array, "B Q D"],
+    keys: Float[Array, "B Q J"],
+    values: Float[Array, "B Q J"],
     max_age: Int[Array, "B T"],
     *,
     interpret: bool = False,
 ) -> Float[Array, "B T H D"]:
-    """Causal multi-query attention over remembered keys and those of the queries' own tokens.
+    """Causal attention over remembered keys and those of the queries' own tokens.
 
     Differentiable in q, keys and values. Softmax is in float32.
 
@@ -118,12 +119,17 @@ def attend_rows(
         _pad(document, queries, VOID),
         _pad(jnp.concatenate([before, document], 1), joined, VOID),
     )
-    kernel = _kernel(queries, joined, past, heads, block_q, block_kv, interpret)
+    grouped = keys.shape[2] > size  # into several heads of keys
+    kernel = _kernel(queries, joined, past, heads, grouped, block_q, block_kv, interpret)
+
+    def by_head(x: Array) -> Array:
+        return x.reshape(*x.shape[:2], -1, size).transpose(0, 2, 1, 3) if grouped else x
+
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         mixed = jax.vmap(kernel)(
             _pad(q * jnp.asarray(size**-0.5, q.dtype), queries).transpose(0, 2, 1, 3),
-            _pad(keys, joined),
-            _pad(values, joined),
+            by_head(_pad(keys, joined)),
+            by_head(_pad(values, joined)),
             segments,
         )
     return mixed.transpose(0, 2, 1, 3)[:, :length]
@@ -131,7 +137,14 @@ def attend_rows(
 
 @functools.cache
 def _kernel(
-    queries: int, keys: int, past: int, heads: int, block_q: int, block_kv: int, interpret: bool
+    queries: int,
+    keys: int,
+    past: int,
+    heads: int,
+    grouped: bool,
+    block_q: int,
+    block_kv: int,
+    interpret: bool,
 ) -> Any:
     mask = splash.LocalMask((queries, keys), window_size=(past, 0), offset=past)
     sizes = splash.BlockSizes(
@@ -144,6 +157,8 @@ def _kernel(
     )
     every = splash.MultiHeadMask([mask] * heads)
     make = splash.make_splash_mqa_single_device
+    if grouped:
+        make = splash.make_splash_mha_single_device
     return devices.untraced(lambda: make(every, block_sizes=sizes, interpret=interpret))
 
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from griffin_eval.config import Activation
 from griffin_eval.kernels.cpu import compiled
 from griffin_eval.kernels.linear.packed_torch import PackedMatrix
 
@@ -16,17 +17,24 @@ from griffin_eval.kernels.linear.packed_torch import PackedMatrix
 MOST_ROWS = {torch.float32: 16, torch.bfloat16: 8, torch.float16: 32}
 MOST_PRODUCT_ROWS = 64  # the same where results are wider, for which PyTorch widens the weight
 TYPES = {getattr(torch, name): number for name, number in compiled.TYPES.items()}
-_THEN = {"none": 0, "gelu": 1, "mul": 2}  # of linear/cpu.c
+_THEN = {"none": 0, "gelu_pytorch_tanh": 1, "mul": 2}  # that linear/cpu.c does
+# What oneDNN calls these, and which algorithm it takes.
+_ONEDNN = {
+    "none": ("none", ""),
+    "gelu_pytorch_tanh": ("gelu", "tanh"),
+    "gelu": ("gelu", "none"),
+    "silu": ("swish", ""),
+}
 
 
 def linear(
     x: Float[Tensor, "*B I"],
     weight: Float[Tensor, "O I"] | PackedMatrix,
     bias: Float[Tensor, " O"] | None = None,
-    then: Literal["none", "gelu", "mul"] = "none",
+    then: Activation | Literal["none", "mul"] = "none",
     other: Float[Tensor, "*B O"] | None = None,
 ) -> Float[Tensor, "*B O"]:
-    """y = x W^T + b, and then GeLU (by tanh) of it, or its product with another tensor.
+    """y = x W^T + b, and then an activation of it, or its product with another tensor.
 
     Where nothing needs a gradient, few rows on the CPU (`MOST_ROWS`) go through the compiled
     kernel, which reads the weight at the speed of memory. More rows in float32 go through oneDNN,
@@ -40,7 +48,7 @@ def linear(
         x: inputs, any floating dtype.
         weight: of the same dtype, outputs first; a packed one is dequantised unless rows are few.
         bias: added to every row.
-        then: what follows.
+        then: what follows; activations have their names in transformers.
         other: the other factor, given with ``mul`` only.
 
     Returns:
@@ -56,7 +64,9 @@ def linear(
         return linear(x, weight.dense(), bias, then, other) if found is None else found
     if _is_plain(x, weight):
         if unsupported(x, weight) is None:
-            return _compiled(x, weight, bias, then, other, weight.dtype)
+            if then in _THEN:
+                return _compiled(x, weight, bias, then, other, weight.dtype)
+            return _followed(_compiled(x, weight, bias, "none", None, weight.dtype), then, other)
         if x.dtype == torch.float16:
             b = None if bias is None else bias.float()
             y = linear(x.float(), weight.float(), b).half()
@@ -65,8 +75,8 @@ def linear(
             ops = torch.ops.mkldnn
             if other is not None:
                 return ops._linear_pointwise.binary(x, other, weight, bias, then)
-            by = "tanh" if then == "gelu" else ""
-            return ops._linear_pointwise(x, weight, bias, then, [], by)
+            name, by = _ONEDNN[then]
+            return ops._linear_pointwise(x, weight, bias, name, [], by)
     return _followed(F.linear(x, weight, bias), then, other)
 
 
@@ -114,9 +124,13 @@ def _has_onednn() -> bool:
 
 
 def _followed(y: Tensor, then: str, other: Tensor | None) -> Tensor:
-    if other is None:
-        return F.gelu(y, approximate="tanh") if then == "gelu" else y
-    return y * other
+    if other is not None:
+        return y * other
+    if then == "silu":
+        return F.silu(y)
+    if then == "none":
+        return y
+    return F.gelu(y, approximate="none" if then == "gelu" else "tanh")
 
 
 def _compiled(

@@ -4,41 +4,33 @@ import json
 
 import numpy as np
 import pytest
-from fixtures_engine import reference_scores, small_runner
+from fact_pairs import PAIRS, by_the_equations
+from fixtures_engine import small_runner
 from hypothesis import given
 from hypothesis import strategies as st
 from parity import BASE, MODELS
 from typer.testing import CliRunner
 
-from griffin_eval.analysis.causal_map import Component, Pair, components, distances_of, measure
-from griffin_eval.analysis.map_pairs import induction_pairs, own_pair, passkey_pairs
+from griffin_eval.analysis.causal_map import (
+    Component,
+    components,
+    distances_of,
+    measure,
+    permuted,
+)
+from griffin_eval.analysis.map_pairs import (
+    SYMBOLS,
+    copying_pairs,
+    induction_pairs,
+    own_pair,
+    passkey_pairs,
+)
 from griffin_eval.cli.main import app
 from griffin_eval.errors import ArgumentError, BadInput
 
 FRAMEWORKS = ("torch", "jax")
-EVERYTHING = Component(None, ("RG-LRU", "conv", "attention"))
+EVERYTHING = Component("everything", tuple(range(9)), ("RG-LRU", "conv", "attention"))
 DISTANCES = [0, 1, 16, None]
-
-
-def pair_of(seed: int, length: int = 30, fact: int = 5, answer: int = 2) -> Pair:
-    rng = np.random.default_rng(seed)
-    original = rng.integers(BASE.vocab_size, size=length).astype(np.int32)
-    changed = original.copy()
-    changed[fact] = (changed[fact] + 1 + seed % 5) % BASE.vocab_size
-    one, other = rng.integers(BASE.vocab_size, size=(2, answer)).astype(np.int32)
-    return Pair(original, changed, fact + 1, one, other)
-
-
-PAIRS = [pair_of(0), pair_of(1, length=41, fact=20), pair_of(2, answer=1, length=12)]
-
-
-def by_the_equations(pair: Pair, document: np.ndarray) -> float:
-    """log p(changed answer) - log p(original answer) after a document, in float64."""
-    one, other = (
-        reference_scores((*document.tolist(), *answer.tolist()))[0][-len(answer) :].sum()
-        for answer in (pair.original_answer, pair.changed_answer)
-    )
-    return other - one
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -106,14 +98,16 @@ def test_a_part_takes_its_tensors_and_no_other(name, groups, data):
     part = data.draw(st.sampled_from(components(config, groups=groups)))
     patched = part.patch(to, of)
     moved = {name for name, value in patched.items() if value[0]}
-    single = {f"layers.{part.layer}."} if part.layer is not None else {"layers."}
-    assert moved and all(name.startswith(tuple(single)) for name in moved)
-    # Single parts share no tensor and hold all of them; so do the groups.
-    shares = [
-        {name for name, value in each.patch(to, of).items() if value[0]}
-        for each in components(config, groups=True)
-    ]
-    assert sorted(name for share in shares for name in share) == sorted(names)
+    assert moved and all(int(name.split(".")[1]) in part.layers for name in moved)
+    # Single parts share no tensor and hold all of them; so do the kinds, and the halves.
+    for some in (
+        [each for each in components(config) if not each.label.startswith("all")],
+        [each for each in components(config) if each.label.startswith("all")],
+        [each for each in components(config, groups=True) if each.label.startswith("all")],
+        [each for each in components(config, groups=True) if not each.label.startswith("all")],
+    ):
+        shares = [{name for name, value in each.patch(to, of).items() if value[0]} for each in some]
+        assert sorted(name for share in shares for name in share) == sorted(names)
 
 
 @given(st.integers(0, 2**31), st.integers(12, 300))
@@ -125,6 +119,48 @@ def test_sequences_differ_in_the_symbol_that_is_asked_for(seed, length):
         assert pair.changed[place] == pair.changed_answer[0]
         assert (pair.original == 15).sum() == (pair.changed == 15).sum() == 2
         assert pair.original[-1] == 15 and pair.fact_end < length
+
+
+@given(st.integers(0, 2**31), st.integers(16, 200))
+def test_copies_differ_in_the_symbol_that_the_last_marker_asks_for(seed, length):
+    pairs, symbols = copying_pairs(count=20, length=length, seed=seed)
+    assert symbols == [*range(SYMBOLS), *range(4)]
+    for pair, symbol in zip(pairs, symbols, strict=True):
+        (place,) = np.flatnonzero(pair.original != pair.changed)
+        data = np.flatnonzero(pair.original[:length])
+        assert data[symbol] == place == pair.fact_end - 1 and len(data) == SYMBOLS
+        assert pair.original[place] == pair.original_answer[0] != pair.changed_answer[0]
+        assert pair.changed[place] == pair.changed_answer[0] in range(1, 15)
+        assert (pair.original[length:] == 15).all() and len(pair.original) == length + symbol + 1
+        assert pair.cut(None) == length
+
+
+def test_columns_of_symbols_hold_the_pairs_that_ask_for_them():
+    pairs, symbols = copying_pairs(count=3, length=20, seed=0)
+    effects = measure(small_runner("torch"), pairs, components(BASE), [None])
+    apart = effects.apart(symbols, 5)
+    for pair, symbol in enumerate(symbols):
+        for mine, theirs in zip(apart[2:], effects[2:], strict=True):
+            np.testing.assert_array_equal(mine[pair, :, symbol], theirs[pair, :, 0])
+            assert np.isnan(np.delete(mine[pair], symbol, 1)).all()
+
+
+def test_answers_of_other_pairs_are_not_moved():
+    """A model that answers right: what it says of other answers has nothing to do with the fact."""
+    from griffin_eval.checkpoints import folder
+    from griffin_eval.runners.load import load_runner
+
+    runner = load_runner(folder("induction_heads_hawk"), framework="torch")
+    pairs, part = induction_pairs(count=8, length=24, seed=0), [components(runner.config)[-1]]
+    effects = measure(runner, pairs, part, [1])
+    assert effects.answered.sum() >= 6
+    share = effects.share(effects.sufficient, 0, 0)
+    assert share.value == pytest.approx(1, abs=0.1) and share.low > 0
+    other = measure(runner, permuted(pairs), part, [1])
+    control = effects.share(other.sufficient, 0, 0)
+    assert control.low < 0 < control.high and abs(control.value) < 0.3
+    with pytest.raises(ArgumentError, match="two pairs"):
+        permuted(pairs[:1])
 
 
 def test_distances_end_where_the_longest_pair_does():
@@ -154,13 +190,35 @@ def test_own_text_and_figure(shipped, tmp_path):
     (tmp_path / "note.txt").write_text("The keys are red.\nThe door is open.\n")
     own = ["--text", tmp_path / "note.txt", "--fact", "red", "--instead", "tan"]
     own += ["--question", "The keys are"]
-    facts = json.loads(
-        run(shipped("bytes_griffin"), *own, "--groups", "--json", "-o", tmp_path / "figures")
-    )
+    griffin = shipped("bytes_griffin")
+    maps = json.loads(run(griffin, griffin, *own, "--groups", "--json", "-o", tmp_path / "figures"))
+    assert maps[0] == maps[1] and len(maps) == 2
+    facts = maps[0]
     assert facts["pairs"] == 1 and facts["distances"] == [0, 1, 4, 16, None]
-    assert [row["component"] for row in facts["components"]] == ["all recurrent", "all attention"]
+    assert [row["component"] for row in facts["components"]] == [
+        *("lower recurrent", "lower attention", "upper recurrent", "upper attention"),
+        *("all recurrent", "all attention"),
+    ]
+    for layer in facts["left_by_gates"]:
+        each = [one["50%"] for one in layer["left"]]
+        assert each[0] == 1 and sorted(each, reverse=True) == each
     assert {file.name for file in (tmp_path / "figures").iterdir()} == {"map.png", "map.svg"}
     assert "sufficient" in run(shipped("bytes_griffin"), *own)
+
+
+@pytest.mark.slow
+def test_a_map_of_copying_has_a_column_for_each_symbol(tmp_path):
+    from symbol_models import write_symbol_checkpoint
+
+    write_symbol_checkpoint(tmp_path / "model")
+    options = ["--task", "selective_copying", "--length", "24", "--pairs", "17", "--control"]
+    said = run(tmp_path / "model", *options, "--json", "-o", tmp_path / "figures")
+    (facts,) = json.loads(said)
+    assert facts["symbols"] == [*range(SYMBOLS)] and facts["distances"] is None
+    for row in facts["components"]:
+        assert len(row["sufficient"]) == len(row["necessary"]) == SYMBOLS
+    assert {"cells", "without_0", "largest"} == set(facts["control"])
+    assert "before the first marker" in run(tmp_path / "model", *options)
 
 
 @pytest.mark.slow
@@ -170,11 +228,14 @@ def test_own_text_and_figure(shipped, tmp_path):
 )
 def test_who_carries_the_fact_in_the_shipped_models(shipped, model, kind, framework):
     options = ["--task", "induction_heads", "--pairs", "4", "--groups", "--json"]
-    facts = json.loads(run(shipped(f"induction_heads_{model}"), *options, "--framework", framework))
+    (facts,) = json.loads(
+        run(shipped(f"induction_heads_{model}"), *options, "--framework", framework)
+    )
     assert facts["answered"] >= 3
     for row in facts["components"]:
         share = row["sufficient"][-1]["value"]
-        assert share == pytest.approx(1 if row["component"] == f"all {kind}" else 0, abs=0.2)
+        if row["component"].startswith("all"):
+            assert share == pytest.approx(1 if row["component"] == f"all {kind}" else 0, abs=0.2)
 
 
 def test_a_passkey_stands_near_the_beginning(shipped):
@@ -213,6 +274,12 @@ def test_facts_that_cannot_be_compared_are_refused(shipped, text, fact, instead,
         ("induction_heads_hawk", [], "take[s]? --task induction_heads"),
         ("bytes_griffin", ["--fact", "red"], "add --text, --instead, --question"),
         ("bytes_griffin", ["--text", "a", "--pairs", "3", "--seed", "0"], "out --pairs, --seed"),
+        ("bytes_griffin", ["--pairs", "1", "--control"], "expected two or more"),
+        (
+            "induction_heads_hawk",
+            ["--task", "selective_copying", "--length", "9"],
+            "16 data symbols",
+        ),
     ],
 )
 def test_what_cannot_be_mapped_is_refused_in_a_sentence(shipped, model, arguments, said):

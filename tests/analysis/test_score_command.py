@@ -11,15 +11,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
+from safetensors import safe_open
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
+from griffin_eval.analysis import half_lives
 from griffin_eval.cli.main import app
+from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.engine.limits import Limits
 from griffin_eval.engine.scoring import score
 from griffin_eval.engine.tree import Scorable
 from griffin_eval.errors import ArgumentError
+from griffin_eval.evaluator import Evaluator
 from griffin_eval.lm.model import GriffinLM
+from griffin_eval.runners.load import load_runner
 from griffin_eval.text.words import word_spans, words_of_tokens
 
 TEXTS = ["The unary minus operator\r\n\tyields  naïve 東京 results.\n", " starts with a space"]
@@ -131,6 +136,78 @@ def test_a_table_and_a_text_of_every_line(checkpoint, tmp_path):
     found = rows(checkpoint, file, "--lines")
     assert {row["text"] for row in found} == {f"{file}:1", f"{file}:3"}
     assert "perplexity" in run(checkpoint, file)
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_states_follow_the_equations(framework, checkpoint, tmp_path, monkeypatch):
+    """Each state from the one before it by equations (1) to (4) of the paper, in float64."""
+    opened, files = Checkpoint(checkpoint), [tmp_path / f"{n}.txt" for n in range(len(TEXTS))]
+    for file, text in zip(files, TEXTS, strict=True):
+        file.write_bytes(text.encode())
+    folder = tmp_path / "states"
+    run(checkpoint, *files, "--framework", framework, "--states", folder)
+    model = Evaluator(checkpoint, framework=framework)
+    for index, text in enumerate(TEXTS):
+        with safe_open(folder / f"{index}.safetensors", "np") as saved:
+            assert saved.metadata() == {
+                "text": str(files[index]),
+                "checkpoint": str(checkpoint),
+                "dtype": "float32",
+            }
+            found = {name: saved.get_tensor(name) for name in saved.keys()}  # noqa: SIM118
+        tokens = found.pop("tokens")
+        assert tokens.tolist() == model.score([text])[0].tokens.tolist()
+        # By another way: the state before the last token, as `griffin-eval read` saves it.
+        kept = model.read(tokens.tolist()).tensors
+        names = set()
+        for layer, kind in enumerate(opened.config.block_types):
+            own = {key.rpartition(".")[2]: x for key, x in found.items() if f"s.{layer}." in key}
+            names |= {f"layers.{layer}.{name}" for name in own}
+            assert all(x.dtype == np.float32 and len(x) == len(tokens) for x in own.values())
+            if kind == "recurrent":
+                np.testing.assert_allclose(
+                    own["h"][-2], kept[f"layers.{layer}.h"], rtol=1e-4, atol=1e-5
+                )
+                check_recurrence(opened, layer, own)
+            else:
+                for name in ("k", "v"):
+                    last = kept[f"layers.{layer}.{name}"]
+                    np.testing.assert_allclose(
+                        own[name][:-1][-len(last) :], last, rtol=1e-4, atol=1e-5
+                    )
+        assert names == set(found)
+        # What the map says the gates leave, read in other steps.
+        monkeypatch.setattr(half_lives, "CHUNK", 7)
+        twin, cuts = load_runner(checkpoint, framework=framework), [3, 6, 7, 10]
+        given = {"framework": framework, "model": twin.model}
+        for layer, shares in half_lives.left(opened, tokens, 3, cuts, **given):
+            log_a = found[f"layers.{layer}.log_a"].astype(np.float64)
+            expected = [np.exp(log_a[3:cut].sum(0)) for cut in cuts]
+            np.testing.assert_allclose(shares.T, expected, rtol=1e-4)
+        monkeypatch.undo()
+    with pytest.raises(ArgumentError, match="an empty folder"):
+        run(checkpoint, *files, "--states", folder)
+
+
+def check_recurrence(opened: Checkpoint, layer: int, own: dict[str, np.ndarray]) -> None:
+    def parameter(name: str) -> np.ndarray:
+        prefix = f"model.layers.{layer}.temporal_block.rg_lru."
+        return opened.numpy(prefix + name).astype(np.float64)
+
+    x = own["x"].astype(np.float64)
+    for name in ("recurrent_gate", "input_gate"):
+        weight, bias = parameter(f"{name}_weight"), parameter(f"{name}_bias")
+        blocks = np.split(x, len(weight), 1)
+        z = [block @ w + b for block, w, b in zip(blocks, weight, bias, strict=True)]
+        expected = 1 / (1 + np.exp(-np.concatenate(z, 1)))
+        np.testing.assert_allclose(own[name], expected, rtol=1e-4, atol=1e-6)
+    log_a = -8 * np.log1p(np.exp(parameter("recurrent_param"))) * own["recurrent_gate"]
+    np.testing.assert_allclose(own["log_a"], log_a, rtol=1e-4, atol=1e-7)
+    h = np.zeros_like(x[0])
+    for t in range(len(x)):
+        a = np.exp(log_a[t]) if t else 0.0  # the first token starts a document
+        h = a * h + np.sqrt(1 - a**2) * own["input_gate"][t] * x[t]
+        np.testing.assert_allclose(own["h"][t], h, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,53 @@ def test_a_processor_is_divided(preset, layers, whole):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("preset", "target", "whole"),
+    [("griffin-100m", "cpu-2", []), ("recurrentgemma-2b", "v5e-4", ["10 heads"])],
+)
+def test_a_process_of_pytorch_runs_alone(preset, target, whole):
+    options = "--framework", "torch", "--preset", preset, "--layers", 3, "--target", target
+    done = griffin_eval("bench", "shard", *options, "--json", *SMALL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["sums"] == (3 if whole else 6) + 1 and set(whole) <= set(found["whole"].values())
+    for step in found["steps"]:
+        assert step["unexpected"] == [] and step["used"] > step["weights"] > 0
+        kinds = {kind: operations["count"] for kind, operations in step["collectives"].items()}
+        assert kinds.keys() == {"all-reduce", "all-gather"}
+        assert found["sums"] <= kinds["all-reduce"] <= found["sums"] + 2
+        assert kinds["all-gather"] == 2  # the largest logits, and their tokens
+        assert (step["states_that_fit"] is None) == (target == "cpu-2")
+
+
+@pytest.mark.slow
+def test_a_training_step_is_divided():
+    """Two replicas of two devices each; what is said is what the table of parameters lists."""
+    options = "--preset", "griffin-100m", "--layers", 3, "--batch", 4, "--length", 16, "--json"
+    mesh = "--target", "cpu-4", "--replicas", 2, "--training"
+    done = griffin_eval("bench", "shard", *mesh, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    (step,) = found["steps"]
+    assert step["unexpected"] == [] and found["replicas"] == 2
+    needs = {need["what"]: need for need in found["needs"]}
+    gathers = [need["count"] for need in needs.values() if need["operation"] == "all-gather"]
+    assert step["collectives"]["all-gather"]["count"] == sum(gathers) > 0
+    assert needs["vectors"]["count"] == 2 * 3 + 1
+
+
+@pytest.mark.slow
+def test_replicas_are_compiled_on_a_slice_of_their_own():
+    """They say nothing to each other: of two on two devices each, one is as it is alone."""
+    options = "--preset", "hawk-100m", "--layers", 1, "--json", *SMALL
+    alone, both = (
+        json.loads(griffin_eval("bench", "shard", *options, *mesh).stdout)
+        for mesh in (("--target", "cpu-2"), ("--target", "cpu-4", "--replicas", 2))
+    )
+    assert both["steps"] == alone["steps"] and both["replicas"] == 2
+
+
+@pytest.mark.slow
 def test_a_document_is_divided():
     options = "--preset", "griffin-100m", "--layers", 3, "--tokens", 2048, "--json"
     done = griffin_eval("bench", "shard", "--split", "time", "--target", "cpu-2", *options)
@@ -155,6 +202,7 @@ def test_chips_of_a_tpu_need_not_be_there():
         (["--preset", "griffin-100"], "unknown preset 'griffin-100'"),
         (["--dtype", "int8"], "unknown dtype 'int8'"),
         (["--target", "v5e"], "--target 'v5e': expected"),
+        (["--framework", "torch", "--training"], "--framework torch goes with neither"),
         (["--split", "time", "--training"], "--split time goes with neither --training nor"),
         (
             ["--split", "time", "--tokens", "4096"],

@@ -218,7 +218,8 @@ def test_half_lives_are_of_complex_channels(griffin, framework):
     found = measure(checkpoint, ids, framework=framework)
     assert [layer.number for layer in found] == [0, 1, 3]
     trace = import_module(f"griffin_eval.analysis.gates_{framework}")
-    (inputs,) = trace.rg_lru_inputs(checkpoint, ids, 12, None)
+    (values,) = trace.layer_values(trace.load_model(checkpoint, None), ids, 12)
+    inputs = [layer["x"] for layer in values if "x" in layer]
     for layer, x, unmeasured in zip(found, inputs, decay_rates(checkpoint), strict=True):
         lru = f"model.layers.{layer.number}.temporal_block.rg_lru."
         right = 8 * np.log1p(np.exp(params[lru + "recurrent_param"].astype(float)))

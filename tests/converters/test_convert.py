@@ -279,7 +279,27 @@ def test_benchmark_measures_every_direction(tmp_path):
         seconds, copy, ratio, memory, _ = (float(cell) for cell in row[-5:])
         assert seconds > 0 and copy > 0 and memory > 0
         assert ratio == pytest.approx(seconds / copy, rel=0.2)
-    assert invoke("bench", "convert", tmp_path, "--preset", "griffin").exit_code != 0
+    chosen = "--to", "griffin-orbax", "--chunks", "model=2"
+    done = invoke("bench", "convert", tmp_path, "--preset", "griffin-100m", "--rounds", 1, *chosen)
+    assert done.exit_code == 0, done.output
+    (row,) = (line for line in done.stdout.splitlines() if " to " in line)
+    assert row.split()[1:3] == ["to", "griffin-orbax"] and len(row.split()) == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--preset", "griffin"), "unknown preset 'griffin'"),
+        (("--chunks", "model=2"), "--chunks needs --to"),
+        (("--to", "griffin", "--chunks", "model=2"), "--chunks is for formats in chunks"),
+        (("--to", "griffin-orbax", "--chunks", "rows=2"), "expected sizes of the axes"),
+        (("--to", "orbax"), "orbax"),
+    ],
+)
+def test_a_benchmark_of_what_cannot_be_is_one_sentence(options, sentence, tmp_path):
+    done = invoke("bench", "convert", tmp_path / "out", *options)
+    assert isinstance(done.exception, ArgumentError) and sentence in str(done.exception)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

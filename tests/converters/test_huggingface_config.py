@@ -83,6 +83,7 @@ def griffin_configs(draw, vocab_size=300_000, num_layers=40):
         width=heads * head_dim,
         mlp_width=draw(st.integers(1, 99)),
         num_heads=heads,
+        num_kv_heads=draw(st.sampled_from([n for n in range(1, heads + 1) if heads % n == 0])),
         num_layers=draw(st.integers(len(pattern), num_layers)),
         lru_width=heads * head_dim,
         gate_blocks=heads,
@@ -93,6 +94,8 @@ def griffin_configs(draw, vocab_size=300_000, num_layers=40):
         norm_eps=draw(st.floats(1e-8, 1e-3)),
         rope_base=draw(st.floats(10, 1e7)),
         rope_fraction=draw(st.sampled_from([0.5, 1.0])),
+        attention_bias=draw(st.booleans()),
+        hidden_activation=draw(st.sampled_from(["gelu_pytorch_tanh", "gelu", "silu"])),
     )
 
 
@@ -140,10 +143,9 @@ def test_published_2b_is_the_preset_but_for_the_window():
 
 
 def test_defaults_are_those_of_transformers(tmp_path):
-    # Its default for key-value heads is the one that none of these models has.
-    RecurrentGemmaConfig(num_key_value_heads=1).save_pretrained(tmp_path)
+    RecurrentGemmaConfig().save_pretrained(tmp_path)
     assert read_config(tmp_path)[0] == to_griffin_config(
-        {"model_type": "recurrent_gemma", "num_key_value_heads": 1}, source="here"
+        {"model_type": "recurrent_gemma"}, source="here"
     )
 
 
@@ -165,6 +167,12 @@ def test_defaults_are_those_of_transformers(tmp_path):
             {"num_key_value_heads": None, "num_attention_heads": 1, "head_dim": 2560},
             {"num_heads": 1},
         ),
+        # An absent number of heads of keys is as many as there are of queries.
+        ({"num_key_value_heads": NOT_A_KEY}, {"num_kv_heads": 10}),
+        ({"num_key_value_heads": None}, {"num_kv_heads": 10}),
+        ({"num_key_value_heads": 5}, {"num_kv_heads": 5}),
+        ({"attention_bias": True}, {"attention_bias": True}),
+        ({"hidden_activation": "silu"}, {"hidden_activation": "silu"}),
         ({"sliding_window": 2048}, {}),
         # RoPE: nested wins over the top level, rope_scaling over rope_parameters.
         ({"rope_theta": 500}, {"rope_base": 500.0}),
@@ -209,18 +217,13 @@ def test_spellings(changes, fields):
         ({"hidden_size": 2561}, "num_heads (10) must divide width (2561)"),
         ({"lru_width": 2561}, "gate_blocks (10) must divide lru_width (2561)"),
         ({"intermediate_size": 1}, "mlp_width must be a positive integer"),
-        (
-            {"num_key_value_heads": NOT_A_KEY},
-            "which transformers reads as num_attention_heads (10)",
-        ),
-        ({"num_key_value_heads": None}, "num_key_value_heads is missing"),
-        ({"num_key_value_heads": 10}, "num_key_value_heads must be 1, found 10"),
-        ({"num_key_value_heads": True}, "num_key_value_heads must be 1, found True"),
+        ({"num_key_value_heads": 4}, "num_kv_heads (4) must divide num_heads (10)"),
+        ({"num_key_value_heads": True}, "num_key_value_heads must be a positive 32-bit integer"),
         ({"head_dim": 128}, "head_dim must be hidden_size / num_attention_heads (256), found 128"),
         ({"sliding_window": 9}, "sliding_window must be attention_window_size (2048), found 9"),
-        ({"hidden_activation": "gelu"}, "must be 'gelu_pytorch_tanh', found 'gelu'"),
-        ({"attention_bias": True}, "attention_bias must be False, found True"),
-        ({"attention_bias": 0}, "attention_bias must be False, found 0"),
+        ({"hidden_activation": "relu"}, "hidden_activation must be one of gelu_pytorch_tanh, gelu"),
+        ({"hidden_activation": ["gelu"]}, "found ['gelu']"),
+        ({"attention_bias": 0}, "attention_bias must be true or false, found 0"),
         ({"tie_word_embeddings": None}, "tie_word_embeddings must be true or false, found None"),
         ({"embeddings_scale_by_sqrt_dim": False}, "transformers scales embeddings all the same"),
         ({"logits_soft_cap": 0.0}, "logits_soft_cap must be a positive, finite number, found 0.0"),
@@ -264,7 +267,7 @@ def test_values_that_these_models_cannot_have(changes, fragment):
 
 
 def test_all_problems_are_listed_together():
-    message = refusal(read, attention_bias=True, vocab_size=-1, rope_theta="x", block_types=3)
+    message = refusal(read, attention_bias="x", vocab_size=-1, rope_theta="x", block_types=3)
     for key in ("attention_bias", "vocab_size", "rope_theta", "block_types"):
         assert key in message
 

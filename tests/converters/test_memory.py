@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from slow import fast
 from typer.testing import CliRunner
 
@@ -119,6 +120,38 @@ def test_memory_of_reading_orbax(flax, tmp_path, target):
     least = memory_needed(plan, BUFFERINGS[-1]).nbytes
     found = peak(flax, target, tmp_path / "out", "--max-memory", least)
     assert least / 5 < found <= least
+
+
+@pytest.fixture(scope="module")
+def fused(model, tmp_path_factory):
+    """The model with the MLP's matrices cut from tensors of 80 MB, and a scaled embedding; and
+    the table that says so."""
+    folder, weights = tmp_path_factory.mktemp("fused"), load_file(model / "model.safetensors")
+    rows = [("emb", ["model.embed_tokens.weight"], 'op = "scale by"\nfactor = 0.25')]
+    tensors = {"emb": weights.pop("model.embed_tokens.weight") * ml_dtypes.bfloat16(4)}
+    for i in range(2):
+        mlp = f"model.layers.{i}.mlp_block."
+        names = [f"{mlp}{n}_proj.weight" for n in ("gate", "up")]
+        parts = [weights.pop(name) for name in names]
+        tensors[f"mlp{i}"] = np.concatenate(parts, i)  # one behind and one beside the other
+        rows.append((f"mlp{i}", names, f'op = "cut"\naxis = {i}'))
+    rows += [(name, [name], "") for name in weights]
+    table = (f'[[tensor]]\nforeign = "{n}"\ncanonical = {c}\n{more}\n' for n, c, more in rows)
+    (folder / "map.toml").write_text("".join(table))
+    save_file(tensors | weights, folder / "model.safetensors")
+    shutil.copy(model / "config.json", folder)
+    return folder
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_of_cutting_and_scaling(model, fused, tmp_path):
+    names = fused / "map.toml"
+    checkpoint = Checkpoint(fused, Overrides(names=names))
+    least = memory_needed(make_plan(checkpoint, FORMATS["griffin"]), BUFFERINGS[-1]).nbytes
+    assert least < 70 * 10**6 + 60 * 10**6  # less than a tensor of 80 MB beside Python
+    found = peak(fused, "griffin", tmp_path / "out", "--max-memory", least, "--names", names)
+    assert least / 5 < found <= least
+    assert compare(Checkpoint(model), Checkpoint(tmp_path / "out")).same
 
 
 @pytest.fixture(scope="module")

@@ -86,6 +86,7 @@ ATTENTION = SHARED | {
     **{f"{n}/w": ([f"{REC}{n}_proj.weight"], None, lambda x: x) for n in ("q", "k", "v", "o")},
     "o/b": ([REC + "o_proj.bias"], None, lambda x: x),
 }
+UP_AND_GATE = [f"model.layers.0.{MLP}{n}_proj.weight" for n in ("up", "gate")]
 
 
 def entry(foreign: str, canonical: list[str], op: str | None, stack=None) -> str:
@@ -361,6 +362,74 @@ def test_layers_that_the_config_does_not_have(tmp_path):
             ["1, 'a': unknown key 'kind'", "'nothing'", "2, 'b': no parameter", "op 'halve'"],
         ),
         ("[[tensor]]\nforeign = 3\ncanonical = []", ["foreign is 3", "canonical is []"]),
+        (entry("a", ["model.final_norm.weight"], "cut"), ["two canonical names or more"]),
+        (entry("a", UP_AND_GATE, "cut, split"), ["found", "as 'split'"]),
+        (entry("a", UP_AND_GATE, "transpose, cut"), ["unknown op 'transpose, cut'"]),
+        (entry("a", UP_AND_GATE, "cut, cut"), ["says twice"]),
+        (entry("a", UP_AND_GATE, "cut, minus one, scale by"), ["says twice", "factor"]),
+        (entry("a", UP_AND_GATE, "cut") + "axis = 2\n", ["these have other axes"]),
+        (entry("a", UP_AND_GATE, "cut") + "axis = -1\n", ["axis is -1"]),
+        (entry("a", UP_AND_GATE, None) + "axis = 1\n", ["axis stands without op 'cut'"]),
+        (
+            entry("a", [UP_AND_GATE[0], "model.layers.0.mlp_block.down_proj.weight"], "cut"),
+            ["these have other axes"],  # side by side, but not behind each other
+        ),
+        (entry("a", [HEAD, "model.embed_tokens.weight"], "cut"), [f"none is {HEAD}"]),
+        *(
+            (entry("a", ["model.final_norm.weight"], "scale by") + factor, ["factor"])
+            for factor in ("", "factor = 0", "factor = 'width'", "factor = inf", "factor = true")
+        ),
+        (entry("a", ["model.final_norm.weight"], "minus one") + "factor = 2", ["factor"]),
+        (entry("a", ["model.final_norm.weight"], "absent means zeros"), ["foreign stands beside"]),
+        (
+            '[[tensor]]\ncanonical = "model.embed_tokens.weight"\nop = "absent means zeros"',
+            ["model.embed_tokens.weight cannot be absent"],
+        ),
+        (
+            entry("a{layer}", ["model.layers.{layer}.channel_pre_norm.weight"], None)
+            + "layers = [1, 2]\nblock = 'both'",
+            ["layers is [1, 2]", "block is 'both'"],
+        ),
+        (
+            entry("a", ["model.final_norm.weight"], None) + "layers = '1::2'\nblock = 'recurrent'",
+            ["layers stands without stack", "block is 'recurrent'"],
+        ),
+        (
+            "differs = 1\ntitle = []\nconfig_file = 0\n" + entry("a", ["model.x"], None),
+            ["differs is 1", "title is []", "config_file is 0"],
+        ),
+        (
+            "[config]\nwidht = 3\nwidth = 1.5\nnorm_eps = 1\nblock_pattern = [3]\n"
+            "embedding_scale = 1\n" + entry("a", ["model.final_norm.weight"], None),
+            [
+                "no field 'widht' (did you mean 'width'?)",
+                "width = 1.5",
+                "block_pattern = [3]",
+                "embedding_scale = 1",
+            ],
+        ),
+        (
+            'title = "a\\nb"\ndiffers = ["c", "d\\u0007"]\n' + entry("a", ["model.x"], None),
+            ["title is 'a\\nb', expected a text of one line", "differs is ['c', 'd\\x07']"],
+        ),
+        ("config = 3\n" + entry("a", ["model.final_norm.weight"], None), ["config is 3"]),
+        *(
+            (entry("a", ["model.final_norm.weight"], None) + "[[check]]\n" + check, parts)
+            for check, parts in (
+                ("value = 0", ["[[check]] 1: foreign is None"]),
+                ("foreign = 'b'", ["expected either value or canonical"]),
+                ("foreign = 'b'\nvalue = 'c'", ["value is 'c'"]),
+                (f"foreign = 'b'\nvalue = 1{'0' * 400}", ["value is 1000", "expected a number"]),
+                (f"foreign = 'b'\nvalue = 0x{'f' * 9999}", ["expected TOML, found a number of"]),
+                ("foreign = 'a'\nvalue = 1", ["foreign 'a' stands 2 times"]),
+                ("foreign = 'b'\ncanonical = 'model.x'", ["no parameter is called 'model.x'"]),
+                ("foreign = 'b'\ncanonical = 'lm_head.weight'", ["no row gives it as it is"]),
+                (
+                    "foreign = 'b'\ncanonical = 'model.final_norm.weight'\nop = 'transpose'",
+                    ["expected one that lays nothing out"],
+                ),
+            )
+        ),
     ],
 )
 def test_tables_that_are_refused(tmp_path, text, parts):
@@ -376,9 +445,51 @@ def test_tables_that_are_refused(tmp_path, text, parts):
 def test_a_table_that_is_not_there(tmp_path):
     with pytest.raises(ArgumentError, match="nothing.toml: .*No such file"):
         read_names(tmp_path / "nothing.toml")
+    with pytest.raises(ArgumentError, match="one of .*nemo.*did you mean 'nemo'"):
+        read_names("nemoo")
     (tmp_path / "map.toml").write_bytes(b"\xff")
     with pytest.raises(ArgumentError, match="expected TOML"):
         read_names(tmp_path / "map.toml")
+
+
+def test_a_file_called_as_a_table_that_ships(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("nemo").write_text(entry("a", ["model.final_norm.weight"], None))
+    assert len(read_names("./nemo").rows) == 1 < len(read_names("nemo").rows)
+
+
+def test_what_tensors_cannot_say_is_in_the_config(tmp_path):
+    tensors, table = foreign_model(stacked=False)
+    config = "[config]\nvisible_keys = 7\nrope_base = 500\nlogits_soft_cap = 1.0\n"
+    checkpoint = read(tmp_path, tensors, table + config, visible_keys=None)
+    changed = {"visible_keys": 7, "rope_base": 500}
+    assert checkpoint.config == dataclasses.replace(CONFIG, **changed)  # the cap is given, too
+    origins = checkpoint.inspection.origins
+    assert origins["rope_base"] == "names, map.toml" and origins["logits_soft_cap"] == "given"
+    with pytest.raises(CheckpointError, match=r"num_heads \(3\) must divide width \(8\)"):
+        read(tmp_path, tensors, table + "[config]\nnum_heads = 3\n")
+
+
+def test_the_other_examples_in_the_documentation_are_tables(tmp_path):
+    from griffin_eval.converters.naming import user_table
+
+    assert user_table.__doc__ is not None
+    check, rest = user_table.__doc__.split("is checked and left out::\n")[1].split(
+        "What tensors cannot say::\n"
+    )
+    rest = rest.split("\nA checkpoint whose")[0]
+    row = entry("a", ["model.embed_tokens.weight"], None)
+    (tmp_path / "map.toml").write_text(rest.replace("[config]", row + "[config]") + check)
+    names = read_names(tmp_path / "map.toml")
+    assert [c.value for c in names.checks] == [0.0, None] and names.config
+    assert names.title and names.differs and not names.config_file
+    page = (Path(__file__).parents[2] / "docs" / "convert.md").read_text()
+    for block in page.split("```toml\n")[1:]:
+        text = block.split("```")[0]
+        if "model.embed_tokens.weight" not in text.split("[[check]]")[0]:
+            text = text.replace("[config]", row + "[config]")
+        (tmp_path / "map.toml").write_text(text)
+        assert read_names(tmp_path / "map.toml").rows
 
 
 def test_the_example_in_the_documentation_is_a_table(tmp_path):

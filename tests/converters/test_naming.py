@@ -50,7 +50,9 @@ TINY = GriffinConfig(
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_every_operation_is_undone_by_its_inverse(op, data):
     n, m = (data.draw(st.integers(1, 5)) for _ in range(2))
-    shape = {1: (n,), 2: (n, m), 3: (2, n, m), 4: (2, 1, 1, n)}[op.rank or data.draw(st.just(2))]
+    shape = {2: (n, m), 3: (2, n, m), 4: (2, 1, 1, n)}[op.rank or 2]
+    if op is ops.LAST_AXIS:
+        shape = (n, 1, m, 1)
     foreign = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     canonical = op.to_canonical(foreign)
     np.testing.assert_array_equal(op.to_foreign(*canonical), foreign)
@@ -146,6 +148,18 @@ def test_what_no_shape_says_is_asked_for():
         (
             {"complex_gates": True},
             dict.fromkeys(("hf", "deepmind-torch"), "complex_gates=True: its recurrence is real"),
+        ),
+        (
+            {"num_kv_heads": 2},
+            dict.fromkeys(("deepmind-flax", "deepmind-torch"), "num_kv_heads=2: it has one head"),
+        ),
+        (
+            {"hidden_activation": "silu"},
+            dict.fromkeys(("deepmind-flax", "deepmind-torch"), "hidden_activation='silu': its act"),
+        ),
+        (
+            {"attention_bias": True},
+            dict.fromkeys(("deepmind-flax", "deepmind-torch"), "attention_bias=True: its queries"),
         ),
         ({"conv_width": 3}, dict.fromkeys(("deepmind-flax", "deepmind-torch"), "conv_width=3")),
         ({"norm_eps": 1e-5}, dict.fromkeys(("deepmind-flax", "deepmind-torch"), "norm_eps=1e-05")),

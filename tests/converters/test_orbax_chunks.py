@@ -4,7 +4,9 @@ import dataclasses
 import json
 import math
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
 import textwrap
@@ -30,6 +32,7 @@ from griffin_eval.sharding.split import split_over
 
 # Local attention only, and as many blocks of gates as heads: every format holds it.
 CONFIG = dataclasses.replace(BASE, vocab_size=64, num_heads=4, gate_blocks=4)
+WIDE = dataclasses.replace(CONFIG, vocab_size=8192, width=512, lru_width=512, mlp_width=2048)
 
 
 @given(st.data(), st.integers(1, 4), st.sampled_from([2, 4]))
@@ -45,11 +48,14 @@ def test_no_chunk_lies_in_two_parts_and_what_is_written_at_once_is_small(data, r
     assert beside <= limit or chunk[first] == 1
 
 
-def chunks_of(folder, name: str) -> tuple[int, ...]:
-    ts = tensorstore()
+def database(folder):
     base = {"driver": "file", "path": f"{folder}/"}
-    store = ts.KvStore.open({"driver": "ocdbt", "base": base}).result()
-    return tuple(json.loads(store[f"{name.replace('/', '.')}/.zarray"])["chunks"])
+    return tensorstore().KvStore.open({"driver": "ocdbt", "base": base}).result()
+
+
+def chunks_of(folder, name: str) -> tuple[int, ...]:
+    metadata = database(folder)[f"{name.replace('/', '.')}/.zarray"]
+    return tuple(json.loads(metadata)["chunks"])
 
 
 @pytest.mark.parametrize("limit", [100, 1 << 20])
@@ -74,12 +80,12 @@ def test_arrays_are_written_whole(tmp_path, limit):
             assert (n // count) % size == 0
 
 
-def write_source(folder, weights) -> None:
+def write_source(folder, weights, config=CONFIG) -> None:
     from safetensors.numpy import save_file
 
     folder.mkdir()
     save_file(weights, folder / "model.safetensors")
-    raw = config_json(CONFIG, FORMATS["griffin"], "float32")
+    raw = config_json(config, FORMATS["griffin"], "float32")
     (folder / "config.json").write_text(json.dumps(raw))
 
 
@@ -124,6 +130,100 @@ for name, spec in specs.items():
     np.testing.assert_array_equal(np.asarray(at), checkpoint.numpy(spec.name))
 print("the same")
 """
+
+
+# Stock Orbax in one of two processes, each of two devices. `rchar` counts the bytes that calls to
+# the system read, of which the files of the arrays are nearly all.
+SHARED = """
+import re, sys
+import jax, numpy as np, orbax.checkpoint as ocp
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.layout import param_specs
+from griffin_eval.sharding.mesh_jax import make_mesh, param_sharding
+from griffin_eval.sharding.split import split_over
+
+folder, port, rank = sys.argv[1:]
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize("127.0.0.1:" + port, 2, int(rank))
+config = Checkpoint(folder).config
+mesh, split, tree = make_mesh(jax.devices()), split_over(config, 4), {}
+for name, spec in param_specs(config).items():
+    at = tree
+    *path, last = name.split(".")
+    for key in path:
+        at = at.setdefault(key, {})
+    where = param_sharding(mesh, split, spec)
+    at[last] = jax.ShapeDtypeStruct(spec.shape, np.float32, sharding=where)
+
+def read():
+    return int(re.search(r"rchar: (\\d+)", open("/proc/self/io").read())[1])
+
+restore = ocp.args.PyTreeRestore(
+    item=tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree)
+)
+checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+before = read()
+found = jax.block_until_ready(checkpointer.restore(folder, args=restore))
+nbytes = read() - before
+print(f"read {nbytes} bytes")
+"""
+
+
+def stored_bytes(folder, ranks) -> int:
+    """Bytes on the disk of the chunks of which some of four devices hold something."""
+    store, split, total = database(folder), split_over(WIDE, 4), 0
+    for name, spec in param_specs(WIDE).items():
+        chunk = chunks_of(folder, name)
+        held = np.zeros([-(-n // size) for n, size in zip(spec.shape, chunk, strict=True)], bool)
+        for rank in ranks:
+            part = (
+                cut.indices(n) for cut, n in zip(split.part(spec, rank), spec.shape, strict=True)
+            )
+            held[
+                tuple(slice(a // n, -(-b // n)) for (a, b, _), n in zip(part, chunk, strict=True))
+            ] = True
+        for index in np.argwhere(held):
+            total += len(store[f"{name}/{'.'.join(map(str, index))}"])
+    return total
+
+
+def read_by_processes(folder) -> list[int]:
+    """Bytes that each of two processes reads to restore the parts of its two devices."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SHARED, folder, port, rank],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"XLA_FLAGS": flags},
+        )
+        for rank in ("0", "1")
+    ]
+    said = [process.communicate(timeout=240)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    return [int(re.findall(r"read (\d+) bytes", words)[0]) for words in said]  # gloo talks too
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_hosts_read_their_own_bytes_and_no_more(tmp_path):
+    """Without the grid of their mesh, each reads nearly all of it for the columns that it needs."""
+    weights = {s.name: initial_value(s, 0) for s in param_specs(WIDE).values()}
+    write_source(tmp_path / "source", weights, WIDE)
+    read = {}
+    for name, options in (("rows", ()), ("grid", ("--chunks", "model=4"))):
+        convert = "convert", tmp_path / "source", tmp_path / name, "--to", "griffin-orbax"
+        done = griffin_eval(*convert, *options)
+        assert done.returncode == 0, done.stderr
+        read[name] = read_by_processes(tmp_path / name)
+    own = [stored_bytes(tmp_path / "grid", ranks) for ranks in ((0, 1), (2, 3))]
+    amplified = {name: np.divide(found, own) for name, found in read.items()}
+    print(amplified)
+    assert (amplified["grid"] >= 1).all() and (amplified["grid"] <= 1.05).all()
+    assert (amplified["rows"] > 1.9).all()
 
 
 @pytest.mark.parametrize("target", ["griffin-orbax", "deepmind-flax"])

@@ -11,8 +11,9 @@ from parity_reference import reference_logits
 from slow import slow
 
 from griffin_eval.engine import generation
-from griffin_eval.engine.generation import GREEDY, Prompt, Sampling
+from griffin_eval.engine.generation import Prompt
 from griffin_eval.engine.limits import Limits
+from griffin_eval.engine.sampling import GREEDY, Chooser, Sampling
 from griffin_eval.engine.scoring import NotFinite
 
 
@@ -68,7 +69,7 @@ def test_a_prompt_gets_the_same_in_any_batch(framework, asked, rows, kept, eos):
 
 def _alone(prompt, index, eos):
     """What the equations give in float64, and the draws that belong to this prompt."""
-    ids, chooser = list(prompt.tokens), generation.Chooser(prompt.sampling, 7, index)
+    ids, chooser = list(prompt.tokens), Chooser(prompt.sampling, 7, index)
     while len(ids) < len(prompt.tokens) + prompt.max_new_tokens:
         logits = reference_logits(BASE, weights(BASE), np.array(ids))[-1]
         token = chooser(logits) if prompt.sampling.temperature else int(logits.argmax())
@@ -117,7 +118,7 @@ def test_seeds(runner, random_tokens):
 
 def test_draws_follow_the_tempered_probabilities():
     logits = np.array([1.0, 3.0, 2.0, -1.0], np.float32)
-    chooser = generation.Chooser(Sampling(2.0), 0, 0)
+    chooser = Chooser(Sampling(2.0), 0, 0)
     counts = np.bincount([chooser(logits) for _ in range(20_000)], minlength=4) / 20_000
     p = np.exp(logits / 2.0)
     np.testing.assert_allclose(counts, p / p.sum(), atol=0.015)
@@ -129,7 +130,7 @@ def test_draws_follow_the_tempered_probabilities():
 )
 def test_top_k_and_top_p_leave_out_the_rest(sampling, possible):
     logits = np.log(np.array([0.1, 0.6, 0.29, 0.01]))
-    chooser = generation.Chooser(sampling, 0, 0)
+    chooser = Chooser(sampling, 0, 0)
     assert {chooser(logits) for _ in range(2_000)} == possible
 
 

@@ -4,8 +4,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import torch
 from fixtures_engine import (
+    Damaged,
     random_ids,
     reference_scores,
     scores,
@@ -294,25 +294,6 @@ def test_a_score_that_is_not_finite_is_named_and_the_rest_delivered(framework):
     for index, sequence in zip((0, 2), good, strict=True):
         (alone,) = scores(runner, [sequence])
         np.testing.assert_allclose(delivered[index].logprobs, alone.logprobs, atol=2e-5)
-
-
-class Damaged:
-    """A runner to which a token gives NaN, and to everything behind it in the same step."""
-
-    def __init__(self, runner, token):
-        self._runner, self._token = runner, token
-
-    def __getattr__(self, name):
-        return getattr(self._runner, name)
-
-    def read(self, pool, tokens, lengths, sources, targets, ablations=None):
-        hidden, pool = self._runner.read(pool, tokens, lengths, sources, targets, ablations)
-        lost = np.cumsum(tokens == self._token) > 0
-        damage = np.zeros((len(hidden), 1), np.float32)
-        damage[: len(lost)][lost] = np.nan
-        if self.framework == "torch":
-            return hidden + torch.from_numpy(damage), pool
-        return hidden + damage, pool
 
 
 def test_limits_follow_from_the_device_and_the_size_of_a_state():

@@ -20,6 +20,7 @@ from slow import slow
 
 import griffin_eval
 from griffin_eval import Evaluator, convert
+from griffin_eval.config import ADDED
 from griffin_eval.engine.generation import Prompt
 from griffin_eval.engine.limits import Limits
 from griffin_eval.engine.reading import read
@@ -78,12 +79,13 @@ def test_requests_go_on_in_either_framework(writer, reader, states):
 
 @functools.cache
 def two_runners(framework, kind):
-    config = BASE if kind == "griffin" else dataclasses.replace(BASE, block_pattern=(kind,))
+    changed = {"griffin": {}, "two heads of keys": {"num_kv_heads": 2}}
+    config = dataclasses.replace(BASE, **changed.get(kind, {"block_pattern": (kind,)}))
     return small_runner(framework, config), small_runner.__wrapped__(framework, config)
 
 
 @pytest.mark.parametrize("framework", ["torch", slow("jax")])
-@pytest.mark.parametrize("kind", ["griffin", "global_attention"])
+@pytest.mark.parametrize("kind", ["griffin", "global_attention", slow("two heads of keys")])
 @settings(max_examples=8, deadline=None)
 @given(count=st.integers(2, 90), own=st.integers(1, 40), seed=st.integers(0, 99))
 def test_any_cut_gives_the_scores_of_the_whole(framework, kind, count, own, seed):
@@ -132,6 +134,26 @@ def test_what_differs_is_named(arguments, sentence, states):
         )
 
 
+def test_a_state_from_before_a_field_of_the_config_means_its_default(tmp_path, states):
+    state = read_state(states["torch"])
+    known = {name: value for name, value in state.origin.config.items() if name not in ADDED}
+    older = state._replace(origin=state.origin._replace(config=known))
+    older.save(tmp_path / SAVED)
+    (found,) = Evaluator(
+        CHECKPOINT, dtype="float32", framework="torch", state=tmp_path / SAVED
+    ).score([" Then"])
+    (right,) = Evaluator(
+        CHECKPOINT, dtype="float32", framework="torch", state=states["torch"]
+    ).score([" Then"])
+    np.testing.assert_array_equal(found.logprobs, right.logprobs)
+    changed = state._replace(
+        origin=state.origin._replace(config=state.origin.config | {"num_kv_heads": 4})
+    )
+    changed.save(tmp_path / SAVED)
+    with pytest.raises(ArgumentError, match=r"num_kv_heads \(4, here 1\)"):
+        Evaluator(CHECKPOINT, dtype="float32", framework="torch", state=tmp_path / SAVED)
+
+
 def test_another_model_is_named(states, checkpoint):
     with pytest.raises(ArgumentError, match="was read by another model: it differs in"):
         Evaluator(checkpoint, state=states["torch"])
@@ -158,6 +180,45 @@ def test_a_flipped_bit_is_noticed(where, bit, states):
     damaged.write_bytes(content)
     with pytest.raises(CheckpointError):
         read_state(damaged)
+
+
+TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content | trim }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[model]{% endif %}"
+)
+
+
+def test_chats_go_on_from_what_the_user_has_said(tmp_path):
+    convert(CHECKPOINT, tmp_path / "model", to="hf", dtype="float32")
+    (tmp_path / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    Evaluator(tmp_path / "model", framework="torch").read(BOOK, chat=True).save(tmp_path / SAVED)
+    after = GriffinLM(str(tmp_path / "model"), "torch", state=str(tmp_path / SAVED))
+    whole = GriffinLM(str(tmp_path / "model"), "torch")
+    asked = [{"role": "user", "content": "Who sat? "}]
+    told = [{"role": "user", "content": f"{BOOK}\n\nWho sat?"}]
+    prompt = after.apply_chat_template(asked)
+    assert prompt == "Who sat?\n[model]" and whole.apply_chat_template(told).endswith(prompt)
+    assert texts(after, [prompt]) == texts(whole, [whole.apply_chat_template(told)])
+    with pytest.raises(ArgumentError, match="'system' comes first"):
+        after.apply_chat_template([{"role": "system", "content": "a"}, *asked])
+    Evaluator(tmp_path / "model", framework="torch").read(BOOK).save(tmp_path / "plain.state")
+    plain = GriffinLM(str(tmp_path / "model"), "torch", state=str(tmp_path / "plain.state"))
+    with pytest.raises(ArgumentError, match="griffin-eval read --chat"):
+        plain.apply_chat_template(asked)
+    with pytest.raises(ArgumentError, match="has no chat template"):
+        Evaluator(CHECKPOINT, framework="torch").read(BOOK, chat=True)
+
+
+def test_a_state_of_another_layout_is_named(states, tmp_path):
+    from griffin_eval.states import saved_state
+
+    (tmp_path / SAVED).write_bytes(states["torch"].read_bytes())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saved_state, "LAYOUT", 3)
+        with pytest.raises(CheckpointError, match="has layout 2, and this version reads 3"):
+            read_state(tmp_path / SAVED)
 
 
 def test_files_that_are_no_states_are_refused(tmp_path):

@@ -1,50 +1,26 @@
 """The live scheduler: the same answers as the engine gives, whatever comes and goes meanwhile."""
 
+import json
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
-from fixtures_engine import continuations, random_ids, reference_scores, small_runner
+from fixtures_engine import Damaged, continuations, random_ids, reference_scores, small_runner
 from parity import BASE
+from scheduler_worker import Answer, ask
 
-from griffin_eval.engine.generation import Prompt, Sampling
+from griffin_eval.checkpoints import folder
+from griffin_eval.engine.generation import Prompt
 from griffin_eval.engine.live_tree import LiveEdge, insert
 from griffin_eval.engine.requests import Request
+from griffin_eval.engine.sampling import Sampling
 from griffin_eval.engine.scheduler import Scheduler
 
 FRAMEWORKS = pytest.mark.parametrize("framework", ["torch", "jax"])
-
-
-class Answer:
-    """A listener that keeps what it hears."""
-
-    def __init__(self, stop_after=None):
-        self.scores, self.tokens, self.reason, self.error = None, [], None, None
-        self.ended, self.stop_after = threading.Event(), stop_after
-
-    def prompt(self, scores):
-        self.scores = scores
-
-    def token(self, token):
-        self.tokens.append(token)
-        return len(self.tokens) == self.stop_after
-
-    def done(self, reason, error):
-        assert self.reason is None
-        self.reason, self.error = reason, error
-        self.ended.set()
-
-    @property
-    def ids(self):
-        return [token.id for token in self.tokens]
-
-
-def ask(scheduler, tokens, **arguments):
-    answer = Answer(arguments.pop("stop_after", None))
-    request = Request(np.array(tokens, np.int32), answer, **arguments)
-    scheduler.add(request)
-    answer.request = request
-    return answer
 
 
 def few(framework, states=8, **arguments):
@@ -150,7 +126,8 @@ def test_a_cancelled_request_frees_everything():
     assert other.reason == "length" and len(other.tokens) == 3
     assert scheduler.unfinished == scheduler.generating == 0
     root = scheduler._prompts.roots[None]
-    held = [edge.slot for edge in root.below() if edge.slot >= 0]
+    pool = scheduler._prompts.pool
+    held = [pool.slot_of(edge) for edge in root.below() if edge in pool]
     assert len(set(held)) == len(held) == scheduler.states
     assert all(edge.working is None and not edge.requests for edge in root.below())
 
@@ -220,6 +197,65 @@ def test_out_of_memory_of_one_request_fails_that_one():
     assert [answer.ids for answer in answers] == expected
 
 
+@pytest.mark.parametrize("states", [1, 3])
+def test_what_is_not_finite_waits_for_no_state(states):
+    runner = small_runner("torch")
+    budget = states * runner.state_bytes(runner.padded_tokens(1 << 10))
+    scheduler = Scheduler(Damaged(runner, 7), rows=1, capacity=1 << 10, state_bytes=budget)
+    long = [[token for token in random_ids(700, n) if token != 7] for n in range(3)]
+    good = [ask(scheduler, ids, max_new_tokens=3) for ids in long]
+    bad = [ask(scheduler, [*ids[:600], 7, 1, 2], score_from=5) for ids in long]
+    assert any(not scheduler._step() for _ in range(1000))
+    assert scheduler.unfinished == 0
+    assert {answer.reason for answer in bad} == {"error"}
+    assert [each.ids for each in good] == continuations(runner, [Prompt(ids, 3) for ids in long])
+
+
+@FRAMEWORKS
+def test_what_is_not_finite_fails_its_request_only(framework):
+    runner = small_runner(framework)
+    stem = [1, 2, 3, 4] * 5
+    good = [[*stem, 9, 8, 9], [*stem, 9, 9, 9], [2, 3, 3, 4]]
+    asked = [*good[:1], [*stem, 7, 4, 4], *good[1:]]
+    scheduler = Scheduler(Damaged(runner, 7), rows=4, capacity=1 << 10, state_bytes=1 << 24)
+    scored = [ask(scheduler, ids, score_from=1, top=1) for ids in asked]
+    continued = [ask(scheduler, ids, max_new_tokens=4) for ids in asked]
+    scheduler.run()
+    assert scheduler.unfinished == 0
+    for answers in (scored, continued):
+        bad = answers.pop(1)
+        assert bad.reason == "error" and "not finite: try dtype" in str(bad.error)
+    for ids, answer in zip(good, scored, strict=True):
+        check_scores(ids, answer.scores)
+    expected = continuations(runner, [Prompt(ids, 4) for ids in good])
+    assert [answer.ids for answer in continued] == expected
+    assert expected and not any(7 in ids for ids in expected)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_row_that_is_not_finite_fails_its_request_only(temperature, monkeypatch):
+    runner = small_runner("torch")
+    how = {"max_new_tokens": 6, "sampling": Sampling(temperature), "seed": (0, 1)}
+    prompts = [[3, 5], [4, 4, 4], random_ids(30, 2)]
+    alone = few("torch", rows=4)
+    expected = [ask(alone, ids, **how) for ids in prompts]
+    alone.run()
+    scheduler = few("torch", rows=4)
+    answers = [ask(scheduler, ids, **how) for ids in prompts]
+    decode_step, damaged = runner.decode_step, []
+
+    def sometimes(state, tokens, active):
+        hidden, state = decode_step(state, tokens, active)
+        damaged.append(active.sum() > 1 and len(damaged) % 2 == 0)
+        return (hidden * np.nan if damaged[-1] else hidden), state
+
+    monkeypatch.setattr(runner, "decode_step", sometimes)
+    scheduler.run()
+    assert any(damaged)
+    assert [answer.ids for answer in answers] == [answer.ids for answer in expected]
+    assert {answer.reason for answer in answers} == {"length"}
+
+
 def test_insert_cuts_where_sequences_part():
     root, random = LiveEdge(np.empty(0, np.int32), 0, None), np.random.default_rng(0)
     sequences = [random.integers(2, size=random.integers(1, 9)).astype(np.int32) for _ in range(60)]
@@ -250,5 +286,39 @@ def test_nothing_is_compiled_after_the_warm_up():
         answers.append(ask(scheduler, tokens, max_new_tokens=new, sampling=sampling, **asked))
         if number % 4 == 3:
             scheduler.run()
+    stem = rng.integers(BASE.vocab_size, size=14).tolist()
+    for choice in range(40):  # more branches than a small step has tokens
+        ids = [*stem, choice, *stem[: choice % 3]]
+        answers.append(ask(scheduler, ids, score_from=14, top=choice % 2))
+    scheduler.run()
     assert {answer.reason for answer in answers} == {"length"}
     assert runner.compilations == compiled
+
+
+WORKER = Path(__file__).parent.parent / "support" / "scheduler_worker.py"
+
+
+def answers_on(framework, devices):
+    """What a scheduler answers in a process of its own, on processors in the place of devices."""
+    done = subprocess.run(
+        [sys.executable, WORKER, folder("bytes_griffin"), framework, str(devices)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"},
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@FRAMEWORKS
+def test_devices_that_share_a_model_answer_as_one(framework):
+    one, two = answers_on(framework, 1), answers_on(framework, 2)
+    assert (one.pop("devices"), two.pop("devices")) == (1, 2)
+    assert set(one["reasons"]) == {"length"}
+    for what in ("reasons", "ids", "top", "ranks"):
+        assert two[what] == one[what]
+    for what in ("logprobs", "top_logprobs", "entropies"):
+        for mine, theirs in zip(two[what], one[what], strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)

@@ -63,6 +63,36 @@ def change_safetensors(content: bytes, draw: random.Random, blind: Blind) -> byt
     return struct.pack("<Q", len(header)) + header + data
 
 
+def change_state(content: bytes, draw: random.Random, blind: Blind) -> bytes:
+    """What a saved state says of itself, half of the time with hashes that fit it."""
+    from safetensors.numpy import load, save
+
+    from griffin_eval.states.saved_state import Origin, SavedState
+
+    if draw.random() < 0.3:
+        return change_safetensors(content, draw, blind)
+    (length,) = struct.unpack("<Q", content[:8])
+    metadata = json.loads(content[8 : 8 + length])["__metadata__"]
+    (key,) = metadata
+    tensors, said = load(content), json.loads(metadata[key])
+    if draw.random() < 0.4:  # other tensors
+        name = draw.choice(sorted(tensors))
+        tensors[draw.choice((name, name, "layers.0.h", "x"))] = draw.choice(
+            (
+                tensors[name] * draw.choice((0, 1e30, float("nan"))),
+                tensors[name].astype(draw.choice(("float64", "float16", "int32", "bool"))),
+                tensors[name][..., :-1],
+                tensors[name].ravel(),
+            )
+        )
+    else:
+        said = _changed(said, draw)
+    if draw.random() < 0.5:
+        origin = Origin(**{name: value for name, value in said.items() if name != "state_sha256"})
+        said["state_sha256"] = SavedState(origin, tensors).sha256
+    return save(tensors, {key: json.dumps(said)})
+
+
 def change_zip(content: bytes, draw: random.Random, blind: Blind) -> bytes:
     """A member is changed, mostly the pickle, in an archive that is whole in itself."""
     out = io.BytesIO()
@@ -133,7 +163,9 @@ def change_toml(content: bytes, draw: random.Random, blind: Blind) -> bytes:
         case 1:
             del lines[i]
         case 2:
-            key = draw.choice(("foreign", "canonical", "op", "stack", "ignore", "other"))
+            keys = ("foreign", "canonical", "op", "stack", "ignore", "other", "axis", "factor")
+            keys += ("layers", "block", "value", "differs", "config_file", "config", "check")
+            key = draw.choice((*keys, "num_heads", "block_pattern", "embedding_scale"))
             strange = [repr(v) for v in _VALUES if isinstance(v, int | float | list)]
             written = [
                 "'2::3'",
@@ -143,6 +175,9 @@ def change_toml(content: bytes, draw: random.Random, blind: Blind) -> bytes:
                 "'{layer}'",
                 "'**'",
                 "'lm_head.weight'",
+                *("'cut'", "'cut, transpose'", "'minus one'", "'scale by'", "'absent means zeros'"),
+                *("'one block'", "'last axis of one'", "'sqrt(width)'", "'recurrent'", "1e-320"),
+                *("['attention']", "{ width = 8 }", "2020-01-01", "inf", "[[1]]", "true"),
             ]
             lines.insert(i, f"{key} = {draw.choice(strange + written)}")
         case 3:
@@ -156,11 +191,15 @@ def change_toml(content: bytes, draw: random.Random, blind: Blind) -> bytes:
                 "'transpose'",
                 "'split'",
                 "'taps last'",
+                *("'cut'", "'minus one'", "cut, ", "scale by, ", "[[check]]", "[config]"),
                 "[",
                 "",
             )
             lines[i] = lines[i].replace(
-                draw.choice(("{layer}", "'", '"as it is"', "]", "blocks")), draw.choice(words)
+                draw.choice(
+                    ("{layer}", "'", '"as it is"', "]", "blocks", '"', "cut", "[[tensor]]")
+                ),
+                draw.choice(words),
             )
     return "\n".join(lines).encode()
 
@@ -198,6 +237,7 @@ _OCDBT = (b"\x0c\xdb\x3a\x2a", b"\x0c\xdb\x20\xde")  # a manifest and a node beg
 _CRC = [_crc_of(byte) for byte in range(256)]
 _KINDS: list[tuple[tuple[str, ...], Callable[[bytes, random.Random, Blind], bytes]]] = [
     ((".safetensors",), change_safetensors),
+    ((".state",), change_state),
     ((".json", ".zarray", "_METADATA"), change_json),
     ((".pt",), change_zip),
     (("checkpoint",), change_msgpack),

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from tiny_checkpoints import CONFIG, write_all
 from griffin_eval.converters.containers.orbax.reader import OrbaxFolder
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.output.manifest import MANIFEST_FILE
+
+STATE_TOKENS = [1, 2, 3, 4, 5, 6, 7, 8] * 4
 
 
 def write_seeds(root: Path) -> None:
@@ -37,7 +40,50 @@ def write_seeds(root: Path) -> None:
     _write_tokenizers(root)
     _write_adapter(made / "source", root / "adapter")
     _write_quantised(made / "source", root)
+    _write_states(made / "griffin", root)
+    _write_requests(root / "http")
     shutil.rmtree(made)
+
+
+def _write_states(model: Path, root: Path) -> None:
+    """A saved state beside its model, and a folder of states."""
+    from griffin_eval import Evaluator
+    from griffin_eval.states.state_cache import StateCache
+
+    evaluator = Evaluator(model, framework="torch", device="cpu")
+    state = evaluator.read(STATE_TOKENS)
+    shutil.copytree(model, root / "state" / "model")
+    state.save(root / "state" / "book.state")
+    origin = state.origin
+    cache = StateCache(
+        root / "state-cache", 1 << 30, CONFIG, origin.weights_sha256, None, origin.dtype, "torch"
+    )
+    *_, longest = cache.beginning().longer(np.array(STATE_TOKENS), len(STATE_TOKENS))
+    cache.save(longest.key, np.array(STATE_TOKENS), state.tensors)
+    (root / "state-cache" / "origin.json").write_text(json.dumps(origin.weights_sha256))
+
+
+def _write_requests(folder: Path) -> None:
+    """Bodies of requests to a server, each under its address."""
+    folder.mkdir()
+    ids = [257, 97, 98, 32, 99]
+    said = [{"role": "user", "content": "a é"}, {"role": "assistant", "content": "b"}]
+    sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": 3, "stop": ["\n", "ab"]}
+    bodies = {
+        "completions": {"model": "bytes", "prompt": "The é", "max_tokens": 3, "stream": False}
+        | sampling
+        | {"n": 2, "logprobs": 2, "echo": True, "user": "me", "presence_penalty": 0},
+        "completions-ids": {"prompt": [ids, ids[:2]], "max_tokens": 0, "echo": True, "logprobs": 1},
+        "completions-stream": {"prompt": "a", "max_tokens": 4, "stream": True, "logprobs": 0}
+        | {"stream_options": {"include_usage": True}, "stop": "b"},
+        "chat": {"messages": said, "max_completion_tokens": 3, "temperature": 0}
+        | {"logprobs": True, "top_logprobs": 2, "stream": True, "tools": []},
+        "generate": {"prompt": "a b", "max_tokens": 2} | sampling,
+        "tokenize": {"prompt": "a <é>", "add_special_tokens": True},
+        "detokenize": {"tokens": ids},
+    }
+    for name, body in bodies.items():
+        (folder / f"{name}.json").write_text(json.dumps(body))
 
 
 def _write_quantised(base: Path, root: Path) -> None:
@@ -113,20 +159,49 @@ def _write_flax(source: Path, root: Path) -> None:
 
 
 def _write_names(source: Path, folder: Path) -> None:
-    """A file with names of its own, the table for them, and a stack that is no parameter."""
+    """A file with names of its own, whose table has every operation, and what is no parameter."""
     import torch
 
     folder.mkdir()
     state = torch.load(source / "model.pt", weights_only=True)
-    torch.save(state | {"step": torch.ones(2)}, folder / "model.pt")
     shutil.copy(source / "config.json", folder)
-    rows = ["ignore = ['step', 'opt_state/*']"]
-    for rule in FORMATS["deepmind-torch"].table:
-        if rule.canonical != ("lm_head.weight",):
-            keys = {"foreign": rule.foreign, "canonical": list(rule.canonical), "op": rule.op.name}
-            rows.append("\n[[tensor]]")
-            rows += [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
-    (folder / "names.toml").write_text("\n".join(rows) + "\n")
+    by_parameter = {rule.canonical: rule for rule in FORMATS["deepmind-torch"].table}
+    tensors, rows = {"step": torch.ones(2), "bias": torch.zeros(3)}, []
+
+    def row(**keys) -> None:
+        rows.append("\n[[tensor]]")
+        rows.extend(f"{key} = {json.dumps(value)}" for key, value in keys.items())
+
+    def join(foreign: str, ends: tuple[str, ...]) -> None:
+        """Parameters behind each other in one tensor."""
+        names = [f"model.layers.{{layer}}.temporal_block.{end}" for end in ends]
+        theirs = [by_parameter.pop((name,)).foreign for name in names]
+        for i in range(CONFIG.num_layers):
+            parts = [state.pop(name.replace("{layer}", str(i)), None) for name in theirs]
+            if parts[0] is not None:
+                tensors[foreign.replace("{layer}", str(i))] = torch.cat(parts)
+        row(foreign=foreign, canonical=names, op="cut", axis=0)
+
+    join("xy.{layer}.w", ("linear_x.weight", "linear_y.weight"))
+    join("qkv.{layer}", ("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+    absent = "model.layers.{layer}.temporal_block.linear_out.bias"
+    gone = by_parameter.pop((absent,)).foreign
+    state = {k: v for k, v in state.items() if not fnmatch(k, gone.replace("{layer}", "*"))}
+    row(canonical=[absent], op="absent means zeros")
+    for canonical, rule in by_parameter.items():
+        if canonical == ("lm_head.weight",):
+            continue
+        keys = {"foreign": rule.foreign, "canonical": list(canonical), "op": rule.op.name}
+        if rule.foreign.endswith("norm.scale"):
+            keys["op"] = "minus one"
+        if canonical == ("model.embed_tokens.weight",):
+            keys |= {"op": "scale by", "factor": "1/sqrt(width)"}
+        row(**keys)
+    head = ["ignore = ['step', 'opt_state/*']", "title = 'ours'", "differs = []"]
+    check = ["\n[[check]]", "foreign = 'bias'", "value = 0.0"]
+    config = ["\n[config]", "visible_keys = 5", "rope_fraction = 0.5"]
+    torch.save(state | tensors, folder / "model.pt")
+    (folder / "names.toml").write_text("\n".join([*head, *rows, *check, *config]) + "\n")
 
 
 def _write_tokenizers(root: Path) -> None:

@@ -3,7 +3,9 @@
 A case is a byte, which chooses a file of the target's seed, and the content of that file.
 """
 
+import asyncio
 import contextlib
+import functools
 import io
 import json
 import os
@@ -12,11 +14,11 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from mutations import OUTSIDE
-from tiny_checkpoints import holds_the_original
+from tiny_checkpoints import CONFIG, holds_the_original
 from typer.main import get_command
 
 from griffin_eval.cli.main import app
@@ -216,6 +218,93 @@ def load_tokenizer(source: Path, out: Path) -> None:
     assert isinstance(tokenizer.boundaries, str)
 
 
+def go_on_from_state(source: Path, out: Path) -> None:
+    """Scores a text behind a saved state, which nobody has damaged or whose hashes all fit."""
+    from griffin_eval.engine.scoring import NotFinite
+    from griffin_eval.states.saved_state import check_origin, check_weights, read_state
+
+    model, weights_sha256 = evaluator(source / "model")
+    path, (runner,) = source / "book.state", model._runners
+    saved = read_state(path)
+    check_origin(path, saved, model.config, None, runner.dtype)
+    check_weights(path, saved, weights_sha256)
+    runner.start_from(saved)
+    with contextlib.suppress(NotFinite):  # values are the file's to choose
+        model.score([[saved.origin.last_token, 3, 4]])
+
+
+@functools.cache
+def evaluator(folder: Path) -> Any:
+    from griffin_eval import Evaluator
+    from griffin_eval.lm.weights_hash import weights_sha256
+
+    model = Evaluator(folder, framework="torch", device="cpu")
+    return model, weights_sha256(model._checkpoint)
+
+
+def take_from_state_cache(source: Path, out: Path) -> None:
+    """Looks for a state in a folder: one that fits the model and the text, or none."""
+    from seeds import STATE_TOKENS
+
+    from griffin_eval.states.saved_state import SavedState
+    from griffin_eval.states.state_cache import StateCache
+
+    file, wrong = next(source.glob("*.state")), BadInput("the state was not taken")
+    origin = json.loads((source / "origin.json").read_text())
+    cache = StateCache(source, 1 << 30, CONFIG, origin, None, "float32", "torch")
+    state = cache.load(file.name, np.array(STATE_TOKENS))
+    if state is None:
+        raise wrong
+    assert isinstance(state, SavedState) and file.name in cache
+
+
+def ask_server(source: Path, out: Path) -> None:
+    """Sends the body that was damaged to a server in this process; raises what it refuses."""
+    path = max(source.iterdir(), key=lambda file: file.stat().st_mtime_ns)
+    name = path.stem.partition("-")[0]
+    address = f"/v1/{name}" if name == "completions" else f"/{name}"
+    address = "/v1/chat/completions" if name == "chat" else address
+    status, content = server().ask(address, path.read_bytes())
+    if status == 200:
+        events = content.split(b"\n\n") if content.startswith(b"data: ") else [content]
+        answers = [json.loads(e.removeprefix(b"data: ")) for e in events if e.endswith(b"}")]
+        assert answers and not any("error" in answer for answer in answers), content[:500]
+        return
+    error = json.loads(content)["error"]
+    assert 400 <= status < 500 and error["code"] == status and error["type"], content[:500]
+    raise BadInput(error["message"])
+
+
+class ServerHere:
+    """A server of the smallest model that ships, without a socket."""
+
+    def __init__(self) -> None:
+        from griffin_eval.checkpoints import folder
+        from griffin_eval.server.app import make_app
+        from griffin_eval.server.model import ServedModel, ServerOptions
+
+        options = ServerOptions(name="bytes", chat_template="plain", max_tokens=48, queue=8)
+        arguments = {"pretrained": str(folder("bytes_griffin")), "framework": "torch"}
+        model = ServedModel(arguments | {"device": "cpu", "state_budget": "50MB"}, options)
+        model.scheduler.start()
+        self._app, self._loop = make_app(model), asyncio.new_event_loop()
+
+    def ask(self, address: str, body: bytes) -> tuple[int, bytes]:
+        """Status and content of the answer."""
+        return self._loop.run_until_complete(self._asked(address, body))
+
+    async def _asked(self, address: str, body: bytes) -> tuple[int, bytes]:
+        import httpx
+
+        transport = httpx.ASGITransport(self._app)  # raises what the server does not catch
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            answer = await client.post(address, content=body)
+        return answer.status_code, answer.content
+
+
+server = functools.cache(ServerHere)
+
+
 def expect_bits(ours: np.ndarray, theirs: np.ndarray) -> None:
     assert ours.shape == theirs.shape and ours.dtype == theirs.dtype, (ours.dtype, theirs.dtype)
     assert ours.tobytes() == theirs.tobytes(), "other values than the library reads"
@@ -237,6 +326,9 @@ TARGETS = {
     "bitsandbytes-8": Target(("model.safetensors",), same_as_bitsandbytes),
     "mlx": Target(("*.json", "*.safetensors"), same_as_mlx),
     "adapter": Target(("adapter/*.json", "adapter/*.safetensors"), with_adapter),
+    "state": Target(("book.state",), go_on_from_state),
+    "state-cache": Target(("*.state",), take_from_state_cache),
+    "http": Target(("*.json",), ask_server),
     "tokenizer-json": Target(("*.json",), load_tokenizer),
     "tokenizer-model": Target(("tokenizer.model", "*.json"), load_tokenizer),
 }

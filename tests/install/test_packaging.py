@@ -52,7 +52,9 @@ def test_wheel_holds_the_tree(dist):
     expected = {"griffin_eval_plugin.pth", "griffin_eval/kernels/_cpu.so"}
     for name in tree():
         folder, _, rest = name.partition("/")
-        packed = name.endswith((".py", ".yaml", ".j2", "/py.typed")) or name.startswith(DATA)
+        packed = name.endswith((".py", ".toml", ".yaml", ".j2", "/py.typed")) or name.startswith(
+            DATA
+        )
         if folder in PACKAGE_OF and packed:
             expected.add(f"{PACKAGE_OF[folder]}/{rest}")
     assert sorted(inside) == sorted(expected)
@@ -71,13 +73,13 @@ def test_one_wheel_serves_every_python_and_old_systems(dist):
     assert '"manylinux_2_17_x86_64"' in run.stdout
 
 
-def test_every_file_of_a_package_folder_is_code_or_a_task_or_a_template():
+def test_every_file_of_a_package_folder_is_code_a_table_a_task_or_a_template():
     """Another kind of file would need package-data, and this file's expectation, to say so."""
     assert [
         name
         for name in tree()
         if name.partition("/")[0] in PACKAGE_OF
-        and not name.endswith((".py", ".yaml", ".j2", ".md", "/py.typed"))
+        and not name.endswith((".py", ".toml", ".yaml", ".j2", ".md", "/py.typed"))
         and not name.startswith(DATA)
     ] == SOURCES
 

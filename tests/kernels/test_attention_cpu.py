@@ -32,6 +32,7 @@ class Problem:
     past: int
     heads: int = 2
     size: int = 8
+    key_heads: int = 1
     spare_slots: int = 3
     offset: int = 2
     scale: float = 1.0
@@ -45,12 +46,13 @@ class Problem:
         for age in self.max_age:
             if len(age) > 4 and rng.integers(2):
                 age[3:] -= age[3]  # another document starts
+        joined = self.key_heads * self.size
         self.q, self.k, self.v = (
             [rng.standard_normal((n, *shape)) for n in self.lengths]
-            for shape in ((self.heads, self.size), (self.size,), (self.size,))
+            for shape in ((self.heads, self.size), (joined,), (joined,))
         )
         self.q = [q * self.scale for q in self.q]
-        shape = len(self.lengths), self.past, self.size
+        shape = len(self.lengths), self.past, joined
         self.past_k, self.past_v = rng.standard_normal(shape), rng.standard_normal(shape)
         for s, age in enumerate(self.max_age):
             seen = max((np.minimum(age, self.past) - np.arange(len(age))).max(initial=0), 0)
@@ -67,7 +69,7 @@ class Problem:
         rows = np.random.default_rng(self.seed + 1).permutation(len(self.lengths) + 2)
         pools = []
         for past in (self.past_k, self.past_v):
-            pool = np.full((len(rows), self.past, self.size), np.nan)
+            pool = np.full((len(rows), *past.shape[1:]), np.nan)
             pool[rows[: len(past)]] = past
             pools.append(pool)
         rows = rows[: len(self.lengths)].astype(np.int32)
@@ -160,10 +162,10 @@ def check(framework, problem, kind, impl="cpu"):
 
 lengths = st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any)
 problems = st.builds(
-    Problem,
-    lengths,
+    lambda heads, **problem: Problem(heads=heads[0], key_heads=heads[1], **problem),
+    lengths=lengths,
     past=st.integers(0, 90),
-    heads=st.sampled_from([1, 3, 10]),
+    heads=st.sampled_from([(1, 1), (3, 1), (10, 1), (3, 3), (10, 2)]),
     size=st.sampled_from([2, 8, 24]),
     scale=st.sampled_from([1.0, 20.0]),
     seed=st.integers(0, 9),
@@ -175,6 +177,7 @@ problems = st.builds(
 @settings(max_examples=12, deadline=None)
 @example(Problem([300, 1, 7], past=200, heads=8, size=64))
 @example(Problem([3, 1], past=70, heads=70, size=256))
+@example(Problem([300, 1, 7], past=200, heads=8, size=64, key_heads=4))
 @given(problem=problems)
 def test_numbers_are_those_of_the_reference(framework, kind, problem):
     check(framework, problem, kind)
@@ -195,11 +198,11 @@ def test_one_token_of_rows_whose_window_moved(framework, problem, slots):
 
 @each_framework
 @pytest.mark.parametrize("kind", LAYOUTS)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sixteen_bits_are_rounded_once(framework, kind, dtype):
+@pytest.mark.parametrize(("dtype", "key_heads"), [("bfloat16", 1), ("float16", 1), ("bfloat16", 5)])
+def test_sixteen_bits_are_rounded_once(framework, kind, dtype, key_heads):
     """The result is that of the same numbers in float64, rounded to the nearest of 16 bits."""
     lengths = [1, 0, 1] if kind == "decode" else [90, 0, 3]
-    problem = Problem(lengths, past=70, heads=10, size=24)
+    problem = Problem(lengths, past=70, heads=10, size=24, key_heads=key_heads)
     arrays, layout, where = getattr(problem, kind)()
     array = FRAMEWORKS[framework][1]
 
@@ -226,7 +229,11 @@ def test_sixteen_bits_are_rounded_once(framework, kind, dtype):
 
 
 # The longest row is more than one block of queries; a state remembers nothing, some, or more.
-SHARED = [Problem([150, 0, 7], past=20, heads=3), Problem([9, 2], past=0, scale=20.0)]
+SHARED = [
+    Problem([150, 0, 7], past=20, heads=3),
+    Problem([9, 2], past=0, scale=20.0),
+    Problem([150, 0, 7], past=20, heads=6, key_heads=3),
+]
 
 
 @each_framework
@@ -262,6 +269,29 @@ def test_the_reference_is_attention_written_out():
         ),
     )
     np.testing.assert_allclose(packed[0, :, 0], [1.0, 0.0, 3.0])
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_several_heads_of_keys_are_as_many_attentions(kind):
+    lengths = [1, 0, 1] if kind == "decode" else [9, 0, 3]
+    problem = Problem(lengths, past=7, heads=6, key_heads=3)
+    (q, keys, values, max_age), layout, _ = getattr(problem, kind)()
+    found = reference.local_attention(q, keys, values, max_age, **layout)
+    size, parts = problem.size, []
+    for head in range(3):  # of keys, which serves two of queries
+        mine = slice(head * size, (head + 1) * size)
+        layout_of_head = dict(layout)
+        if pools := layout.get("remembered"):
+            layout_of_head["remembered"] = reference.Remembered(
+                pools.keys[..., mine], pools.values[..., mine], pools.rows
+            )
+        queries = q[:, :, 2 * head : 2 * head + 2]
+        parts.append(
+            reference.local_attention(
+                queries, keys[..., mine], values[..., mine], max_age, **layout_of_head
+            )
+        )
+    np.testing.assert_allclose(found, np.concatenate(parts, 2), rtol=0, atol=1e-15)
 
 
 @each_framework
@@ -316,6 +346,8 @@ def test_what_does_not_belong_together_is_refused(framework):
     layout["lengths"] = array(layout["lengths"])
     for wrong, said in (
         ({1: arrays[1][:, :-1]}, "keys must have the shape"),
+        ({1: arrays[1][:, :, 1:]}, "the last axis of keys must be 8 or a multiple of it"),
+        ({1: array(np.zeros((2, 7, 24)))}, "of as many heads as divide 2"),
         ({2: arrays[2][:, :-1]}, "values must have the shape"),
         ({3: arrays[3][:1]}, "max_age must have the shape"),
     ):

@@ -35,9 +35,9 @@ def max_ages(kind: str) -> np.ndarray:
     return age
 
 
-def problem(past: int):
+def problem(past: int, key_heads: int = 1):
     rng = np.random.default_rng(past)
-    shapes = (ROWS, LENGTH, HEADS, SIZE), *[(ROWS, past + LENGTH, SIZE)] * 2
+    shapes = (ROWS, LENGTH, HEADS, SIZE), *[(ROWS, past + LENGTH, key_heads * SIZE)] * 2
     arrays = [rng.standard_normal(shape, np.float32) for shape in shapes]
     return arrays, rng.standard_normal((ROWS, LENGTH, HEADS * SIZE), np.float32)
 
@@ -47,9 +47,13 @@ def written_out(q, keys, values, max_age, past):
     length = q.shape[1]
     age = np.arange(length, dtype=np.int32)[:, None] - np.arange(-past, length, dtype=np.int32)
     seen = (age >= 0) & (age <= np.minimum(max_age, past)[:, :, None])
-    scores = jnp.einsum("bqhd,bsd->bhqs", q, keys) * q.shape[3] ** -0.5
+    served = q.shape[2] * q.shape[3] // keys.shape[2]  # heads of queries by each head of keys
+    keys, values = (
+        jnp.repeat(x.reshape(*x.shape[:2], -1, q.shape[3]), served, axis=2) for x in (keys, values)
+    )
+    scores = jnp.einsum("bqhd,bshd->bhqs", q, keys) * q.shape[3] ** -0.5
     weights = jax.nn.softmax(jnp.where(seen[:, None], scores, -jnp.inf), axis=-1)
-    return jnp.einsum("bhqs,bsd->bqhd", weights, values).reshape(*q.shape[:2], -1)
+    return jnp.einsum("bhqs,bshd->bqhd", weights, values).reshape(*q.shape[:2], -1)
 
 
 def pulled_back(attention, arrays, cotangent):
@@ -72,11 +76,12 @@ def ours(max_age, past, impl):
 
 
 @pytest.mark.parametrize(
-    "impl, past", [("cpu", 6), ("cpu", LENGTH - 1), ("plain", 0), ("plain", LENGTH + 10)]
+    "impl, past, key_heads",
+    [("cpu", 6, 1), ("cpu", LENGTH - 1, 2), ("plain", 0, 2), ("plain", LENGTH + 10, 1)],
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_are_those_of_attention_written_out(kind, past, impl, small_blocks):
-    arrays, cotangent = problem(past)
+def test_gradients_are_those_of_attention_written_out(kind, past, impl, key_heads, small_blocks):
+    arrays, cotangent = problem(past, key_heads)
     age = max_ages(kind)
     found = pulled_back(ours(age, past, impl), arrays, cotangent)
     right = pulled_back(lambda *x: written_out(*x, age, past), arrays, cotangent)

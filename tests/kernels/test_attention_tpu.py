@@ -29,9 +29,13 @@ def written_out(q, keys, values, max_age):
     length, past = q.shape[1], keys.shape[1] - q.shape[1]
     age = np.arange(length, dtype=np.int32)[:, None] - np.arange(-past, length, dtype=np.int32)
     seen = (age >= 0) & (age <= jnp.minimum(max_age, past)[:, :, None])
-    scores = jnp.einsum("bqhd,bsd->bhqs", q, keys) * q.shape[3] ** -0.5
+    served = q.shape[2] * q.shape[3] // keys.shape[2]  # heads of queries by each head of keys
+    keys, values = (
+        jnp.repeat(x.reshape(*x.shape[:2], -1, q.shape[3]), served, axis=2) for x in (keys, values)
+    )
+    scores = jnp.einsum("bqhd,bshd->bhqs", q, keys) * q.shape[3] ** -0.5
     weights = jax.nn.softmax(jnp.where(seen[:, None], scores, -jnp.inf), axis=-1)
-    return jnp.einsum("bhqs,bsd->bqhd", weights, values)
+    return jnp.einsum("bhqs,bshd->bqhd", weights, values)
 
 
 def results(attention, arrays, max_age, cotangent, **options):
@@ -45,12 +49,16 @@ def results(attention, arrays, max_age, cotangent, **options):
 
 # A row that goes on, one that starts in the chunk and one that starts with it.
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize(("length", "past"), [(130, 70), slow(128, 300), slow(400, 1)])
-def test_numbers_are_those_of_attention_written_out(length, past, dtype):
+@pytest.mark.parametrize(
+    ("length", "past", "key_heads"),
+    [(130, 70, 1), (130, 70, 2), slow(128, 300, 1), slow(400, 1, 1)],
+)
+def test_numbers_are_those_of_attention_written_out(length, past, key_heads, dtype):
     rng = np.random.default_rng(length)
     start = np.arange(length)
     max_age = np.stack([start + 40, np.where(start < 90, start + 5000, start - 90), start])
-    shapes = [(3, length, 2, 128), (3, past + length, 128), (3, past + length, 128)]
+    joined = 3, past + length, key_heads * 128
+    shapes = [(3, length, 2 * key_heads, 128), joined, joined]
     arrays = [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
     cotangent = jnp.asarray(rng.standard_normal(shapes[0]), dtype)
     max_age = jnp.asarray(max_age, jnp.int32)

@@ -18,7 +18,9 @@ from griffin_eval.kernels.linear.cpu_torch import MOST_ROWS, linear, product
 
 FOLLOWS = {
     "none": lambda y, other: y,
-    "gelu": lambda y, other: torch.nn.functional.gelu(y, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda y, other: torch.nn.functional.gelu(y, approximate="tanh"),
+    "gelu": lambda y, other: torch.nn.functional.gelu(y),
+    "silu": lambda y, other: torch.nn.functional.silu(y),
     "mul": lambda y, other: y * other,
 }
 
@@ -116,7 +118,7 @@ def test_gradients_are_those_of_float64(then):
 
 def test_what_is_missing_or_for_nothing_is_refused():
     x, weight, bias, other = inputs()
-    for arguments in (("mul",), ("gelu", other)):
+    for arguments in (("mul",), ("gelu", other), ("silu", other)):
         with pytest.raises(ValueError, match="other goes with 'mul'"):
             linear(x, weight, bias, *arguments)
 
@@ -141,7 +143,7 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
     then=st.sampled_from(list(FOLLOWS)),
     has_bias=st.booleans(),
 )
-@example(torch.bfloat16, 1, 4096, 999, "gelu", True)
+@example(torch.bfloat16, 1, 4096, 999, "gelu_pytorch_tanh", True)
 def test_few_rows(dtype, rows, inner, outputs, then, has_bias):
     rows = min(rows, MOST_ROWS[dtype])
     rng = torch.Generator().manual_seed(rows * inner)

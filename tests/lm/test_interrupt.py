@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -15,7 +16,6 @@ import psutil
 import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
-from slow import exhaustive
 
 from griffin_eval.cli import main
 from griffin_eval.engine.scoring import NotFinite
@@ -165,28 +165,46 @@ def test_ctrl_c_in_the_stock_command(checkpoint, tmp_path):
     assert scores(tmp_path / "out") == scores(tmp_path / "plain")
 
 
-def coordinated(rank) -> dict[str, str]:
+def coordinated(rank, port) -> dict[str, str]:
     """The environment of one of two processes of JAX with a device each."""
     return os.environ | {
-        "JAX_COORDINATOR_ADDRESS": "127.0.0.1:29431",
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
         "JAX_NUM_PROCESSES": "2",
         "JAX_PROCESS_ID": str(rank),
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1",
     }
 
 
+# lm_eval, which is patient with a silent process for less than a minute.
+IMPATIENT = """
+import sys
+from lm_eval.__main__ import cli_evaluate
+from griffin_eval.runners import jax_parallel
+
+jax_parallel.PATIENCE = jax_parallel.PULSE + 5
+if __name__ == "__main__":
+    cli_evaluate()
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", ["torch", exhaustive("jax")])
-def test_a_lost_process_ends_the_run_and_answers_are_kept(framework, checkpoint, tmp_path):
+@pytest.mark.parametrize(
+    ("framework", "name"), [("torch", "SIGKILL"), ("jax", "SIGKILL"), ("jax", "SIGSTOP")]
+)
+def test_a_lost_process_ends_the_run_and_answers_are_kept(framework, name, checkpoint, tmp_path):
     file, log = tmp_path / "cache_rank0.db", tmp_path / "log"
     line = command(checkpoint, tmp_path / "out", "--use_cache", str(tmp_path / "cache"))
+    line[:1] = [sys.executable, "-c", IMPATIENT]
     chosen = line.index("--model_args") + 1
     line[chosen] = f"pretrained={checkpoint},framework={framework},tensor_parallel_size=2"
     line += ["--batch_size", "2"]
     with log.open("w") as out:
         if framework == "jax":
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
             running, follower = (
-                subprocess.Popen(line, stdout=out, stderr=out, env=coordinated(rank))
+                subprocess.Popen(line, stdout=out, stderr=out, env=coordinated(rank, port))
                 for rank in (0, 1)
             )
         else:
@@ -194,13 +212,12 @@ def test_a_lost_process_ends_the_run_and_answers_are_kept(framework, checkpoint,
     while not (file.exists() and any_known(file)):
         assert running.poll() is None, log.read_text()
         time.sleep(0.02)
-    if framework == "jax":
-        follower.kill()
-    else:
-        (child,) = [p for p in psutil.Process(running.pid).children() if "-c" in p.cmdline()]
-        child.kill()
+    if framework == "torch":
+        (follower,) = [p for p in psutil.Process(running.pid).children() if "-c" in p.cmdline()]
+    follower.send_signal(signal.Signals[name])
     assert running.wait(timeout=120) == 1
     if framework == "jax":
+        follower.kill()
         follower.wait()
     sentence = "griffin: process 1 of the 2 that share the model"
     assert sentence in log.read_text() and "Traceback" not in log.read_text()

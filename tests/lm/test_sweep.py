@@ -147,7 +147,7 @@ def test_equals_an_evaluation_of_each_checkpoint(framework, run_folder, only_the
     output = tmp_path / "results"
     said = run(run_folder, *options(output, framework))
     assert [line.split(":")[0] for line in said.splitlines()[:-1]] == [*map(str, STEPS)]
-    hashes, answers = set(), set()
+    hashes, answers, compiled = set(), set(), set()
     for step in STEPS:
         found, samples = written(output / str(step))
         lm = GriffinLM(str(run_folder / str(step)), framework=framework, dtype="float32")
@@ -169,8 +169,10 @@ def test_equals_an_evaluation_of_each_checkpoint(framework, run_folder, only_the
         assert config["griffin_weights_sha256"] == lm.weights_sha256
         assert config["griffin_tokens_computed"] == lm.stats.tokens_computed
         hashes.add(lm.weights_sha256)
+        compiled.add(config["griffin_compilations"])
         answers.add(json.dumps([s["filtered_resps"] for s in samples["sweep_said"]]))
     assert len(hashes) == len(STEPS) and len(answers) > 1
+    assert len(compiled) == 1  # programs are the first checkpoint's
     assert (output / "figures" / "sweep_choice_acc_over_steps.png").is_file()
 
 
@@ -179,6 +181,46 @@ def evaluated(run_folder, output, find, watch=None):
     arguments = ["--output_path", str(output), *options(output)[:4], *options(output)[6:]]
     config = sweeps.configuration(arguments, sweeps.targets_of_run(run_folder)[0])
     return list(sweeps.sweep(config, find, output, watch))
+
+
+def test_revisions_of_a_hub_id_and_a_list(run_folder, only_these_tasks, tmp_path, monkeypatch):
+    """Each revision is downloaded by its name, and evaluated under it."""
+    from griffin_eval.converters.source import hub
+
+    def download(pretrained, revision, subfolder):
+        assert pretrained == "org/model" and subfolder is None
+        return run_folder / revision.removeprefix("step/")
+
+    monkeypatch.setattr(hub, "download", download)
+    output, named = tmp_path / "results", ["step/9", "step/20"]
+    said = run("org/model", *options(output), "--revisions", ",".join(named))
+    assert [line.split(":")[0] for line in said.splitlines()[:2]] == ["step__9", "step__20"]
+    monkeypatch.undo()
+    hashes = []
+    for folder, revision in (("step__9", named[0]), ("step__20", named[1])):
+        config = written(output / folder)[0]["config"]
+        assert config["model_args"]["pretrained"] == "org/model"
+        assert config["model_args"]["revision"] == config["model_revision"] == revision
+        hashes.append(config["griffin_weights_sha256"])
+    assert hashes == [
+        GriffinLM(str(run_folder / step), framework="torch").weights_sha256 for step in ("9", "20")
+    ]
+
+
+def test_averaged_weights_are_an_item(run_folder, only_these_tasks, tmp_path):
+    """A training that saves its averaged weights beside the others."""
+    averaged = tmp_path / "run"
+    shutil.copytree(run_folder, averaged, ignore=shutil.ignore_patterns("100"))
+    for step, other in (("9", "20"), ("20", "100")):
+        shutil.copytree(run_folder / other / "params", averaged / step / "ema_params")
+    output = tmp_path / "results"
+    given = [*options(output)]
+    given[3] += ",item=ema_params"
+    run(averaged, *given)
+    for step, other in (("9", "20"), ("20", "100")):
+        config = written(output / step)[0]["config"]
+        alone = GriffinLM(str(run_folder / other), framework="torch", dtype="float32")
+        assert config["griffin_weights_sha256"] == alone.weights_sha256
 
 
 def test_texts_are_tokenised_once(run_folder, only_these_tasks, tmp_path, monkeypatch):

@@ -62,7 +62,9 @@ def test_equals_the_equations(framework, sequences, rows, kept):
         np.testing.assert_allclose(result.logprobs, expected_scores(sequence), atol=2e-5)
 
 
-@pytest.mark.parametrize("model", ["one visible key", "wide convolution", "mqa", "paper hawk"])
+@pytest.mark.parametrize(
+    "model", ["one visible key", "wide convolution", "mqa", "paper hawk", "grouped queries"]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_blocks(model, kind):
     config = MODELS[model]

@@ -99,7 +99,7 @@ BAD = {
     **{
         name: (0, -1, 1.5, True, None)
         for name in ("vocab_size", "width", "mlp_width", "num_heads", "num_layers", "lru_width")
-        + ("gate_blocks", "visible_keys", "conv_width")
+        + ("num_kv_heads", "gate_blocks", "visible_keys", "conv_width")
     },
     "block_pattern": ((), ("attention",), ("recurrent", "local")),
     "norm_eps": (0.0, -1e-6, math.nan, math.inf),
@@ -108,6 +108,8 @@ BAD = {
     "rope_fraction": (0.0, -0.5, 1.5, 0.01, 3 / 16, math.nan),
     "complex_gates": (None, 1, "no"),
     "tie_embeddings": (None, 0, "yes"),
+    "attention_bias": (None, 0, "yes"),
+    "hidden_activation": (None, "relu", ["gelu"], "GELU"),
 }
 
 
@@ -126,8 +128,9 @@ def test_all_bad_fields_are_listed_together():
         replace(BASE, **{name: BAD[name][0] for name in names})
     assert all(name in str(error.value) for name in names)
     with pytest.raises(ValueError) as error:
-        replace(BASE, num_heads=3, gate_blocks=5)
+        replace(BASE, num_heads=3, num_kv_heads=2, gate_blocks=5)
     assert "num_heads (3) must divide width (32)" in str(error.value)
+    assert "num_kv_heads (2) must divide num_heads (3)" in str(error.value)
     assert "gate_blocks (5) must divide lru_width (32)" in str(error.value)
 
 

@@ -21,6 +21,7 @@ CHUNKS = (1, 3, 12)
 SPLIT = {
     name: MODELS[name]
     for name in ("recurrent last", "one visible key", "mqa", "wide convolution", "paper griffin")
+    + ("grouped queries",)
 }
 CONTRACT = settings(max_examples=20, deadline=None, derandomize=True)
 FAST = ("recurrent last", "mqa")
@@ -114,7 +115,7 @@ def test_packed_documents_equal_documents_alone(ours, model, split, starts, reco
 
 
 # Of one query, of a length that divides nothing, and longer than any chunk.
-TILES = dict(zip(SPLIT, (5, 1, 5, 16, 5), strict=True))
+TILES = dict(zip(SPLIT, (5, 1, 5, 16, 5, 5), strict=True))
 
 
 @each_model

@@ -22,8 +22,9 @@ PACKED[0, [6, 7, 15]] = True
         ("recurrent last", WHOLE, ("transformers", "deepmind-torch")),
         slow("paper griffin", WHOLE, ("deepmind-torch", "deepmind-jax")),
         ("paper griffin", PACKED, ("deepmind-torch", "deepmind-jax")),
+        ("grouped queries", WHOLE, ("transformers",)),
     ],
-    ids=["attention last", "recurrent last", "paper griffin", "packed documents"],
+    ids=["attention last", "recurrent last", "paper griffin", "packed documents", "grouped"],
 )
 def test_gradients_equal_the_oracles(model, resets, names, record_parity):
     config = MODELS[model]

@@ -36,6 +36,7 @@ FAST = (
     "paper hawk",
     "six taps",
     "one visible key",
+    "grouped queries",
     "mqa",
     "global attention among others",
 )

@@ -395,6 +395,15 @@ def test_right_and_wrong_need_as_many_flips_as_mcnemars_test(tmp_path):
         assert one.p == pytest.approx(stats.binomtest(0, flips).pvalue)
 
 
+def test_a_run_too_small_for_any_verdict_could_have_seen_none(tmp_path):
+    """Of five items all may change, and that is chance still."""
+    old, new = pair(tmp_path, {"t": [1] * 5}, {"t": [0] * 5})
+    done = report(new, "--against", old, "-o", tmp_path / "out", "--detect", "1")
+    assert done.exit_code == 1 and "could have seen none" in done.output
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<td>none</td>" in page and "1 task too small to see any" in page
+
+
 def test_a_regression_and_a_run_too_small_fail(tmp_path):
     old, same = pair(tmp_path, {"t": [1, 0] * 50}, {"t": [1, 0] * 50})
     _, worse = pair(tmp_path / "worse", {"t": [1]}, {"t": [0, 0] * 50})

@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -79,18 +80,40 @@ class Server:
         return said
 
 
-@pytest.fixture(scope="module")
-def state(tmp_path_factory):
-    file = tmp_path_factory.mktemp("state") / "book.state"
-    package.Evaluator(MODEL, framework="torch", device="cpu").read(BOOK).save(file)
-    return file
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+    "{% endif %}{{ m.content }}{% endfor %}"
+)
+SAID = "Look numbers up in this book."
 
 
 @pytest.fixture(scope="module")
-def server(state):
-    server = Server("--framework", "torch", "--device", "cpu", "--state", state, "--tokenizer-info")
+def files(tmp_path_factory):
+    """A chat template, a state of a book, and a state of what a user has said."""
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "template.jinja").write_text(TEMPLATE)
+    (folder / "talk.txt").write_text(f"{SAID}\n\n{BOOK}")
+    package.Evaluator(MODEL, framework="torch", device="cpu").read(BOOK).save(folder / "book.state")
+    talk = ("--chat", "--chat-template", folder / "template.jinja", "--framework", "torch")
+    done = griffin_eval("read", MODEL, folder / "talk.txt", "--save", folder / "talk.state", *talk)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def state(files):
+    return files / "book.state"
+
+
+@pytest.fixture(scope="module")
+def server(files):
+    server = Server(
+        *("--framework", "torch", "--device", "cpu", "--tokenizer-info"),
+        *("--state", files / "book.state", "--state", files / "talk.state"),
+        *("--chat-template", files / "template.jinja", "--system-role", "merge"),
+    )
     yield server
-    server.close()
+    assert "Traceback" not in server.close()
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +171,18 @@ def test_log_probabilities_of_a_prompt_are_the_evaluators(client, evaluator):
     assert again.choices[0].logprobs.token_logprobs == found.token_logprobs[:-1]
 
 
+def test_processes_that_share_the_model_answer_as_one():
+    exact = {"framework": "torch", "device": "cpu", "dtype": "float32"}
+    evaluator = package.Evaluator(MODEL, **exact)
+    options = [word for name, value in exact.items() for word in (f"--{name}", value)]
+    server = Server(*options, "--tensor-parallel-size", 2)
+    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    test_completions_continue_as_the_evaluator_does(client, evaluator)
+    test_log_probabilities_of_a_prompt_are_the_evaluators(client, evaluator)
+    server.close()
+    assert server.process.returncode == 0
+
+
 def test_no_two_byte_tokens_share_a_key(client, evaluator):
     vocabulary = evaluator.config.vocab_size
     answer = client.completions.create(
@@ -199,7 +234,8 @@ def test_async_clients_share_what_they_ask_about(server):
 
 
 def test_a_saved_state_is_a_model_of_its_own(client, server, evaluator, state):
-    assert [model.id for model in client.models.list()] == ["bytes", "bytes:book"]
+    listed = [model.id for model in client.models.list()]
+    assert listed == ["bytes", "bytes:book", "bytes:talk"]
     behind = package.Evaluator(MODEL, framework="torch", device="cpu", state=state)
     [expected] = behind.generate(["\nIsaac Li:"], max_new_tokens=11)
     answer = client.completions.create(
@@ -210,7 +246,7 @@ def test_a_saved_state_is_a_model_of_its_own(client, server, evaluator, state):
         client.chat.completions.create(
             model="bytes:book", messages=[{"role": "user", "content": "a"}]
         )
-    with pytest.raises(openai.NotFoundError, match="expected bytes, bytes:book"):
+    with pytest.raises(openai.NotFoundError, match="expected bytes, bytes:book, bytes:talk"):
         client.completions.create(model="other", prompt="a")
 
 
@@ -276,45 +312,117 @@ def test_local_completions_generates_as_griffin_does(server, griffin):
     assert found == griffin.generate_until(requests)
 
 
-def test_chat_of_a_model_without_a_template(tmp_path, griffin):
+QUESTION = {"role": "user", "content": BOOK + "\nIsaac Li:"}
+SYSTEM = {"role": "system", "content": "Look it up."}
+
+
+def test_local_chat_completions_generates_as_griffin_does(server, griffin):
     from lm_eval.models.api_models import JsonChatStr
     from lm_eval.models.openai_completions import LocalChatCompletion
 
-    template = tmp_path / "template.jinja"
-    template.write_text(
-        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
-        "{% endif %}{{ m.content }}{% endfor %}"
+    arguments = {"until": ["\n"], "max_gen_toks": 15, "temperature": 0}
+    chat = LocalChatCompletion(base_url=server.url + "/v1/chat/completions", model="bytes")
+    asked = JsonChatStr(json.dumps([QUESTION]))
+    found = chat.generate_until(instances("generate_until", [(asked, dict(arguments))]))
+    plain = instances("generate_until", [(QUESTION["content"], dict(arguments))])
+    assert found == griffin.generate_until(plain)
+
+
+def test_chats_are_completions_of_their_prompt(client):
+    whole = dict(
+        model="bytes",
+        messages=[SYSTEM, QUESTION],
+        max_completion_tokens=11,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=2,
     )
-    server = Server("--framework", "torch", "--chat-template", template, "--system-role", "merge")
-    try:
-        question = {"role": "user", "content": BOOK + "\nIsaac Li:"}
-        arguments = {"until": ["\n"], "max_gen_toks": 15, "temperature": 0}
-        chat = LocalChatCompletion(base_url=server.url + "/v1/chat/completions", model="bytes")
-        asked = JsonChatStr(json.dumps([question]))
-        found = chat.generate_until(instances("generate_until", [(asked, dict(arguments))]))
-        plain = instances("generate_until", [(question["content"], dict(arguments))])
-        assert found == griffin.generate_until(plain)
-        client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
-        messages = [{"role": "system", "content": "Look it up."}, question]
-        whole = dict(
-            model="bytes",
-            messages=messages,
-            max_tokens=11,
-            temperature=0,
-            logprobs=True,
-            top_logprobs=2,
-        )
-        answer = client.chat.completions.create(**whole).choices[0]
-        prompt = "Look it up.\n\n" + question["content"]
-        same = client.completions.create(model="bytes", prompt=prompt, max_tokens=11, temperature=0)
-        assert answer.message.content == same.choices[0].text
-        assert len(answer.logprobs.content) == 11
-        assert all(len(token.top_logprobs) == 2 for token in answer.logprobs.content)
-        assert_helmet_is_answered(client, messages)
-        parts = client.chat.completions.create(**whole, stream=True)
-        assert "".join(p.choices[0].delta.content or "" for p in parts) == answer.message.content
-    finally:
-        server.close()
+    chat = client.chat.completions.create(**whole)
+    answer = chat.choices[0]
+    prompt = f"Look it up.\n\n{QUESTION['content']}"
+    same = client.completions.create(
+        model="bytes", prompt=prompt, max_tokens=11, temperature=0, logprobs=2
+    )
+    assert answer.message.role == "assistant" and chat.object == "chat.completion"
+    assert answer.message.content == same.choices[0].text
+    assert answer.finish_reason == "length" and chat.usage == same.usage
+    logprobs = same.choices[0].logprobs
+    assert [token.token for token in answer.logprobs.content] == logprobs.tokens
+    found = [token.logprob for token in answer.logprobs.content]
+    np.testing.assert_allclose(found, logprobs.token_logprobs, atol=1e-4)
+    for token in answer.logprobs.content:
+        assert bytes(token.bytes).decode() == token.token
+        first, second = token.top_logprobs
+        assert first.token == token.token and first.logprob == token.logprob >= second.logprob
+    parts = [*client.chat.completions.create(**whole, stream=True)]
+    assert parts[0].choices[0].delta.role == "assistant"
+    assert parts[0].object == "chat.completion.chunk" and len({part.id for part in parts}) == 1
+    deltas = [choice.delta.content or "" for part in parts for choice in part.choices]
+    assert "".join(deltas) == answer.message.content
+    tokens = [one for p in parts for c in p.choices if c.logprobs for one in c.logprobs.content]
+    assert [token.token for token in tokens] == logprobs.tokens
+    with pytest.raises(openai.BadRequestError, match="top_logprobs needs logprobs"):
+        client.chat.completions.create(model="bytes", messages=[QUESTION], top_logprobs=2)
+
+
+def test_chats_with_several_answers_stop_strings_and_usage(client):
+    whole = dict(model="bytes", messages=[QUESTION], max_tokens=9, seed=3, n=3, stop=["24", "17"])
+    answers = client.chat.completions.create(**whole, temperature=0.9)
+    assert [choice.index for choice in answers.choices] == [0, 1, 2]
+    texts = [choice.message.content for choice in answers.choices]
+    assert not any(stop in text for stop in whole["stop"] for text in texts)
+    assert {choice.finish_reason for choice in answers.choices} <= {"stop", "length"}
+    usage = {"include_usage": True}
+    streamed, ends, last = ["", "", ""], [None, None, None], None
+    for last in client.chat.completions.create(
+        **whole, temperature=0.9, stream=True, stream_options=usage
+    ):
+        for choice in last.choices:
+            streamed[choice.index] += choice.delta.content or ""
+            ends[choice.index] = choice.finish_reason
+    assert streamed == texts and ends == [choice.finish_reason for choice in answers.choices]
+    assert last.choices == [] and last.usage == answers.usage
+    cut = client.chat.completions.create(**whole, temperature=0)
+    assert cut.choices[0].message.content == " 6" and cut.choices[0].finish_reason == "stop"
+
+
+def test_chats_go_on_from_what_was_saved_with_the_template(client):
+    asked = dict(max_tokens=11, temperature=0)
+    user = {"role": "user", "content": "Isaac Li:"}
+    answer = client.chat.completions.create(model="bytes:talk", messages=[user], **asked)
+    # The talk ends with a blank line, where the book ends with one line break.
+    whole = [{"role": "user", "content": f"{SAID}\n\n{BOOK.strip()}\n\nIsaac Li:"}]
+    expected = client.chat.completions.create(model="bytes", messages=whole, **asked)
+    assert answer.choices[0].message.content == expected.choices[0].message.content
+    assert answer.usage.prompt_tokens < expected.usage.prompt_tokens / 5
+    merged = client.chat.completions.create(model="bytes:talk", messages=[SYSTEM, user], **asked)
+    told = {"role": "user", "content": "Look it up.\n\nIsaac Li:"}
+    same = client.chat.completions.create(model="bytes:talk", messages=[told], **asked)
+    assert merged.choices[0].message.content == same.choices[0].message.content
+
+
+def test_helmet_is_answered(client):
+    assert_helmet_is_answered(client, [SYSTEM, QUESTION])
+
+
+def test_nolima_is_answered(server):
+    """As ``APIConnector.generate_response`` of NoLiMa's async_api_connector.py asks (provider
+    vllm), many at a time, and the fields that it reads."""
+
+    async def ask():
+        async with openai.AsyncOpenAI(
+            api_key="EMPTY", base_url=server.url + "/v1", max_retries=5, timeout=600
+        ) as api:
+            params = {"model": "bytes", "messages": [SYSTEM, QUESTION], "seed": 43}
+            params |= {"max_tokens": 11, "temperature": 0.0, "top_p": 1.0}
+            return await asyncio.gather(*(api.chat.completions.create(**params) for _ in range(8)))
+
+    for completion in asyncio.run(ask()):
+        assert completion.choices[0].message.content == " 6247546817"
+        assert completion.choices[0].finish_reason == "length"
+        usage = completion.usage
+        assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+        assert usage.completion_tokens == 11 and not usage.prompt_tokens_details
 
 
 def assert_helmet_is_answered(client, messages):
@@ -348,11 +456,23 @@ def assert_helmet_is_answered(client, messages):
 
 
 def test_generate_as_rulers_client_asks(server):
-    body = {"prompt": BOOK + "\nIsaac Li:", "max_tokens": 11, "temperature": 0.0, "top_k": 32}
-    body |= {"top_p": 1.0, "stop": ["\n"]}
-    for method in ("POST", "PUT"):
-        status, answer = server.get("/generate", body, method)
-        assert (status, answer) == (200, {"text": [" 6247546817"]})
+    """As ``VLLMClient`` of RULER's client_wrappers.py asks, with the defaults of call_api.py, from
+    threads, and what it reads."""
+    import requests
+
+    def ask(stop):
+        body = {"prompt": BOOK + "\nIsaac Li:", "max_tokens": 11, "temperature": 0.0, "top_k": 32}
+        headers = {"Content-Type": "application/json"}
+        data = json.dumps(body | {"top_p": 1.0, "stop": stop})
+        return requests.put(url=f"{server.url}/generate", data=data, headers=headers).json()
+
+    with ThreadPoolExecutor(4) as threads:
+        answers = [*threads.map(ask, [[], ["\n"], ["4754", "\n"], []])]
+    assert [answer["text"] for answer in answers] == [
+        [text] for text in (" 6247546817", " 6247546817", " 62", " 6247546817")
+    ]
+    body = {"prompt": BOOK + "\nIsaac Li:", "max_tokens": 11, "temperature": 0.0}
+    assert server.get("/generate", body) == (200, {"text": [" 6247546817"]})
 
 
 def test_tokens_and_what_the_server_is(server, evaluator):
@@ -499,6 +619,88 @@ def test_a_client_that_goes_away_before_its_body_has_come():
     assert "Traceback" not in server.close()
 
 
+def exchange(server, sent):
+    """What comes back for bytes on a connection, until it is closed or nothing comes."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=3) as connection:
+        connection.sendall(sent)
+        came = b""
+        try:
+            while part := connection.recv(1 << 16):
+                came += part
+        except (TimeoutError, ConnectionError):
+            pass
+        return came
+
+
+def test_what_is_spoken_below_the_api(server):
+    body = b'{"prompt": "a", "max_tokens": 1, "temperature": 0}'
+    head = b"POST /v1/completions HTTP/1.%d\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
+    old = exchange(server, head % (0, len(body)) + body)
+    assert old.startswith(b"HTTP/1.") and b" 200 " in old[:15] and b"text_completion" in old
+    several = exchange(server, (head % (1, len(body)) + body) * 3 + head % (1, 1) + b"{")
+    assert several.count(b'"text_completion"') == 3 and several.count(b"invalid_request") == 1
+    chunks = b"".join(b"%x\r\n%c\r\n" % (1, byte) for byte in body) + b"0\r\n\r\n"
+    chunked = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert b"text_completion" in exchange(server, chunked + chunks)
+    for wrong in (
+        b"\x16\x03\x01\x02\x00\x01\x00\x01",  # of TLS
+        b"NO HTTP\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
+        chunked + b"zz\r\n{}\r\n",
+        head % (1, 2**70),
+        b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
+    ):
+        came = exchange(server, wrong)
+        assert b" 200 " not in came[:15] and b"Traceback" not in came
+    assert server.get("/health")[0] == 200
+
+
+def test_states_are_found_on_disk(tmp_path, evaluator):
+    """A second server does not read what the first one has."""
+    book = "".join(f"{n}. {BOOK}" for n in range(12))
+    prompts = [f"{book}\n{name}:" for name in ("Isaac Li", "Connie Mason", "Judith Hoffman")]
+    expected = [each.text for each in evaluator.generate(prompts, max_new_tokens=11)]
+    options = ("--state-cache", tmp_path, "--state-cache-size", "1GB", "--dtype", "float32")
+    for kept in (0, len(book) - 32):
+        server = Server("--framework", "torch", *options)
+        try:
+            for prompt, text in zip(prompts, expected, strict=True):
+                body = {"prompt": prompt, "max_tokens": 11, "temperature": 0}
+                assert server.get("/v1/completions", body)[1]["choices"][0]["text"] == text
+            assert server.metric("tokens_kept_total") >= kept
+            assert bool(server.metric("tokens_kept_total")) == bool(kept)
+        finally:
+            assert "Traceback" not in server.close()
+    assert len([*tmp_path.glob("*.state")]) == 1
+
+
+def test_jax_answers_as_griffin_does():
+    """The same choices, documents and texts, and nothing is compiled for them."""
+    from griffin_eval.lm.model import GriffinLM
+
+    griffin = GriffinLM(str(MODEL), "torch", device="cpu", dtype="float32")
+    server = Server("--framework", "jax", "--rows", 4, "--dtype", "float32")
+    try:
+        compiled = server.metric("compilations_total")
+        requests = instances("loglikelihood", CHOICES)
+        found = local(server, add_bos_token=True, num_concurrent=4).loglikelihood(requests)
+        expected = griffin.loglikelihood(requests)
+        assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+        np.testing.assert_allclose([x for x, _ in found], [x for x, _ in expected], rtol=1e-4)
+        requests = instances("loglikelihood_rolling", [(BOOK,), ("é and more\n" * 9,)])
+        found = local(server).loglikelihood_rolling(requests)
+        np.testing.assert_allclose(found, griffin.loglikelihood_rolling(requests), rtol=1e-5)
+        arguments = {"until": ["\n"], "max_gen_toks": 15, "temperature": 0}
+        requests = instances("generate_until", [(f"{BOOK}\nIsaac Li:", arguments)])
+        found = local(server, add_bos_token=True).generate_until(requests)
+        assert found == griffin.generate_until(requests)
+        assert server.metric("compilations_total") == compiled
+    finally:
+        assert "Traceback" not in server.close()
+
+
 def test_an_interrupt_names_what_was_cut():
     server = Server("--framework", "torch")
     with ThreadPoolExecutor() as threads:
@@ -519,13 +721,34 @@ def test_an_interrupt_names_what_was_cut():
 
 
 def test_the_benchmark_measures_both():
-    sizes = ("--requests", 4, "--clients", 2, "--new-tokens", 3, "--rounds", 1)
+    sizes = ("--requests", 2, "--clients", 2, "--new-tokens", 3, "--rounds", 1)
+    sizes += ("--dtype", "float32")  # MLX's server ends in bfloat16 on a processor
     done = griffin_eval("bench", "serve", MODEL, *sizes)
     assert done.returncode == 0, done.stderr
     rows = [
         line for line in done.stdout.splitlines() if "continuations" in line or "choices" in line
     ]
-    assert len(rows) == 2 and "seconds to the first token" in done.stdout
+    assert len(rows) == 2 and "to the first token" in done.stdout
+    for peer, module in (("mlx_lm.server", "mlx_lm"), ("transformers serve", "fastapi")):
+        line = next(line for line in done.stdout.splitlines() if peer in line)
+        if find_spec(module) is None:
+            assert line == f"{peer} is left out: {module} not installed"
+        else:
+            assert len(re.findall(r"[0-9.e-]*[0-9]", line)) == 5, line
+
+
+def test_the_benchmark_of_pauses_prints_the_limit():
+    done = griffin_eval("bench", "pauses", MODEL, "--tokens", 3000, "--seconds", 1)
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    table = re.search(r"alone │ (\S+) │ (\S+) .*beside 3,000 tokens │ \S+ │ (\S+) ", said)
+    step, before, after = map(float, table.groups())
+    found = re.search(r"prompt: (\S+) s, (\S+) times .* is (\S+) s: (held|exceeded)", said)
+    ratio, limit = float(found[2]), float(found[3])
+    assert float(found[1]) == after and ratio == pytest.approx(after / before, rel=0.02, abs=0.01)
+    assert limit == pytest.approx(2 * before + step, rel=0.02)
+    assert (found[4] == "held") == (after <= limit) or after == pytest.approx(limit, rel=0.02)
+    assert "the prompt was answered in" in said
 
 
 def test_the_benchmark_says_why_a_server_did_not_start(tmp_path):

@@ -79,3 +79,24 @@ def states(runner, count, capacity=64) -> int:
 
 def random_ids(length: int, seed: int, vocab: int = BASE.vocab_size) -> list[int]:
     return np.random.default_rng([length, seed]).integers(vocab, size=length).tolist()
+
+
+class Damaged:
+    """A runner to which a token gives NaN, and to everything behind it in the same step."""
+
+    def __init__(self, runner, token):
+        self._runner, self._token = runner, token
+
+    def __getattr__(self, name):
+        return getattr(self._runner, name)
+
+    def read(self, pool, tokens, lengths, sources, targets, ablations=None):
+        hidden, pool = self._runner.read(pool, tokens, lengths, sources, targets, ablations)
+        lost = np.cumsum(tokens == self._token) > 0
+        damage = np.zeros((len(hidden), 1), np.float32)
+        damage[: len(lost)][lost] = np.nan
+        if self.framework == "torch":
+            import torch
+
+            return hidden + torch.from_numpy(damage), pool
+        return hidden + damage, pool

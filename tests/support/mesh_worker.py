@@ -18,9 +18,10 @@ from parity import BASE, QUICK_COMPILE, relative_error, weights
 from tiny_checkpoints import write_source
 
 from griffin_eval.bench.shard.collectives import collectives
+from griffin_eval.bench.shard.measured import Sizes
 from griffin_eval.bench.shard.plan import differences, expected_sums, training_needs
 from griffin_eval.bench.shard.run import unexpected
-from griffin_eval.bench.shard.steps import Sizes, compile_steps, compile_training
+from griffin_eval.bench.shard.steps import compile_steps, compile_training
 from griffin_eval.config import HAWK, MQA, GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.engine.generation import Prompt
@@ -42,13 +43,16 @@ CONFIGS = {
     "two heads on four devices": dataclasses.replace(FOUR, num_heads=2, gate_blocks=2),
     "odd vocabulary": dataclasses.replace(FOUR, vocab_size=61),
     "a head of its own": dataclasses.replace(FOUR, tie_embeddings=False),
+    "two heads of keys": dataclasses.replace(FOUR, num_kv_heads=2, attention_bias=True),
     "complex gates": dataclasses.replace(FOUR, complex_gates=True),
 }
 SIZES = Sizes(tokens=24, documents=5, pool=3, rows=4, batch=4, length=8, capacity=32)
 
 
-def runner_on(config: GriffinConfig, devices: int) -> JaxRunner:
-    values, mesh = weights(config), make_mesh(jax.devices()[:devices])
+def runner_on(
+    config: GriffinConfig, devices: int, first: int = 0, kept: Path | None = None
+) -> JaxRunner:
+    values, mesh = weights(config), make_mesh(jax.devices()[first : first + devices])
     split = split_over(config, devices)
 
     def make(spec):
@@ -56,7 +60,7 @@ def runner_on(config: GriffinConfig, devices: int) -> JaxRunner:
         where = param_sharding(mesh, split, spec) if devices > 1 else jax.devices()[0]
         return nnx.Param(jax.device_put(value, where))
 
-    return JaxRunner(Griffin(config, make), QUICK_COMPILE)
+    return JaxRunner(Griffin(config, make), QUICK_COMPILE, kept)
 
 
 def answers(runner: JaxRunner) -> dict:
@@ -79,6 +83,30 @@ def evaluated(name: str, devices: int) -> dict:
         "kernels": [runner.kernel, runner.attention_kernel],
         "state_bytes": runner.state_bytes(32),
     }
+
+
+def kept(name: str) -> dict:
+    """Answers on two devices, of a second model that finds the programs of the first, and how many
+    programs one device, and two others, then find."""
+    config, compiled = CONFIGS[name], [0]
+    compile = jax.stages.Lowered.compile
+
+    def counting(*arguments, **options):
+        compiled[0] += 1
+        return compile(*arguments, **options)
+
+    with tempfile.TemporaryDirectory() as folder:
+        first = answers(runner_on(config, 2, kept=Path(folder)))
+        jax.stages.Lowered.compile = counting
+        again = runner_on(config, 2, kept=Path(folder))
+        found = answers(again), compiled[0], again.compilations
+        loaded = []
+        for devices, where in ((1, 0), (2, 2)):
+            compiled[0] = 0
+            other = runner_on(config, devices, where, Path(folder))
+            answers(other)
+            loaded.append(other.compilations - compiled[0])
+    return {"first": first, "again": found, "loaded by others": loaded}
 
 
 def counted(name: str, devices: int) -> dict:
@@ -124,9 +152,14 @@ def trained(model: str, data: int, devices: int, method: dict, steps: int = 20) 
     run = Run(
         recipe=dataclasses.replace(RECIPES["induction_heads"], **changes), model=model, seed=1
     )
-    mesh = make_mesh(jax.devices()[:devices], data)
-    half, one, meshed = steps // 2, ONE_DEVICE, Method(mesh=mesh, **method)
-    ways = [[(steps, one)], [(half, meshed), (steps, meshed)], [(half, one), (steps, meshed)]]
+    mesh, other = (make_mesh(jax.devices()[:devices], n) for n in (data, 2 if data == 1 else 1))
+    half, one = steps // 2, ONE_DEVICE
+    meshed, elsewhere = (Method(mesh=each, **method) for each in (mesh, other))
+    ways = [
+        [(steps, one)],
+        [(half, meshed), (steps, elsewhere)],
+        [(half, one), (half + 5, meshed), (steps, one)],
+    ]
     losses = []
     for way in ways:  # each from the checkpoint of the one before
         with tempfile.TemporaryDirectory() as folder:
@@ -244,7 +277,7 @@ class _StopAt:
 
 
 if __name__ == "__main__":
-    functions = evaluated, counted, counted_in_training, trained, driven, read_together
+    functions = evaluated, kept, counted, counted_in_training, trained, driven, read_together
     calls = {function.__name__: function for function in functions}
     found = [calls[name](*arguments) for name, *arguments in json.loads(sys.argv[1])]
     print(json.dumps(found))

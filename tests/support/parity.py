@@ -162,9 +162,17 @@ TRANSFORMERS_ONLY = {
     "other epsilon and cap": replace(BASE, norm_eps=0.1, logits_soft_cap=5.0),
     "one visible key": replace(BASE, visible_keys=1),
     "a head of its own": replace(BASE, tie_embeddings=False),
+    "grouped queries": replace(BASE, num_heads=4, gate_blocks=4, num_kv_heads=2),
+    "several heads of keys": replace(BASE, num_kv_heads=2),
+    "exact GeLU": replace(BASE, hidden_activation="gelu"),
+    "SiLU": replace(BASE, hidden_activation="silu"),
+    "biases of attention": replace(BASE, num_heads=4, gate_blocks=4, attention_bias=True),
 }
 # These no library can.
 REFERENCE_ONLY = {
+    "grouped queries, global": replace(
+        PAPER, block_pattern=("global_attention",), num_layers=2, num_heads=4, num_kv_heads=2
+    ),
     "mqa": replace(PAPER, block_pattern=("global_attention",), num_layers=2),
     "global attention among others": replace(
         BASE, block_pattern=("recurrent", "global_attention", "local_attention")
@@ -228,6 +236,7 @@ def configs(draw):
         width=heads * head_dim,
         mlp_width=draw(st.integers(1, 10)),
         num_heads=heads,
+        num_kv_heads=draw(st.sampled_from([n for n in range(1, heads + 1) if heads % n == 0])),
         num_layers=draw(st.integers(1, 5)),
         lru_width=gates * draw(st.integers(1, 4)),
         gate_blocks=gates,
@@ -238,4 +247,6 @@ def configs(draw):
         logits_soft_cap=draw(st.sampled_from([0.0, 5.0])),
         rope_fraction=draw(st.sampled_from([1.0] if head_dim % 4 else [0.5, 1.0])),
         tie_embeddings=draw(st.booleans()),
+        attention_bias=draw(st.booleans()),
+        hidden_activation=draw(st.sampled_from(["gelu_pytorch_tanh", "gelu", "silu"])),
     )

@@ -29,7 +29,7 @@ def hf_config(config: GriffinConfig) -> transformers.RecurrentGemmaConfig:
         lru_width=config.lru_width,
         intermediate_size=2 * config.mlp_width,
         num_attention_heads=config.num_heads,
-        num_key_value_heads=1,
+        num_key_value_heads=config.num_kv_heads,
         num_hidden_layers=config.num_layers,
         attention_window_size=config.visible_keys,
         conv1d_width=config.conv_width,
@@ -41,6 +41,8 @@ def hf_config(config: GriffinConfig) -> transformers.RecurrentGemmaConfig:
             "partial_rotary_factor": config.rope_fraction,
         },
         block_types=[t.removeprefix("local_") for t in config.block_pattern],
+        hidden_activation=config.hidden_activation,
+        attention_bias=config.attention_bias,
         tie_word_embeddings=config.tie_embeddings,
         pad_token_id=None,  # else the embedding of token 0 gets no gradient as an input
         attn_implementation="eager",

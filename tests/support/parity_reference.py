@@ -4,6 +4,8 @@ Slow and obvious: the oracle where no library is one (global attention, gates of
 blocks, any share of rotated dimensions, any convolution width).
 """
 
+import math
+
 import ml_dtypes
 import numpy as np
 
@@ -31,7 +33,7 @@ def reference_logits(
         normed = _rms_norm(config, x, layer["temporal_pre_norm.weight"])
         x = x + temporal(config, _below(layer, "temporal_block."), normed, block_type, cut)
         normed = _rms_norm(config, x, layer["channel_pre_norm.weight"])
-        x = x + _mlp(_below(layer, "mlp_block."), normed)
+        x = x + _mlp(config, _below(layer, "mlp_block."), normed)
     head = embedding if config.tie_embeddings else p["lm_head.weight"]
     logits = _rms_norm(config, x, p["model.final_norm.weight"]) @ head.T
     cap = config.logits_soft_cap
@@ -52,7 +54,11 @@ def _rms_norm(config, x, weight):
     return x / np.sqrt(np.mean(x**2, -1, keepdims=True) + config.norm_eps) * (1 + weight)
 
 
-def _gelu(x):
+def _activated(config, x):
+    if config.hidden_activation == "silu":
+        return x * _sigmoid(x)
+    if config.hidden_activation == "gelu":
+        return 0.5 * x * (1 + np.vectorize(math.erf)(x / np.sqrt(2)))
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
@@ -60,12 +66,13 @@ def _sigmoid(x):
     return np.exp(-np.logaddexp(0, -x))
 
 
-def _mlp(p, x):
-    return _linear(p, "down_proj", _gelu(_linear(p, "gate_proj", x)) * _linear(p, "up_proj", x))
+def _mlp(config, p, x):
+    gate = _activated(config, _linear(p, "gate_proj", x))
+    return _linear(p, "down_proj", gate * _linear(p, "up_proj", x))
 
 
 def _recurrent(config, p, x, block_type, cut):
-    y_branch = _gelu(_linear(p, "linear_y", x))
+    y_branch = _activated(config, _linear(p, "linear_y", x))
     x_branch = _conv(p, _linear(p, "linear_x", x), cut)
     return _linear(p, "linear_out", rg_lru(_below(p, "rg_lru."), x_branch, cut) * y_branch)
 
@@ -105,16 +112,18 @@ def rg_lru(p: dict[str, np.ndarray], x: np.ndarray, cut: int = 0) -> np.ndarray:
 def _attention(config, p, x, block_type, cut):
     length, heads, dim = len(x), config.num_heads, config.width // config.num_heads
     q = _linear(p, "q_proj", x).reshape(length, heads, dim)
-    k, v = _linear(p, "k_proj", x), _linear(p, "v_proj", x)
+    k, v = (_linear(p, f"{i}_proj", x).reshape(length, -1, dim) for i in "kv")
     q = np.stack([_rope(config, q[t], t) for t in range(length)])
     k = np.stack([_rope(config, k[t], t) for t in range(length)])
     mixed = np.empty_like(q)
     for t in range(length):
         first = 0 if block_type == "global_attention" else max(0, t + 1 - config.visible_keys)
         first = max(first, cut if t >= cut else 0)
-        scores = q[t] @ k[first : t + 1].T / np.sqrt(dim)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        mixed[t] = weights / weights.sum(-1, keepdims=True) @ v[first : t + 1]
+        for head in range(heads):
+            of_keys = head * config.num_kv_heads // heads
+            scores = k[first : t + 1, of_keys] @ q[t, head] / np.sqrt(dim)
+            weights = np.exp(scores - scores.max())
+            mixed[t, head] = weights / weights.sum() @ v[first : t + 1, of_keys]
     return _linear(p, "o_proj", mixed.reshape(length, -1))
 
 

@@ -49,6 +49,9 @@ def evaluate(lm, **metadata):
     manager = TaskManager(include_path=str(FOLDER), include_defaults=False, metadata=metadata)
     results = simple_evaluate(lm, tasks=[TASK], task_manager=manager, bootstrap_iters=0)
     assert results is not None
+    for name, better in results["higher_is_better"][TASK].items():
+        # A verdict is on what longer contexts are worth, and never on a memory that was taken.
+        assert better is (False if name.startswith("nats_difference") else None), name
     return {
         name.removesuffix(",none"): value
         for name, value in results["results"][TASK].items()

@@ -131,7 +131,7 @@ def test_the_group_has_every_suite(tasks):
 def test_the_suites_run(tasks, caplog):
     model = GriffinLM(str(CHECKPOINT), "torch", dtype="float32", device="cpu")
     names = ["griffin_babilong", "longbench2_single", "griffin_recall"]
-    names += ["infinitebench_passkey"]
+    names += ["infinitebench_passkey", "niah_single_1"]
     with caplog.at_level("INFO"):
         results = simple_evaluate(
             model, tasks=names, task_manager=tasks, limit=1, bootstrap_iters=0, log_samples=True
@@ -141,6 +141,7 @@ def test_the_suites_run(tasks, caplog):
     assert 0 <= found["griffin_babilong"]["acc,none"] <= 1
     assert 0 <= found["longbench2_single"]["acc,none"] <= 1
     assert 0 <= found["griffin_recall"]["contains,none"] <= 1
+    assert {found["niah_single_1"][f"{length},none"] for length in (4096, 8192)} <= {0.0, 1.0, -1}
     costs = [r.getMessage() for r in caplog.records if "tokens to read" in r.getMessage()]
     # Four choices of each of seven questions about one book.
     assert len(BOOK) < int(costs[1].split()[1].replace(",", "")) < 1.5 * len(BOOK)

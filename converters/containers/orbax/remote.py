@@ -134,6 +134,8 @@ def _parsed(url: str) -> tuple[str, str, str]:
 def _spec(url: str) -> dict[str, Any]:
     scheme, bucket, path = _parsed(url)
     spec: dict[str, Any] = {"driver": DRIVERS[scheme], "bucket": bucket, "path": f"{path}/"}
+    if scheme == "s3" and {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= os.environ.keys():
+        spec["aws_credentials"] = {"type": "environment"}  # looks for no files, and names none
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if scheme == "s3" and endpoint:
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")

@@ -88,7 +88,7 @@ def formula_bytes(config: GriffinConfig, tokens: int, itemsize: int = 4) -> int:
     """
     keys = {"global_attention": tokens, "local_attention": config.visible_keys - 1}
     numbers = sum(
-        2 * keys[kind] * config.head_dim if kind in keys else config.conv_width * config.lru_width
+        2 * keys[kind] * config.kv_width if kind in keys else config.conv_width * config.lru_width
         for kind in config.block_types
     )
     return itemsize * numbers

@@ -85,10 +85,10 @@ def _training_needs(
     yield Need("vectors", "all-reduce", MODEL, wide, expected_sums(split))
     yield Need("gradients of vectors", "all-reduce", MODEL, wide, _backward_sums(split))
     for kind in config.block_types:
-        if kind == "recurrent":
+        if kind == "recurrent" or split.splits_keys:
             continue
         past = (config.visible_keys if kind == "local_attention" else length) - 1
-        joined = rows * (past + length) * config.head_dim
+        joined = rows * (past + length) * config.kv_width
         yield Need("gradients of keys and values", "all-reduce", MODEL, joined, 2)
     # What stays whole is computed by all devices, but its gradients are still summed.
     for kind in config.block_types:
@@ -115,7 +115,7 @@ def reading_needs(config: GriffinConfig, devices: int) -> list[Need]:
     if devices == 1:
         return []
     state, window = config.lru_width, (config.conv_width - 1) * config.lru_width
-    keys = (config.visible_keys - 1) * config.head_dim
+    keys = (config.visible_keys - 1) * config.kv_width
     recurrent = config.block_types.count("recurrent")
     attention = config.block_types.count("local_attention")
     ends, before, after = "ends of parts", "what lies before a part", "the last state"
@@ -169,10 +169,11 @@ def _axis(groups: tuple[tuple[int, ...], ...], devices: int) -> str:
 
 def _backward_sums(split: Split) -> int:
     """Sums of gradients of vectors: one for each map that reads them and is split by outputs."""
+    of_attention = 3 if split.splits_keys else 1  # queries, keys and values
     maps = {
         "recurrent": ("lru", 2),
-        "local_attention": ("heads", 1),
-        "global_attention": ("heads", 1),
+        "local_attention": ("heads", of_attention),
+        "global_attention": ("heads", of_attention),
     }
     sums = "vocab" not in split.whole
     for kind in split.config.block_types:

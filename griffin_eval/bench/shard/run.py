@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from griffin_eval.bench.shard.collectives import elements
+from griffin_eval.bench.shard.measured import Measured, Sizes
 from griffin_eval.bench.shard.plan import (
     Need,
     differences,
@@ -15,26 +16,24 @@ from griffin_eval.bench.shard.plan import (
     reading_needs,
     training_needs,
 )
-from griffin_eval.bench.shard.steps import (
-    Compiled,
-    Sizes,
-    compile_reading,
-    compile_steps,
-    compile_training,
-)
 from griffin_eval.bench.shard.targets import Target, devices
 from griffin_eval.config import GriffinConfig
 from griffin_eval.errors import ArgumentError
 from griffin_eval.layout import param_specs
-from griffin_eval.runners.jax_time import check_split
-from griffin_eval.sharding.mesh_jax import make_mesh, make_time_mesh
 from griffin_eval.sharding.split import Split, split_over
 
 
 def measure(
-    config: GriffinConfig, target: Target, replicas: int, dtype: str, sizes: Sizes, training: bool
+    config: GriffinConfig,
+    target: Target,
+    replicas: int,
+    dtype: str,
+    sizes: Sizes,
+    training: bool,
+    framework: str = "jax",
 ) -> dict[str, Any]:
-    """Compiles the steps over the devices of a target; the results as in JSON.
+    """Compiles the steps over the devices of a target, or runs those of one process of PyTorch; the
+    results as in JSON.
 
     Args:
         config: of the model.
@@ -44,19 +43,29 @@ def measure(
             slice of its own: on a part of a larger one some TPUs run no program.
         dtype: of the weights, or that a training step computes in.
         sizes: of the steps.
-        training: whether to compile a training step, and no others.
+        training: whether to compile a training step, and no others; in JAX alone.
+        framework: ``jax`` or ``torch``, which needs none of the devices.
     """
     each = target.count // replicas
     split = split_over(config, each)
-    if training:
-        steps = [compile_training(config, make_mesh(devices(target), replicas), dtype, sizes)]
+    if framework == "torch":
+        from griffin_eval.bench.shard.steps_torch import run_steps
+
+        steps = run_steps(config, each, dtype, sizes)
     else:
-        mine = Target(target.kind, each)
-        steps = compile_steps(config, make_mesh(devices(mine)), dtype, sizes)
+        from griffin_eval.bench.shard.steps import compile_steps, compile_training
+        from griffin_eval.sharding.mesh_jax import make_mesh
+
+        if training:
+            steps = [compile_training(config, make_mesh(devices(target), replicas), dtype, sizes)]
+        else:
+            mine = Target(target.kind, each)
+            steps = compile_steps(config, make_mesh(devices(mine)), dtype, sizes)
     whole = sum(spec.size for spec in split.replicated())
     needs = training_needs(split, replicas, sizes.batch // replicas, sizes.length)
     return {
         "target": f"{target.kind}-{target.count}",
+        "framework": framework,
         "replicas": replicas,
         "dtype": dtype,
         "sizes": sizes._asdict(),
@@ -65,12 +74,18 @@ def measure(
         "whole_share": whole / sum(spec.size for spec in param_specs(config).values()),
         "sums": expected_sums(split),
         "needs": _by_purpose(needs) if training else [],
-        "steps": [_step(step, split, replicas, target, sizes, needs) for step in steps],
+        "steps": [_step(step, split, replicas, target, sizes, needs, framework) for step in steps],
     }
 
 
 def _step(
-    step: Compiled, split: Split, replicas: int, target: Target, sizes: Sizes, needs: list[Need]
+    step: Measured,
+    split: Split,
+    replicas: int,
+    target: Target,
+    sizes: Sizes,
+    needs: list[Need],
+    framework: str,
 ) -> dict[str, Any]:
     vectors = sizes.tokens if step.name == "scoring" else sizes.rows
     count, rows = Counter(), sizes.pool + 1 if step.name == "scoring" else sizes.rows
@@ -81,7 +96,7 @@ def _step(
     fit = None if target.memory is None else (target.memory - used) // a_state + rows
     training = step.name == "training"
     if not training:
-        beside = unexpected(step, split, vectors)
+        beside = unexpected(step, split, vectors, framework)
     elif target.kind == "cpu":
         mine = sizes.batch // replicas * sizes.length
         beside = differences(step.collectives, needs, split.devices, mine)
@@ -122,6 +137,10 @@ def measure_reading(
     Raises:
         ArgumentError: the document cannot be split so, or does not fit.
     """
+    from griffin_eval.bench.shard.steps import compile_reading
+    from griffin_eval.runners.jax_time import check_split
+    from griffin_eval.sharding.mesh_jax import make_time_mesh
+
     check_split(config, sizes.tokens, target.count)
     there, steps = devices(target), []
     for count in (target.count, 1):
@@ -217,22 +236,26 @@ def _by_purpose(needs: list[Need]) -> list[dict[str, Any]]:
     ]
 
 
-def unexpected(step: Compiled, split: Split, vectors: int) -> list[str]:
+def unexpected(step: Measured, split: Split, vectors: int, framework: str = "jax") -> list[str]:
     """What a step says to other devices beside what the split needs: sums of vectors of the
-    model's width, and where the vocabulary is split, a few of one number a vector.
+    model's width, and where the vocabulary is split, a few of one number a vector. Of these PyTorch
+    gathers some.
 
     Args:
-        step: as compiled.
+        step: as it was compiled, or ran.
         split: of the model.
         vectors: hidden vectors of the step.
+        framework: ``jax`` or ``torch``.
     """
     found, sums = [], 0
+    gathers = framework == "torch" and "vocab" not in split.whole
     for each in step.collectives:
         numbers = [elements(shape) for shape in each.shapes]
         wide = sum(n == vectors * split.config.width for n in numbers)
         narrow = sum(n <= vectors for n in numbers) if "vocab" not in split.whole else 0
         sums += wide
-        if each.kind != "all-reduce" or each.in_loop or wide + narrow < len(numbers):
+        kind = each.kind == "all-reduce" or (gathers and each.kind == "all-gather" and not wide)
+        if not kind or each.in_loop or wide + narrow < len(numbers):
             found.append(f"{each.kind} of {', '.join(each.shapes)}{' in a loop' * each.in_loop}")
     if sums != expected_sums(split):
         found.append(f"{sums} sums of vectors, and not {expected_sums(split)}")
@@ -249,7 +272,10 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
     training = result["steps"][0]["step"] == "training"
     if training:
         what = f"a training step of {sizes['batch']} rows of {sizes['length']} tokens"
-    console.print(f"{result['target']}, {result['replicas']} replicas, {result['dtype']}: {what}")
+    console.print(
+        f"{result['target']}, {result['framework']}, {result['replicas']} replicas, "
+        f"{result['dtype']}: {what}"
+    )
     parts = ", ".join(sorted(set(whole.values())))
     console.print(
         f"whole on every device, since they do not divide: {parts} "

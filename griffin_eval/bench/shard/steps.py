@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from griffin_eval.bench.ahead_of_time import no_compilation_cache
 from griffin_eval.bench.scan.tpu_compiler import xla_cycles
-from griffin_eval.bench.shard.collectives import Collective, collectives
+from griffin_eval.bench.shard.collectives import collectives
+from griffin_eval.bench.shard.measured import Measured, Sizes
 from griffin_eval.config import GriffinConfig
 from griffin_eval.errors import ArgumentError
 from griffin_eval.layout import ParamSpec, param_specs
@@ -28,53 +29,7 @@ from griffin_eval.training.recipes import Batch
 TPUS = {"TPU v5 lite": "v5e", "TPU v6 lite": "v6e"}  # as JAX and as the compiler call them
 
 
-class Sizes(NamedTuple):
-    """Sizes of the steps.
-
-    Attributes:
-        tokens: that a scoring step reads, of which every one is scored.
-        documents: that it reads from.
-        pool: states that are kept.
-        rows: that a decoding step continues.
-        batch: rows of a training step.
-        length: tokens of each of them.
-        capacity: most tokens of a document, for global attention.
-    """
-
-    tokens: int
-    documents: int
-    pool: int
-    rows: int
-    batch: int
-    length: int
-    capacity: int
-
-
-class Compiled(NamedTuple):
-    """A step as compiled. All bytes are of one device.
-
-    Attributes:
-        name: of the step.
-        collectives: its collective operations.
-        kernels: of its own that it calls, by their number.
-        weights: bytes of the parameters.
-        states: bytes of the states that it takes; in training, those of the optimizer.
-        temporaries: bytes between its operations.
-        flops: floating-point operations, without those of kernels.
-        cycles: of reading, that the compiler of a TPU estimates, without those of kernels.
-    """
-
-    name: str
-    collectives: list[Collective]
-    kernels: int
-    weights: int
-    states: int
-    temporaries: int
-    flops: float
-    cycles: int | None
-
-
-def compile_training(config: GriffinConfig, mesh: Mesh, dtype: str, sizes: Sizes) -> Compiled:
+def compile_training(config: GriffinConfig, mesh: Mesh, dtype: str, sizes: Sizes) -> Measured:
     """Compiles a training step, as the trainer has it where activations are computed again.
 
     Args:
@@ -107,7 +62,7 @@ def compile_training(config: GriffinConfig, mesh: Mesh, dtype: str, sizes: Sizes
     return _summary("training", compiled, params, state)
 
 
-def compile_reading(config: GriffinConfig, mesh: Mesh, dtype: str, sizes: Sizes) -> Compiled:
+def compile_reading(config: GriffinConfig, mesh: Mesh, dtype: str, sizes: Sizes) -> Measured:
     """Compiles the reading of one document, of which every device reads a part of the tokens.
 
     Args:
@@ -140,7 +95,7 @@ def compile_reading(config: GriffinConfig, mesh: Mesh, dtype: str, sizes: Sizes)
     return _summary("reading", compiled, params, state)._replace(cycles=cycles)
 
 
-def compile_steps(config: GriffinConfig, mesh: Mesh, dtype: str, sizes: Sizes) -> list[Compiled]:
+def compile_steps(config: GriffinConfig, mesh: Mesh, dtype: str, sizes: Sizes) -> list[Measured]:
     """Compiles a scoring and a decoding step, as the JAX runner has them.
 
     Args:
@@ -202,16 +157,16 @@ class _Steps:
     def _places(self, state: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf.sharding, state)
 
-    def _compile(self, name: str, step: Callable, results: Any, state: Any, *rest: Any) -> Compiled:
+    def _compile(self, name: str, step: Callable, results: Any, state: Any, *rest: Any) -> Measured:
         jitted = jax.jit(step, donate_argnums=0, out_shardings=results)
         compiled = compile_on(self._mesh, jitted, state, *rest)
         return _summary(name, compiled, self._params, state)
 
 
-def _summary(name: str, compiled: jax.stages.Compiled, weights: Any, states: Any) -> Compiled:
+def _summary(name: str, compiled: jax.stages.Compiled, weights: Any, states: Any) -> Measured:
     memory: Any = compiled.memory_analysis()
     text = compiled.as_text() or ""
-    return Compiled(
+    return Measured(
         name,
         collectives(text),
         text.count("tpu_custom_call") or text.count('custom_call_target="griffin_'),

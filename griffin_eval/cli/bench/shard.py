@@ -22,6 +22,13 @@ def bench_shard(
             "device reads a part of --tokens."
         ),
     ] = "model",
+    framework: Annotated[
+        Literal["jax", "torch"],
+        typer.Option(
+            help="jax compiles; torch runs the steps of one process, whose weights are zeros, on "
+            "this processor."
+        ),
+    ] = "jax",
     replicas: Annotated[
         int, typer.Option(help="Number of replicas, each on its share of the devices.", min=1)
     ] = 1,
@@ -82,14 +89,16 @@ def bench_shard(
         )
     if dtype not in DTYPES:
         raise ArgumentError(f"unknown dtype {dtype!r}: expected {', '.join(DTYPES)}")
-    choose_framework("jax")
+    if framework == "torch" and (training or split == "time"):
+        raise ArgumentError("--framework torch goes with neither --training nor --split time")
+    choose_framework(framework)
+    from griffin_eval.bench.shard.measured import Sizes
     from griffin_eval.bench.shard.run import (
         measure,
         measure_reading,
         print_reading,
         print_result,
     )
-    from griffin_eval.bench.shard.steps import Sizes
 
     config = PRESETS[preset]
     config = replace(config, num_layers=layers or config.num_layers)
@@ -111,7 +120,7 @@ def bench_shard(
         if any(step.get("unexpected") for step in result["steps"]):
             raise typer.Exit(1)
         return
-    result |= measure(config, chosen, replicas, dtype, sizes, training)
+    result |= measure(config, chosen, replicas, dtype, sizes, training, framework)
     if as_json:
         typer.echo(json.dumps(result, indent=1))
     else:

@@ -53,7 +53,9 @@ class Extrapolation(LossTask):
     def __init__(self, config: dict[str, Any]):
         super().__init__(config)
         for metric in differences(dict.fromkeys(self.labels(), 0.0), self.dataset["test"][0]):
-            self.declare(metric, "ratio", higher_is_better=False)
+            # What a model loses without a memory is neither good nor bad.
+            better = False if metric.startswith("nats_difference") else None
+            self.declare(metric, "ratio", higher_is_better=better)
 
     def request_type(self, doc: dict[str, Any], index: int) -> Any:
         return "loglikelihood_ablated" if doc["forget"][index] else "loglikelihood"

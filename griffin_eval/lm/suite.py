@@ -1,0 +1,190 @@
+"""A frozen suite: what a run of lm_eval asked, so that a later run asks exactly that or is refused.
+
+The file pins the settings that prompts depend on, seeds, versions of the libraries that make them,
+and for each task its version, its number of requests and their hash. The hash is of all documents
+and requests, few-shot examples and chat template included, and is compared before the model reads.
+"""
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+from lm_eval._cli.harness import HarnessCLI
+from lm_eval.api.task import Task
+from lm_eval.config.evaluate_config import EvaluatorConfig
+
+import griffin_eval
+from griffin_eval.errors import ArgumentError, BadInput
+from griffin_eval.json_files import read_json
+from griffin_eval.sharding.launch import Launch
+
+LAYOUT = 1  # of the file
+_KEY = "griffin_eval_suite"
+SETTINGS = (  # lm_eval's names of what prompts and answers depend on, beside the model
+    "tasks",
+    "num_fewshot",
+    "limit",
+    "samples",
+    "metadata",
+    "gen_kwargs",
+    "system_instruction",
+    "apply_chat_template",
+    "fewshot_as_multiturn",
+    "include_path",
+    "seed",
+)
+
+
+class Suite(NamedTuple):
+    """What a suite pins.
+
+    Attributes:
+        settings: of lm_eval, by the names of `SETTINGS`, as its command line has parsed them.
+        versions: of libraries.
+        tasks: by name ``version``, ``requests`` and ``sha256``.
+    """
+
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    tasks: dict[str, dict[str, Any]]
+
+
+def run_frozen(arguments: Sequence[str], *, suite: Path | None, freeze: Path | None) -> None:
+    """Runs lm_eval on a suite, or writes one.
+
+    Args:
+        arguments: of ``lm_eval run``; with ``suite`` none of `SETTINGS`.
+        suite: file that says what is asked.
+        freeze: file to write when the run has ended.
+
+    Raises:
+        BadInput: something is not as it is pinned, which the message names; a file that is no
+            suite, or that exists already; an argument that does not go with it.
+    """
+    if suite is not None and freeze is not None:
+        raise ArgumentError("--suite runs a suite and --freeze writes one: give one of them")
+    if Launch.of_environment().world_size > 1:
+        raise ArgumentError("--suite and --freeze are for one process: start it without a launcher")
+    if freeze is not None and freeze.exists():
+        raise ArgumentError(f"--freeze {freeze} exists already: name a new file")
+    command = HarnessCLI()
+    with mock.patch("sys.argv", ["lm_eval", "run", *arguments]):
+        parsed = command.parse_args()
+    if getattr(parsed, "config", None):
+        raise ArgumentError("--config hides what is asked: give its settings as options instead")
+    given = {name: getattr(parsed, name, None) for name in SETTINGS}
+    given = {name: value for name, value in given.items() if value is not None}
+    if suite is None:
+        assert freeze is not None
+        found: dict[str, dict[str, Any]] = {}
+        with _hashing(found.__setitem__):
+            command.execute(parsed)
+        settings = {"seed": EvaluatorConfig().seed} | given
+        _write(freeze, Suite(settings, _versions(), found))
+        return
+    if given:
+        named = ", ".join(f"--{name}" for name in given)
+        raise ArgumentError(f"{suite} says what is asked: leave out {named}")
+    _execute_pinned(command, parsed, read_suite(suite), suite)
+
+
+def _execute_pinned(
+    command: HarnessCLI, parsed: argparse.Namespace, pinned: Suite, path: Path
+) -> None:
+    differ = [
+        f"{name} {version} (here {_versions().get(name)})"
+        for name, version in pinned.versions.items()
+        if _versions().get(name) != version
+    ]
+    if differ:
+        raise BadInput(f"{path} is pinned to {', '.join(differ)}: install these, or freeze it anew")
+    missing = set(pinned.tasks)
+
+    def compare(task: str, asked: dict[str, Any]) -> None:
+        expected = pinned.tasks.get(task)
+        if expected != asked:
+            what = [
+                f"{key} {asked[key]}, pinned {(expected or {}).get(key)}"
+                for key in asked
+                if asked[key] != (expected or {}).get(key)
+            ]
+            raise BadInput(
+                f"{path}: {task} does not ask what is pinned ({'; '.join(what)}): its data, the "
+                "task, or the tokenizer or template that prompts depend on is another one"
+            )
+        missing.discard(task)
+
+    for name, value in pinned.settings.items():
+        setattr(parsed, name, value)
+    with _hashing(compare):
+        command.execute(parsed)
+    if missing:
+        raise BadInput(f"{path}: nothing asked for {', '.join(sorted(missing))}, which is pinned")
+
+
+def read_suite(path: Path) -> Suite:
+    """A suite that `run_frozen` wrote.
+
+    Raises:
+        BadInput: it cannot be read, or is none.
+    """
+    content = read_json(path)
+    try:
+        if content[_KEY] != LAYOUT:
+            raise BadInput(f"{path} has layout {content[_KEY]}, and this version reads {LAYOUT}")
+        suite = Suite(content["settings"], content["versions"], content["tasks"])
+        if not all(isinstance(part, dict) and part for part in suite):
+            raise TypeError
+        unknown = sorted(set(suite.settings) - set(SETTINGS))
+    except (KeyError, TypeError):
+        raise BadInput(
+            f"{path} is no suite: expected a file that griffin-eval run --freeze has written"
+        ) from None
+    if unknown:
+        raise BadInput(f"{path} has settings that are not known: {', '.join(unknown)}")
+    return suite
+
+
+def _write(path: Path, suite: Suite) -> None:
+    content = json.dumps({_KEY: LAYOUT} | suite._asdict(), indent=1, ensure_ascii=False)
+    new = path.with_name(f".{path.name}.new")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new.write_text(content + "\n", encoding="utf-8")
+    new.replace(path)
+
+
+def _versions() -> dict[str, str]:
+    theirs = {name: importlib.metadata.version(name) for name in ("lm_eval", "datasets")}
+    return {"griffin_eval": griffin_eval.__version__} | theirs
+
+
+@contextmanager
+def _hashing(note: Any) -> Iterator[None]:
+    """Gives the name of every task whose requests are built, and what a suite pins of it."""
+    build = Task.build_all_requests
+
+    def build_all_requests(task: Any, **arguments: Any) -> None:
+        build(task, **arguments)
+        asked = {"version": str(task.VERSION), "requests": len(task.instances)}
+        note(task.config.task, asked | {"sha256": _hash(task.instances)})
+
+    with mock.patch.object(Task, "build_all_requests", build_all_requests):
+        yield
+
+
+def _hash(instances: Sequence[Any]) -> str:
+    whole, last = hashlib.sha256(), None
+    for one in sorted(instances, key=lambda each: (each.doc_id, each.idx)):
+        line = [one.doc_id, one.idx, one.request_type, one.arguments]
+        if one.doc_id != last:  # what metrics compare with is in the document
+            line.append(one.doc)
+        last = one.doc_id
+        text = json.dumps(line, default=str, sort_keys=True, ensure_ascii=False)
+        whole.update(text.encode("utf-8", "surrogatepass") + b"\n")
+    return whole.hexdigest()

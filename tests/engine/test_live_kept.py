@@ -1,0 +1,168 @@
+"""A scheduler's states on disk change how much is read, and no answer."""
+
+import tempfile
+import threading
+
+import numpy as np
+import pytest
+from fixtures_engine import continuations, random_ids, reference_scores, small_runner
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from slow import slow
+
+from griffin_eval.engine import live_kept
+from griffin_eval.engine.generation import Prompt
+from griffin_eval.engine.requests import Request
+from griffin_eval.engine.scheduler import Scheduler
+from griffin_eval.states import state_cache
+from griffin_eval.states.state_cache import StateCache
+
+BOOK = random_ids(61, 1)
+QUESTIONS = [[*BOOK, *random_ids(6, seed)] for seed in range(5)]
+READ = 59  # a multiple of 4, less the last token, which is not in the state
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short():
+    """Beginnings short enough for small trees."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_cache, "STEP", 4)
+        patch.setattr(live_kept, "LEAST", 8)
+        yield
+
+
+class Answer:
+    def __init__(self):
+        self.scores, self.ids, self.reason = None, [], None
+        self.ended = threading.Event()
+
+    def prompt(self, scores):
+        self.scores = scores
+
+    def token(self, token):
+        self.ids.append(token.id)
+        return False
+
+    def done(self, reason, error):
+        assert error is None, error
+        self.reason = reason
+
+
+def opened(folder, framework="torch", states=8, limit=1 << 40):
+    runner = small_runner(framework)
+    cache = StateCache(
+        folder, limit, runner.config, "weights", None, runner.dtype, runner.framework
+    )
+    budget = states * runner.state_bytes(runner.padded_tokens(1 << 10))
+    return Scheduler(runner, rows=2, capacity=1 << 10, state_bytes=budget, cache=cache)
+
+
+def ask(scheduler, *prompts, scored=False, new=4):
+    """Asks one after the other; gives their answers."""
+    answers = []
+    for ids in prompts:
+        more = {"score_from": 1, "top": 1} if scored else {}
+        answers.append(answer := Answer())
+        scheduler.add(Request(np.array(ids, np.int32), answer, max_new_tokens=new, **more))
+        scheduler.run()
+    return answers
+
+
+def expected(prompts, new=4):
+    return continuations(small_runner("torch"), [Prompt(ids, new) for ids in prompts])
+
+
+@pytest.mark.parametrize("reader", ["torch", slow("jax")])
+@pytest.mark.parametrize("writer", ["torch", slow("jax")])
+def test_a_later_server_reads_no_book_in_either_framework(writer, reader, tmp_path):
+    first = opened(tmp_path, writer)
+    assert [a.ids for a in ask(first, *QUESTIONS[:3])] == expected(QUESTIONS[:3])
+    assert first.counts.tokens_kept == 0 and len([*tmp_path.glob("*.state")]) == 1
+    second = opened(tmp_path, reader)
+    assert [a.ids for a in ask(second, *QUESTIONS)] == expected(QUESTIONS)
+    assert second.counts.tokens_kept == READ
+    assert second.counts.tokens_read <= len(BOOK) - READ + sum(len(q) - 61 for q in QUESTIONS) + 10
+
+
+def test_a_book_that_was_asked_for_alone_is_kept_once_others_go_on_from_it(tmp_path):
+    first = opened(tmp_path)
+    ask(first, BOOK)
+    assert not [*tmp_path.glob("*.state")]
+    read = first.counts.tokens_read
+    ask(first, QUESTIONS[0])
+    assert len([*tmp_path.glob("*.state")]) == 1
+    assert first.counts.tokens_read - read < 12  # its state was there
+    second = opened(tmp_path)
+    assert [a.ids for a in ask(second, QUESTIONS[1])] == expected([QUESTIONS[1]])
+    assert second.counts.tokens_kept == READ
+
+
+def test_a_prompt_whose_tokens_are_scored_is_read(tmp_path):
+    ask(opened(tmp_path), *QUESTIONS[:2])
+    again = opened(tmp_path)
+    ask(again, QUESTIONS[2])  # its state comes from disk, without what it predicts
+    assert again.counts.tokens_kept == READ
+    [answer] = ask(again, QUESTIONS[3], scored=True, new=1)
+    logprobs, _ = reference_scores(tuple(QUESTIONS[3]))
+    np.testing.assert_allclose(answer.scores.logprobs, logprobs, atol=2e-4)
+    assert again.counts.tokens_kept == READ
+
+
+def test_servers_that_run_at_once_see_what_others_keep(tmp_path):
+    first, second = opened(tmp_path), opened(tmp_path)
+    ask(first, *QUESTIONS[:2])
+    ask(second, QUESTIONS[2])
+    assert second.counts.tokens_kept == READ
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "gone", "all gone"])
+def test_a_damaged_state_is_read_again(damage, tmp_path, caplog):
+    ask(opened(tmp_path / "states"), *QUESTIONS[:2])
+    (file,) = (tmp_path / "states").glob("*.state")
+    again = opened(tmp_path / "states")
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes({"cut": content[:99], "empty": b""}.get(damage, content))
+    if "gone" in damage:
+        file.unlink()
+    if damage == "all gone":
+        file.parent.rmdir()
+    assert [a.ids for a in ask(again, *QUESTIONS)] == expected(QUESTIONS)
+    assert again.counts.tokens_kept == 0
+    assert ("its tokens are read again" in caplog.text) == ("gone" not in damage)
+    assert ask(opened(tmp_path / "states"), QUESTIONS[0])  # it was kept anew
+
+
+@st.composite
+def talks(draw):
+    """Prompts that begin alike, to be scored or continued, and where a new server begins."""
+    books = [random_ids(draw(st.integers(1, 40)), seed) for seed in range(draw(st.integers(1, 3)))]
+    asked = []
+    for number in range(draw(st.integers(2, 8))):
+        book = draw(st.sampled_from(books))
+        own = random_ids(draw(st.integers(1, 20)), 100 + number)
+        ids = [*book[: draw(st.integers(0, len(book)))], *own]
+        asked.append((ids, draw(st.booleans()), draw(st.integers(0, 4)) == 0))
+    return asked
+
+
+@settings(max_examples=10, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(talks(), st.integers(1, 6))
+def test_answers_are_the_same_whatever_is_on_disk(asked, states):
+    with tempfile.TemporaryDirectory() as folder:
+        scheduler, answers = opened(folder, states=states), []
+        for ids, scored, anew in asked * 2:
+            if anew:
+                scheduler.run()
+                scheduler = opened(folder, states=states, limit=100_000)
+            answers.append(Answer())
+            more = {"score_from": 1, "top": 1} if scored else {}
+            scheduler.add(Request(np.array(ids, np.int32), answers[-1], max_new_tokens=3, **more))
+            scheduler._step()
+        scheduler.run()
+    right = expected([ids for ids, *_ in asked], 3)
+    for (ids, scored, _), answer, new in zip(asked * 2, answers, right * 2, strict=True):
+        assert answer.ids == new and answer.reason == "length"
+        if scored:
+            logprobs, _ = reference_scores(tuple(ids))
+            np.testing.assert_allclose(answer.scores.logprobs, logprobs, atol=2e-4)
