@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from griffin_eval.config import GriffinConfig
 from griffin_eval.initializers import initial_value
 from griffin_eval.kernels.linear.cpu_torch import linear, product
+from griffin_eval.kernels.linear.packed_torch import PackedMatrix
 from griffin_eval.layout import ParamScope, ParamSpec, param_specs
 from griffin_eval.model_torch.blocks import ResidualBlock
 from griffin_eval.model_torch.layers import RMSNorm, accumulation_dtype, at_least_float32, rotation
@@ -44,6 +45,8 @@ class Head(nn.Module):
 
     def decode(self, hidden: Float[Tensor, "*N W"]) -> Float[Tensor, "*N V"]:
         """Products with every vector, accumulated and returned in float32 or wider."""
+        if isinstance(self.weight, PackedMatrix):
+            return self.weight.logits(hidden)
         if at_least_float32(hidden) is hidden:
             return linear(hidden, self.weight)
         if (logits := product(hidden, self.weight)) is not None:
@@ -61,6 +64,8 @@ class Embedding(Head):
         self.multiplier, self.vocab_size = config.embedding_multiplier, config.vocab_size
 
     def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T W"]:
+        if isinstance(self.weight, PackedMatrix):
+            return self.weight.chosen(tokens) * self.multiplier
         return embedded(tokens, self.weight, self.vocab_size) * self.multiplier
 
 

@@ -3,7 +3,11 @@
 import torch
 from torch import nn
 
+from griffin_eval.converters.arrays.torch import torch_tensor
 from griffin_eval.converters.checkpoint import Checkpoint, warn_not_finite
+from griffin_eval.converters.codecs.quantised import Dequantised, Quantised
+from griffin_eval.converters.naming.ops import SAME
+from griffin_eval.kernels.linear.packed_torch import Blocks, PackedMatrix
 from griffin_eval.layout import ParamSpec
 from griffin_eval.model_torch.griffin import Griffin, param_dtype
 from griffin_eval.sharding import processes_torch
@@ -44,13 +48,74 @@ def load(
             stored = checkpoint.parts(spec.name).torch(part)
         if split.adds_once(spec) and processes_torch.rank() > 0:
             stored = torch.zeros_like(stored)
-        value = stored.to(device=device, dtype=param_dtype(spec, run_dtype))
-        # In pieces: a sum in float32 widens what it adds up first.
-        sums = [piece.sum(dtype=torch.float32) for piece in value.flatten().split(_SUMMED)]
-        if not torch.stack(sums).isfinite().all():
-            warn_not_finite(spec.name, int((~torch.isfinite(value)).sum()), spec.size)
-        return nn.Parameter(value, requires_grad=False)
+        return _parameter(spec, stored, run_dtype, device)
 
     model = Griffin(checkpoint.config, make)
     checkpoint.log_parts()
     return model
+
+
+def load_packed(checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> Griffin:
+    """Loads a quantised checkpoint for the CPU. Its quantised matrices stay so, mapped from the
+    file, and are dequantised while the model runs; all others are as in `load`.
+
+    Args:
+        checkpoint, dtype: as of `load`.
+
+    Raises:
+        CheckpointError: a tensor that cannot be read.
+    """
+    run_dtype = dtype or getattr(torch, checkpoint.dtype)
+
+    def make(spec: ParamSpec) -> nn.Parameter | PackedMatrix:
+        matrix = _packed(checkpoint, spec, run_dtype)
+        if matrix is not None:
+            return matrix
+        return _parameter(spec, checkpoint.torch(spec.name), run_dtype, None)
+
+    return Griffin(checkpoint.config, make)
+
+
+def _parameter(
+    spec: ParamSpec, stored: torch.Tensor, dtype: torch.dtype, device: torch.device | None
+) -> nn.Parameter:
+    """A parameter on its device, in the dtype that it is held in; NaN and infinity are logged."""
+    value = stored.to(device=device, dtype=param_dtype(spec, dtype))
+    # In pieces: a sum in float32 widens what it adds up first.
+    sums = [piece.sum(dtype=torch.float32) for piece in value.flatten().split(_SUMMED)]
+    if not torch.stack(sums).isfinite().all():
+        warn_not_finite(spec.name, int((~torch.isfinite(value)).sum()), spec.size)
+    return nn.Parameter(value, requires_grad=False)
+
+
+def _packed(checkpoint: Checkpoint, spec: ParamSpec, dtype: torch.dtype) -> PackedMatrix | None:
+    """A matrix as it is quantised in the file; None if it is not, or an adapter changes it."""
+    container = checkpoint.container
+    if not isinstance(container, Dequantised) or checkpoint.changes(spec.name):
+        return None
+    binding, _ = checkpoint.homes[spec.name]
+    stored = container.decoding.parameters.get(binding.foreign)
+    if stored is None or binding.op is not SAME or len(spec.shape) != 2:
+        return None
+
+    def read(start: int, stop: int) -> torch.Tensor:
+        return torch_tensor(container.slice(binding.foreign, start, stop))
+
+    rows, columns = spec.shape
+    return PackedMatrix((rows, columns), dtype, read, _blocks(container, stored, rows))
+
+
+def _blocks(container: Dequantised, stored: Quantised, rows: int) -> Blocks | None:
+    """The tensors of a matrix that the compiled kernel computes with."""
+    names, dtype = stored.blocks, getattr(torch, stored.dtype)
+    if names is None or dtype not in (torch.float32, torch.bfloat16):
+        return None
+    elements, scales = (container.stored.torch(n) for n in (names.elements, names.scales))
+    shifts = None if names.shifts is None else container.stored.torch(names.shifts)
+    return Blocks(
+        names.packing,
+        elements.contiguous().view(torch.uint8).reshape(rows, -1),
+        scales.reshape(rows, -1),
+        shifts,
+        dtype,
+    )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from griffin_eval.converters.arrays.dtypes import numpy_dtype
 from griffin_eval.converters.arrays.shapes import MAX_DIMENSIONS, are_naturals
-from griffin_eval.converters.codecs.quantised import Decoding, Quantised
+from griffin_eval.converters.codecs.quantised import Blocks, Decoding, Quantised
 from griffin_eval.converters.containers.container import Container
 from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import parse_json
@@ -197,6 +197,13 @@ class _FourBits(Quantised):
         (stated,) = self._container.pieces(f"{self._name}.quant_map")
         if not np.allclose(stated, self._code(), rtol=1e-5, atol=1e-6):
             raise ValueError(f"has a quant_map that is not that of {self._kind}")
+
+    @property
+    def blocks(self) -> Blocks | None:
+        plain = (self._kind, self._block, self._nested_block) == ("nf4", 64, 0)
+        if not plain or len(self.shape) != 2 or self.shape[1] % 64:
+            return None
+        return Blocks("nf4", self._name, f"{self._name}.absmax")
 
     def values(self, start: int, stop: int) -> "np.ndarray":
         import numpy as np

@@ -8,7 +8,7 @@ convolution lie in (L, K, 1) instead of (L, 1, K), which are the same elements i
 
 from typing import TYPE_CHECKING, Any
 
-from griffin_eval.converters.codecs.quantised import Decoding, Quantised
+from griffin_eval.converters.codecs.quantised import Blocks, Decoding, Quantised
 from griffin_eval.converters.containers.container import Container
 from griffin_eval.errors import CheckpointError
 from griffin_eval.messages import brief, listed
@@ -109,6 +109,12 @@ class _Affine(Quantised):
         parts = tuple(f"{module}.{part}" for part in ("weight", "scales", "biases"))
         super().__init__(shape, dtype, scheme, parts)
         self._container, self._bits, self._group = container, bits, group
+
+    @property
+    def blocks(self) -> Blocks | None:
+        if self._bits not in (4, 8) or self._group != 64:
+            return None
+        return Blocks(f"affine-{self._bits}", *self.parts)
 
     def values(self, start: int, stop: int) -> "np.ndarray":
         columns, bits = self.shape[1], self._bits

@@ -24,6 +24,20 @@ TOGETHER = 1 << 18  # elements that are dequantised at a time, so that they stay
 _WORK = 24 * TOGETHER  # bytes of the arrays between stored and dequantised ones, at most
 
 
+class Blocks(NamedTuple):
+    """A matrix in blocks of 64 elements, as kernels compute with it where it lies.
+
+    Attributes:
+        packing: one of `griffin_eval.kernels.linear.packed_torch.PACKINGS`.
+        elements, scales, shifts: names of tensors; nf4 has no shifts.
+    """
+
+    packing: str
+    elements: str
+    scales: str
+    shifts: str | None = None
+
+
 class Quantised(ABC):
     """A parameter that is stored in fewer bits.
 
@@ -41,6 +55,11 @@ class Quantised(ABC):
     @property
     def nbytes(self) -> int:
         return self.size * ITEM_BYTES[self.dtype]
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """The blocks of 64 elements that it is made of, if it is."""
+        return None
 
     @abstractmethod
     def values(self, start: int, stop: int) -> "np.ndarray":

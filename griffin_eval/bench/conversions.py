@@ -24,7 +24,7 @@ def measure(
         way: a key of `WAYS`.
         source: folder with the checkpoint.
         destination: folder to write, which is not there yet.
-        target: name of the format to write.
+        target: name of the format to write; of the encoding, if ``way`` quantises.
         mesh: for whose devices ``convert`` writes chunks, if any.
 
     Raises:
@@ -66,6 +66,20 @@ def merge(source: str, destination: str, target: str) -> None:
     convert_checkpoint(make_plan(adapted, FORMATS[target]), Path(destination))
 
 
+def quantise(source: str, destination: str, target: str) -> None:
+    """This package's conversion to the format hf, in an encoding."""
+    from pathlib import Path
+
+    from griffin_eval.converters.checkpoint import Checkpoint
+    from griffin_eval.converters.codecs.encode import ENCODINGS
+    from griffin_eval.converters.convert import convert_checkpoint
+    from griffin_eval.converters.formats import FORMATS
+    from griffin_eval.converters.plan import make_plan
+
+    plan = make_plan(Checkpoint(source), FORMATS["hf"], encoding=ENCODINGS[target])
+    convert_checkpoint(plan, Path(destination))
+
+
 def save_with_orbax(source: str, destination: str, target: str) -> None:
     """The whole model in memory, then Orbax's own save."""
     check_peer("orbax.checkpoint")
@@ -105,7 +119,14 @@ def save_with_torch(source: str, destination: str, target: str) -> None:
 
 WAYS: dict[str, Callable[..., None]] = {
     function.__name__: function
-    for function in (convert, merge, save_with_orbax, save_with_transformers, save_with_torch)
+    for function in (
+        convert,
+        merge,
+        quantise,
+        save_with_orbax,
+        save_with_transformers,
+        save_with_torch,
+    )
 }
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from griffin_eval.bench.timing import Failed, Job
 from griffin_eval.config import PRESETS
 from griffin_eval.converters.adapters.files import ADAPTER_CONFIG, ADAPTER_FILE
 from griffin_eval.converters.arrays.write import writing
+from griffin_eval.converters.codecs.encode import ENCODINGS
 from griffin_eval.converters.formats import FORMATS, check_expressible, refusals
 from griffin_eval.converters.output.atomic import SafeOutput, check_disk
 from griffin_eval.converters.plan import check_chunked
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 WORKER = "griffin_eval.bench.conversions"
-OURS = "convert"
+OURS, QUANTISE = "convert", "quantise"
 OUTPUT = "output"  # folder that a measured conversion writes
 RANK = 16  # of the adapter that is merged
 
@@ -45,8 +46,8 @@ class Route(NamedTuple):
     """A conversion that is measured.
 
     Attributes:
-        source: name of the format that is read.
-        target: name of the format that is written.
+        source: name of the format, or of the encoding, that is read.
+        target: name of the format that is written, or of the encoding, in the format hf.
         peer: what converts, if not this package.
         way: a key of `griffin_eval.bench.conversions.WAYS`.
     """
@@ -103,10 +104,13 @@ def run(
         directory.mkdir(parents=True, exist_ok=True)
     nbytes = sum(spec.size for spec in param_specs(config).values()) * 2
     missing = sum(not (directory / name).exists() for name in names)
-    check_disk((missing + 1) * nbytes, directory)
+    quantised = 2 * ("hf" in names)  # all of them take less than two models
+    check_disk((missing + 1 + quantised) * nbytes, directory)
     largest = max(spec.size for spec in param_specs(config).values()) * 2
-    console.print(f"{preset}, bfloat16, median of {rounds}; seconds, and memory in MB")
-    console.print(_row("conversion", "time", "cp + sync", "x cp", "memory", "over tensor"))
+    console.print(f"{preset}, bfloat16, median of {rounds}; seconds, and memory and output in MB")
+    console.print(
+        _row("conversion", "time", "cp + sync", "x cp", "memory", "over tensor", "output")
+    )
     shutil.rmtree(directory / OUTPUT, ignore_errors=True)  # of a run that was cut off
     failed = False
     with Console(stderr=True).status("") as status:
@@ -118,6 +122,10 @@ def run(
                 written.append(name)
             except Absent as reason:
                 _line(console, left_out(name, str(reason)))
+        for name in ENCODINGS if "hf" in written and only is None else ():
+            status.update(f"writing the model as {name}")
+            if not (directory / name).exists():
+                _measure(QUANTISE, directory / names[0], directory / name, name)
         if only is None:
             _write_adapter(preset, directory / ADAPTER)
         for route in _routes(written) if only is None else [Route(names[0], only)]:
@@ -141,6 +149,9 @@ def _routes(names: list[str]) -> Iterator[Route]:
         if source != target or peers:
             yield Route(source, target)
         yield from peers
+    for name in ENCODINGS if "hf" in names else ():
+        yield Route(names[0], name, way=QUANTISE)
+        yield Route(name, "hf")
 
 
 def _write_model(preset: str, name: str, folder: Path, first: Path) -> None:
@@ -157,17 +168,19 @@ def _measure_route(
     route: Route, directory: Path, rounds: int, largest: int, mesh: dict[str, int] | None
 ) -> str:
     """The row of a conversion; ``largest`` is the number of bytes of the largest tensor."""
-    results, copies = [], []
+    results, copies, size = [], [], 0
     source, output = directory / route.source, directory / OUTPUT
     for _ in range(rounds):
         copies.append(_copy(source, output))
         results.append(_measure(route.way, source, output, route.target, mesh))
+        size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
         shutil.rmtree(output)
     seconds = statistics.median(result["seconds"] for result in results)
     copy = statistics.median(copies)
     memory = max(result["bytes"] for result in results)
     figures = (f"{seconds:.2f}", f"{copy:.2f}", f"{seconds / copy:.2f}")
-    return _row(str(route), *figures, f"{memory / 1e6:.0f}", f"{(memory - largest) / 1e6:+.0f}")
+    figures += (f"{memory / 1e6:.0f}", f"{(memory - largest) / 1e6:+.0f}", f"{size / 1e6:.0f}")
+    return _row(str(route), *figures)
 
 
 def _line(console: Console, text: str) -> None:

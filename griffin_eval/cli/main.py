@@ -13,6 +13,7 @@ from griffin_eval.cli.bench.evaluation import bench_eval
 from griffin_eval.cli.bench.latency import bench_latency
 from griffin_eval.cli.bench.model import bench_model
 from griffin_eval.cli.bench.pauses import bench_pauses
+from griffin_eval.cli.bench.quantisation import bench_quantize
 from griffin_eval.cli.bench.scan import bench_scan
 from griffin_eval.cli.bench.serving import bench_serve
 from griffin_eval.cli.bench.shard import bench_shard
@@ -107,6 +108,7 @@ bench = typer.Typer(help="Benchmarks against peers and limits measured in the sa
 bench.command(name="convert")(bench_convert)
 bench.command(name="eval")(bench_eval)
 bench.command(name="model")(bench_model)
+bench.command(name="quantize")(bench_quantize)
 bench.command(name="scan")(bench_scan)
 bench.command(name="serve")(bench_serve)
 bench.command(name="pauses")(bench_pauses)

@@ -23,8 +23,8 @@ _INSTEAD = {
     "delta": "merge the delta into the checkpoint first",
     "autogptq": "nothing is quantised here; quantised checkpoints are dequantised",
     "gptqmodel": "nothing is quantised here; quantised checkpoints are dequantised",
-    "load_in_8bit": "nothing is quantised here; quantised checkpoints are dequantised",
-    "load_in_4bit": "nothing is quantised here; quantised checkpoints are dequantised",
+    "load_in_8bit": "griffin-eval convert --quantize bnb-int8 writes one, for load=quantised",
+    "load_in_4bit": "griffin-eval convert --quantize bnb-nf4 writes one, for load=quantised",
     "gguf_file": "give a Hugging Face folder with safetensors",
     "mixed_precision_dtype": "dtype= sets the precision of weights and activations",
     "torch_dtype": "it is called dtype",
@@ -66,6 +66,9 @@ class ModelArguments:
         max_length: length in tokens that contexts are cut to, from the left and with one warning;
             unlimited by default. It does not apply to rolling log-likelihoods, which read whole
             documents.
+        load: ``quantised`` leaves the matrices of a quantised checkpoint in memory as they lie in
+            the file, and dequantises each while it is used; by default all are dequantised as they
+            are loaded. With PyTorch on a CPU.
         peft: adapter that is merged into the weights while they are read: a folder as peft saves
             LoRA, rsLoRA and DoRA, or a hub id (`griffin_eval.converters.adapters`).
         tokenizer: folder or hub id, if not the checkpoint's own.
@@ -109,6 +112,7 @@ class ModelArguments:
     batch_size: int | str = 1
     max_batch_size: int | None = None
     max_length: int | None = None
+    load: str | None = None
     peft: str | None = None
     tokenizer: str | None = None
     revision: str | None = None
@@ -166,6 +170,8 @@ def parse_arguments(given: Mapping[str, Any]) -> ModelArguments:
             "id of a checkpoint"
         )
     parity, softmax_dtype = values.get("parity"), values.get("softmax_dtype")
+    if values.get("load") not in (None, "quantised"):
+        raise ArgumentError(f"unknown load {values['load']!r}: expected quantised, or nothing")
     if parity not in (None, "check"):
         raise ArgumentError(f"unknown parity {parity!r}: expected check, or nothing")
     if softmax_dtype not in (None, *DTYPES):

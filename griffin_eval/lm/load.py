@@ -90,6 +90,7 @@ def load(arguments: ModelArguments, launch: Launch) -> LoadedModel:
         tensor_parallel=arguments.tensor_parallel_size,
         data_parallel=arguments.data_parallel_size,
         launch=launch,
+        packed=arguments.load is not None,
     )
     state = None
     if arguments.state is not None:
@@ -136,6 +137,8 @@ def stage(model: LoadedModel, pretrained: str, revision: str | None) -> StagedMo
     """
     if model.state is not None:
         raise ArgumentError("state= is of one checkpoint: leave it out where there are several")
+    if model.arguments.load is not None:
+        raise ArgumentError("load= is of one checkpoint: leave it out where there are several")
     if model.arguments.state_cache is not None:
         raise ArgumentError(
             "state_cache= is of one checkpoint: leave it out where there are several"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from griffin_eval.converters.arrays.dtypes import ITEM_BYTES
 from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.codecs.quantised import Dequantised
 from griffin_eval.errors import ArgumentError, MissingExtraError
 from griffin_eval.layout import parameter_count
 from griffin_eval.messages import did_you_mean
@@ -41,6 +42,7 @@ def load_runners(
     tensor_parallel: int = 1,
     data_parallel: int | None = None,
     launch: Launch | None = None,
+    packed: bool = False,
 ) -> list[Runner]:
     """Loads a checkpoint of any format into runners, one for each replica of the model.
 
@@ -56,16 +58,21 @@ def load_runners(
             platform without a number, or does not exist: then as many as the local devices of the
             platform make.
         launch: which process this is of those that a launcher has started, if one has.
+        packed: whether matrices that are quantised stay so in memory: with PyTorch, on one CPU.
 
     Of several processes that share a model (those of a launcher with PyTorch, and of
     `jax.distributed` with JAX) only the first returns. The others follow it, and end with it.
 
     Raises:
         CheckpointError: it cannot be read as a model; says which file or tensor.
-        ArgumentError: unknown framework, dtype or device, or too few devices.
+        ArgumentError: unknown framework, dtype or device, or too few devices; ``packed`` where
+            that is not possible.
         MissingExtraError: the framework is not installed.
     """
     framework = choose_framework(framework)
+    if packed:
+        shared = tensor_parallel > 1 or (launch is not None and launch.world_size > 1)
+        _check_packed(checkpoint, framework, shared)
     if dtype not in ("auto", *DTYPES):
         raise ArgumentError(
             f"unknown dtype {dtype!r}: expected auto, {', '.join(DTYPES)}"
@@ -85,7 +92,7 @@ def load_runners(
             )
         if tensor_parallel > 1:
             return [torch_parallel.load(checkpoint, dtype, device, tensor_parallel)]
-        return [TorchRunner.load(checkpoint, dtype, device)]
+        return [TorchRunner.load(checkpoint, dtype, device, packed)]
     from griffin_eval.runners import jax_parallel
     from griffin_eval.runners.jax_runner import JaxRunner, devices_of_runners
 
@@ -135,6 +142,26 @@ def launched(
 
     jax_parallel.initialize()
     return jax_parallel.launched(device, tensor_parallel, data_parallel)
+
+
+def _check_packed(checkpoint: Checkpoint, framework: str, shared: bool) -> None:
+    """Refuses to leave quantised what cannot be.
+
+    Raises:
+        ArgumentError: naming what is in the way.
+    """
+    container = checkpoint.container
+    if not isinstance(container, Dequantised) or not container.decoding.parameters:
+        raise ArgumentError(
+            f"load=quantised: {checkpoint.path} is not quantised; leave the argument out, or "
+            "quantise it first (griffin-eval convert --quantize)"
+        )
+    if framework != "torch" or shared:
+        found = "several processes" if framework == "torch" else f"framework={framework}"
+        raise ArgumentError(
+            f"load=quantised runs in one process with framework=torch, found {found}; without it "
+            "the checkpoint is dequantised, which runs everywhere"
+        )
 
 
 def _log_whole(checkpoint: Checkpoint, dtype: str, devices: int) -> None:

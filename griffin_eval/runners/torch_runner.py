@@ -16,7 +16,7 @@ from griffin_eval.kernels.rglru.api import choose
 from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.model_torch.decoding import DecodingState
 from griffin_eval.model_torch.griffin import Griffin
-from griffin_eval.model_torch.loading import load
+from griffin_eval.model_torch.loading import load, load_packed
 from griffin_eval.model_torch.state import (
     PoolRows,
     State,
@@ -65,24 +65,32 @@ class TorchRunner:
         self.dtype = str(weight.dtype).removeprefix("torch.")
         self.step_tokens, self.step_rows = step_tokens(self.device), step_rows(self.device)
         self.decode_rows = decode_rows(self.device)
-        one = weight.new_empty(1, 1, 1)
+        one = torch.empty(1, 1, 1, dtype=weight.dtype, device=weight.device)
         gates = Gates(*[one] * 6) if self.config.complex_gates else None
         self.kernel = choose(one, gates, starts=one, c=self.config.lru_constant)
-        queries = weight.new_empty(1, 1, self.config.num_heads, self.config.head_size)
-        keys = weight.new_empty(1, 1, self.config.kv_width)
+        queries = one.new_empty(1, 1, self.config.num_heads, self.config.head_size)
+        keys = one.new_empty(1, 1, self.config.kv_width)
         attends = set(self.config.block_types) != {"recurrent"}
         self.attention_kernel = (
             attention_api.choose(queries, keys, keys).name if attends else "none"
         )
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, dtype: str, device: str | None):
-        """See `griffin_eval.runners.load.load_runner`."""
+    def load(
+        cls, checkpoint: Checkpoint, dtype: str, device: str | None, packed: bool = False
+    ) -> "TorchRunner":
+        """See `griffin_eval.runners.load.load_runners`.
+
+        Raises:
+            ArgumentError: the device; it is not the CPU, for a model that stays quantised.
+        """
         chosen, where = None if dtype == "auto" else getattr(torch, dtype), choose_device(device)
         if where.type == "cpu":
             keep_freed_memory()
             keep_few_products()
-        return cls(load(checkpoint, chosen, where))
+        elif packed:
+            raise ArgumentError(f"load=quantised runs on a CPU, found {where}: add device=cpu")
+        return cls(load_packed(checkpoint, chosen) if packed else load(checkpoint, chosen, where))
 
     def padded_tokens(self, count: int, smallest: int = 16) -> int:
         return count

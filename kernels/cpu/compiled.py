@@ -26,6 +26,8 @@ def library() -> ctypes.CDLL | None:
         "griffin_rglru": [ctypes.c_int, address, address, address, number],
         "griffin_attention": [address, address, address, number],
         "griffin_linear": [address] * 6,
+        "griffin_packed": [address] * 8,
+        "griffin_unpack": [address] * 5,
         "griffin_sum": [address, address, address, number, number],
         "griffin_pool": [address],
         "griffin_xla_threads": [number],

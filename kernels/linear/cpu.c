@@ -149,13 +149,16 @@ EVERY_CPU static void *work(void *argument) {
   return NULL;
 }
 
+static int64_t threads_for(int64_t wanted, int64_t work) {
+  const int64_t most = work / LEAST_WORK + 1;
+  if (wanted > most) wanted = most;
+  if (wanted > MOST_THREADS) wanted = MOST_THREADS;
+  return wanted < 1 ? 1 : wanted;
+}
+
 static void run(const Shape *s, const float *x, const void *weight, const void *bias,
                 const void *other, void *out, Pool team) {
-  int64_t threads = s->threads;
-  const int64_t most = s->outputs * s->depth / LEAST_WORK + 1;
-  if (threads > most) threads = most;
-  if (threads > MOST_THREADS) threads = MOST_THREADS;
-  if (threads < 1) threads = 1;
+  const int64_t threads = threads_for(s->threads, s->outputs * s->depth);
   Share shares[MOST_THREADS];
   const int64_t bands = (s->outputs + OUTPUTS - 1) / OUTPUTS;
   for (int64_t i = 0; i < threads; i++) {
@@ -181,4 +184,244 @@ EXPORT void *griffin_xla_linear(CallFrame *frame) {
                    FLOAT32,    NOTHING,         griffin_threads};
   run(&s, x->data, weight->data, NULL, NULL, frame->out.values[0]->data, NULL);
   return NULL;
+}
+
+// ---- weights in 4 or 8 bits -------------------------------------------------------------------
+//
+// Each row is blocks of 64 elements with a scale, as bitsandbytes and MLX store them. An element of
+// 4 bits is one of 16 values, made once for a block; all values are those that the libraries give.
+
+typedef enum { NF4, AFFINE4, AFFINE8 } Packing;  // of packed_torch.py
+enum { BLOCK = 64, BLOCK_VECTORS = BLOCK / LANES };
+
+typedef uint8_t Bytes __attribute__((vector_size(16)));
+typedef uint8_t StoredBytes __attribute__((vector_size(16), aligned(1), may_alias));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+typedef uint16_t StoredHalves __attribute__((vector_size(32), aligned(2), may_alias));
+typedef float Eight __attribute__((vector_size(32)));
+typedef uint32_t EightWords __attribute__((vector_size(32)));
+
+typedef struct {
+  Packing packing;
+  Type type;                     // to which values are rounded; of scales and shifts but nf4's
+  int64_t depth;                 // a multiple of BLOCK
+  const uint8_t *elements;       // [O, I / 2], or [O, I] of 8 bits
+  const void *scales, *shifts;   // [O, I / BLOCK]; nf4 has no shifts, and scales in float32
+} Packed;
+
+// 16 values, of which a number of 4 bits is one.
+INLINE Vector looked_up(Vector table, Words at, int wide) {
+#if defined(__clang__)
+  Vector found;
+  for (int i = 0; i < LANES; i++) found[i] = table[at[i]];
+  return found;
+#else
+  if (wide) return __builtin_shuffle(table, at);
+  Eight low, high, halves[2];
+  EightWords where[2];
+  memcpy(&low, &table, sizeof low);
+  memcpy(&high, (const char *)&table + sizeof low, sizeof high);
+  memcpy(where, &at, sizeof where);
+  for (int i = 0; i < 2; i++) halves[i] = __builtin_shuffle(low, high, where[i]);
+  Vector found;
+  memcpy(&found, halves, sizeof found);
+  return found;
+#endif
+}
+
+INLINE Vector nearest_of(Vector values, Type type) {
+  if (type != BFLOAT16) return values;
+  const Words words = (Words)values;
+  return (Vector)((words + 0x7fff + (words >> 16 & 1)) & 0xffff0000);
+}
+
+INLINE Vector scaled(Vector numbers, float scale, float shift, Type type) {
+  Vector product = nearest_of(numbers * scale, type);
+  __asm__("" : "+m"(product));  // rounded by itself, not fused with the sum
+  return nearest_of(product + shift, type);
+}
+
+INLINE Words words_of(const uint8_t *bytes) {
+  const Bytes loaded = *(const StoredBytes *)bytes;
+  return __builtin_convertvector(loaded, Words);
+}
+
+// The values of a block: of 4 bits those at even places, then those at odd ones, of each half.
+INLINE void block_values(const Packed *p, Packing packing, int64_t row, int64_t block, int wide,
+                         Vector *values) {
+  const int64_t at = row * (p->depth / BLOCK) + block;
+  if (packing == AFFINE8) {
+    const uint8_t *from = p->elements + at * BLOCK;
+    const float scale = load_one(p->scales, at, p->type), shift = load_one(p->shifts, at, p->type);
+    for (int i = 0; i < BLOCK_VECTORS; i++) {
+      const Words words = words_of(from + i * LANES);
+      values[i] = scaled(__builtin_convertvector(words, Vector), scale, shift, p->type);
+    }
+    return;
+  }
+  Vector table;
+  if (packing == NF4) {
+    const Vector code = {
+        -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
+        -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
+        0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
+        0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+    table = nearest_of(code * load_one(p->scales, at, FLOAT32), p->type);
+  } else {
+    const Vector numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    table = scaled(numbers, load_one(p->scales, at, p->type), load_one(p->shifts, at, p->type),
+                   p->type);
+  }
+  const uint8_t *from = p->elements + at * (BLOCK / 2);
+  for (int i = 0; i < 2; i++) {
+    const Words words = words_of(from + i * LANES), lower = words & 15, upper = words >> 4;
+    values[2 * i] = looked_up(table, packing == NF4 ? upper : lower, wide);
+    values[2 * i + 1] = looked_up(table, packing == NF4 ? lower : upper, wide);
+  }
+}
+
+typedef struct {
+  Share share;  // whose weight is not there
+  const Packed *packed;
+} PackedShare;
+
+INLINE void packed_tile(const PackedShare *s, Packing packing, int outputs, int rows,
+                        int64_t output, int64_t row, int wide) {
+  const int64_t depth = s->packed->depth;
+  Vector sums[OUTPUTS][ROWS];
+  for (int o = 0; o < outputs; o++)
+    for (int r = 0; r < rows; r++) sums[o][r] = (Vector){0};
+  for (int64_t block = 0; block < depth / BLOCK; block++) {
+    for (int o = 0; o < outputs; o++) {
+      Vector w[BLOCK_VECTORS];
+      block_values(s->packed, packing, output + o, block, wide, w);
+      for (int r = 0; r < rows; r++) {
+        const float *from = s->share.x + (row + r) * depth + block * BLOCK;
+        for (int i = 0; i < BLOCK_VECTORS; i++)
+          sums[o][r] += w[i] * *(const Stored *)(from + i * LANES);
+      }
+    }
+  }
+  const Vector none = {0};
+  for (int o = 0; o < outputs; o++) {
+    const Vector y4 = sums_of(sums[o][0], rows > 1 ? sums[o][1] : none,
+                              rows > 2 ? sums[o][2] : none, rows > 3 ? sums[o][3] : none);
+    for (int r = 0; r < rows; r++)
+      finish(&s->share, row + r, output + o, y4[4 * r], s->share.shape->type);
+  }
+}
+
+INLINE void packed_share(const PackedShare *s, Packing packing, int wide) {
+  const int64_t rows = s->share.shape->rows;
+  for (int64_t output = s->share.first; output < s->share.last; output += OUTPUTS) {
+    const int all = output + OUTPUTS <= s->share.last;
+    const int64_t last = all ? output + 1 : s->share.last;
+    for (int64_t o = output; o < last; o++) {
+      int64_t row = 0;
+      for (; row + ROWS <= rows; row += ROWS)
+        if (all) packed_tile(s, packing, OUTPUTS, ROWS, o, row, wide);
+        else packed_tile(s, packing, 1, ROWS, o, row, wide);
+      for (; row < rows; row++)
+        if (all) packed_tile(s, packing, OUTPUTS, 1, o, row, wide);
+        else packed_tile(s, packing, 1, 1, o, row, wide);
+    }
+  }
+}
+
+INLINE void packed_shares(const PackedShare *s, int wide) {
+  if (s->packed->packing == NF4) packed_share(s, NF4, wide);
+  else if (s->packed->packing == AFFINE4) packed_share(s, AFFINE4, wide);
+  else packed_share(s, AFFINE8, wide);
+}
+
+INLINE int is_wide(void) {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512f") != 0;
+#else
+  return 0;
+#endif
+}
+
+EVERY_CPU static void *packed_work(void *argument) {
+  packed_shares(argument, is_wide());
+  return NULL;
+}
+
+typedef struct {
+  const Packed *packed;
+  Type out_type;  // FLOAT32 or BFLOAT16
+  void *out;      // [O, I]
+  int64_t first, last;
+} Unpacking;
+
+INLINE void unpack(const Unpacking *s, Packing packing, int wide) {
+  const int64_t depth = s->packed->depth;
+  for (int64_t row = s->first; row < s->last; row++) {
+    for (int64_t block = 0; block < depth / BLOCK; block++) {
+      Vector w[BLOCK_VECTORS];
+      block_values(s->packed, packing, row, block, wide, w);
+      if (packing != AFFINE8) {
+        for (int i = 0; i < BLOCK_VECTORS; i += 2) {
+          const Vector even = w[i], odd = w[i + 1];
+          w[i] = SHUFFLE(even, odd, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+          w[i + 1] = SHUFFLE(even, odd, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+        }
+      }
+      for (int i = 0; i < BLOCK_VECTORS; i++) {
+        const int64_t at = row * depth + block * BLOCK + i * LANES;
+        if (s->out_type == FLOAT32) {
+          *(Stored *)((float *)s->out + at) = w[i];
+        } else {
+          const Words words = (Words)nearest_of(w[i], BFLOAT16) >> 16;
+          *(StoredHalves *)((uint16_t *)s->out + at) = __builtin_convertvector(words, Halves);
+        }
+      }
+    }
+  }
+}
+
+EVERY_CPU static void *unpack_work(void *argument) {
+  const Unpacking *s = argument;
+  const int wide = is_wide();
+  if (s->packed->packing == NF4) unpack(s, NF4, wide);
+  else if (s->packed->packing == AFFINE4) unpack(s, AFFINE4, wide);
+  else unpack(s, AFFINE8, wide);
+  return NULL;
+}
+
+// As griffin_linear. x has its elements, of 4 bits, in the order of `block_values`.
+static void run_packed(const Shape *s, const Packed *packed, const float *x, const void *bias,
+                       const void *other, void *out, Pool team) {
+  const int64_t threads = threads_for(s->threads, s->outputs * s->depth);
+  PackedShare shares[MOST_THREADS];
+  const int64_t bands = (s->outputs + OUTPUTS - 1) / OUTPUTS;
+  for (int64_t i = 0; i < threads; i++) {
+    const int64_t last = bands * (i + 1) / threads * OUTPUTS;
+    shares[i] = (PackedShare){{s, x, NULL, bias, other, out, bands * i / threads * OUTPUTS,
+                               last < s->outputs ? last : s->outputs},
+                              packed};
+  }
+  parallel_for(&(Tasks){packed_work, (char *)shares, sizeof *shares, threads, 0}, team);
+}
+
+EXPORT void griffin_packed(const int64_t *sizes, const float *x, const void *elements,
+                           const void *scales, const void *shifts, const void *bias,
+                           const void *other, void *out) {
+  const Shape s = {sizes[0], sizes[1], sizes[2], (Type)sizes[3], (Type)sizes[4], (Then)sizes[5],
+                   sizes[6]};
+  const Packed packed = {(Packing)sizes[7], (Type)sizes[8], s.depth, elements, scales, shifts};
+  run_packed(&s, &packed, x, bias, other, out, griffin_team);
+}
+
+// Rows of a matrix in float32 or bfloat16.
+EXPORT void griffin_unpack(const int64_t *sizes, const void *elements, const void *scales,
+                           const void *shifts, void *out) {
+  const int64_t rows = sizes[0], depth = sizes[1];
+  const Packed packed = {(Packing)sizes[3], (Type)sizes[4], depth, elements, scales, shifts};
+  const int64_t threads = threads_for(sizes[5], rows * depth);
+  Unpacking shares[MOST_THREADS];
+  for (int64_t i = 0; i < threads; i++)
+    shares[i] = (Unpacking){&packed, (Type)sizes[2], out, rows * i / threads,
+                            rows * (i + 1) / threads};
+  parallel_for(&(Tasks){unpack_work, (char *)shares, sizeof *shares, threads, 0}, griffin_team);
 }

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from griffin_eval.config import Activation
 from griffin_eval.kernels.cpu import compiled
+from griffin_eval.kernels.linear.packed_torch import PackedMatrix
 
 # Up to so many rows the compiled kernel is the fastest: of bfloat16, for which processors have
 # products of their own, it gains where the time is that of reading the weight.
@@ -28,7 +29,7 @@ _ONEDNN = {
 
 def linear(
     x: Float[Tensor, "*B I"],
-    weight: Float[Tensor, "O I"],
+    weight: Float[Tensor, "O I"] | PackedMatrix,
     bias: Float[Tensor, " O"] | None = None,
     then: Activation | Literal["none", "mul"] = "none",
     other: Float[Tensor, "*B O"] | None = None,
@@ -45,7 +46,7 @@ def linear(
 
     Args:
         x: inputs, any floating dtype.
-        weight: of the same dtype, outputs first.
+        weight: of the same dtype, outputs first; a packed one is dequantised unless rows are few.
         bias: added to every row.
         then: what follows; activations have their names in transformers.
         other: the other factor, given with ``mul`` only.
@@ -58,6 +59,9 @@ def linear(
     """
     if (other is not None) != (then == "mul"):
         raise ValueError(f"linear: other goes with 'mul', found then={then!r}")
+    if isinstance(weight, PackedMatrix):
+        found = weight.linear(x, bias, then, other)
+        return linear(x, weight.dense(), bias, then, other) if found is None else found
     if _is_plain(x, weight):
         if unsupported(x, weight) is None:
             if then in _THEN:

@@ -180,3 +180,34 @@ def test_benchmark_runs_every_implementation_and_their_logits_agree():
         assert all(0 < d < 1e-5 for d in differences.values())
     assert all(r["of_limit"] > 0 and r["tokens_per_second"] > 0 for r in found["rows"])
     assert {"products", "reading"} == set(found["limits"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, dtype", [("bnb-nf4", "bfloat16"), ("mlx-8", "float32")])
+def test_quantised_weights_beside_dequantised_ones(name, dtype):
+    sizes = "--width 64 --layers 3 --heads 2 --vocab 128 --visible-keys 16 --tokens 40"
+    command = [
+        "bench",
+        "model",
+        *sizes.split(),
+        "--batches",
+        "1,3",
+        "--steps",
+        "2",
+        "--rounds",
+        "1",
+    ]
+    command += ["--implementations", "torch", "--dtype", dtype, "--quantize", name, "--json"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["quantised"] == name
+    assert {row["implementation"] for row in found["rows"]} == {"torch", "torch-quantised"}
+    for pairs in found["largest_difference"].values():
+        assert set(pairs) == {"torch-quantised - torch"}
+
+
+def test_what_stays_quantised_is_chosen_by_quantize():
+    command = ["bench", "model", "--implementations", "torch,torch-quantised"]
+    done = CliRunner().invoke(app, command)
+    assert isinstance(done.exception, ArgumentError)

@@ -36,16 +36,16 @@ class Implementation(Protocol):
         ...
 
 
-def make_torch(checkpoint: Checkpoint, dtype: str) -> Implementation:
-    """`griffin_eval.model_torch`."""
+def make_torch(checkpoint: Checkpoint, dtype: str, packed: bool = False) -> Implementation:
+    """`griffin_eval.model_torch`, whose matrices may stay quantised."""
     import torch
 
     from griffin_eval.model_torch.decoding import DecodingState
-    from griffin_eval.model_torch.loading import load
+    from griffin_eval.model_torch.loading import load, load_packed
     from griffin_eval.runners.torch_runner import keep_freed_memory
 
     keep_freed_memory()
-    model = load(checkpoint, getattr(torch, dtype)).eval()
+    model = (load_packed if packed else load)(checkpoint, getattr(torch, dtype)).eval()
 
     class Torch:
         def read(self, tokens, every):
@@ -70,6 +70,11 @@ def make_torch(checkpoint: Checkpoint, dtype: str) -> Implementation:
             return hidden, state
 
     return Torch()  # type: ignore[return-value]
+
+
+def make_torch_quantised(checkpoint: Checkpoint, dtype: str) -> Implementation:
+    """`griffin_eval.model_torch`, whose matrices stay quantised."""
+    return make_torch(checkpoint, dtype, packed=True)
 
 
 def make_jax(checkpoint: Checkpoint, dtype: str) -> Implementation:
@@ -254,6 +259,7 @@ def make_deepmind_jax(checkpoint: Checkpoint, dtype: str) -> Implementation:
 
 MAKERS: dict[str, Callable[[Checkpoint, str], Implementation]] = {
     "torch": make_torch,
+    "torch-quantised": make_torch_quantised,
     "jax": make_jax,
     "transformers": make_transformers,
     "deepmind-torch": make_deepmind_torch,

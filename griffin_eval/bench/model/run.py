@@ -36,6 +36,11 @@ from griffin_eval.bench.products import Dtype
 from griffin_eval.bench.random_checkpoint import write_weights
 from griffin_eval.bench.timing import Job
 from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.codecs.encoding import Encoding
+from griffin_eval.converters.convert import convert_checkpoint
+from griffin_eval.converters.formats import FORMATS
+from griffin_eval.converters.plan import make_plan
 from griffin_eval.errors import ArgumentError
 from griffin_eval.layout import param_specs
 
@@ -43,12 +48,14 @@ WORKER = "griffin_eval.bench.model.worker"
 # Modules that each implementation imports, the twins first. DeepMind's torch code imports JAX.
 NEEDS = {
     "torch": ("torch",),
+    "torch-quantised": ("torch",),
     "jax": ("jax", "flax"),
     "transformers": ("torch", "transformers.models.recurrent_gemma.modeling_recurrent_gemma"),
     "deepmind-torch": ("torch", "jax", "flax", "recurrentgemma.torch.griffin"),
     "deepmind-jax": ("jax", "flax", "recurrentgemma.jax.griffin"),
 }
 TWINS = ("torch", "jax")
+QUANTISED = "torch-quantised"  # ours, beside the twins, of a quantised checkpoint
 # Of logits, as a part of the largest. In 16 bits every implementation rounds elsewhere.
 TOLERANCES = {"float32": 5e-5, "bfloat16": 0.1, "float16": 0.02}
 
@@ -115,6 +122,8 @@ class Bench:
         steps: tokens decoded in a round.
         chosen: of `NEEDS`, what is measured if it is installed.
         dtype: of weights and activations.
+        encoding: in which the weights are quantised; `QUANTISED` leaves them so, all others have
+            them dequantised. None for weights that were never quantised.
     """
 
     def __init__(
@@ -125,11 +134,13 @@ class Bench:
         steps: int,
         chosen: Collection[str],
         dtype: Dtype = "float32",
+        encoding: Encoding | None = None,
     ):
         self._config, self._tokens, self._batches = config, tokens, batches
         self._workloads = workloads(tokens, batches, steps)
-        self._dtype = dtype
-        self._names = [name for name in NEEDS if name in chosen]
+        self._dtype, self._encoding = dtype, encoding
+        asked = {*chosen, QUANTISED} if encoding is not None else {*chosen} - {QUANTISED}
+        self._names = [name for name in NEEDS if name in asked]
         self.absent: dict[str, str] = {}
 
     def run(self, rounds: int, say: Any) -> dict[str, Any]:
@@ -148,6 +159,8 @@ class Bench:
         with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
             folder = Path(temporary)
             write_weights(self._config, folder)
+            if self._encoding is not None:
+                self._quantise(folder, self._encoding)
             jobs = self._start(folder, stack, say)
             for number in range(rounds):
                 say(f"round {number + 1} of {rounds}")
@@ -161,14 +174,30 @@ class Bench:
             agreement = self._compare(folder)
         return self._results(seconds, limits, agreement)
 
+    def _quantise(self, folder: Path, encoding: Encoding) -> None:
+        """Quantises the weights in a folder, and dequantises them again beside that."""
+        plan = make_plan(
+            Checkpoint(folder), FORMATS["hf"], dtypes={"": self._dtype}, encoding=encoding
+        )
+        convert_checkpoint(plan, folder / QUANTISED)
+        convert_checkpoint(
+            make_plan(Checkpoint(folder / QUANTISED), FORMATS["hf"]), folder / "dequantised"
+        )
+
+    def _folder_of(self, name: str, folder: Path) -> Path:
+        if self._encoding is None:
+            return folder
+        return folder / (QUANTISED if name == QUANTISED else "dequantised")
+
     def _start(self, folder: Path, stack: ExitStack, say: Any) -> dict[str, Job]:
         """A process for each implementation, ready to be timed; those that are missing or broken
         are noted in ``absent``."""
         jobs = {}
         for name in self._names:
             say(f"loading and compiling: {name}")
+            weights = str(self._folder_of(name, folder))
             job = stack.enter_context(
-                Job(WORKER, name, str(folder), self._dtype, environment={"JAX_PLATFORMS": "cpu"})
+                Job(WORKER, name, weights, self._dtype, environment={"JAX_PLATFORMS": "cpu"})
             )
             try:
                 job.ask("load")
@@ -251,6 +280,7 @@ class Bench:
         return {
             "config": self._config.__dict__,
             "dtype": self._dtype,
+            "quantised": None if self._encoding is None else self._encoding.name,
             "threads": len(os.sched_getaffinity(0)),
             "tokens": self._tokens,
             "absent": self.absent,
@@ -265,7 +295,7 @@ class Bench:
     def _compare(self, folder: Path) -> dict[str, dict[str, float]]:
         """Largest difference of a logit from the reference's, over the largest logit: by workload,
         of each implementation. The reference is the first that is not ours."""
-        reference = next((n for n in self._names if n not in TWINS), self._names[0])
+        reference = next((n for n in self._names if n not in (*TWINS, QUANTISED)), self._names[0])
         arrays = {name: np.load(folder / f"{name}.npz") for name in self._names}
         expected = arrays[reference]
         return {
@@ -283,7 +313,8 @@ class Bench:
 def print_results(console: Console, found: dict[str, Any]) -> None:
     """Prints what `Bench.run` found: a table of times, the rooflines, and how the logits agree."""
     twins = list(found["rows"][0]["times"])
-    table = Table(title=f"{found['dtype']}, {found['threads']} threads, medians")
+    quantised = "" if found["quantised"] is None else f", quantised: {found['quantised']}"
+    table = Table(title=f"{found['dtype']}{quantised}, {found['threads']} threads, medians")
     for heading in ("workload", "implementation"):
         table.add_column(heading, no_wrap=True)
     for heading in ("tokens/s", "roofline", "of roofline", *(f"our {twin} is" for twin in twins)):
@@ -295,7 +326,7 @@ def print_results(console: Console, found: dict[str, Any]) -> None:
         name = row["implementation"]
         table.add_row(
             row["workload"] if row["workload"] != before else "",
-            f"griffin {name}" if name in TWINS else name,
+            f"griffin {name}" if name in (*TWINS, QUANTISED) else name,
             f"{row['tokens_per_second']:.0f}",
             f"{row['limit_tokens_per_second']:.0f}",
             f"{row['of_limit']:.2f}",

@@ -9,6 +9,7 @@ from rich.console import Console
 from griffin_eval.arguments import positive_integers
 from griffin_eval.bench.products import Dtype
 from griffin_eval.cli.bench.evaluation import tell
+from griffin_eval.converters.codecs.encode import ENCODINGS, encoding_named
 from griffin_eval.errors import ArgumentError
 
 
@@ -37,13 +38,27 @@ def bench_model(
         ),
     ] = "torch,jax,transformers,deepmind-torch,deepmind-jax",
     dtype: Annotated[Dtype, typer.Option(help="Dtype of weights and activations.")] = "float32",
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            help="Quantised weights, which torch-quantised leaves so and all others dequantise: "
+            f"{', '.join(ENCODINGS)}."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Printed JSON, nothing else.")] = False,
 ) -> None:
     """Read and decode on the CPU, beside transformers and DeepMind's code; speed over its limit.
 
     Exit code 1 if the logits differ.
     """
-    from griffin_eval.bench.model.run import NEEDS, TWINS, Bench, make_config, print_results
+    from griffin_eval.bench.model.run import (
+        NEEDS,
+        QUANTISED,
+        TWINS,
+        Bench,
+        make_config,
+        print_results,
+    )
     from griffin_eval.bench.timing import Failed
     from griffin_eval.messages import did_you_mean
 
@@ -51,14 +66,15 @@ def bench_model(
     config = make_config(
         width=width, layers=layers, heads=heads, vocab_size=vocab, visible_keys=visible_keys
     )
-    chosen = implementations.split(",")
+    chosen, known = implementations.split(","), [name for name in NEEDS if name != QUANTISED]
     for name in chosen:
-        if name not in NEEDS:
+        if name not in known:
             raise ArgumentError(
-                f"unknown implementation {name!r}: expected some of {', '.join(NEEDS)}"
-                f"{did_you_mean(name, NEEDS)}"
+                f"unknown implementation {name!r}: expected some of {', '.join(known)}"
+                f"{did_you_mean(name, known)}"
             )
-    bench = Bench(config, tokens, rows, steps, chosen, dtype)
+    encoding = None if quantize is None else encoding_named(quantize)
+    bench = Bench(config, tokens, rows, steps, chosen, dtype, encoding)
     if not set(TWINS) & set(chosen):
         raise ArgumentError("limits need one of ours, torch or jax, chosen and installed")
     try:

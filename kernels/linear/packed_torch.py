@@ -1,0 +1,167 @@
+"""Matrices whose elements stay in 4 or 8 bits, in PyTorch on a CPU.
+
+Products of a few rows read them as they lie, by the compiled kernel. For more rows a matrix is
+dequantised while its product is computed, and then let go of.
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from griffin_eval.kernels.cpu import compiled
+
+MOST_ROWS = 16  # of which a product by the compiled kernel is the faster one
+BLOCK = 64  # elements that have a scale in common
+PACKINGS = ("nf4", "affine-4", "affine-8")  # of linear/cpu.c, in its order
+_TYPES = {torch.float32: 0, torch.bfloat16: 1}  # of cpu/floats.h
+_THEN = {"none": 0, "gelu": 1, "mul": 2}  # of linear/cpu.c
+_ROWS = 16_384  # of a matrix that are dequantised at a time, where a whole one is too large
+
+
+class Blocks(NamedTuple):
+    """The elements of a matrix in blocks of `BLOCK`, as bitsandbytes and MLX store them.
+
+    Attributes:
+        packing: one of `PACKINGS`.
+        elements: uint8 [O, I / 2], or [O, I] in 8 bits.
+        scales: [O, I / 64]: of nf4 in float32, otherwise in the dtype of values.
+        shifts: the same, None for nf4.
+        dtype: to which values are rounded, float32 or bfloat16.
+    """
+
+    packing: str
+    elements: Tensor
+    scales: Tensor
+    shifts: Tensor | None
+    dtype: torch.dtype
+
+    def rows(self, chosen: slice | Tensor) -> "Blocks":
+        """Some of the rows."""
+        shifts = None if self.shifts is None else self.shifts[chosen]
+        return self._replace(
+            elements=self.elements[chosen], scales=self.scales[chosen], shifts=shifts
+        )
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """What the kernel is told of packing and values."""
+        return PACKINGS.index(self.packing), _TYPES[self.dtype]
+
+    @property
+    def addresses(self) -> tuple[int, int, int | None]:
+        shifts = None if self.shifts is None else self.shifts.data_ptr()
+        return self.elements.data_ptr(), self.scales.data_ptr(), shifts
+
+
+class PackedMatrix:
+    """A matrix [O, I] that is dequantised where it is needed.
+
+    Attributes:
+        shape, dtype, device: as of a tensor; of what it is dequantised to.
+
+    Args:
+        shape: O and I.
+        dtype: to compute in.
+        read: gives rows from one to another, in any dtype; for what the kernel does not know.
+        blocks: the elements, where it does.
+    """
+
+    requires_grad = False
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        read: Callable[[int, int], Tensor],
+        blocks: Blocks | None,
+    ):
+        self.shape, self.dtype = torch.Size(shape), dtype
+        self._read = read
+        exact = blocks is not None and dtype in (torch.float32, blocks.dtype)
+        self._blocks = blocks if exact and compiled.library() is not None else None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def dense(self, start: int = 0, stop: int | None = None) -> Float[Tensor, "R I"]:
+        """Rows from one to another, dequantised."""
+        start, stop, _ = slice(start, stop).indices(len(self))
+        if self._blocks is None:
+            return self._read(start, stop).to(self.dtype)
+        return self._unpacked(self._blocks.rows(slice(start, stop)))
+
+    def chosen(self, rows: Int[Tensor, "*N"]) -> Float[Tensor, "*N I"]:
+        """Rows by number, dequantised."""
+        numbers, where = torch.unique(rows, return_inverse=True)
+        if self._blocks is None:
+            found = torch.cat([self.dense(int(n), int(n) + 1) for n in numbers])
+        else:
+            found = self._unpacked(self._blocks.rows(numbers))
+        return found[where]
+
+    def linear(
+        self,
+        x: Float[Tensor, "*B I"],
+        bias: Float[Tensor, " O"] | None,
+        then: Literal["none", "gelu", "mul"],
+        other: Float[Tensor, "*B O"] | None,
+    ) -> Float[Tensor, "*B O"] | None:
+        """x W^T + b and what follows it by the compiled kernel; None where it should not run."""
+        return self._product(x, bias, then, other, self.dtype)
+
+    def logits(self, hidden: Float[Tensor, "*N I"]) -> Float[Tensor, "*N O"]:
+        """x W^T in float32, or wider where x is."""
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        found = self._product(hidden, None, "none", None, torch.float32)
+        if found is not None and wide == torch.float32:
+            return found
+        parts = (self.dense(at, at + _ROWS).to(wide) for at in range(0, len(self), _ROWS))
+        return torch.cat([F.linear(hidden.to(wide), part) for part in parts], -1)
+
+    def _product(
+        self,
+        x: Tensor,
+        bias: Tensor | None,
+        then: str,
+        other: Tensor | None,
+        out_dtype: torch.dtype,
+    ) -> Tensor | None:
+        blocks, (outputs, inputs) = self._blocks, self.shape
+        if blocks is None or x.dtype != self.dtype or not 0 < x.numel() <= MOST_ROWS * inputs:
+            return None
+        if torch.is_grad_enabled() and x.requires_grad or torch.is_autocast_enabled("cpu"):
+            return None
+        library = compiled.library_for_torch()
+        assert library is not None
+        wide = x.float().reshape(-1, inputs)
+        if blocks.packing != "affine-8":  # in each half of a block first the even places
+            wide = wide.view(-1, inputs // 32, 16, 2).transpose(2, 3)
+        wide = wide.contiguous()
+        out = torch.empty(*x.shape[:-1], outputs, dtype=out_dtype)
+        other = None if other is None else other.contiguous()
+        types = _TYPES[self.dtype], _TYPES[out_dtype], _THEN[then], torch.get_num_threads()
+        rows = x.numel() // inputs
+        library.griffin_packed(
+            (ctypes.c_int64 * 9)(rows, inputs, outputs, *types, *blocks.sizes),
+            wide.data_ptr(),
+            *blocks.addresses,
+            None if bias is None else bias.data_ptr(),
+            None if other is None else other.data_ptr(),
+            out.data_ptr(),
+        )
+        return out
+
+    def _unpacked(self, blocks: Blocks) -> Tensor:
+        library = compiled.library_for_torch()
+        assert library is not None
+        rows, inputs = len(blocks.elements), self.shape[1]
+        out = torch.empty(rows, inputs, dtype=self.dtype)
+        sizes = (rows, inputs, _TYPES[self.dtype], *blocks.sizes, torch.get_num_threads())
+        library.griffin_unpack((ctypes.c_int64 * 6)(*sizes), *blocks.addresses, out.data_ptr())
+        return out

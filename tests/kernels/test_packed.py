@@ -1,0 +1,134 @@
+"""Matrices in 4 and 8 bits that stay so, against what they are dequantised to."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from griffin_eval.converters.codecs.encode import ENCODINGS
+from griffin_eval.kernels.cpu import compiled
+from griffin_eval.kernels.linear.cpu_torch import linear
+from griffin_eval.kernels.linear.packed_torch import MOST_ROWS, PACKINGS, Blocks, PackedMatrix
+
+NAMES = dict(zip(PACKINGS, ("bnb-nf4", "mlx-4", "mlx-8"), strict=True))
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def tensor(array):
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def matrix(packing, dtype, outputs, inputs, seed=0, run=None, readable=True):
+    """A packed matrix, and what it is dequantised to by numpy."""
+    rng = np.random.default_rng(seed)
+    weight = rng.standard_normal((outputs, inputs)) * rng.choice([1e-4, 1, 30], (outputs, 1))
+    encoded = ENCODINGS[NAMES[packing]].encode(weight.astype(getattr(ml_dtypes, dtype, dtype)))
+    elements, scales, *shifts = map(tensor, encoded.parts)
+    blocks = Blocks(
+        packing,
+        elements.view(torch.uint8).reshape(outputs, -1),
+        scales.reshape(outputs, -1),
+        shifts[0].reshape(outputs, -1) if shifts else None,
+        DTYPES[dtype],
+    )
+    dense = tensor(encoded.values)
+
+    def read(start, stop):
+        assert readable, "the kernel should have run"
+        return dense[start:stop]
+
+    return PackedMatrix((outputs, inputs), run or DTYPES[dtype], read, blocks), dense
+
+
+def test_the_compiled_kernel_is_there():
+    assert compiled.library() is not None
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@given(
+    dtype=st.sampled_from(list(DTYPES)),
+    run=st.sampled_from([torch.float32, None]),
+    outputs=st.integers(1, 300),
+    blocks=st.integers(1, 5),
+    seed=st.integers(0, 1 << 30),
+)
+def test_every_value_is_that_which_is_read(packing, dtype, run, outputs, blocks, seed):
+    packed, dense = matrix(packing, dtype, outputs, 64 * blocks, seed, run, readable=False)
+    assert packed.shape == dense.shape and len(packed) == outputs
+    expected = dense.to(packed.dtype)
+    assert torch.equal(packed.dense(), expected)
+    start, stop = sorted(map(int, np.random.default_rng(seed).integers(0, outputs + 1, 2)))
+    assert torch.equal(packed.dense(start, stop), expected[start:stop])
+    rows = torch.from_numpy(np.random.default_rng(seed).integers(0, outputs, (2, 3)))
+    assert torch.equal(packed.chosen(rows), expected[rows])
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@given(
+    dtype=st.sampled_from(list(DTYPES)),
+    rows=st.integers(1, MOST_ROWS),
+    outputs=st.integers(1, 700),
+    blocks=st.integers(1, 5),
+    then=st.sampled_from(["none", "gelu", "mul"]),
+    bias=st.booleans(),
+)
+def test_products_of_few_rows(packing, dtype, rows, outputs, blocks, then, bias):
+    packed, dense = matrix(packing, dtype, outputs, 64 * blocks, readable=False)
+    torch.manual_seed(rows)
+    dtype = packed.dtype
+    x = torch.randn(rows, 1, 64 * blocks).to(dtype)
+    b = torch.randn(outputs).to(dtype) if bias else None
+    other = torch.randn(rows, 1, outputs).to(dtype) if then == "mul" else None
+    found = linear(x, packed, b, then, other)
+    y = x.double() @ dense.double().T + (0 if b is None else b.double())
+    scale = (x.double().abs() @ dense.double().abs().T).max() + (0 if b is None else b.abs().max())
+    if then == "gelu":
+        y = torch.nn.functional.gelu(y, approximate="tanh")
+    if other is not None:
+        y, scale = y * other.double(), scale * other.double().abs().max()
+    assert found.dtype == dtype and found.shape == y.shape
+    assert (found.double() - y).abs().max() < (2e-2 if dtype == torch.bfloat16 else 1e-6) * scale
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("rows", (3, MOST_ROWS + 1, 90))
+def test_products_are_those_of_the_dequantised_matrix(packing, rows):
+    packed, dense = matrix(packing, "bfloat16", 96, 128, run=torch.float32)
+    x = torch.randn(rows, 128)
+    torch.testing.assert_close(linear(x, packed), linear(x, dense.float()), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(packed.logits(x), x @ dense.float().T, rtol=1e-5, atol=1e-4)
+    packed, dense = matrix(packing, "bfloat16", 96, 128)
+    found, wide = packed.logits(x.bfloat16()), x.bfloat16().float()
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, wide @ dense.float().T, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_what_the_kernel_cannot_compute_is_read(packing, monkeypatch):
+    """Other dtypes, where rounding would not be the same, and no compiler."""
+    for run in (torch.float16, torch.float64):
+        packed, dense = matrix(packing, "float32", 40, 64, run=run)
+        assert torch.equal(packed.dense(), dense.to(run))
+        x = torch.randn(2, 64).to(run)
+        torch.testing.assert_close(
+            linear(x, packed), linear(x, dense.to(run)), rtol=1e-2, atol=1e-2
+        )
+    monkeypatch.setattr(compiled, "library", lambda: None)
+    packed, dense = matrix(packing, "float32", 40, 64)
+    rows = torch.tensor([[3, 1], [3, 39]])
+    assert torch.equal(packed.chosen(rows), dense[rows])
+    x = torch.randn(2, 64)
+    torch.testing.assert_close(linear(x, packed), x @ dense.T, rtol=1e-5, atol=1e-4)
+
+
+def test_gradients_reach_what_comes_before():
+    packed, dense = matrix("nf4", "float32", 40, 64)
+    x = torch.randn(2, 64, requires_grad=True)
+    linear(x, packed).square().sum().backward()
+    y = x.detach().clone().requires_grad_()
+    (y @ dense.T).square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-3)

@@ -1,0 +1,125 @@
+"""``load=quantised`` of ``--model_args``, against the same checkpoint dequantised."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+from lm_eval.api.instance import Instance
+from parity import BASE
+from slow import fast
+from typer.testing import CliRunner
+
+from griffin_eval.bench.random_checkpoint import write_weights
+from griffin_eval.cli.main import app
+from griffin_eval.converters.codecs.encode import ENCODINGS
+from griffin_eval.errors import ArgumentError
+from griffin_eval.lm.model import GriffinLM
+
+PAIRS = [("The unary minus", " operator"), ("x", " yields the negation of its argument." * 9)]
+
+
+@pytest.fixture(scope="module")
+def quantised(checkpoint, tmp_path_factory):
+    """A checkpoint of width 128, quantised, by the name of the encoding."""
+    root = tmp_path_factory.mktemp("quantised")
+
+    def get(name):
+        if not (root / name).exists():
+            command = ["convert", str(checkpoint), str(root / name), "--to", "hf"]
+            done = CliRunner().invoke(app, [*command, "--quantize", name])
+            assert done.exit_code == 0, done.output
+        return str(root / name)
+
+    return get
+
+
+def answers(lm):
+    requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(PAIRS)]
+    return [answer for answer, _ in lm.loglikelihood(requests, disable_tqdm=True)]
+
+
+def continued(lm):
+    options = {"until": ["zzzz"], "max_gen_toks": 12, "do_sample": False}
+    requests = [
+        Instance("generate_until", {}, (text, options), i) for i, (text, _) in enumerate(PAIRS)
+    ]
+    return lm.generate_until(requests, disable_tqdm=True)
+
+
+@pytest.mark.parametrize("name", fast(["bnb-nf4", "mlx-4"], ENCODINGS))
+def test_answers_are_those_of_the_dequantised_model(checkpoint, quantised, name):
+    options = {"pretrained": quantised(name), "framework": "torch", "dtype": "float32"}
+    plain, packed = GriffinLM(**options), GriffinLM(**options, load="quantised")
+    expected = answers(plain)
+    assert answers(packed) == pytest.approx(expected, rel=2e-6)
+    assert continued(packed) == continued(plain)
+    whole = GriffinLM(pretrained=str(checkpoint), framework="torch", dtype="float32")
+    assert answers(whole) != pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+def test_other_dtypes(quantised, dtype):
+    options = {"pretrained": quantised("mlx-8"), "framework": "torch", "dtype": dtype}
+    expected = answers(GriffinLM(**options))
+    assert answers(GriffinLM(**options, load="quantised")) == pytest.approx(expected, rel=2e-2)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"load": "packed"}, "unknown load 'packed': expected quantised"),
+        ({"framework": "jax"}, "with framework=torch, found framework=jax"),
+        ({"tensor_parallel_size": 2}, "in one process with framework=torch"),
+    ],
+)
+def test_refusals(quantised, changes, message):
+    options = {"framework": "torch", "load": "quantised"} | changes
+    with pytest.raises(ArgumentError, match=message):
+        GriffinLM(pretrained=quantised("bnb-nf4"), **options)
+
+
+def test_what_is_not_quantised_is_refused(checkpoint):
+    with pytest.raises(ArgumentError, match="is not quantised; leave the argument out"):
+        GriffinLM(pretrained=str(checkpoint), framework="torch", load="quantised")
+
+
+_MEMORY = """
+import re, sys, torch
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.model_torch.loading import load, load_packed
+def anonymous():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+torch.set_grad_enabled(False)
+torch.set_num_threads(1)
+before = anonymous()
+read = load_packed if sys.argv[2] == "quantised" else load
+model = read(Checkpoint(sys.argv[1]), torch.float32)
+state = model.init_state(1)
+for length in (40, 1):
+    hidden, state = model.step(torch.ones(1, length).long(), torch.tensor([length]), state)
+    model.logits(hidden)
+print(anonymous() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_is_that_of_a_layer(tmp_path):
+    """Of 12 layers that have 6 MB each in float32, and 1 MB quantised, mapped from the file."""
+    config = dataclasses.replace(BASE, width=256, lru_width=256, mlp_width=1536, num_layers=12)
+    (tmp_path / "base").mkdir()
+    write_weights(config, tmp_path / "base")
+    command = ["convert", str(tmp_path / "base"), str(tmp_path / "q"), "--to", "hf"]
+    assert CliRunner().invoke(app, [*command, "--quantize", "mlx-4"]).exit_code == 0
+    taken = {}
+    for how in ("quantised", "plain"):
+        done = subprocess.run(
+            [sys.executable, "-c", _MEMORY, str(tmp_path / "q"), how],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        taken[how] = int(done.stdout)
+    whole = 12 * 6 * 10**6
+    assert taken["plain"] - taken["quantised"] > 0.7 * whole, taken
