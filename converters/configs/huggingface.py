@@ -137,7 +137,8 @@ def stated_fields(raw: dict[str, Any]) -> set[str]:
         "gate_blocks": ("num_attention_heads",),
         "num_kv_heads": ("num_key_value_heads",),
         "head_dim": ("head_dim", "num_attention_heads"),
-        "complex_gates": ("model_type",),  # whose recurrence is real
+        # Of which this type of model has but one value each.
+        **dict.fromkeys(("complex_gates", "absent_biases", "lru_constant"), ("model_type",)),
         "block_pattern": ("block_types", "_block_types"),
         "rope_base": ("rope_theta",),
         "rope_fraction": ("partial_rotary_factor",),
