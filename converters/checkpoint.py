@@ -45,7 +45,7 @@ class Checkpoint:
         container: the opened folder or file, with a tensor for each parameter that is only a part
             of a stored one, has other values, or is zeros.
         bindings: the parameters that each tensor of the container holds.
-        format: its format, one of `griffin_eval.converters.formats.FORMATS` or the user's own.
+        format: its format, one of those of `griffin_eval.converters.formats` or the user's own.
         config: the architecture.
         check_parts: whether what `parts` reads is compared with the manifest.
         parts_read, parts_checked: bytes that were read by `parts`, and those of them that were

@@ -13,7 +13,7 @@ from griffin_eval.converters.arrays.chunk_sums import ChunkSummer
 from griffin_eval.converters.arrays.pieces import bytes_of, chunks
 from griffin_eval.converters.arrays.write import writing
 from griffin_eval.converters.codecs.encoding import Encoding, bands
-from griffin_eval.converters.configs.huggingface import CONFIG_FILE, token_ids
+from griffin_eval.converters.configs.huggingface import CONFIG_FILE, GENERATION_FILE, token_ids
 from griffin_eval.converters.configs.own import config_json
 from griffin_eval.converters.containers.container import Writer
 from griffin_eval.converters.containers.orbax.remote import is_remote, url_of
@@ -21,6 +21,7 @@ from griffin_eval.converters.containers.registry import CONTAINERS
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.naming.ops import SAME
 from griffin_eval.converters.output.atomic import SafeOutput, check_disk
+from griffin_eval.converters.output.card import write_card
 from griffin_eval.converters.output.journal import Journal, check_unchanged, job_of, stamps_of
 from griffin_eval.converters.output.manifest import checksums, mismatch, write_manifest
 from griffin_eval.converters.output.memory_plan import BUFFERINGS, Buffering
@@ -47,6 +48,7 @@ def convert_checkpoint(
     max_shard_size: int = MAX_SHARD_SIZE,
     buffering: Buffering = BUFFERINGS[0],
     progress: Callable[[int], None] = lambda nbytes: None,
+    command: str | None = None,
 ) -> None:
     """Converts a checkpoint as planned.
 
@@ -63,6 +65,7 @@ def convert_checkpoint(
         max_shard_size: bytes of a safetensors file.
         buffering: how much is held in memory at once, from `choose_buffering`.
         progress: called with the number of bytes that were written or skipped, by any thread.
+        command: the command line, for the card of the model.
 
     Raises:
         CheckpointError: a value does not fit into its new dtype; a parameter is not what the
@@ -105,6 +108,8 @@ def convert_checkpoint(
             "checked": checked,
         }
         write_manifest(folder, plan.config, records, source, plan.target.name, plan.notes)
+        if plan.target is FORMATS["hf"]:
+            write_card(folder, plan, records, Path(destination).name, command)
         check_unchanged(plan, stamps)
 
 
@@ -403,19 +408,24 @@ def _not_finite(piece: "np.ndarray") -> int:
 
 
 def _write_companions(plan: Plan, folder: Path) -> None:
-    for path in plan.companions:
+    copied = plan.companions
+    for name, path in copied.items():
         content = read_file(path)
-        with writing(folder / path.name):
-            (folder / path.name).write_bytes(content)
-    copied = {path.name for path in plan.companions}
+        with writing(folder / name):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(content)
     if "tokenizer.model" in copied and "tokenizer.json" not in copied:
         from griffin_eval.text.make_tokenizer_json import (
             write_json,  # only here: it may load transformers
         )
 
         write_json(folder)
-    raw = config_json(plan.config, plan.target, plan.writes[0].dtype)
-    raw |= token_ids(plan.source.folder)
+    ids = token_ids(plan.source.folder)
+    if plan.target is FORMATS["hf"] and GENERATION_FILE not in copied:
+        text = json.dumps({key: value for key, value in ids.items() if value is not None}, indent=2)
+        with writing(folder / GENERATION_FILE):
+            (folder / GENERATION_FILE).write_text(text + "\n")
+    raw = config_json(plan.config, plan.target, plan.writes[0].dtype) | ids
     if plan.encoding is not None:
         raw |= plan.encoding.config(plan.writes[0].dtype)
     with writing(folder / CONFIG_FILE):

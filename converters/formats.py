@@ -54,15 +54,23 @@ FORMATS = {
 }
 
 
+# Formats that are read and not written.
+READ_ONLY = {
+    f.name: f
+    for f in (Format("gguf", "gguf", CANONICAL, "candle", "GGUF with canonical names, of candle"),)
+}
+
+
 def format_named(name: str) -> Format:
-    """The format of this name.
+    """The format of this name that can be written.
 
     Raises:
         ArgumentError: there is none.
     """
     if name not in FORMATS:
+        said = "is read, and not written" if name in READ_ONLY else "is unknown"
         raise ArgumentError(
-            f"unknown format {name!r}: expected one of {', '.join(FORMATS)}"
+            f"the format {name!r} {said}: expected one of {', '.join(FORMATS)}"
             f"{did_you_mean(name, FORMATS)}"
         )
     return FORMATS[name]
@@ -75,46 +83,60 @@ _GLOBAL = (
     lambda c: "global_attention" in c.block_types,
     "its attention is always local",
 )
+_BIASES = ("absent_biases", lambda c: bool(c.absent_biases), "its maps have biases")
+_CONSTANT = ("lru_constant", lambda c: c.lru_constant != 8, "its constant is 8")
 _COMPLEX = ("complex_gates", lambda c: c.complex_gates, "its recurrence is real")
-_DEEPMIND = (
-    ("tie_embeddings", lambda c: not c.tie_embeddings, "its output head is the embedding"),
+_HALF = ("rope_fraction", lambda c: c.rope_fraction != 0.5, "it rotates half of each head")
+# What no other library has but transformers.
+_OF_TRANSFORMERS = (
     (
         "hidden_activation",
         lambda c: c.hidden_activation != "gelu_pytorch_tanh",
         "its activation is GeLU by tanh",
     ),
     ("attention_bias", lambda c: c.attention_bias, "its queries, keys and values have no bias"),
+    ("head_dim", lambda c: c.head_dim is not None, "its heads have width / num_heads dimensions"),
     ("num_kv_heads", lambda c: c.num_kv_heads != 1, "it has one head of keys"),
+)
+_DEEPMIND = (
+    ("tie_embeddings", lambda c: not c.tie_embeddings, "its output head is the embedding"),
+    *_OF_TRANSFORMERS,
     _GATES,
     _GLOBAL,
+    _BIASES,
+    _CONSTANT,
     ("conv_width", lambda c: c.conv_width != 4, "its convolution has 4 taps"),
     ("norm_eps", lambda c: c.norm_eps != 1e-6, "it adds 1e-6"),
     ("rope_base", lambda c: c.rope_base != 10_000, "its base is 10000"),
-    ("rope_fraction", lambda c: c.rope_fraction != 0.5, "it rotates half of each head"),
+    _HALF,
+)
+_TRANSFORMERS = (
+    ("embedding_scale", lambda c: not c.embedding_scale, "it always scales embeddings"),
+    (
+        "logits_soft_cap",
+        lambda c: c.logits_soft_cap == 0,
+        "it always caps, and would divide by zero",
+    ),
+    ("lru_width", lambda c: c.lru_width != c.width, "its cache takes the width for it"),
+    _GATES,
+    _BIASES,
+    _CONSTANT,
+    _COMPLEX,
+    _GLOBAL,
+    (
+        "block_pattern",
+        lambda c: set(c.block_types) == {"recurrent"},
+        "its cache needs an attention layer, and Hawk has none",
+    ),
+    (
+        "num_layers",
+        lambda c: c.num_layers > 100 * len(c.block_pattern),
+        "it repeats block_pattern 100 times only",
+    ),
 )
 _LIMITS = {
-    "transformers": (
-        ("embedding_scale", lambda c: not c.embedding_scale, "it always scales embeddings"),
-        (
-            "logits_soft_cap",
-            lambda c: c.logits_soft_cap == 0,
-            "it always caps, and would divide by zero",
-        ),
-        ("lru_width", lambda c: c.lru_width != c.width, "its cache takes the width for it"),
-        _GATES,
-        _COMPLEX,
-        _GLOBAL,
-        (
-            "block_pattern",
-            lambda c: set(c.block_types) == {"recurrent"},
-            "its cache needs an attention layer, and Hawk has none",
-        ),
-        (
-            "num_layers",
-            lambda c: c.num_layers > 100 * len(c.block_pattern),
-            "it repeats block_pattern 100 times only",
-        ),
-    ),
+    "transformers": _TRANSFORMERS,
+    "mlx_lm": (*_TRANSFORMERS, *_OF_TRANSFORMERS, _HALF),
     "DeepMind's recurrentgemma": _DEEPMIND,  # the JAX one, whose blocks have lru_only_real
     "DeepMind's recurrentgemma in PyTorch": (*_DEEPMIND, _COMPLEX),
     "": (),

@@ -24,7 +24,7 @@ from griffin_eval.converters.configs.own import MODEL_TYPE, read_own_config
 from griffin_eval.converters.containers.container import Container, natural_key
 from griffin_eval.converters.containers.orbax.find import step_number
 from griffin_eval.converters.containers.registry import CONTAINERS, open_container
-from griffin_eval.converters.formats import FORMATS, Format
+from griffin_eval.converters.formats import FORMATS, READ_ONLY, Format
 from griffin_eval.converters.mismatches import compare, has_own_head
 from griffin_eval.converters.naming.checks import failed_checks
 from griffin_eval.converters.naming.ops import Shape
@@ -58,7 +58,7 @@ class Inspection:
             training's step the folder of the run.
         container: the opened folder or file.
         layout: the layout of the container, for people.
-        format: its format, one of `griffin_eval.converters.formats.FORMATS` or the user's own;
+        format: its format, one of those of `griffin_eval.converters.formats` or the user's own;
             None if no naming is recognised.
         config: the architecture; None if it cannot be known.
         origins: by field of the config, the source of its value.
@@ -244,7 +244,8 @@ def find_naming(known: Inspection, kind: str, names: Names | None) -> Naming:
         ignored = names.ignored(sorted(unmapped, key=natural_key))
         ignored |= dict.fromkeys(sorted(checked, key=natural_key), f"checked by {names.path.name}")
         return Naming(format, fit_stacks(names.rows, shapes), ignored=ignored)
-    formats = [format for format in FORMATS.values() if format.container == kind]
+    known_formats = (*FORMATS.values(), *READ_ONLY.values())
+    formats = [format for format in known_formats if format.container == kind]
     embeddings = {foreign_name(f.table, EMBEDDING): f for f in reversed(formats)}
     candidates = [format for name, format in embeddings.items() if name in tensors]
     if not candidates and (whose := recognised(tensors)):

@@ -14,10 +14,10 @@ from griffin_eval.converters.codecs.encoding import DTYPES, Encoding
 from griffin_eval.converters.codecs.quantised import Dequantised
 from griffin_eval.converters.containers.container import ContainerKind, Specs
 from griffin_eval.converters.containers.registry import CONTAINERS
-from griffin_eval.converters.formats import FORMATS, Format, check_expressible
+from griffin_eval.converters.formats import FORMATS, Format, check_expressible, refusals
 from griffin_eval.converters.naming.tables import Binding, bind
 from griffin_eval.converters.output.manifest import recorded
-from griffin_eval.converters.source.companions import COMPANIONS, tokenizer_folder
+from griffin_eval.converters.source.companions import companions, tokenizer_folder
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.layout import ParamSpec
 from griffin_eval.messages import did_you_mean
@@ -56,7 +56,7 @@ class Plan(NamedTuple):
         target: the format to write.
         config: of the output.
         writes: its tensors.
-        companions: files that are copied beside them.
+        companions: files that are copied beside them, by their path in the output.
         notes: facts for the manifest.
         mesh: sizes of the axes of a mesh whose devices will each read their own part, by name.
         recorded: what the manifest of the source says of its parameters, which are checked against
@@ -69,7 +69,7 @@ class Plan(NamedTuple):
     target: Format
     config: GriffinConfig
     writes: list[Write]
-    companions: list[Path]
+    companions: Mapping[str, Path]
     notes: dict[str, Any]
     mesh: dict[str, int] | None = None
     recorded: Mapping[str, dict[str, Any]] = {}
@@ -204,14 +204,11 @@ def make_plan(
             "of whole groups"
         )
     folders = (tokenizer_folder(source.folder), source.folder)
-    companions = {
-        name: p for folder in folders for name in COMPANIONS if (p := folder / name).is_file()
-    }
+    beside = {name: path for folder in folders for name, path in companions(folder).items()}
     hashes = recorded(source.folder) if check else {}
     if not check:
         notes["source_not_checked"] = True
-    files = list(companions.values())
-    return Plan(source, target, config, writes, files, notes, mesh, hashes, check, encoding)
+    return Plan(source, target, config, writes, beside, notes, mesh, hashes, check, encoding)
 
 
 def _check_encoding(source: Checkpoint, target: Format, encoding: Encoding) -> None:
@@ -225,6 +222,11 @@ def _check_encoding(source: Checkpoint, target: Format, encoding: Encoding) -> N
         raise ArgumentError(
             f"--quantize {encoding.name} goes with --to hf, which its library loads, not with "
             f"--to {target.name}"
+        )
+    if problems := refusals(source.config, target._replace(reader=encoding.reader)):
+        raise CheckpointError(
+            f"--quantize {encoding.name} is loaded by {encoding.reader}, which cannot express "
+            f"{'; '.join(problems)}"
         )
     container = source.inspection.container
     if isinstance(container, Dequantised) and container.decoding.parameters:

@@ -22,6 +22,14 @@ ADDED = (
     "num_kv_heads",
     "attention_bias",
     "hidden_activation",
+    "head_dim",
+    "absent_biases",
+    "lru_constant",
+)
+# Maps that have a bias unless the config says that they have none.
+BIASED = (
+    *("linear_y", "linear_x", "linear_out", "conv_1d", "input_gate", "recurrent_gate"),
+    *("o_proj", "gate_proj", "up_proj", "down_proj"),
 )
 
 
@@ -33,13 +41,16 @@ class GriffinConfig:
         vocab_size: rows of the embedding, V.
         width: model width, W (D in the paper).
         mlp_width: expanded width of the gated MLP, E (3W in all published models).
-        num_heads: query heads, H. ``head_dim = W / H``.
+        num_heads: query heads, H.
         num_kv_heads: heads of keys and of values, K, each of which serves H / K neighbouring query
             heads: 1 in all published models (MQA), H in multi-head attention.
         attention_bias: the maps to queries, keys and values have biases.
         hidden_activation: of the MLP and of the recurrent block's y-branch, by its name in
             transformers: GeLU by tanh (``gelu_pytorch_tanh``), GeLU as it is defined (``gelu``) or
             ``silu``.
+        head_dim: dimensions of a head, D, where they are not W / H; None where they are.
+        lru_constant: c of equation 3, a = sigmoid(-Λ)^(c r).
+        absent_biases: maps that have no bias, by their names in the layout, of `BIASED`.
         num_layers: residual blocks.
         block_pattern: temporal block types, cycled over the layers.
         lru_width: width of the RG-LRU, L (D_RNN in the paper).
@@ -81,10 +92,14 @@ class GriffinConfig:
     num_kv_heads: int = 1
     attention_bias: bool = False
     hidden_activation: Activation = "gelu_pytorch_tanh"
+    head_dim: int | None = None
+    absent_biases: tuple[str, ...] = ()
+    lru_constant: float = 8.0
 
     def __post_init__(self):
-        if isinstance(self.block_pattern, list):  # as JSON has it
-            object.__setattr__(self, "block_pattern", tuple(self.block_pattern))
+        for name in ("block_pattern", "absent_biases"):
+            if isinstance(getattr(self, name), list):  # as JSON has it
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         problems = [
             f"{name} must be {expected}, found {value!r}"
             for name, (fits, expected) in _FIELDS.items()
@@ -94,16 +109,25 @@ class GriffinConfig:
             problems = [sentence(self) for fits, sentence in _RELATIONS if not fits(self)]
         if problems:
             raise ArgumentError("invalid GriffinConfig: " + "; ".join(problems))
+        if self.head_dim is not None and self.head_dim * self.num_heads == self.width:
+            object.__setattr__(self, "head_dim", None)  # one model has one config
+        absent = tuple(name for name in BIASED if name in self.absent_biases)
+        object.__setattr__(self, "absent_biases", absent)
 
     @property
-    def head_dim(self) -> int:
-        """Width of an attention head."""
-        return self.width // self.num_heads
+    def head_size(self) -> int:
+        """Dimensions of an attention head, D."""
+        return self.head_dim or self.width // self.num_heads
+
+    @property
+    def q_width(self) -> int:
+        """Numbers in the queries of a token, of all heads: H D."""
+        return self.num_heads * self.head_size
 
     @property
     def kv_width(self) -> int:
-        """Numbers in a key, or a value, of all heads: K D."""
-        return self.num_kv_heads * self.head_dim
+        """Numbers in the keys, or the values, of a token, of all heads: K D."""
+        return self.num_kv_heads * self.head_size
 
     @property
     def recurrent_channels(self) -> int:
@@ -113,7 +137,7 @@ class GriffinConfig:
     @property
     def rotary_dim(self) -> int:
         """Leading dimensions of each head that RoPE rotates."""
-        return int(self.head_dim * self.rope_fraction)
+        return int(self.head_size * self.rope_fraction)
 
     @property
     def block_types(self) -> tuple[BlockType, ...]:
@@ -149,6 +173,11 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "mlp_width": _COUNT,
     "num_heads": _COUNT,
     "num_kv_heads": _COUNT,
+    "absent_biases": (
+        lambda names: isinstance(names, tuple) and all(name in BIASED for name in names),
+        f"none or some of {', '.join(BIASED)}",
+    ),
+    "head_dim": (lambda value: value is None or _is_count(value), "None or a positive integer"),
     "num_layers": (
         lambda value: _is_count(value) and value <= _MOST_LAYERS,
         f"a positive integer of at most {_MOST_LAYERS}",
@@ -162,6 +191,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         f"one or more of {', '.join(get_args(BlockType))}",
     ),
     "norm_eps": _number(lambda x: x > 0, "above 0"),
+    "lru_constant": _number(lambda x: x > 0, "above 0"),
     "rope_base": _number(lambda x: x > 1, "above 1"),
     "logits_soft_cap": _number(lambda x: x >= 0, "of at least 0"),
     "rope_fraction": _number(lambda x: 0 < x <= 1, "above 0, at most 1"),
@@ -177,8 +207,8 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 # What several fields must be together, where each is right by itself.
 _RELATIONS: tuple[tuple[Callable[[GriffinConfig], bool], Callable[[GriffinConfig], str]], ...] = (
     (
-        lambda c: c.width % c.num_heads == 0,
-        lambda c: f"num_heads ({c.num_heads}) must divide width ({c.width})",
+        lambda c: c.head_dim is not None or c.width % c.num_heads == 0,
+        lambda c: f"num_heads ({c.num_heads}) must divide width ({c.width}) without a head_dim",
     ),
     (
         lambda c: c.num_heads % c.num_kv_heads == 0,
@@ -202,7 +232,7 @@ _RELATIONS: tuple[tuple[Callable[[GriffinConfig], bool], Callable[[GriffinConfig
         lambda c: c.rotary_dim > 0 and c.rotary_dim % 2 == 0,
         lambda c: (
             f"rope_fraction ({c.rope_fraction}) must select an even, positive number of the "
-            f"{c.head_dim} dimensions of a head"
+            f"{c.head_size} dimensions of a head"
         ),
     ),
 )

@@ -24,6 +24,6 @@ def initial_value(spec: ParamSpec, seed: int) -> np.ndarray:
         return rng.standard_normal(spec.shape, np.float32) * np.float32(spec.std)
     if spec.init == "theta":
         return rng.uniform(0, np.pi / 10, spec.shape).astype(np.float32)
-    # lambda: sigmoid(-Λ)^8 = u, hence Λ = log(u^(-1/8) - 1); expm1 keeps u near 1 exact.
+    # lambda: sigmoid(-Λ)^c = u, hence Λ = log(u^(-1/c) - 1); expm1 keeps u near 1 exact.
     u = rng.uniform(0.9, 0.999, spec.shape)
-    return np.log(np.expm1(-np.log(u) / 8)).astype(np.float32)
+    return np.log(np.expm1(-np.log(u) / spec.constant)).astype(np.float32)

@@ -23,9 +23,10 @@ class ParamSpec:
         shape: length of each dimension.
         axes: logical name of each dimension, for sharding.
         init: ``normal`` (mean 0, deviation ``std``), ``zeros``, ``lambda``: the parameter Λ of the
-            RG-LRU, such that a^c = sigmoid(-Λ)^8 is uniform in [0.9, 0.999] (section 2.4), or
+            RG-LRU, such that a^c = sigmoid(-Λ)^c is uniform in [0.9, 0.999] (section 2.4), or
             ``theta``: the parameter θ of the CG-LRU, uniform in [0, π/10) as in DeepMind's code.
         std: standard deviation of ``normal``.
+        constant: c of ``lambda``.
         keep_float32: stays in float32 (or wider) whatever dtype the model runs in.
     """
 
@@ -34,6 +35,7 @@ class ParamSpec:
     axes: tuple[str, ...]
     init: InitKind = "normal"
     std: float = 0.0
+    constant: float = 8.0
     keep_float32: bool = False
 
     @property
@@ -62,7 +64,7 @@ def _specs(c: GriffinConfig) -> Iterator[ParamSpec]:
             axes=(out[0], inp[0]),
             std=math.sqrt(scale / inp[1]),
         )
-        if bias:
+        if bias and name.rpartition(".")[2] not in c.absent_biases:
             yield ParamSpec(name=f"{name}.bias", shape=(out[1],), axes=(out[0],), init="zeros")
 
     def norm(name: str):
@@ -79,14 +81,16 @@ def _specs(c: GriffinConfig) -> Iterator[ParamSpec]:
             axes=("lru", "one", "tap"),
             std=conv_std,
         )
-        yield ParamSpec(
-            name=f"{name}.conv_1d.bias", shape=(c.lru_width,), axes=("lru",), init="zeros"
-        )
+        if "conv_1d" not in c.absent_biases:
+            yield ParamSpec(
+                name=f"{name}.conv_1d.bias", shape=(c.lru_width,), axes=("lru",), init="zeros"
+            )
         yield ParamSpec(
             name=f"{name}.rg_lru.recurrent_param",
             shape=(c.recurrent_channels,),
             axes=("channel",) if c.complex_gates else ("lru",),
             init="lambda",
+            constant=c.lru_constant,
             keep_float32=True,
         )
         if c.complex_gates:
@@ -105,6 +109,8 @@ def _specs(c: GriffinConfig) -> Iterator[ParamSpec]:
                 axes=("gate", "gate_in", "gate_out"),
                 std=math.sqrt(1 / gate_in),
             )
+            if f"{gate}_gate" in c.absent_biases:
+                continue
             yield ParamSpec(
                 name=f"{name}.rg_lru.{gate}_gate_bias",
                 shape=(c.gate_blocks, gate_out),
@@ -119,7 +125,7 @@ def _specs(c: GriffinConfig) -> Iterator[ParamSpec]:
         yield from linear(f"{name}.o_proj", width, heads, scale=last)
 
     width, lru, mlp = ("width", c.width), ("lru", c.lru_width), ("mlp", c.mlp_width)
-    heads = "heads", c.width
+    heads = "heads", c.q_width
     last = 2.0 / c.num_layers
     yield ParamSpec(
         name="model.embed_tokens.weight",

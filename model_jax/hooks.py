@@ -32,7 +32,7 @@ def record_blocks(blocks: Any) -> list[Array]:
 def record_temporal(blocks: Any) -> list[dict[str, Array]]:
     """Has residual blocks record what their temporal blocks compute of each token: a recurrent one
     ``x`` and ``h`` [B, T, L], input and output of the RG-LRU, and attention ``k`` (rotated) and
-    ``v`` [B, T, D]; the rest as `record_blocks`."""
+    ``v`` [B, T, J]; the rest as `record_blocks`."""
     seen: list[dict[str, Array]] = []
 
     def recurrent(x: Array, output: tuple[Array, Any]) -> None:

@@ -93,7 +93,7 @@ class Conv1D(nnx.Module):
     def __init__(self, config: GriffinConfig, params: ParamScope):
         self.width = config.conv_width
         self.weight = params("weight")
-        self.bias = params("bias")
+        self.bias = params("bias") if "bias" in params else None
 
     def __call__(
         self, x: Float[Array, "B T L"], context: StepContext, past: Float[Array, "S K L"]
@@ -101,7 +101,8 @@ class Conv1D(nnx.Module):
         joined, taps = context.layout.join(past, x), self.width - 1
         weight = at_least_float32(self.weight[...])
         y = at_least_float32(x) * _like(weight[:, 0, -1], x)
-        y = y + _like(at_least_float32(self.bias[...]), x)
+        if self.bias is not None:
+            y = y + _like(at_least_float32(self.bias[...]), x)
         for age in range(1, self.width):
             earlier = at_least_float32(context.layout.earlier(joined, taps, age))
             same_document = (context.positions >= age)[:, :, None]
@@ -114,11 +115,14 @@ class RGLRU(nnx.Module):
     complex-gated one (appendix B), in float32 or wider throughout."""
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
+        self.constant = config.lru_constant
         self.recurrent_param = params("recurrent_param")
         self.input_gate_weight = params("input_gate_weight")
-        self.input_gate_bias = params("input_gate_bias")
+        self.input_gate_bias = params("input_gate_bias") if "input_gate_bias" in params else None
         self.recurrent_gate_weight = params("recurrent_gate_weight")
-        self.recurrent_gate_bias = params("recurrent_gate_bias")
+        self.recurrent_gate_bias = (
+            params("recurrent_gate_bias") if "recurrent_gate_bias" in params else None
+        )
         self.imaginary_param = params("imaginary_param") if "imaginary_param" in params else None
 
     def __call__(
@@ -127,9 +131,9 @@ class RGLRU(nnx.Module):
         gates = Gates(
             self.recurrent_param[...],
             self.input_gate_weight[...],
-            self.input_gate_bias[...],
+            _bias_or_zeros(self.input_gate_bias, self.input_gate_weight),
             self.recurrent_gate_weight[...],
-            self.recurrent_gate_bias[...],
+            _bias_or_zeros(self.recurrent_gate_bias, self.recurrent_gate_weight),
             None if self.imaginary_param is None else self.imaginary_param[...],
         )
         layout = context.layout
@@ -140,7 +144,12 @@ class RGLRU(nnx.Module):
             resets=context.positions == 0,
             lengths=layout.lengths,
             starts=layout.starts,
+            c=self.constant,
         )
+
+
+def _bias_or_zeros(bias: nnx.Param | None, weight: nnx.Param) -> Float[Array, "G O"]:
+    return jnp.zeros((len(weight), weight.shape[2]), weight.dtype) if bias is None else bias[...]
 
 
 def rotation(

@@ -51,7 +51,7 @@ class PaddedLayout(NamedTuple):
         v: Float[Array, "B T J"],
         max_age: Int[Array, "B T"],
         state: AttentionState,
-    ) -> tuple[Float[Array, "B T W"], AttentionState]:
+    ) -> tuple[Float[Array, "B T H*D"], AttentionState]:
         """What each query gets of the remembered values and those of the step, and the next state.
 
         Args:
@@ -105,7 +105,7 @@ class PackedLayout(NamedTuple):
         v: Float[Array, "1 N J"],
         max_age: Int[Array, "1 N"],
         state: AttentionState,
-    ) -> tuple[Float[Array, "1 N W"], AttentionState]:
+    ) -> tuple[Float[Array, "1 N H*D"], AttentionState]:
         y = local_attention(
             q,
             k[0],
@@ -176,7 +176,7 @@ class DecodeLayout(NamedTuple):
         v: Float[Array, "B 1 J"],
         max_age: Int[Array, "B 1"],
         state: AttentionState,
-    ) -> tuple[Float[Array, "B 1 W"], AttentionState]:
+    ) -> tuple[Float[Array, "B 1 H*D"], AttentionState]:
         keys, values = self.join(state.k, k), self.join(state.v, v)
         y = local_attention(
             q,

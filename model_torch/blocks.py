@@ -5,7 +5,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from griffin_eval.config import BlockType, GriffinConfig
+from griffin_eval.config import Activation, BlockType, GriffinConfig
 from griffin_eval.layout import ParamScope
 from griffin_eval.model_torch.layers import RGLRU, Conv1D, Linear, RMSNorm, rotate
 from griffin_eval.model_torch.layouts import StepContext
@@ -24,7 +24,7 @@ class RecurrentBlock(nn.Module):
         self.linear_out = Linear(params / "linear_out")
         self.conv_1d = Conv1D(config, params / "conv_1d")
         self.rg_lru = RGLRU(config, params / "rg_lru")
-        self.activation = config.hidden_activation
+        self.activation: Activation = config.hidden_activation
         self.split = self.linear_x.weight.shape[0] < config.lru_width
 
     def forward(
@@ -46,20 +46,20 @@ class AttentionBlock(nn.Module):
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
         super().__init__()
-        self.head_dim = config.head_dim
+        self.head_size = config.head_size
         self.q_proj = Linear(params / "q_proj")
         self.k_proj = Linear(params / "k_proj")
         self.v_proj = Linear(params / "v_proj")
         self.o_proj = Linear(params / "o_proj")
-        self.split = self.q_proj.weight.shape[0] < config.width
+        self.split = self.q_proj.weight.shape[0] < config.q_width
 
     def forward(
         self, x: Float[Tensor, "B T W"], context: StepContext, state: AttentionState
     ) -> tuple[Float[Tensor, "B T W"], AttentionState]:
         batch, length, _ = x.shape
-        q = self.q_proj(x).reshape(batch, length, -1, self.head_dim)
+        q = self.q_proj(x).reshape(batch, length, -1, self.head_size)
         q = rotate(q, context.cos, context.sin)
-        k = self.k_proj(x).reshape(batch, length, -1, self.head_dim)
+        k = self.k_proj(x).reshape(batch, length, -1, self.head_size)
         k = rotate(k, context.cos, context.sin).reshape(batch, length, -1)
         y, state = context.layout.attend(q, k, self.v_proj(x), context.max_age, state)
         return summed(self.o_proj(y), self.split), state
@@ -73,7 +73,7 @@ class MLPBlock(nn.Module):
         self.gate_proj = Linear(params / "gate_proj")
         self.up_proj = Linear(params / "up_proj")
         self.down_proj = Linear(params / "down_proj")
-        self.activation = config.hidden_activation
+        self.activation: Activation = config.hidden_activation
         self.split = self.up_proj.weight.shape[0] < config.mlp_width
 
     def forward(self, x: Float[Tensor, "B T W"]) -> Float[Tensor, "B T W"]:

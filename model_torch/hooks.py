@@ -36,7 +36,7 @@ def record_blocks(blocks: Any) -> list[Tensor]:
 def record_temporal(blocks: Any) -> list[dict[str, Tensor]]:
     """Has residual blocks record what their temporal blocks compute of each token: a recurrent one
     ``x`` and ``h`` [B, T, L], input and output of the RG-LRU, and attention ``k`` (rotated) and
-    ``v`` [B, T, D]; the rest as `record_blocks`."""
+    ``v`` [B, T, J]; the rest as `record_blocks`."""
     seen: list[dict[str, Tensor]] = []
 
     def recurrent(_: Any, inputs: Any, output: Any) -> None:

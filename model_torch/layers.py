@@ -63,14 +63,18 @@ class Conv1D(nn.Module):
         super().__init__()
         self.width = config.conv_width
         self.weight = params("weight")
-        self.bias = params("bias")
+        self.bias = params("bias") if "bias" in params else None
 
     def forward(
         self, x: Float[Tensor, "B T L"], context: StepContext, past: Float[Tensor, "S K L"]
     ) -> tuple[Float[Tensor, "B T L"], Float[Tensor, "S K L"]]:
         joined, taps = context.layout.join(past, x), self.width - 1
         weight = at_least_float32(self.weight)[:, 0].T.contiguous()
-        y = torch.addcmul(at_least_float32(self.bias), at_least_float32(x), weight[-1])
+        y = at_least_float32(x)
+        if self.bias is None:
+            y = y * weight[-1]
+        else:
+            y = torch.addcmul(at_least_float32(self.bias), y, weight[-1])
         for age in range(1, self.width):
             earlier = at_least_float32(context.layout.earlier(joined, taps, age))
             same_document = (context.positions >= age)[:, :, None]
@@ -85,11 +89,14 @@ class RGLRU(nn.Module):
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
         super().__init__()
+        self.constant = config.lru_constant
         self.recurrent_param = params("recurrent_param")
         self.input_gate_weight = params("input_gate_weight")
-        self.input_gate_bias = params("input_gate_bias")
+        self.input_gate_bias = params("input_gate_bias") if "input_gate_bias" in params else None
         self.recurrent_gate_weight = params("recurrent_gate_weight")
-        self.recurrent_gate_bias = params("recurrent_gate_bias")
+        self.recurrent_gate_bias = (
+            params("recurrent_gate_bias") if "recurrent_gate_bias" in params else None
+        )
         self.imaginary_param = params("imaginary_param") if "imaginary_param" in params else None
 
     def forward(
@@ -98,9 +105,9 @@ class RGLRU(nn.Module):
         gates = Gates(
             self.recurrent_param,
             self.input_gate_weight,
-            self.input_gate_bias,
+            _bias_or_zeros(self.input_gate_bias, self.input_gate_weight),
             self.recurrent_gate_weight,
-            self.recurrent_gate_bias,
+            _bias_or_zeros(self.recurrent_gate_bias, self.recurrent_gate_weight),
             self.imaginary_param,
         )
         layout = context.layout
@@ -111,7 +118,12 @@ class RGLRU(nn.Module):
             resets=context.positions == 0,
             lengths=layout.lengths,
             starts=layout.starts,
+            c=self.constant,
         )
+
+
+def _bias_or_zeros(bias: Tensor | None, weight: Float[Tensor, "G I O"]) -> Float[Tensor, "G O"]:
+    return weight.new_zeros(len(weight), weight.shape[2]) if bias is None else bias
 
 
 @cache

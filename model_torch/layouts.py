@@ -63,7 +63,7 @@ class PaddedLayout(NamedTuple):
         v: Float[Tensor, "B T J"],
         max_age: Int[Tensor, "B T"],
         state: AttentionState,
-    ) -> tuple[Float[Tensor, "B T W"], AttentionState]:
+    ) -> tuple[Float[Tensor, "B T H*D"], AttentionState]:
         """What each query gets of the remembered values and those of the step, and the next state.
 
         Args:
@@ -119,7 +119,7 @@ class PackedLayout(NamedTuple):
         v: Float[Tensor, "1 N J"],
         max_age: Int[Tensor, "1 N"],
         state: AttentionState,
-    ) -> tuple[Float[Tensor, "1 N W"], AttentionState]:
+    ) -> tuple[Float[Tensor, "1 N H*D"], AttentionState]:
         y = local_attention(
             q,
             k[0],
@@ -185,7 +185,7 @@ class DecodeLayout(NamedTuple):
         v: Float[Tensor, "B 1 J"],
         max_age: Int[Tensor, "B 1"],
         state: AttentionState,
-    ) -> tuple[Float[Tensor, "B 1 W"], AttentionState]:
+    ) -> tuple[Float[Tensor, "B 1 H*D"], AttentionState]:
         keys, values = self.join(state.k, k), self.join(state.v, v)
         y = local_attention(
             q,

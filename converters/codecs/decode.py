@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from griffin_eval.converters.codecs import bitsandbytes, mlx
+from griffin_eval.converters.codecs import bitsandbytes, gguf, mlx
 from griffin_eval.converters.codecs.quantised import Dequantised
 from griffin_eval.converters.configs.huggingface import CONFIG_FILE
 from griffin_eval.converters.containers.container import Container
@@ -33,7 +33,7 @@ def decoded(container: Container, folder: Path) -> Container:
     """
     stated = _stated(folder)
     refuse(container, stated, folder)
-    decoding = bitsandbytes.find(container)
+    decoding = gguf.find(container) or bitsandbytes.find(container)
     decoding = decoding or mlx.find(container, stated, str(folder / CONFIG_FILE))
     if stated and (decoding is None or not decoding.parameters):
         raise CheckpointError(
@@ -58,8 +58,8 @@ def refuse(container: Container, stated: dict[str, Any], folder: Path) -> None:
     if kinds or method != "bitsandbytes":
         raise CheckpointError(
             f"{folder} is quantised with {kinds[0] if kinds else brief(method)}, which is not "
-            "read (bitsandbytes and MLX are): dequantise it with its own library, or take the "
-            "checkpoint that it was made from"
+            "read (bitsandbytes, MLX and GGUF are): dequantise it with its own library, or take "
+            "the checkpoint that it was made from"
         )
 
 

@@ -33,10 +33,13 @@ class Encoding(ABC):
     Attributes:
         name: as typed after ``--quantize``.
         left: the parameters that stay as they are, in words.
+        reader: the library that loads it, one of those whose limits
+            `griffin_eval.converters.formats` knows.
     """
 
     name: str
     left: str
+    reader: str = "transformers"
 
     @abstractmethod
     def takes(self, spec: ParamSpec) -> bool:

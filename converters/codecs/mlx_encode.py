@@ -25,6 +25,7 @@ class Affine(Encoding):
     """
 
     left = "norms, biases, convolution, gates and Λ"
+    reader = "mlx_lm"
 
     def __init__(self, bits: int):
         self.name, self._bits = f"mlx-{bits}", bits

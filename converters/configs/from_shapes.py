@@ -17,6 +17,7 @@ UNSEEN: dict[str, Any] = {
     "norm_eps": 1e-6,
     "rope_base": 10_000.0,
     "rope_fraction": 0.5,
+    "lru_constant": 8.0,
     "hidden_activation": "gelu_pytorch_tanh",
     "num_kv_heads": 1,  # products with the dimensions of a head are all that shapes say
 }
@@ -49,7 +50,10 @@ def fields_from_shapes(shapes: Mapping[str, Shape], source: str) -> dict[str, An
         block = layer + "temporal_block."
         attends = of(block + "k_proj.weight", 2)
         if attends:
-            known["num_heads"] = embedding[1] // max(attends[0], 1)
+            queries = (of(block + "q_proj.weight", 2) or embedding[1:])[0]
+            known["num_heads"] = queries // max(attends[0], 1)
+            if queries != embedding[1]:
+                known["head_dim"] = attends[0]
             biased = any(block + f"{i}_proj.bias" in shapes for i in "qkv")
             known["attention_bias"] = biased or known.get("attention_bias", False)
         if linear := of(block + "linear_x.weight", 2):
@@ -98,10 +102,18 @@ def complete_fields(
         add(dataclasses.asdict(PRESETS[preset]), f"preset {preset}")
     add(known, "shapes")
     add(given, "given")
+    heads_of_keys = fields["num_kv_heads"]
+    if "num_heads" in known and isinstance(heads_of_keys, int):  # which shapes take for one
+        for name, value in (
+            ("num_heads", known["num_heads"] * heads_of_keys),
+            ("head_dim", known.get("head_dim", 0) // max(heads_of_keys, 1)),
+        ):
+            if name in known and name not in given:
+                fields[name] = value
     # Fields that no block of this model uses.
     heads = fields.get("num_heads", fields.get("gate_blocks", 1))
     unused = {"num_heads": heads, "gate_blocks": heads, "complex_gates": False}
-    unused["attention_bias"] = False
+    unused |= {"attention_bias": False, "head_dim": None, "absent_biases": ()}
     unused |= {"lru_width": fields["width"], "conv_width": 4, "tie_embeddings": True}
     if "num_heads" not in fields:
         unused["visible_keys"] = 1

@@ -106,12 +106,12 @@ def to_griffin_config(raw: dict[str, Any], *, source: str) -> GriffinConfig:
     ((field, (key, default)),) = _ACTIVATION.items()
     fields[field] = raw.get(key, default)  # which the config checks
     # Keys that transformers computes, or knows under another name; where present, they win there.
-    for key, field, expected in (
-        ("head_dim", "hidden_size / num_attention_heads", width // heads),
-        ("sliding_window", "attention_window_size", fields["visible_keys"]),
-    ):
-        if raw.get(key, expected) != expected:
-            problems.append(f"{key} must be {field} ({expected}), found {brief(raw[key])}")
+    if raw.get("head_dim", width // heads) != width // heads or width % heads:
+        fields["head_dim"] = integer("head_dim", width // heads) if "head_dim" in raw else None
+    expected = fields["visible_keys"]
+    if raw.get("sliding_window", expected) != expected:
+        found = brief(raw["sliding_window"])
+        problems.append(f"sliding_window must be attention_window_size ({expected}), found {found}")
 
     fields["block_pattern"] = pattern = _block_pattern(raw, problems)
     if fields["num_layers"] > 100 * len(pattern):
@@ -136,7 +136,9 @@ def stated_fields(raw: dict[str, Any]) -> set[str]:
         "lru_width": ("lru_width", "hidden_size"),
         "gate_blocks": ("num_attention_heads",),
         "num_kv_heads": ("num_key_value_heads",),
-        "complex_gates": ("model_type",),  # whose recurrence is real
+        "head_dim": ("head_dim", "num_attention_heads"),
+        # Of which this type of model has but one value each.
+        **dict.fromkeys(("complex_gates", "absent_biases", "lru_constant"), ("model_type",)),
         "block_pattern": ("block_types", "_block_types"),
         "rope_base": ("rope_theta",),
         "rope_fraction": ("partial_rotary_factor",),
@@ -164,7 +166,7 @@ def to_huggingface(config: GriffinConfig) -> dict[str, Any]:
         **{key: value for key, (value, _) in _FIXED.items()},
         "intermediate_size": 2 * config.mlp_width,
         "lru_width": config.lru_width,
-        "head_dim": config.head_dim,
+        "head_dim": config.head_size,
         "num_key_value_heads": config.num_kv_heads,  # absent, it would mean num_attention_heads
         "block_types": [_BLOCK_NAMES[block] for block in config.block_pattern],
         **rope,

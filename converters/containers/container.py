@@ -1,4 +1,4 @@
-"""The interface of all containers (safetensors, PyTorch, Orbax), open, written and as kinds."""
+"""The interface of all containers (safetensors, PyTorch, …), open, written and as kinds."""
 
 import re
 from abc import ABC, abstractmethod
@@ -151,7 +151,7 @@ class Writer(ABC):
 
 
 class ContainerKind(ABC):
-    """One kind of container: how it is recognised, opened and written.
+    """One kind of container: how it is recognised, opened and, unless it is only read, written.
 
     Attributes:
         noun: its name with an article, for messages.
@@ -164,6 +164,7 @@ class ContainerKind(ABC):
         compressed: whether its files are smaller than the tensors in them.
         chunked: whether its tensors may be cut along every dimension.
         remote: whether it may be in an object store.
+        is_copy: whether it is mostly a copy of what else is there, and looked for last.
         library_memory: bytes that importing its libraries takes.
     """
 
@@ -175,6 +176,7 @@ class ContainerKind(ABC):
     compressed: bool = False
     chunked: bool = False
     remote: bool = False
+    is_copy: bool = False
     library_memory: int = 0
 
     @abstractmethod
@@ -202,11 +204,10 @@ class ContainerKind(ABC):
             ArgumentError: no such item, or several of equal standing.
         """
 
-    @abstractmethod
     def output_files(self, specs: Specs, max_shard_size: int) -> dict[str, str]:
         """The file, or folder, of the output that each tensor goes into, by the tensor's name."""
+        raise NotImplementedError
 
-    @abstractmethod
     def open_writer(
         self,
         folder: Path,
@@ -229,6 +230,7 @@ class ContainerKind(ABC):
             parts: if ``chunked``, into how many parts along each dimension a tensor is cut so that
                 each can be read alone, by name; tensors that it leaves out are cut into rows.
         """
+        raise NotImplementedError
 
     def memory_to_write(self, nbytes: int, piece: int) -> int:
         """Bytes that writing takes beside the pieces it is given.

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from griffin_eval.converters.containers.container import Container, ContainerKind, NothingThere
+from griffin_eval.converters.containers.gguf.kind import Gguf
 from griffin_eval.converters.containers.orbax.kind import Orbax
 from griffin_eval.converters.containers.safetensors.kind import Safetensors
 from griffin_eval.converters.containers.torch_pt.kind import TorchPt
@@ -14,6 +15,7 @@ CONTAINERS: dict[str, ContainerKind] = {
     "safetensors": Safetensors(),
     "torch": TorchPt(),
     "orbax": Orbax(),
+    "gguf": Gguf(),
 }
 
 
@@ -37,6 +39,6 @@ def open_container(path: Path, item: str | None = None) -> tuple[str, Container]
 
 
 def any_of(kinds: Iterable[ContainerKind]) -> str:
-    """``"safetensors, a .pt file or an Orbax folder"``."""
+    """``"safetensors, a .pt file, an Orbax folder or a GGUF file"``."""
     *others, last = (kind.noun for kind in kinds)
     return f"{', '.join(others)} or {last}"

@@ -75,7 +75,7 @@ def job_of(plan: "Plan", max_shard_size: int) -> str:
 
 def _files(plan: "Plan") -> set[Path]:
     """The files that a conversion reads."""
-    beside = [plan.source.folder / CONFIG_FILE, *plan.companions]
+    beside = [plan.source.folder / CONFIG_FILE, *plan.companions.values()]
     adapters = (path for adapter in plan.source.adapters for path in adapter.files)
     files = (*plan.source.container.files(), *beside, *adapters)
     return {path.resolve() for path in files if path.is_file()}

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,16 @@ def write_manifest(
     }
     with writing(folder / MANIFEST_FILE):
         (folder / MANIFEST_FILE).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def combined_sha256(hashes: Mapping[str, tuple[str, str]]) -> "hashlib._Hash":
+    """One hash of a model: over names, dtypes and SHA-256 of its parameters, sorted by name.
+
+    Args:
+        hashes: dtype and SHA-256 of each parameter, in hexadecimal digits, by canonical name.
+    """
+    lines = (f"{name} {dtype} {sha}\n" for name, (dtype, sha) in sorted(hashes.items()))
+    return hashlib.sha256("".join(lines).encode())
 
 
 def recorded(folder: Path) -> dict[str, dict[str, Any]]:

@@ -12,6 +12,7 @@ COMPANIONS = (
     "chat_template.jinja",
     "generation_config.json",
 )
+TEMPLATES = "additional_chat_templates"  # a folder of chat templates that have names
 _TOKENIZERS = COMPANIONS[:2]  # either will do
 
 
@@ -21,3 +22,10 @@ def tokenizer_folder(folder: Path) -> Path:
         if any((place / name).is_file() for name in _TOKENIZERS):
             return place
     return folder
+
+
+def companions(folder: Path) -> dict[str, Path]:
+    """The companions in a folder, each by its path within it."""
+    paths = [folder / name for name in COMPANIONS]
+    paths += sorted((folder / TEMPLATES).glob("*.jinja"))
+    return {path.relative_to(folder).as_posix(): path for path in paths if path.is_file()}

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from griffin_eval.converters.containers.container import ContainerKind
 from griffin_eval.converters.containers.registry import CONTAINERS, any_of
-from griffin_eval.converters.source.companions import COMPANIONS
+from griffin_eval.converters.source.companions import COMPANIONS, TEMPLATES
 from griffin_eval.errors import CheckpointError
 from griffin_eval.messages import first_line, listed
 
@@ -91,12 +91,15 @@ def choose(files: Iterable[str], within: str, what: str) -> tuple[str, list[str]
             f"{what} has no subfolder {within!r}: expected one of {listed(below) or 'none'}"
         )
     chosen = within
-    if _kind(folders.get(within, ())) is None:
+    kinds = [kind for kind in CONTAINERS.values() if not kind.is_copy]
+    if not any(_kind(names, kinds) for f, names in folders.items() if _inside(f, within)):
+        kinds = list(CONTAINERS.values())
+    if _kind(folders.get(within, ()), kinds) is None:
         candidates = [
             folder
             for folder, names in folders.items()
             if _inside(folder, within)
-            and _kind(names) is not None
+            and _kind(names, kinds) is not None
             and not any(folder != item and _inside(folder, item) for item in items)
         ]
         if not candidates:
@@ -110,13 +113,15 @@ def choose(files: Iterable[str], within: str, what: str) -> tuple[str, list[str]
             raise CheckpointError(f"{what} holds several checkpoints; choose one: {options}")
         (chosen,) = candidates
     names = folders[chosen]
-    kind = _kind(names)
+    kind = _kind(names, kinds)
     assert kind is not None
     if kind.is_folder:
         wanted = [PurePosixPath(f, n) for f in folders if _inside(f, chosen) for n in folders[f]]
     else:
         weights = kind.weight_files(names, f"{what}, {chosen}" if chosen else what)
         wanted = [PurePosixPath(chosen, n) for n in names if n in weights or n.endswith(_BESIDE)]
+        templates = _path(PurePosixPath(chosen, TEMPLATES))
+        wanted += [PurePosixPath(templates, n) for n in folders.get(templates, ())]
     if chosen:
         above = _path(PurePosixPath(chosen).parent)
         wanted += [PurePosixPath(above, n) for n in folders.get(above, ()) if n in COMPANIONS]
@@ -154,9 +159,9 @@ def check_files(paths: Iterable[Path]) -> None:
             )
 
 
-def _kind(names: Collection[str]) -> ContainerKind | None:
-    """The kind of checkpoint that a folder with files of these names holds; None if none."""
-    return next((kind for kind in CONTAINERS.values() if kind.recognises(names)), None)
+def _kind(names: Collection[str], kinds: Iterable[ContainerKind]) -> ContainerKind | None:
+    """The first of some kinds of checkpoint that a folder with files of these names may hold."""
+    return next((kind for kind in kinds if kind.recognises(names)), None)
 
 
 def _is_item(names: Collection[str]) -> bool:

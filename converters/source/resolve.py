@@ -1,4 +1,4 @@
-"""Resolves ``pretrained=``: a folder or file here, an object store, or a model on the hub."""
+"""Resolves ``pretrained=``: a folder or file here, an object store, or a model on a hub."""
 
 import os
 import stat
@@ -8,6 +8,7 @@ from griffin_eval.arguments import is_hub_id
 from griffin_eval.converters.adapters.files import ADAPTER_FILES
 from griffin_eval.converters.containers.orbax.remote import fetch, is_remote
 from griffin_eval.converters.containers.safetensors.files import leads_out
+from griffin_eval.converters.source import kaggle
 from griffin_eval.errors import CheckpointError
 
 
@@ -39,8 +40,10 @@ def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | No
     For an Orbax checkpoint in an object store it is a temporary folder without the arrays.
 
     Args:
-        pretrained: an existing folder or ``.pt`` file, the URL of an Orbax checkpoint
-            (``gs://bucket/path`` or ``s3://bucket/path``), or a hub id, ``organisation/name``.
+        pretrained: an existing folder, ``.pt`` or ``.gguf`` file, the URL of an Orbax checkpoint
+            (``gs://bucket/path`` or ``s3://bucket/path``), a model of Kaggle
+            (``kaggle:owner/model/framework/variation/version``), or a hub id,
+            ``organisation/name``.
         revision: branch, tag or commit of a hub id.
         subfolder: the folder within it that holds the model; on the hub not needed where only one
             does.
@@ -55,6 +58,13 @@ def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | No
         if revision is not None:
             raise CheckpointError(f"revision={revision!r} only applies to a hub id: {pretrained}")
         return fetch(pretrained if subfolder is None else f"{pretrained.rstrip('/')}/{subfolder}")
+    if pretrained.startswith(kaggle.PREFIX):
+        if revision is not None:
+            raise CheckpointError(
+                f"revision={revision!r} only applies to a hub id: write the version behind the "
+                f"name, {pretrained}/{revision}"
+            )
+        return _within(kaggle.download(pretrained), subfolder, pretrained)
     expanded = os.path.expanduser(pretrained)  # Path.expanduser raises for an unknown user
     folder, mode = Path(expanded), 0
     try:
@@ -68,7 +78,7 @@ def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | No
             raise CheckpointError(
                 f"revision={revision!r} only applies to a hub id, but {pretrained} is a folder"
             )
-    elif folder.suffix in (".pt", ".pth", ".ckpt") and stat.S_ISREG(mode):
+    elif folder.suffix in (".pt", ".pth", ".ckpt", ".gguf") and stat.S_ISREG(mode):
         return folder
     elif mode:
         raise CheckpointError(
@@ -83,8 +93,13 @@ def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | No
             f"no such folder: {pretrained!r}; expected an existing folder or a hub id such as "
             "google/recurrentgemma-2b"
         )
-    if subfolder is None:
-        return folder
-    if not os.path.isdir(folder / subfolder):
-        raise CheckpointError(f"{pretrained} has no subfolder {subfolder!r}")
-    return folder / subfolder
+    return _within(folder, subfolder, pretrained)
+
+
+def _within(folder: Path, subfolder: str | None, what: str) -> Path:
+    """The folder that was found, or a folder within it; ``what`` it is, for messages."""
+    if subfolder is not None:
+        if not os.path.isdir(folder / subfolder):
+            raise CheckpointError(f"{what} has no subfolder {subfolder!r}")
+        return folder / subfolder
+    return folder

@@ -43,7 +43,7 @@ def cache_sizes(config: GriffinConfig, length: int, itemsize: int) -> CacheSizes
     state = (max(itemsize, 4) + itemsize * (config.conv_width - 1)) * config.lru_width
     kept = kinds.count("local_attention") * min(length, config.visible_keys - 1)
     kept += kinds.count("global_attention") * length
-    key_and_value = 2 * config.head_dim * itemsize  # of one head
+    key_and_value = 2 * config.head_size * itemsize  # of one head
     mqa = len(kinds) * length * key_and_value
     return CacheSizes(
         recurrent=kinds.count("recurrent") * state,

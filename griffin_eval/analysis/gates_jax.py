@@ -38,7 +38,7 @@ def layer_values(
 
     Yields:
         For each step and layer float32 [T, …] arrays: ``x`` and ``h`` [T, L], the input of the
-        RG-LRU and its state, or ``k`` and ``v`` [T, D], the key and value of attention.
+        RG-LRU and its state, or ``k`` and ``v`` [T, J], the keys and values of attention.
     """
     graph, params = nnx.split(model)
     (device,) = model.model.embed_tokens.weight[...].devices()

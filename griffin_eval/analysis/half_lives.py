@@ -1,14 +1,15 @@
 """How long a checkpoint remembers: the half-lives of its RG-LRU channels.
 
-In one step the state of a channel is multiplied by a_t, with log a_t = -8 softplus(Λ) r_t, so that
+In one step the state of a channel is multiplied by a_t, with log a_t = -c softplus(Λ) r_t, so that
 after n steps a share of exp(Σ log a_t) of it is left. Half of it is left after
 
-    ln 2 / (8 softplus(Λ) r)   tokens
+    ln 2 / (c softplus(Λ) r)   tokens
 
-where r is the mean of the recurrence gate r_t, which depends on the text. r = 1 gives the shortest
-half-life that Λ allows; r = 0.5 is where untrained gates are; a closed gate (r near 0) keeps the
-state for as long as it stays closed. A measured half-life takes the mean of r_t over a text, the
-first token left out, since it starts from an empty state whatever its gate is.
+where c is 8 in all published models, and r is the mean of the recurrence gate r_t, which depends on
+the text. r = 1 gives the shortest half-life that Λ allows; r = 0.5 is where untrained gates are; a
+closed gate (r near 0) keeps the state for as long as it stays closed. A measured half-life takes
+the mean of r_t over a text, the first token left out, since it starts from an empty state whatever
+its gate is.
 """
 
 import importlib
@@ -20,7 +21,6 @@ import numpy as np
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 
-C = 8.0  # the constant c of equation (3)
 CHUNK = 512  # tokens that are read in one step
 BINS = 50  # bins of the histogram of r_t, from 0 to 1
 QUANTILES = (0.05, 0.5, 0.95)  # shares of the channels of a layer
@@ -31,7 +31,7 @@ class ChannelDecay(NamedTuple):
 
     Attributes:
         number: index of the layer in the model, from 0.
-        rate: float64 [D], 8 softplus(Λ): nats by which the state fades in a step with an open gate
+        rate: float64 [D], c softplus(Λ): nats by which the state fades in a step with an open gate
             (r_t = 1). D is L for real channels; L / 2 for complex ones, whose modulus fades so.
         mean_gate: float64 [D], mean of r_t over the text; None if no text was read.
         histogram: int64 [BINS], counts of r_t over all channels and tokens of the text; None if no
@@ -57,7 +57,9 @@ def decay_rates(checkpoint: Checkpoint) -> list[ChannelDecay]:
     """The recurrent layers in order, with the rates that Λ gives and no measured gates."""
     layers = []
     for number in _recurrent_layers(checkpoint.config):
-        rate = C * np.logaddexp(0, _read(checkpoint, number, "recurrent_param"))
+        rate = checkpoint.config.lru_constant * np.logaddexp(
+            0, _read(checkpoint, number, "recurrent_param")
+        )
         layers.append(ChannelDecay(number, rate, mean_gate=None, histogram=None))
     return layers
 
@@ -208,5 +210,8 @@ def _recurrent_layers(config: GriffinConfig) -> Iterator[int]:
 
 
 def _read(checkpoint: Checkpoint, layer: int, name: str) -> np.ndarray:
-    array = checkpoint.numpy(f"model.layers.{layer}.temporal_block.rg_lru.{name}")
-    return array.astype(np.float64)
+    """A parameter of an RG-LRU in float64, zeros for a bias that is absent."""
+    config, whole = checkpoint.config, f"model.layers.{layer}.temporal_block.rg_lru.{name}"
+    if name.removesuffix("_bias") in config.absent_biases:
+        return np.zeros((config.gate_blocks, config.recurrent_channels // config.gate_blocks))
+    return checkpoint.numpy(whole).astype(np.float64)

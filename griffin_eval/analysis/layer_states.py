@@ -19,10 +19,10 @@ def layer_states(
         layers.I.h               [T, L], its state after each token, of equation (4)
         layers.I.recurrent_gate  [T, D], r_t of equation (1)
         layers.I.input_gate      [T, D], i_t of equation (2)
-        layers.I.log_a           [T, D], log a_t = -8 softplus(Λ) r_t of equation (3)
+        layers.I.log_a           [T, D], log a_t = -c softplus(Λ) r_t of equation (3)
 
-    and of attention ``layers.I.k`` (rotated) and ``layers.I.v`` [T, D], which its window remembers.
-    D of gates is L for real channels, L / 2 for complex ones.
+    and of attention ``layers.I.k`` (rotated) and ``layers.I.v`` [T, J], all heads of a token, which
+    its window remembers. D is L for real channels, L / 2 for complex ones.
 
     Args:
         checkpoint: the model.

@@ -109,7 +109,8 @@ def _curves(axes: Axes, facts: dict[str, Any], side: str, columns: list[str]) ->
     axes.tick_params(labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, axis="y", color="#dddddd", linewidth=0.6)
-    axes.legend(frameon=False, fontsize=7, loc="center left")
+    if axes.get_legend_handles_labels()[0]:  # none of a model that answers no pair
+        axes.legend(frameon=False, fontsize=7, loc="center left")
 
 
 def _mark_window(axes: Axes, facts: dict[str, Any]) -> None:

@@ -24,23 +24,23 @@ STEPS = 8  # times the tokens of a step of the runner that are read at once
 
 
 class Withheld(NamedTuple):
-    """What R rows of a step lose, in a model of N layers.
+    """What R rows of a step lose, in a model of N layers, as arrays of any framework.
 
     Attributes:
         h, conv, keys: bool [R, N], in which layers the RG-LRU keeps its state, the convolution gets
             no input, and attention sees no key.
-        first, end: int32 [R], the tokens of which that is; `end` itself is not one.
+        first, end: int32 [R], the tokens of which that is; ``end`` itself is not one.
         after: int32 [R], number of the first query from which keys are hidden.
         ages: int32 [R, 2], the least age of a hidden key, and one more than the greatest.
     """
 
-    h: np.ndarray
-    conv: np.ndarray
-    keys: np.ndarray
-    first: np.ndarray
-    end: np.ndarray
-    after: np.ndarray
-    ages: np.ndarray
+    h: Any
+    conv: Any
+    keys: Any
+    first: Any
+    end: Any
+    after: Any
+    ages: Any
 
 
 class _Loss(NamedTuple):

@@ -33,6 +33,7 @@ def reader(runner: Any) -> Callable[[np.ndarray, np.ndarray, Withheld], Array]:
 @jax.jit(static_argnums=0)
 def _read(graph: Any, params: Any, tokens: Array, lengths: Array, withheld: Withheld) -> Array:
     model = nnx.merge(graph, params)
+    state = model.init_state(*tokens.shape)
     for index, block in enumerate(model.model.layers):
         temporal: Any = block.temporal_block
         if isinstance(temporal, RecurrentBlock):
@@ -42,7 +43,7 @@ def _read(graph: Any, params: Any, tokens: Array, lengths: Array, withheld: With
         else:
             changed: Any = _Changed(temporal, functools.partial(_look, index, withheld))
             block.temporal_block = changed
-    hidden, _ = model.step(tokens, lengths, model.init_state(*tokens.shape))
+    hidden, _ = model.step(tokens, lengths, state)
     return hidden.reshape(-1, hidden.shape[-1])
 
 

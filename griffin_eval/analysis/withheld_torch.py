@@ -1,6 +1,7 @@
 """Readings of the PyTorch model from which something is withheld, for
 `griffin_eval.analysis.withheld`."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,12 +31,12 @@ def reader(runner: Any) -> Callable[[np.ndarray, np.ndarray, Withheld], Tensor]:
     device = model.model.embed_tokens.weight.device
     given: Given = {}
     for index, block in enumerate(model.model.layers):
-        temporal = block.temporal_block
-        if isinstance(temporal, RecurrentBlock):
+        temporal: Any = block.temporal_block
+        if isinstance(block.temporal_block, RecurrentBlock):
             temporal.conv_1d = _Convolution(temporal.conv_1d, index, given)
             temporal.rg_lru = _Recurrence(temporal.rg_lru, index, given)
         else:
-            block.temporal_block = _Attention(temporal, index, given)
+            temporal.register_forward_pre_hook(functools.partial(_hide, index, given))
 
     @torch.inference_mode()
     def read(tokens: np.ndarray, lengths: np.ndarray, withheld: Withheld) -> Tensor:
@@ -92,10 +93,11 @@ class _Recurrence(_Part):
         return torch.where(now.h[:, self.layer, None, None], without, y), h
 
 
-class _Attention(_Part):
-    def forward(self, x: Tensor, context: Any, state: Any) -> tuple[Tensor, Any]:
-        layout: Any = _HidingLayout(context.layout, self.layer, self.given["now"])
-        return self.module(x, context._replace(layout=layout), state)
+def _hide(layer: int, given: Given, _: Any, inputs: Any) -> Any:
+    """The arguments of an attention block, of which some queries do not see some keys."""
+    x, context, state = inputs
+    layout: Any = _HidingLayout(context.layout, layer, given["now"])
+    return x, context._replace(layout=layout), state
 
 
 class _HidingLayout:

@@ -56,7 +56,7 @@ def reading_flops(config: GriffinConfig, positions: np.ndarray) -> int:
     c = config
     mlp = 3 * 2 * c.width * c.mlp_width
     gates = 2 * 2 * c.recurrent_channels * (c.lru_width // c.gate_blocks)
-    projections = 2 * c.width * (2 * c.width + 2 * c.kv_width)  # q and output, k and v
+    projections = 2 * c.width * (2 * c.q_width + 2 * c.kv_width)  # q and output, k and v
     each = {
         "recurrent": mlp + 3 * 2 * c.width * c.lru_width + gates,
         "local_attention": mlp + projections,
@@ -70,7 +70,7 @@ def reading_flops(config: GriffinConfig, positions: np.ndarray) -> int:
     }
     # Every head takes a product with the keys and one with the values.
     return sum(
-        each[block] * len(positions) + 2 * 2 * c.width * keys[block] for block in c.block_types
+        each[block] * len(positions) + 2 * 2 * c.q_width * keys[block] for block in c.block_types
     )
 
 

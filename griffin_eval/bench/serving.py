@@ -112,9 +112,9 @@ def mlx_server(folder: str) -> list[str]:
 
 
 def transformers_server(folder: str) -> list[str]:
-    """The command of transformers' server on the CPU, but for its port."""
+    """The command of transformers' server, but for its port."""
     main = "from transformers.cli.transformers import main; main()"
-    return [sys.executable, "-P", "-c", main, "serve", folder, "--device", "cpu"]
+    return [sys.executable, "-P", "-c", main, "serve", folder]
 
 
 PEERS = {  # the modules that they need, and their commands for a folder as transformers has it

@@ -1,6 +1,8 @@
 """The command ``convert``."""
 
 import math
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +18,7 @@ from griffin_eval.cli.options import (
 from griffin_eval.converters.arrays.dtypes import ITEM_BYTES
 from griffin_eval.converters.codecs.encode import ENCODINGS, encoding_named
 from griffin_eval.converters.formats import FORMATS, format_named, limits
+from griffin_eval.errors import ArgumentError
 from griffin_eval.messages import printable
 from griffin_eval.sharding.split import parse_mesh
 
@@ -40,8 +43,10 @@ def _print_formats(wanted: bool) -> None:
 
 @takes_checkpoint_options
 def convert(
+    context: typer.Context,
     source: Annotated[
-        str, typer.Argument(help="Folder, .pt file, hub id, or gs:// or s3:// URL of Orbax.")
+        str,
+        typer.Argument(help="Folder, .pt or .gguf file, hub id, or gs:// or s3:// URL of Orbax."),
     ],
     destination: Annotated[
         str, typer.Argument(help="Folder to write; for Orbax also a gs:// or s3:// URL.")
@@ -91,6 +96,10 @@ def convert(
             help="Continued conversion after a kill; finished safetensors files are kept.",
         ),
     ] = False,
+    push_to_hub: Annotated[
+        str | None,
+        typer.Option(help="Repository, organisation/name, to upload an hf output to."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Printed plan, nothing written.")
     ] = False,
@@ -109,8 +118,11 @@ def convert(
     """Convert a checkpoint to another format, with a manifest that proves what was written."""
     from griffin_eval.converters.convert import convert_checkpoint
     from griffin_eval.converters.output.memory_plan import choose_buffering
+    from griffin_eval.converters.output.publish import check_repository, push
     from griffin_eval.converters.plan import make_plan, parse_dtypes
 
+    if push_to_hub is not None and to != "hf":
+        raise ArgumentError(f"--push-to-hub is for --to hf, which transformers loads, not {to}")
     memory = None if max_memory is None else parse_size(max_memory, "--max-memory")
     target, shard = format_named(to), parse_size(max_shard_size, "--max-shard-size")
     encoding = None if quantize is None else encoding_named(quantize)
@@ -133,6 +145,8 @@ def convert(
     if dry_run:
         _print_plan(plan, shard, need)
         return
+    if push_to_hub is not None:
+        check_repository(push_to_hub)
     with progress_bar("converting", plan.nbytes) as progress:
         convert_checkpoint(
             plan,
@@ -142,8 +156,29 @@ def convert(
             max_shard_size=shard,
             buffering=buffering,
             progress=progress,
+            command=_command_line(context),
         )
     typer.echo(f"{destination}: {to}, {len(plan.specs)} tensors, {plan.nbytes} bytes")
+    if push_to_hub is not None:
+        typer.echo(f"pushed to {push(Path(destination).expanduser(), push_to_hub)}")
+
+
+def _command_line(context: typer.Context) -> str:
+    """What was typed, as a shell would have it."""
+    options, arguments = [], []
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        value = context.params[parameter.name or ""]
+        if parameter.param_type_name == "argument":
+            arguments.append(str(value))
+        elif isinstance(value, bool):
+            options.append((parameter.opts if value else parameter.secondary_opts)[0])
+        else:
+            for each in value if isinstance(value, list | tuple) else [value]:
+                options += [parameter.opts[0], str(each)]
+    return shlex.join(["griffin-eval", "convert", *arguments, *options])
 
 
 def _print_plan(plan: "Plan", max_shard_size: int, need: "Need") -> None:
@@ -168,4 +203,4 @@ def _print_plan(plan: "Plan", max_shard_size: int, need: "Need") -> None:
     compressed = ", less what compression saves" * plan.output.compressed
     typer.echo(f"disk: {plan.nbytes} bytes{compressed}")
     typer.echo(f"memory: {need.nbytes} bytes at most, the most of it for {need.tensor}")
-    typer.echo(f"copied beside them: {', '.join(p.name for p in plan.companions) or 'nothing'}")
+    typer.echo(f"copied beside them: {', '.join(plan.companions) or 'nothing'}")

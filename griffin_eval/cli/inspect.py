@@ -14,7 +14,7 @@ from griffin_eval.messages import printable
 
 @takes_checkpoint_options
 def inspect(
-    path: Annotated[str, typer.Argument(help="Folder, .pt file or hub id.")],
+    path: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
     devices: Annotated[
         int | None,
         typer.Option(help="Number of devices; shows how the model would be split.", min=1),

@@ -146,7 +146,7 @@ def causal_map(
         else:
             drawn = _drawn(opened, task, pairs or PAIRS, size, seed or 0)
         found.append((name, opened, drawn))
-    facts = [_facts(*each, asked) for each in found]
+    facts = [_facts(name, opened, drawn, asked) for name, opened, drawn in found]
     if as_json:
         typer.echo(json.dumps(facts, indent=1, allow_nan=False))
     else:

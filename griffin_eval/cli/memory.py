@@ -29,7 +29,7 @@ LENGTHS = tuple(4**power for power in range(5, 11))  # 1024 to 1048576
 
 @takes_checkpoint_options
 def memory(
-    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt file or hub id.")],
+    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
     text: Annotated[
         Path | None,
         typer.Option(help="UTF-8 file on which gates are measured; by default Python's manual."),

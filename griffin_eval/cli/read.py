@@ -13,7 +13,7 @@ from griffin_eval.errors import ArgumentError
 
 @takes_checkpoint_options
 def read(
-    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt file or hub id.")],
+    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
     text: Annotated[Path, typer.Argument(help="UTF-8 file, whose content is read from its start.")],
     save: Annotated[Path, typer.Option(help="File for the state, in safetensors.")],
     adapter: Annotated[

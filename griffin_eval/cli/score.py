@@ -43,7 +43,7 @@ class Scored(NamedTuple):
 
 @takes_checkpoint_options
 def score(
-    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt file or hub id.")],
+    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
     texts: Annotated[list[Path], typer.Argument(help="UTF-8 files, each of them one text.")],
     lines: Annotated[
         bool, typer.Option("--lines", help="Lines as texts of their own, but for empty ones.")

@@ -11,7 +11,7 @@ from griffin_eval.cli.options import CheckpointOptions, takes_checkpoint_options
 from griffin_eval.errors import ArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
-    from griffin_eval.engine.requests import Request
+    from griffin_eval.engine.live.requests import Request
 
 GRACE = 5  # seconds in which requests may end after Ctrl-C
 MOST_NAMED = 10  # requests that an interrupt cut
@@ -20,7 +20,7 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 
 @takes_checkpoint_options
 def serve(
-    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt file or hub id.")],
+    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen at.", min=0, max=65535)] = 8000,
     api_key: Annotated[

@@ -19,11 +19,11 @@ from griffin_eval.errors import ArgumentError
 
 @takes_checkpoint_options
 def verify(
-    one: Annotated[str, typer.Argument(help="Folder, .pt file or hub id.")],
+    one: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
     other: Annotated[
         str | None,
         typer.Argument(
-            help="Other folder, .pt file or hub id, in any format; without it, the manifest."
+            help="Other folder, file or hub id, in any format; without it, the manifest."
         ),
     ] = None,
     logits: Annotated[

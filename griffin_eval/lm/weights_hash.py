@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 from griffin_eval.converters.arrays.pieces import bytes_of
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.output.manifest import mismatch, recorded
+from griffin_eval.converters.output.manifest import combined_sha256, mismatch, recorded
 from griffin_eval.converters.source.hub import check_files
 from griffin_eval.errors import CheckpointError
 
@@ -47,7 +47,8 @@ def weights_sha256(checkpoint: Checkpoint, check: bool = True) -> str:
     Raises:
         CheckpointError: a parameter is not what the manifest says; or this is damaged.
     """
-    total, entries = hashlib.sha256(), recorded(checkpoint.folder) if check else {}
+    hashes: dict[str, tuple[str, str]] = {}
+    entries = recorded(checkpoint.folder) if check else {}
     if check:
         check_files(checkpoint.container.files())
     for name, dtype in sorted(checkpoint.dtypes.items()):
@@ -58,7 +59,8 @@ def weights_sha256(checkpoint: Checkpoint, check: bool = True) -> str:
             wrong = mismatch(checkpoint.folder, name, dtype, one.hexdigest(), entries[name])
             if wrong is not None:
                 raise CheckpointError(f"{wrong} (check=False evaluates it as it is)")
-        total.update(f"{name} {dtype} {one.hexdigest()}\n".encode())
+        hashes[name] = dtype, one.hexdigest()
+    total = combined_sha256(hashes)
     for adapter in checkpoint.adapters:
         total.update(f"adapter {adapter.sha256} {adapter.weight!r}\n".encode())
     return total.hexdigest()

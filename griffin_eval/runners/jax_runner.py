@@ -81,8 +81,8 @@ class JaxRunner:
         self.step_rows, self.decode_rows = step_rows(self.device), decode_rows(self.device)
         one = jnp.empty((1, 1, 1), weight.dtype)
         gates = Gates(*[one] * 6) if self.config.complex_gates else None
-        self.kernel = choose(one, gates, starts=one)
-        shape = 1, self._full_step, self.config.num_heads, self.config.head_dim
+        self.kernel = choose(one, gates, starts=one, c=self.config.lru_constant)
+        shape = 1, self._full_step, self.config.num_heads, self.config.head_size
         queries = jax.ShapeDtypeStruct(shape, weight.dtype)
         joined = *shape[:2], self.config.kv_width
         keys = jax.ShapeDtypeStruct(joined, weight.dtype)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from griffin_eval.engine.requests import NewToken, PromptScores
+from griffin_eval.engine.live.requests import NewToken, PromptScores
 from griffin_eval.text.tokenizer import Tokenizer
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -51,7 +51,7 @@ class TokenNames:
 
 
 class Answer:
-    """The answer to one prompt: a `griffin_eval.engine.requests.Listener`.
+    """The answer to one prompt: a `griffin_eval.engine.live.requests.Listener`.
 
     Args:
         tokenizer: of the model.

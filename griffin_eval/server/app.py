@@ -17,7 +17,7 @@ from starlette.requests import Request as Http
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from griffin_eval.engine.requests import Request
+from griffin_eval.engine.live.requests import Request
 from griffin_eval.server.answers import Completion, Waker
 from griffin_eval.server.fields import (
     CHAT,

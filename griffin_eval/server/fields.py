@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
-from griffin_eval.engine.requests import MOST_TOP
+from griffin_eval.engine.live.requests import MOST_TOP
 from griffin_eval.engine.sampling import Sampling
 from griffin_eval.errors import BadInput
 from griffin_eval.messages import brief

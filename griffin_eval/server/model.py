@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from griffin_eval.engine.requests import Request
-from griffin_eval.engine.scheduler import Scheduler
+from griffin_eval.engine.live.requests import Request
+from griffin_eval.engine.live.scheduler import Scheduler
 from griffin_eval.errors import ArgumentError
 from griffin_eval.lm.arguments import parse_arguments
 from griffin_eval.lm.load import load, open_state_cache

@@ -75,14 +75,21 @@ def summed(partial: Array, split: bool = True) -> Array:
 
 
 def rglru(
-    x: Array, gates: Gates, h0: Array, *, resets: Array, lengths: Array, starts: Array | None
+    x: Array,
+    gates: Gates,
+    h0: Array,
+    *,
+    resets: Array,
+    lengths: Array,
+    starts: Array | None,
+    c: float,
 ) -> tuple[Array, Array]:
     """`griffin_eval.kernels.rglru.api.rglru`, each device with whole blocks of the gates, or with a
     part of the tokens."""
     if _devices_in_time() > 1:
-        return _rglru_over_time(x, gates, h0, {"resets": resets, "lengths": lengths})
+        return _rglru_over_time(x, gates, h0, {"resets": resets, "lengths": lengths, "c": c})
     if not _sizes():
-        return rglru_api.rglru(x, gates, h0, resets=resets, lengths=lengths, starts=starts)
+        return rglru_api.rglru(x, gates, h0, resets=resets, lengths=lengths, starts=starts, c=c)
     real, blocks = gates.imaginary_param is None, len(gates.input_weight)
     split = _axis(MODEL, blocks) if real else None
     rows = _axis(DATA, len(x))
@@ -90,7 +97,7 @@ def rglru(
     states = PartitionSpec(rows, split)
 
     def island(x: Array, gates: Gates, h0: Array, layout: dict[str, Any]) -> tuple[Array, Array]:
-        return rglru_api.rglru(x, gates, h0, **layout)
+        return rglru_api.rglru(x, gates, h0, **layout, c=c)
 
     layout = {"resets": resets, "lengths": lengths, "starts": starts}
     specs = jax.tree.map(lambda _: PartitionSpec(rows), layout)

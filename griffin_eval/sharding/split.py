@@ -18,7 +18,7 @@ DATA, MODEL = "data", "model"  # the axes of a mesh: of the batch, and of the we
 TIME = "time"  # the one axis of a mesh whose devices read a document together
 
 # The axis of the mesh that splits each logical axis. The others stay whole.
-RULES = dict.fromkeys(("vocab", "mlp", "lru", "gate", "heads", "kv_heads"), MODEL)
+RULES: dict[str, str] = dict.fromkeys(("vocab", "mlp", "lru", "gate", "heads", "kv_heads"), MODEL)
 
 
 @dataclass(frozen=True)

@@ -253,7 +253,8 @@ def check_origin(
         ArgumentError: naming what differs.
     """
     origin, mine = state.origin, config_of(config)
-    theirs = {name: getattr(GriffinConfig, name) for name in ADDED} | origin.config
+    defaults = json.loads(json.dumps({name: getattr(GriffinConfig, name) for name in ADDED}))
+    theirs = defaults | origin.config
     differing = []
     for name in sorted({*mine, *theirs}):
         if (saved := theirs.get(name)) != (here := mine.get(name)):

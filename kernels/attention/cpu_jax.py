@@ -44,7 +44,7 @@ def local_attention(
     *,
     past: int,
     **layout: Any,
-) -> Float[Array, "B T W"]:
+) -> Float[Array, "B T H*D"]:
     """See `griffin_eval.kernels.attention.api.local_attention`. Padding gets zeros; keys that no
     query sees are not read."""
     return _attention(past, q, keys, values, max_age, layout)

@@ -41,7 +41,7 @@ def local_attention(
     remembered: Remembered | None = None,
     offset: int = 0,
     blocks: Any = None,
-) -> Float[Tensor, "B T W"]:
+) -> Float[Tensor, "B T H*D"]:
     """See `griffin_eval.kernels.attention.api.local_attention`. Padding gets zeros; keys that no
     query sees are not read."""
     batch, length, heads, size = q.shape

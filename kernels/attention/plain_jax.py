@@ -54,7 +54,7 @@ def local_attention(
     remembered: Remembered | None = None,
     offset: int | Int[Array, ""] = 0,
     blocks: PackedBlocks | None = None,
-) -> Float[Array, "B T W"]:
+) -> Float[Array, "B T H*D"]:
     """See `griffin_eval.kernels.attention.api.local_attention`."""
     if starts is not None:
         assert blocks is not None and remembered is not None
@@ -71,7 +71,7 @@ def attend_in_blocks(
     values: Float[Array, "B Q J"],
     max_age: Int[Array, "B T"],
     past: int,
-) -> Float[Array, "B T W"]:
+) -> Float[Array, "B T H*D"]:
     """Attention of padded rows, whose Q keys are P remembered ones and T new ones.
 
     Where no row sees a remembered key, as in training, none is read, nor more of the new ones than
@@ -160,7 +160,7 @@ def _attend_packed(
     lengths: Int[Array, " S"],
     starts: Int[Array, " S"],
     blocks: PackedBlocks,
-) -> Float[Array, "1 N W"]:
+) -> Float[Array, "1 N H*D"]:
     key = jnp.arange(-past, blocks.queries.shape[1], dtype=jnp.int32)[None]
     # A block may end behind its segment: there its last key is repeated, which is too young.
     position = jnp.minimum(blocks.start[:, None] + key, lengths[blocks.segment][:, None] - 1)
@@ -177,7 +177,7 @@ def _attend_one(
     max_age: Int[Array, "B 1"],
     past: int,
     offset: int | Int[Array, ""],
-) -> Float[Array, "B 1 W"]:
+) -> Float[Array, "B 1 H*D"]:
     """One query a row, over all slots: to cut out those that hold keys would be a copy."""
     age = (past + offset - jnp.arange(keys.shape[1], dtype=jnp.int32))[None, None]
     visible = (age >= 0) & (age <= jnp.minimum(max_age, past)[:, :, None])
@@ -189,16 +189,16 @@ def attend(block: QueryBlock) -> Float[Array, "M t H D"]:
     # jax.nn.dot_product_attention takes its softmax in float32 even where the model is float64.
     # Keys go first: on a CPU few queries are read half as fast the other way round.
     batch, length, heads, size = block.q.shape
-    if block.k.shape[2] > size:  # several heads of keys, each with its queries
+    if (joined := block.k.shape[2]) > size:  # several heads of keys, each with its queries
 
-        def split(x: Array, *sizes: int) -> Array:
-            return x.reshape(*x.shape[:2], block.k.shape[2] // size, *sizes)
+        def of_head(q: Array, k: Array, v: Array) -> Array:
+            return attend(QueryBlock(q, k, v, block.visible))
 
-        parts = QueryBlock(
-            split(block.q, -1, size), split(block.k, size), split(block.v, size), block.visible
+        q, k, v = (
+            x.reshape(batch, x.shape[1], joined // size, *inner)
+            for x, inner in ((block.q, (-1, size)), (block.k, (size,)), (block.v, (size,)))
         )
-        axes = QueryBlock(2, 2, 2, None)
-        return jax.vmap(attend, (axes,), 2)(parts).reshape(block.q.shape)
+        return jax.vmap(of_head, 2, 2)(q, k, v).reshape(block.q.shape)
     q = block.q.reshape(batch, length * heads, size)
     wider = accumulation_dtype(q.dtype)
     scores = jnp.einsum("bsd,bqd->bsq", block.k, q, preferred_element_type=wider) * size**-0.5

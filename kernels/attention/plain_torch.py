@@ -50,7 +50,7 @@ def local_attention(
     remembered: Remembered | None = None,
     offset: int = 0,
     blocks: PackedBlocks | None = None,
-) -> Float[Tensor, "B T W"]:
+) -> Float[Tensor, "B T H*D"]:
     """See `griffin_eval.kernels.attention.api.local_attention`."""
     if starts is not None:
         assert blocks is not None and remembered is not None
@@ -66,7 +66,7 @@ def attend_in_blocks(
     values: Float[Tensor, "B Q J"],
     max_age: Int[Tensor, "B T"],
     past: int,
-) -> Float[Tensor, "B T W"]:
+) -> Float[Tensor, "B T H*D"]:
     """Attention of padded rows, whose Q keys are P remembered ones and T new ones."""
     length = q.shape[1]
     mixed = []
@@ -99,7 +99,7 @@ def _attend_packed(
     lengths: Int[Tensor, " S"],
     starts: Int[Tensor, " S"],
     blocks: PackedBlocks,
-) -> Float[Tensor, "1 N W"]:
+) -> Float[Tensor, "1 N H*D"]:
     key = torch.arange(-past, blocks.queries.shape[1], device=q.device)
     # A block may end behind its segment: there its last key is repeated, which is too young.
     position = (blocks.start[:, None] + key).minimum(lengths[blocks.segment][:, None] - 1)

@@ -75,7 +75,7 @@ def local_attention(
     *,
     remembered: Remembered | None = None,
     **layout: Any,
-) -> Float[Array, "B T W"]:
+) -> Float[Array, "B T H*D"]:
     """See `griffin_eval.kernels.attention.api.local_attention`; a packed segment is one row."""
     if remembered is not None:
         keys, values = (x[None] for x in joined_keys(keys, values, remembered))

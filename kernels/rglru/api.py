@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from griffin_eval.kernels import devices
-from griffin_eval.kernels.rglru.reference import Gates
+from griffin_eval.kernels.rglru.reference import C, Gates
 from griffin_eval.kernels.rglru.shapes import check_rglru, check_scan
 
 logger = logging.getLogger(__name__)
@@ -70,6 +70,7 @@ def rglru(
     resets: Any = None,
     lengths: Any = None,
     starts: Any = None,
+    c: float = C,
     impl: str = "auto",
 ) -> tuple[Any, Any]:
     """The RG-LRU (equations 1-4), in float32 or wider whatever the dtype of x, or of autocast.
@@ -82,6 +83,7 @@ def rglru(
         gates: parameters; with an imaginary part of the CG-LRU (appendix B), whose x, h and states
             have real parts in one half, imaginary parts in the other.
         h0, resets, lengths, starts, impl: as of `linear_scan`.
+        c: constant of equation 3.
 
     Returns:
         [B, T, L], every h_t in the dtype of x, and [S, L], the states after the last step in
@@ -93,12 +95,20 @@ def rglru(
     """
     h0 = _states(x, h0, lengths)
     check_rglru(x, gates, h0, resets, lengths, starts)
-    module = _module(choose(x, gates, starts, impl), x)
+    module = _module(choose(x, gates, starts, impl, c), x)
+    layout = {"resets": resets, "lengths": lengths, "starts": starts}
+    constant = {} if c == C else {"c": c}  # of which some implementations know but one
     with devices.without_autocast(x):
-        return module.rglru(x, gates, h0, resets=resets, lengths=lengths, starts=starts)
+        return module.rglru(x, gates, h0, **layout, **constant)
 
 
-def choose(x: Any, gates: Gates | None = None, starts: Any = None, impl: str = "auto") -> str:
+def choose(
+    x: Any,
+    gates: Gates | None = None,
+    starts: Any = None,
+    impl: str = "auto",
+    c: float = C,
+) -> str:
     """The implementation that will run: the first that takes these arrays where they are.
 
     Raises:
@@ -113,7 +123,7 @@ def choose(x: Any, gates: Gates | None = None, starts: Any = None, impl: str = "
     for name in known:
         if impl not in (name, "auto"):
             continue
-        reason = _unsupported(name, x, gates, starts)
+        reason = _unsupported(name, x, gates, starts, c)
         if reason is None:
             return name
         if impl != "auto":
@@ -121,9 +131,11 @@ def choose(x: Any, gates: Gates | None = None, starts: Any = None, impl: str = "
     raise AssertionError("plain implementations take everything")
 
 
-def _unsupported(name: str, x: Any, gates: Gates | None, starts: Any) -> str | None:
+def _unsupported(name: str, x: Any, gates: Gates | None, starts: Any, c: float) -> str | None:
     if name in ("plain", "reference"):
         return None
+    if c != C and name in ("triton", "tpu"):
+        return f"{name} kernels have the constant {C:g}, not {c:g}"
     platform = devices.platform(x)
     meant = {"cpu": "cpu", "triton": "cuda", "tpu": "tpu"}[name]
     if platform != meant:

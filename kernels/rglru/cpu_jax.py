@@ -55,6 +55,7 @@ def rglru(
     resets: Bool[Array, "B T"] | None = None,
     lengths: Int[Array, " S"] | None = None,
     starts: Int[Array, " S"] | None = None,
+    c: float = C,
 ) -> tuple[Float[Array, "B T L"], Float[Array, "S L"]]:
     """See `griffin_eval.kernels.rglru.api.rglru`."""
     h, last = _gated(
@@ -63,7 +64,7 @@ def rglru(
         gates.recurrent_weight.astype(jnp.float32),
         gates.input_bias.astype(jnp.float32).reshape(-1),
         gates.recurrent_bias.astype(jnp.float32).reshape(-1),
-        -C * jax.nn.softplus(gates.recurrent_param.astype(jnp.float32)),
+        -c * jax.nn.softplus(gates.recurrent_param.astype(jnp.float32)),
         h0.astype(jnp.float32),
         *_layout(x, resets, lengths, starts),
     )

@@ -14,7 +14,7 @@ from griffin_eval.kernels.rglru.reference import C, Gates
 
 # What `griffin_rglru` computes, and the arrays it takes: float32 but for starts and lengths [S],
 # which are int32, and resets [N], uint8. D columns, N tokens, S segments in ascending order; the
-# products of the gates with x are [G, N, D / G]; decay = -8 softplus(Λ).
+# products of the gates with x are [G, N, D / G]; decay = -c softplus(Λ).
 SCAN = 0  # starts lengths resets a x -> h last; `last` holds the states before when it is called
 SCAN_BACKWARD = 1  # starts lengths resets a h0 h dh dlast -> da dx dh0
 GATED = 2  # starts lengths resets x input recurrent input_bias recurrent_bias decay -> h last
@@ -57,6 +57,7 @@ def rglru(
     resets: Bool[Tensor, "B T"] | None = None,
     lengths: Int[Tensor, " S"] | None = None,
     starts: Int[Tensor, " S"] | None = None,
+    c: float = C,
 ) -> tuple[Float[Tensor, "B T L"], Float[Tensor, "S L"]]:
     """See `griffin_eval.kernels.rglru.api.rglru`."""
     h, last = _Gated.apply(
@@ -65,7 +66,7 @@ def rglru(
         _dense(gates.recurrent_weight),
         _dense(gates.input_bias).flatten(),
         _dense(gates.recurrent_bias).flatten(),
-        -C * F.softplus(gates.recurrent_param.float()),
+        -c * F.softplus(gates.recurrent_param.float()),
         _dense(h0),
         *layout(x, resets, lengths, starts),
     )

@@ -61,6 +61,7 @@ def rglru(
     resets: Bool[Array, "B T"] | None = None,
     lengths: Int[Array, " S"] | None = None,
     starts: Int[Array, " S"] | None = None,
+    c: float = C,
     scan: Callable[[Array, Array, Array], Array] = blocked_scan,
 ) -> tuple[Float[Array, "B T L"], Float[Array, "S L"]]:
     """See `griffin_eval.kernels.rglru.api.rglru`; ``scan`` is that of rows without resets."""
@@ -69,7 +70,7 @@ def rglru(
     # (1) and (2): r_t = sigma(W_a x_t + b_a), i_t = sigma(W_x x_t + b_x)
     r_t = jax.nn.sigmoid(block_diagonal(x_t, gates.recurrent_weight, gates.recurrent_bias))
     i_t = jax.nn.sigmoid(block_diagonal(x_t, gates.input_weight, gates.input_bias))
-    log_a = _log_decay(r_t, gates)
+    log_a = _log_decay(r_t, gates, c)
     # (4): h_t = a_t h_{t-1} + sqrt(1 - a_t^2) (i_t x_t); a document starts with h_t = i_t x_t.
     multiplier = bounded_sqrt(-jnp.expm1(2 * log_a))
     if resets is not None:
@@ -91,19 +92,20 @@ def total_decay(
     *,
     resets: Bool[Array, "B T"],
     lengths: Int[Array, " B"],
+    c: float = C,
 ) -> Float[Array, "B L"]:
     """What is left of the states before the first step after the last one: the product of all a_t
     of the RG-LRU, in float32 or wider. Arguments are those of `rglru`, of rows."""
     x_t = x.astype(accumulation_dtype(x.dtype))
     r_t = jax.nn.sigmoid(block_diagonal(x_t, gates.recurrent_weight, gates.recurrent_bias))
     time = jnp.arange(x.shape[1], dtype=lengths.dtype)[None]
-    log_a = jnp.where(resets[:, :, None], -jnp.inf, _log_decay(r_t, gates))
+    log_a = jnp.where(resets[:, :, None], -jnp.inf, _log_decay(r_t, gates, c))
     return jnp.exp(jnp.sum(jnp.where((time < lengths[:, None])[:, :, None], log_a, 0.0), 1))
 
 
-def _log_decay(r_t: Float[Array, "B T L"], gates: Gates) -> Float[Array, "B T L"]:
+def _log_decay(r_t: Float[Array, "B T L"], gates: Gates, c: float) -> Float[Array, "B T L"]:
     """The logarithm of a_t = sigma(-Lambda)^(c r_t) (3)."""
-    return -C * jax.nn.softplus(gates.recurrent_param.astype(r_t.dtype))[None, None] * r_t
+    return -c * jax.nn.softplus(gates.recurrent_param.astype(r_t.dtype))[None, None] * r_t
 
 
 def _joined(halves: Float[Array, "*N L"]) -> Complex[Array, "*N Z"]:

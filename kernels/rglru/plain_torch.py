@@ -58,6 +58,7 @@ def rglru(
     resets: Bool[Tensor, "B T"] | None = None,
     lengths: Int[Tensor, " S"] | None = None,
     starts: Int[Tensor, " S"] | None = None,
+    c: float = C,
 ) -> tuple[Float[Tensor, "B T L"], Float[Tensor, "S L"]]:
     """See `griffin_eval.kernels.rglru.api.rglru`."""
     wider = accumulation_dtype(x.dtype)
@@ -66,7 +67,7 @@ def rglru(
     r_t = torch.sigmoid(block_diagonal(x_t, gates.recurrent_weight, gates.recurrent_bias))
     i_t = torch.sigmoid(block_diagonal(x_t, gates.input_weight, gates.input_bias))
     # (3) in log space: a_t = sigma(-Lambda)^(c r_t)
-    log_a = -C * F.softplus(gates.recurrent_param.to(wider)) * r_t
+    log_a = -c * F.softplus(gates.recurrent_param.to(wider)) * r_t
     # (4): h_t = a_t h_{t-1} + sqrt(1 - a_t^2) (i_t x_t); a document starts with h_t = i_t x_t.
     multiplier = bounded_sqrt(-torch.expm1(2 * log_a))
     if resets is not None:

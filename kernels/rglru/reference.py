@@ -92,18 +92,20 @@ def rglru(
     resets: Any = None,
     lengths: Any = None,
     starts: Any = None,
+    c: float = C,
     xp: ModuleType = np,
 ) -> tuple[Any, Any]:
     """The RG-LRU of section 2.4, or the CG-LRU of appendix B where gates have an imaginary part.
 
-    r_t = σ(W_a x_t + b_a), i_t = σ(W_x x_t + b_x), log a_t = -8 softplus(Λ) r_t (equations 1-3) and
+    r_t = σ(W_a x_t + b_a), i_t = σ(W_x x_t + b_x), log a_t = -c softplus(Λ) r_t (equations 1-3) and
     h_t = a_t h_{t-1} + sqrt(1 - |a_t|²) (i_t x_t) (4); at the start of a document h_t = i_t x_t.
-    For the CG-LRU log a_t = (-8 softplus(Λ) + iθ) r_t, and the two halves of x, h and of the states
+    For the CG-LRU log a_t = (-c softplus(Λ) + iθ) r_t, and the two halves of x, h and of the states
     are real and imaginary parts.
 
     Args:
         x: [B, T, L].
         gates: parameters.
+        c: constant of equation 3.
         h0, resets, lengths, starts, xp: as of `linear_scan`.
 
     Returns:
@@ -113,7 +115,7 @@ def rglru(
     gates = Gates(*(None if p is None else _wide(p, xp) for p in gates))
     r_t = _sigmoid(_block_diagonal(x, gates.recurrent_weight, gates.recurrent_bias, xp), xp)
     i_t = _sigmoid(_block_diagonal(x, gates.input_weight, gates.input_bias, xp), xp)
-    log_a = -C * xp.logaddexp(gates.recurrent_param, 0.0) * r_t
+    log_a = -c * xp.logaddexp(gates.recurrent_param, 0.0) * r_t
     multiplier = xp.sqrt(-xp.expm1(2 * log_a))
     if resets is not None:
         multiplier = xp.where(np.asarray(resets)[:, :, None], 1.0, multiplier)

@@ -15,6 +15,7 @@ from griffin_eval.analysis.causal_map import Component, Pair, components, measur
 from griffin_eval.analysis.withheld import bins, lost_keys, lost_writes
 
 FRAMEWORKS = ("torch", "jax")
+SEVERAL_HEADS = replace(BASE, num_kv_heads=2)  # of keys
 LAYERS = tuple(range(BASE.num_layers))
 EVERYTHING = Component("everything", LAYERS, ("RG-LRU", "conv", "attention"))
 NOTHING = Component("nothing", (), ("RG-LRU", "conv", "attention"))
@@ -34,9 +35,14 @@ def differences(pairs) -> np.ndarray:
     )
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_everything_withheld_is_everything_lost_and_nothing_is_nothing(framework):
-    runner, between = small_runner(framework), differences(ALL)
+@pytest.mark.parametrize(
+    ("framework", "config"),
+    [("torch", BASE), ("jax", BASE), *(slow(framework, SEVERAL_HEADS) for framework in FRAMEWORKS)],
+)
+def test_everything_withheld_is_everything_lost_and_nothing_is_nothing(framework, config):
+    runner = small_runner(framework, config)
+    effects = measure(runner, ALL, [], [None])
+    between = differences(ALL) if config is BASE else effects.between
     lost = lost_writes(runner, ALL, [EVERYTHING, NOTHING, *components(BASE)], between)
     np.testing.assert_allclose(lost[:, 0], between, rtol=0, atol=5e-5)
     np.testing.assert_allclose(lost[:, 1], 0, rtol=0, atol=5e-5)

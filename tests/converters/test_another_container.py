@@ -180,5 +180,5 @@ def test_what_it_says_of_itself_is_used(source, tmp_path):
     assert more[0] > more[1] + 7
     files = ["config.json", "model.final_norm.weight.npy", "README.md"]
     assert choose(files, "", "a/b") == ("", sorted(files[:2]))
-    with pytest.raises(CheckpointError, match="an Orbax folder or a folder of .npy files"):
+    with pytest.raises(CheckpointError, match="a GGUF file or a folder of .npy files"):
         open_container(tmp_path / "nothing")

@@ -1,11 +1,14 @@
 """Fine-tunes as transformers saves them keep what they need in every format: chat templates, added
 tokens, embeddings of another size, and tensors of several dtypes."""
 
+import json
+import shutil
 import warnings
 
 import numpy as np
 import pytest
 import torch
+from slow import fast
 from transformers import AutoTokenizer, RecurrentGemmaForCausalLM
 
 from griffin_eval.converters.checkpoint import Checkpoint
@@ -91,6 +94,56 @@ def test_embeddings_of_any_size(checkpoint, tmp_path, rows):
         if target.startswith("deepmind"):  # whose shapes say it, too
             known = Overrides(visible_keys=128, embedding_scale=True, logits_soft_cap=30.0)
             assert Checkpoint(out, known).config.vocab_size == rows
+
+
+@pytest.mark.parametrize("rows", [256_000, 256_128])
+def test_embeddings_of_gemmas_sizes(checkpoint, tmp_path, rows):
+    """Those of transformers and of DeepMind, cut and enlarged."""
+    raw = RecurrentGemmaForCausalLM.from_pretrained(checkpoint).config
+    raw.hidden_size, raw.intermediate_size, raw.num_hidden_layers, raw.vocab_size = 16, 16, 3, rows
+    raw.lru_width, raw.num_attention_heads, raw.head_dim = 16, 2, 8
+    model = RecurrentGemmaForCausalLM(raw).to(torch.bfloat16)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.normal_()
+    model.save_pretrained(tmp_path / "saved")
+    expected = model.get_input_embeddings().weight.detach()
+    flax = to("deepmind-flax", tmp_path / "saved", tmp_path / "flax")
+    cut = make_plan(Checkpoint(flax), FORMATS["hf"], vocab_size=rows - 128)
+    convert_checkpoint(cut, tmp_path / "cut")
+    for folder, kept in ((flax, rows), (tmp_path / "cut", rows - 128)):
+        opened = Checkpoint(folder)
+        assert opened.config.vocab_size == kept
+        assert torch.equal(opened.torch("model.embed_tokens.weight"), expected[:kept])
+    back = RecurrentGemmaForCausalLM.from_pretrained(tmp_path / "cut", dtype="auto")
+    back.resize_token_embeddings(rows)  # new rows at random
+    assert torch.equal(back.get_input_embeddings().weight[: rows - 128], expected[: rows - 128])
+
+
+@pytest.mark.parametrize("target", fast(["hf"], FORMATS))
+def test_chat_templates_with_names(tuned, target, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tuned)
+    tokenizer.chat_template = {"default": TEMPLATE, "tools": "{{ messages | length }} tools"}
+    source = tmp_path / "source"
+    shutil.copytree(tuned, source)
+    tokenizer.save_pretrained(source)
+    again = AutoTokenizer.from_pretrained(to(target, source, tmp_path / "out"))
+    assert again.chat_template == tokenizer.chat_template
+    assert load_tokenizer(tmp_path / "out").apply_chat_template(
+        TALK, add_generation_prompt=False
+    ) == load_tokenizer(tuned).apply_chat_template(TALK, add_generation_prompt=False)
+
+
+def test_a_chat_template_within_the_config_of_the_tokenizer(tuned, tmp_path):
+    """As transformers 4 saved them."""
+    source = tmp_path / "source"
+    shutil.copytree(tuned, source)
+    file = source / "tokenizer_config.json"
+    raw = json.loads(file.read_text()) | {"chat_template": TEMPLATE}
+    file.write_text(json.dumps(raw))
+    (source / "chat_template.jinja").unlink()
+    out = to("deepmind-torch", source, tmp_path / "out")
+    expected = load_tokenizer(tuned).apply_chat_template(TALK, add_generation_prompt=True)
+    assert load_tokenizer(out).apply_chat_template(TALK, add_generation_prompt=True) == expected
 
 
 def mixed(checkpoint, folder, *, apart=()):

@@ -4,16 +4,20 @@ import fcntl
 import json
 import os
 import pty
+import shutil
 import struct
 import subprocess
 import sys
 import termios
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hub_server import Fault, Hub
+from typer.testing import CliRunner
 
 import griffin_eval.converters.source.hub
+from griffin_eval.cli.main import app
 from griffin_eval.converters.checkpoint import Checkpoint, Overrides
 from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
@@ -21,7 +25,8 @@ from griffin_eval.converters.plan import make_plan
 from griffin_eval.converters.source.companions import tokenizer_folder
 from griffin_eval.converters.source.hub import choose
 from griffin_eval.converters.source.resolve import resolve
-from griffin_eval.errors import CheckpointError
+from griffin_eval.converters.verify import compare
+from griffin_eval.errors import CheckpointError, MissingExtraError
 
 BIN = Path(sys.executable).parent
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
@@ -125,6 +130,8 @@ def below(folder: str, names: list[str]) -> list[str]:
     [
         (HF, "", "", HF),
         ([*HF, "2b.pt", "pytorch_model.bin", *below("2b", ITEM)], "", "", HF),
+        ([*HF, "additional_chat_templates/tools.jinja"], "", "",
+         [*HF, "additional_chat_templates/tools.jinja"]),
         (["model.safetensors", "other.safetensors"], "", "", ["model.safetensors"]),
         (["2b.safetensors", "optimizer.pt"], "", "", ["2b.safetensors"]),
         (["2b.pt", "tokenizer.model"], "", "", ["2b.pt", "tokenizer.model"]),
@@ -143,6 +150,8 @@ def below(folder: str, names: list[str]) -> list[str]:
         (below("100/default", ITEM), "", "100/default", below("100/default", ITEM)),
         ([*below("100/default", ITEM), *below("200/default", ITEM)], "200", "200/default",
          below("200/default", ITEM)),
+        (["tokenizer.json"], "", "", ["2b.gguf", "tokenizer.json"]),  # of what is clutter elsewhere
+        (["q/2b.gguf", "q/tokenizer.json"], "q", "q", ["q/2b.gguf", "q/tokenizer.json"]),
     ],
 )  # fmt: skip
 def test_one_format_is_chosen(files, within, folder, wanted):
@@ -153,8 +162,8 @@ def test_one_format_is_chosen(files, within, folder, wanted):
 @pytest.mark.parametrize(
     ("files", "within", "said"),
     [
-        (["config.json"], "", "holds no checkpoint: expected safetensors, a .pt file or an Orb"),
-        ([], "", "holds no checkpoint"),
+        (["figures/x"], "figures", "expected safetensors, a .pt file, an Orbax folder or a GGUF"),
+        (["a.gguf"], "", "expected one .gguf file, found 2b.gguf; a.gguf; download the one"),
         ([*below("2b", ITEM), *below("9b", ITEM)], "", "choose one: subfolder=2b; subfolder=9b"),
         ([*below("2b", ITEM), *below("hf", HF)], "", "choose one: subfolder=2b; subfolder=hf"),
         ([*below("1/a", ITEM), *below("1/b", ITEM)], "1", "subfolder=1/a; subfolder=1/b"),
@@ -473,3 +482,163 @@ def test_an_adapter_is_downloaded_with_nothing_beside_it(hub, user, tmp_path):
     done = user.run("griffin-eval", "convert", "org/adapter", str(tmp_path / "x"), "--to", "hf")
     assert done.returncode == 2 and "holds only an adapter: give the base" in done.stderr
     assert "'google/x'" in done.stderr
+
+
+# Uploads.
+
+# Runs commands one after the other, each with a token of its own.
+COMMANDS = """
+import json, os, sys, time
+time.sleep = lambda seconds: None
+from griffin_eval.cli.main import app
+from griffin_eval.errors import BadInput
+for token, command in json.loads(sys.argv[1]):
+    os.environ.pop("HF_TOKEN", None)
+    if token is not None:
+        os.environ["HF_TOKEN"] = token
+    try:
+        app(command, standalone_mode=False)
+    except BadInput as error:
+        print("refused:", error)
+    print("-" * 9)
+"""
+
+
+def push(user, *commands):
+    """What each command printed."""
+    done = user.run("python", "-c", COMMANDS, json.dumps(commands), HF_HUB_DISABLE_XET="1")
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.split("-" * 9 + "\n")[:-1]
+    assert len(printed) == len(commands), done.stdout
+    return printed
+
+
+def test_an_output_is_pushed(hub, user, checkpoint, tmp_path):
+    hub.users["hf_good"] = {
+        "name": "me",
+        "orgs": [{"name": "ours"}],
+        "auth": {"accessToken": {"role": "write"}},
+    }
+    hub.users["hf_read"] = hub.users["hf_good"] | {"auth": {"accessToken": {"role": "read"}}}
+    hub.push("me/old", {"README.md": b"#"})
+    hub.faults["me/locked", ""] = Fault(403)
+    hub.faults["me/half", "commit"] = Fault(403)
+    out = [tmp_path / str(i) for i in range(9)]
+
+    def asked(i, repository, token="hf_good", to="hf"):
+        words = ["convert", checkpoint, out[i], "--to", to, "--push-to-hub", repository]
+        return token, list(map(str, words))
+
+    said = push(
+        user,
+        asked(0, "me/new"),
+        asked(1, "ours/new"),
+        asked(2, "me/new"),
+        asked(3, "them/new"),
+        asked(4, "me/x", token=None),
+        asked(4, "me/x", token="hf_bad"),
+        asked(4, "me/x", token="hf_read"),
+        asked(4, "x"),
+        asked(4, "me/x", to="griffin"),
+        asked(5, "me/locked"),
+        asked(6, "me/half"),
+    )
+    assert f"pushed to {hub.url}/me/new\n" in said[0] and f"{hub.url}/ours/new" in said[1]
+    for i, repository in enumerate(("me/new", "ours/new")):
+        assert hub.made[repository]["visibility"] == "private"
+        _, files = hub.find(repository, "main")
+        assert files.keys() - {".gitattributes"} == contents(out[i]).keys()
+        assert all(files[name] == data for name, data in contents(out[i]).items())
+    assert "README.md" in contents(out[0])
+    (there,) = user.resolve({"id": "me/new"})
+    assert compare(Checkpoint(there), Checkpoint(checkpoint)).same
+    expected = [
+        (2, "me/new holds 7 files already"),
+        (3, "whoever is logged in may write to me; ours: name a repository there"),
+        (4, "nobody is logged in: run 'hf auth login'"),
+        (5, "the token is not valid"),
+        (6, "the token may only read"),
+        (7, "expected organisation/name"),
+        (8, "--push-to-hub is for --to hf"),
+        (9, "me/locked could not be pushed to: the hub refuses to write there"),
+        (10, f"{out[6]} is whole, and 'hf upload me/half {out[6]}' goes on with it"),
+    ]
+    for i, sentence in expected:
+        refused = [line for line in said[i].splitlines() if line.startswith("refused: ")]
+        assert len(refused) == 1 and sentence in refused[0], said[i]
+    for i in (2, 3, 4):
+        assert not out[i].exists()
+    for i in (5, 6):
+        assert compare(Checkpoint(out[i]), Checkpoint(checkpoint)).same
+    offline = user.run("griffin-eval", *asked(7, "me/x")[1], HF_HUB_OFFLINE="1", HF_TOKEN="hf_good")
+    assert offline.returncode == 2 and "me/x cannot be pushed to: " in offline.stderr
+    assert "Traceback" not in offline.stderr and not out[7].exists()
+
+
+# Kaggle.
+
+
+@pytest.fixture
+def kaggle(models, tmp_path, monkeypatch):
+    """kagglehub's cache with the models that Google publishes there."""
+    pytest.importorskip("kagglehub")
+    monkeypatch.setenv("KAGGLEHUB_CACHE", str(tmp_path / "kagglehub"))
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+    cache = tmp_path / "kagglehub" / "models" / "google" / "recurrentgemma"
+    for framework, published in (("flax", "deepmind-flax"), ("pyTorch", "deepmind-torch")):
+        folder = cache / framework / "2b" / "1"
+        shutil.copytree(models[published], folder)
+        (folder.parent / "1.complete").touch()
+    return cache
+
+
+@pytest.mark.parametrize("framework", ["flax", "pyTorch"])
+def test_models_of_kaggle(kaggle, checkpoint, tmp_path, framework):
+    """By name and version, and as a path; the tokenizer lies beside the weights."""
+    name, known = (
+        f"kaggle:google/recurrentgemma/{framework}/2b/1",
+        Overrides(visible_keys=128, embedding_scale=True, logits_soft_cap=30.0),
+    )
+    original = Checkpoint(checkpoint)
+    for place in (name, str(kaggle / framework / "2b" / "1")):
+        opened = Checkpoint(resolve(place), known)
+        assert compare(opened, original).same
+        assert TOKENIZER <= make_plan(opened, FORMATS["hf"]).companions.keys()
+        opened.close()
+    options = ["--visible-keys", "128", "--embedding-scale", "--logits-soft-cap", "30"]
+    for command in (["inspect", name], ["convert", name, str(tmp_path / "out"), "--to", "hf"]):
+        done = CliRunner().invoke(app, [*command, *options])
+        assert done.exit_code == 0, done.output
+    assert TOKENIZER <= {path.name for path in (tmp_path / "out").iterdir()}
+
+
+def test_what_kaggle_does_not_have(kaggle, monkeypatch):
+    for name in ("kaggle:google/recurrentgemma", "kaggle:../a/b/c", "kaggle:a/b/c/d/x", "kaggle:"):
+        assert f"{name!r} names no model of Kaggle" in refusal(name)
+    name = "kaggle:google/recurrentgemma/flax/2b"
+    assert f"write the version behind the name, {name}/3" in refusal(name, revision="3")
+    assert "has no subfolder 'x'" in refusal(f"{name}/1", subfolder="x")
+    said = refusal(name)  # of the latest version one has to ask
+    assert said.startswith(f"{name} could not be downloaded: ") and "without a network" in said
+
+    def refuse(handle):
+        error = OSError("said\nby the client")
+        error.response = SimpleNamespace(status_code=status)
+        raise error
+
+    monkeypatch.setattr("kagglehub.model_download", refuse)
+    expected = {403: "accept its licence", 404: "has no such model", 500: "OSError: said; with"}
+    for status in expected:
+        assert expected[status] in refusal(f"{name}/2")
+    monkeypatch.setitem(sys.modules, "kagglehub", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'griffin-eval\[kaggle\]'"):
+        resolve(f"{name}/1")
+
+
+def test_an_evaluation_of_a_model_of_kaggle(kaggle):
+    from griffin_eval.lm.model import GriffinLM
+
+    known = {"visible_keys": 128, "embedding_scale": True, "logits_soft_cap": 30.0}
+    lm = GriffinLM(pretrained="kaggle:google/recurrentgemma/flax/2b/1", framework="torch", **known)
+    assert lm.tok_encode("The unary minus")

@@ -112,6 +112,22 @@ def test_memory_stays_within_the_least_that_is_accepted(model, tmp_path, target,
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["hf", "deepmind-flax"])
+def test_memory_of_reading_gguf(model, tmp_path, target):
+    from gguf_files import candle, write_candle
+
+    original = Checkpoint(model)
+    arrays = {name: original.numpy(name) for name in original.dtypes}
+    write_candle(tmp_path / "model.gguf", candle(arrays, "Q4_K"))
+    shutil.copy(model / "config.json", tmp_path)
+    plan = make_plan(Checkpoint(tmp_path / "model.gguf"), FORMATS[target])
+    least = memory_needed(plan, BUFFERINGS[-1]).nbytes
+    found = peak(tmp_path / "model.gguf", target, tmp_path / "out", "--max-memory", least)
+    assert least / 5 < found <= least
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize(
     "target", ["griffin", pytest.param("deepmind-torch", marks=pytest.mark.slow)]
 )

@@ -158,6 +158,18 @@ def test_what_no_shape_says_is_asked_for():
             dict.fromkeys(("deepmind-flax", "deepmind-torch"), "hidden_activation='silu': its act"),
         ),
         (
+            {"head_dim": 8},
+            dict.fromkeys(("deepmind-flax", "deepmind-torch"), "head_dim=8: its heads have"),
+        ),
+        (
+            {"absent_biases": ("o_proj",)},
+            dict.fromkeys(("hf", "deepmind-flax", "deepmind-torch"), "absent_biases=('o_proj',)"),
+        ),
+        (
+            {"lru_constant": 4.0},
+            dict.fromkeys(("hf", "deepmind-flax", "deepmind-torch"), "lru_constant=4.0: its const"),
+        ),
+        (
             {"attention_bias": True},
             dict.fromkeys(("deepmind-flax", "deepmind-torch"), "attention_bias=True: its queries"),
         ),
@@ -179,7 +191,7 @@ def test_refusal_matrix(changes, refused_by):
             assert reason.startswith(refused_by[name])
         else:
             assert not found, name
-    assert not limits(FORMATS["griffin"]) and len(limits(FORMATS["hf"])) == 8
+    assert not limits(FORMATS["griffin"]) and len(limits(FORMATS["hf"])) == 10
 
 
 def test_unknown_format():

@@ -10,10 +10,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from slow import slow
 
-from griffin_eval.engine import live_kept
 from griffin_eval.engine.generation import Prompt
-from griffin_eval.engine.requests import Request
-from griffin_eval.engine.scheduler import Scheduler
+from griffin_eval.engine.live import kept
+from griffin_eval.engine.live.requests import Request
+from griffin_eval.engine.live.scheduler import Scheduler
 from griffin_eval.states import state_cache
 from griffin_eval.states.state_cache import StateCache
 
@@ -27,7 +27,7 @@ def short():
     """Beginnings short enough for small trees."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_cache, "STEP", 4)
-        patch.setattr(live_kept, "LEAST", 8)
+        patch.setattr(kept, "LEAST", 8)
         yield
 
 

@@ -15,16 +15,26 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fixtures_engine import continuations, random_ids, scores_and_stats, small_runner
+from fixtures_engine import (
+    continuations,
+    random_ids,
+    reference_scores,
+    scores_and_stats,
+    small_runner,
+)
 from hypothesis import given
 from hypothesis import strategies as st
+from parity import MODELS, weights
 from safetensors.numpy import load_file, save_file
 
 from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.configs.own import config_json
+from griffin_eval.converters.formats import FORMATS
 from griffin_eval.engine import parallel
 from griffin_eval.engine.generation import Prompt
 from griffin_eval.engine.limits import Limits
 from griffin_eval.engine.parallel import divide
+from griffin_eval.engine.reading import read
 from griffin_eval.engine.sampling import Sampling
 from griffin_eval.engine.scoring import NotFinite
 from griffin_eval.engine.tree import Scorable, build_prompts
@@ -440,6 +450,46 @@ def split_answers(checkpoint, framework, sizes, processes=1):
     if any(process.returncode for process in started):
         raise AssertionError("\n".join(error for _, error in said))  # all of it
     return json.loads(said[0][0].splitlines()[-1])
+
+
+GROUPED = """
+import json, sys
+from fixtures_engine import scores
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.engine.limits import Limits
+from griffin_eval.engine.reading import read
+from griffin_eval.engine.tree import Scorable
+from griffin_eval.runners import torch_parallel
+import numpy as np
+
+ids = json.loads(sys.argv[2])
+runner = torch_parallel.load(Checkpoint(sys.argv[1]), "float32", "cpu", 2)
+state = read(runner, np.array(ids, np.int32), limits=Limits(32, 4))
+(scored,) = scores(runner, [Scorable(ids, 1)])
+print(json.dumps([scored.logprobs.tolist(), {n: t.tolist() for n, t in state.items()}]))
+"""
+
+
+@pytest.mark.slow
+def test_processes_share_the_heads_of_keys(tmp_path):
+    config = MODELS["every field changed"]
+    save_file(weights(config), tmp_path / "model.safetensors")
+    raw = config_json(config, FORMATS["griffin"], "float32")
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    ids = random_ids(40, 3)
+    done = subprocess.run(
+        [sys.executable, "-c", GROUPED, tmp_path, json.dumps(ids)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent / "support")},
+    )
+    assert done.returncode == 0, done.stderr
+    logprobs, state = json.loads(done.stdout.splitlines()[-1])
+    np.testing.assert_allclose(logprobs, reference_scores(tuple(ids), config)[0], atol=1e-4)
+    whole = read(small_runner("torch", config), np.array(ids, np.int32), limits=Limits(32, 4))
+    assert state.keys() == whole.keys()
+    for name, tensor in whole.items():
+        np.testing.assert_allclose(state[name], tensor, rtol=0, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -15,10 +15,10 @@ from scheduler_worker import Answer, ask
 
 from griffin_eval.checkpoints import folder
 from griffin_eval.engine.generation import Prompt
-from griffin_eval.engine.live_tree import LiveEdge, insert
-from griffin_eval.engine.requests import Request
+from griffin_eval.engine.live.requests import Request
+from griffin_eval.engine.live.scheduler import Scheduler
+from griffin_eval.engine.live.tree import LiveEdge, insert
 from griffin_eval.engine.sampling import Sampling
-from griffin_eval.engine.scheduler import Scheduler
 
 FRAMEWORKS = pytest.mark.parametrize("framework", ["torch", "jax"])
 

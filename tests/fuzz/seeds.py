@@ -113,6 +113,21 @@ def _write_quantised(base: Path, root: Path) -> None:
             folder.mkdir()
             save_file(tensors, folder / "model.safetensors")
             shutil.copy(base / "config.json", folder)
+    if find_spec("gguf") is not None:
+        from gguf_files import candle, stored, write_gguf
+        from parity import BASE
+
+        config = dataclasses.replace(BASE, vocab_size=11, num_layers=2, width=64, lru_width=64)
+        config = dataclasses.replace(config, mlp_width=64, num_heads=1, gate_blocks=1)
+        config = dataclasses.replace(config, block_pattern=("recurrent", "local_attention"))
+        tensors = candle(weights(config), "Q4_0")
+        for name, kind in (
+            ("final_norm.weight", "F16"),
+            ("layers.0.channel_pre_norm.weight", "BF16"),
+        ):
+            tensors[f"model.{name}"] = stored(weights(config)[f"model.{name}"], kind)
+        (root / "gguf").mkdir()
+        write_gguf(root / "gguf" / "model.gguf", tensors)
     if find_spec("mlx") is not None:
         from adapters import write_base
         from parity import BASE

@@ -190,6 +190,26 @@ def same_as_mlx(source: Path, out: Path) -> None:
         expect_same_numbers(found, expected.reshape(found.shape))
 
 
+def same_as_gguf(source: Path, out: Path) -> None:
+    """Dequantises, and compares with the gguf library, whose reader trusts what it is given."""
+    import gguf
+
+    (path,) = source.glob("*.gguf")
+    convert(path, out, "--visible-keys", "8", "--embedding-scale", "--logits-soft-cap", "30")
+    plain = {"F16": np.float16, "F64": np.float64, "BF16": np.float32}
+    with SafetensorsFolder(out) as ours, np.errstate(all="ignore"):
+        for tensor in gguf.GGUFReader(path).tensors:
+            found, kind = ours.numpy(tensor.name), tensor.tensor_type
+            expected = tensor.data
+            if kind.name not in ("F16", "F32", "F64"):
+                expected = gguf.quants.dequantize(expected, kind)
+            found = found.astype(np.float32) if kind.name == "BF16" else found
+            assert found.dtype == plain.get(kind.name, np.float32), (found.dtype, kind)
+            expected = expected.reshape(tuple(map(int, reversed(tensor.shape))))
+            same = (found == expected) | (np.isnan(found) & np.isnan(expected))
+            assert found.shape == expected.shape and same.all(), "other values than the library's"
+
+
 def torch_of(array: np.ndarray):
     import torch
 
@@ -324,6 +344,7 @@ TARGETS = {
     "names": Target(("names.toml",), with_names),
     "bitsandbytes-4": Target(("model.safetensors",), same_as_bitsandbytes),
     "bitsandbytes-8": Target(("model.safetensors",), same_as_bitsandbytes),
+    "gguf": Target(("*.gguf",), same_as_gguf),
     "mlx": Target(("*.json", "*.safetensors"), same_as_mlx),
     "adapter": Target(("adapter/*.json", "adapter/*.safetensors"), with_adapter),
     "state": Target(("book.state",), go_on_from_state),

@@ -424,6 +424,25 @@ def test_autocast_leaves_the_recurrence_as_it_is(impl, backward_inside):
         torch.testing.assert_close(found, right, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("impl", ["cpu", "plain"])
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_another_constant_of_the_decay(framework, impl):
+    case = Case(next(iter(LAYOUTS)))
+    right, last = apply("rglru", case.inputs("rglru"), case.where, c=3.5)
+    array = torch.tensor if framework == "torch" else jnp.asarray
+    inputs = [array(v.astype(np.float32)) for v in case.inputs("rglru")]
+    where = {name: array(v) for name, v in case.where.items()}
+    found = apply("rglru", inputs, where, c=3.5, impl=impl)
+    for mine, theirs in zip(found, (right * case.read[:, :, None], last), strict=True):
+        mine = np.asarray(mine) * (case.read[:, :, None] if mine.ndim == 3 else 1)
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5)
+    of_eight, _ = apply("rglru", case.inputs("rglru"), case.where)
+    assert np.abs((of_eight - right) * case.read[:, :, None]).max() > 0.01
+    for name in {"torch": ["triton"], "jax": ["tpu"]}[framework]:
+        with pytest.raises(NotImplementedError, match=f"{name} kernels have the constant 8, not 3"):
+            apply("rglru", inputs, where, c=3.5, impl=name)
+
+
 def test_what_cannot_run_says_why():
     x = torch.zeros(1, 2, 3)
     with pytest.raises(NotImplementedError, match="triton kernels run on cuda, and x is on cpu"):

@@ -63,7 +63,15 @@ def test_equals_the_equations(framework, sequences, rows, kept):
 
 
 @pytest.mark.parametrize(
-    "model", ["one visible key", "wide convolution", "mqa", "paper hawk", "grouped queries"]
+    "model",
+    [
+        "one visible key",
+        "wide convolution",
+        "mqa",
+        "paper hawk",
+        "grouped queries",
+        "every field changed",
+    ],
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_blocks(model, kind):

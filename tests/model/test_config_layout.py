@@ -74,7 +74,7 @@ def test_presets_follow_table_2():
     assert len(PRESETS) == 7 + 6 + 6 + 2  # only Griffin was trained at 14B
     for name, config in PRESETS.items():
         assert config.mlp_width == 3 * config.width
-        assert config.head_dim == (256 if name.startswith("recurrentgemma") else 128)
+        assert config.head_size == (256 if name.startswith("recurrentgemma") else 128)
         pattern = {"hawk": HAWK, "mqa": MQA}.get(name.split("-")[0], GRIFFIN)
         assert config.block_pattern == pattern
         assert config.gate_blocks == (config.num_heads if "gemma" in name else 16)
@@ -109,6 +109,9 @@ BAD = {
     "complex_gates": (None, 1, "no"),
     "tie_embeddings": (None, 0, "yes"),
     "attention_bias": (None, 0, "yes"),
+    "head_dim": (0, -1, 1.5, True),
+    "lru_constant": (0.0, -8.0, math.nan, "8"),
+    "absent_biases": (None, "o_proj", ("q_proj",)),
     "hidden_activation": (None, "relu", ["gelu"], "GELU"),
 }
 
@@ -129,7 +132,7 @@ def test_all_bad_fields_are_listed_together():
     assert all(name in str(error.value) for name in names)
     with pytest.raises(ValueError) as error:
         replace(BASE, num_heads=3, num_kv_heads=2, gate_blocks=5)
-    assert "num_heads (3) must divide width (32)" in str(error.value)
+    assert "num_heads (3) must divide width (32) without a head_dim" in str(error.value)
     assert "num_kv_heads (2) must divide num_heads (3)" in str(error.value)
     assert "gate_blocks (5) must divide lru_width (32)" in str(error.value)
 

@@ -189,16 +189,23 @@ def test_a_trainer_of_flax_models_drives_a_model_on_a_mesh(name, data):
 
 @pytest.mark.parametrize(
     ("name", "devices"),
-    [("griffin", 4), slow("griffin", 3), slow("hawk", 4), slow("local attention", 2)],
+    [
+        ("griffin", 4),
+        slow("griffin", 3),
+        slow("hawk", 4),
+        slow("local attention", 2),
+        slow(GROUPED, 2),
+    ],
 )
 def test_devices_read_a_document_together(name, devices):
     """Ends of rows anywhere, also where a window of attention reaches over the end of a part."""
     (found,) = worker([["read_together", name, devices]])
     assert len(found["results"]) == 8
     assert [each for each in found["results"] if not each["off"] < 3e-5] == []
-    recurrent = {"griffin": 2, "hawk": 2, "local attention": 0}[name]
-    attention = {"griffin": 1, "hawk": 0, "local attention": 2}[name]
-    convolution, window = "f32[2,3,32]", "f32[2,7,8]"  # rows, remembered tokens, channels
+    recurrent = {"griffin": 2, "hawk": 2, "local attention": 0, GROUPED: 2}[name]
+    attention = {"griffin": 1, "hawk": 0, "local attention": 2, GROUPED: 1}[name]
+    # rows, remembered tokens, channels
+    convolution, window = "f32[2,3,32]", "f32[2,7,24]" if name == GROUPED else "f32[2,7,8]"
     # The end of a part and what is left of an earlier state; the windows before a part; the state.
     expected = [["all-gather", [f"f32[2,{devices},2,32]"]]] * recurrent
     expected += [["collective-permute", [convolution]]] * recurrent

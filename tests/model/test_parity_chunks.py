@@ -21,7 +21,7 @@ CHUNKS = (1, 3, 12)
 SPLIT = {
     name: MODELS[name]
     for name in ("recurrent last", "one visible key", "mqa", "wide convolution", "paper griffin")
-    + ("grouped queries",)
+    + ("every field changed",)
 }
 CONTRACT = settings(max_examples=20, deadline=None, derandomize=True)
 FAST = ("recurrent last", "mqa")

@@ -11,6 +11,7 @@ from parity_reference import reference_logits
 from parity_twins import TWINS, twin
 from slow import slow
 
+TWO_PATTERNS = ["paper griffin", "global attention among others", slow("every field changed")]
 PACKED = np.zeros((2, LENGTH), bool)
 PACKED[0, [6, 7, 15]] = True
 
@@ -37,7 +38,7 @@ def test_gradients_equal_the_oracles(model, resets, names, record_parity):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("model", ["paper griffin", "global attention among others"])
+@pytest.mark.parametrize("model", TWO_PATTERNS)
 def test_gradients_of_the_twins_are_equal(model, dtype, record_parity):
     config = MODELS[model]
     found, expected = (
@@ -46,7 +47,7 @@ def test_gradients_of_the_twins_are_equal(model, dtype, record_parity):
     compare_gradients(record_parity, "torch - jax", f"gradients, {dtype}", found, expected)
 
 
-@pytest.mark.parametrize("model", ["paper griffin", "global attention among others"])
+@pytest.mark.parametrize("model", TWO_PATTERNS)
 def test_gradients_are_the_slope_of_the_equations(model, record_parity):
     config = MODELS[model]
     ids, targets = batch(config)

@@ -1,5 +1,7 @@
-"""A hub on this machine: as much of its HTTP interface as the client needs to list and download."""
+"""A hub on this machine: as much of its HTTP interface as the client needs to list, download and
+upload files, large ones by git-lfs."""
 
+import base64
 import hashlib
 import json
 import threading
@@ -28,6 +30,8 @@ class Hub:
         faults: (repository, file, "" for what is asked of the repository itself) -> the answer.
         cuts: how often the connection shall still break in the middle of a file, by its name.
         listed: called after a repository was listed.
+        users: by token, what it says of who it belongs to.
+        made: what was asked for of each repository that was made, by its id.
     """
 
     def __init__(self):
@@ -37,6 +41,9 @@ class Hub:
         self.faults: dict[tuple[str, str], Fault] = {}
         self.cuts: dict[str, int] = {}
         self.listed: Callable[[], None] = lambda: None
+        self.users: dict[str, dict] = {}
+        self.made: dict[str, dict] = {}
+        self.large: dict[str, bytes] = {}
         self._server = ThreadingHTTPServer(
             ("127.0.0.1", 0), type("Bound", (_Handler,), {"hub": self})
         )
@@ -71,12 +78,36 @@ class Hub:
         self.log.clear()
         return sorted(file.split("/", 1)[1] for file in files)
 
+    def make(self, asked: dict) -> Fault | None:
+        """Makes a repository."""
+        repository = f"{asked['organization']}/{asked['name']}"
+        if (repository, "") in self.faults:
+            return self.faults[repository, ""]
+        if (repository, "main") in self._refs:
+            return Fault(409)
+        self._refs[repository, "main"], self.made[repository] = "", asked
+        return None
+
+    def commit(self, repository: str, lines: list[dict]) -> str:
+        """Adds the files of a commit, as the client sends it; its id."""
+        _, before = self.find(repository, "main")
+        files = dict(before) if isinstance(before, dict) else {}
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                files[value["path"]] = self.large[value["oid"]]
+        return self.push(repository, files)
+
     def find(self, repository: str, revision: str) -> tuple[str, Files] | Fault:
         if ("models", repository) in self.faults:
             return self.faults["models", repository]
         if not any(name == repository for name, _ in self._refs):
             return Fault(401, "RepoNotFound")  # which is what one without a token is told
         commit = self._refs.get((repository, revision), revision)
+        if not commit:  # made, and never used
+            return "0" * 40, {".gitattributes": b""}
         files = self._commits.get((repository, commit))
         return Fault(404, "RevisionNotFound") if files is None else (commit, files)
 
@@ -90,6 +121,56 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
+    def do_PUT(self) -> None:
+        data = self._body()
+        self.hub.large[hashlib.sha256(data).hexdigest()] = data
+        self._json({})
+
+    def do_POST(self) -> None:
+        path = urlsplit(self.path).path
+        self.hub.log.append(f"POST {unquote(path)}")
+        body, parts = self._body(), path.strip("/").split("/")
+        repository = "/".join(parts[2:4])
+        fault = self.hub.faults.get((repository, parts[-2]))  # (org/name, "commit")
+        if path == "/api/repos/create":
+            asked = json.loads(body)
+            name = asked["organization"] or self._user()["name"]
+            fault = self.hub.make(asked | {"organization": name})
+        if fault is not None:
+            self._fail(fault)
+        elif path == "/api/repos/create":
+            self._json({"url": f"{self.hub.url}/{name}/{asked['name']}"})
+        elif path == "/api/validate-yaml":
+            self._json({"errors": [], "warnings": []})
+        elif "preupload" in parts:
+            self._json({"files": [_mode(file) for file in json.loads(body)["files"]]})
+        elif path.endswith(".git/info/lfs/objects/batch"):
+            there = {"href": f"{self.hub.url}/lfs"}
+            objects = [o | {"actions": {"upload": there}} for o in json.loads(body)["objects"]]
+            self._json({"transfer": "basic", "objects": objects})
+        elif "commit" in parts:
+            commit = self.hub.commit(repository, [json.loads(x) for x in body.splitlines()])
+            url = f"{self.hub.url}/{repository}/commit/{commit}"
+            self._json({"commitUrl": url, "commitOid": commit, "success": True})
+        else:
+            self._fail(Fault(404))
+
+    def _user(self) -> dict:
+        return self.hub.users.get(self.headers.get("Authorization", "").removeprefix("Bearer "), {})
+
+    def _body(self) -> bytes:
+        if "chunked" in self.headers.get("Transfer-Encoding", ""):
+            parts = []
+            while size := int(self.rfile.readline(), 16):
+                parts.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            return b"".join(parts)
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def _json(self, value: object) -> None:
+        self._send(json.dumps(value).encode(), **{"Content-Type": "application/json"})
+
     def log_message(self, format: str, *args: object) -> None:
         pass  # not to stderr
 
@@ -97,6 +178,9 @@ class _Handler(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path
         self.hub.log.append(f"{self.command} {unquote(path)}")
         parts = [unquote(part) for part in path.strip("/").split("/")]
+        if parts == ["api", "whoami-v2"]:
+            self._json(self._user()) if self._user() else self._fail(Fault(401))
+            return
         if parts[:2] == ["api", "models"]:
             repository, (what, revision) = "/".join(parts[2:4]), [*parts[4:6], "", ""][:2]
             found = self.hub.find(repository, revision or "main")
@@ -158,6 +242,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _entry(name: str, data: bytes) -> dict[str, object]:
     return {"type": "file", "path": name, "size": len(data), "oid": _etag(data)}
+
+
+def _mode(file: dict) -> dict[str, object]:
+    """How a file is to be sent: weights by git-lfs, others in the commit."""
+    large = file["path"].endswith(".safetensors")
+    mode = "lfs" if large else "regular"
+    return {"path": file["path"], "uploadMode": mode, "shouldIgnore": False, "oid": None}
 
 
 def _etag(data: bytes) -> str:

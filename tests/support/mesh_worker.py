@@ -43,7 +43,15 @@ CONFIGS = {
     "two heads on four devices": dataclasses.replace(FOUR, num_heads=2, gate_blocks=2),
     "odd vocabulary": dataclasses.replace(FOUR, vocab_size=61),
     "a head of its own": dataclasses.replace(FOUR, tie_embeddings=False),
-    "two heads of keys": dataclasses.replace(FOUR, num_kv_heads=2, attention_bias=True),
+    "two heads of keys": dataclasses.replace(
+        FOUR,
+        num_kv_heads=2,
+        head_dim=12,
+        attention_bias=True,
+        hidden_activation="silu",
+        absent_biases=("linear_x", "input_gate", "o_proj", "down_proj"),
+        lru_constant=5.0,
+    ),
     "complex gates": dataclasses.replace(FOUR, complex_gates=True),
 }
 SIZES = Sizes(tokens=24, documents=5, pool=3, rows=4, batch=4, length=8, capacity=32)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from griffin_eval.config import HAWK, GriffinConfig
+from griffin_eval.config import BIASED, HAWK, GriffinConfig
 from griffin_eval.layout import ParamSpec, param_specs
 
 _OF_EITHER_TWIN = {
@@ -164,12 +164,30 @@ TRANSFORMERS_ONLY = {
     "a head of its own": replace(BASE, tie_embeddings=False),
     "grouped queries": replace(BASE, num_heads=4, gate_blocks=4, num_kv_heads=2),
     "several heads of keys": replace(BASE, num_kv_heads=2),
+    "narrow heads": replace(BASE, head_dim=8),
+    "heads wider than the model": replace(BASE, head_dim=24, num_kv_heads=2, attention_bias=True),
     "exact GeLU": replace(BASE, hidden_activation="gelu"),
     "SiLU": replace(BASE, hidden_activation="silu"),
     "biases of attention": replace(BASE, num_heads=4, gate_blocks=4, attention_bias=True),
 }
 # These no library can.
 REFERENCE_ONLY = {
+    "every field changed": replace(
+        PAPER,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=12,
+        attention_bias=True,
+        hidden_activation="silu",
+        absent_biases=("linear_x", "conv_1d", "recurrent_gate", "o_proj", "down_proj"),
+        lru_constant=5.0,
+        tie_embeddings=False,
+    ),
+    "another constant": replace(PAPER, lru_constant=3.5),
+    "no biases": replace(PAPER, absent_biases=BIASED),
+    "three heads of a width of 32": replace(
+        PAPER, block_pattern=REVERSED, num_layers=2, num_heads=3, head_dim=20
+    ),
     "grouped queries, global": replace(
         PAPER, block_pattern=("global_attention",), num_layers=2, num_heads=4, num_kv_heads=2
     ),
@@ -230,6 +248,7 @@ def configs(draw):
     """Small valid configs of every kind."""
     heads, head_dim = draw(st.integers(1, 4)), 2 * draw(st.integers(1, 4))
     gates = draw(st.integers(1, 4))
+    own = draw(st.sampled_from([None, None, 2, 4, 12]))
     types = st.sampled_from(("recurrent", "local_attention", "global_attention"))
     return GriffinConfig(
         vocab_size=draw(st.integers(1, 20)),
@@ -245,7 +264,10 @@ def configs(draw):
         conv_width=draw(st.integers(1, 6)),
         embedding_scale=draw(st.booleans()),
         logits_soft_cap=draw(st.sampled_from([0.0, 5.0])),
-        rope_fraction=draw(st.sampled_from([1.0] if head_dim % 4 else [0.5, 1.0])),
+        head_dim=own,
+        lru_constant=draw(st.sampled_from([8.0, 1.0, 20.0])),
+        absent_biases=tuple(draw(st.sets(st.sampled_from(BIASED)))) if draw(st.booleans()) else (),
+        rope_fraction=draw(st.sampled_from([1.0] if (own or head_dim) % 4 else [0.5, 1.0])),
         tie_embeddings=draw(st.booleans()),
         attention_bias=draw(st.booleans()),
         hidden_activation=draw(st.sampled_from(["gelu_pytorch_tanh", "gelu", "silu"])),

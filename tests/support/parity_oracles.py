@@ -41,6 +41,7 @@ def hf_config(config: GriffinConfig) -> transformers.RecurrentGemmaConfig:
             "partial_rotary_factor": config.rope_fraction,
         },
         block_types=[t.removeprefix("local_") for t in config.block_pattern],
+        head_dim=config.head_size,
         hidden_activation=config.hidden_activation,
         attention_bias=config.attention_bias,
         tie_word_embeddings=config.tie_embeddings,

@@ -74,12 +74,13 @@ def _mlp(config, p, x):
 def _recurrent(config, p, x, block_type, cut):
     y_branch = _activated(config, _linear(p, "linear_y", x))
     x_branch = _conv(p, _linear(p, "linear_x", x), cut)
-    return _linear(p, "linear_out", rg_lru(_below(p, "rg_lru."), x_branch, cut) * y_branch)
+    y = rg_lru(_below(p, "rg_lru."), x_branch, cut, config.lru_constant)
+    return _linear(p, "linear_out", y * y_branch)
 
 
 def _conv(p, x, cut):
     taps = p["conv_1d.weight"][:, 0]  # [L, taps], the last one for the current token
-    y = np.tile(p["conv_1d.bias"], (len(x), 1))
+    y = np.tile(p.get("conv_1d.bias", np.zeros(x.shape[1])), (len(x), 1))
     for t in range(len(x)):
         known = t + 1 - (cut if t >= cut else 0)
         for age in range(min(known, taps.shape[1])):
@@ -87,11 +88,14 @@ def _conv(p, x, cut):
     return y
 
 
-def rg_lru(p: dict[str, np.ndarray], x: np.ndarray, cut: int = 0) -> np.ndarray:
+def rg_lru(
+    p: dict[str, np.ndarray], x: np.ndarray, cut: int = 0, constant: float = 8
+) -> np.ndarray:
     """Every h_t ``[T, L]`` of the RG-LRU over one document ``[T, L]`` (section 2.4)."""
 
     def gate(name, x_t):
-        w, b = p[f"{name}_gate_weight"], p[f"{name}_gate_bias"]
+        w = p[f"{name}_gate_weight"]
+        b = p.get(f"{name}_gate_bias", np.zeros((len(w), w.shape[2])))
         blocks = x_t.reshape(len(w), -1)
         return _sigmoid(np.stack([v @ m + c for v, m, c in zip(blocks, w, b, strict=True)]).ravel())
 
@@ -99,7 +103,7 @@ def rg_lru(p: dict[str, np.ndarray], x: np.ndarray, cut: int = 0) -> np.ndarray:
     out = []
     for t, x_t in enumerate(x):
         r_t, i_t = gate("recurrent", x_t), gate("input", x_t)
-        log_a = -8 * np.logaddexp(0, p["recurrent_param"]) * r_t
+        log_a = -constant * np.logaddexp(0, p["recurrent_param"]) * r_t
         h = np.zeros(x.shape[1]) if t == cut else h
         if t == 0:
             h = i_t * x_t
@@ -110,7 +114,8 @@ def rg_lru(p: dict[str, np.ndarray], x: np.ndarray, cut: int = 0) -> np.ndarray:
 
 
 def _attention(config, p, x, block_type, cut):
-    length, heads, dim = len(x), config.num_heads, config.width // config.num_heads
+    length, heads = len(x), config.num_heads
+    dim = config.head_dim or config.width // heads
     q = _linear(p, "q_proj", x).reshape(length, heads, dim)
     k, v = (_linear(p, f"{i}_proj", x).reshape(length, -1, dim) for i in "kv")
     q = np.stack([_rope(config, q[t], t) for t in range(length)])

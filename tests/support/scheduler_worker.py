@@ -9,7 +9,7 @@ import threading
 
 import numpy as np
 
-from griffin_eval.engine.requests import Request
+from griffin_eval.engine.live.requests import Request
 
 
 class Answer:
@@ -48,8 +48,8 @@ def shared(checkpoint, framework, devices):
     """Answers of a scheduler in a thread of its own, and ranks and entropies of the engine."""
     from griffin_eval.converters.checkpoint import Checkpoint
     from griffin_eval.engine.limits import limits_for
+    from griffin_eval.engine.live.scheduler import Scheduler
     from griffin_eval.engine.sampling import Sampling
-    from griffin_eval.engine.scheduler import Scheduler
     from griffin_eval.engine.scoring import score
     from griffin_eval.engine.tree import Scorable
     from griffin_eval.runners.load import load_runners

@@ -52,11 +52,9 @@ def holds_the_original(folder: Path, *, config: bool = True) -> bool:
     """
     found, expected = load_file(folder / "model.safetensors"), weights(CONFIG)
     raw = json.loads((folder / "config.json").read_text())
-    fields = {k: raw[k] for k in dataclasses.asdict(CONFIG)} | {
-        "block_pattern": tuple(raw["block_pattern"])
-    }
+    stated = GriffinConfig(**{field: raw[field] for field in dataclasses.asdict(CONFIG)})
     return (
-        (fields == dataclasses.asdict(CONFIG) or not config)
+        (stated == CONFIG or not config)
         and found.keys() == expected.keys()
         and all(
             found[name].dtype == value.dtype

@@ -141,7 +141,7 @@ def test_the_suites_run(tasks, caplog):
     assert 0 <= found["griffin_babilong"]["acc,none"] <= 1
     assert 0 <= found["longbench2_single"]["acc,none"] <= 1
     assert 0 <= found["griffin_recall"]["contains,none"] <= 1
-    assert {found["niah_single_1"][f"{length},none"] for length in (4096, 8192)} <= {0.0, 1.0, -1}
+    assert found["niah_single_1"]["4096,none"] in (0.0, 1.0)
     costs = [r.getMessage() for r in caplog.records if "tokens to read" in r.getMessage()]
     # Four choices of each of seven questions about one book.
     assert len(BOOK) < int(costs[1].split()[1].replace(",", "")) < 1.5 * len(BOOK)

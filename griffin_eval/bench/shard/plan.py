@@ -95,7 +95,7 @@ def _training_needs(
         if kind == "recurrent" and "lru" in split.whole:
             yield Need(whole, "all-reduce", MODEL, vectors * config.lru_width, 1)
         elif kind != "recurrent" and "heads" in split.whole:
-            yield Need(whole, "all-reduce", MODEL, wide, 1)
+            yield Need(whole, "all-reduce", MODEL, vectors * config.q_width, 1)
     for spec in specs:
         if _in_whole_recurrence(spec, split):
             yield Need(whole, "all-reduce", BOTH if data > 1 else MODEL, spec.size, 1)

@@ -7,7 +7,7 @@ from rich.console import Console
 
 
 def bench_pauses(
-    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt file or hub id.")],
+    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
     tokens: Annotated[
         int, typer.Option(help="Number of tokens of the long prompt.", min=1, max=1_000_000)
     ] = 1_000_000,

@@ -7,7 +7,7 @@ from rich.console import Console
 
 
 def bench_serve(
-    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt file or hub id.")],
+    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
     framework: Annotated[str, typer.Option(help="Framework: torch or jax.")] = "torch",
     dtype: Annotated[str, typer.Option(help="Dtype of weights and activations.")] = "auto",
     clients: Annotated[int, typer.Option(help="Number of requests at a time.", min=1)] = 32,

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from griffin_eval.engine.live_tree import LiveEdge
+from griffin_eval.engine.live.tree import LiveEdge
 from griffin_eval.engine.sampling import GREEDY, Chooser, Sampling
 
 MOST_TOP = 20  # likeliest tokens that can be asked for

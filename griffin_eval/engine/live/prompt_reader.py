@@ -1,6 +1,6 @@
 """Reading prompts that come and go at any time, and that share what is read.
 
-All prompts are sequences in one radix tree (`griffin_eval.engine.live_tree`). A step reads parts of
+All prompts are sequences in one radix tree (`griffin_eval.engine.live.tree`). A step reads parts of
 several edges; where sequences part, the state and what it predicts are kept until memory is needed.
 So a beginning that several requests have in common is read once, and one whose tokens were scored
 already is not read again.
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from griffin_eval.engine.limits import SMALLEST_STEP, Limits
-from griffin_eval.engine.live_kept import place
-from griffin_eval.engine.live_tree import NEVER, LiveEdge, insert
+from griffin_eval.engine.live.kept import place
+from griffin_eval.engine.live.requests import Counts, PromptScores, Request
+from griffin_eval.engine.live.tree import NEVER, LiveEdge, insert
 from griffin_eval.engine.pool import Part, Pool
-from griffin_eval.engine.requests import Counts, PromptScores, Request
 from griffin_eval.runners.protocol import Runner
 from griffin_eval.states.saved_state import SavedState
 from griffin_eval.states.state_cache import StateCache

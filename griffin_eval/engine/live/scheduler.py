@@ -1,6 +1,7 @@
 """A live scheduler: requests come and go at any time, from any thread, and share what is read.
 
-Prompts are read (`griffin_eval.engine.prompt_reader`) in chunks between the steps that generate.
+Prompts are read (`griffin_eval.engine.live.prompt_reader`) in chunks between the steps that
+generate.
 """
 
 import logging
@@ -13,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from griffin_eval.engine.limits import is_out_of_memory
-from griffin_eval.engine.prompt_reader import PromptReader, lately
-from griffin_eval.engine.requests import MOST_TOP, Counts, NewToken, Request
+from griffin_eval.engine.live.prompt_reader import PromptReader, lately
+from griffin_eval.engine.live.requests import MOST_TOP, Counts, NewToken, Request
 from griffin_eval.engine.rows import Row, Rows
 from griffin_eval.engine.sampling import Chooser
 from griffin_eval.runners.protocol import Runner

@@ -4,7 +4,7 @@ from collections.abc import Container
 
 import numpy as np
 
-from griffin_eval.engine.live_tree import LiveEdge, insert, shared
+from griffin_eval.engine.live.tree import LiveEdge, insert, shared
 from griffin_eval.states.state_cache import LEAST, Beginning, StateCache
 
 

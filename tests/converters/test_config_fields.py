@@ -1,0 +1,186 @@
+"""Fields of the config in which trainers differ: what holds them, and what refuses them by name."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from parity import MODELS, tokens, weights
+from parity_twins import TWINS, to_numpy
+from safetensors.numpy import load_file, save_file
+from slow import slow
+from tiny_checkpoints import CONFIG, write_source
+from typer.testing import CliRunner
+
+import griffin_eval
+from griffin_eval.analysis.half_lives import decay_rates, measure
+from griffin_eval.cli.main import app
+from griffin_eval.config import ADDED, BIASED, GriffinConfig
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.configs.from_shapes import complete_fields, fields_from_shapes
+from griffin_eval.converters.configs.own import config_json
+from griffin_eval.converters.formats import FORMATS
+from griffin_eval.errors import CheckpointError
+from griffin_eval.layout import param_specs
+
+CHANGED = MODELS["every field changed"]
+NEW = ("num_kv_heads", "head_dim", "attention_bias", "hidden_activation", "absent_biases")
+NEW += ("lru_constant",)
+# What transformers has of these.
+THEIRS = dataclasses.replace(
+    CONFIG,
+    num_kv_heads=2,
+    head_dim=12,
+    attention_bias=True,
+    hidden_activation="gelu",
+    tie_embeddings=False,
+)
+
+
+def write(folder, config):
+    folder.mkdir()
+    save_file(weights(config), folder / "model.safetensors")
+    raw = config_json(config, FORMATS["griffin"], "float32")
+    (folder / "config.json").write_text(json.dumps(raw))
+    return folder
+
+
+def test_transformers_and_both_models_read_one_folder(tmp_path):
+    write_source(tmp_path / "model", THEIRS)
+    model, report = transformers.RecurrentGemmaForCausalLM.from_pretrained(
+        tmp_path / "model", output_loading_info=True
+    )
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    ids = tokens(THEIRS, 2, 19)
+    expected = to_numpy(model(input_ids=torch.from_numpy(ids).long()).logits)
+    checkpoint = Checkpoint(tmp_path / "model")
+    assert checkpoint.config == THEIRS
+    values = {name: checkpoint.numpy(name) for name in param_specs(THEIRS)}
+    for twin in TWINS.values():
+        found = twin(checkpoint.config, values).logits(ids)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("config", "formats"),
+    [
+        (THEIRS, ["griffin", "griffin-orbax", "griffin", "hf"]),
+        (CHANGED, ["griffin-orbax", "griffin"]),
+    ],
+    ids=["transformers", "every field"],
+)
+def test_formats_that_hold_them_keep_config_and_bits(config, formats, tmp_path):
+    folder = write(tmp_path / "source", config)
+    for number, target in enumerate(formats):
+        source, folder = folder, tmp_path / f"{number}"
+        griffin_eval.convert(source, folder, to=target)
+        assert Checkpoint(folder).config == config
+    for name, value in load_file(folder / "model.safetensors").items():
+        assert value.tobytes() == weights(config)[name].tobytes()
+
+
+@pytest.mark.parametrize("target", ["hf", "deepmind-flax", "deepmind-torch"])
+def test_formats_that_cannot_hold_them_name_each(target, tmp_path):
+    folder = write(tmp_path / "source", CHANGED)
+    with pytest.raises(CheckpointError) as error:
+        griffin_eval.convert(folder, tmp_path / "out", to=target)
+    refused = {f"{field}={getattr(CHANGED, field)!r}: " for field in NEW}
+    if target == "hf":
+        refused = {text for text in refused if text.startswith(("absent_biases", "lru_constant"))}
+    assert all(text in str(error.value) for text in refused)
+    assert str(error.value).endswith("Formats that can: griffin, griffin-orbax")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["mlx-4", "bnb-int8"])
+def test_quantised_files_hold_what_their_library_has(name, tmp_path):
+    config = dataclasses.replace(THEIRS, width=64, lru_width=64)
+    write(tmp_path / "source", config)
+    command = ["convert", str(tmp_path / "source"), str(tmp_path / "out"), "--to", "hf"]
+    done = CliRunner().invoke(app, [*command, "--quantize", name])
+    if name == "bnb-int8":  # which transformers loads
+        assert done.exit_code == 0 and Checkpoint(tmp_path / "out").config == config
+        return
+    said = str(done.exception)
+    assert isinstance(done.exception, CheckpointError)
+    assert "is loaded by mlx_lm, which cannot express" in said
+    assert "num_kv_heads=2: it has one head of keys" in said and "hidden_activation='gelu'" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_config_from_before_these_fields_means_their_defaults(tmp_path):
+    folder = write(tmp_path / "source", CONFIG)
+    raw = json.loads((folder / "config.json").read_text())
+    older = {key: value for key, value in raw.items() if key not in ADDED}
+    assert len(older) == len(raw) - len(ADDED)
+    (folder / "config.json").write_text(json.dumps(older))
+    assert Checkpoint(folder).config == CONFIG
+    others = {"transformers_version": "5", "eos_token_id": [1, 2]}
+    (folder / "config.json").write_text(json.dumps(raw | others))
+    assert Checkpoint(folder).config == CONFIG
+    (folder / "config.json").write_text(json.dumps(raw | {"qk_norm": True}))
+    with pytest.raises(CheckpointError, match="has qk_norm, which this version does not know"):
+        Checkpoint(folder)
+    (folder / "config.json").write_text(json.dumps(raw | {"hidden_activation": "relu"}))
+    with pytest.raises(CheckpointError, match="hidden_activation must be one of gelu_pytorch_tanh"):
+        Checkpoint(folder)
+
+
+def test_inspect_names_them(tmp_path):
+    folder = write(tmp_path / "source", CHANGED)
+    done = CliRunner().invoke(app, ["inspect", str(folder), "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    stated = {field: json.loads(json.dumps(getattr(CHANGED, field))) for field in NEW}
+    assert {field: found["config"][field] for field in NEW} == stated
+    assert {found["config_from"][field] for field in NEW} == {"config.json"}
+
+
+def test_shapes_say_what_they_can():
+    config = dataclasses.replace(CHANGED, num_kv_heads=1, absent_biases=())
+    shapes = {name: spec.shape for name, spec in param_specs(config).items()}
+    known = fields_from_shapes(shapes, "here")
+    assert (known["num_heads"], known["head_dim"], known["attention_bias"]) == (4, 12, True)
+    given = {"visible_keys": 8, "embedding_scale": False, "logits_soft_cap": 0.0}
+    fields, origins = complete_fields(known, given, None, "here")
+    inferred = GriffinConfig(**fields)
+    assert param_specs(dataclasses.replace(inferred, lru_constant=5.0, tie_embeddings=False)) == (
+        param_specs(config)
+    )
+    several = dataclasses.replace(config, num_kv_heads=2)
+    known = fields_from_shapes({n: s.shape for n, s in param_specs(several).items()}, "here")
+    fields, _ = complete_fields(known, given | {"num_kv_heads": 2}, None, "here")
+    assert (fields["num_heads"], fields["head_dim"]) == (4, 12)
+    assert origins["num_kv_heads"] == origins["hidden_activation"] == "default"
+    assert origins.keys() == {field.name for field in dataclasses.fields(GriffinConfig)}
+
+
+def test_one_model_has_one_config():
+    assert dataclasses.replace(CONFIG, head_dim=CONFIG.head_size) == CONFIG
+    one, other = (
+        dataclasses.replace(CONFIG, absent_biases=names)
+        for names in (("o_proj", "linear_x", "o_proj"), ["linear_x", "o_proj"])
+    )
+    assert one == other and hash(one) == hash(other)
+
+
+@pytest.mark.parametrize("framework", ["torch", slow("jax")])
+def test_half_lives_know_the_constant_and_absent_biases(framework, tmp_path):
+    config = dataclasses.replace(CHANGED, num_layers=2, absent_biases=BIASED)
+    other = dataclasses.replace(config, absent_biases=())
+    folder = write(tmp_path / "absent", config)
+    write(tmp_path / "zeros", other)
+    drawn = weights(config)
+    zeros = {n: drawn.get(n, np.zeros(s.shape, np.float32)) for n, s in param_specs(other).items()}
+    save_file(zeros, tmp_path / "zeros" / "model.safetensors")
+    ids = tokens(config, 1, 30)[0]
+    found, right = (
+        measure(Checkpoint(each), ids, framework=framework) for each in (folder, tmp_path / "zeros")
+    )
+    for mine, theirs in zip(found, right, strict=True):
+        np.testing.assert_allclose(mine.mean_gate, theirs.mean_gate, rtol=1e-5)
+    name = "model.layers.0.temporal_block.rg_lru.recurrent_param"
+    rate = 5 * np.logaddexp(0, drawn[name].astype(np.float64))
+    np.testing.assert_allclose(decay_rates(Checkpoint(folder))[0].rate, rate)

@@ -1,0 +1,53 @@
+"""What is converted to ``hf`` is loaded by mlx_lm, whose logits differ as far as its model does."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from adapters import load_base, logits, write_base
+from parity import BASE, relative_error, tokens
+from slow import slow
+
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.convert import convert_checkpoint
+from griffin_eval.converters.formats import FORMATS
+from griffin_eval.converters.plan import make_plan
+
+mx = pytest.importorskip("mlx.core", reason="mlx is not installed")
+pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
+
+
+@pytest.mark.parametrize(
+    "width, exact",
+    [(64, True), slow(32, False)],  # the root of 64 is a bfloat16, that of 32 is not
+)
+def test_logits(tmp_path, monkeypatch, width, exact):
+    from mlx_lm.utils import load_model
+
+    config = dataclasses.replace(BASE, width=width, lru_width=width)
+    write_base(tmp_path / "base", config)
+    convert_checkpoint(make_plan(Checkpoint(tmp_path / "base"), FORMATS["griffin"]), tmp_path / "g")
+    convert_checkpoint(make_plan(Checkpoint(tmp_path / "g"), FORMATS["hf"]), tmp_path / "hf")
+    model, _ = load_model(tmp_path / "hf")
+    ids = tokens(config, 2, 2 * config.visible_keys + 3)
+    expected = logits(load_base(tmp_path / "hf"), ids)
+    blocks = [norm for x in model.layers for norm in (x.temporal_pre_norm, x.channel_pre_norm)]
+    assert {norm.eps for norm in blocks} == {1e-5}  # whatever the config says
+    assert model.model.final_norm.eps == pytest.approx(1e-6)
+    as_it_is = relative_error(np.array(model(mx.array(ids))), expected)
+    for norm in blocks:
+        norm.eps = 1e-6
+    with_our_epsilon = relative_error(np.array(model(mx.array(ids))), expected)
+    print(f"width {width}: {as_it_is:.1e} as it is, {with_our_epsilon:.1e} with epsilon 1e-6")
+    assert with_our_epsilon < (2e-5 if exact else 3e-3)
+    assert with_our_epsilon < as_it_is < 3e-3
+    if not exact:
+        # transformers rounds the scale of embeddings, the root of the width, to bfloat16.
+        monkeypatch.setattr("mlx_lm.models.recurrent_gemma.math", SimpleNamespace(sqrt=_rounded))
+        assert relative_error(np.array(model(mx.array(ids))), expected) < 2e-5
+
+
+def _rounded(width):
+    return float(np.sqrt(np.float64(width)).astype(ml_dtypes.bfloat16))
