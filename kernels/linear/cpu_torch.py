@@ -10,14 +10,13 @@ from torch import Tensor
 
 from griffin_eval.config import Activation
 from griffin_eval.kernels.cpu import compiled
-from griffin_eval.kernels.linear.packed_torch import PackedMatrix
+from griffin_eval.kernels.linear.packed_torch import THEN, PackedMatrix
 
 # Up to so many rows the compiled kernel is the fastest: of bfloat16, for which processors have
 # products of their own, it gains where the time is that of reading the weight.
 MOST_ROWS = {torch.float32: 16, torch.bfloat16: 8, torch.float16: 32}
 MOST_PRODUCT_ROWS = 64  # the same where results are wider, for which PyTorch widens the weight
 TYPES = {getattr(torch, name): number for name, number in compiled.TYPES.items()}
-_THEN = {"none": 0, "gelu_pytorch_tanh": 1, "mul": 2}  # that linear/cpu.c does
 # What oneDNN calls these, and which algorithm it takes.
 _ONEDNN = {
     "none": ("none", ""),
@@ -60,11 +59,13 @@ def linear(
     if (other is not None) != (then == "mul"):
         raise ValueError(f"linear: other goes with 'mul', found then={then!r}")
     if isinstance(weight, PackedMatrix):
-        found = weight.linear(x, bias, then, other)
-        return linear(x, weight.dense(), bias, then, other) if found is None else found
+        found = weight.linear(x, bias, then if then in THEN else "none", other)
+        if found is None:
+            return linear(x, weight.dense(), bias, then, other)
+        return found if then in THEN else _followed(found, then, other)
     if _is_plain(x, weight):
         if unsupported(x, weight) is None:
-            if then in _THEN:
+            if then in THEN:
                 return _compiled(x, weight, bias, then, other, weight.dtype)
             return _followed(_compiled(x, weight, bias, "none", None, weight.dtype), then, other)
         if x.dtype == torch.float16:
@@ -148,7 +149,7 @@ def _compiled(
     out = torch.empty(*x.shape[:-1], outputs, dtype=dtype)
     x = x.float().contiguous()
     other = None if other is None else other.contiguous()
-    types = TYPES[weight.dtype], TYPES[dtype], _THEN[then]
+    types = TYPES[weight.dtype], TYPES[dtype], THEN[then]
     library.griffin_linear(
         (ctypes.c_int64 * 7)(rows, inputs, outputs, *types, torch.get_num_threads()),
         x.data_ptr(),

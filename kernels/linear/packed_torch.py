@@ -6,7 +6,7 @@ dequantised while its product is computed, and then let go of.
 
 import ctypes
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ MOST_ROWS = 16  # of which a product by the compiled kernel is the faster one
 BLOCK = 64  # elements that have a scale in common
 PACKINGS = ("nf4", "affine-4", "affine-8")  # of linear/cpu.c, in its order
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}  # of cpu/floats.h
-_THEN = {"none": 0, "gelu": 1, "mul": 2}  # of linear/cpu.c
+THEN = {"none": 0, "gelu_pytorch_tanh": 1, "mul": 2}  # what linear/cpu.c lets follow a product
 _ROWS = 16_384  # of a matrix that are dequantised at a time, where a whole one is too large
 
 
@@ -109,10 +109,10 @@ class PackedMatrix:
         self,
         x: Float[Tensor, "*B I"],
         bias: Float[Tensor, " O"] | None,
-        then: Literal["none", "gelu", "mul"],
+        then: str,
         other: Float[Tensor, "*B O"] | None,
     ) -> Float[Tensor, "*B O"] | None:
-        """x W^T + b and what follows it by the compiled kernel; None where it should not run."""
+        """A product and one of `THEN` of it, by the compiled kernel; None where it should not."""
         return self._product(x, bias, then, other, self.dtype)
 
     def logits(self, hidden: Float[Tensor, "*N I"]) -> Float[Tensor, "*N O"]:
@@ -145,7 +145,7 @@ class PackedMatrix:
         wide = wide.contiguous()
         out = torch.empty(*x.shape[:-1], outputs, dtype=out_dtype)
         other = None if other is None else other.contiguous()
-        types = _TYPES[self.dtype], _TYPES[out_dtype], _THEN[then], torch.get_num_threads()
+        types = _TYPES[self.dtype], _TYPES[out_dtype], THEN[then], torch.get_num_threads()
         rows = x.numel() // inputs
         library.griffin_packed(
             (ctypes.c_int64 * 9)(rows, inputs, outputs, *types, *blocks.sizes),

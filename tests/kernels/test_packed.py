@@ -73,7 +73,7 @@ def test_every_value_is_that_which_is_read(packing, dtype, run, outputs, blocks,
     rows=st.integers(1, MOST_ROWS),
     outputs=st.integers(1, 700),
     blocks=st.integers(1, 5),
-    then=st.sampled_from(["none", "gelu", "mul"]),
+    then=st.sampled_from(["none", "gelu_pytorch_tanh", "gelu", "silu", "mul"]),
     bias=st.booleans(),
 )
 def test_products_of_few_rows(packing, dtype, rows, outputs, blocks, then, bias):
@@ -86,8 +86,10 @@ def test_products_of_few_rows(packing, dtype, rows, outputs, blocks, then, bias)
     found = linear(x, packed, b, then, other)
     y = x.double() @ dense.double().T + (0 if b is None else b.double())
     scale = (x.double().abs() @ dense.double().abs().T).max() + (0 if b is None else b.abs().max())
-    if then == "gelu":
-        y = torch.nn.functional.gelu(y, approximate="tanh")
+    if then.startswith("gelu"):
+        y = torch.nn.functional.gelu(y, approximate="none" if then == "gelu" else "tanh")
+    if then == "silu":
+        y = torch.nn.functional.silu(y)
     if other is not None:
         y, scale = y * other.double(), scale * other.double().abs().max()
     assert found.dtype == dtype and found.shape == y.shape
