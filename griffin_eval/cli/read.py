@@ -25,7 +25,7 @@ def read(
     ] = False,
     chat_template: Annotated[
         str | None,
-        typer.Option(help="With --chat: file of a template instead of the tokenizer's, or plain."),
+        typer.Option(help="File of a template in place of the tokenizer's, or plain; with --chat."),
     ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Folder of the tokenizer; the checkpoint's own by default.")

@@ -98,7 +98,7 @@ def check_attention(library, dtype, tokens, window):
     starts, lengths = np.zeros(1, np.int32), np.array([tokens], np.int32)
     out = np.empty((1, tokens, heads * size), DTYPES[dtype])
     arrays = [starts, lengths, age, None, q, keys, values, keys, values]
-    sizes = int64(tokens, heads, size, 1, past + tokens, past, compiled.TYPES[dtype])
+    sizes = int64(tokens, heads, 1, size, 1, past + tokens, past, compiled.TYPES[dtype])
     library.griffin_attention(sizes, addresses(arrays), address(out), THREADS)
     close(out, local_attention(q, keys, values, age, past=past, lengths=lengths), dtype)
 

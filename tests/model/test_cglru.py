@@ -354,8 +354,8 @@ COMPLEX = {
 LENGTH = 2 * BASE.visible_keys + 3
 
 
-def rg_lru_of_the_equations(p, x, cut=0):
-    assert not cut
+def rg_lru_of_the_equations(p, x, cut, constant):
+    assert not cut and constant == 8
     first = np.arange(len(x))[None] == 0
     gates = reference.Gates(*(p[name] for name in NAMES))
     return reference.rglru(x[None], gates, resets=first)[0][0]

@@ -38,7 +38,8 @@ def test_gradients_of_the_model_are_those_in_float64(framework, name, monkeypatc
         monkeypatch.setattr(triton_torch, "_kernels", interpreted_kernels)
     config, calls = MODELS["recurrent last"], []
 
-    def rglru(x, *args, **kwargs):
+    def rglru(x, *args, c, **kwargs):
+        assert c == 8
         calls.append(x.shape)
         return IMPLEMENTATIONS[framework, name](x, *args, **kwargs)
 
