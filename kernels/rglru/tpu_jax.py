@@ -51,7 +51,7 @@ def rglru(
     interpret: Any = False,
 ) -> tuple[Float[Array, "B T L"], Float[Array, "S L"]]:
     """See `griffin_eval.kernels.rglru.api.rglru`."""
-    layout = {"resets": resets, "lengths": lengths}
     if starts is None:
-        return rglru_tpu.rglru(x, gates, h0, interpret=interpret, **layout)
-    return plain_jax.rglru(x, gates, h0, starts=starts, scan=scan_tpu.rows(interpret), **layout)
+        return rglru_tpu.rglru(x, gates, h0, resets=resets, lengths=lengths, interpret=interpret)
+    scan = scan_tpu.rows(interpret)
+    return plain_jax.rglru(x, gates, h0, resets=resets, lengths=lengths, starts=starts, scan=scan)
