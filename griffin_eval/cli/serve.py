@@ -1,6 +1,7 @@
 """The command ``serve``."""
 
 import asyncio
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -93,6 +94,9 @@ def serve(
         )
     if system_role not in ("merge", "refuse"):
         raise ArgumentError(f"--system-role {system_role}: expected merge or refuse")
+    # Read by OpenMP when PyTorch is imported. Threads of a product that wait actively for one whose
+    # core the clients have take milliseconds for every product.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from griffin_eval.text.chat import template_option
 
     template = template_option(chat_template)
