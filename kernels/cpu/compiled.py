@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from griffin_eval.errors import BadInput
 from griffin_eval.kernels import devices
 
 NOT_BUILT = "the compiled kernels are not there: griffin-eval was installed without a C compiler"
@@ -16,10 +17,21 @@ TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}  # of cpu/floats.h
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The loaded library; None where it was not built."""
+    """The loaded library; None where it was not built.
+
+    Raises:
+        BadInput: it was built from older sources than there are, in a checkout.
+    """
     path = Path(__file__).parent.with_name("_cpu.so")
     if not path.is_file():
         return None
+    built = path.stat().st_mtime
+    for source in path.parent.glob("*/*.[ch]"):
+        if source.stat().st_mtime > built:
+            raise BadInput(
+                f"{source} is newer than the compiled kernels, {path}, which may not fit: "
+                f"install the checkout again (pip install -e {path.parents[1]})"
+            )
     loaded = ctypes.CDLL(str(path))
     address, number = ctypes.c_void_p, ctypes.c_int64
     for name, arguments in {

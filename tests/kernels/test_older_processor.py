@@ -1,5 +1,6 @@
 """The compiled kernels choose their instructions at run time: on processors without AVX too."""
 
+import os
 import platform
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from griffin_eval.errors import BadInput
 from griffin_eval.kernels.cpu import compiled
 
 PROGRAM = Path(__file__).with_name("older_processor.py")
@@ -35,3 +37,14 @@ def test_on_an_emulated_processor(processor):
     """SSE4.2 without AVX; AVX2 without AVX-512."""
     done = run("qemu-x86_64", "-cpu", processor)
     assert done.returncode == 0, done.stderr
+
+
+def test_kernels_older_than_their_sources_are_refused(tmp_path, monkeypatch):
+    (tmp_path / "kernels" / "cpu").mkdir(parents=True)
+    built, source = tmp_path / "kernels" / "_cpu.so", tmp_path / "kernels" / "cpu" / "xla.c"
+    built.touch()
+    source.touch()
+    os.utime(built, (1, 1))
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "kernels" / "cpu" / "compiled.py"))
+    with pytest.raises(BadInput, match=r"xla\.c is newer than the compiled kernels.*pip install"):
+        compiled.library.__wrapped__()
