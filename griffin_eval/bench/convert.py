@@ -108,9 +108,8 @@ def run(
     check_disk((missing + 1 + quantised) * nbytes, directory)
     largest = max(spec.size for spec in param_specs(config).values()) * 2
     console.print(f"{preset}, bfloat16, median of {rounds}; seconds, and memory and output in MB")
-    console.print(
-        _row("conversion", "time", "cp + sync", "x cp", "memory", "over tensor", "output")
-    )
+    heads = "time", "cp + sync", "x cp", "memory", "over tensor", "output"
+    _line(console, _row("conversion", *heads))
     shutil.rmtree(directory / OUTPUT, ignore_errors=True)  # of a run that was cut off
     failed = False
     with Console(stderr=True).status("") as status:

@@ -245,7 +245,7 @@ def test_the_command_trains_what_convert_reads(tmp_path):
         slow(("bytes", "--model", "hawk", "--length", "7"), "--length must be at least 8, found 7"),
         slow(("bytes", "--model", "hawk", "--learning-rate", "0"), "a number above 0, found 0"),
         slow(("bytes", "--model", "hawk", "--learning-rate", "inf"), "above 0, found inf"),
-        slow(("bytes", "--model", "hawk", "--dtype", "float16"), "expected float32 or bfloat16"),
+        slow(("bytes", "--model", "hawk", "--dtype", "float16"), "float32 or bfloat16, found"),
         slow(("bytes", "--model", "hawk", "--pieces", "3"), "does not divide a step's 8 rows"),
         slow(("bytes", "--model", "hawk", "--mesh", "rows=2"), "axes data and model, such as"),
         slow(("bytes", "--model", "hawk", "--mesh", "model=64"), "it takes 64 devices, and this"),
