@@ -17,7 +17,7 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess:
         [sys.executable, str(HERE / script), *arguments],
         capture_output=True,
         text=True,
-        env=os.environ | {"XLA_FLAGS": ""},
+        env=os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(HERE)},
         timeout=600,
     )
 
