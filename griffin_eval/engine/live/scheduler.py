@@ -244,8 +244,11 @@ class Scheduler:
         ready, edges = self._prompts.needs(self._prompts.requests if alone is None else [alone])
         for request in ready:
             self._ready(request)
-        waits = self.generating and alone is None
-        self._prompts.read(edges, self._decode_seconds if waits else None)
+        pause = None
+        if self.generating and alone is None:
+            # Where more wait for their prompts than generate, they get as much more of the time.
+            pause = self._decode_seconds * max(1, len(edges) / self.generating)
+        self._prompts.read(edges, pause)
 
     def _ready(self, request: Request) -> None:
         """The prompt of a request has been read: gives its scores, and the first new token."""
