@@ -123,13 +123,17 @@ def tensor(rows):
     return torch.from_numpy(rows)
 
 
-@given(
+# Arguments of `matrix`, the number of rows of a piece before its dtype.
+any_matrix = given(
     st.integers(0, 1 << 30),
     st.integers(1, 40),
     st.integers(1, 200),
     st.integers(1, 40),
     st.sampled_from(DTYPES),
 )
+
+
+@any_matrix
 def test_nf4_is_what_bitsandbytes_gives(seed, rows, columns, piece, dtype):
     functional = pytest.importorskip("bitsandbytes.functional")
     weight = matrix(seed, rows, columns, dtype)
@@ -145,13 +149,7 @@ def test_nf4_is_what_bitsandbytes_gives(seed, rows, columns, piece, dtype):
         assert same(read, functional.dequantize_4bit(packed, state))
 
 
-@given(
-    st.integers(0, 1 << 30),
-    st.integers(1, 40),
-    st.integers(1, 200),
-    st.integers(1, 40),
-    st.sampled_from(DTYPES),
-)
+@any_matrix
 def test_int8_is_what_bitsandbytes_gives(seed, rows, columns, piece, dtype):
     functional = pytest.importorskip("bitsandbytes.functional")
     weight = matrix(seed, rows, columns, dtype)
