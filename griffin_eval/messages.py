@@ -1,6 +1,7 @@
 """Words of error messages: near misses, long lists, values from files."""
 
 import difflib
+import re
 import reprlib
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -33,6 +34,11 @@ def listed(items: Iterable[Item], show: Callable[[Item], str] = str) -> str:
 def is_unicode(text: str) -> bool:
     """Whether UTF-8 can say it: JSON and pickles can hold halves of characters."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def is_sha256(text: str) -> bool:
+    """Whether it is a SHA-256 in hexadecimal digits, as `hashlib` writes it."""
+    return bool(re.fullmatch("[0-9a-f]{64}", text))
 
 
 def printable(text: str) -> str:

@@ -15,6 +15,7 @@ from griffin_eval.converters.arrays.write import writing
 from griffin_eval.converters.source.hub import check_files, hub_sha256
 from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import parse_json, read_file
+from griffin_eval.messages import is_sha256
 
 if TYPE_CHECKING:
     from griffin_eval.converters.checkpoint import Checkpoint
@@ -82,7 +83,7 @@ def recorded(folder: Path) -> dict[str, dict[str, Any]]:
     text = read_file(path)
     try:
         tensors = parse_json(text)["tensors"]
-        return {
+        entries = {
             str(name): {
                 "sha256": str(entry["sha256"]),
                 "dtype": str(entry["dtype"]),
@@ -92,6 +93,10 @@ def recorded(folder: Path) -> dict[str, dict[str, Any]]:
             }
             for name, entry in tensors.items()
         }
+        for entry in entries.values():
+            if not is_sha256(entry["sha256"]) or not entry["dtype"].isidentifier():
+                raise ValueError
+        return entries
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is damaged ({type(error).__name__}), so that the weights cannot be checked: "

@@ -15,7 +15,7 @@ import griffin_eval
 from griffin_eval.config import ADDED, GriffinConfig
 from griffin_eval.converters.arrays.write import writing
 from griffin_eval.errors import ArgumentError, CheckpointError
-from griffin_eval.messages import brief
+from griffin_eval.messages import brief, is_sha256
 
 LAYOUT = 2  # of the file
 _KEY = "griffin_eval_state"  # of its metadata
@@ -231,6 +231,9 @@ def _checked(origin: Origin) -> Origin:
                 raise ValueError(f"{name} is {brief(value)}")
     if not 2 <= origin.tokens < 1 << 31 or not 0 <= origin.last_token < 1 << 31:
         raise ValueError(f"{origin.tokens} tokens, and {origin.last_token} as the last one")
+    for name in ("weights_sha256", "tokens_sha256"):
+        if not is_sha256(getattr(origin, name)):
+            raise ValueError(f"{name} is {brief(getattr(origin, name))}")
     return origin
 
 

@@ -135,7 +135,12 @@ def test_another_dtype_than_the_manifest_says_is_noticed(converted, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "{}", '{"tensors": 3}', '{"tensors": {"a": {}}}', "[" * 100_000]
+    "content",
+    [
+        *("", "{", "[]", "{}", '{"tensors": 3}', '{"tensors": {"a": {}}}', "[" * 100_000),
+        json.dumps({"tensors": {"a": {"sha256": "\ud800", "dtype": "float32"}}}),
+        json.dumps({"tensors": {"a": {"sha256": "0" * 64, "dtype": "two\nlines"}}}),
+    ],
 )
 def test_a_damaged_manifest_is_one_sentence(converted, tmp_path, content):
     copy = tmp_path / "copy"

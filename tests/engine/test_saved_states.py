@@ -229,6 +229,16 @@ def test_files_that_are_no_states_are_refused(tmp_path):
             read_state(tmp_path / name)
 
 
+@pytest.mark.parametrize("name", ["weights_sha256", "tokens_sha256"])
+def test_a_hash_that_is_none_is_not_printed(name, states, tmp_path):
+    """Whose own hash fits: a message would show half a character, or two lines."""
+    state = read_state(states["jax"])
+    state._replace(origin=state.origin._replace(**{name: "\ud800\n"})).save(tmp_path / "state")
+    with pytest.raises(CheckpointError, match=f"metadata are not.*{name} is") as refused:
+        read_state(tmp_path / "state")
+    assert str(refused.value).isprintable()
+
+
 @pytest.mark.slow
 def test_the_stock_commands(tmp_path):
     convert(CHECKPOINT, tmp_path / "model", to="hf", dtype="float32")

@@ -50,7 +50,7 @@ def short():
 def opened(folder, runner, limit=1 << 40, **other) -> StateCache:
     model = {
         "config": runner.config,
-        "weights_sha256": "weights",
+        "weights_sha256": "0" * 64,
         "tokenizer": None,
         "dtype": runner.dtype,
         "framework": runner.framework,
@@ -122,7 +122,7 @@ def test_a_second_run_reads_no_book_in_either_framework(writer, reader, tmp_path
 @pytest.mark.parametrize(
     "other",
     [
-        {"weights_sha256": "others"},
+        {"weights_sha256": "1" * 64},
         {"dtype": "bfloat16"},
         {"tokenizer": "other"},
         {"config": dataclasses.replace(BASE, visible_keys=3)},
