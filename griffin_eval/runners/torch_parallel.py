@@ -85,6 +85,7 @@ class Pipes:
         return _silent(error, f"one of the {self.processes} processes that share the model")
 
     def close(self) -> None:
+        processes_torch.leave()
         for follower in self._followers:
             with contextlib.suppress(OSError):
                 assert follower.stdin is not None
@@ -126,8 +127,12 @@ class Broadcast:
         return _silent(error, others)
 
     def close(self) -> None:
+        processes_torch.leave()
         with contextlib.suppress(RuntimeError):  # they have ended already
             self.send(b"")
+        # With its threads, which may still hold the tensor that was sent; see there.
+        dist.destroy_process_group(self._calls)
+        del self._calls
 
 
 def _silent(error: Exception, others: str) -> Exception:

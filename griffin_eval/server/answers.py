@@ -63,6 +63,9 @@ class Answer:
         self._tokenizer, self._stop, self._changed = tokenizer, stop, changed
         # Each token is at least a byte, so a string that has just appeared lies within as many.
         self._tail = max((len(one.encode()) for one in stop), default=0) + _MARGIN
+        # Text of the first ``_upto`` tokens. What follows is decoded from token ``_from`` on, since
+        # it may depend on the tokens before it.
+        self._settled, self._from, self._upto = "", 0, 0
         self.scores: PromptScores | None = None
         self.tokens: list[NewToken] = []
         self.reason: str | None = None
@@ -89,19 +92,29 @@ class Answer:
     def text(self) -> str:
         """The text so far, up to its first stop string; while more may come without what may be the
         beginning of one, or of a character."""
-        ended = self.reason is not None
-        ids = [each.id for each in self.tokens if not each.ends]
-        text = self._tokenizer.decode(ids, skip_special_tokens=True)
-        if found := [at for one in self._stop if (at := text.find(one)) >= 0]:
+        ended, count, before = self.reason is not None, len(self.tokens), len(self._settled)
+        known, window = self._decode(self._from, self._upto), self._decode(self._from, count)
+        if ended or not window.startswith(known):
+            text, before = self._decode(0, count), 0
+        else:
+            text = self._settled + window[len(known) :]
+        starts = [text.find(one, max(before - len(one), 0)) for one in self._stop]
+        if found := [start for start in starts if start >= 0]:
             return text[: min(found)]
         if ended:
             return text
+        if len(text) > len(self._settled) and not text.endswith("\ufffd"):
+            self._settled, self._from, self._upto = text, self._upto, count
         text = text.rstrip("\ufffd")
         keep = max(
             (n for one in self._stop for n in range(1, len(one)) if text.endswith(one[:n])),
             default=0,
         )
         return text[: len(text) - keep]
+
+    def _decode(self, begin: int, end: int | None) -> str:
+        ids = [each.id for each in self.tokens[begin:end] if not each.ends]
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
 
 
 class Completion:
@@ -140,23 +153,28 @@ class Completion:
     def logprobs(self, start: int = 0) -> dict[str, Any] | None:
         """``logprobs`` of ``/v1/completions``, of the tokens from ``start`` on.
 
-        The first token of a prompt has null. The token that ended a text is among them.
+        The first token of a prompt has null. The token that ended a text is among them. Each call
+        goes on where the one before has ended, or begins at 0.
         """
         if self._top is None:
             return None
-        ids = [token.id for token in self.answer.tokens]
-        values: list[float | None] = [token.logprob for token in self.answer.tokens]
-        tops = [(token.top_tokens, token.top_logprobs) for token in self.answer.tokens]
-        offset = len(self._prompt_text)
-        scores = self.answer.scores
-        if self._echo and scores is not None:
-            ids = [*self.prompt.tolist(), *ids]
-            values = [None, *scores.logprobs.tolist(), *values]
+        scores, given = self.answer.scores, self.answer.tokens
+        read = len(self.prompt) if self._echo and scores is not None else 0
+        new = given[max(start - read, 0) :]
+        ids = [token.id for token in new]
+        values: list[float | None] = [token.logprob for token in new]
+        tops = [(token.top_tokens, token.top_logprobs) for token in new]
+        if start < read and scores is not None:
             none = np.empty(0)
-            tops = [(none, none), *zip(scores.top_tokens, scores.top_logprobs, strict=True), *tops]
-            offset = 0
+            ids = [*self.prompt[start:].tolist(), *ids]
+            values = [*[None, *scores.logprobs.tolist()][start:], *values]
+            every = [(none, none), *zip(scores.top_tokens, scores.top_logprobs, strict=True)]
+            tops = [*every[start:], *tops]
+        if not start:
+            self._offset = 0 if read else len(self._prompt_text)
         texts = [self._names.text(token) for token in ids]
-        lengths = [len(text) for text in texts]
+        offsets = (self._offset + np.cumsum([0, *map(len, texts)])).tolist()
+        self._offset = offsets.pop()  # of what is asked for next
         top_logprobs: list[dict[str, float] | None] = []
         for token, value, (tokens, logprobs) in zip(ids, values, tops, strict=True):
             if value is None:
@@ -165,12 +183,11 @@ class Completion:
             found = dict(zip(tokens.tolist(), logprobs.tolist(), strict=True))
             found[token] = value  # the same number in both places
             top_logprobs.append(self._names.keyed([*found], [*found.values()]))
-        offsets = (offset + np.cumsum([0, *lengths])[:-1]).tolist()
         return {
-            "tokens": texts[start:],
-            "token_logprobs": values[start:],
-            "top_logprobs": top_logprobs[start:],
-            "text_offset": offsets[start:],
+            "tokens": texts,
+            "token_logprobs": values,
+            "top_logprobs": top_logprobs,
+            "text_offset": offsets,
         }
 
     def chat_logprobs(self, start: int = 0) -> dict[str, Any] | None:

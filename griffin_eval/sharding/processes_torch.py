@@ -16,6 +16,16 @@ def share(group: dist.ProcessGroup) -> None:
     _groups.append(group)
 
 
+def leave() -> None:
+    """Takes back what `share` said. No model that is shared is used after it.
+
+    Its threads end with the group: one that let go of a tensor while Python itself ends would abort
+    the process.
+    """
+    if _groups:
+        dist.destroy_process_group(_groups.pop())
+
+
 def rank() -> int:
     """Which part of the model this process holds."""
     return dist.get_rank(_groups[0]) if _groups else 0

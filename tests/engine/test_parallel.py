@@ -321,7 +321,7 @@ def free_port() -> str:
     ("launcher", "processes", "sharing"),
     [
         ([*TORCHRUN, "2"], 2, 1),
-        pytest.param([*TORCHRUN, "4"], 4, 2, marks=pytest.mark.exhaustive),
+        ([*TORCHRUN, "4"], 4, 2),
         (ACCELERATE, 2, 2),
     ],
     ids=str,

@@ -1,0 +1,77 @@
+"""Parts of an answer, as they are streamed, are together what the whole answer is."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentencepiece_models import train_sentencepiece
+
+from griffin_eval.checkpoints import folder
+from griffin_eval.engine.live.requests import NewToken
+from griffin_eval.server.answers import Answer, Completion, TokenNames
+from griffin_eval.text.load import load_tokenizer
+
+TEXT = "The café's 東京 🙂  don't . , \n\n e\u0301 END of it"
+
+
+@pytest.fixture(scope="module", params=["bytes", "pieces"])
+def tokenizer(request, tmp_path_factory):
+    if request.param == "bytes":
+        return load_tokenizer(folder("bytes_griffin"))
+    pytest.importorskip("sentencepiece")
+    path = tmp_path_factory.mktemp("pieces")
+    train_sentencepiece(path)
+    return load_tokenizer(path)
+
+
+def told(tokenizer, ids, stop, asked, top=None):
+    """The text and log-probabilities of all parts, which are asked for after some of the tokens;
+    and the completion when it has ended."""
+    answer = Answer(tokenizer, stop, lambda: None)
+    ids = [token % tokenizer.vocab_size for token in ids]
+    prompt = np.array(tokenizer.encode("a b"))
+    completion = Completion(TokenNames(tokenizer), prompt, "a b", answer, False, top)
+    parts = []
+    for number, token in enumerate(ids):
+        one = NewToken(token, False, -1.0 * number, np.array([token, 5]), np.array([-1.0, -2.0]))
+        stopped = answer.token(one)
+        if asked[number % len(asked)]:
+            parts.append(completion.news(chat=False))
+        if stopped:
+            break
+    answer.done("stop", None)
+    parts.append(completion.news(chat=False))
+    return parts, completion
+
+
+@given(data=st.data(), words=st.integers(0, 3), stop=st.sampled_from([[], ["END"], ["don", " ."]]))
+@settings(max_examples=100, deadline=None)
+def test_parts_are_the_whole(tokenizer, data, words, stop):
+    ids = tokenizer.encode(TEXT) * words
+    noise = data.draw(st.lists(st.integers(0, 1 << 20), max_size=12))
+    at = data.draw(st.integers(0, len(ids)))
+    asked = data.draw(st.lists(st.booleans(), min_size=1, max_size=7))
+    ids = [*ids[:at], *noise, *ids[at:]]
+    parts, completion = told(tokenizer, ids, stop, asked, top=2)
+    whole = completion.answer
+    text = tokenizer.decode([one.id for one in whole.tokens], skip_special_tokens=True)
+    if found := [text.find(one) for one in stop if one in text]:
+        text = text[: min(found)]
+    assert "".join(part for part, _ in parts) == whole.text == text
+    once = completion.logprobs()
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [one for _, each in parts for one in each[name]] == once[name]
+
+
+def test_a_part_costs_no_more_than_what_is_new(tokenizer, monkeypatch):
+    """However long the answer is already."""
+    ids, decoded = tokenizer.encode(TEXT) * 40, []
+    decode = tokenizer.decode
+
+    def counted(ids, **how):
+        decoded.append(len(ids))
+        return decode(ids, **how)
+
+    monkeypatch.setattr(tokenizer, "decode", counted)
+    told(tokenizer, ids, [], [True])
+    assert max(decoded[:-2]) < 100 < len(ids) < sum(decoded) < 20 * len(ids)
