@@ -57,7 +57,10 @@ def boundaries_of_model(proto: bytes, vocabulary: Iterable[str]) -> str:
         vocabulary: all of its pieces.
     """
     model = dict(_protobuf_fields(proto))
-    trainer, normalizer = (dict(_protobuf_fields(model.get(number, b""))) for number in (2, 3))
+    try:
+        trainer, normalizer = (dict(_protobuf_fields(model.get(number, b""))) for number in (2, 3))
+    except TypeError:  # a number where messages belong, which sentencepiece takes no notice of
+        return ""
     identity = not normalizer.get(2)  # no table of replacements
     verbatim = normalizer.get(3, 1) == normalizer.get(4, 1) == 0  # no space added or removed
     escaped, suffixes = normalizer.get(5, 1), trainer.get(24, 0)
@@ -137,5 +140,5 @@ def _protobuf_fields(message: bytes) -> Iterator[tuple[int, Any]]:
             size = varint()
             yield number, message[at : at + size]
             at += size
-        else:
-            at += {1: 8, 5: 4}[kind]
+        else:  # of a fixed size; or the beginning or the end of a group, which holds other fields
+            at += {1: 8, 5: 4}.get(kind, 0)

@@ -176,7 +176,8 @@ def same_as_mlx(source: Path, out: Path) -> None:
 
     convert(source, out)
     stored, ours = load_file(source / "model.safetensors"), load_file(out / "model.safetensors")
-    settings = json.loads((source / "config.json").read_text())["quantization"]
+    config = json.loads((source / "config.json").read_text())
+    settings = config.get("quantization") or config["quantization_config"]
     for name, found in ours.items():
         module, expected = name.removesuffix(".weight"), stored[name]
         if f"{module}.scales" in stored:
