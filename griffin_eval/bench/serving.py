@@ -3,8 +3,10 @@
 Two kinds of requests: texts to continue, with examples that all of them begin with; and choices,
 four to a question, of which a client asks the log-probabilities with the prompt, as lm-eval's does.
 The server is a process of its own on this machine. Rounds alternate with those of the engine.
-Afterwards `mlx_lm.server` and `transformers serve` continue the same texts, one after the other, if
-they are installed; they give no log-probabilities of prompts.
+
+Then the texts are continued once more as streams, for the times of single tokens; and afterwards by
+`mlx_lm.server` and `transformers serve`, one after the other, if they are installed; they give no
+log-probabilities of prompts.
 """
 
 import http.client
@@ -204,14 +206,14 @@ def run(
     }
     bodies: dict[str, list[Body]] = {
         "continuations": [
-            {"prompt": text, "max_tokens": new_tokens, "temperature": 0, "stream": True}
-            for text in texts
+            {"prompt": text, "max_tokens": new_tokens, "temperature": 0} for text in texts
         ],
         "choices": [
             {"prompt": context + choice, "max_tokens": 0, "echo": True, "logprobs": 1}
             for context, choice in pairs
         ],
     }
+    streamed: list[Body] = [body | {"stream": True} for body in bodies["continuations"]]
     direct: dict[str, Callable[[], Any]] = {
         "continuations": lambda: lm.generate_until(asked["continuations"], disable_tqdm=True),
         "choices": lambda: lm.loglikelihood(asked["choices"], disable_tqdm=True),
@@ -229,23 +231,24 @@ def run(
                 begin = time.perf_counter()
                 direct[kind]()
                 took = {"engine": time.perf_counter() - begin}
-                took["server"], times = client.all("/v1/completions", fresh)
+                took["server"], _ = client.all("/v1/completions", fresh)
                 plain = [{"prompt": body["prompt"]} for body in fresh]
                 took["transport"], _ = client.all("/tokenize", plain)
                 if number == 0:  # which may compile
                     continue
                 for who, value in took.items():
                     seconds.setdefault((kind, who), []).append(value)
-                if kind == "continuations":
-                    own.seconds.append(took["server"])
-                    own.parts.extend(times)
+            took_streamed, times = client.all("/v1/completions", _fresh(streamed, f"{number}s"))
+            if number:
+                own.seconds.append(took_streamed)
+                own.parts.extend(times)
     _print(console, clients, requests, new_tokens, seconds)
     streams = {"griffin-eval serve": own}
     with tempfile.TemporaryDirectory() as root:
         for name in PEERS:
             try:
                 streams[name] = _peer(
-                    name, checkpoint, Path(root), dtype, clients, bodies["continuations"], rounds
+                    name, checkpoint, Path(root), dtype, clients, streamed, rounds
                 )
             except (Absent, Failed) as reason:
                 console.print(left_out(name, str(reason)), markup=False)
@@ -264,7 +267,7 @@ class Streams(NamedTuple):
     parts: list[list[float]]
 
 
-def _fresh(bodies: Sequence[Body], number: int) -> list[Body]:
+def _fresh(bodies: Sequence[Body], number: int | str) -> list[Body]:
     return [body | {"prompt": f"{number}. {body['prompt']}"} for body in bodies]
 
 

@@ -17,6 +17,7 @@ from griffin_eval.cli.bench.quantisation import bench_quantize
 from griffin_eval.cli.bench.scan import bench_scan
 from griffin_eval.cli.bench.serving import bench_serve
 from griffin_eval.cli.bench.shard import bench_shard
+from griffin_eval.cli.bench.sweep import bench_sweep
 from griffin_eval.cli.bench.throughput import bench_throughput
 from griffin_eval.cli.bench.training import bench_training
 from griffin_eval.cli.checkpoints import checkpoints
@@ -113,6 +114,7 @@ bench.command(name="scan")(bench_scan)
 bench.command(name="serve")(bench_serve)
 bench.command(name="pauses")(bench_pauses)
 bench.command(name="shard")(bench_shard)
+bench.command(name="sweep")(bench_sweep)
 bench.command(name="latency")(bench_latency)
 bench.command(name="throughput")(bench_throughput)
 bench.command(name="training")(bench_training)

@@ -2,7 +2,10 @@
 
 import asyncio
 import os
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +16,7 @@ from griffin_eval.errors import ArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
     from griffin_eval.engine.live.requests import Request
+    from griffin_eval.server.model import ServedModel
 
 GRACE = 5  # seconds in which requests may end after Ctrl-C
 MOST_NAMED = 10  # requests that an interrupt cut
@@ -94,13 +98,15 @@ def serve(
         )
     if system_role not in ("merge", "refuse"):
         raise ArgumentError(f"--system-role {system_role}: expected merge or refuse")
-    # Read by OpenMP when PyTorch is imported. Threads of a product that wait actively for one whose
-    # core the clients have take milliseconds for every product.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Read by OpenMP when PyTorch is imported. Threads that sleep between products wake too late;
+    # those that wait for one whose core the clients have should not do so for milliseconds.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     from griffin_eval.text.chat import template_option
 
     template = template_option(chat_template)
     try:
+        import orjson  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn
     except ImportError as error:
@@ -120,24 +126,21 @@ def serve(
         "state_cache_size": state_cache_size,
         "tensor_parallel_size": tensor_parallel_size,
     } | vars(options)
-    model = ServedModel(
-        {name: value for name, value in arguments.items() if value is not None},
-        ServerOptions(
-            name=served_model_name or checkpoint,
-            states=tuple(state or ()),
-            chat_template=template,
-            system_role=system_role,
-            rows=rows,
-            queue=queue,
-            max_tokens=max_length,
-            max_body=max_body,
-            timeout=timeout,
-            api_key=api_key,
-            tokenizer_info=tokenizer_info,
-        ),
+    given = {name: value for name, value in arguments.items() if value is not None}
+    allowed = ServerOptions(
+        name=served_model_name or checkpoint,
+        states=tuple(state or ()),
+        chat_template=template,
+        system_role=system_role,
+        rows=rows,
+        queue=queue,
+        max_tokens=max_length,
+        max_body=max_body,
+        timeout=timeout,
+        api_key=api_key,
+        tokenizer_info=tokenizer_info,
     )
-    model.scheduler.warm_up()
-    model.scheduler.start()
+    model = _load(lambda: ServedModel(given, allowed))
     config = uvicorn.Config(
         make_app(model), host, port, log_level="warning", timeout_graceful_shutdown=5
     )
@@ -166,6 +169,26 @@ def serve(
         pass
     if server.cut:
         typer.echo(_cut(server.cut), err=True)
+    model.scheduler.close()  # PyTorch aborts a process that ends within a step
+
+
+def _load(make: Callable[[], "ServedModel"]) -> "ServedModel":
+    """A model whose scheduler answers, in the thread that has loaded it: where several threads use
+    OpenMP, it lets those that wait for products sleep, and products take twice as long."""
+    loaded: Future[ServedModel] = Future()
+
+    def work() -> None:
+        try:
+            model = make()
+            model.scheduler.warm_up()
+        except BaseException as error:
+            loaded.set_exception(error)
+            return
+        loaded.set_result(model)
+        model.scheduler.serve()
+
+    threading.Thread(target=work, name="model", daemon=True).start()
+    return loaded.result()
 
 
 def _cut(requests: "list[Request]") -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -37,10 +37,13 @@ class TokenNames:
         byte = _BYTE.fullmatch(self._tokenizer.piece(token))
         return f"bytes:\\x{byte[1].lower()}" if byte else f"token_id:{token}"
 
-    def keyed(self, tokens: Sequence[int], values: Sequence[float]) -> dict[str, float]:
-        """Values by the text of their tokens. No two tokens share a key."""
-        found: dict[str, float] = {}
-        for token, value in zip(tokens, values, strict=True):
+    def keyed(self, values: dict[int, float]) -> dict[str, float]:
+        """Values of tokens by the tokens' text. No two tokens share a key."""
+        found = {self.text(token): value for token, value in values.items()}
+        if len(found) == len(values):
+            return found
+        found = {}
+        for token, value in values.items():
             key = self.text(token)
             if key in found:
                 key = self._bytes(token)
@@ -56,11 +59,20 @@ class Answer:
     Args:
         tokenizer: of the model.
         stop: strings that end the text.
-        changed: called in the scheduler's thread whenever there is more.
+        changed: called in the scheduler's thread when the answer has ended.
+        in_parts: whether it is also called after each token.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: list[str], changed: Callable[[], object]):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: list[str],
+        changed: Callable[[], object],
+        *,
+        in_parts: bool,
+    ):
         self._tokenizer, self._stop, self._changed = tokenizer, stop, changed
+        self._in_parts = in_parts
         # Each token is at least a byte, so a string that has just appeared lies within as many.
         self._tail = max((len(one.encode()) for one in stop), default=0) + _MARGIN
         # Text of the first ``_upto`` tokens. What follows is decoded from token ``_from`` on, since
@@ -76,7 +88,8 @@ class Answer:
 
     def token(self, token: NewToken) -> bool:
         self.tokens.append(token)
-        self._changed()
+        if self._in_parts:
+            self._changed()
         if not self._stop or token.ends:
             return False
         tail = [each.id for each in self.tokens[-self._tail :]]
@@ -182,7 +195,7 @@ class Completion:
                 continue
             found = dict(zip(tokens.tolist(), logprobs.tolist(), strict=True))
             found[token] = value  # the same number in both places
-            top_logprobs.append(self._names.keyed([*found], [*found.values()]))
+            top_logprobs.append(self._names.keyed(found))
         return {
             "tokens": texts,
             "token_logprobs": values,

@@ -3,18 +3,18 @@
 import asyncio
 import contextlib
 import hmac
-import json
 import logging
 import time
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
+import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as Http
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from griffin_eval.engine.live.requests import Request
@@ -39,6 +39,15 @@ MOST_PROMPTS = 2048  # of a body
 LONG = 1 << 15  # characters or tokens of its prompts
 
 logger = logging.getLogger(__name__)
+
+
+class JSONResponse(Response):
+    """A body of JSON."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
 
 
 def make_app(model: ServedModel) -> Starlette:
@@ -194,7 +203,7 @@ class _Server:
         wake: Waker,
         asked: Asked,
         chat: bool,
-    ) -> AsyncIterator[str]:
+    ) -> AsyncIterator[bytes]:
         """Parts of an answer as server-sent events."""
         head, ended = self._head(asked, chat, part=True), set[int]()
         deadline = time.monotonic() + self._options.timeout
@@ -229,7 +238,7 @@ class _Server:
                         await asyncio.wait_for(wake.event.wait(), 1)
             if asked.usage:
                 yield _event(head | {"choices": [], "usage": _usage(completions, asked.n)})
-            yield "data: [DONE]\n\n"
+            yield b"data: [DONE]\n\n"
         except Refused as error:
             yield _event(_error(error))
         finally:
@@ -359,8 +368,8 @@ def _usage(completions: list[Completion], n: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
 
-def _event(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content)}\n\n"
+def _event(content: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
 _KINDS = {401: "authentication_error", 429: "rate_limit_error"}

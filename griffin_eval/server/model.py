@@ -156,7 +156,7 @@ class ServedModel:
                 f"(max_tokens), together more than this server's {most}",
                 param="max_tokens",
             )
-        answer = Answer(self.tokenizer, asked.stop, changed)
+        answer = Answer(self.tokenizer, asked.stop, changed, in_parts=asked.stream)
         text = prompt if isinstance(prompt, str) else "".join(map(self.names.text, ids.tolist()))
         request = Request(
             ids,

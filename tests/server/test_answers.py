@@ -27,7 +27,7 @@ def tokenizer(request, tmp_path_factory):
 def told(tokenizer, ids, stop, asked, top=None):
     """The text and log-probabilities of all parts, which are asked for after some of the tokens;
     and the completion when it has ended."""
-    answer = Answer(tokenizer, stop, lambda: None)
+    answer = Answer(tokenizer, stop, lambda: None, in_parts=True)
     ids = [token % tokenizer.vocab_size for token in ids]
     prompt = np.array(tokenizer.encode("a b"))
     completion = Completion(TokenNames(tokenizer), prompt, "a b", answer, False, top)

@@ -326,7 +326,9 @@ def test_added_tokens_with_a_space_inside_are_not_cut(content):
     assert boundaries_of_json(tokenizer) == "\n"
 
 
-@pytest.mark.parametrize("extra", [b"\x10\x07", b"\xab\x01\x08\x07\xac\x01"], ids=["field", "group"])
+@pytest.mark.parametrize(
+    "extra", [b"\x10\x07", b"\xab\x01\x08\x07\xac\x01"], ids=["field", "group"]
+)
 def test_fields_that_sentencepiece_does_not_know(tmp_path, extra):
     """It keeps them: a number in place of the trainer's settings, and a group of fields."""
     gemma(tmp_path)

@@ -23,6 +23,7 @@ from griffin_eval.states.state_cache import StateCache
 
 MOST_EDGES = 63  # that a step reads from
 MOST_TOKENS = 1 << 22  # tokens of the tree that are remembered
+SHORT = 8  # whole steps, which the rest of a short prompt takes at most
 LONG = 512  # tokens of an edge whose state is kept even if nothing asks for it yet
 SIZES = (16, 128, 512, 4096)  # tokens of a step, where each number has to be compiled for
 USES = 5  # of a shape of steps, after which a runner compiles it
@@ -296,9 +297,10 @@ class PromptReader:
         begun_from = {e.parent for e in edges if e.working is None}
         needed = {*begun_from, *(r.edge for r in self.requests)}
         edges = edges[: self.limits.rows]
-        unused = self._budget(pause)
-        share = max(unused // len(edges), SMALLEST_STEP)
         left = [max(self._last(edge) - edge.position, 1) for edge in edges]
+        # A short prompt is read at once, a long one in the pauses.
+        unused = self._budget(pause if min(left) > SHORT * self.limits.tokens else None)
+        share = max(unused // len(edges), SMALLEST_STEP)
         counts = [min(each, share) for each in left]
         spare = max(unused - sum(counts), 0)
         parts: list[Part] = []

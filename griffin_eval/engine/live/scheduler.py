@@ -23,6 +23,7 @@ from griffin_eval.states.saved_state import SavedState
 from griffin_eval.states.state_cache import StateCache
 
 MOST_SLOTS = 256  # states in the pool
+MOST_PAUSE = 8  # steps that generate, for whose time prompts are read before the next one
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class Scheduler:
 
     def start(self) -> None:
         """Begins to answer, in a thread of its own."""
-        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+        self._thread = threading.Thread(target=self.serve, name="scheduler", daemon=True)
         self._thread.start()
 
     def add(self, request: Request) -> None:
@@ -151,7 +152,9 @@ class Scheduler:
         while self._step():
             pass
 
-    def _run(self) -> None:
+    def serve(self) -> None:
+        """Answers requests in this thread, until the scheduler has been closed."""
+        self._thread = threading.current_thread()
         while True:
             with self._changed:
                 while not (self._added or self._cancels or self._waiting or self._running()):
@@ -239,16 +242,25 @@ class Scheduler:
             self._finish(request, "cancelled")
 
     def _read(self) -> None:
-        """Reads a step of what prompts need, and answers those that need nothing more."""
-        alone = self._alone
-        ready, edges = self._prompts.needs(self._prompts.requests if alone is None else [alone])
-        for request in ready:
-            self._ready(request)
-        pause = None
-        if self.generating and alone is None:
-            # Where more wait for their prompts than generate, they get as much more of the time.
-            pause = self._decode_seconds * max(1, len(edges) / self.generating)
-        self._prompts.read(edges, pause)
+        """Reads what prompts need, and answers those that need nothing more. Those who generate
+        wait for one step of it, or longer where there are more prompts than they are."""
+        begin, steps = time.perf_counter(), 0
+        while True:
+            alone = self._alone
+            ready, edges = self._prompts.needs(self._prompts.requests if alone is None else [alone])
+            for request in ready:
+                self._ready(request)
+            generating = self.generating if alone is None else 0
+            pause = None
+            if generating:
+                pause = self._decode_seconds * min(max(1, len(edges) / generating), MOST_PAUSE)
+            took = time.perf_counter() - begin
+            if steps and (pause is None or took * (steps + 1) / steps > pause):
+                break
+            self._prompts.read(edges, pause)
+            steps += 1
+            if not edges:
+                break
 
     def _ready(self, request: Request) -> None:
         """The prompt of a request has been read: gives its scores, and the first new token."""
