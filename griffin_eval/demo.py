@@ -5,12 +5,14 @@
    they agree, request by request.
 3. The other models of induction heads are run too, and `griffin-eval report` draws all of them.
 
-``make demo FULL=1`` trains the checkpoint of step 1, and evaluates two checkpoints on more tasks,
-with lm_eval's own ``--model hf`` as well. Its report says too whether the frameworks agree.
+``make demo FULL=1`` trains the checkpoint of step 1, merges an adapter into another and quantises
+it, and evaluates two checkpoints on more tasks, with lm_eval's own ``--model hf`` as well. Its
+report says too whether the frameworks agree.
 """
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,8 +23,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 import griffin_eval
 from griffin_eval.checkpoints import folder as shipped
@@ -100,6 +105,9 @@ def main() -> int:
             with progress(f"training for {arguments.steps} steps"):
                 run("griffin-eval", *TRAIN, "--steps", arguments.steps, "--output", first)
         same = convert_in_turn(console, first, folder)
+        if arguments.full:
+            same = merge_adapter(console, sources["bytes_griffin"], folder) and same
+            quantise(console, sources["bytes_griffin"], folder)
         results = collect(console, evaluations)
         curve = Part(("griffin_induction_heads",), {"lengths": list(settings.lengths)})
         drawn = {"griffin jax": ("griffin", "griffin jax")} if arguments.full else {}
@@ -149,6 +157,47 @@ def convert_in_turn(console: Console, source: Path, folder: Path) -> bool:
     same = comparison.compared - len(comparison.tensors)
     console.print(f"{same} of {comparison.compared} parameters are the same bit for bit")
     return comparison.same
+
+
+def merge_adapter(console: Console, source: Path, folder: Path) -> bool:
+    """Merges a random LoRA of one matrix; whether one parameter has changed."""
+    module, rank, alpha = "model.layers.1.mlp_block.up_proj", 4, 8
+    with safe_open(source / "model.safetensors", "np") as file:
+        rows, columns = file.get_slice(f"{module}.weight").get_shape()
+    random = np.random.default_rng(0)
+    up = random.normal(size=(rows, rank)).astype(np.float32)
+    down = random.normal(size=(rank, columns)).astype(np.float32)
+    adapter, merged = folder / "adapter", folder / "merged"
+    adapter.mkdir()
+    name = f"base_model.model.{module}.lora"
+    save_file(
+        {f"{name}_A.weight": down, f"{name}_B.weight": up}, adapter / "adapter_model.safetensors"
+    )
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": [module]}
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    run("griffin-eval", "convert", source, merged, "--to", "hf", "--adapter", adapter)
+    comparison = griffin_eval.verify(source, merged)
+    changed = [difference.name for difference in comparison.tensors]
+    console.print(
+        f"merged a LoRA: of {comparison.compared} parameters, {', '.join(changed)} changed",
+        soft_wrap=True,
+    )
+    return len(changed) == 1
+
+
+def quantise(console: Console, source: Path, folder: Path) -> None:
+    """Quantises a checkpoint, and says what that costs."""
+    quantised = folder / "quantised"
+    run("griffin-eval", "convert", source, quantised, "--to", "hf", "--quantize", "mlx-4")
+    said = run("griffin-eval", "verify", source, quantised, "--logits", codes=(1,))  # they differ
+    sizes = [(one / "model.safetensors").stat().st_size for one in (source, quantised)]
+    distance = re.search(r"KL of the next token.* ([0-9.e-]+) nats in the mean", said)
+    assert distance is not None
+    console.print(
+        f"quantised to 4 bits: {sizes[0] / 1000:.0f} kB became {sizes[1] / 1000:.0f}; the next "
+        f"token's distribution is {distance[1]} nats away",
+        soft_wrap=True,
+    )
 
 
 def collect(
@@ -229,12 +278,13 @@ def evaluate(
     return by_task, seconds
 
 
-def run(program: str, *arguments: Any) -> None:
-    """Runs a command of this environment, quietly; its words and its exit only if it fails."""
+def run(program: str, *arguments: Any, codes: tuple[int, ...] = (0,)) -> str:
+    """What a command of this environment prints; its exit where its code is none of these."""
     words = [str(Path(sys.executable).with_name(program)), *map(str, arguments)]
     done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
+    if done.returncode not in codes:
         sys.exit(f"{done.stdout}{done.stderr}\n{program} failed: exit code {done.returncode}")
+    return done.stdout
 
 
 def _is_headline(metric: str) -> bool:

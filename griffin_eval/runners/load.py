@@ -78,7 +78,8 @@ def load_runners(
             f"unknown dtype {dtype!r}: expected auto, {', '.join(DTYPES)}"
             f"{did_you_mean(dtype, DTYPES)}"
         )
-    _log_whole(checkpoint, dtype, tensor_parallel)
+    if launch is None or launch.rank == 0:
+        _log_whole(checkpoint, dtype, tensor_parallel)
     if framework == "torch":
         from griffin_eval.runners import torch_parallel
         from griffin_eval.runners.torch_runner import TorchRunner

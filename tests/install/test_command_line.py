@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -133,6 +134,9 @@ def test_demo_agrees(tmp_path, monkeypatch, full):
     assert ("All three agree." if full else "Both agree.") in done.stdout
     assert done.stdout.count("converted to") == 4 and "are the same bit for bit" in done.stdout
     assert (tmp_path / "demo-report" / "report.html").is_file()
+    if full:
+        assert "layers.1.mlp_block.up_proj.weight changed" in done.stdout
+        assert re.search(r"quantised to 4 bits: \d+ kB became \d+; .* is 0\.\d+ nats", done.stdout)
     assert full or not done.stderr  # no progress in a pipe
 
 
