@@ -1,5 +1,6 @@
 """Downloads a checkpoint from the hub: of all that a repository holds, one format and no more."""
 
+import contextlib
 import glob
 import hashlib
 import logging
@@ -225,11 +226,12 @@ def _cached(repository: str, revision: str | None, error: Exception) -> tuple[Pa
         if isinstance(error, errors.HfHubHTTPError):
             raise error from None
         raise absent from error
-    try:
-        return snapshot, [f.path for f in hub.get_cached_repo_tree(repository, revision=revision)]
-    except (AttributeError, errors.CachedRepoTreeNotFoundError):  # of an older client, or by parts
-        paths = (path.relative_to(snapshot) for path in snapshot.rglob("*") if path.is_file())
-        return snapshot, [path.as_posix() for path in paths]
+    if hasattr(hub, "get_cached_repo_tree"):  # no older client keeps it
+        with contextlib.suppress(errors.CachedRepoTreeNotFoundError):  # of what came by parts
+            tree = hub.get_cached_repo_tree(repository, revision=revision)
+            return snapshot, [file.path for file in tree]
+    paths = (path.relative_to(snapshot) for path in snapshot.rglob("*") if path.is_file())
+    return snapshot, [path.as_posix() for path in paths]
 
 
 def _inside(path: str, folder: str) -> bool:

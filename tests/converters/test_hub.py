@@ -12,6 +12,7 @@ import termios
 from pathlib import Path
 from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 from hub_server import Fault, Hub
 from typer.testing import CliRunner
@@ -27,6 +28,12 @@ from griffin_eval.converters.source.hub import choose
 from griffin_eval.converters.source.resolve import resolve
 from griffin_eval.converters.verify import compare
 from griffin_eval.errors import CheckpointError, MissingExtraError
+
+# Without that list what is missing is found when the checkpoint is opened.
+lists_files = pytest.mark.skipif(
+    not hasattr(huggingface_hub, "get_cached_repo_tree"),
+    reason="this client of the hub keeps no list of a repository's files",
+)
 
 BIN = Path(sys.executable).parent
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
@@ -314,6 +321,7 @@ def test_names_that_are_patterns(hub, user):
     assert hub.downloads() == ["[2b]/model.safetensors"]
 
 
+@lists_files
 def test_a_cache_that_lacks_a_part(hub, user):
     files = {name: name.encode() for name in HF}
     hub.push("org/name", files)
@@ -328,6 +336,7 @@ def test_a_cache_that_lacks_a_part(hub, user):
     assert contents(Path(found)) == files
 
 
+@lists_files
 def test_broken_connections(hub, user):
     data = os.urandom(100_000)
     hub.push("org/name", {"model.safetensors": data, "config.json": b"{}"})
@@ -545,7 +554,8 @@ def test_an_output_is_pushed(hub, user, checkpoint, tmp_path):
     )
     assert f"pushed to {hub.url}/me/new\n" in said[0] and f"{hub.url}/ours/new" in said[1]
     for i, repository in enumerate(("me/new", "ours/new")):
-        assert hub.made[repository]["visibility"] == "private"
+        asked_for = hub.made[repository]  # an older client has another word for it
+        assert asked_for.get("visibility") == "private" or asked_for.get("private") is True
         _, files = hub.find(repository, "main")
         assert files.keys() - {".gitattributes"} == contents(out[i]).keys()
         assert all(files[name] == data for name, data in contents(out[i]).items())

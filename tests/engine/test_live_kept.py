@@ -50,9 +50,7 @@ class Answer:
 
 def opened(folder, framework="torch", states=8, limit=1 << 40):
     runner = small_runner(framework)
-    cache = StateCache(
-        folder, limit, runner.config, "0" * 64, None, runner.dtype, runner.framework
-    )
+    cache = StateCache(folder, limit, runner.config, "0" * 64, None, runner.dtype, runner.framework)
     budget = states * runner.state_bytes(runner.padded_tokens(1 << 10))
     return Scheduler(runner, rows=2, capacity=1 << 10, state_bytes=budget, cache=cache)
 
