@@ -24,6 +24,7 @@ from griffin_eval.states.state_cache import StateCache
 MOST_EDGES = 63  # that a step reads from
 MOST_TOKENS = 1 << 22  # tokens of the tree that are remembered
 SHORT = 8  # whole steps, which the rest of a short prompt takes at most
+FORGOTTEN = 0.998  # of the time of a step that took too long, so that it is tried again
 LONG = 512  # tokens of an edge whose state is kept even if nothing asks for it yet
 SIZES = (16, 128, 512, 4096)  # tokens of a step, where each number has to be compiled for
 USES = 5  # of a shape of steps, after which a runner compiles it
@@ -70,7 +71,8 @@ class PromptReader:
         self.open()
         self._at_work: set[LiveEdge] = set()  # of the step that runs
         self._clock = self._tokens = 0
-        self._token_seconds = 0.0  # of reading a token, as it was lately
+        # Of a step, as it was lately, by its tokens rounded up to a power of two.
+        self._step_seconds: dict[int, float] = {}
 
     def open(self) -> None:
         """Takes memory for states; none is kept from before."""
@@ -338,10 +340,18 @@ class PromptReader:
 
     def _budget(self, pause: float | None) -> int:
         """Tokens to read in a step."""
-        if pause is None or not self._token_seconds:
+        if pause is None:
             return self.limits.tokens
-        count = int(pause / self._token_seconds)
-        return min(max(1 << max(count, 1).bit_length() - 1, SMALLEST_STEP), self.limits.tokens)
+        size = SMALLEST_STEP
+        while (twice := 2 * size) <= self.limits.tokens:
+            took = self._step_seconds.get(twice)
+            if took is None:  # to find out
+                return twice
+            if took > pause:
+                self._step_seconds[twice] *= FORGOTTEN
+                break
+            size = twice
+        return size
 
     def _last(self, edge: LiveEdge) -> int:
         """Number of tokens of the sequence up to the last one that has to be read: the last token
@@ -372,8 +382,9 @@ class PromptReader:
         self._end_edges(hidden, parts, bases)
         self._counts.steps += 1
         self._counts.tokens_read += read
-        took = (time.perf_counter() - begin) / (read + filler)
-        self._token_seconds = lately(self._token_seconds, took)
+        size = 1 << (read - 1).bit_length()
+        took = time.perf_counter() - begin
+        self._step_seconds[size] = lately(self._step_seconds.get(size, 0.0), took)
 
     def _filler(self, tokens: int) -> int:
         """Tokens that are added so that few sizes of steps are compiled."""
