@@ -5,7 +5,6 @@ of the other checkpoints. Commands and sweeps are processes of their own, and ta
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -96,9 +95,7 @@ def run(
 def _seconds(*arguments: str) -> float:
     """Seconds of a command of this Python."""
     begin = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-P", *arguments], capture_output=True, text=True, env=os.environ
-    )
+    done = subprocess.run([sys.executable, "-P", *arguments], capture_output=True, text=True)
     if done.returncode:
         raise Failed(done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}")
     return time.perf_counter() - begin

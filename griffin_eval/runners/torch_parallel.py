@@ -130,7 +130,7 @@ class Broadcast:
         processes_torch.leave()
         with contextlib.suppress(RuntimeError):  # they have ended already
             self.send(b"")
-        # With its threads, which may still hold the tensor that was sent; see there.
+        # Which ends its threads, as `processes_torch.leave` does: one may still hold the message.
         dist.destroy_process_group(self._calls)
         del self._calls
 

@@ -105,12 +105,10 @@ class Answer:
     def text(self) -> str:
         """The text so far, up to its first stop string; while more may come without what may be the
         beginning of one, or of a character."""
-        ended, count, before = self.reason is not None, len(self.tokens), len(self._settled)
-        known, window = self._decode(self._from, self._upto), self._decode(self._from, count)
-        if ended or not window.startswith(known):
-            text, before = self._decode(0, count), 0
-        else:
-            text = self._settled + window[len(known) :]
+        ended, count = self.reason is not None, len(self.tokens)
+        text = self._decode(0, count) if ended else self._longer(count)
+        # What was settled has no stop string.
+        before = 0 if ended or not text.startswith(self._settled) else len(self._settled)
         starts = [text.find(one, max(before - len(one), 0)) for one in self._stop]
         if found := [start for start in starts if start >= 0]:
             return text[: min(found)]
@@ -125,7 +123,14 @@ class Answer:
         )
         return text[: len(text) - keep]
 
-    def _decode(self, begin: int, end: int | None) -> str:
+    def _longer(self, count: int) -> str:
+        """The text of so many tokens, of which little more than what is not settled is decoded."""
+        known, window = self._decode(self._from, self._upto), self._decode(self._from, count)
+        if window.startswith(known):
+            return self._settled + window[len(known) :]
+        return self._decode(0, count)
+
+    def _decode(self, begin: int, end: int) -> str:
         ids = [each.id for each in self.tokens[begin:end] if not each.ends]
         return self._tokenizer.decode(ids, skip_special_tokens=True)
 

@@ -319,11 +319,7 @@ def free_port() -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "processes", "sharing"),
-    [
-        ([*TORCHRUN, "2"], 2, 1),
-        ([*TORCHRUN, "4"], 4, 2),
-        (ACCELERATE, 2, 2),
-    ],
+    [([*TORCHRUN, "2"], 2, 1), ([*TORCHRUN, "4"], 4, 2), (ACCELERATE, 2, 2)],
     ids=str,
 )
 def test_processes_answer_as_one(launcher, processes, sharing, alone, checkpoint, tmp_path):

@@ -126,8 +126,8 @@ class PromptReader:
                 edges[edge] = None
         return ready, list(edges)
 
-    def read(self, edges: list[LiveEdge], pause: float | None) -> None:
-        """Reads parts of some edges.
+    def read(self, edges: list[LiveEdge], pause: float | None) -> bool:
+        """Reads parts of some edges; whether there were any that could be read.
 
         Args:
             edges: of `needs`.
@@ -135,8 +135,10 @@ class PromptReader:
                 does.
         """
         self._at_work = set()
-        if edges:
-            self._read_parts(self._parts(edges, pause))
+        parts = self._parts(edges, pause) if edges else []
+        if parts:
+            self._read_parts(parts)
+        return bool(parts)
 
     def shrink(self) -> bool:
         """Reads less in a step from now on; False if it was the least, and all is as at first."""
@@ -368,8 +370,6 @@ class PromptReader:
         return any(each.edge is edge and each.goes_on for each in self.requests)
 
     def _read_parts(self, parts: list[Part]) -> None:
-        if not parts:
-            return
         begin = time.perf_counter()
         for edge, _, _, target, _ in parts:
             if edge.working is None:

@@ -257,10 +257,9 @@ class Scheduler:
             took = time.perf_counter() - begin
             if steps and (pause is None or took * (steps + 1) / steps > pause):
                 break
-            self._prompts.read(edges, pause)
-            steps += 1
-            if not edges:
+            if not self._prompts.read(edges, pause):
                 break
+            steps += 1
 
     def _ready(self, request: Request) -> None:
         """The prompt of a request has been read: gives its scores, and the first new token."""
