@@ -1,5 +1,6 @@
 """Reads JSON files that may be damaged or hostile."""
 
+import fnmatch
 import json
 import os
 import re
@@ -42,14 +43,16 @@ def read_file(path: Path) -> bytes:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def list_folder(path: Path) -> list[str]:
-    """The names in a folder.
+def list_folder(path: Path, pattern: str = "*") -> list[str]:
+    """The names in a folder that a pattern of the shell fits, sorted.
+
+    Unlike ``Path.glob`` it does not take a folder that may not be read for an empty one.
 
     Raises:
         CheckpointError: it cannot be read.
     """
     try:
-        return os.listdir(path)
+        return sorted(fnmatch.filter(os.listdir(path), pattern))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
 

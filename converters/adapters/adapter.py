@@ -11,6 +11,7 @@ from griffin_eval.converters.adapters.config import base_named_in, read_adapter_
 from griffin_eval.converters.adapters.files import ADAPTER_CONFIG, ADAPTER_FILE, ADAPTER_FILES
 from griffin_eval.converters.containers.safetensors.reader import SafetensorsFolder
 from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.json_files import list_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -122,7 +123,7 @@ def refuse_lone_adapter(path: Path) -> None:
     """
     if not path.is_dir() or not (path / ADAPTER_CONFIG).is_file():
         return
-    if any(file.name != ADAPTER_FILE for file in path.glob("*.safetensors")):
+    if any(name != ADAPTER_FILE for name in list_folder(path, "*.safetensors")):
         return  # a whole model that an adapter lies beside
     if not (path / ADAPTER_FILE).is_file() and (path / "config.json").is_file():
         return

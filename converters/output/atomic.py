@@ -101,7 +101,12 @@ class SafeOutput:
         if self._lock is None:
             self.destination.parent.mkdir(parents=True, exist_ok=True)
             self._partial.mkdir(exist_ok=True)
-            self._acquire()
+            try:
+                self._acquire()
+            except OSError:
+                with suppress(OSError):  # it may not be empty
+                    self._partial.rmdir()
+                raise
         try:
             self._start_or_resume()
         except OSError:  # nothing of it can be resumed
@@ -148,6 +153,8 @@ class SafeOutput:
         except OSError as error:
             if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
                 return  # a network disk without locks
+            if error.errno not in (errno.EWOULDBLOCK, errno.ENOENT):
+                raise
             same = False
         if not same:  # held, or just removed by who held it
             raise BadInput(f"another process is writing {self.destination}: wait until it ends")

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from griffin_eval.json_files import list_folder
+
 # What a tokenizer and generation need, in any format.
 COMPANIONS = (
     "tokenizer.model",
@@ -27,5 +29,6 @@ def tokenizer_folder(folder: Path) -> Path:
 def companions(folder: Path) -> dict[str, Path]:
     """The companions in a folder, each by its path within it."""
     paths = [folder / name for name in COMPANIONS]
-    paths += sorted((folder / TEMPLATES).glob("*.jinja"))
+    if (templates := folder / TEMPLATES).is_dir():
+        paths += [templates / name for name in list_folder(templates, "*.jinja")]
     return {path.relative_to(folder).as_posix(): path for path in paths if path.is_file()}

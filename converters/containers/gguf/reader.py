@@ -19,6 +19,7 @@ from griffin_eval.converters.containers.container import MAX_NAME, natural_key
 from griffin_eval.converters.containers.gguf.library import gguf
 from griffin_eval.converters.containers.mmap_reader import MappedTensors
 from griffin_eval.errors import CheckpointError
+from griffin_eval.json_files import list_folder
 from griffin_eval.messages import DAMAGED, brief, listed
 
 if TYPE_CHECKING:
@@ -327,7 +328,7 @@ def gguf_files(names: Iterable[str]) -> list[str]:
 def looks_like_gguf(path: Path) -> bool:
     """Whether this is a GGUF file, whole or not, or a folder that holds one."""
     if path.is_dir():
-        return bool(gguf_files(file.name for file in path.glob("*.gguf")))
+        return bool(gguf_files(list_folder(path)))
     if not path.is_file():
         return False
     try:
@@ -340,7 +341,7 @@ def looks_like_gguf(path: Path) -> bool:
 def _find_file(path: Path) -> Path:
     if not path.is_dir():
         return path
-    files = gguf_files(file.name for file in path.glob("*.gguf") if file.is_file())
+    files = gguf_files(name for name in list_folder(path) if (path / name).is_file())
     if len(files) != 1:
         raise CheckpointError(
             f"{path}: expected one .gguf file in the folder, found {listed(files) or 'none'}: give "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from griffin_eval.errors import CheckpointError
-from griffin_eval.json_files import read_json
+from griffin_eval.json_files import list_folder, read_json
 from griffin_eval.messages import DAMAGED, brief, listed
 
 SINGLE_FILE = "model.safetensors"
@@ -48,10 +48,10 @@ def model_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
                 f"{listed(absent)}; download or save the folder again"
             )
         return files, index
-    names = sorted(file.name for file in folder.glob("*.safetensors") if file.is_file())
+    names = [name for name in list_folder(folder, "*.safetensors") if (folder / name).is_file()]
     if names:
         return [folder / only_file(str(folder), names)], None
-    others = listed(sorted(file.name for file in folder.iterdir())) or "nothing"
+    others = listed(list_folder(folder)) or "nothing"
     raise CheckpointError(
         f"{folder}: expected {SINGLE_FILE} or {INDEX_FILE}, found {others}; other formats have to "
         "be converted first"

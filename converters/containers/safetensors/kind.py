@@ -5,6 +5,7 @@ from pathlib import Path
 
 from griffin_eval.converters.containers.container import Container, ContainerKind, Specs, Writer
 from griffin_eval.converters.containers.safetensors.files import INDEX_FILE, only_file
+from griffin_eval.json_files import list_folder
 
 
 class Safetensors(ContainerKind):
@@ -15,7 +16,7 @@ class Safetensors(ContainerKind):
     resumable = True
 
     def looks_like(self, path: Path) -> bool:
-        return any(path.glob("*.safetensors*"))
+        return path.is_dir() and bool(list_folder(path, "*.safetensors*"))
 
     def recognises(self, names: Collection[str]) -> bool:
         return any(name.endswith(".safetensors") for name in names)

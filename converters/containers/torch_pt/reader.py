@@ -30,6 +30,7 @@ from griffin_eval.converters.containers.torch_pt.pickle import (
     describe,
 )
 from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.json_files import list_folder
 from griffin_eval.messages import DAMAGED, brief, is_unicode, listed
 
 if TYPE_CHECKING:
@@ -359,7 +360,8 @@ def torch_files(names: Iterable[str]) -> list[str]:
 
 
 def _candidates(folder: Path) -> list[Path]:
-    return [folder / n for n in torch_files(f.name for f in folder.glob("*") if f.is_file())]
+    names = [name for name in list_folder(folder) if (folder / name).is_file()]
+    return [folder / name for name in torch_files(names)]
 
 
 def _find_file(path: Path) -> Path:
