@@ -37,6 +37,7 @@ from griffin_eval.bench.timing import Failed
 CHOICES = (" yes", " no", " it depends", " nobody knows")
 _EXAMPLES, _OWN = 2000, 400  # characters that all texts begin with, and that each has of its own
 _START = 900  # seconds that a server may take until it is ready
+_PATIENCE = 60  # seconds for which a connection that a server refuses is tried again
 
 Body = dict[str, Any]
 
@@ -88,8 +89,17 @@ class Client:
 
     def _ask(self, connection: http.client.HTTPConnection, path: str, body: Body) -> list[float]:
         begin, times = time.perf_counter(), list[float]()
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
+        answer = None
+        while answer is None:
+            try:
+                sent = json.dumps(body)
+                connection.request("POST", path, sent, {"Content-Type": "application/json"})
+                answer = connection.getresponse()
+            except ConnectionError:  # a server may let few wait: Python's own, 5
+                connection.close()
+                if time.perf_counter() - begin > _PATIENCE:
+                    raise
+                time.sleep(0.05)
         if answer.status != 200:
             raise Failed(f"{path}: status {answer.status}: {answer.read()[:300].decode()}")
         if not body.get("stream"):

@@ -77,11 +77,7 @@ class SavedState(NamedTuple):
     @property
     def sha256(self) -> str:
         """Hash of everything in it."""
-        whole = hashlib.sha256(json.dumps(self.origin, sort_keys=True).encode())
-        for name, tensor in sorted(self.tensors.items()):
-            whole.update(f"{name} {tensor.dtype.name} {tensor.shape}\n".encode())
-            whole.update(tensor.tobytes())
-        return whole.hexdigest()
+        return hash_of(json.dumps(self.origin, sort_keys=True), self.tensors)
 
     def save(self, path: str | Path) -> None:
         """Writes a safetensors file, which has its name only once it is whole.
@@ -91,6 +87,15 @@ class SavedState(NamedTuple):
         """
         metadata = self.origin._asdict() | {"state_sha256": self.sha256}
         save_whole(Path(path), self.tensors, {_KEY: json.dumps(metadata)})
+
+
+def hash_of(text: str, tensors: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of a text and of tensors with their names."""
+    whole = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        whole.update(f"{name} {tensor.dtype.name} {tensor.shape}\n".encode())
+        whole.update(tensor.tobytes())
+    return whole.hexdigest()
 
 
 def save_whole(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
@@ -114,6 +119,33 @@ def save_whole(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, s
         except BaseException:
             os.unlink(unfinished)
             raise
+
+
+def read_whole(path: Path, what: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file.
+
+    Args:
+        path: of the file.
+        what: is expected, for the message.
+
+    Raises:
+        CheckpointError: the file cannot be read, or is none.
+    """
+    from safetensors import SafetensorError, safe_open
+    from safetensors.numpy import load
+
+    try:
+        if (size := path.stat().st_size) > _MAX_BYTES:
+            raise CheckpointError(f"{path} has {size} bytes, too many: expected {what}")
+        tensors = load(path.read_bytes())
+        with safe_open(path, "np") as file:
+            return tensors, file.metadata() or {}
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (SafetensorError, KeyError, ValueError) as error:  # a dtype that numpy has not
+        raise CheckpointError(
+            f"{path} is no safetensors file ({brief(str(error))}): expected {what}"
+        ) from None
 
 
 def origin_of(
@@ -172,23 +204,8 @@ def read_state(path: str | Path) -> SavedState:
     Raises:
         CheckpointError: the file cannot be read, is damaged, or is no saved state.
     """
-    from safetensors import SafetensorError, safe_open
-    from safetensors.numpy import load
-
     path = Path(path)
-    try:
-        if (size := path.stat().st_size) > _MAX_BYTES:
-            raise CheckpointError(f"{path} has {size} bytes, more than any saved state")
-        tensors = load(path.read_bytes())
-        with safe_open(path, "np") as file:
-            metadata = file.metadata() or {}
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (SafetensorError, KeyError, ValueError) as error:  # a dtype that numpy has not
-        raise CheckpointError(
-            f"{path} is no safetensors file ({brief(str(error))}): expected a state that "
-            "griffin-eval read --save has written"
-        ) from None
+    tensors, metadata = read_whole(path, "a state that griffin-eval read --save has written")
     if _KEY not in metadata:
         raise CheckpointError(
             f"{path} is no saved state: expected a file that griffin-eval read --save has written"

@@ -1,8 +1,9 @@
 """States at the ends of long beginnings of texts, in a folder for later runs.
 
 A file holds the state after some tokens, and its name is a hash of these tokens and of the model.
-So a later run, of whatever task and in either framework, finds the longest beginning that was read
-before. Any number of processes may share a folder.
+Another one may hold the log-probabilities of these tokens, for who asks for them. So a later run,
+of whatever task and in either framework, finds the longest beginning that was read before. Any
+number of processes may share a folder.
 """
 
 import hashlib
@@ -10,7 +11,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,8 +23,11 @@ from griffin_eval.states.saved_state import (
     SavedState,
     config_of,
     fits,
+    hash_of,
     origin_of,
     read_state,
+    read_whole,
+    save_whole,
 )
 
 if TYPE_CHECKING:
@@ -34,7 +38,8 @@ LEAST = 512  # tokens that keeping a state must save
 
 logger = logging.getLogger(__name__)
 
-_FILE = re.compile(r"[0-9a-f]{64}\.state")
+_FILE = re.compile(r"[0-9a-f]{64}\.(state|scores)")
+_SCORES = "griffin_eval_scores"  # key of the metadata of log-probabilities
 
 
 class Beginning(NamedTuple):
@@ -48,6 +53,10 @@ class Beginning(NamedTuple):
     tokens: int
     key: str
     sha256: Any
+
+    def scores_key(self, softmax_dtype: str) -> str:
+        """Name of the file of its tokens' log-probabilities."""
+        return f"{hashlib.sha256(f'{self.key} {softmax_dtype}'.encode()).hexdigest()}.scores"
 
     def longer(self, path: np.ndarray, end: int) -> "Iterator[Beginning]":
         """Longer beginnings of a text.
@@ -65,6 +74,9 @@ class Beginning(NamedTuple):
 
 class StateCache:
     """The states of one model in a folder.
+
+    Attributes:
+        writes: whether something can be kept; False once that has failed.
 
     Args:
         folder: made if it is not there.
@@ -98,7 +110,7 @@ class StateCache:
             self._list()
         except OSError as error:
             raise BadInput(f"state_cache={folder} cannot be used: {error.strerror}") from None
-        self._writes = True
+        self.writes = True
 
     def refresh(self) -> None:
         """Looks for what other processes have kept or removed meanwhile."""
@@ -140,14 +152,64 @@ class StateCache:
     def save(self, key: str, tokens: np.ndarray, tensors: dict[str, np.ndarray]) -> None:
         """Keeps the state before the last of some tokens. If that fails, a line in the log says
         so, and nothing else is kept in this run."""
-        if not self._writes or not all(np.isfinite(each).all() for each in tensors.values()):
+        if all(np.isfinite(each).all() for each in tensors.values()):
+            self._save(key, self._make(tokens, tensors).save)
+
+    def load_scores(self, key: str, tokens: int) -> dict[str, np.ndarray] | None:
+        """What `save_scores` kept; None, and a line in the log if it is damaged, where it cannot be
+        had."""
+        file = self._folder / key
+        self._known.discard(key)  # until it was read
+        try:
+            if not file.exists():
+                return None
+            scores, metadata = read_whole(file, "log-probabilities that griffin-eval has kept")
+            if metadata.get(_SCORES) != hash_of(key, scores) or not self._are_scores(
+                scores, tokens
+            ):
+                raise CheckpointError(f"{file} does not hold what its name says")
+            os.utime(file)
+        except (CheckpointError, OSError) as error:
+            logger.warning("state_cache: %s; its tokens are read again", error)
+            return None
+        self._known.add(key)
+        return scores
+
+    def save_scores(self, key: str, scores: dict[str, np.ndarray]) -> None:
+        """Keeps the log-probabilities of the tokens of a beginning. If that fails, a line in the
+        log says so, and nothing else is kept in this run.
+
+        Args:
+            key: of `Beginning.scores_key`.
+            scores: of its N tokens but the first, as `PromptScores` has them: ``logprobs`` [N - 1],
+                ``top_tokens`` and ``top_logprobs`` [N - 1, K].
+        """
+        finite = all(np.isfinite(each).all() for each in scores.values())
+        if finite:
+            self._save(key, lambda file: save_whole(file, scores, {_SCORES: hash_of(key, scores)}))
+
+    def _are_scores(self, scores: dict[str, np.ndarray], tokens: int) -> bool:
+        found = {name: (one.dtype.name, one.ndim, len(one)) for name, one in scores.items()}
+        expected = {
+            "logprobs": ("float64", 1, tokens - 1),
+            "top_tokens": ("int64", 2, tokens - 1),
+            "top_logprobs": ("float64", 2, tokens - 1),
+        }
+        if found != expected or scores["top_tokens"].shape != scores["top_logprobs"].shape:
+            return False
+        ids = scores["top_tokens"]
+        known = bool(((ids >= 0) & (ids < self._origin[0].vocab_size)).all())
+        return known and all(np.isfinite(each).all() for each in scores.values())
+
+    def _save(self, key: str, write: Callable[[Path], None]) -> None:
+        if not self.writes:
             return
         try:
-            self._make(tokens, tensors).save(self._folder / key)
+            write(self._folder / key)
             self._known.add(key)
             self._hold_limit()
         except (BadInput, OSError) as error:
-            self._writes = False
+            self.writes = False
             logger.warning("state_cache: %s; no more states are kept", error)
 
     def _make(self, tokens: np.ndarray, tensors: dict[str, np.ndarray]) -> SavedState:

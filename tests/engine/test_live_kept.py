@@ -8,6 +8,7 @@ import pytest
 from fixtures_engine import continuations, random_ids, reference_scores, small_runner
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 from slow import slow
 
 from griffin_eval.engine.generation import Prompt
@@ -100,10 +101,70 @@ def test_a_prompt_whose_tokens_are_scored_is_read(tmp_path):
     again = opened(tmp_path)
     ask(again, QUESTIONS[2])  # its state comes from disk, without what it predicts
     assert again.counts.tokens_kept == READ
-    [answer] = ask(again, QUESTIONS[3], scored=True, new=1)
-    logprobs, _ = reference_scores(tuple(QUESTIONS[3]))
-    np.testing.assert_allclose(answer.scores.logprobs, logprobs, atol=2e-4)
+    check_scores(ask(again, QUESTIONS[3], scored=True, new=1), QUESTIONS[3:4])
     assert again.counts.tokens_kept == READ
+
+
+def check_scores(answers, prompts):
+    for answer, ids in zip(answers, prompts, strict=True):
+        logprobs, greedy = reference_scores(tuple(ids))
+        np.testing.assert_allclose(answer.scores.logprobs, logprobs, atol=2e-4)
+        assert np.array_equal(answer.scores.top_tokens[:, 0] == ids[1:], greedy)
+        at_top = answer.scores.top_logprobs[greedy, 0]
+        np.testing.assert_allclose(at_top, logprobs[greedy], atol=2e-4)
+
+
+@pytest.mark.parametrize("reader", ["torch", slow("jax")])
+def test_a_later_server_scores_no_book_again(reader, tmp_path):
+    check_scores(ask(opened(tmp_path), *QUESTIONS[:2], scored=True, new=0), QUESTIONS[:2])
+    again = opened(tmp_path, reader)
+    answers = ask(again, *QUESTIONS[1:], scored=True, new=2)
+    check_scores(answers, QUESTIONS[1:])
+    assert [answer.ids for answer in answers] == expected(QUESTIONS[1:], 2)
+    assert again.counts.tokens_kept == READ
+    assert again.counts.tokens_read <= sum(len(ids) - READ for ids in QUESTIONS[1:]) + 10
+
+
+def test_a_book_that_was_kept_without_its_scores_is_scored_once(tmp_path):
+    ask(opened(tmp_path), *QUESTIONS[:2])
+    assert not [*tmp_path.glob("*.scores")]
+    second = opened(tmp_path)
+    check_scores(ask(second, QUESTIONS[2], scored=True, new=0), QUESTIONS[2:3])
+    assert second.counts.tokens_kept == 0 and len([*tmp_path.glob("*.scores")]) == 1
+    third = opened(tmp_path)
+    check_scores(ask(third, QUESTIONS[3], scored=True, new=0), QUESTIONS[3:4])
+    assert third.counts.tokens_kept == READ
+
+
+def test_more_likeliest_tokens_than_are_kept_are_computed(tmp_path):
+    ask(opened(tmp_path), *QUESTIONS[:2], scored=True, new=0)
+    again = opened(tmp_path)
+    again.add(Request(np.array(QUESTIONS[2], np.int32), answer := Answer(), score_from=1, top=3))
+    again.run()
+    check_scores([answer], QUESTIONS[2:3])
+    assert answer.scores.top_tokens.shape == (len(QUESTIONS[2]) - 1, 3)
+    assert again.counts.tokens_kept == 0
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "another's", "short", "unknown token"])
+def test_damaged_scores_are_computed_again(damage, tmp_path, caplog):
+    ask(opened(tmp_path), *QUESTIONS[:2], scored=True, new=0)
+    (file,) = tmp_path.glob("*.scores")
+    content, again = bytearray(file.read_bytes()), opened(tmp_path)
+    content[-5] ^= 1
+    scores = load_file(file)
+    if damage == "short":
+        scores = {name: one[:-1] for name, one in scores.items()}
+    elif damage == "unknown token":
+        scores["top_tokens"][3] = 1 << 40
+    name = "0" * 64 + ".scores" if damage == "another's" else file.name
+    again._prompts._cache.save_scores(name, scores)
+    if damage in ("flip", "cut"):
+        file.write_bytes(content if damage == "flip" else content[:99])
+    elif damage == "another's":
+        (tmp_path / name).rename(file)
+    check_scores(ask(again, *QUESTIONS, scored=True, new=0), QUESTIONS)
+    assert again.counts.tokens_kept == 0 and "its tokens are read again" in caplog.text
 
 
 def test_servers_that_run_at_once_see_what_others_keep(tmp_path):

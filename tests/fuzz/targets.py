@@ -264,19 +264,22 @@ def evaluator(folder: Path) -> Any:
 
 
 def take_from_state_cache(source: Path, out: Path) -> None:
-    """Looks for a state in a folder: one that fits the model and the text, or none."""
+    """Looks for a state and scores in a folder: those of the model and the text, or none."""
     from seeds import STATE_TOKENS
 
     from griffin_eval.states.saved_state import SavedState
     from griffin_eval.states.state_cache import StateCache
 
-    file, wrong = next(source.glob("*.state")), BadInput("the state was not taken")
+    wrong = BadInput("what was kept was not taken")
+    (file,), (scores_file,) = source.glob("*.state"), source.glob("*.scores")
     origin = json.loads((source / "origin.json").read_text())
     cache = StateCache(source, 1 << 30, CONFIG, origin, None, "float32", "torch")
     state = cache.load(file.name, np.array(STATE_TOKENS))
-    if state is None:
+    scores = cache.load_scores(scores_file.name, len(STATE_TOKENS))
+    if state is None or scores is None:
         raise wrong
     assert isinstance(state, SavedState) and file.name in cache
+    assert np.array_equal(scores["logprobs"], np.linspace(-9, -2, len(STATE_TOKENS) - 1))
 
 
 def ask_server(source: Path, out: Path) -> None:
@@ -349,7 +352,7 @@ TARGETS = {
     "mlx": Target(("*.json", "*.safetensors"), same_as_mlx),
     "adapter": Target(("adapter/*.json", "adapter/*.safetensors"), with_adapter),
     "state": Target(("book.state",), go_on_from_state),
-    "state-cache": Target(("*.state",), take_from_state_cache),
+    "state-cache": Target(("*.state", "*.scores"), take_from_state_cache),
     "http": Target(("*.json",), ask_server),
     "tokenizer-json": Target(("*.json",), load_tokenizer),
     "tokenizer-model": Target(("tokenizer.model", "*.json"), load_tokenizer),

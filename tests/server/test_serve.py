@@ -663,17 +663,27 @@ def test_states_are_found_on_disk(tmp_path, evaluator):
     prompts = [f"{book}\n{name}:" for name in ("Isaac Li", "Connie Mason", "Judith Hoffman")]
     expected = [each.text for each in evaluator.generate(prompts, max_new_tokens=11)]
     options = ("--state-cache", tmp_path, "--state-cache-size", "1GB", "--dtype", "float32")
+    scored = []  # what a client is told of a prompt's tokens, by server
     for kept in (0, len(book) - 32):
         server = Server("--framework", "torch", *options)
         try:
+            body = {"max_tokens": 0, "echo": True, "logprobs": 1}
+            for prompt in prompts:
+                [found] = server.get("/v1/completions", body | {"prompt": prompt})[1]["choices"]
+                scored.append(found["logprobs"])
             for prompt, text in zip(prompts, expected, strict=True):
                 body = {"prompt": prompt, "max_tokens": 11, "temperature": 0}
                 assert server.get("/v1/completions", body)[1]["choices"][0]["text"] == text
             assert server.metric("tokens_kept_total") >= kept
             assert bool(server.metric("tokens_kept_total")) == bool(kept)
+            assert (server.metric("tokens_read_total") < len(book)) == bool(kept)
         finally:
             assert "Traceback" not in server.close()
-    assert len([*tmp_path.glob("*.state")]) == 1
+    assert len([*tmp_path.glob("*.state")]) == len([*tmp_path.glob("*.scores")]) == 1
+    for first, again in zip(scored[:3], scored[3:], strict=True):
+        assert first["tokens"] == again["tokens"] and len(first["tokens"]) > len(book)
+        found, expected = (each["token_logprobs"][1:] for each in (again, first))
+        np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_jax_answers_as_griffin_does():

@@ -9,7 +9,12 @@ from griffin_eval.states.state_cache import LEAST, Beginning, StateCache
 
 
 def place(
-    root: LiveEdge, tokens: np.ndarray, cache: StateCache, most: int, held: Container[LiveEdge]
+    root: LiveEdge,
+    tokens: np.ndarray,
+    cache: StateCache,
+    most: int,
+    softmax_dtype: str,
+    held: Container[LiveEdge],
 ) -> tuple[LiveEdge, Beginning] | None:
     """Puts a prompt into a tree, cut where its states are on disk, or are to be kept there.
 
@@ -21,7 +26,9 @@ def place(
         root: of the tree, for texts from their first token.
         tokens: int32 [N], of the prompt.
         cache: the folder.
-        most: most tokens of a beginning from whose state the prompt can go on.
+        most: most tokens of a beginning from whose state the prompt can go on; from longer ones it
+            can where their log-probabilities are on disk.
+        softmax_dtype: of these.
         held: edges of the tree whose states are in memory.
 
     Returns:
@@ -32,16 +39,20 @@ def place(
     last = insert(root, tokens)
     path = last.path()
     known = max((edge.end + 1 for edge in path if edge.keep), default=0)
-    stored = keep = own = None
+    stored = bare = keep = own = None
     for own in cache.beginning().longer(tokens, len(tokens)):
         if own.key in cache:
             known = max(known, own.tokens)
-            stored = own if own.tokens <= most else stored
+            scored = own.scores_key(softmax_dtype) in cache
+            stored = own if own.tokens <= most or scored else stored
+            bare = None if scored else own
         if own.tokens <= common:
             keep = own
-    if keep is not None and keep.tokens - known >= LEAST:
+    if keep is None or keep.tokens - known < LEAST:
+        keep = bare  # whose log-probabilities may come to be known
+    if keep is not None:
         edge = insert(root, tokens[: keep.tokens - 1])
-        edge.keep = keep.key, tokens[: keep.tokens].copy()
+        edge.keep = keep, tokens[: keep.tokens].copy()
     if own is not None and own.tokens - known >= LEAST:
         insert(root, tokens[: own.tokens - 1])
     have = max((edge.end for edge in last.path() if edge in held), default=0)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from griffin_eval.engine.tree import common_prefix
+from griffin_eval.states.state_cache import Beginning
 
 NEVER = 1 << 62  # a token that no sequence reaches
 
@@ -20,8 +21,8 @@ class LiveEdge:
         parent: the edge before; None of a root, which has no tokens.
         children: edges behind it by their first token.
         logits: float [V], what follows the last token; None where there is no state.
-        keep: name of the file in which the state after the last token is to be kept, and int32 [M],
-            the tokens up to the one after it; None if it is not.
+        keep: the beginning whose state is that after the last token, if it or its log-probabilities
+            are to be kept on disk, and int32 [M], its tokens; None if not.
         position: index in the sequence of the next token to read, while it is being read.
         working: slot of the state before that token; None while it is not being read.
         logprobs: float64 [N], log-probability of each token in nats: NaN where it is not known,
@@ -58,7 +59,7 @@ class LiveEdge:
         self.children: dict[int, LiveEdge] = {}
         self.position = start
         self.logits: np.ndarray | None = None
-        self.keep: tuple[str, np.ndarray] | None = None
+        self.keep: tuple[Beginning, np.ndarray] | None = None
         self.working: int | None = None
         self.logprobs = np.full(len(tokens), np.nan)
         self.top = 0
