@@ -101,9 +101,8 @@ def verdict(samples: Sequence[Sample]) -> tuple[str, bool]:
         return "too few cycles to tell whether anything grows: ask for more minutes", False
     times = [one.seconds for one in settled]
     hours = (times[-1] - times[0]) / 3600
-    memory, files, threads = (
-        3600 * slope(times, [one[column] for one in settled]) for column in (1, 2, 3)
-    )
+    columns = zip(*((one.memory, one.files, one.threads) for one in settled), strict=True)
+    memory, files, threads = (3600 * slope(times, column) for column in columns)
     level = float(np.median([one.memory for one in settled]))
     used = [float(one.used) for one in settled if one.used is not None]
     of_which = ""
