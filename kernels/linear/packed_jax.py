@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from types import EllipsisType
 from typing import Any
 
 import jax
@@ -55,9 +56,13 @@ class PackedMatrix:
         rows, stored = self.elements.shape
         return rows, stored * 8 // self.bits
 
-    def __getitem__(self, rows: Array | slice) -> "PackedMatrix | Float[Array, '*N I']":
+    def __getitem__(self, rows: Array | EllipsisType) -> "PackedMatrix | Float[Array, '*N I']":
         """Rows by number, dequantised; the matrix itself for ``...``, by which nnx reads."""
-        return self if rows is ... else self._each(lambda array: array[rows]).dense()
+        return (
+            self
+            if isinstance(rows, EllipsisType)
+            else self._each(lambda array: array[rows]).dense()
+        )
 
     def dense(self, after: Array | None = None) -> Float[Array, "*N I"]:
         """All rows, dequantised.
