@@ -17,6 +17,7 @@ from griffin_eval.converters.arrays.dtypes import numpy_dtype
 from griffin_eval.converters.arrays.grid import Region
 from griffin_eval.converters.arrays.pieces import CHUNK_BYTES, bytes_of, chunks, drop_pages
 from griffin_eval.converters.arrays.torch import torch_tensor
+from griffin_eval.converters.codecs.quantised import Dequantised, Quantised
 from griffin_eval.converters.containers.container import Container
 from griffin_eval.converters.formats import Format
 from griffin_eval.converters.inspection import inspect
@@ -172,6 +173,15 @@ class Checkpoint:
     def changes(self, name: str) -> bool:
         """Whether adapters change a parameter."""
         return name in self._changes
+
+    def quantised(self, name: str) -> Quantised | None:
+        """How a parameter is quantised in the file; None if it is not, if it lies otherwise there,
+        or if an adapter changes it."""
+        binding, container = self.homes[name][0], self.container
+        if not isinstance(container, Dequantised) or binding.op is not SAME or self.changes(name):
+            return None
+        stored = container.decoding.parameters.get(binding.foreign)
+        return stored if stored is not None and stored.shape == self.shapes[name] else None
 
     def merging_bytes(self, name: str, piece: int) -> int:
         """Bytes of memory that merging adapters into a parameter takes, with pieces of so many."""

@@ -10,7 +10,7 @@ sentence, and a library that is not installed an `ImportError` that names the pi
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from griffin_eval.arguments import parse_size
+from griffin_eval.arguments import parse_size, stays_quantised
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.converters.verify import Comparison
@@ -142,6 +142,7 @@ def load(
     framework: str | None = None,
     dtype: str = "auto",
     device: Any = None,
+    load: str | None = None,
     check: bool = True,
 ) -> "model_torch.griffin.Griffin | model_jax.griffin.Griffin":
     """Loads the model of a checkpoint, to build upon: a `torch.nn.Module` or a `flax.nnx.Module`.
@@ -156,6 +157,9 @@ def load(
         device: a `torch.device` or its name; a `jax.Device`, or a mesh of them from
             `griffin_eval.sharding.mesh_jax.make_mesh` over which the weights are split; None for
             the CPU in PyTorch and JAX's default.
+        load: ``quantised`` leaves the matrices of a quantised checkpoint in memory as they lie in
+            the file, and dequantises each while it is used: in PyTorch on a CPU, in JAX on one
+            device. None dequantises all of them.
         check: whether the weights are compared first with the checksums there are of them: the
             manifest beside them, those in a ``.pt`` file, and the hub's of files in its cache.
 
@@ -164,30 +168,34 @@ def load(
             says, or an argument that cannot be.
         ImportError: the framework is not installed.
     """
-    from griffin_eval.runners.load import choose_framework
+    from griffin_eval.runners.load import check_packed, choose_framework
     from griffin_eval.runners.protocol import DTYPES
 
     framework, source = choose_framework(framework), opened(checkpoint)
     source.check_parts = check
     if dtype not in ("auto", *DTYPES):
         raise ArgumentError(f"unknown dtype {dtype!r}: expected auto, {', '.join(DTYPES)}")
+    packed = stays_quantised(load)
+    if packed:
+        check_packed(source, framework)
     if check:
         check_weights(source)
     name = source.dtype if dtype == "auto" else dtype
     if framework == "torch":
         import torch
 
-        from griffin_eval.model_torch.loading import load as load_torch
+        from griffin_eval.model_torch import loading as in_torch
 
         where = None if device is None else torch.device(device)
-        return load_torch(source, getattr(torch, name), where)
+        read = in_torch.load_packed if packed else in_torch.load
+        return read(source, getattr(torch, name), where)
     import jax
 
-    from griffin_eval.model_jax.loading import load as load_jax
+    from griffin_eval.model_jax import loading as in_jax
 
     if name == "float64" and not jax.config.read("jax_enable_x64"):
         raise ArgumentError("float64 in JAX needs jax.config.update('jax_enable_x64', True)")
-    return load_jax(source, name, device)
+    return (in_jax.load_packed if packed else in_jax.load)(source, name, device)
 
 
 def check_weights(checkpoint: Checkpoint) -> None:

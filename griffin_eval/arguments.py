@@ -26,6 +26,17 @@ def positive_integer(name: str, value: Any, also: str = "") -> int:
     return number
 
 
+def stays_quantised(load: Any) -> bool:
+    """Whether the argument ``load`` says that quantised matrices stay so in memory.
+
+    Raises:
+        ArgumentError: it is neither None nor ``quantised``.
+    """
+    if load not in (None, "quantised"):
+        raise ArgumentError(f"unknown load {load!r}: expected quantised, or nothing")
+    return load is not None
+
+
 def visible_keys_argument(
     *, visible_keys: Any = None, window: Any = None, **_: Any
 ) -> dict[str, Any]:

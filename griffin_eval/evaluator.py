@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from griffin_eval.api import opened
-from griffin_eval.arguments import positive_integer
+from griffin_eval.arguments import positive_integer, stays_quantised
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError, CheckpointError
 
@@ -70,6 +70,8 @@ class Evaluator:
         dtype: float32, bfloat16, float16, float64, or ``auto`` for that of the checkpoint; the
             recurrence, norms and softmax are float32 at least.
         device: such as ``cpu`` or ``cuda:0``; None for what there is.
+        load: ``quantised`` leaves the matrices of a quantised checkpoint in memory as they lie in
+            the file, as `griffin_eval.load` does.
         tensor_parallel_size: number of devices that share the weights.
         max_batch_size: upper bound of the number of texts that a step reads from or continues;
             None for as many as are fastest and as memory holds. No result depends on it.
@@ -94,6 +96,7 @@ class Evaluator:
         framework: str | None = None,
         dtype: str = "auto",
         device: str | None = None,
+        load: str | None = None,
         tensor_parallel_size: int = 1,
         max_batch_size: int | None = None,
         tokenizer: str | Path | None = None,
@@ -110,6 +113,7 @@ class Evaluator:
             dtype=dtype,
             device=device,
             tensor_parallel=positive_integer("tensor_parallel_size", tensor_parallel_size),
+            packed=stays_quantised(load),
         )
         most = (
             None if max_batch_size is None else positive_integer("max_batch_size", max_batch_size)

@@ -9,6 +9,8 @@ from flax import nnx
 
 from griffin_eval.converters.arrays.pieces import drop_pages
 from griffin_eval.converters.checkpoint import Checkpoint, warn_not_finite
+from griffin_eval.errors import ArgumentError
+from griffin_eval.kernels.linear.packed_jax import PackedMatrix
 from griffin_eval.layout import ParamSpec
 from griffin_eval.model_jax.griffin import Griffin, param_dtype
 from griffin_eval.sharding.mesh_jax import param_sharding
@@ -42,13 +44,9 @@ def load(
     split = split_over(checkpoint.config, mesh.shape.get(MODEL, 1) if mesh else 1)
 
     def put(spec: ParamSpec) -> jax.Array:
-        """A copy even where JAX could alias the mapped file, which may change or be unmapped."""
         held = param_dtype(spec, run_dtype)
         if mesh is None:
-            stored = checkpoint.numpy(spec.name)
-            value = jnp.array(stored.astype(held, copy=False), copy=True)
-            drop_pages(stored)  # which would count as this process's memory beside the copy
-            return value
+            return _copied(checkpoint.numpy(spec.name), held)
         where, parts = param_sharding(mesh, split, spec), checkpoint.parts(spec.name)
         value = jax.make_array_from_callback(
             spec.shape, where, lambda part: parts.numpy(part or ()).astype(held, copy=True)
@@ -60,8 +58,7 @@ def load(
         one_device = None if mesh else device
         with jax.default_device(one_device), np.errstate(over="ignore"):  # which is said below
             value = put(spec)
-            if not jnp.isfinite(value.sum(dtype=jnp.float32)):
-                warn_not_finite(spec.name, int(jnp.sum(~jnp.isfinite(value))), spec.size)
+            _warn_not_finite(spec, value)
         if mesh is None:
             return nnx.Param(value)
         # What `nnx.get_partition_spec` reads, for trainers; the value lies so already.
@@ -70,3 +67,60 @@ def load(
     model = Griffin(checkpoint.config, make)
     checkpoint.log_parts()
     return model
+
+
+def load_packed(checkpoint: Checkpoint, dtype: Any = None, device: Any = None) -> Griffin:
+    """Loads a quantised checkpoint. Its quantised matrices stay so, copied from the file, and are
+    dequantised while the model runs; all others are as in `load`.
+
+    Args:
+        checkpoint, dtype: as of `load`.
+        device: the jax.Device to run on; None for JAX's default device.
+
+    Raises:
+        ArgumentError: a mesh, over which no quantised matrix is split.
+        CheckpointError: a tensor that cannot be read.
+    """
+    if isinstance(device, jax.sharding.Mesh):
+        raise ArgumentError(
+            f"load=quantised runs on one device, found a mesh of {device.size}: give one, or load "
+            "the checkpoint dequantised"
+        )
+    run_dtype = jnp.dtype(dtype or checkpoint.dtype)
+
+    def make(spec: ParamSpec) -> nnx.Param:
+        with jax.default_device(device), np.errstate(over="ignore"):  # which is said below
+            matrix = _packed(checkpoint, spec, run_dtype)
+            if matrix is not None:
+                return nnx.Param(matrix)
+            value = _copied(checkpoint.numpy(spec.name), param_dtype(spec, run_dtype))
+            _warn_not_finite(spec, value)
+            return nnx.Param(value)
+
+    return Griffin(checkpoint.config, make)
+
+
+def _packed(checkpoint: Checkpoint, spec: ParamSpec, dtype: jnp.dtype) -> PackedMatrix | None:
+    """A matrix as it is quantised in the file; None if it is not, or an adapter changes it."""
+    stored = checkpoint.quantised(spec.name)
+    rows = None if stored is None else stored.packed_rows()
+    if stored is None or rows is None:
+        return None
+    elements, scales, shifts, code = (
+        None if array is None else _copied(array, array.dtype)
+        for array in (rows.elements, rows.scales, rows.shifts, rows.code)
+    )
+    rounded_to = jnp.dtype(stored.dtype)
+    return PackedMatrix(rows.kind, rows.bits, elements, scales, shifts, code, rounded_to, dtype)
+
+
+def _copied(stored: np.ndarray, dtype: Any) -> jax.Array:
+    """A copy even where JAX could alias the mapped file, which may change or be unmapped."""
+    value = jnp.array(stored.astype(dtype, copy=False), copy=True)
+    drop_pages(stored)  # which would count as this process's memory beside the copy
+    return value
+
+
+def _warn_not_finite(spec: ParamSpec, value: jax.Array) -> None:
+    if not jnp.isfinite(value.sum(dtype=jnp.float32)):
+        warn_not_finite(spec.name, int(jnp.sum(~jnp.isfinite(value))), spec.size)

@@ -6,7 +6,7 @@ from torch import nn
 from griffin_eval.converters.arrays.torch import torch_tensor
 from griffin_eval.converters.checkpoint import Checkpoint, warn_not_finite
 from griffin_eval.converters.codecs.quantised import Dequantised, Quantised
-from griffin_eval.converters.naming.ops import SAME
+from griffin_eval.errors import ArgumentError
 from griffin_eval.kernels.linear.packed_torch import Blocks, PackedMatrix
 from griffin_eval.layout import ParamSpec
 from griffin_eval.model_torch.griffin import Griffin, param_dtype
@@ -55,16 +55,26 @@ def load(
     return model
 
 
-def load_packed(checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> Griffin:
-    """Loads a quantised checkpoint for the CPU. Its quantised matrices stay so, mapped from the
-    file, and are dequantised while the model runs; all others are as in `load`.
+def load_packed(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> Griffin:
+    """Loads a quantised checkpoint. Its quantised matrices stay so, mapped from the file, and are
+    dequantised while the model runs; all others are as in `load`.
 
     Args:
         checkpoint, dtype: as of `load`.
+        device: the CPU, or None.
 
     Raises:
+        ArgumentError: another device.
         CheckpointError: a tensor that cannot be read.
     """
+    if device is not None and device.type != "cpu":
+        raise ArgumentError(
+            f"load=quantised with framework=torch runs on a CPU, found {device}: add device=cpu"
+        )
     run_dtype = dtype or getattr(torch, checkpoint.dtype)
 
     def make(spec: ParamSpec) -> nn.Parameter | PackedMatrix:
@@ -90,16 +100,13 @@ def _parameter(
 
 def _packed(checkpoint: Checkpoint, spec: ParamSpec, dtype: torch.dtype) -> PackedMatrix | None:
     """A matrix as it is quantised in the file; None if it is not, or an adapter changes it."""
-    container = checkpoint.container
-    if not isinstance(container, Dequantised) or checkpoint.changes(spec.name):
+    stored, container = checkpoint.quantised(spec.name), checkpoint.container
+    if stored is None or not isinstance(container, Dequantised) or len(spec.shape) != 2:
         return None
-    binding, _ = checkpoint.homes[spec.name]
-    stored = container.decoding.parameters.get(binding.foreign)
-    if stored is None or binding.op is not SAME or len(spec.shape) != 2:
-        return None
+    foreign = checkpoint.homes[spec.name][0].foreign
 
     def read(start: int, stop: int) -> torch.Tensor:
-        return torch_tensor(container.slice(binding.foreign, start, stop))
+        return torch_tensor(container.slice(foreign, start, stop))
 
     rows, columns = spec.shape
     return PackedMatrix((rows, columns), dtype, read, _blocks(container, stored, rows))

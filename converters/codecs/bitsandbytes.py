@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from griffin_eval.converters.arrays.dtypes import numpy_dtype
 from griffin_eval.converters.arrays.shapes import MAX_DIMENSIONS, are_naturals
-from griffin_eval.converters.codecs.quantised import Blocks, Decoding, Quantised
+from griffin_eval.converters.codecs.quantised import Blocks, Decoding, PackedRows, Quantised
 from griffin_eval.converters.containers.container import Container
 from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import parse_json
@@ -205,6 +205,21 @@ class _FourBits(Quantised):
             return None
         return Blocks("nf4", self._name, f"{self._name}.absmax")
 
+    def packed_rows(self) -> PackedRows | None:
+        import numpy as np
+
+        if len(self.shape) != 2 or self.shape[1] % 2 or not self.size:
+            return None
+        rows, columns = self.shape
+        elements = np.ascontiguousarray(self._container.numpy(self._name)).reshape(-1)
+        # Blocks go on from one row into the next where they do not divide it.
+        shared = math.gcd(columns, self._block)
+        scales = self._scales(0, -(-self.size // self._block))
+        if shared < self._block:
+            scales = np.repeat(scales, self._block // shared)[: self.size // shared]
+        packed = elements.view(np.uint8).reshape(rows, -1)
+        return PackedRows(self._kind, 4, packed, scales.reshape(rows, -1), code=self._code())
+
     def values(self, start: int, stop: int) -> "np.ndarray":
         import numpy as np
 
@@ -252,8 +267,14 @@ class _EightBits(Quantised):
         super().__init__(shape, "float32", "bitsandbytes int8", parts)
         self._container = container
 
-    def values(self, start: int, stop: int) -> "np.ndarray":
+    def packed_rows(self) -> PackedRows | None:
+        if not self.size:
+            return None
+        weight, scale, *_ = self.parts
+        numbers, scales = self._container.numpy(weight), self._container.numpy(scale)
+        return PackedRows("int8", 8, numbers, scales[:, None])
 
+    def values(self, start: int, stop: int) -> "np.ndarray":
         weight, scale, *_ = self.parts
         row = self.shape[1]
         first, last = start // row, -(-stop // row)

@@ -8,7 +8,7 @@ convolution lie in (L, K, 1) instead of (L, 1, K), which are the same elements i
 
 from typing import TYPE_CHECKING, Any
 
-from griffin_eval.converters.codecs.quantised import Blocks, Decoding, Quantised
+from griffin_eval.converters.codecs.quantised import Blocks, Decoding, PackedRows, Quantised
 from griffin_eval.converters.containers.container import Container
 from griffin_eval.errors import CheckpointError
 from griffin_eval.messages import brief, listed
@@ -115,6 +115,15 @@ class _Affine(Quantised):
         if self._bits not in (4, 8) or self._group != 64:
             return None
         return Blocks(f"affine-{self._bits}", *self.parts)
+
+    def packed_rows(self) -> PackedRows | None:
+        import numpy as np
+
+        if not self.size:
+            return None
+        weight, scales, biases = (self._container.numpy(part) for part in self.parts)
+        elements = weight.astype("<u4", copy=False).view(np.uint8)
+        return PackedRows("affine", self._bits, elements, scales, biases)
 
     def values(self, start: int, stop: int) -> "np.ndarray":
         columns, bits = self.shape[1], self._bits

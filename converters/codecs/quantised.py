@@ -38,6 +38,26 @@ class Blocks(NamedTuple):
     shifts: str | None = None
 
 
+class PackedRows(NamedTuple):
+    """A matrix [O, I] in fewer bits, of which every row has a row of each array.
+
+    Attributes:
+        kind: ``"nf4"``, ``"fp4"``, ``"int8"`` or ``"affine"``.
+        bits: of an element.
+        elements: uint8 [O, I * bits / 8], in the order in which they are stored; int8 [O, I].
+        scales: [O, S], each of I / S elements.
+        shifts: the same, of ``affine``; None for the others.
+        code: float32 [16], what the numbers of ``nf4`` and ``fp4`` stand for.
+    """
+
+    kind: str
+    bits: int
+    elements: "np.ndarray"
+    scales: "np.ndarray"
+    shifts: "np.ndarray | None" = None
+    code: "np.ndarray | None" = None
+
+
 class Quantised(ABC):
     """A parameter that is stored in fewer bits.
 
@@ -59,6 +79,15 @@ class Quantised(ABC):
     @property
     def blocks(self) -> Blocks | None:
         """The blocks of 64 elements that it is made of, if it is."""
+        return None
+
+    def packed_rows(self) -> PackedRows | None:
+        """What is stored, unchanged but for scales in 8 bits, which are dequantised; None where it
+        is no matrix in rows of whole bytes, or in blocks of another library.
+
+        Raises:
+            CheckpointError: as of `values`.
+        """
         return None
 
     @abstractmethod

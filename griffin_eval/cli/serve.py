@@ -81,6 +81,10 @@ def serve(
     framework: Annotated[str | None, typer.Option(help="Framework: torch or jax.")] = None,
     dtype: Annotated[str, typer.Option(help="dtype of weights and activations.")] = "auto",
     device: Annotated[str | None, typer.Option(help="Device, as the framework names it.")] = None,
+    load: Annotated[
+        str | None,
+        typer.Option(help="quantised leaves a quantised checkpoint's matrices so in memory."),
+    ] = None,
     tensor_parallel_size: Annotated[
         int, typer.Option(help="Number of devices that share the weights.", min=1)
     ] = 1,
@@ -120,6 +124,7 @@ def serve(
         "framework": framework,
         "dtype": dtype,
         "device": device,
+        "load": load,
         "tokenizer": tokenizer,
         "state_budget": state_budget,
         "state_cache": state_cache,

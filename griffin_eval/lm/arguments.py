@@ -4,7 +4,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from griffin_eval.arguments import one_visible_keys, parse_size, positive_integer
+from griffin_eval.arguments import (
+    one_visible_keys,
+    parse_size,
+    positive_integer,
+    stays_quantised,
+)
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.errors import ArgumentError
 from griffin_eval.messages import did_you_mean
@@ -68,7 +73,7 @@ class ModelArguments:
             documents.
         load: ``quantised`` leaves the matrices of a quantised checkpoint in memory as they lie in
             the file, and dequantises each while it is used; by default all are dequantised as they
-            are loaded. With PyTorch on a CPU.
+            are loaded. With PyTorch on a CPU, with JAX on one device a replica.
         peft: adapter that is merged into the weights while they are read: a folder as peft saves
             LoRA, rsLoRA and DoRA, or a hub id (`griffin_eval.converters.adapters`).
         tokenizer: folder or hub id, if not the checkpoint's own.
@@ -170,8 +175,7 @@ def parse_arguments(given: Mapping[str, Any]) -> ModelArguments:
             "id of a checkpoint"
         )
     parity, softmax_dtype = values.get("parity"), values.get("softmax_dtype")
-    if values.get("load") not in (None, "quantised"):
-        raise ArgumentError(f"unknown load {values['load']!r}: expected quantised, or nothing")
+    stays_quantised(values.get("load"))
     if parity not in (None, "check"):
         raise ArgumentError(f"unknown parity {parity!r}: expected check, or nothing")
     if softmax_dtype not in (None, *DTYPES):

@@ -24,7 +24,7 @@ from griffin_eval.kernels.rglru.api import choose
 from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.model_jax.decoding import DecodingState
 from griffin_eval.model_jax.griffin import Griffin
-from griffin_eval.model_jax.loading import load
+from griffin_eval.model_jax.loading import load, load_packed
 from griffin_eval.model_jax.state import PoolRows, State, nbytes, scatter, without_attention
 from griffin_eval.runners import jax_functions, kept_programs
 from griffin_eval.runners.batching import (
@@ -71,9 +71,10 @@ class JaxRunner:
         self.config, self.model = model.config, model
         self._saved: SavedState | None = None
         self.dtype = weight.dtype.name
-        sharding: Any = weight.sharding
+        array = jax.tree.leaves(weight)[0]  # of several, if it is quantised
+        sharding: Any = array.sharding
         self._mesh: Any = sharding.mesh if isinstance(sharding, NamedSharding) else None
-        self._devices = list(weight.devices() if self._mesh is None else self._mesh.devices.flat)
+        self._devices = list(array.devices() if self._mesh is None else self._mesh.devices.flat)
         self.device = "+".join(f"{each.platform}:{each.id}" for each in self._devices)
         self.devices = len(self._devices)
         self._shards = split_over(self.config, self.devices)
@@ -96,7 +97,10 @@ class JaxRunner:
             register_ffi_targets()
         split, self._params = jax_functions.split(model)
         self._tree = split.tree
-        depends_on = self.config, self.kernel, self.attention_kernel, compiler_options
+        depends_on = (
+            *(self.config, self.kernel, self.attention_kernel, compiler_options),
+            self._tree,  # which says how matrices are quantised
+        )
         self._cache = ExecutableCache(self._devices, self._params, depends_on, executables)
 
         def compiled(
@@ -163,13 +167,14 @@ class JaxRunner:
         self._shapes: dict[int, tuple[set[tuple[int, int]], Counter[tuple[int, int]]]] = {}
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, dtype: str, devices: list[Any]):
+    def load(cls, checkpoint: Checkpoint, dtype: str, devices: list[Any], packed: bool = False):
         """See `griffin_eval.runners.load.load_runners`.
 
         Args:
             checkpoint: that is open.
             dtype: to run in, or ``auto``.
             devices: one, or several of which each holds a part of the weights.
+            packed: whether matrices that are quantised stay so, on one device.
         """
         if dtype == "float64" and not jax.config.read("jax_enable_x64"):
             raise ArgumentError(
@@ -181,7 +186,8 @@ class JaxRunner:
         if devices[0].platform != "cpu":
             keep_compilations()
         where = devices[0] if len(devices) == 1 else make_mesh(devices)
-        return cls(load(checkpoint, chosen, where), executables=folder)
+        model = (load_packed if packed else load)(checkpoint, chosen, where)
+        return cls(model, executables=folder)
 
     def _state_sharding(self, state: Any) -> Any:
         """Where the leaves of a state lie, given their shapes."""

@@ -58,7 +58,8 @@ def load_runners(
             platform without a number, or does not exist: then as many as the local devices of the
             platform make.
         launch: which process this is of those that a launcher has started, if one has.
-        packed: whether matrices that are quantised stay so in memory: with PyTorch, on one CPU.
+        packed: whether matrices that are quantised stay so in memory, with one device a replica:
+            of PyTorch a CPU, of JAX any.
 
     Of several processes that share a model (those of a launcher with PyTorch, and of
     `jax.distributed` with JAX) only the first returns. The others follow it, and end with it.
@@ -71,8 +72,8 @@ def load_runners(
     """
     framework = choose_framework(framework)
     if packed:
-        shared = tensor_parallel > 1 or (launch is not None and launch.world_size > 1)
-        _check_packed(checkpoint, framework, shared)
+        check_packed(checkpoint, framework)
+        _refuse_shared(tensor_parallel, launch)
     if dtype not in ("auto", *DTYPES):
         raise ArgumentError(
             f"unknown dtype {dtype!r}: expected auto, {', '.join(DTYPES)}"
@@ -99,10 +100,12 @@ def load_runners(
 
     jax_parallel.initialize()
     mine = jax_parallel.launched(device, tensor_parallel, data_parallel)
+    if packed:
+        _refuse_shared(tensor_parallel, mine)
     if mine.world_size > 1:
         return jax_parallel.load(checkpoint, dtype, device, tensor_parallel, mine)
     groups = devices_of_runners(device, tensor_parallel, data_parallel)
-    return [JaxRunner.load(checkpoint, dtype, group) for group in groups]
+    return [JaxRunner.load(checkpoint, dtype, group, packed) for group in groups]
 
 
 def launched(
@@ -145,11 +148,15 @@ def launched(
     return jax_parallel.launched(device, tensor_parallel, data_parallel)
 
 
-def _check_packed(checkpoint: Checkpoint, framework: str, shared: bool) -> None:
+def check_packed(checkpoint: Checkpoint, framework: str) -> None:
     """Refuses to leave quantised what cannot be.
 
+    Args:
+        checkpoint: that is open.
+        framework: that it will run in.
+
     Raises:
-        ArgumentError: naming what is in the way.
+        ArgumentError: it is not quantised, or in blocks that the framework does not know.
     """
     container = checkpoint.container
     if not isinstance(container, Dequantised) or not container.decoding.parameters:
@@ -157,11 +164,26 @@ def _check_packed(checkpoint: Checkpoint, framework: str, shared: bool) -> None:
             f"load=quantised: {checkpoint.path} is not quantised; leave the argument out, or "
             "quantise it first (griffin-eval convert --quantize)"
         )
-    if framework != "torch" or shared:
-        found = "several processes" if framework == "torch" else f"framework={framework}"
+    if framework == "jax" and container.decoding.codec == "gguf":
         raise ArgumentError(
-            f"load=quantised runs in one process with framework=torch, found {found}; without it "
-            "the checkpoint is dequantised, which runs everywhere"
+            f"load=quantised with framework=jax leaves bitsandbytes' and MLX's matrices quantised, "
+            f"and {checkpoint.path} is GGUF: take framework=torch, or leave the argument out"
+        )
+
+
+def _refuse_shared(tensor_parallel: int, launch: Launch | None) -> None:
+    """Refuses to leave quantised what several devices or processes share.
+
+    Raises:
+        ArgumentError: naming what was asked for.
+    """
+    processes = 1 if launch is None else launch.world_size
+    if processes > 1 or tensor_parallel > 1:
+        devices = f"tensor_parallel_size={tensor_parallel}"
+        found = f"{processes} processes" if processes > 1 else devices
+        raise ArgumentError(
+            f"load=quantised runs in one process, with one device a replica, found {found}; "
+            "without it the checkpoint is dequantised, which runs everywhere"
         )
 
 

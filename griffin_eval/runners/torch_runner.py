@@ -88,9 +88,7 @@ class TorchRunner:
         if where.type == "cpu":
             keep_freed_memory()
             keep_few_products()
-        elif packed:
-            raise ArgumentError(f"load=quantised runs on a CPU, found {where}: add device=cpu")
-        return cls(load_packed(checkpoint, chosen) if packed else load(checkpoint, chosen, where))
+        return cls((load_packed if packed else load)(checkpoint, chosen, where))
 
     def padded_tokens(self, count: int, smallest: int = 16) -> int:
         return count

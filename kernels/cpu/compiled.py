@@ -74,7 +74,8 @@ def register_ffi_targets() -> str | None:
     if loaded is None:
         return NOT_BUILT
     jax.devices("cpu")  # so that one which refuses a kernel says so below, and still starts
-    for name in ("attention", "linear", "scan", "scan_backward", "gated", "gated_backward"):
+    linear, scans = ("linear", "packed", "unpack"), ("scan", "scan_backward")
+    for name in ("attention", *linear, *scans, "gated", "gated_backward"):
         handler = jax.ffi.pycapsule(getattr(loaded, f"griffin_xla_{name}"))
         try:
             jax.ffi.register_ffi_target(f"griffin_{name}", handler, platform="cpu")

@@ -413,15 +413,48 @@ EXPORT void griffin_packed(const int64_t *sizes, const float *x, const void *ele
   run_packed(&s, &packed, x, bias, other, out, griffin_team);
 }
 
+static void run_unpack(const Packed *packed, int64_t rows, Type type, int64_t most_threads, void *out,
+                       Pool team) {
+  const int64_t threads = threads_for(most_threads, rows * packed->depth);
+  Unpacking shares[MOST_THREADS];
+  for (int64_t i = 0; i < threads; i++)
+    shares[i] = (Unpacking){packed, type, out, rows * i / threads, rows * (i + 1) / threads};
+  parallel_for(&(Tasks){unpack_work, (char *)shares, sizeof *shares, threads, 0}, team);
+}
+
 // Rows of a matrix in float32 or bfloat16.
 EXPORT void griffin_unpack(const int64_t *sizes, const void *elements, const void *scales,
                            const void *shifts, void *out) {
-  const int64_t rows = sizes[0], depth = sizes[1];
-  const Packed packed = {(Packing)sizes[3], (Type)sizes[4], depth, elements, scales, shifts};
-  const int64_t threads = threads_for(sizes[5], rows * depth);
-  Unpacking shares[MOST_THREADS];
-  for (int64_t i = 0; i < threads; i++)
-    shares[i] = (Unpacking){&packed, (Type)sizes[2], out, rows * i / threads,
-                            rows * (i + 1) / threads};
-  parallel_for(&(Tasks){unpack_work, (char *)shares, sizeof *shares, threads, 0}, griffin_team);
+  const Packed packed = {(Packing)sizes[3], (Type)sizes[4], sizes[1], elements, scales, shifts};
+  run_unpack(&packed, sizes[0], (Type)sizes[2], sizes[5], out, griffin_team);
+}
+
+// Elements, scales and shifts, the arguments of a call from XLA. nf4 has shifts [0], in the dtype of
+// its values.
+INLINE Packed packed_of(Buffer **arguments) {
+  const Buffer *elements = arguments[0], *scales = arguments[1], *shifts = arguments[2];
+  const int64_t depth = scales->dims[1] * BLOCK;
+  const Packing affine = elements->dims[1] == depth ? AFFINE8 : AFFINE4;
+  return (Packed){shifts->rank == 1 ? NF4 : affine, type_of(shifts), depth, elements->data,
+                  scales->data, shifts->data};
+}
+
+// x [N, I] in float32, in the order of `block_values`, and a matrix -> x W^T in float32.
+EXPORT void *griffin_xla_packed(CallFrame *frame) {
+  if (is_metadata_query(frame)) return NULL;
+  const Buffer *x = frame->in.values[0], *out = frame->out.values[0];
+  const Packed packed = packed_of(frame->in.values + 1);
+  const Shape s = {x->dims[0], packed.depth, out->dims[1],   FLOAT32,
+                   FLOAT32,    NOTHING,      griffin_threads};
+  run_packed(&s, &packed, x->data, NULL, NULL, out->data, NULL);
+  return NULL;
+}
+
+// A matrix -> its values in float32 or bfloat16.
+EXPORT void *griffin_xla_unpack(CallFrame *frame) {
+  if (is_metadata_query(frame)) return NULL;
+  const Buffer *out = frame->out.values[0];
+  const Packed packed = packed_of(frame->in.values);
+  run_unpack(&packed, out->dims[0], type_of(out), griffin_threads, out->data, NULL);
+  return NULL;
 }

@@ -197,17 +197,19 @@ def test_quantised_weights_beside_dequantised_ones(name, dtype):
         "--rounds",
         "1",
     ]
-    command += ["--implementations", "torch", "--dtype", dtype, "--quantize", name, "--json"]
+    command += ["--implementations", "torch,jax", "--dtype", dtype, "--quantize", name, "--json"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["quantised"] == name
-    assert {row["implementation"] for row in found["rows"]} == {"torch", "torch-quantised"}
+    others = {"torch-quantised", "jax", "jax-quantised"}
+    assert {row["implementation"] for row in found["rows"]} == {"torch", *others}
     for pairs in found["largest_difference"].values():
-        assert set(pairs) == {"torch-quantised - torch"}
+        assert set(pairs) == {f"{other} - torch" for other in others}
 
 
-def test_what_stays_quantised_is_chosen_by_quantize():
-    command = ["bench", "model", "--implementations", "torch,torch-quantised"]
+@pytest.mark.parametrize("name", ["torch", "jax"])
+def test_what_stays_quantised_is_chosen_by_quantize(name):
+    command = ["bench", "model", "--implementations", f"{name},{name}-quantised"]
     done = CliRunner().invoke(app, command)
     assert isinstance(done.exception, ArgumentError)

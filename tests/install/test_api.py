@@ -11,6 +11,10 @@ import pytest
 import griffin_eval
 from griffin_eval.checkpoints import folder
 from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.codecs.encode import ENCODINGS
+from griffin_eval.converters.convert import convert_checkpoint
+from griffin_eval.converters.formats import FORMATS
+from griffin_eval.converters.plan import make_plan
 
 EXAMPLE = """
 import griffin_eval
@@ -134,6 +138,30 @@ def test_generation_is_greedy_unless_asked_otherwise(model):
 def test_bad_input_is_one_sentence(model, texts, said):
     with pytest.raises(ValueError, match=said):
         model.score(texts)
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_matrices_stay_quantised_if_asked(tmp_path, framework):
+    plan = make_plan(
+        Checkpoint(folder("bytes_griffin")), FORMATS["hf"], encoding=ENCODINGS["mlx-4"]
+    )
+    convert_checkpoint(plan, tmp_path / "q")
+    options = {"framework": framework, "dtype": "float32"}
+    quantised, plain = (
+        griffin_eval.Evaluator(tmp_path / "q", load=load, **options).score(["a text", "another"])
+        for load in ("quantised", None)
+    )
+    for one, other in zip(quantised, plain, strict=True):
+        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=1e-5, atol=1e-5)
+    module = griffin_eval.load(tmp_path / "q", load="quantised", **options)
+    weight = module.model.layers[0].mlp_block.up_proj.weight
+    weight = weight[...] if framework == "jax" else weight
+    assert type(weight).__name__ == "PackedMatrix"
+    for call in (griffin_eval.load, griffin_eval.Evaluator):
+        with pytest.raises(ValueError, match="unknown load 'packed': expected quantised"):
+            call(tmp_path / "q", load="packed", **options)
+        with pytest.raises(ValueError, match="is not quantised; leave the argument out"):
+            call(folder("bytes_griffin"), load="quantised", **options)
 
 
 def test_errors_name_what_to_do(tmp_path):

@@ -5,16 +5,22 @@ import subprocess
 import sys
 
 import pytest
+from gguf_files import candle, write_candle
 from lm_eval.api.instance import Instance
-from parity import BASE
+from parity import BASE, weights
 from slow import fast
 from typer.testing import CliRunner
 
 from griffin_eval.bench.random_checkpoint import write_weights
 from griffin_eval.cli.main import app
+from griffin_eval.config import PRESETS
+from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.codecs.encode import ENCODINGS
+from griffin_eval.converters.overrides import Overrides
 from griffin_eval.errors import ArgumentError
 from griffin_eval.lm.model import GriffinLM
+from griffin_eval.runners.load import load_runners
+from griffin_eval.runners.protocol import FRAMEWORKS
 
 PAIRS = [("The unary minus", " operator"), ("x", " yields the negation of its argument." * 9)]
 
@@ -47,20 +53,22 @@ def continued(lm):
     return lm.generate_until(requests, disable_tqdm=True)
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("name", fast(["bnb-nf4", "mlx-4"], ENCODINGS))
-def test_answers_are_those_of_the_dequantised_model(checkpoint, quantised, name):
-    options = {"pretrained": quantised(name), "framework": "torch", "dtype": "float32"}
+def test_answers_are_those_of_the_dequantised_model(checkpoint, quantised, name, framework):
+    options = {"pretrained": quantised(name), "framework": framework, "dtype": "float32"}
     plain, packed = GriffinLM(**options), GriffinLM(**options, load="quantised")
     expected = answers(plain)
     assert answers(packed) == pytest.approx(expected, rel=2e-6)
     assert continued(packed) == continued(plain)
-    whole = GriffinLM(pretrained=str(checkpoint), framework="torch", dtype="float32")
+    whole = GriffinLM(pretrained=str(checkpoint), framework=framework, dtype="float32")
     assert answers(whole) != pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
-def test_other_dtypes(quantised, dtype):
-    options = {"pretrained": quantised("mlx-8"), "framework": "torch", "dtype": dtype}
+def test_other_dtypes(quantised, dtype, framework):
+    options = {"pretrained": quantised("mlx-8"), "framework": framework, "dtype": dtype}
     expected = answers(GriffinLM(**options))
     assert answers(GriffinLM(**options, load="quantised")) == pytest.approx(expected, rel=2e-2)
 
@@ -69,8 +77,11 @@ def test_other_dtypes(quantised, dtype):
     "changes, message",
     [
         ({"load": "packed"}, "unknown load 'packed': expected quantised"),
-        ({"framework": "jax"}, "with framework=torch, found framework=jax"),
-        ({"tensor_parallel_size": 2}, "in one process with framework=torch"),
+        ({"tensor_parallel_size": 2}, "one device a replica, found tensor_parallel_size=2"),
+        (
+            {"tensor_parallel_size": 2, "framework": "jax"},
+            "one device a replica, found tensor_parallel_size=2",
+        ),
     ],
 )
 def test_refusals(quantised, changes, message):
@@ -79,9 +90,31 @@ def test_refusals(quantised, changes, message):
         GriffinLM(pretrained=quantised("bnb-nf4"), **options)
 
 
-def test_what_is_not_quantised_is_refused(checkpoint):
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_what_is_not_quantised_is_refused(checkpoint, framework):
     with pytest.raises(ArgumentError, match="is not quantised; leave the argument out"):
-        GriffinLM(pretrained=str(checkpoint), framework="torch", load="quantised")
+        GriffinLM(pretrained=str(checkpoint), framework=framework, load="quantised")
+
+
+def test_blocks_of_gguf_are_refused_in_jax(tmp_path, monkeypatch):
+    config = dataclasses.replace(BASE, width=64, lru_width=64, mlp_width=128)
+    monkeypatch.setitem(PRESETS, "tiny", config)
+    write_candle(tmp_path / "m.gguf", candle(weights(config), "Q4_0"))
+    checkpoint = Checkpoint(tmp_path / "m.gguf", Overrides(preset="tiny"))
+    with pytest.raises(ArgumentError, match="m.gguf is GGUF: take framework=torch"):
+        load_runners(checkpoint, framework="jax", packed=True)
+
+
+def test_programs_are_kept_apart_by_what_values_are_rounded_to(checkpoint, tmp_path):
+    """Nothing else tells these two models apart, whose arrays have the same shapes and dtypes."""
+    for dtype in ("float32", "bfloat16"):
+        folder = tmp_path / dtype
+        command = ["convert", str(checkpoint), str(folder), "--to", "hf", "--dtype", dtype]
+        done = CliRunner().invoke(app, [*command, "--quantize", "bnb-nf4"])
+        assert done.exit_code == 0, done.output
+        options = {"pretrained": str(folder), "framework": "jax", "dtype": "float32"}
+        expected = answers(GriffinLM(**options))
+        assert answers(GriffinLM(**options, load="quantised")) == pytest.approx(expected, rel=2e-6)
 
 
 _MEMORY = """

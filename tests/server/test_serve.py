@@ -587,6 +587,26 @@ def test_an_adapter_is_merged(tmp_path):
     assert np.abs(normalised(plain)[places, ids[1:]] - found).max() > 0.1
 
 
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_matrices_stay_quantised_if_asked(tmp_path, framework):
+    done = griffin_eval("convert", MODEL, tmp_path / "q", "--to", "hf", "--quantize", "mlx-4")
+    assert done.returncode == 0
+    options = {"framework": framework, "dtype": "float32"}
+    [score] = package.Evaluator(tmp_path / "q", **options).score([BOOK])
+    given = ("--framework", framework, "--dtype", "float32", "--load", "quantised")
+    server = Server(*given, model=tmp_path / "q")
+    try:
+        ids = score.tokens.tolist()
+        body = {"prompt": ids, "max_tokens": 1, "echo": True, "logprobs": 1}
+        choice = server.get("/v1/completions", body)[1]["choices"][0]
+    finally:
+        server.close()
+    found = choice["logprobs"]["token_logprobs"][1 : len(ids)]
+    np.testing.assert_allclose(found, score.logprobs, rtol=1e-4, atol=1e-4)
+    refused = griffin_eval("serve", MODEL, *given)
+    assert refused.returncode == 2 and "is not quantised; leave the argument out" in refused.stderr
+
+
 def normalised(scores):
     return scores - np.log(np.exp(scores).sum(-1, keepdims=True))
 

@@ -77,16 +77,17 @@ def make_torch_quantised(checkpoint: Checkpoint, dtype: str) -> Implementation:
     return make_torch(checkpoint, dtype, packed=True)
 
 
-def make_jax(checkpoint: Checkpoint, dtype: str) -> Implementation:
-    """`griffin_eval.model_jax`: its methods compiled, the state donated, as the runner does."""
+def make_jax(checkpoint: Checkpoint, dtype: str, packed: bool = False) -> Implementation:
+    """`griffin_eval.model_jax`, whose matrices may stay quantised: its methods compiled, the state
+    donated, as the runner does."""
     import jax
     import jax.numpy as jnp
     from flax import nnx
 
     from griffin_eval.model_jax.decoding import DecodingState
-    from griffin_eval.model_jax.loading import load
+    from griffin_eval.model_jax.loading import load, load_packed
 
-    model = load(checkpoint, jnp.dtype(dtype))
+    model = (load_packed if packed else load)(checkpoint, jnp.dtype(dtype))
     graph, params = nnx.split(model)
 
     def step(state, params, tokens):
@@ -127,6 +128,11 @@ def make_jax(checkpoint: Checkpoint, dtype: str) -> Implementation:
             return hidden, state
 
     return Jax()  # type: ignore[return-value]
+
+
+def make_jax_quantised(checkpoint: Checkpoint, dtype: str) -> Implementation:
+    """`griffin_eval.model_jax`, whose matrices stay quantised."""
+    return make_jax(checkpoint, dtype, packed=True)
 
 
 def make_transformers(checkpoint: Checkpoint, dtype: str) -> Implementation:
@@ -261,6 +267,7 @@ MAKERS: dict[str, Callable[[Checkpoint, str], Implementation]] = {
     "torch": make_torch,
     "torch-quantised": make_torch_quantised,
     "jax": make_jax,
+    "jax-quantised": make_jax_quantised,
     "transformers": make_transformers,
     "deepmind-torch": make_deepmind_torch,
     "deepmind-jax": make_deepmind_jax,

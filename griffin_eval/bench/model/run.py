@@ -50,12 +50,14 @@ NEEDS = {
     "torch": ("torch",),
     "torch-quantised": ("torch",),
     "jax": ("jax", "flax"),
+    "jax-quantised": ("jax", "flax"),
     "transformers": ("torch", "transformers.models.recurrent_gemma.modeling_recurrent_gemma"),
     "deepmind-torch": ("torch", "jax", "flax", "recurrentgemma.torch.griffin"),
     "deepmind-jax": ("jax", "flax", "recurrentgemma.jax.griffin"),
 }
 TWINS = ("torch", "jax")
-QUANTISED = "torch-quantised"  # ours, beside the twins, of a quantised checkpoint
+# Ours of a quantised checkpoint, beside the twins of the same frameworks.
+QUANTISED = {"torch": "torch-quantised", "jax": "jax-quantised"}
 # Of logits, as a part of the largest. In 16 bits every implementation rounds elsewhere.
 TOLERANCES = {"float32": 5e-5, "bfloat16": 0.1, "float16": 0.02}
 
@@ -122,8 +124,9 @@ class Bench:
         steps: tokens decoded in a round.
         chosen: of `NEEDS`, what is measured if it is installed.
         dtype: of weights and activations.
-        encoding: in which the weights are quantised; `QUANTISED` leaves them so, all others have
-            them dequantised. None for weights that were never quantised.
+        encoding: in which the weights are quantised; those of `QUANTISED` leave them so, of each
+            framework that is chosen, and all others have them dequantised. None for weights that
+            were never quantised.
     """
 
     def __init__(
@@ -139,7 +142,9 @@ class Bench:
         self._config, self._tokens, self._batches = config, tokens, batches
         self._workloads = workloads(tokens, batches, steps)
         self._dtype, self._encoding = dtype, encoding
-        asked = {*chosen, QUANTISED} if encoding is not None else {*chosen} - {QUANTISED}
+        asked = {*chosen} - {*QUANTISED.values()}
+        if encoding is not None:
+            asked |= {QUANTISED[name] for name in TWINS if name in chosen}
         self._names = [name for name in NEEDS if name in asked]
         self.absent: dict[str, str] = {}
 
@@ -179,15 +184,15 @@ class Bench:
         plan = make_plan(
             Checkpoint(folder), FORMATS["hf"], dtypes={"": self._dtype}, encoding=encoding
         )
-        convert_checkpoint(plan, folder / QUANTISED)
+        convert_checkpoint(plan, folder / "quantised")
         convert_checkpoint(
-            make_plan(Checkpoint(folder / QUANTISED), FORMATS["hf"]), folder / "dequantised"
+            make_plan(Checkpoint(folder / "quantised"), FORMATS["hf"]), folder / "dequantised"
         )
 
     def _folder_of(self, name: str, folder: Path) -> Path:
         if self._encoding is None:
             return folder
-        return folder / (QUANTISED if name == QUANTISED else "dequantised")
+        return folder / ("quantised" if name in QUANTISED.values() else "dequantised")
 
     def _start(self, folder: Path, stack: ExitStack, say: Any) -> dict[str, Job]:
         """A process for each implementation, ready to be timed; those that are missing or broken
@@ -295,7 +300,8 @@ class Bench:
     def _compare(self, folder: Path) -> dict[str, dict[str, float]]:
         """Largest difference of a logit from the reference's, over the largest logit: by workload,
         of each implementation. The reference is the first that is not ours."""
-        reference = next((n for n in self._names if n not in (*TWINS, QUANTISED)), self._names[0])
+        ours = {*TWINS, *QUANTISED.values()}
+        reference = next((n for n in self._names if n not in ours), self._names[0])
         arrays = {name: np.load(folder / f"{name}.npz") for name in self._names}
         expected = arrays[reference]
         return {
@@ -326,7 +332,7 @@ def print_results(console: Console, found: dict[str, Any]) -> None:
         name = row["implementation"]
         table.add_row(
             row["workload"] if row["workload"] != before else "",
-            f"griffin {name}" if name in (*TWINS, QUANTISED) else name,
+            f"griffin {name}" if name in (*TWINS, *QUANTISED.values()) else name,
             f"{row['tokens_per_second']:.0f}",
             f"{row['limit_tokens_per_second']:.0f}",
             f"{row['of_limit']:.2f}",

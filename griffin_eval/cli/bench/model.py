@@ -41,8 +41,8 @@ def bench_model(
     quantize: Annotated[
         str | None,
         typer.Option(
-            help="Quantised weights, which torch-quantised leaves so and all others dequantise: "
-            f"{', '.join(ENCODINGS)}."
+            help="Quantised weights, which torch-quantised and jax-quantised leave so and all "
+            f"others dequantise: {', '.join(ENCODINGS)}."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Printed JSON, nothing else.")] = False,
@@ -66,7 +66,7 @@ def bench_model(
     config = make_config(
         width=width, layers=layers, heads=heads, vocab_size=vocab, visible_keys=visible_keys
     )
-    chosen, known = implementations.split(","), [name for name in NEEDS if name != QUANTISED]
+    chosen, known = implementations.split(","), [n for n in NEEDS if n not in QUANTISED.values()]
     for name in chosen:
         if name not in known:
             raise ArgumentError(
