@@ -6,6 +6,8 @@ of them runs here.
 
 import dataclasses
 import json
+import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from griffin_eval.cli.main import app
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.arrays.torch import torch_tensor
 from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.configs.own import config_json
 from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.naming.user_table import SHIPPED, read_names
@@ -250,10 +253,10 @@ TRAINERS = {
 }
 
 
-def model(name: str, dtype=np.float32) -> tuple[Arrays, Arrays]:
+def model(name: str, dtype=np.float32, vocab_size: int = 11) -> tuple[Arrays, Arrays]:
     """The parameters that are expected, and the tensors of a trainer's checkpoint of them."""
     trainer = TRAINERS[name]
-    config = trainer.config
+    config = dataclasses.replace(trainer.config, vocab_size=vocab_size)
     expected = weights(config, dtype)
     if trainer.no_biases:
         for bias in expected:
@@ -313,6 +316,33 @@ def test_both_frameworks_run_it(tmp_path, name, framework):
     checkpoint = Checkpoint(path, overrides(name))
     runner = load_runner(checkpoint, framework=framework, device="cpu")
     assert runner.config == TRAINERS[name].config
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_lm_eval_answers_as_of_the_same_weights_in_a_format_of_ours(tmp_path, checkpoint, name):
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.registry import get_model
+
+    config = dataclasses.replace(
+        TRAINERS[name].config, vocab_size=Checkpoint(checkpoint).config.vocab_size
+    )
+    expected, tensors = model(name, vocab_size=config.vocab_size)
+    path, own = write(tmp_path / "theirs", name, tensors), tmp_path / "own"
+    own.mkdir()
+    save_file(expected, own / "model.safetensors")
+    (own / "config.json").write_text(json.dumps(config_json(config, FORMATS["griffin"], "float32")))
+    for tokenizer in checkpoint.glob("*token*"):
+        for folder in (tmp_path / "theirs", own):
+            shutil.copy(tokenizer, folder)
+    known = {"names": name, "accept_differences": True, **TRAINERS[name].given}
+    pairs = ("The unary minus", " operator yields"), ("def f(x):", " return x")
+    asked = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+    answers = []
+    for arguments in ({"pretrained": path, **known}, {"pretrained": own}):
+        arguments |= {"framework": "torch", "device": "cpu"}
+        text = ",".join(f"{key}={value}" for key, value in arguments.items())
+        answers.append(get_model("griffin").create_from_arg_string(text).loglikelihood(asked))
+    assert answers[0] == answers[1] and all(math.isfinite(score) for score, _ in answers[0])
 
 
 @pytest.mark.parametrize("name", TRAINERS)

@@ -1,7 +1,8 @@
 """Flips a bit of a checkpoint, again and again, and reads it: `make flips COUNT=1000`.
 
 Each damaged copy is read by griffin-eval, which compares it with its manifest, and by the library
-whose format it is: safetensors, PyTorch, Orbax. What comes of it is one of:
+whose format it is: safetensors, PyTorch, Orbax, gguf. A GGUF file has no checksum, and nobody but
+griffin-eval writes a manifest: it is also read without one. What comes of it is one of:
 
 - refused: an error;
 - no effect: the weights are what they were, bit for bit;
@@ -61,6 +62,8 @@ def main() -> int:
         whole = write_checkpoints(Path(folder))
         for name, (library, read) in PEERS.items():
             readers = {"griffin-eval": with_manifest, library: read}
+            if name == "gguf":
+                readers["griffin-eval, no manifest"] = without_manifest
             counts = flips(whole / name, readers, options.count, options.seed)
             for reader, count in counts.items():
                 figures = " | ".join(str(count[k]) for k in ("refused", "no effect", "silent"))
@@ -80,10 +83,42 @@ def write_checkpoints(folder: Path) -> Path:
     raw = config_json(CONFIG, FORMATS["griffin"], "float32")
     (plain / "config.json").write_text(json.dumps(raw))
     for name in PEERS:
-        plan = make_plan(Checkpoint(plain), FORMATS[name])
-        convert_checkpoint(plan, folder / name)
-        plan.source.close()
+        if name in FORMATS:
+            convert(plain, folder / name, name)
+    write_gguf(folder / "gguf", weights)
+    convert(folder / "gguf", folder / "dequantised", "griffin")
+    for file in ("config.json", MANIFEST_FILE):
+        shutil.copy(folder / "dequantised" / file, folder / "gguf")
     return folder
+
+
+def convert(source: Path, out: Path, target: str) -> None:
+    plan = make_plan(Checkpoint(source), FORMATS[target])
+    try:
+        convert_checkpoint(plan, out)
+    finally:
+        plan.source.close()
+
+
+def write_gguf(folder: Path, weights: dict[str, np.ndarray]) -> None:
+    """Matrices in Q8_0, the rest in float32."""
+    import gguf
+
+    folder.mkdir()
+    writer = gguf.GGUFWriter(folder / "model.gguf", "recurrent-gemma")
+    for name, array in weights.items():
+        kind = (
+            gguf.GGMLQuantizationType.Q8_0 if array.ndim == 2 and array.shape[1] % 32 == 0 else None
+        )
+        stored = array if kind is None else gguf.quants.quantize(array, kind)
+        writer.add_tensor(name, stored, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    (folder / "config.json").write_text(
+        json.dumps(config_json(CONFIG, FORMATS["griffin"], "float32"))
+    )
 
 
 def flips(
@@ -117,14 +152,22 @@ def with_manifest(folder: Path) -> Weights:
     """What a conversion of the folder writes."""
     from safetensors.numpy import load_file
 
-    plan = make_plan(Checkpoint(folder), FORMATS["griffin"])
     out = folder.parent / "out"
     try:
-        convert_checkpoint(plan, out)
+        convert(folder, out, "griffin")
         return {k: v.tobytes() for k, v in load_file(out / "model.safetensors").items()}
     finally:
-        plan.source.close()
         shutil.rmtree(out, ignore_errors=True)
+
+
+def without_manifest(folder: Path) -> Weights:
+    """The same of a folder that lacks its manifest for so long."""
+    manifest, aside = folder / MANIFEST_FILE, folder.parent / "aside"
+    manifest.rename(aside)
+    try:
+        return with_manifest(folder)
+    finally:
+        aside.rename(manifest)
 
 
 def by_safetensors(folder: Path) -> Weights:
@@ -149,10 +192,18 @@ def by_orbax(folder: Path) -> Weights:
     return {jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
 
 
+def by_gguf(folder: Path) -> Weights:
+    import gguf
+
+    tensors = gguf.GGUFReader(folder / "model.gguf").tensors
+    return {t.name: gguf.quants.dequantize(t.data, t.tensor_type).tobytes() for t in tensors}
+
+
 PEERS = {
     "griffin": ("safetensors", by_safetensors),
     "deepmind-torch": ("PyTorch", by_torch),
     "griffin-orbax": ("Orbax", by_orbax),
+    "gguf": ("gguf", by_gguf),
 }
 
 

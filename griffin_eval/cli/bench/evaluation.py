@@ -10,6 +10,7 @@ from rich.console import Console
 
 from griffin_eval.arguments import token_counts
 from griffin_eval.bench.products import Dtype
+from griffin_eval.cli.bench.failures import measuring
 from griffin_eval.errors import ArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -63,7 +64,6 @@ def bench_eval(
     from griffin_eval.bench.evaluation.run import HF_NEEDS, Bench, parse_workloads
     from griffin_eval.bench.peers import why_absent
     from griffin_eval.bench.random_checkpoint import write_checkpoint
-    from griffin_eval.bench.timing import Failed
     from griffin_eval.checkpoints import folder as shipped
     from griffin_eval.runners.load import choose_framework
 
@@ -92,13 +92,10 @@ def bench_eval(
             characters=characters,
             folder=folder,
         )
-        try:
+        with measuring():
             agree = bench.evaluate(workloads, rounds)
             if tokens:
                 bench.read_documents(tiny, tokens)
-        except Failed as error:
-            typer.echo(f"a measurement failed: {error}", err=True)
-            raise typer.Exit(1) from None
     if not agree:
         raise typer.Exit(1)
 

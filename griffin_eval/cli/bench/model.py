@@ -9,6 +9,7 @@ from rich.console import Console
 from griffin_eval.arguments import positive_integers
 from griffin_eval.bench.products import Dtype
 from griffin_eval.cli.bench.evaluation import tell
+from griffin_eval.cli.bench.failures import measuring
 from griffin_eval.converters.codecs.encode import ENCODINGS, encoding_named
 from griffin_eval.errors import ArgumentError
 
@@ -59,7 +60,6 @@ def bench_model(
         make_config,
         print_results,
     )
-    from griffin_eval.bench.timing import Failed
     from griffin_eval.messages import did_you_mean
 
     rows = positive_integers("--batches", batches, "numbers of rows such as 1,16")
@@ -77,11 +77,8 @@ def bench_model(
     bench = Bench(config, tokens, rows, steps, chosen, dtype, encoding)
     if not set(TWINS) & set(chosen):
         raise ArgumentError("limits need one of ours, torch or jax, chosen and installed")
-    try:
+    with measuring():
         found = bench.run(rounds, tell)
-    except Failed as error:
-        typer.echo(f"a measurement failed: {error}", err=True)
-        raise typer.Exit(1) from None
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:

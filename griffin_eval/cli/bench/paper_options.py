@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from griffin_eval.cli.bench.failures import measuring
 from griffin_eval.cli.options import check_figures_folder
 
 if TYPE_CHECKING:
@@ -60,15 +61,10 @@ def report(
         output: folder of the figures, if they are wanted.
         as_json: whether results and claims are printed as JSON instead.
     """
-    from griffin_eval.bench.peers import Absent
-    from griffin_eval.bench.timing import Failed
 
     check_figures_folder(output)
-    try:
+    with measuring():
         found = measure()
-    except (Absent, Failed) as error:
-        typer.echo(f"a measurement failed: {error}", err=True)
-        raise typer.Exit(1) from None
     claims = judge(found)
     if as_json:
         found["claims"] = [claim._asdict() for claim in claims]

@@ -5,6 +5,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from griffin_eval.cli.bench.failures import measuring
+
 
 def bench_pauses(
     checkpoint: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
@@ -20,11 +22,7 @@ def bench_pauses(
 ) -> None:
     """Time between tokens of 16 streams of a server, alone and while a very long prompt is read."""
     from griffin_eval.bench.pauses import run
-    from griffin_eval.bench.timing import Failed
 
     console = Console(width=max(Console().width, 100))
-    try:
+    with measuring():
         run(console, checkpoint, framework, dtype, tokens, seconds, rounds)
-    except Failed as error:
-        typer.echo(f"a measurement failed: {error}", err=True)
-        raise typer.Exit(1) from None

@@ -5,6 +5,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from griffin_eval.cli.bench.failures import measuring
+
 
 def bench_serve(
     checkpoint: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
@@ -19,11 +21,7 @@ def bench_serve(
 ) -> None:
     """Time a server under many clients beside the engine without one; time to first token."""
     from griffin_eval.bench.serving import run
-    from griffin_eval.bench.timing import Failed
 
     console = Console(width=max(Console().width, 100))
-    try:
+    with measuring():
         run(console, checkpoint, framework, dtype, clients, requests, new_tokens, rounds)
-    except Failed as error:
-        typer.echo(f"a measurement failed: {error}", err=True)
-        raise typer.Exit(1) from None

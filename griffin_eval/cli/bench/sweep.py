@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from griffin_eval.cli.bench.failures import measuring
+
 
 def bench_sweep(
     checkpoint: Annotated[Path, typer.Argument(help="Folder of a checkpoint.")],
@@ -19,15 +21,11 @@ def bench_sweep(
 ) -> None:
     """Time a sweep over copies of a checkpoint beside one lm_eval command."""
     from griffin_eval.bench.sweep import run
-    from griffin_eval.bench.timing import Failed
     from griffin_eval.errors import ArgumentError
 
     if not checkpoint.is_dir():
         raise ArgumentError(f"{checkpoint} is no folder: expected that of a checkpoint")
 
     console = Console(width=max(Console().width, 100))
-    try:
+    with measuring():
         run(console, checkpoint, tasks, limit, framework, checkpoints, rounds)
-    except Failed as error:
-        typer.echo(f"a measurement failed: {error}", err=True)
-        raise typer.Exit(1) from None
