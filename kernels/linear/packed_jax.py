@@ -104,17 +104,16 @@ class PackedMatrix:
         if outputs <= ROWS:
             return product(x, self.dense(x))
 
-        def part(start: Array) -> Array:
-            rows = self._each(lambda array: lax.dynamic_slice_in_dim(array, start, ROWS))
-            return product(x, rows.dense(x))
+        size = math.ceil(outputs / math.ceil(outputs / ROWS))
 
-        whole = outputs // ROWS * ROWS
-        y = jnp.moveaxis(lax.map(part, jnp.arange(0, whole, ROWS)), 0, -2)
-        y = y.reshape(*y.shape[:-2], whole)
-        if whole == outputs:
-            return y
-        rest = self._each(lambda array: array[whole:])
-        return jnp.concatenate([y, product(x, rest.dense(x))], -1)
+        def part(index: Array, y: Array) -> Array:
+            start = jnp.minimum(index * size, outputs - size)  # the last ones may repeat a few
+            rows = self._each(lambda array: lax.dynamic_slice_in_dim(array, start, size))
+            return lax.dynamic_update_slice_in_dim(y, product(x, rows.dense(x)), start, -1)
+
+        found = jax.eval_shape(product, x, ShapeDtypeStruct((size, x.shape[-1]), self.dtype))
+        y = jnp.zeros((*x.shape[:-1], outputs), found.dtype)
+        return lax.fori_loop(0, math.ceil(outputs / size), part, y)
 
     def _each(self, of: Callable[[Array], Array]) -> "PackedMatrix":
         """The matrix that a function makes of rows of arrays."""
