@@ -20,7 +20,7 @@ from jaxtyping import Float
 from griffin_eval.kernels import devices
 from griffin_eval.kernels.cpu import compiled
 
-MOST_ROWS = 16  # of which a product by the compiled kernel is the faster one
+MOST_ROWS = 8  # of which a product by the compiled kernel is the faster one
 BLOCK = 64  # elements that have a scale in common, for the compiled kernel
 ROWS = 16_384  # of a matrix that are dequantised at a time
 _PACKINGS = (("nf4", 4), ("affine", 4), ("affine", 8))  # of linear/cpu.c
