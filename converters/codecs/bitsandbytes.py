@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 # The values of the numbers from 0 to 15; those of fp4 are multiplied by 12.
-NF4 = (
+_NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
     *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
     *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
@@ -195,7 +195,7 @@ class _FourBits(Quantised):
         import numpy as np
 
         (stated,) = self._container.pieces(f"{self._name}.quant_map")
-        if not np.allclose(stated, self._code(), rtol=1e-5, atol=1e-6):
+        if not np.allclose(stated, code_of(self._kind), rtol=1e-5, atol=1e-6):
             raise ValueError(f"has a quant_map that is not that of {self._kind}")
 
     @property
@@ -224,7 +224,7 @@ class _FourBits(Quantised):
         import numpy as np
 
         if self._pairs is None:
-            self._pairs = pairs_of(self._code())
+            self._pairs = pairs_of(code_of(self._kind))
         block = self._block
         first = start // block * block
         last = min(-(-stop // block) * block, self.size)
@@ -252,13 +252,6 @@ class _FourBits(Quantised):
             scaled = code[stored] * scales[np.arange(start, stop) // block - first]
             return scaled + np.float32(self._offset)
 
-    def _code(self) -> "np.ndarray":
-        import numpy as np
-
-        if self._kind == "nf4":
-            return np.array(NF4, np.float32)
-        return np.array(_FP4, np.float32) / np.float32(12)
-
 
 class _EightBits(Quantised):
     """A matrix of int8, and the largest magnitude of each of its rows."""
@@ -281,6 +274,15 @@ class _EightBits(Quantised):
         numbers = self._container.slice(weight, first, last)
         values = dequantised_8_bits(numbers, self._container.slice(scale, first, last))
         return values.reshape(-1)[start - first * row : stop - first * row]
+
+
+def code_of(kind: str) -> "np.ndarray":
+    """The values of the numbers from 0 to 15 of ``"nf4"`` or ``"fp4"``: float32 [16]."""
+    import numpy as np
+
+    if kind == "nf4":
+        return np.array(_NF4, np.float32)
+    return np.array(_FP4, np.float32) / np.float32(12)
 
 
 def pairs_of(code: "np.ndarray") -> "np.ndarray":

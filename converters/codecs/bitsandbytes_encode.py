@@ -10,7 +10,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from griffin_eval.converters.codecs.bitsandbytes import (
-    NF4,
+    code_of,
     dequantised_4_bits,
     dequantised_8_bits,
     pairs_of,
@@ -62,9 +62,7 @@ class NormalFloat(_Bitsandbytes):
 
     @cached_property
     def _code(self) -> "np.ndarray":
-        import numpy as np
-
-        return np.array(NF4, np.float32)
+        return code_of("nf4")
 
     @cached_property
     def _pairs(self) -> "np.ndarray":

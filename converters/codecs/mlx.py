@@ -146,19 +146,31 @@ def dequantised(
     """
     import numpy as np
 
-    # 8 numbers take as many bytes as each of them has bits.
-    packed = weight.astype("<u4", copy=False).view(np.uint8).reshape(-1, bits)
-    words = np.zeros(len(packed), np.uint64)
-    for i in range(bits):
-        words |= packed[:, i].astype(np.uint64) << np.uint64(8 * i)
-    numbers = np.empty((len(packed), 8), np.uint8)
-    for i in range(8):
-        numbers[:, i] = words >> np.uint64(i * bits) & np.uint64((1 << bits) - 1)
     dtype = scales.dtype
     with np.errstate(all="ignore"):  # what is not finite is counted later
         # Wide enough that to round its results gives what the dtype's own arithmetic gives.
-        values = numbers.reshape(-1, group).astype(np.float32)
+        values = _numbers(weight.astype("<u4", copy=False), bits).reshape(-1, group)
         values *= scales.reshape(-1, 1).astype(np.float32)
         values = values.astype(dtype).astype(np.float32)
         values += biases.reshape(-1, 1).astype(np.float32)
         return values.reshape(-1).astype(dtype)
+
+
+def _numbers(weight: "np.ndarray", bits: int) -> "np.ndarray":
+    """The numbers in words of uint32, in float32."""
+    import numpy as np
+
+    packed, most = weight.view(np.uint8), (1 << bits) - 1
+    if bits == 8:
+        return packed.astype(np.float32)
+    if 8 % bits == 0:
+        of_a_byte = np.arange(256)[:, None] >> np.arange(0, 8, bits) & most
+        return np.take(of_a_byte.astype(np.float32), packed, 0)
+    packed = packed.reshape(-1, bits)  # 8 numbers take as many bytes as each of them has bits
+    words = np.zeros(len(packed), np.uint64)
+    for i in range(bits):
+        words |= packed[:, i].astype(np.uint64) << np.uint64(8 * i)
+    numbers = np.empty((len(packed), 8), np.float32)
+    for i in range(8):
+        numbers[:, i] = words >> np.uint64(i * bits) & np.uint64(most)
+    return numbers

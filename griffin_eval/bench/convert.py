@@ -7,7 +7,6 @@ counted, since the system takes them back at will.
 """
 
 import itertools
-import json
 import os
 import shutil
 import statistics
@@ -16,30 +15,25 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 
-from griffin_eval.bench.conversions import ADAPTER
+from griffin_eval.bench.conversion_sources import write_source
 from griffin_eval.bench.peers import Absent, left_out
 from griffin_eval.bench.timing import Failed, Job
 from griffin_eval.config import PRESETS
-from griffin_eval.converters.adapters.files import ADAPTER_CONFIG, ADAPTER_FILE
 from griffin_eval.converters.arrays.write import writing
 from griffin_eval.converters.codecs.encode import ENCODINGS
 from griffin_eval.converters.formats import FORMATS, check_expressible, refusals
-from griffin_eval.converters.output.atomic import SafeOutput, check_disk
+from griffin_eval.converters.output.atomic import check_disk
 from griffin_eval.converters.plan import check_chunked
 from griffin_eval.errors import BadInput
 from griffin_eval.layout import param_specs
 
-if TYPE_CHECKING:
-    import numpy as np
-
 WORKER = "griffin_eval.bench.conversions"
 OURS, QUANTISE = "convert", "quantise"
 OUTPUT = "output"  # folder that a measured conversion writes
-RANK = 16  # of the adapter that is merged
 
 
 class Route(NamedTuple):
@@ -61,9 +55,8 @@ class Route(NamedTuple):
         return f"{self.source} to {self.target}" + f", {self.peer}" * bool(self.peer)
 
 
-# What people do without a converter, and a conversion that merges an adapter.
+# What people do without a converter.
 PEERS = (
-    Route("griffin", "griffin", f"a LoRA of rank {RANK} merged", "merge"),
     Route("hf", "deepmind-flax", "stock Orbax's save", "save_with_orbax"),
     Route("hf", "hf", "transformers' load and save", "save_with_transformers"),
     Route("deepmind-torch", "deepmind-torch", "torch.load and torch.save", "save_with_torch"),
@@ -104,12 +97,11 @@ def run(
         directory.mkdir(parents=True, exist_ok=True)
     nbytes = sum(spec.size for spec in param_specs(config).values()) * 2
     missing = sum(not (directory / name).exists() for name in names)
-    quantised = 2 * ("hf" in names)  # all of them take less than two models
-    check_disk((missing + 1 + quantised) * nbytes, directory)
+    check_disk((missing + 1) * nbytes, directory)
     largest = max(spec.size for spec in param_specs(config).values()) * 2
     console.print(f"{preset}, bfloat16, median of {rounds}; seconds, and memory and output in MB")
     heads = "time", "cp + sync", "x cp", "memory", "over tensor", "output"
-    _line(console, _row("conversion", *heads))
+    line(console, row("conversion", *heads))
     shutil.rmtree(directory / OUTPUT, ignore_errors=True)  # of a run that was cut off
     failed = False
     with Console(stderr=True).status("") as status:
@@ -120,21 +112,15 @@ def run(
                 _write_model(preset, name, directory / name, directory / names[0])
                 written.append(name)
             except Absent as reason:
-                _line(console, left_out(name, str(reason)))
-        for name in ENCODINGS if "hf" in written and only is None else ():
-            status.update(f"writing the model as {name}")
-            if not (directory / name).exists():
-                _measure(QUANTISE, directory / names[0], directory / name, name)
-        if only is None:
-            _write_adapter(preset, directory / ADAPTER)
+                line(console, left_out(name, str(reason)))
         for route in _routes(written) if only is None else [Route(names[0], only)]:
             status.update(str(route))
             try:
-                _line(console, _measure_route(route, directory, rounds, largest, mesh))
+                line(console, _measure_route(route, directory, rounds, largest, mesh))
             except Absent as reason:
-                _line(console, left_out(route.peer or str(route), str(reason)))
+                line(console, left_out(route.peer or str(route), str(reason)))
             except (Failed, BadInput) as error:
-                _line(console, _row(str(route)) + f"failed: {error}")
+                line(console, row(str(route)) + f"failed: {error}")
                 failed = True
             finally:
                 shutil.rmtree(directory / OUTPUT, ignore_errors=True)
@@ -150,7 +136,6 @@ def _routes(names: list[str]) -> Iterator[Route]:
         yield from peers
     for name in ENCODINGS if "hf" in names else ():
         yield Route(names[0], name, way=QUANTISE)
-        yield Route(name, "hf")
 
 
 def _write_model(preset: str, name: str, folder: Path, first: Path) -> None:
@@ -158,9 +143,9 @@ def _write_model(preset: str, name: str, folder: Path, first: Path) -> None:
     if folder.exists():
         return
     if folder == first:
-        _write_source(preset, name, folder)
+        write_source(preset, name, folder)
     else:
-        _measure(OURS, first, folder, name)
+        measure(OURS, first, folder, name)
 
 
 def _measure_route(
@@ -171,7 +156,7 @@ def _measure_route(
     source, output = directory / route.source, directory / OUTPUT
     for _ in range(rounds):
         copies.append(_copy(source, output))
-        results.append(_measure(route.way, source, output, route.target, mesh))
+        results.append(measure(route.way, source, output, route.target, mesh))
         size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
         shutil.rmtree(output)
     seconds = statistics.median(result["seconds"] for result in results)
@@ -179,63 +164,36 @@ def _measure_route(
     memory = max(result["bytes"] for result in results)
     figures = (f"{seconds:.2f}", f"{copy:.2f}", f"{seconds / copy:.2f}")
     figures += (f"{memory / 1e6:.0f}", f"{(memory - largest) / 1e6:+.0f}", f"{size / 1e6:.0f}")
-    return _row(str(route), *figures)
+    return row(str(route), *figures)
 
 
-def _line(console: Console, text: str) -> None:
+def line(console: Console, text: str) -> None:
+    """Prints a line as it is."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _row(what: str, *cells: str) -> str:
+def row(what: str, *cells: str) -> str:
+    """A conversion and its figures."""
     return what.ljust(62) + "".join(cell.rjust(14) for cell in cells)
 
 
-def _write_source(preset: str, target: str, folder: Path) -> None:
-    import ml_dtypes
-    import numpy as np
-
-    from griffin_eval.converters.configs.own import config_json
-    from griffin_eval.converters.containers.safetensors.writer import SafetensorsWriter
-
-    specs = param_specs(PRESETS[preset])
-    rng = np.random.default_rng(0)
-
-    def pieces(shape: tuple[int, ...]) -> Iterator["np.ndarray"]:
-        rows = max(1, (32 << 20) // max(1, int(np.prod(shape[1:]))))
-        for start in range(0, shape[0], rows):
-            part = (min(rows, shape[0] - start), *shape[1:])
-            yield rng.standard_normal(part, np.float32).astype(ml_dtypes.bfloat16)
-
-    with SafeOutput(folder) as new:
-        with SafetensorsWriter(new, {n: (s.shape, "bfloat16") for n, s in specs.items()}) as writer:
-            for name, spec in specs.items():
-                writer.write(name, pieces(spec.shape))
-        raw = config_json(PRESETS[preset], FORMATS[target], "bfloat16")
-        (new / "config.json").write_text(json.dumps(raw))
-
-
-def _write_adapter(preset: str, folder: Path) -> None:
-    """Writes a LoRA of every linear map, if it is not there."""
-    if folder.exists():
-        return
-    import numpy as np
-    from safetensors.numpy import save_file
-
-    rng, state = np.random.default_rng(0), {}
-    for name, spec in param_specs(PRESETS[preset]).items():
-        if name.endswith(".weight") and len(spec.shape) == 2 and "vocab" not in spec.axes:
-            module = f"base_model.model.{name.removesuffix('.weight')}"
-            for part, shape in (("A", (RANK, spec.shape[1])), ("B", (spec.shape[0], RANK))):
-                state[f"{module}.lora_{part}.weight"] = rng.standard_normal(shape, np.float32)
-    with SafeOutput(folder) as new:
-        save_file(state, new / ADAPTER_FILE)
-        config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK / 100}
-        (new / ADAPTER_CONFIG).write_text(json.dumps(config))
-
-
-def _measure(
+def measure(
     way: str, source: Path, destination: Path, target: str, mesh: dict[str, int] | None = None
 ) -> dict[str, float]:
+    """Seconds and bytes of a conversion in a process of its own.
+
+    Args:
+        way: a key of `griffin_eval.bench.conversions.WAYS`.
+        source: folder to read.
+        destination: folder to write.
+        target: name of the format, or of the encoding, that is written.
+        mesh: for whose devices that is written in chunks, if any.
+
+    Raises:
+        Absent: a library that it needs is missing or broken.
+        ArgumentError: the conversion was refused.
+        Failed: the process has ended.
+    """
     arguments = {"source": source, "destination": destination}
     with Job(WORKER) as job:
         paths = {name: str(path.resolve()) for name, path in arguments.items()}

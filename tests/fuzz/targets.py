@@ -168,6 +168,7 @@ def same_as_bitsandbytes(source: Path, out: Path) -> None:
         elif scale is not None:
             packed = functional.int8_vectorwise_dequant(packed, scale)
         expect_same_numbers(found, packed)
+    stays_quantised(source, ours)
 
 
 def same_as_mlx(source: Path, out: Path) -> None:
@@ -189,6 +190,44 @@ def same_as_mlx(source: Path, out: Path) -> None:
             products = (scales[..., None].double() * torch_of(groups)).to(scales.dtype)
             expected = (products.double() + biases[..., None].double()).to(scales.dtype)
         expect_same_numbers(found, expected.reshape(found.shape))
+    stays_quantised(source, ours)
+
+
+def stays_quantised(source: Path, dequantised: dict[str, Any]) -> None:
+    """Loads a checkpoint whose matrices stay as they are in the file, reads them, and multiplies.
+
+    Args:
+        source: the checkpoint.
+        dequantised: its parameters, by name.
+    """
+    import torch
+
+    from griffin_eval.converters.checkpoint import Checkpoint
+    from griffin_eval.kernels.linear.packed_torch import PackedMatrix
+    from griffin_eval.model_torch.loading import load_packed
+
+    torch.set_grad_enabled(False)
+    checkpoint = Checkpoint(source)
+    model, kept = load_packed(checkpoint), 0
+    for name, module in model.named_modules():
+        matrix = getattr(module, "weight", None)
+        if not isinstance(matrix, PackedMatrix):
+            continue
+        kept += 1
+        dense = matrix.dense()
+        expect_same_numbers(dense, dequantised[f"{name}.weight"].to(matrix.dtype))
+        numbers = torch.tensor([[len(matrix) - 1, 0]])
+        expect_same_numbers(matrix.chosen(numbers), dense[numbers])
+        x = torch.linspace(-1, 1, dense.shape[1]).to(matrix.dtype)[None]
+        found = matrix.logits(x).double()
+        terms = x.double() * dense.double()
+        size = terms.abs().sum(1)
+        wrong = (found - terms.sum(1)).abs() > 1e-5 * size + 1e-37  # below, float32 has fewer bits
+        assert not torch.any(wrong & (size < 1e38)), f"{name}: another product"  # else infinity
+    assert kept == sum("weight" in name for name in checkpoint.container.decoding.parameters)
+    hidden, _ = model.step(torch.tensor([[1, 2, 3]]), torch.tensor([3]), model.init_state(1))
+    model.logits(hidden)
+    checkpoint.close()
 
 
 def same_as_gguf(source: Path, out: Path) -> None:
@@ -350,6 +389,10 @@ TARGETS = {
     "bitsandbytes-8": Target(("model.safetensors",), same_as_bitsandbytes),
     "gguf": Target(("*.gguf",), same_as_gguf),
     "mlx": Target(("*.json", "*.safetensors"), same_as_mlx),
+    "bnb-nf4": Target(("*.json", "*.safetensors"), same_as_bitsandbytes),
+    "bnb-int8": Target(("*.json", "*.safetensors"), same_as_bitsandbytes),
+    "mlx-4": Target(("*.json", "*.safetensors"), same_as_mlx),
+    "mlx-8": Target(("*.json", "*.safetensors"), same_as_mlx),
     "adapter": Target(("adapter/*.json", "adapter/*.safetensors"), with_adapter),
     "state": Target(("book.state",), go_on_from_state),
     "state-cache": Target(("*.state", "*.scores"), take_from_state_cache),

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from griffin_eval.cli.bench.failures import measuring
 from griffin_eval.errors import ArgumentError
 
 
@@ -13,7 +14,8 @@ def bench_convert(
     directory: Annotated[
         Path,
         typer.Argument(
-            help="Folder to write into; it takes about 6 times the model, with --to twice."
+            help="Folder to write into; it takes about 6 times the model, with --to twice, with "
+            "--limits 10 times."
         ),
     ],
     preset: Annotated[
@@ -29,10 +31,19 @@ def bench_convert(
         str | None,
         typer.Option(help="Mesh whose devices each read whole chunks of --to: model=8,data=2."),
     ] = None,
+    limits: Annotated[
+        bool,
+        typer.Option(
+            "--limits", help="The conversions that have a limit beside a plain one, and no others."
+        ),
+    ] = False,
 ) -> None:
-    """Convert a model of a preset's shapes every way; time over cp, and memory."""
-    from griffin_eval.bench.convert import run
-    from griffin_eval.bench.timing import Failed
+    """Convert a model of a preset's shapes every way; time over cp, and memory.
+
+    With --limits: merge an adapter and dequantise what every codec reads; time over that of a plain
+    conversion of as many bytes.
+    """
+    from griffin_eval.bench import conversion_limits, convert
     from griffin_eval.config import PRESETS
     from griffin_eval.converters.formats import format_named
     from griffin_eval.messages import did_you_mean
@@ -47,8 +58,11 @@ def bench_convert(
         raise ArgumentError("--chunks needs --to, the format that is written in chunks")
     only = None if to is None else format_named(to).name
     mesh = None if chunks is None else parse_mesh(chunks, "--chunks")
-    try:
-        run(Console(width=max(Console().width, 140)), preset, directory, rounds, only, mesh)
-    except Failed as error:
-        typer.echo(f"a measurement failed: {error}", err=True)
-        raise typer.Exit(1) from None
+    if limits and to is not None:
+        raise ArgumentError("--limits does not go with --to: it writes one format")
+    console = Console(width=max(Console().width, 150))
+    with measuring():
+        if limits:
+            conversion_limits.run(console, preset, directory, rounds)
+        else:
+            convert.run(console, preset, directory, rounds, only, mesh)
