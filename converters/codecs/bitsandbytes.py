@@ -218,7 +218,7 @@ class _FourBits(Quantised):
         if shared < self._block:
             scales = np.repeat(scales, self._block // shared)[: self.size // shared]
         packed = elements.view(np.uint8).reshape(rows, -1)
-        return PackedRows(self._kind, 4, packed, scales.reshape(rows, -1), code=self._code())
+        return PackedRows(self._kind, 4, packed, scales.reshape(rows, -1), code=code_of(self._kind))
 
     def values(self, start: int, stop: int) -> "np.ndarray":
         import numpy as np

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from griffin_eval.converters.codecs import mlx
-from griffin_eval.converters.codecs.bitsandbytes import NF4
+from griffin_eval.converters.codecs.bitsandbytes import code_of
 from griffin_eval.converters.codecs.encode import ENCODINGS
 from griffin_eval.kernels.linear import packed_jax
 from griffin_eval.kernels.linear.packed_jax import MOST_ROWS, PackedMatrix
@@ -45,7 +45,7 @@ def matrix(encoding, dtype, outputs, inputs, seed=0, run=None):
         jnp.asarray(elements),
         jnp.asarray(scales.reshape(outputs, -1)),
         jnp.asarray(shifts[0].reshape(outputs, -1)) if shifts else None,
-        jnp.array(NF4, jnp.float32) if kind == "nf4" else None,
+        jnp.array(code_of("nf4")) if kind == "nf4" else None,
         jnp.dtype(rounded_to),
         jnp.dtype(run or rounded_to),
     )
