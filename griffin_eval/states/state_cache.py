@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,8 @@ STEP = 32  # tokens: beginnings of multiples of it are looked for and kept
 LEAST = 512  # tokens that keeping a state must save
 
 logger = logging.getLogger(__name__)
+
+Kept = TypeVar("Kept")
 
 _FILE = re.compile(r"[0-9a-f]{64}\.(state|scores)")
 _SCORES = "griffin_eval_scores"  # key of the metadata of log-probabilities
@@ -130,11 +132,8 @@ class StateCache:
     def load(self, key: str, tokens: np.ndarray) -> SavedState | None:
         """The state before the last of some tokens; None, and a line in the log if it is damaged,
         where it cannot be had."""
-        file = self._folder / key
-        self._known.discard(key)  # until it was read
-        try:
-            if not file.exists():  # another process removed it
-                return None
+
+        def read(file: Path) -> SavedState:
             state = read_state(file)
             config, _, _, dtype = self._origin
             there = state.origin
@@ -142,12 +141,9 @@ class StateCache:
             same = there._replace(written_by="", text="") == mine._replace(written_by="", text="")
             if not same or not fits(state, config, dtype):
                 raise CheckpointError(f"{file} is not the state that its name says")
-            os.utime(file)
-        except (CheckpointError, OSError) as error:
-            logger.warning("state_cache: %s; its tokens are read again", error)
-            return None
-        self._known.add(key)
-        return state
+            return state
+
+        return self._load(key, read)
 
     def save(self, key: str, tokens: np.ndarray, tensors: dict[str, np.ndarray]) -> None:
         """Keeps the state before the last of some tokens. If that fails, a line in the log says
@@ -158,22 +154,15 @@ class StateCache:
     def load_scores(self, key: str, tokens: int) -> dict[str, np.ndarray] | None:
         """What `save_scores` kept; None, and a line in the log if it is damaged, where it cannot be
         had."""
-        file = self._folder / key
-        self._known.discard(key)  # until it was read
-        try:
-            if not file.exists():
-                return None
+
+        def read(file: Path) -> dict[str, np.ndarray]:
             scores, metadata = read_whole(file, "log-probabilities that griffin-eval has kept")
-            if metadata.get(_SCORES) != hash_of(key, scores) or not self._are_scores(
-                scores, tokens
-            ):
+            whole = metadata.get(_SCORES) == hash_of(key, scores)
+            if not whole or not self._are_scores(scores, tokens):
                 raise CheckpointError(f"{file} does not hold what its name says")
-            os.utime(file)
-        except (CheckpointError, OSError) as error:
-            logger.warning("state_cache: %s; its tokens are read again", error)
-            return None
-        self._known.add(key)
-        return scores
+            return scores
+
+        return self._load(key, read)
 
     def save_scores(self, key: str, scores: dict[str, np.ndarray]) -> None:
         """Keeps the log-probabilities of the tokens of a beginning. If that fails, a line in the
@@ -184,8 +173,7 @@ class StateCache:
             scores: of its N tokens but the first, as `PromptScores` has them: ``logprobs`` [N - 1],
                 ``top_tokens`` and ``top_logprobs`` [N - 1, K].
         """
-        finite = all(np.isfinite(each).all() for each in scores.values())
-        if finite:
+        if all(np.isfinite(each).all() for each in scores.values()):
             self._save(key, lambda file: save_whole(file, scores, {_SCORES: hash_of(key, scores)}))
 
     def _are_scores(self, scores: dict[str, np.ndarray], tokens: int) -> bool:
@@ -200,6 +188,21 @@ class StateCache:
         ids = scores["top_tokens"]
         known = bool(((ids >= 0) & (ids < self._origin[0].vocab_size)).all())
         return known and all(np.isfinite(each).all() for each in scores.values())
+
+    def _load(self, key: str, read: Callable[[Path], Kept]) -> Kept | None:
+        """What a file holds; None, with a line in the log if it is damaged, if it cannot be had."""
+        file = self._folder / key
+        self._known.discard(key)  # until it was read
+        try:
+            if not file.exists():  # another process removed it
+                return None
+            found = read(file)
+            os.utime(file)
+        except (CheckpointError, OSError) as error:
+            logger.warning("state_cache: %s; its tokens are read again", error)
+            return None
+        self._known.add(key)
+        return found
 
     def _save(self, key: str, write: Callable[[Path], None]) -> None:
         if not self.writes:

@@ -61,7 +61,7 @@ def _write_states(model: Path, root: Path) -> None:
     )
     *_, longest = cache.beginning().longer(np.array(STATE_TOKENS), len(STATE_TOKENS))
     cache.save(longest.key, np.array(STATE_TOKENS), state.tensors)
-    scored = len(STATE_TOKENS[: longest.tokens]) - 1
+    scored = longest.tokens - 1
     top = {"top_tokens": np.ones((scored, 1), int), "top_logprobs": np.full((scored, 1), -1.0)}
     logprobs = np.linspace(-9, -2, scored)
     cache.save_scores(longest.scores_key("float32"), {"logprobs": logprobs} | top)

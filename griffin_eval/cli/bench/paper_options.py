@@ -61,7 +61,6 @@ def report(
         output: folder of the figures, if they are wanted.
         as_json: whether results and claims are printed as JSON instead.
     """
-
     check_figures_folder(output)
     with measuring():
         found = measure()

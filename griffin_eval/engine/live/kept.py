@@ -1,10 +1,11 @@
-"""Where a live tree takes states from a folder, and which of its states are kept there."""
+"""What a live tree takes from a folder of states, and what of it is kept there."""
 
 from collections.abc import Container
 
 import numpy as np
 
 from griffin_eval.engine.live.tree import LiveEdge, insert, shared
+from griffin_eval.engine.pool import Pool
 from griffin_eval.states.state_cache import LEAST, Beginning, StateCache
 
 
@@ -59,3 +60,75 @@ def place(
     if stored is None or stored.tokens - 1 <= have:
         return None
     return insert(root, tokens[: stored.tokens - 1]), stored
+
+
+def learn(
+    path: list[LiveEdge], cache: StateCache, beginning: Beginning, top: int, softmax_dtype: str
+) -> bool:
+    """Takes the log-probabilities of a beginning from a folder; whether they were there.
+
+    Args:
+        path: edges of a prompt that begins so.
+        cache: the folder.
+        beginning: whose tokens they are.
+        top: number of likeliest tokens that are needed beside each.
+        softmax_dtype: of the log-probabilities.
+    """
+    scores = cache.load_scores(beginning.scores_key(softmax_dtype), beginning.tokens)
+    if scores is None or scores["top_tokens"].shape[1] < top:
+        return False
+    for edge in path:
+        first, last = max(edge.start, 1), min(edge.end, beginning.tokens)
+        count = max(edge.top, top)
+        if first < last and count <= scores["top_tokens"].shape[1]:
+            known = slice(first - 1, last - 1)
+            edge.learn(
+                np.arange(first, last) - edge.start,
+                scores["logprobs"][known],
+                scores["top_tokens"][known, :count],
+                scores["top_logprobs"][known, :count],
+            )
+    return True
+
+
+def keep(edge: LiveEdge, cache: StateCache, pool: Pool, softmax_dtype: str) -> None:
+    """Keeps what is to be kept of an edge: the state after it once it is held, and then the
+    log-probabilities up to there once all are known.
+
+    Args:
+        edge: of a tree.
+        cache: the folder.
+        pool: in which states are held.
+        softmax_dtype: of the log-probabilities.
+    """
+    if edge.keep is None:
+        return
+    beginning, tokens = edge.keep
+    if beginning.key not in cache:
+        if edge not in pool:
+            return
+        cache.save(beginning.key, tokens, pool.tensors(pool.slot_of(edge), edge.end))
+    key = beginning.scores_key(softmax_dtype)
+    if cache.writes and beginning.key in cache and key not in cache:
+        scores = _known_scores([*edge.path(), edge.children.get(int(tokens[-1]))])
+        if scores is None:
+            return
+        cache.save_scores(key, scores)
+    edge.keep = None
+
+
+def _known_scores(path: list[LiveEdge | None]) -> dict[str, np.ndarray] | None:
+    """What is known of the tokens of a path but the first, up to the first token of its last edge;
+    None if that is not everything."""
+    known: dict[str, list[np.ndarray]] = {"logprobs": [], "top_tokens": [], "top_logprobs": []}
+    for edge in path:
+        part = slice(0 if edge is None or edge.start else 1, 1 if edge is path[-1] else None)
+        if edge is None or np.isnan(edge.logprobs[part]).any():
+            return None
+        for name, parts in known.items():
+            parts.append(getattr(edge, name)[part])
+    top = min(part.shape[1] for part in known["top_tokens"])
+    return {
+        name: np.concatenate([part[..., :top] if part.ndim > 1 else part for part in parts])
+        for name, parts in known.items()
+    }

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from griffin_eval.engine.limits import SMALLEST_STEP, Limits
-from griffin_eval.engine.live.kept import place
+from griffin_eval.engine.live.kept import keep, learn, place
 from griffin_eval.engine.live.requests import Counts, PromptScores, Request
 from griffin_eval.engine.live.tree import NEVER, LiveEdge, insert
 from griffin_eval.engine.pool import Part, Pool
 from griffin_eval.runners.protocol import Runner
 from griffin_eval.states.saved_state import SavedState
-from griffin_eval.states.state_cache import Beginning, StateCache
+from griffin_eval.states.state_cache import StateCache
 
 MOST_EDGES = 63  # that a step reads from
 MOST_TOKENS = 1 << 22  # tokens of the tree that are remembered
@@ -177,8 +177,10 @@ class PromptReader:
         if found is None:
             return
         edge, beginning = found
-        if beginning.tokens > most and not self._learn_from_disk(cache, beginning, request, tokens):
-            return
+        if beginning.tokens > most:
+            last, top = insert(self.roots[None], tokens), request.top or 0
+            if not learn(last.path(), cache, beginning, top, self._softmax_dtype):
+                return
         slot = self.pool.take(
             lambda: {one for r in self.requests if r.edge for one in r.edge.path()}
         )
@@ -194,47 +196,10 @@ class PromptReader:
         edge.used = self._clock
         self._counts.tokens_kept += state.read
 
-    def _learn_from_disk(
-        self, cache: StateCache, beginning: Beginning, request: Request, tokens: np.ndarray
-    ) -> bool:
-        """Takes the log-probabilities of a beginning that is kept on disk; whether they were there,
-        with as many likeliest tokens as a request asks for."""
-        key = beginning.scores_key(self._softmax_dtype)
-        scores = cache.load_scores(key, beginning.tokens)
-        if scores is None or scores["top_tokens"].shape[1] < (request.top or 0):
-            return False
-        for edge in insert(self.roots[None], tokens).path():
-            first, last = max(edge.start, 1), min(edge.end, beginning.tokens)
-            top = max(edge.top, request.top or 0)
-            if first < last and top <= scores["top_tokens"].shape[1]:
-                known = slice(first - 1, last - 1)
-                edge.learn(
-                    np.arange(first, last) - edge.start,
-                    scores["logprobs"][known],
-                    scores["top_tokens"][known, :top],
-                    scores["top_logprobs"][known, :top],
-                )
-        return True
-
     def _keep(self, edge: LiveEdge) -> None:
-        """Keeps on disk what is to be kept of an edge: the state after it once it is held, and then
-        the log-probabilities up to there once all are known."""
-        cache = self._cache
-        if edge.keep is None or cache is None:
-            return
-        beginning, tokens = edge.keep
-        if beginning.key not in cache:
-            if edge not in self.pool:
-                return
-            tensors = self.pool.tensors(self.pool.slot_of(edge), edge.end)
-            cache.save(beginning.key, tokens, tensors)
-        key = beginning.scores_key(self._softmax_dtype)
-        if cache.writes and beginning.key in cache and key not in cache:
-            scores = _known_scores([*edge.path(), edge.children.get(int(tokens[-1]))])
-            if scores is None:
-                return
-            cache.save_scores(key, scores)
-        edge.keep = None
+        """Keeps on disk what is known of an edge, if that is to be kept."""
+        if self._cache is not None:
+            keep(edge, self._cache, self.pool, self._softmax_dtype)
 
     def leave(self, request: Request) -> None:
         """Takes a request out of the tree."""
@@ -527,23 +492,6 @@ class PromptReader:
 def lately(before: float, now: float) -> float:
     """A mean in which the last ten or so count."""
     return 0.9 * before + 0.1 * now if before else now
-
-
-def _known_scores(path: list[LiveEdge | None]) -> dict[str, np.ndarray] | None:
-    """What is known of the tokens of a path but the first, up to the first token of its last edge;
-    None if that is not everything."""
-    known: dict[str, list[np.ndarray]] = {"logprobs": [], "top_tokens": [], "top_logprobs": []}
-    for edge in path:
-        part = slice(0 if edge is None or edge.start else 1, 1 if edge is path[-1] else None)
-        if edge is None or np.isnan(edge.logprobs[part]).any():
-            return None
-        for name, parts in known.items():
-            parts.append(getattr(edge, name)[part])
-    top = min(part.shape[1] for part in known["top_tokens"])
-    return {
-        name: np.concatenate([part[..., :top] if part.ndim > 1 else part for part in parts])
-        for name, parts in known.items()
-    }
 
 
 def _width(edge: LiveEdge) -> int:
