@@ -273,8 +273,7 @@ def test_benchmark_measures_every_direction(tmp_path):
     done = invoke("bench", "convert", tmp_path, "--preset", "griffin-100m", "--rounds", 1)
     assert done.exit_code == 0, done.output
     rows = [line.split() for line in done.stdout.splitlines() if " to griffin" in line]
-    assert len(rows) == 4 and len(done.stdout.splitlines()) == 6
-    assert "griffin to griffin, a LoRA of rank 16 merged" in done.stdout
+    assert len(rows) == 2 and len(done.stdout.splitlines()) == 4
     for row in rows:
         seconds, copy, ratio, memory, *_ = (float(cell) for cell in row[-6:])
         assert seconds > 0 and copy > 0 and memory > 0
