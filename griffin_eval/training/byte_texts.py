@@ -52,7 +52,8 @@ def phonebook(rng: np.random.Generator, length: int, fewest: int = 3) -> Example
         length: bytes of the example, of which the book takes a tenth to eight tenths.
         fewest: entries that the book has at least, however long they are.
     """
-    book, people = [], rng.permutation(PEOPLE)
+    # An entry has more bytes than one, so that these are enough.
+    book, people = [], rng.choice(PEOPLE, max(fewest, length), replace=False)
     book_length = rng.uniform(0.1, 0.8) * length
     while len(book) < fewest or sum(map(len, book)) < book_length:
         number = NUMBERS[int(rng.integers(len(NUMBERS)))]
