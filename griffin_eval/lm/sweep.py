@@ -24,6 +24,7 @@ from lm_eval import evaluator
 from lm_eval._cli.harness import HarnessCLI
 from lm_eval.config.evaluate_config import EvaluatorConfig
 from lm_eval.loggers import EvaluationTracker
+from lm_eval.loggers.utils import add_env_info
 
 from griffin_eval.converters.source.steps import steps_of
 from griffin_eval.errors import ArgumentError, BadInput, CheckpointError
@@ -200,10 +201,17 @@ class _Runner:
         self._tasks = config.process_tasks(config.metadata)
         tasks: Any = self._tasks
         tasks.load = _built_once(tasks.load)
+        self._environment: dict[str, Any] = {}
 
     def adopt(self, target: Target, staged: StagedModel) -> None:
         self.lm.adopt(staged)
         self._target = target
+
+    def _add_environment(self, results: dict[str, Any]) -> None:
+        """What lm_eval notes of the machine, for which it starts a dozen programs."""
+        if not self._environment:
+            add_env_info(self._environment)
+        results |= self._environment
 
     def evaluate(self, folder: Path) -> None:
         """Evaluates the model as it is now; the folder appears when all is written."""
@@ -213,7 +221,8 @@ class _Runner:
         shutil.rmtree(part, ignore_errors=True)
         tracker = EvaluationTracker(output_path=str(part))
         seed: Any = config.seed or [None] * 4
-        evaluate: Any = evaluator.simple_evaluate  # a decorator hides what it takes
+        noted_once = mock.patch.object(evaluator, "add_env_info", self._add_environment)
+        evaluate: Any = noted_once(evaluator.simple_evaluate)
         results: Any = evaluate(
             self.lm,
             model_args=given,

@@ -239,6 +239,20 @@ def test_texts_are_tokenised_once(run_folder, only_these_tasks, tmp_path, monkey
     assert sum(counted) == once > 0
 
 
+def test_the_machine_is_looked_at_once(run_folder, only_these_tasks, tmp_path, monkeypatch):
+    looks = []
+
+    def look(results):
+        looks.append(1)
+        results["pretty_env_info"] = f"look {len(looks)}"
+
+    monkeypatch.setattr(sweeps, "add_env_info", look)
+    targets = sweeps.targets_of_run(run_folder)[:2]
+    evaluated(run_folder, tmp_path, lambda: targets)
+    for target in targets:
+        assert written(tmp_path / target.name)[0]["pretty_env_info"] == "look 1"
+
+
 def test_a_sweep_goes_on_where_it_was(run_folder, only_these_tasks, tmp_path):
     output = tmp_path / "results"
     run(run_folder, *options(output))
@@ -354,6 +368,7 @@ def test_equals_three_commands(run_folder, task_folder, tmp_path):
         (found, samples), (alone, theirs) = map(
             written, (output / str(step), tmp_path / f"alone{step}")
         )
+        assert found.keys() == alone.keys()
         for key in ("results", "configs", "task_hashes", "n-samples", "model_name", "versions"):
             assert found[key] == alone[key], key
         assert found["model_source"] == alone["model_source"] == "griffin"
