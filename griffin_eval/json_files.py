@@ -1,9 +1,11 @@
-"""Reads JSON files that may be damaged or hostile."""
+"""Reads JSON files that may be damaged or hostile, and folders that may not be read."""
 
+import errno
 import fnmatch
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,42 @@ def list_folder(path: Path, pattern: str = "*") -> list[str]:
         return sorted(fnmatch.filter(os.listdir(path), pattern))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def files_within(folder: Path) -> Iterator[Path]:
+    """The files in a folder and in those within it, in no order; none if it is not there.
+
+    Unlike ``Path.rglob`` it does not take a folder that may not be read for an empty one.
+
+    Raises:
+        CheckpointError: one cannot be read.
+    """
+
+    def refused(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}")
+
+    for parent, _, files in os.walk(folder, onerror=refused):
+        yield from (Path(parent, file) for file in files)
+
+
+def exists(path: str | Path, *, follow_links: bool = True) -> bool:
+    """Whether there is something of this name; without ``follow_links``, be it a dead link.
+
+    Unlike ``os.path.exists`` it does not take what may not be looked at for absent.
+
+    Raises:
+        OSError: the system refuses to look.
+    """
+    try:
+        os.stat(path, follow_symlinks=follow_links)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last: no name of a file
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
+            raise
+        return False
+    return True
 
 
 def parse_json(text: bytes) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from griffin_eval.converters.containers.gguf.kind import Gguf
 from griffin_eval.converters.containers.orbax.kind import Orbax
 from griffin_eval.converters.containers.safetensors.kind import Safetensors
 from griffin_eval.converters.containers.torch_pt.kind import TorchPt
-from griffin_eval.json_files import list_folder
+from griffin_eval.errors import CheckpointError
 
 # In the order in which they are looked for; readers and writers are imported when one is used.
 CONTAINERS: dict[str, ContainerKind] = {
@@ -27,14 +27,16 @@ def open_container(path: Path, item: str | None = None) -> tuple[str, Container]
         CheckpointError: it cannot be opened.
     """
     able = {name: kind for name, kind in CONTAINERS.items() if item is None or kind.has_items}
-    for name, kind in able.items():
-        if kind.looks_like(path):
-            return name, kind.open(path, item)
+    try:
+        for name, kind in able.items():
+            if kind.looks_like(path):
+                return name, kind.open(path, item)
+    except OSError as error:
+        where = error.filename or path
+        raise CheckpointError(f"{where} cannot be read: {error.strerror or error}") from None
     if item is not None:
         nouns = " nor ".join(kind.noun for kind in able.values())
         raise NothingThere(f"{path} is neither {nouns}, so that it has no {item!r}")
-    if path.is_dir():
-        list_folder(path)  # which says so if the system refuses
     raise NothingThere(f"{path} holds no checkpoint: expected {any_of(CONTAINERS.values())}")
 
 

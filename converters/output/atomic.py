@@ -15,6 +15,7 @@ from pathlib import Path
 
 from griffin_eval.converters.arrays.write import writing
 from griffin_eval.errors import ArgumentError, BadInput
+from griffin_eval.json_files import exists
 
 _NEW, _OLD, _JOB = "new", "old", "job"
 # One of these is in every folder that --overwrite may replace: it must not empty someone's home.
@@ -69,6 +70,7 @@ class SafeOutput:
         self._job = job.encode()
         self._protect = [".", os.path.expanduser("~"), *protect]
         self._lock: int | None = None
+        self._moved_old = False
 
     def __enter__(self) -> Path:
         with writing(self.destination):
@@ -88,13 +90,17 @@ class SafeOutput:
             kind = BaseException
             raise
         finally:
-            self._put_old_back()
-            if kind is None or not self._resume:
-                self._discard()
-            self._unlock()
+            try:
+                if self._moved_old:
+                    with writing(self.destination):
+                        self._put_old_back()
+                if kind is None or not self._resume:
+                    self._discard()
+            finally:
+                self._unlock()
 
     def _begin(self) -> None:
-        if os.path.lexists(self._partial):
+        if exists(self._partial, follow_links=False):
             self._acquire()
             self._heal()
         self._check_destination()
@@ -168,12 +174,12 @@ class SafeOutput:
 
     def _put_old_back(self) -> None:
         old = self._partial / _OLD
-        if os.path.lexists(old) and not os.path.lexists(self.destination):
+        if exists(old, follow_links=False) and not exists(self.destination, follow_links=False):
             os.rename(old, self.destination)
 
     def _check_destination(self) -> None:
         to = self.destination
-        if not os.path.lexists(to):
+        if not exists(to, follow_links=False):
             return
         if not self._overwrite:
             raise ArgumentError(f"{to} already exists: remove it, name another, or overwrite it")
@@ -195,11 +201,12 @@ class SafeOutput:
         (self._partial / _JOB).unlink()
         _sync(self._partial)
         to = self.destination
-        if not os.path.lexists(to):
+        if not exists(to, follow_links=False):
             _rename_to_new(self.path, to)
         else:
             self._check_destination()  # what is there may have come since
             if not _renameat2(self.path, to, _EXCHANGE):
+                self._moved_old = True
                 os.rename(to, self._partial / _OLD)
                 os.rename(self.path, to)
         _sync(to.parent)
@@ -259,7 +266,7 @@ def _rename_to_new(source: Path, to: Path) -> None:
     """Renames to a name that must not exist; what exists is never replaced."""
     try:
         if not _renameat2(source, to, _NO_REPLACE):
-            if os.path.lexists(to):
+            if exists(to, follow_links=False):
                 raise FileExistsError
             os.rename(source, to)
     except FileExistsError:

@@ -10,6 +10,7 @@ from griffin_eval.converters.containers.orbax.remote import fetch, is_remote
 from griffin_eval.converters.containers.safetensors.files import leads_out
 from griffin_eval.converters.source import kaggle
 from griffin_eval.errors import CheckpointError
+from griffin_eval.json_files import exists
 
 
 def resolve_adapter(adapter: str, revision: str | None = None) -> Path:
@@ -23,7 +24,7 @@ def resolve_adapter(adapter: str, revision: str | None = None) -> Path:
         CheckpointError: no such folder, or a download that failed, with what to do.
     """
     folder = os.path.expanduser(adapter)
-    if os.path.exists(folder):
+    if exists(folder):
         return Path(folder)
     if "/" in adapter and is_hub_id(adapter):
         from griffin_eval.converters.source.hub import download_files
@@ -99,7 +100,8 @@ def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | No
 def _within(folder: Path, subfolder: str | None, what: str) -> Path:
     """The folder that was found, or a folder within it; ``what`` it is, for messages."""
     if subfolder is not None:
-        if not os.path.isdir(folder / subfolder):
+        within = folder / subfolder
+        if not (exists(within) and within.is_dir()):
             raise CheckpointError(f"{what} has no subfolder {subfolder!r}")
-        return folder / subfolder
+        return within
     return folder

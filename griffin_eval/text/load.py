@@ -1,11 +1,10 @@
 """Loads the tokenizer of a checkpoint."""
 
-import os
 from pathlib import Path
 
 from griffin_eval.arguments import is_hub_id
 from griffin_eval.errors import CheckpointError
-from griffin_eval.json_files import read_json
+from griffin_eval.json_files import exists, read_json
 from griffin_eval.messages import first_line
 from griffin_eval.text.json_tokenizer import TransformersTokenizer
 from griffin_eval.text.sentencepiece_tokenizer import SentencePieceTokenizer
@@ -35,7 +34,7 @@ def load_tokenizer(
         MissingExtraError: transformers or sentencepiece is not installed.
     """
     path, label = Path(folder).expanduser(), str(folder)
-    if os.path.exists(path):
+    if exists(path):
         if revision is not None:
             raise CheckpointError(f"revision={revision!r} applies to a hub id, but {path} exists")
         label = path.resolve().name

@@ -168,7 +168,7 @@ def test_what_comes_into_being_meanwhile_is_not_replaced(tmp_path, monkeypatch, 
             fill(to, "mine")
     # And if it comes between the last look and the renaming.
     (tmp_path / "full").mkdir()
-    monkeypatch.setattr(os.path, "lexists", lambda path: False)
+    monkeypatch.setattr(atomic, "exists", lambda path, **_: False)
     with pytest.raises(BadInput, match="came into being" if swap else "not empty"):
         with write.writing(to):
             atomic._rename_to_new(tmp_path / "full", to)

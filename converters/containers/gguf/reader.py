@@ -331,11 +331,8 @@ def looks_like_gguf(path: Path) -> bool:
         return bool(gguf_files(list_folder(path)))
     if not path.is_file():
         return False
-    try:
-        with open(path, "rb") as handle:
-            return handle.read(4) == MAGIC or path.suffix == ".gguf"
-    except OSError:
-        return False
+    with open(path, "rb") as handle:
+        return handle.read(4) == MAGIC or path.suffix == ".gguf"
 
 
 def _find_file(path: Path) -> Path:

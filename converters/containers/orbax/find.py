@@ -67,12 +67,9 @@ def looks_like_orbax(path: str | Path) -> bool:
     Nothing but names, and the first byte of a msgpack file, is looked at.
     """
     path = Path(path)
-    try:
-        if path.is_file():
-            return path.name.startswith(MSGPACK) and _is_msgpack(path)
-        return path.is_dir() and bool(_is_item(path) or _items(path) or _steps(path))
-    except OSError:
-        return False
+    if path.is_file():
+        return path.name.startswith(MSGPACK) and _is_msgpack(path)
+    return path.is_dir() and bool(_is_item(path) or _items(path) or _steps(path))
 
 
 def locate(path: str | Path, item: str | None = None) -> OrbaxLocation:

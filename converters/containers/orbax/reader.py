@@ -31,6 +31,7 @@ from griffin_eval.converters.containers.orbax.library import reason
 from griffin_eval.converters.containers.orbax.msgpack import PLACEHOLDER, MappedArray, read_msgpack
 from griffin_eval.converters.containers.orbax.store import Store, StoredArray
 from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.json_files import files_within
 from griffin_eval.messages import DAMAGED, did_you_mean, listed
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class OrbaxFolder:
         self.close()
 
     def files(self) -> Iterable[Path]:
-        return [self.folder, *self.folder.rglob("*")]
+        return [self.folder, *files_within(self.folder)]
 
     def close(self) -> None:
         """Lets go of the files; arrays that were returned stay valid."""

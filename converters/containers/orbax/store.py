@@ -6,7 +6,6 @@ if pyarrow is installed.
 """
 
 import math
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from griffin_eval.converters.containers.orbax.library import reason, tensorstore
 from griffin_eval.converters.containers.orbax.remote import context, store_of, url_of
 from griffin_eval.converters.containers.orbax.stream import ChunkStream, stream_codec
 from griffin_eval.errors import CheckpointError
+from griffin_eval.json_files import files_within
 from griffin_eval.messages import DAMAGED, listed
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ class Store:
         """The number of chunks of an array that are stored."""
         if self.ocdbt or self._remote:
             return self._stored.get(name, 0)
-        entries = (f for _, _, files in os.walk(self.folder / name) for f in files)
-        return sum(file not in (".zarray", ".zattrs", ".zgroup", "zarr.json") for file in entries)
+        entries = (file.name for file in files_within(self.folder / name))
+        return sum(entry not in (".zarray", ".zattrs", ".zgroup", "zarr.json") for entry in entries)
 
     def value(self, key: str) -> tuple[Path, int, int] | None:
         """File, offset and length of what is stored under a key; None where it is not a file's."""

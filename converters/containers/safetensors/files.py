@@ -1,12 +1,11 @@
 """The files of a folder that hold a model in safetensors."""
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from griffin_eval.errors import CheckpointError
-from griffin_eval.json_files import list_folder, read_json
+from griffin_eval.json_files import exists, list_folder, read_json
 from griffin_eval.messages import DAMAGED, brief, listed
 
 SINGLE_FILE = "model.safetensors"
@@ -41,8 +40,8 @@ def model_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
                 f"{folder} holds two models, {SINGLE_FILE} and the shards of {INDEX_FILE}: "
                 "remove the one that is not meant"
             )
-        # os.path: a name that cannot be a file's (too long, a NUL) is one that is not there.
-        if absent := [repr(file.name) for file in files if not os.path.isfile(file)]:
+        missing = [file for file in files if not (exists(file) and file.is_file())]
+        if absent := [repr(file.name) for file in missing]:
             raise CheckpointError(
                 f"{index_path} names {len(absent)} of {len(files)} shards that are not there: "
                 f"{listed(absent)}; download or save the folder again"

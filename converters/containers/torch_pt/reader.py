@@ -340,11 +340,8 @@ def looks_like_torch(path: str | Path) -> bool:
         return bool(_candidates(path))
     if not path.is_file():
         return False
-    try:
-        with open(path, "rb") as handle:
-            start = handle.read(300)
-    except OSError:
-        return False
+    with open(path, "rb") as handle:
+        start = handle.read(300)
     if start.startswith(_ZIP):
         return b"/data.pkl" in start
     return start.startswith(_LEGACY) or path.suffix in (".pt", ".pth")
