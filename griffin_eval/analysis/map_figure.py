@@ -75,7 +75,7 @@ def _single(facts: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _columns(facts: dict[str, Any]) -> tuple[list[str], str]:
     if facts["symbols"] is not None:
-        return [str(each + 1) for each in facts["symbols"]], "symbol, cut before the first marker"
+        return [*map(str, facts["symbols"])], "symbol, cut before the first marker"
     names = ["end" if each is None else f"{each:,}" for each in facts["distances"]]
     return names, "tokens between the fact and the cut"
 

@@ -225,7 +225,7 @@ def _facts(name: str, opened: "Checkpoint", drawn: Drawn, asked: Asked) -> dict[
         "answered": int(effects.answered.sum()),
         "window": config.visible_keys if local else None,
         "distances": distances if drawn.symbols is None else None,
-        "symbols": None if drawn.symbols is None else [*columns],
+        "symbols": None if drawn.symbols is None else [column + 1 for column in columns],
         "components": [
             {"component": part.label, "kind": part.kinds[0]}
             | {side: shares[side][index] for side in SIDES}

@@ -214,7 +214,7 @@ def test_a_map_of_copying_has_a_column_for_each_symbol(tmp_path):
     options = ["--task", "selective_copying", "--length", "24", "--pairs", "17", "--control"]
     said = run(tmp_path / "model", *options, "--json", "-o", tmp_path / "figures")
     (facts,) = json.loads(said)
-    assert facts["symbols"] == [*range(SYMBOLS)] and facts["distances"] is None
+    assert facts["symbols"] == [*range(1, SYMBOLS + 1)] and facts["distances"] is None
     for row in facts["components"]:
         assert len(row["sufficient"]) == len(row["necessary"]) == SYMBOLS
     assert {"cells", "without_0", "largest"} == set(facts["control"])
