@@ -181,7 +181,11 @@ class ContainerKind(ABC):
 
     @abstractmethod
     def looks_like(self, path: Path) -> bool:
-        """Whether a file or folder seems to be one, whole or damaged."""
+        """Whether a file or folder seems to be one, whole or damaged.
+
+        Raises:
+            OSError, CheckpointError: it may not be looked at.
+        """
 
     @abstractmethod
     def recognises(self, names: Collection[str]) -> bool:
