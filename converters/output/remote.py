@@ -1,5 +1,6 @@
 """Puts a converted checkpoint into an object store, whole or without what makes it a checkpoint."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from griffin_eval.converters.containers.orbax.find import TREE_METADATA
@@ -15,7 +16,7 @@ class RemoteOutput:
 
     The writer of Orbax puts arrays straight into the store. On success the small files follow,
     ``_METADATA`` the last: without it nobody takes the rest for a checkpoint. After an exception
-    everything that was written is removed. After a kill it stays, with the file
+    everything that was written is removed. After a kill it stays, mostly with the file
     ``.griffin_partial``, and is refused until it is removed.
 
     Attributes:
@@ -53,18 +54,29 @@ class RemoteOutput:
         return self.path
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._remove()
+            return
         try:
-            if kind is not None:
-                self._store.delete_range(tensorstore().KvStore.KeyRange()).result()
-                return
             files = [path for path in sorted(self.path.rglob("*")) if path.is_file()]
             names = [path.relative_to(self.path).as_posix() for path in files]
             for name in sorted(names, key=lambda name: (name == TREE_METADATA, name)):
+                if name == TREE_METADATA:
+                    self._store.write(_LOCK, None).result()
                 self._store.write(name, (self.path / name).read_bytes()).result()
-            self._store.write(_LOCK, None).result()
         except (ValueError, OSError) as error:
-            if kind is None:
-                raise self._refused(error) from None
+            self._remove()
+            raise self._refused(error) from None
+
+    def _remove(self) -> None:
+        """Removes everything, as far as the store allows it: what makes it a checkpoint first, and
+        last what says that it is none."""
+        ranges = tensorstore().KvStore.KeyRange
+        with suppress(ValueError, OSError):
+            self._store.write(TREE_METADATA, None).result()
+            self._store.delete_range(ranges(exclusive_max=_LOCK)).result()
+            self._store.delete_range(ranges(inclusive_min=_LOCK + "\0")).result()
+            self._store.write(_LOCK, None).result()
 
     def _refused(self, error: Exception) -> BadInput:
         return BadInput(f"{self._url} cannot be written: {reason(error)}")

@@ -172,20 +172,10 @@ class Conversion:
         return status, said.read_text(), what[-1].strip() if what else ""
 
     def _run(self, arguments, fault: Fault | None, at: int, log: int) -> int:
-        from griffin_eval.cli.main import main
-
-        sys.argv = ["griffin-eval", *map(str, arguments)]
         if fault is not None:
             folder = f"{self._box.parent}/".encode()
             self._library.fault_arm(folder, fault.calls, at, fault.code, fault.stays, log)
-        try:
-            main()
-        except SystemExit as end:
-            return int(end.code or 0)
-        except BaseException:
-            traceback.print_exc()
-            return 99
-        return 0
+        return main_of(arguments)
 
     def _reset(self) -> None:
         shutil.rmtree(self._box, ignore_errors=True)
@@ -205,6 +195,21 @@ class Conversion:
         names, expected = ({name.split("/")[0] for name in made} for made in (found, self._whole))
         same = names == expected and self.child("verify", self._out)[0] == 0
         return "whole" if same else "damaged"
+
+
+def main_of(arguments) -> int:
+    """The command line in this process; its exit code, 99 after a traceback."""
+    from griffin_eval.cli.main import main
+
+    sys.argv = ["griffin-eval", *map(str, arguments)]
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        return 99
+    return 0
 
 
 def content(folder: Path) -> dict[str, bytes]:

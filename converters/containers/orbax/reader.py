@@ -27,12 +27,13 @@ from griffin_eval.converters.containers.orbax.find import (
     strip_leaves,
     subtree_problem,
 )
-from griffin_eval.converters.containers.orbax.library import reason
+from griffin_eval.converters.containers.orbax.library import advice, reason
 from griffin_eval.converters.containers.orbax.msgpack import PLACEHOLDER, MappedArray, read_msgpack
+from griffin_eval.converters.containers.orbax.remote import shown
 from griffin_eval.converters.containers.orbax.store import Store, StoredArray
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.json_files import files_within
-from griffin_eval.messages import DAMAGED, did_you_mean, listed
+from griffin_eval.messages import did_you_mean, listed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -247,7 +248,7 @@ class OrbaxFolder:
         except (ValueError, OSError) as error:
             self._arrays[name].release()
             raise CheckpointError(
-                f"{self.folder}: {name!r} cannot be read: {reason(error)}; {DAMAGED}"
+                f"{shown(self.folder)}: {name!r} cannot be read: {reason(error)}{advice(error)}"
             ) from None
         except MemoryError:
             raise CheckpointError(

@@ -49,6 +49,11 @@ def url_of(folder: Path) -> str | None:
     return None
 
 
+def shown(folder: Path) -> str:
+    """A folder as messages name it: the URL that it stands for, if any."""
+    return (url_of(folder) or str(folder)).rstrip("/")
+
+
 def context(more: dict[str, Any]) -> dict[str, Any]:
     """A specification of tensorstore's context that gives up on a server within a minute."""
     return {"gcs_request_retries": _RETRIES, "s3_request_retries": _RETRIES, **more}

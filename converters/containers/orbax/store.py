@@ -13,12 +13,12 @@ from urllib.parse import unquote
 
 from griffin_eval.converters.arrays.grid import Region
 from griffin_eval.converters.containers.orbax.find import MANIFEST
-from griffin_eval.converters.containers.orbax.library import reason, tensorstore
-from griffin_eval.converters.containers.orbax.remote import context, store_of, url_of
+from griffin_eval.converters.containers.orbax.library import advice, reason, tensorstore
+from griffin_eval.converters.containers.orbax.remote import context, shown, store_of, url_of
 from griffin_eval.converters.containers.orbax.stream import ChunkStream, stream_codec
 from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import files_within
-from griffin_eval.messages import DAMAGED, listed
+from griffin_eval.messages import listed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,19 +72,22 @@ class Store:
             CheckpointError: listing those that are missing, incomplete or damaged.
         """
         arrays, problems = {}, []
+        errors: list[Exception] = []
         futures = {name: self._open(name) for name in names if self._is_safe(name)}
         for name in names:
             if name not in futures:
-                problems.append(f"{name!r} leads out of the folder")
+                errors.append(ValueError(f"{name!r} leads out of the folder"))
+                problems.append(str(errors[-1]))
                 continue
             try:
                 arrays[name] = StoredArray(self, name, futures[name].result())
             except (ValueError, OSError, OverflowError) as error:
+                errors.append(error)
                 problems.append(f"{name!r}: {reason(error)}")
         if problems:
             raise CheckpointError(
-                f"{self.folder}: {len(problems)} of {len(names)} arrays cannot be read: "
-                f"{listed(problems)}; {DAMAGED}"
+                f"{shown(self.folder)}: {len(problems)} of {len(names)} arrays cannot be read: "
+                f"{listed(problems)}{advice(*errors)}"
             )
         return arrays
 
@@ -149,8 +152,10 @@ class Store:
         try:
             keys = self._ts.KvStore.open(spec, context=self._context).result().list().result()
         except (ValueError, OSError) as error:
-            what = self.folder / MANIFEST if self.ocdbt else self.folder
-            raise CheckpointError(f"{what} cannot be read: {reason(error)}; {DAMAGED}") from None
+            what = shown(self.folder / MANIFEST if self.ocdbt else self.folder)
+            raise CheckpointError(
+                f"{what} cannot be read: {reason(error)}{advice(error)}"
+            ) from None
         # "name/0.1" in zarr, "name/c/0/1" in zarr3, whose names may hold "/" as well.
         ending = re.compile(r"/c(/[0-9]+)*" if self.driver == "zarr3" else r"/[0-9.]+")
         for key in keys:

@@ -24,7 +24,7 @@ from griffin_eval.converters.containers.orbax.find import (
     TREE_METADATA,
 )
 from griffin_eval.converters.containers.orbax.library import reason, tensorstore
-from griffin_eval.converters.containers.orbax.remote import context, store_of, url_of
+from griffin_eval.converters.containers.orbax.remote import context, shown, store_of, url_of
 from griffin_eval.errors import BadInput
 from griffin_eval.messages import listed
 
@@ -256,7 +256,7 @@ class OrbaxWriter(Writer):
                 raise self._refused(error) from None
 
     def _refused(self, error: Exception) -> BadInput:
-        return cannot_be_written(self.folder, reason(error))
+        return cannot_be_written(shown(self.folder), reason(error))
 
 
 class _WrongChunks(ValueError):

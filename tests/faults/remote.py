@@ -1,0 +1,220 @@
+"""Fails every request that a conversion to or from an object store makes, one after the other.
+
+    make faults-remote             # every request
+    make faults-remote SAMPLE=5    # so many of each kind
+
+Each time the n-th request is refused, answered with an error of the server, answered by half,
+carried out without an answer, or the process is killed before or after it. What is at the
+destination must be nothing, or no checkpoint, or the whole one; what a conversion leaves that ends
+by itself is nothing; and what is said is one sentence with the address in it.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import run
+from store import CONTROL, Fault
+
+HERE = Path(__file__).resolve().parent
+FAULTS = {
+    "refused": Fault(status=403),
+    "refused from then on": Fault(status=403, stays=True),
+    "error of the server": Fault(status=503),
+    "half an answer": Fault(half=True),
+    "no answer": Fault(lost=True),
+    "killed before": Fault(kill=0),
+    "killed after": Fault(kill=0, lost=True),
+}
+NO_FAULT = Fault()
+FORMAT = ("--to", "griffin-orbax")
+
+
+class Store:
+    """A server of `store.py` until the context ends."""
+
+    def __init__(self, scheme: str):
+        command = [sys.executable, HERE / "store.py", scheme]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.address = self._process.stdout.readline().strip()
+        self._scheme, self._buckets = scheme, 0
+
+    def environment(self) -> dict[str, str]:
+        if self._scheme == "gs":
+            return {"TENSORSTORE_GCS_HTTP_URL": self.address}
+        key = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+        return {"AWS_ENDPOINT_URL": self.address, **key}
+
+    def arm(self, fault: Fault) -> None:
+        self._ask(f"{CONTROL}fault", "PUT", json.dumps(dataclasses.asdict(fault)).encode())
+
+    def count(self) -> int:
+        return int(self._ask(f"{CONTROL}count"))
+
+    def bucket(self) -> str:
+        """Makes a bucket; its name."""
+        self._buckets += 1
+        name = f"bucket{self._buckets}"
+        self.arm(NO_FAULT)
+        if self._scheme == "s3":
+            self._ask(f"/{name}", "PUT")
+        else:
+            self._ask("/storage/v1/b?project=p", "POST", json.dumps({"name": name}).encode())
+        return name
+
+    def names(self, bucket: str) -> list[str]:
+        """What is in a bucket."""
+        self.arm(NO_FAULT)
+        if self._scheme == "s3":
+            return re.findall("<Key>(.*?)</Key>", self._ask(f"/{bucket}?list-type=2").decode())
+        found = json.loads(self._ask(f"/storage/v1/b/{bucket}/o"))
+        return [item["name"] for item in found.get("items", [])]
+
+    def url(self, bucket: str) -> str:
+        return f"{self._scheme}://{bucket}/a/checkpoint"
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._process.terminate()
+
+    def _ask(self, path: str, method: str = "GET", body: bytes | None = None) -> bytes:
+        asked = Request(self.address + path, body, {"Content-Type": "application/json"})
+        asked.method = method
+        with urlopen(asked) as answer:
+            return answer.read()
+
+
+class Conversions:
+    """Conversions of a checkpoint to a store, or of one in a store to this machine."""
+
+    def __init__(self, store: Store, source: Path, writes: bool, box: Path):
+        self._store, self._source, self._writes, self._box = store, source, writes, box
+        self._number = 0
+        box.mkdir()
+        if not writes:
+            self._whole = store.url(store.bucket())
+            status, said = self._child(["convert", source, self._whole, *FORMAT])
+            assert status == 0, said
+        self.requests = self._count()
+
+    def check(self, fault: Fault, at: int) -> None:
+        """Runs one with a fault.
+
+        Raises:
+            AssertionError: something is not as it must be.
+        """
+        arguments, out, url, bucket = self._next()
+        status, said = self._child(arguments, dataclasses.replace(fault, at=at))
+        where = f"request {at}: exit code {status}, {said!r}"
+        killed = status == -signal.SIGKILL
+        assert killed == (fault.kill is not None), where
+        if not killed:
+            assert status in (0, 2), where
+            assert "Traceback" not in said, where
+        if status == 2:
+            last = said.splitlines()[-1]
+            assert last.startswith("griffin-eval: ") and url in last, where
+        if not self._writes:
+            beside = {entry for entry in os.listdir(self._box) if entry.startswith(out.name)}
+            assert beside == ({out.name} if status == 0 else set()) or killed, f"{where}: {beside}"
+            if out.exists():
+                done = self._child(["verify", self._source, out])
+                assert done[0] == 0, f"{where}: {done}"
+            return
+        names = self._store.names(bucket)
+        if status == 2 and not fault.stays:
+            assert names == [], f"{where}: left {names}"
+        if status == 0 or self._child(["inspect", url])[0] == 0:
+            done = self._child(["verify", self._source, url])
+            assert done[0] == 0, f"{where}: {done}"
+            assert not any(name.endswith(".griffin_partial") for name in names), where
+        elif names:
+            again, said = self._child(["convert", self._source, url, *FORMAT])
+            assert again == 2 and url in said, f"{where}: the next run: {again}, {said!r}"
+        else:
+            again, said = self._child(["convert", self._source, url, *FORMAT])
+            assert again == 0, f"{where}: the next run: {again}, {said!r}"
+
+    def _next(self) -> tuple[list, Path, str, str]:
+        """Arguments of a conversion, the destination here and there, and the bucket of that."""
+        self._number += 1
+        out = self._box / f"out{self._number}"
+        if not self._writes:
+            return ["convert", self._whole, out, "--to", "griffin"], out, self._whole, ""
+        bucket = self._store.bucket()
+        url = self._store.url(bucket)
+        return ["convert", self._source, url, *FORMAT], out, url, bucket
+
+    def _count(self) -> int:
+        status, said = self._child(self._next()[0])
+        assert status == 0, said
+        return self._store.count()
+
+    def _child(self, arguments: list, fault: Fault = NO_FAULT) -> tuple[int, str]:
+        """Runs the command line in a child; its exit code, and what it said."""
+        said = self._box / "said"
+        child = os.fork()
+        if child == 0:
+            signal.alarm(120)
+            os.dup2(os.open(said, os.O_RDWR | os.O_CREAT | os.O_TRUNC), 2)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            kill = None if fault.kill is None else os.getpid()
+            self._store.arm(dataclasses.replace(fault, kill=kill))
+            code = run.main_of(arguments)
+            sys.stderr.flush()
+            os._exit(code)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return status, said.read_text()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sample", type=int, help="requests of each kind; all without it")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--stores", nargs="*", default=["s3", "gs"])
+    parser.add_argument("--faults", nargs="*", default=list(FAULTS))
+    options = parser.parse_args()
+    run.import_all()
+    draw, failures, total = random.Random(options.seed), 0, Counter[str]()
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        code = "import sys, pathlib, tiny_checkpoints as t; t.write_all(pathlib.Path(sys.argv[1]))"
+        environment = os.environ | {"PYTHONPATH": str(HERE.parent / "support")}
+        subprocess.run([sys.executable, "-c", code, root / "made"], env=environment, check=True)
+        for scheme in options.stores:
+            with Store(scheme) as store:
+                os.environ.update(store.environment())
+                for writes in (True, False):
+                    box = root / f"{scheme}-{writes}"
+                    conversions = Conversions(store, root / "made" / "hf", writes, box)
+                    direction = f"{'to' if writes else 'from'} {scheme}"
+                    for name in options.faults:
+                        at = range(conversions.requests)
+                        if options.sample is not None:
+                            at = sorted(draw.sample(at, min(options.sample, len(at))))
+                        total[name] += len(at)
+                        for n in at:
+                            text = run.failure(conversions.check, FAULTS[name], n)
+                            failures += bool(text)
+                            if text:
+                                print(f"FAILED {direction}, {name}: {text}", flush=True)
+                    print(f"{direction}: {conversions.requests} requests, done", flush=True)
+    print(f"{sum(total.values())} faults, {failures} failures; {dict(total)}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
