@@ -13,6 +13,7 @@ from rich.table import Table
 from griffin_eval.cli.options import (
     CheckpointOptions,
     check_figures_folder,
+    progress_on_terminal,
     takes_checkpoint_options,
     tokenizer_of,
 )
@@ -297,12 +298,10 @@ def _measure(
     parts: "list[Component]",
     distances: "Sequence[int | None]",
 ) -> "Effects":
-    from rich.progress import Progress
 
     from griffin_eval.analysis.causal_map import measure
 
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal) as bar:
+    with progress_on_terminal() as bar:
         task = bar.add_task("pairs", total=len(pairs))
         return measure(
             runner, pairs, parts, distances, progress=lambda count: bar.advance(task, count)

@@ -15,6 +15,7 @@ from rich.table import Table
 from griffin_eval.cli.options import (
     CheckpointOptions,
     check_figures_folder,
+    progress_on_terminal,
     takes_checkpoint_options,
     tokenizer_of,
 )
@@ -105,14 +106,12 @@ def _measure(
     opened: "Checkpoint", ids: list[int], framework: str | None, device: str | None
 ) -> "list[ChannelDecay]":
     import numpy as np
-    from rich.progress import Progress
 
     from griffin_eval.analysis.half_lives import measure
     from griffin_eval.runners.load import choose_framework
 
     chosen = choose_framework(framework)
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal) as bar:
+    with progress_on_terminal() as bar:
         task = bar.add_task("reading tokens", total=len(ids))
         return measure(
             opened,

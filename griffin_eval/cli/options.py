@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,8 @@ from griffin_eval.converters.overrides import Overrides
 from griffin_eval.errors import ArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
+
     from griffin_eval.converters.checkpoint import Checkpoint
     from griffin_eval.converters.overrides import Overrides
     from griffin_eval.text.tokenizer import Tokenizer
@@ -152,12 +154,23 @@ def check_figures_folder(output: Path | None) -> None:
 
 
 @contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar in bytes on a terminal, nothing in a pipe; gives the function to call."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+def progress_on_terminal(*columns: "ProgressColumn") -> Iterator["Progress"]:
+    """rich's progress on stderr, with its own columns or these; in a pipe nothing is written."""
+    from rich.progress import Progress
 
     console = Console(stderr=True)
+    progress = Progress(*columns, console=console, disable=not console.is_terminal)
+    # One that is disabled ends with a blank line in releases of rich before 15.
+    with progress if console.is_terminal else nullcontext():
+        yield progress
+
+
+@contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar in bytes on a terminal, nothing in a pipe; gives the function to call."""
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with progress_on_terminal(*columns) as progress:
         task = progress.add_task(what, total=total)
         yield lambda nbytes: progress.update(task, advance=nbytes)

@@ -4,9 +4,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from griffin_eval.cli.options import CheckpointOptions, takes_checkpoint_options
+from griffin_eval.cli.options import (
+    CheckpointOptions,
+    progress_on_terminal,
+    takes_checkpoint_options,
+)
 from griffin_eval.cli.score import read_texts
 from griffin_eval.errors import ArgumentError
 
@@ -41,7 +44,6 @@ def read(
     The state has a fixed size, however long the text is, unless the model has global attention.
     ``lm_eval --model griffin --model_args ...,state=FILE`` asks about it, in either framework.
     """
-    from rich.progress import Progress
 
     from griffin_eval.evaluator import Evaluator
     from griffin_eval.text.chat import template_option
@@ -57,8 +59,7 @@ def read(
         device=device,
         tokenizer=tokenizer,
     )
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal) as progress:
+    with progress_on_terminal() as progress:
         bar = progress.add_task("tokens", total=None)
         state = model.read(
             content,

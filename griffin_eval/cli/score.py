@@ -12,7 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from griffin_eval.cli.options import CheckpointOptions, takes_checkpoint_options
+from griffin_eval.cli.options import (
+    CheckpointOptions,
+    progress_on_terminal,
+    takes_checkpoint_options,
+)
 from griffin_eval.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -157,7 +161,6 @@ def _score(
     options: CheckpointOptions,
     states: Path | None,
 ) -> Iterable[Scored]:
-    from rich.progress import Progress
 
     from griffin_eval.converters.source.companions import tokenizer_folder
     from griffin_eval.evaluator import Evaluator
@@ -166,8 +169,7 @@ def _score(
 
     opened = options.open(checkpoint)
     model = Evaluator(opened, framework=framework, dtype=dtype, device=device, tokenizer=tokenizer)
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal) as progress:
+    with progress_on_terminal() as progress:
         bar = progress.add_task("tokens", total=None)
         scores = model.score(
             [text for _, text in named],

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from griffin_eval.cli.options import progress_on_terminal
 from griffin_eval.errors import ArgumentError, CheckpointError
 
 
@@ -132,7 +132,6 @@ def _train(order: Any, method: Any) -> str:
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
-        Progress,
         TextColumn,
         TimeRemainingColumn,
     )
@@ -140,12 +139,10 @@ def _train(order: Any, method: Any) -> str:
     from griffin_eval.training.figures import draw
     from griffin_eval.training.trainer import train_model
 
-    run, console = order.run, Console(stderr=True)
+    run = order.run
     name = f"{run.recipe.name} {run.model}"
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
-    ) as bar:
+    with progress_on_terminal(*columns, TimeRemainingColumn()) as bar:
         task = bar.add_task(name, total=run.recipe.steps)
 
         def progress(metrics: dict[str, Any]) -> None:

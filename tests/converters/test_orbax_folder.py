@@ -237,6 +237,8 @@ def test_items_are_chosen(tmp_path):
 def test_version_1_of_the_interface(tmp_path):
     from orbax.checkpoint.experimental import v1
 
+    if not hasattr(v1, "save"):
+        pytest.skip("from Orbax 0.12 on")
     v1.save(tmp_path / "one", {"params": PARAMS, "step": 7})
     assert "zarr3, params root, item " in check(tmp_path / "one").describe()
     with v1.training.Checkpointer(tmp_path / "run") as checkpointer:

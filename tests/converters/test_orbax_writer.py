@@ -76,7 +76,8 @@ def test_stock_orbax_restores_it(tmp_path):
             on_device = checkpointer.restore(tmp_path / "x", target)
             assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(on_device))
             assert same(on_device)
-    assert same(v1.load(tmp_path / "x"))
+    if hasattr(v1, "load"):  # from Orbax 0.12 on
+        assert same(v1.load(tmp_path / "x"))
 
 
 def test_it_is_an_item_of_a_step(tmp_path):

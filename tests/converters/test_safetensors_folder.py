@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -634,7 +634,8 @@ def test_well_formed_headers_open_as_safetensors_opens_them(tmp_path, parts, pad
     try:
         with safe_open(tmp_path / "model.safetensors", "pt") as reference:
             names = set(reference.keys())
-    except SafetensorError:
+    except SafetensorError as error:
+        assume("unknown variant `C64`" not in str(error))  # an older release's word
         names = None
     try:
         found = set(SafetensorsFolder(tmp_path).tensors)

@@ -8,12 +8,14 @@ import importlib.util
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from packaging.version import Version
 from parity import relative_error
 from slow import slow
 from triton_interpreter import KERNELS, interpreted_kernels
@@ -33,6 +35,10 @@ TOLERANCES = {
     "gradients, float32": 1e-6,
     "gradients, bfloat16": 2**-7,
 }
+OLDER_HOOK = pytest.mark.skipif(
+    Version(version("jaxtyping")) < Version("0.3.11"),
+    reason="its hook, which checks shapes in tests, hides a kernel's names from Triton",
+)
 CUT_OFF = 2  # times more in bfloat16, which the interpreter does not round to
 
 
@@ -405,6 +411,7 @@ def check_builds(found, capability, dtype, config, tmp_path):
             assert re.search(r"ld\.global\.v[24]", kernel.asm["ptx"])  # several columns at once
 
 
+@OLDER_HOOK
 @pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), slow(90, torch.float32)])
 @pytest.mark.parametrize("op", ["linear_scan", "rglru"])
 def test_kernels_build_without_a_device(op, capability, dtype, compiled, monkeypatch, tmp_path):
@@ -414,6 +421,7 @@ def test_kernels_build_without_a_device(op, capability, dtype, compiled, monkeyp
     check_builds(found, capability, dtype, config, tmp_path)
 
 
+@OLDER_HOOK
 def test_phases_build_without_a_device(compiled, monkeypatch, tmp_path):
     config = importlib.import_module(KERNELS).CONFIGS[0]
     found = launches(monkeypatch, "linear_scan", torch.float32, 2)
