@@ -13,7 +13,7 @@ WORKERS := -n 2 --dist worksteal
 # Fast tests that test-slow runs again, where JAX compiles as it does for users.
 COMPILED := tests/engine tests/lm/test_lm.py tests/model/test_parity_precision.py
 
-.PHONY: figures demo test test-slow test-exhaustive test-oldest test-newest soak soak-serve kills flips fuzz faults wheel types check format clean
+.PHONY: figures demo test test-slow test-exhaustive test-oldest test-newest soak soak-serve kills flips fuzz faults faults-remote wheel types check format clean
 
 demo: $(STAMP)
 	$(BIN)/python -m griffin_eval.demo $(if $(FULL),--full)
@@ -67,6 +67,10 @@ fuzz: $(STAMP)
 # Fails every call that a conversion makes to the system, or SAMPLE of each kind; hours without it.
 faults: $(STAMP)
 	$(BIN)/python tests/faults/run.py $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED))
+
+# The same of every request to a store of S3's or Google's kind on this machine.
+faults-remote: $(STAMP)
+	$(BIN)/python tests/faults/remote.py $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED))
 
 # Records the finished runs of QUEUES (griffin-eval train --queue), and draws docs/figures of all records.
 figures: $(STAMP)

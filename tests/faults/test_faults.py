@@ -1,4 +1,4 @@
-"""Some of the faults of `make faults`: each kind, into every container."""
+"""Some of the faults of `make faults` and `make faults-remote`: each kind, into every container."""
 
 import subprocess
 import sys
@@ -15,3 +15,11 @@ def test_a_sample_of_faults():
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "72 faults, 0 failures" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_sample_of_failing_requests():
+    command = [sys.executable, Path(__file__).with_name("remote.py"), "--sample", "2"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "56 faults, 0 failures" in done.stdout

@@ -6,6 +6,9 @@ read at once, slowly, or not to their end, bodies that come slowly, bodies that 
 a question whose answer is known. Every few seconds the server's memory, open files and threads are
 counted. In the end all clients go, and nothing of them may be left.
 
+A server remembers millions of tokens, and grows until it has read as many. Random ones come before
+the clients, so that what grows after them is something else.
+
 The exit code is 0 if no request was lost, every known answer came, no row or file is left, nothing
 was compiled after the start, and nothing grows after the first third; else 1.
 """
@@ -56,6 +59,7 @@ NO_REQUESTS = (
     json.dumps({"prompt": ["a"] * 100_000}).encode(),
 )
 COMPLETIONS = "/v1/completions"
+FILLED = 300  # tokens of a text before the clients come, about as many as their texts have
 EVERY = 5  # seconds between two samples
 
 
@@ -226,11 +230,19 @@ def connected(address: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=address, timeout=600, limits=limits)
 
 
+async def fill(client: Client, tokens: int) -> None:
+    """Lets the server read so many random tokens, and remember them as it does those of clients."""
+    for first in range(0, tokens, FILLED):
+        ids = client.rng.integers(3, 259, min(FILLED, tokens - first)).tolist()
+        await client.ask({"json": {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 1}})
+
+
 async def with_clients(given: argparse.Namespace, server: Server) -> list[tuple[bool, str]]:
     counts = Counter[str]()
     alone = Client(server.http, 0, counts, None)
     await alone.answer_to_known()  # which reads what later ones find
     expected = await alone.answer_to_known()
+    await fill(alone, given.fill)
     started, samples = time.monotonic(), list[Sample]()
     idle, compiled = server.sample(started), await server.metric("compilations_total")
     end = started + 60 * given.minutes
@@ -273,6 +285,7 @@ def main() -> int:
     parser.add_argument("--framework", choices=("torch", "jax"), default="torch")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--fill", type=int, default=4 << 20, help="tokens read before they come")
     parser.add_argument("--out", type=Path, default=Path("build/soak"), help="for a table")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
