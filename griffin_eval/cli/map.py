@@ -330,7 +330,6 @@ def _finite(numbers: dict[str, float]) -> dict[str, float | None]:
 
 
 def _print(facts: dict[str, Any]) -> None:
-    console = Console(width=max(Console().width, 110))
     if facts["symbols"] is None:
         what = "tokens after the fact"
         columns = ["end" if each is None else f"{each:,}" for each in facts["distances"]]
@@ -346,24 +345,30 @@ def _print(facts: dict[str, Any]) -> None:
         for row in reversed(facts["components"]):
             written = [_shown(row["not_written"])] if side == "necessary" else []
             table.add_row(row["component"], *map(_shown, row[side]), *written)
-        console.print(table)
+        _print_whole(table)
     if facts["keys_hidden"]:
         ages = [f"{one['from']:,}-{one['to']:,}" for one in facts["keys_hidden"][0]["ages"]]
         title = "lost where no query sees keys so many tokens before it"
         table = _table(title, "age", ages)
         for row in reversed(facts["keys_hidden"]):
             table.add_row(row["component"], *(_shown(one["lost"]) for one in row["ages"]))
-        console.print(table)
-    console.print(
+        _print_whole(table)
+    print(
         f"{facts['task']}: {facts['answered']} of {facts['pairs']} pairs, those whose two answers "
         "the model tells apart in both documents; 95 % intervals over them."
     )
     if control := facts.get("control"):
-        console.print(
+        print(
             f"control, with the answers of other pairs: {control['without_0']} of "
             f"{control['cells']} intervals leave 0 out (one in 20 by chance); the largest share is "
             f"{control['largest']:.2f}."
         )
+
+
+def _print_whole(table: Table) -> None:
+    """Prints a table with no cell cut, however narrow the terminal is."""
+    width = Console(width=10_000).measure(table).maximum
+    Console(width=max(Console().width, width)).print(table)
 
 
 def _table(title: str, first: str, columns: list[str]) -> Table:

@@ -1,15 +1,15 @@
 """Writes the model card of a trained checkpoint:
 
-    python -m griffin_eval.training.card RUN CHECKPOINT RESULTS...
+    python -m griffin_eval.training.card RUN CHECKPOINT RESULTS... --chosen WHY [--until ACCURACY]
 
 RUN is the folder of a training run, CHECKPOINT the folder it was converted to, RESULTS are files or
-folders that lm_eval wrote about CHECKPOINT. The scores stand in Hugging Face's model-index, with
-the metadata of their tasks.
+folders that lm_eval wrote about CHECKPOINT, WHY is a sentence on what chose this run among others.
+The scores stand in Hugging Face's model-index, with the metadata of their tasks.
 """
 
+import argparse
 import json
 import platform
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ DATA = {
         "(SHA-256 of the text: {text})."
     ),
 }
+LEVELS = (0.5, 0.9, 0.95, 0.99)  # of the accuracy, whose first steps a card names
+NAMES = {"griffin": "Griffin", "hawk": "Hawk", "mqa": "MQA Transformer"}
 LINEAGE = {
     "griffin": "recurrent, recurrent and local attention blocks in turn",
     "hawk": "recurrent blocks alone",
@@ -44,20 +46,25 @@ LINEAGE = {
 }
 
 
-def write_card(run: Path, checkpoint: Path, results: list[Path]) -> Path:
+def write_card(
+    run: Path, checkpoint: Path, results: list[Path], chosen: str, until: float | None
+) -> Path:
     """Writes ``README.md`` into the folder of a checkpoint.
 
     Args:
         run: folder of the training run.
         checkpoint: folder that the run was converted to.
         results: files or folders of lm_eval's results on the checkpoint.
+        chosen: sentence on what chose this run among others.
+        until: the accuracy that ended the run, if one did.
 
     Returns:
         The path of the card.
     """
     name, settings = checkpoint.name, json.loads((run / RUN_FILE).read_text())
     recipe, model, seed = settings["recipe"], settings["model"], settings["seed"]
-    last = read_metrics(run / METRICS_FILE)[-1]
+    metrics = read_metrics(run / METRICS_FILE)
+    last = metrics[-1]
     opened = Checkpoint(checkpoint)
     config = opened.config
     measured = [score for each in read(results) for score in _scores(each)]
@@ -69,11 +76,11 @@ def write_card(run: Path, checkpoint: Path, results: list[Path]) -> Path:
         eval_results=measured,
     )
     window = f", window {config.visible_keys}" if "local_attention" in config.block_types else ""
-    retrain = f"{command(settings, last['step'])} --output run"
+    retrain = f"{command(settings, last['step'], until)} --output run"
     lines = [
         f"# {name}",
         "",
-        f"{model.capitalize()}, {LINEAGE[model]}: {config.num_layers} blocks of "
+        f"{NAMES[model]}, {LINEAGE[model]}: {config.num_layers} blocks of "
         f"width {config.width}, {parameter_count(config):,} parameters{window}, vocabulary "
         f"{config.vocab_size}, in {opened.dtype}. A small model for tests and demonstrations of "
         "one task; it is good for nothing else.",
@@ -83,7 +90,8 @@ def write_card(run: Path, checkpoint: Path, results: list[Path]) -> Path:
         f"{last['seconds'] / 60:.0f} minutes.",
         f"- Data: {DATA[recipe['name']].format(text=recipe.get('text'))}",
         f"- Held out in training: loss {last['test_loss']:.4g} nats, accuracy "
-        f"{last['accuracy']:.1%}.",
+        f"{last['accuracy']:.1%}; {_curve(metrics)}.",
+        f"- {chosen}",
         "- To train it again:",
         "",
         f"      {retrain}",
@@ -101,6 +109,16 @@ def write_card(run: Path, checkpoint: Path, results: list[Path]) -> Path:
     path = checkpoint / "README.md"
     ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n".join(lines)).save(path)
     return path
+
+
+def _curve(metrics: list[dict[str, Any]]) -> str:
+    """At which steps the held-out accuracy first reached some levels."""
+    first = {
+        level: next((one["step"] for one in metrics if one["accuracy"] >= level), None)
+        for level in LEVELS
+    }
+    reached = [f"{level:.0%} at step {step:,}" for level, step in first.items() if step is not None]
+    return f"first {', '.join(reached)}" if reached else f"never {min(LEVELS):.0%}"
 
 
 def _scores(run: Run) -> list[EvalResult]:
@@ -134,4 +152,10 @@ def _given(run: Run, task: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(write_card(Path(sys.argv[1]), Path(sys.argv[2]), [Path(p) for p in sys.argv[3:]]))
+    parser = argparse.ArgumentParser(description="Writes the model card of a trained checkpoint.")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("results", type=Path, nargs="+")
+    parser.add_argument("--chosen", required=True, help="what chose this run among others")
+    parser.add_argument("--until", type=float, help="the accuracy that ended the run")
+    print(write_card(**vars(parser.parse_args())))

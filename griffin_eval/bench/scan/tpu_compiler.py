@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import eval_jaxpr  # pyright: ignore
 from jax.experimental import topologies
+from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from griffin_eval.bench.ahead_of_time import ENVIRONMENT, no_compilation_cache
@@ -207,11 +208,8 @@ def _pallas_calls(jaxpr: Any) -> Iterator[Any]:
         if equation.primitive.name == "pallas_call":
             yield equation
         else:
-            # Programs within it, of branches and loops; some with their constants around them.
-            for value in jax.tree.leaves(list(equation.params.values())):
-                inner = getattr(value, "jaxpr", value)
-                if hasattr(inner, "eqns"):
-                    yield from _pallas_calls(inner)
+            for inner in jaxprs_in_params(equation.params):
+                yield from _pallas_calls(inner)
 
 
 def _call_of(name: str, calls: list[Any]) -> Any:
