@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -78,9 +79,17 @@ class Server:
     def sample(self, started: float) -> Sample:
         folder = Path("/proc", str(self.process.pid))
         pages = int((folder / "statm").read_text().split()[1])
-        files, threads = (len(os.listdir(folder / name)) for name in ("fd", "task"))
+        threads = len(os.listdir(folder / "task"))
         memory = pages * os.sysconf("SC_PAGE_SIZE")
-        return Sample(time.monotonic() - started, memory, files, threads)
+        return Sample(time.monotonic() - started, memory, self.files(connections=False), threads)
+
+    def files(self, connections: bool = True) -> int:
+        """The number of open files; without connections, of which clients have more or fewer."""
+        count = 0
+        for entry in Path("/proc", str(self.process.pid), "fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                count += connections or not os.readlink(entry).startswith("socket:")
+        return count
 
 
 class Client:
@@ -244,7 +253,7 @@ async def with_clients(given: argparse.Namespace, server: Server) -> list[tuple[
     expected = await alone.answer_to_known()
     await fill(alone, given.fill)
     started, samples = time.monotonic(), list[Sample]()
-    idle, compiled = server.sample(started), await server.metric("compilations_total")
+    idle, compiled = server.files(), await server.metric("compilations_total")
     end = started + 60 * given.minutes
     with (given.out / f"serve_{given.framework}.csv").open("w", newline="") as file:
         table = csv.writer(file)
@@ -261,8 +270,8 @@ async def with_clients(given: argparse.Namespace, server: Server) -> list[tuple[
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         unfinished, generating = [await server.metric(n) for n in ("unfinished", "generating")]
-        files = server.sample(started).files
-        if not unfinished and not generating and files <= idle.files:
+        files = server.files()
+        if not unfinished and not generating and files <= idle:
             break
         await asyncio.sleep(0.5)
     lost = {name: count for name, count in counts.items() if name.startswith("LOST")}
@@ -273,7 +282,7 @@ async def with_clients(given: argparse.Namespace, server: Server) -> list[tuple[
     return [
         (not lost, f"lost {sum(lost.values())} of {sum(asked[n] for n in KINDS)}: {lost or asked}"),
         (not unfinished and not generating, f"left: {unfinished} requests, {generating} rows"),
-        (files <= idle.files, f"open files: {files}, {idle.files} before the clients came"),
+        (files <= idle, f"open files: {files}, {idle} before the clients came"),
         (now == compiled, f"compiled after the start: {now - compiled} shapes"),
         (same, "the known answer came, also in the end"),
         (flat, line),
