@@ -1,5 +1,6 @@
 """From a checkpoint into the model: weights stay mapped from the file where they can."""
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -117,7 +118,12 @@ def _blocks(container: Dequantised, stored: Quantised, rows: int) -> Blocks | No
     names, dtype = stored.blocks, getattr(torch, stored.dtype)
     if names is None or dtype not in (torch.float32, torch.bfloat16):
         return None
-    elements, scales = (container.stored.torch(n) for n in (names.elements, names.scales))
+    elements, scales = container.stored.torch(names.elements), names.scales
+    scales = (
+        torch.from_numpy(scales)
+        if isinstance(scales, np.ndarray)
+        else container.stored.torch(scales)
+    )
     shifts = None if names.shifts is None else container.stored.torch(names.shifts)
     return Blocks(
         names.packing,

@@ -200,10 +200,11 @@ class _FourBits(Quantised):
 
     @property
     def blocks(self) -> Blocks | None:
-        plain = (self._kind, self._block, self._nested_block) == ("nf4", 64, 0)
-        if not plain or len(self.shape) != 2 or self.shape[1] % 64:
+        if self._block != 64 or len(self.shape) != 2 or self.shape[1] % 64:
             return None
-        return Blocks("nf4", self._name, f"{self._name}.absmax")
+        name = f"{self._name}.absmax"
+        scales = self._scales(0, self.size // 64) if self._nested_block else name
+        return Blocks(self._kind, self._name, scales)
 
     def packed_rows(self) -> PackedRows | None:
         import numpy as np
@@ -259,6 +260,11 @@ class _EightBits(Quantised):
     def __init__(self, container: Container, shape: tuple[int, ...], parts: tuple[str, ...]):
         super().__init__(shape, "float32", "bitsandbytes int8", parts)
         self._container = container
+
+    @property
+    def blocks(self) -> Blocks | None:
+        weight, scale, *_ = self.parts
+        return None if self.shape[1] % 64 else Blocks("int8", weight, scale)
 
     def packed_rows(self) -> PackedRows | None:
         if not self.size:

@@ -25,16 +25,17 @@ _WORK = 24 * TOGETHER  # bytes of the arrays between stored and dequantised ones
 
 
 class Blocks(NamedTuple):
-    """A matrix in blocks of 64 elements, as kernels compute with it where it lies.
+    """A matrix in blocks of 64 elements or whole rows, as kernels compute with it where it lies.
 
     Attributes:
         packing: one of `griffin_eval.kernels.linear.packed_torch.PACKINGS`.
-        elements, scales, shifts: names of tensors; nf4 has no shifts.
+        elements, shifts: names of tensors; only affine ones have shifts.
+        scales: name of a tensor, or float32 [O, S] where they are not stored as such.
     """
 
     packing: str
     elements: str
-    scales: str
+    scales: "str | np.ndarray"
     shifts: str | None = None
 
 

@@ -188,14 +188,16 @@ EXPORT void *griffin_xla_linear(CallFrame *frame) {
 
 // ---- weights in 4 or 8 bits -------------------------------------------------------------------
 //
-// Each row is blocks of 64 elements with a scale, as bitsandbytes and MLX store them. An element of
-// 4 bits is one of 16 values, made once for a block; all values are those that the libraries give.
+// Each row is blocks of 64 elements with a scale, or has one scale, as bitsandbytes and MLX store
+// them. An element of 4 bits is one of 16 values, made once for a block; all values are those that
+// the libraries give.
 
-typedef enum { NF4, AFFINE4, AFFINE8 } Packing;  // of packed_torch.py
+typedef enum { NF4, AFFINE4, AFFINE8, FP4, INT8 } Packing;  // of packed_torch.py
 enum { BLOCK = 64, BLOCK_VECTORS = BLOCK / LANES };
 
 typedef uint8_t Bytes __attribute__((vector_size(16)));
 typedef uint8_t StoredBytes __attribute__((vector_size(16), aligned(1), may_alias));
+typedef int8_t SignedBytes __attribute__((vector_size(16)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
 typedef uint16_t StoredHalves __attribute__((vector_size(32), aligned(2), may_alias));
 typedef float Eight __attribute__((vector_size(32)));
@@ -203,10 +205,10 @@ typedef uint32_t EightWords __attribute__((vector_size(32)));
 
 typedef struct {
   Packing packing;
-  Type type;                     // to which values are rounded; of scales and shifts but nf4's
+  Type type;                     // to which values are rounded; of affine scales and shifts
   int64_t depth;                 // a multiple of BLOCK
   const uint8_t *elements;       // [O, I / 2], or [O, I] of 8 bits
-  const void *scales, *shifts;   // [O, I / BLOCK]; nf4 has no shifts, and scales in float32
+  const void *scales, *shifts;   // [O, I / BLOCK], [O] of INT8; others than affine have no shifts
 } Packed;
 
 // 16 values, of which a number of 4 bits is one.
@@ -259,8 +261,21 @@ INLINE void block_values(const Packed *p, Packing packing, int64_t row, int64_t 
     }
     return;
   }
+  if (packing == INT8) {
+    const uint8_t *from = p->elements + at * BLOCK;
+    const float scale = load_one(p->scales, row, FLOAT32);
+    for (int i = 0; i < BLOCK_VECTORS; i++) {
+      const Bytes bytes = *(const StoredBytes *)(from + i * LANES);
+      const Vector numbers = __builtin_convertvector((SignedBytes)bytes, Vector);
+      values[i] = nearest_of(numbers * scale * 7.874015718698502e-3f, p->type);  // 1 / 127
+    }
+    return;
+  }
   Vector table;
-  if (packing == NF4) {
+  if (packing == FP4) {
+    const Vector code = {0.0f, 0.0625f, 8, 12, 4, 6, 2, 3, -0.0f, -0.0625f, -8, -12, -4, -6, -2, -3};
+    table = nearest_of(code / 12 * load_one(p->scales, at, FLOAT32), p->type);
+  } else if (packing == NF4) {
     const Vector code = {
         -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
         -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
@@ -275,8 +290,8 @@ INLINE void block_values(const Packed *p, Packing packing, int64_t row, int64_t 
   const uint8_t *from = p->elements + at * (BLOCK / 2);
   for (int i = 0; i < 2; i++) {
     const Words words = words_of(from + i * LANES), lower = words & 15, upper = words >> 4;
-    values[2 * i] = looked_up(table, packing == NF4 ? upper : lower, wide);
-    values[2 * i + 1] = looked_up(table, packing == NF4 ? lower : upper, wide);
+    values[2 * i] = looked_up(table, packing == AFFINE4 ? lower : upper, wide);
+    values[2 * i + 1] = looked_up(table, packing == AFFINE4 ? upper : lower, wide);
   }
 }
 
@@ -329,9 +344,13 @@ INLINE void packed_share(const PackedShare *s, Packing packing, int wide) {
 }
 
 INLINE void packed_shares(const PackedShare *s, int wide) {
-  if (s->packed->packing == NF4) packed_share(s, NF4, wide);
-  else if (s->packed->packing == AFFINE4) packed_share(s, AFFINE4, wide);
-  else packed_share(s, AFFINE8, wide);
+  switch (s->packed->packing) {
+    case NF4: packed_share(s, NF4, wide); break;
+    case AFFINE4: packed_share(s, AFFINE4, wide); break;
+    case AFFINE8: packed_share(s, AFFINE8, wide); break;
+    case FP4: packed_share(s, FP4, wide); break;
+    case INT8: packed_share(s, INT8, wide); break;
+  }
 }
 
 INLINE int is_wide(void) {
@@ -360,7 +379,7 @@ INLINE void unpack(const Unpacking *s, Packing packing, int wide) {
     for (int64_t block = 0; block < depth / BLOCK; block++) {
       Vector w[BLOCK_VECTORS];
       block_values(s->packed, packing, row, block, wide, w);
-      if (packing != AFFINE8) {
+      if (packing != AFFINE8 && packing != INT8) {
         for (int i = 0; i < BLOCK_VECTORS; i += 2) {
           const Vector even = w[i], odd = w[i + 1];
           w[i] = SHUFFLE(even, odd, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -383,9 +402,13 @@ INLINE void unpack(const Unpacking *s, Packing packing, int wide) {
 EVERY_CPU static void *unpack_work(void *argument) {
   const Unpacking *s = argument;
   const int wide = is_wide();
-  if (s->packed->packing == NF4) unpack(s, NF4, wide);
-  else if (s->packed->packing == AFFINE4) unpack(s, AFFINE4, wide);
-  else unpack(s, AFFINE8, wide);
+  switch (s->packed->packing) {
+    case NF4: unpack(s, NF4, wide); break;
+    case AFFINE4: unpack(s, AFFINE4, wide); break;
+    case AFFINE8: unpack(s, AFFINE8, wide); break;
+    case FP4: unpack(s, FP4, wide); break;
+    case INT8: unpack(s, INT8, wide); break;
+  }
   return NULL;
 }
 
@@ -429,14 +452,16 @@ EXPORT void griffin_unpack(const int64_t *sizes, const void *elements, const voi
   run_unpack(&packed, sizes[0], (Type)sizes[2], sizes[5], out, griffin_team);
 }
 
-// Elements, scales and shifts, the arguments of a call from XLA. nf4 has shifts [0], in the dtype of
-// its values.
+// Elements, scales and shifts, the arguments of a call from XLA. Where there are no shifts, they are
+// as many numbers as `Packing` counts, in the dtype of the values.
 INLINE Packed packed_of(Buffer **arguments) {
   const Buffer *elements = arguments[0], *scales = arguments[1], *shifts = arguments[2];
-  const int64_t depth = scales->dims[1] * BLOCK;
-  const Packing affine = elements->dims[1] == depth ? AFFINE8 : AFFINE4;
-  return (Packed){shifts->rank == 1 ? NF4 : affine, type_of(shifts), depth, elements->data,
-                  scales->data, shifts->data};
+  const int64_t stored = elements->dims[1];
+  const Packing packing = shifts->rank == 1                    ? (Packing)shifts->dims[0]
+                          : stored == scales->dims[1] * BLOCK ? AFFINE8
+                                                              : AFFINE4;
+  const int64_t depth = packing == AFFINE8 || packing == INT8 ? stored : 2 * stored;
+  return (Packed){packing, type_of(shifts), depth, elements->data, scales->data, shifts->data};
 }
 
 // x [N, I] in float32, in the order of `block_values`, and a matrix -> x W^T in float32.

@@ -23,7 +23,7 @@ from griffin_eval.kernels.cpu import compiled
 MOST_ROWS = 8  # of which a product by the compiled kernel is the faster one
 BLOCK = 64  # elements that have a scale in common, for the compiled kernel
 ROWS = 16_384  # of a matrix that are dequantised at a time
-_PACKINGS = (("nf4", 4), ("affine", 4), ("affine", 8))  # of linear/cpu.c
+_PACKINGS = (("nf4", 4), ("affine", 4), ("affine", 8), ("fp4", 4), ("int8", 8))  # of linear/cpu.c
 
 
 @functools.partial(
@@ -135,9 +135,11 @@ def _unsupported(weight: PackedMatrix) -> str | None:
         return "the compiled kernel runs on a CPU"
     if (weight.kind, weight.bits) not in _PACKINGS or weight.rounded_to == jnp.float16:
         return f"the compiled kernel has no {weight.kind} in {weight.bits} bits"
-    if weight.scales.shape[-1] * BLOCK != weight.shape[1]:
+    if weight.shape[1] % BLOCK:
+        return f"the compiled kernel has rows of whole blocks of {BLOCK} elements"
+    if weight.kind != "int8" and weight.scales.shape[-1] * BLOCK != weight.shape[1]:
         return f"the compiled kernel has a scale for every {BLOCK} elements"
-    if weight.dtype not in (jnp.float32, weight.rounded_to):
+    if weight.dtype not in (jnp.float32, _rounded_to(weight)):
         return f"the compiled kernel has values of {weight.rounded_to}, not {weight.dtype}"
     return _missing()
 
@@ -175,9 +177,17 @@ def _derivative(primals, tangents):
     return product(x, weight), change
 
 
+def _rounded_to(weight: PackedMatrix) -> jnp.dtype:
+    """The dtype that the compiled kernel rounds values to: once, where no shift is added later."""
+    once = weight.kind != "affine" and weight.rounded_to == jnp.float32
+    return weight.dtype if once and weight.dtype == jnp.bfloat16 else weight.rounded_to
+
+
 def _arguments(weight: PackedMatrix) -> tuple[Array, Array, Array]:
-    none = jnp.zeros(0, weight.rounded_to)
-    return weight.elements, weight.scales, none if weight.shifts is None else weight.shifts
+    shifts = weight.shifts
+    if shifts is None:  # the kernel is told the packing by their number
+        shifts = jnp.zeros(_PACKINGS.index((weight.kind, weight.bits)), _rounded_to(weight))
+    return weight.elements, weight.scales, shifts
 
 
 def _numbers(elements: Array, kind: str, bits: int) -> Array:

@@ -17,20 +17,22 @@ from griffin_eval.kernels.cpu import compiled
 
 MOST_ROWS = 16  # of which a product by the compiled kernel is the faster one
 BLOCK = 64  # elements that have a scale in common
-PACKINGS = ("nf4", "affine-4", "affine-8")  # of linear/cpu.c, in its order
+PACKINGS = ("nf4", "affine-4", "affine-8", "fp4", "int8")  # of linear/cpu.c, in its order
+ROUNDED_ONCE = ("nf4", "fp4", "int8")  # whose values are rounded where they are complete
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}  # of cpu/floats.h
 THEN = {"none": 0, "gelu_pytorch_tanh": 1, "mul": 2}  # what linear/cpu.c lets follow a product
 _ROWS = 16_384  # of a matrix that are dequantised at a time, where a whole one is too large
 
 
 class Blocks(NamedTuple):
-    """The elements of a matrix in blocks of `BLOCK`, as bitsandbytes and MLX store them.
+    """The elements of a matrix as bitsandbytes and MLX store them, those of 4 bits and affine ones
+    in blocks of `BLOCK`.
 
     Attributes:
         packing: one of `PACKINGS`.
         elements: uint8 [O, I / 2], or [O, I] in 8 bits.
-        scales: [O, I / 64]: of nf4 in float32, otherwise in the dtype of values.
-        shifts: the same, None for nf4.
+        scales: [O, I / 64], of int8 [O, 1]: of affine in the dtype of values, else in float32.
+        shifts: the same of affine, None for the others.
         dtype: to which values are rounded, float32 or bfloat16.
     """
 
@@ -83,7 +85,10 @@ class PackedMatrix:
     ):
         self.shape, self.dtype = torch.Size(shape), dtype
         self._read = read
-        exact = blocks is not None and dtype in (torch.float32, blocks.dtype)
+        if blocks is not None and blocks.packing in ROUNDED_ONCE and blocks.dtype == torch.float32:
+            blocks = blocks._replace(dtype=dtype)
+        exact = blocks is not None and blocks.dtype in _TYPES
+        exact = exact and dtype in (torch.float32, blocks.dtype)
         self._blocks = blocks if exact and compiled.library() is not None else None
 
     def __len__(self) -> int:
@@ -140,7 +145,10 @@ class PackedMatrix:
         library = compiled.library_for_torch()
         assert library is not None
         wide = x.float().reshape(-1, inputs)
-        if blocks.packing != "affine-8":  # in each half of a block first the even places
+        if blocks.packing not in (
+            "affine-8",
+            "int8",
+        ):  # in each half of a block first the even places
             wide = wide.view(-1, inputs // 32, 16, 2).transpose(2, 3)
         wide = wide.contiguous()
         out = torch.empty(*x.shape[:-1], outputs, dtype=out_dtype)

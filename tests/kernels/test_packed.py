@@ -7,12 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from griffin_eval.converters.codecs.bitsandbytes import code_of, dequantised_4_bits, pairs_of
 from griffin_eval.converters.codecs.encode import ENCODINGS
 from griffin_eval.kernels.cpu import compiled
 from griffin_eval.kernels.linear.cpu_torch import linear
 from griffin_eval.kernels.linear.packed_torch import MOST_ROWS, PACKINGS, Blocks, PackedMatrix
 
-NAMES = dict(zip(PACKINGS, ("bnb-nf4", "mlx-4", "mlx-8"), strict=True))
+NAMES = {"nf4": "bnb-nf4", "affine-4": "mlx-4", "affine-8": "mlx-8", "int8": "bnb-int8"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -26,22 +27,34 @@ def matrix(packing, dtype, outputs, inputs, seed=0, run=None, readable=True):
     """A packed matrix, and what it is dequantised to by numpy."""
     rng = np.random.default_rng(seed)
     weight = rng.standard_normal((outputs, inputs)) * rng.choice([1e-4, 1, 30], (outputs, 1))
-    encoded = ENCODINGS[NAMES[packing]].encode(weight.astype(getattr(ml_dtypes, dtype, dtype)))
-    elements, scales, *shifts = map(tensor, encoded.parts)
+    if packing == "fp4":
+        elements, scales, shifts, dense = of_fp4(rng, weight, dtype)
+    else:
+        encoded = ENCODINGS[NAMES[packing]].encode(weight.astype(getattr(ml_dtypes, dtype, dtype)))
+        elements, scales, *shifts = map(tensor, encoded.parts)
+        dense = tensor(encoded.values)
     blocks = Blocks(
         packing,
         elements.view(torch.uint8).reshape(outputs, -1),
         scales.reshape(outputs, -1),
         shifts[0].reshape(outputs, -1) if shifts else None,
-        DTYPES[dtype],
+        dense.dtype,
     )
-    dense = tensor(encoded.values)
 
     def read(start, stop):
         assert readable, "the kernel should have run"
         return dense[start:stop]
 
     return PackedMatrix((outputs, inputs), run or DTYPES[dtype], read, blocks), dense
+
+
+def of_fp4(rng, weight, dtype):
+    """Random numbers with the scales of a matrix, which nothing here encodes so."""
+    scales = np.abs(weight.reshape(-1, 64)).max(1).astype(np.float32)
+    numbers = rng.integers(0, 256, weight.size // 2, np.uint8)
+    dense = dequantised_4_bits(numbers, weight.size, scales, 64, pairs_of(code_of("fp4")))
+    dense = torch.from_numpy(dense.reshape(weight.shape)).to(DTYPES[dtype])
+    return tensor(numbers), tensor(scales), [], dense
 
 
 def test_the_compiled_kernel_is_there():
@@ -106,7 +119,7 @@ def test_products_are_those_of_the_dequantised_matrix(packing, rows):
     packed, dense = matrix(packing, "bfloat16", 96, 128)
     found, wide = packed.logits(x.bfloat16()), x.bfloat16().float()
     assert found.dtype == torch.float32
-    torch.testing.assert_close(found, wide @ dense.float().T, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(found, wide @ dense.bfloat16().float().T, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("packing", PACKINGS)

@@ -20,7 +20,7 @@ from griffin_eval.kernels.linear.packed_jax import MOST_ROWS, PackedMatrix
 from griffin_eval.model_jax.layers import product
 
 DTYPES = ("float32", "bfloat16", "float16")
-COMPILED = ("bnb-nf4", "mlx-4", "mlx-8")
+COMPILED = ("bnb-nf4", "bnb-int8", "mlx-4", "mlx-8")
 
 
 def numpy_dtype(name):

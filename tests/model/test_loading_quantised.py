@@ -20,6 +20,7 @@ from griffin_eval.converters.codecs.quantised import Dequantised
 from griffin_eval.converters.containers.safetensors.reader import SafetensorsFolder
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.errors import ArgumentError
+from griffin_eval.kernels.linear import packed_jax
 from griffin_eval.kernels.linear.packed_jax import PackedMatrix
 from griffin_eval.model_jax import loading as jax_loading
 from griffin_eval.model_torch import loading as torch_loading
@@ -177,7 +178,10 @@ def test_matrices_that_an_adapter_changes_are_dequantised(written, base, tmp_pat
     assert relative_error(found, jax_logits(jax_loading.load(plain, "float32"), ids)) > 1e-4
 
 
-def test_a_layer_is_the_most_that_a_step_dequantises(tmp_path):
+@pytest.mark.parametrize("kernel", [True, False])
+def test_a_layer_is_the_most_that_a_step_dequantises(tmp_path, kernel, monkeypatch):
+    if not kernel:
+        monkeypatch.setattr(packed_jax, "_missing", lambda: "no compiler")
     config = dataclasses.replace(BASE, width=256, lru_width=256, mlp_width=512, num_layers=9)
     write_base(tmp_path / "base", config)
     write_bitsandbytes(tmp_path / "q", tmp_path / "base", torch.float32, **BITS["int8"])
@@ -195,7 +199,10 @@ def test_a_layer_is_the_most_that_a_step_dequantises(tmp_path):
         ids, state = jnp.zeros((1, length), jnp.int32), model.init_state(1)
         lowered = jax.jit(step).lower(params, ids, jnp.array([length]), state)
         memory = lowered.compile().memory_analysis()
-        assert max(layer) < memory.temp_size_in_bytes < sum(layer)
+        if kernel and length == 1:
+            assert memory.temp_size_in_bytes < max(layer)
+        else:
+            assert max(layer) < memory.temp_size_in_bytes < sum(layer)
 
 
 def test_where_nothing_can_stay_quantised(written):
