@@ -15,9 +15,11 @@ from torch import Tensor
 
 from griffin_eval.kernels.cpu import compiled
 
-MOST_ROWS = 16  # of which a product by the compiled kernel is the faster one
 BLOCK = 64  # elements that have a scale in common
-PACKINGS = ("nf4", "affine-4", "affine-8", "fp4", "int8")  # of linear/cpu.c, in its order
+# By packing, in the order of linear/cpu.c: rows of which a product by the compiled kernel is the
+# faster one.
+MOST_ROWS = {"nf4": 8, "affine-4": 16, "affine-8": 16, "fp4": 8, "int8": 4}
+PACKINGS = tuple(MOST_ROWS)
 ROUNDED_ONCE = ("nf4", "fp4", "int8")  # whose values are rounded where they are complete
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}  # of cpu/floats.h
 THEN = {"none": 0, "gelu_pytorch_tanh": 1, "mul": 2}  # what linear/cpu.c lets follow a product
@@ -138,7 +140,9 @@ class PackedMatrix:
         out_dtype: torch.dtype,
     ) -> Tensor | None:
         blocks, (outputs, inputs) = self._blocks, self.shape
-        if blocks is None or x.dtype != self.dtype or not 0 < x.numel() <= MOST_ROWS * inputs:
+        if blocks is None or x.dtype != self.dtype:
+            return None
+        if not 0 < x.numel() <= MOST_ROWS[blocks.packing] * inputs:
             return None
         if torch.is_grad_enabled() and x.requires_grad or torch.is_autocast_enabled("cpu"):
             return None
