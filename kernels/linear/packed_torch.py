@@ -87,10 +87,11 @@ class PackedMatrix:
     ):
         self.shape, self.dtype = torch.Size(shape), dtype
         self._read = read
-        if blocks is not None and blocks.packing in ROUNDED_ONCE and blocks.dtype == torch.float32:
-            blocks = blocks._replace(dtype=dtype)
-        exact = blocks is not None and blocks.dtype in _TYPES
-        exact = exact and dtype in (torch.float32, blocks.dtype)
+        exact = False
+        if blocks is not None:
+            if blocks.packing in ROUNDED_ONCE and blocks.dtype == torch.float32:
+                blocks = blocks._replace(dtype=dtype)
+            exact = blocks.dtype in _TYPES and dtype in (torch.float32, blocks.dtype)
         self._blocks = blocks if exact and compiled.library() is not None else None
 
     def __len__(self) -> int:
