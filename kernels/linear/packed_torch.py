@@ -150,10 +150,8 @@ class PackedMatrix:
         library = compiled.library_for_torch()
         assert library is not None
         wide = x.float().reshape(-1, inputs)
-        if blocks.packing not in (
-            "affine-8",
-            "int8",
-        ):  # in each half of a block first the even places
+        if blocks.packing not in ("affine-8", "int8"):
+            # In each half of a block first the even places.
             wide = wide.view(-1, inputs // 32, 16, 2).transpose(2, 3)
         wide = wide.contiguous()
         out = torch.empty(*x.shape[:-1], outputs, dtype=out_dtype)
