@@ -7,6 +7,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packaging.version import Version
 from safetensors.numpy import save_file
 from sentencepiece_models import SPECIAL, TEXT, TURNS, train_sentencepiece
 
@@ -29,6 +30,9 @@ from griffin_eval.text.tokenizer import (
 
 sentencepiece = pytest.importorskip("sentencepiece")
 transformers = pytest.importorskip("transformers")
+
+# Its conversion of tokenizer.model is another one from 5.24 on.
+CONVERTS_OTHERWISE = Version(transformers.__version__) >= Version("5.24")
 
 GRIFFIN, RECURRENTGEMMA = PRESETS["griffin-100m"], PRESETS["recurrentgemma-2b"]
 NAMES = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
@@ -133,6 +137,8 @@ def test_special_tokens_in_text_are_read_as_transformers_reads_them(gemma, text)
     # In exactly Gemma's dialect transformers' conversion is right, so it can be the oracle. Except
     # for a literal ▁, which it looks for before spaces become one.
     text = text.replace("▁", "_")
+    if CONVERTS_OTHERWISE:  # it takes <0x41> in a text for the byte
+        text = text.replace("<0x", "<0_")
     folder, _ = gemma
     tokenizer = load_tokenizer_once(folder)
     expected = auto_tokenizer_once(folder).encode(text, add_special_tokens=False)
@@ -519,6 +525,8 @@ def converted(source, destination, target):
     "changes", [{}, {"byte_fallback": False}, {"normalization_rule_name": "nmt_nfkc"}]
 )
 def test_a_json_with_the_same_ids_is_made(model_file, tmp_path, changes):
+    if CONVERTS_OTHERWISE and "normalization_rule_name" in changes:
+        pytest.skip("this transformers normalises otherwise, and no tokenizer.json is made")
     source = shutil.copytree(model_file, tmp_path / "source")
     raw = train_sentencepiece(source, **changes)
     (source / "chat_template.jinja").write_text(TEMPLATE)
@@ -544,6 +552,10 @@ def test_no_json_is_made_where_ids_would_differ(model_file, tmp_path, changes, c
     source = shutil.copytree(model_file, tmp_path / "source")
     raw = train_sentencepiece(source, **changes)
     out = converted(source, tmp_path / "out", "hf")
+    if CONVERTS_OTHERWISE and "model_type" not in changes:  # it knows these
+        auto = transformers.AutoTokenizer.from_pretrained(out)
+        assert auto.encode(TEXT, add_special_tokens=False) == raw.encode(TEXT)
+        return
     assert not (out / "tokenizer.json").exists() and not (out / "tokenizer_config.json").exists()
     assert "tokenizer.model goes without a tokenizer.json" in caplog.text
     assert "gives other ids" in caplog.text
