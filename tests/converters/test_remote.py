@@ -1,14 +1,12 @@
 """Orbax checkpoints in object stores, against servers of both kinds on this machine."""
 
 import json
-import logging
-import socket
 import subprocess
 import sys
 from itertools import count
 from pathlib import Path
-from urllib.request import Request, urlopen
 
+import object_stores
 import pytest
 from programs import griffin_eval
 
@@ -23,54 +21,22 @@ SHIPPED = Path(__file__).parents[2] / "griffin_eval" / "checkpoints" / "inductio
 NUMBERS = count()  # of buckets
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+@pytest.fixture(scope="module", params=["s3", "gs"])
+def store(request):
+    """Scheme and address of a server of S3 or of Google Cloud Storage."""
+    host, port, stop = object_stores.start(request.param)
+    yield request.param, f"http://{host}:{port}"
+    stop()
 
 
-@pytest.fixture(scope="module")
-def s3():
-    """The address of a server of S3."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-@pytest.fixture(scope="module")
-def gcs():
-    """The address of a server of Google Cloud Storage."""
-    from gcp_storage_emulator.server import create_server
-
-    logging.getLogger("gcp_storage_emulator").setLevel(logging.ERROR)
-    port = free_port()
-    server = create_server("127.0.0.1", port, in_memory=True)
-    server.start()
-    yield f"http://127.0.0.1:{port}"
-    server.stop()
-
-
-@pytest.fixture(params=["s3", "gs"])
-def bucket(request, monkeypatch):
+@pytest.fixture
+def bucket(store, monkeypatch):
     """The URL of an empty bucket that griffin-eval reaches; the second server lists all of one."""
     name = f"bucket{next(NUMBERS)}"
-    if request.param == "s3":
-        server = request.getfixturevalue("s3")
-        monkeypatch.setenv("AWS_ENDPOINT_URL", server)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        urlopen(Request(f"{server}/{name}", method="PUT")).close()
-    else:
-        server = request.getfixturevalue("gcs")
-        monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", server)
-        asked = Request(f"{server}/storage/v1/b?project=p", json.dumps({"name": name}).encode())
-        asked.add_header("Content-Type", "application/json")
-        urlopen(asked).close()
-    return f"{request.param}://{name}"
+    for variable, value in object_stores.environment(*store).items():
+        monkeypatch.setenv(variable, value)
+    object_stores.make_bucket(*store, name)
+    return f"{store[0]}://{name}"
 
 
 def refused(*arguments) -> str:

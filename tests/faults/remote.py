@@ -23,10 +23,15 @@ from collections import Counter
 from pathlib import Path
 from urllib.request import Request, urlopen
 
-import run
-from store import CONTROL, Fault
-
 HERE = Path(__file__).resolve().parent
+SUPPORT = str(HERE.parent / "support")
+SUPPORTED = {"PYTHONPATH": f"{HERE}{os.pathsep}{SUPPORT}"}  # where tests keep what they share
+sys.path.append(SUPPORT)
+
+import object_stores  # noqa: E402
+import run  # noqa: E402
+from store import CONTROL, Fault  # noqa: E402
+
 FAULTS = {
     "refused": Fault(status=403),
     "refused from then on": Fault(status=403, stays=True),
@@ -41,20 +46,17 @@ FORMAT = ("--to", "griffin-orbax")
 
 
 class Store:
-    """A server of `store.py` until the context ends."""
+    """A server of `store.py`, which griffin-eval finds, until the context ends."""
 
     def __init__(self, scheme: str):
         command = [sys.executable, HERE / "store.py", scheme]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=os.environ | SUPPORTED
+        )
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().strip()
         self._scheme, self._buckets = scheme, 0
-
-    def environment(self) -> dict[str, str]:
-        if self._scheme == "gs":
-            return {"TENSORSTORE_GCS_HTTP_URL": self.address}
-        key = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
-        return {"AWS_ENDPOINT_URL": self.address, **key}
+        os.environ.update(object_stores.environment(scheme, self.address))
 
     def arm(self, fault: Fault) -> None:
         self._ask(f"{CONTROL}fault", "PUT", json.dumps(dataclasses.asdict(fault)).encode())
@@ -67,10 +69,7 @@ class Store:
         self._buckets += 1
         name = f"bucket{self._buckets}"
         self.arm(NO_FAULT)
-        if self._scheme == "s3":
-            self._ask(f"/{name}", "PUT")
-        else:
-            self._ask("/storage/v1/b?project=p", "POST", json.dumps({"name": name}).encode())
+        object_stores.make_bucket(self._scheme, self.address, name)
         return name
 
     def names(self, bucket: str) -> list[str]:
@@ -192,11 +191,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         code = "import sys, pathlib, tiny_checkpoints as t; t.write_all(pathlib.Path(sys.argv[1]))"
-        environment = os.environ | {"PYTHONPATH": str(HERE.parent / "support")}
-        subprocess.run([sys.executable, "-c", code, root / "made"], env=environment, check=True)
+        made = [sys.executable, "-c", code, root / "made"]
+        subprocess.run(made, env=os.environ | SUPPORTED, check=True)
         for scheme in options.stores:
             with Store(scheme) as store:
-                os.environ.update(store.environment())
                 for writes in (True, False):
                     box = root / f"{scheme}-{writes}"
                     conversions = Conversions(store, root / "made" / "hf", writes, box)

@@ -8,12 +8,15 @@ It prints its address. Requests go to the emulator that tests use. ``PUT /-/faul
 
 import dataclasses
 import json
+import logging
 import os
 import signal
 import sys
 import threading
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import object_stores
 
 CONTROL = "/-/"
 NOT_FORWARDED = {"connection", "content-length", "date", "server", "transfer-encoding"}
@@ -118,28 +121,10 @@ class Handler(BaseHTTPRequestHandler):
         """Nothing: the clients say what went wrong."""
 
 
-def emulator(scheme: str) -> tuple[str, int]:
-    """Starts the emulator of a scheme; its host and port."""
-    if scheme == "s3":
-        from moto.server import ThreadedMotoServer
-
-        server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        server.start()
-        host, port = server.get_host_and_port()
-        return host, port
-    from gcp_storage_emulator.server import create_server
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as free:
-        port = free.server_port
-    create_server("127.0.0.1", port, in_memory=True).start()
-    return "127.0.0.1", port
-
-
 def main() -> None:
-    import logging
-
     logging.disable(logging.CRITICAL)
-    proxy = Proxy(emulator(sys.argv[1]))
+    host, port, _ = object_stores.start(sys.argv[1])
+    proxy = Proxy((host, port))
     print(f"http://127.0.0.1:{proxy.server_port}", flush=True)
     proxy.serve_forever()
 
