@@ -1,6 +1,5 @@
 """What is written is a checkpoint to stock Orbax and to recurrentgemma, within bounded memory."""
 
-import json
 import math
 import subprocess
 import sys
@@ -254,7 +253,7 @@ def test_tensorstore_missing(tmp_path, monkeypatch):
 
 
 MEASURE = """
-import json, sys, threading, time
+import sys, threading, time
 import ml_dtypes, numpy as np
 from pathlib import Path
 
@@ -280,7 +279,6 @@ if job == "stock":
     checkpointer = ocp.PyTreeCheckpointer()
 base, peak = anonymous(), [0.0]
 threading.Thread(target=watch, daemon=True).start()
-start = time.perf_counter()
 if job == "stock":
     checkpointer.save(folder, tree)
 elif job in ("pieces", "numpy"):
@@ -292,8 +290,7 @@ elif job in ("pieces", "numpy"):
 else:
     with OrbaxWriter(folder, {"a": ((rows, 2560), "bfloat16")}) as writer:
         writer.write("a", [block] if job == "whole" else (block for _ in range(32)))
-seconds = time.perf_counter() - start
-print(json.dumps({"mib": peak[0] - base, "mb_s": rows * 2560 * 2 / 1e6 / seconds}))
+print(peak[0] - base)
 """
 
 
@@ -309,14 +306,10 @@ def test_memory_of_an_embedding_of_1_3_gb(tmp_path):
             text=True,
             check=True,
         )
-        found = json.loads(run.stdout.splitlines()[-1])
-        print(f"{folder} {job}: +{found['mib']:.0f} MiB, {found['mb_s']:.0f} MB/s")
-        return found
+        return float(run.stdout.splitlines()[-1])
 
-    streamed, whole = measure("streamed", "streamed"), measure("whole", "whole")
-    stock = measure("stock", "stock")
-    assert streamed["mib"] < 400 and whole["mib"] < 340
-    assert streamed["mb_s"] > 2 * stock["mb_s"]
+    assert measure("streamed", "streamed") < 400 and measure("whole", "whole") < 340
+    assert measure("stock", "stock") > 1250
     for folder in ("streamed", "stock"):
-        assert measure(folder, "pieces")["mib"] < 500  # 250 on a quiet machine
-        assert measure(folder, "numpy")["mib"] < 1250 + 340
+        assert measure(folder, "pieces") < 500  # 250 on a quiet machine
+        assert measure(folder, "numpy") < 1250 + 340
