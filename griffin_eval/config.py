@@ -14,6 +14,7 @@ BlockType = Literal["recurrent", "local_attention", "global_attention"]
 GRIFFIN: tuple[BlockType, ...] = ("recurrent", "recurrent", "local_attention")
 HAWK: tuple[BlockType, ...] = ("recurrent",)
 MQA: tuple[BlockType, ...] = ("global_attention",)
+LOCAL_MQA: tuple[BlockType, ...] = ("local_attention",)
 
 # Fields that older files lack, which mean their defaults.
 ADDED = (

@@ -14,7 +14,9 @@ def train(
         str | None,
         typer.Argument(help="Recipe: selective_copy, induction_heads, bytes, phonebook or text."),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model: griffin, hawk or mqa.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model: griffin, hawk, mqa or local_mqa.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder of the run.")
     ] = None,

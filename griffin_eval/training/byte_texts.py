@@ -33,10 +33,20 @@ def corpus() -> bytes:
     return b"\n".join(file.read_bytes() for file in files)
 
 
-def text(rng: np.random.Generator, length: int) -> Example:
-    """``length`` bytes of `corpus` from a random position on. No target counts as asked."""
-    start = int(rng.integers(len(corpus()) - length))
-    ids = _ids(corpus()[start : start + length])
+@functools.cache
+def held_out() -> bytes:
+    """The modules that the tasks read, one after the other."""
+    from griffin_eval.tasks.long_text.documents import python_texts
+
+    return "\n".join(text for _, text in python_texts()).encode()
+
+
+def text(rng: np.random.Generator, length: int, source: bytes | None = None) -> Example:
+    """``length`` bytes of a source, if not `corpus`, from a random position on. No target counts as
+    asked."""
+    source = corpus() if source is None else source
+    start = int(rng.integers(len(source) - length))
+    ids = _ids(source[start : start + length])
     none = np.zeros(length, np.int32)
     return ids[:-1], ids[1:], np.ones(length, np.float32), none > 0, none
 

@@ -38,11 +38,17 @@ DATA = {
     ),
 }
 LEVELS = (0.5, 0.9, 0.95, 0.99)  # of the accuracy, whose first steps a card names
-NAMES = {"griffin": "Griffin", "hawk": "Hawk", "mqa": "MQA Transformer"}
+NAMES = {
+    "griffin": "Griffin",
+    "hawk": "Hawk",
+    "mqa": "MQA Transformer",
+    "local_mqa": "local MQA Transformer",
+}
 LINEAGE = {
     "griffin": "recurrent, recurrent and local attention blocks in turn",
     "hawk": "recurrent blocks alone",
     "mqa": "global multi-query attention alone, with RoPE",
+    "local_mqa": "local multi-query attention alone, with RoPE",
 }
 
 

@@ -6,10 +6,15 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from griffin_eval.drawing import BLUE, GREEN, VERMILION, save
+from griffin_eval.drawing import BLACK, BLUE, GREEN, VERMILION, save
 from griffin_eval.training.run_folder import METRICS_FILE, RUN_FILE, read_metrics
 
-STYLES = {"griffin": (BLUE, "-"), "hawk": (VERMILION, "--"), "mqa": (GREEN, "-.")}
+STYLES = {
+    "griffin": (BLUE, "-"),
+    "hawk": (VERMILION, "--"),
+    "mqa": (GREEN, "-."),
+    "local_mqa": (BLACK, ":"),
+}
 
 
 def draw(runs: Sequence[Path], stem: Path) -> Path:

@@ -35,12 +35,15 @@ def held_out_metrics(
         ``test_loss``; ``accuracy`` of the asked targets; ``in_view`` and ``out_of_view``, of those
         that repeat a token inside and outside the window, if there are any; ``sequences``, the
         share of rows without an error; ``by_answer``, the accuracy of the first, second, … answer,
-        where all rows ask for equally many, at most `MOST_ANSWERS`.
+        where all rows ask for equally many, at most `MOST_ANSWERS`; and ``by_row``, the loss of
+        each row, where all targets weigh alike.
     """
     losses, right = zip(*(evaluate(params, batch) for batch in batches), strict=True)
+    weights = [np.asarray(batch.weights) for batch in batches]
     rights = np.concatenate([np.asarray(each) for each in right])
     asked = np.concatenate([batch.asked for batch in batches])
-    metrics: dict[str, Any] = {"test_loss": float(np.mean([float(loss) for loss in losses]))}
+    means = [np.sum(loss) / weight.sum() for loss, weight in zip(losses, weights, strict=True)]
+    metrics: dict[str, Any] = {"test_loss": float(np.mean(means))}
     metrics["accuracy"] = _mean(rights[asked]) or 0.0
     distance = np.concatenate([np.asarray(batch.distance) for batch in batches])
     in_view = asked & (distance > 0) & (distance < window)
@@ -55,6 +58,9 @@ def held_out_metrics(
     if 1 < counts.min() == counts.max() <= MOST_ANSWERS:
         each = rights[asked].reshape(len(asked), -1).mean(0)
         metrics["by_answer"] = [round(float(share), 4) for share in each]
+    if all((weight == 1).all() for weight in weights):
+        rows_of_all, length = np.concatenate([np.asarray(loss) for loss in losses]), asked.shape[1]
+        metrics["by_row"] = [round(float(loss), 4) for loss in rows_of_all / length]
     return metrics
 
 

@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from griffin_eval.config import GRIFFIN, HAWK, MQA, GriffinConfig
+from griffin_eval.config import GRIFFIN, HAWK, LOCAL_MQA, MQA, GriffinConfig
 from griffin_eval.errors import ArgumentError
 from griffin_eval.messages import did_you_mean
 from griffin_eval.tasks.symbols import sequences
 from griffin_eval.training import byte_texts
 
-MODELS = {"griffin": GRIFFIN, "hawk": HAWK, "mqa": MQA}
+MODELS = {"griffin": GRIFFIN, "hawk": HAWK, "mqa": MQA, "local_mqa": LOCAL_MQA}
 HELD_OUT_BATCHES = 8  # that a run is tested on
 SHORTEST = 8  # tokens of a training sequence
 MOST_QUESTIONS = 8  # in a training sequence of induction heads
@@ -57,6 +57,7 @@ class Recipe:
         name: name of the recipe.
         draw: function that draws one row from a generator and a length in tokens: a `Batch` of
             arrays [T]. T may exceed the length, and is the same for all rows of a length.
+        draw_held_out: function that draws held-out rows; None if ``draw`` does.
         write_tokenizer: function that writes the files of the tokenizer into a folder.
         text: function that returns the text from which rows are taken; None if all are generated.
         vocab_size, visible_keys, rope_fraction: as in `GriffinConfig`. Without a fraction, RoPE
@@ -81,6 +82,7 @@ class Recipe:
 
     name: str
     draw: Callable[[np.random.Generator, int], Batch]
+    draw_held_out: Callable[[np.random.Generator, int], Batch] | None = None
     write_tokenizer: Callable[[Path], None]
     text: Callable[[], bytes] | None = None
     vocab_size: int
@@ -104,7 +106,7 @@ class Recipe:
 
     def config(self, model: str, stage: int | None = None) -> GriffinConfig:
         """The architecture of one of `MODELS`, as a stage trains it; None for the last one."""
-        rope = self.rope_fraction or (1.0 if model == "mqa" else 0.5)
+        rope = self.rope_fraction or (0.5 if "recurrent" in MODELS[model] else 1.0)
         share = self._share(stage) if self.scale_window else 1.0
         return GriffinConfig(
             vocab_size=self.vocab_size,
@@ -136,18 +138,18 @@ class Recipe:
 
     def batch(self, seed: int, step: int, stage: int | None = None) -> Batch:
         """The rows that a step trains on, in a stage; None for the last one."""
-        return self._rows("train", seed, step, self.length_of(stage))
+        return self._rows("train", self.draw, seed, step, self.length_of(stage))
 
     def held_out(self, stage: int | None = None) -> list[Batch]:
         """The batches that runs are tested on, of a stage's length; None for the last one."""
-        length = self.length_of(stage)
-        return [self._rows("test", 0, index, length) for index in range(HELD_OUT_BATCHES)]
+        length, draw = self.length_of(stage), self.draw_held_out or self.draw
+        return [self._rows("test", draw, 0, index, length) for index in range(HELD_OUT_BATCHES)]
 
-    def _rows(self, purpose: str, seed: int, step: int, length: int) -> Batch:
+    def _rows(self, purpose: str, draw: Callable, seed: int, step: int, length: int) -> Batch:
         rows = max(1, self.tokens // length)
         name = zlib.crc32(f"{self.name} {purpose}".encode())
         drawn = [
-            self.draw(np.random.Generator(np.random.PCG64([name, seed, step, row])), length)
+            draw(np.random.Generator(np.random.PCG64([name, seed, step, row])), length)
             for row in range(rows)
         ]
         return Batch(*(np.stack(arrays) for arrays in zip(*drawn, strict=True)))
@@ -223,10 +225,15 @@ def phonebook(rng: np.random.Generator, length: int) -> Batch:
     return Batch(*byte_texts.phonebook(rng, length, fewest=1))
 
 
-def text(rng: np.random.Generator, length: int) -> Batch:
+def text(rng: np.random.Generator, length: int, source: bytes | None = None) -> Batch:
     """A part of a text, whose every byte counts for the accuracy."""
-    row = Batch(*byte_texts.text(rng, length))
+    row = Batch(*byte_texts.text(rng, length, source))
     return row._replace(asked=np.ones_like(row.asked))
+
+
+def held_out_text(rng: np.random.Generator, length: int) -> Batch:
+    """A part of a module that no run trains on."""
+    return text(rng, length, byte_texts.held_out())
 
 
 _symbol_recipe = functools.partial(
@@ -266,6 +273,6 @@ RECIPES = {
             curriculum=tuple((0, share) for share in (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4)),
             advance=0.95,
         ),
-        _byte_recipe(name="text", draw=text, text=byte_texts.corpus),
+        _byte_recipe(name="text", draw=text, draw_held_out=held_out_text, text=byte_texts.corpus),
     )
 }

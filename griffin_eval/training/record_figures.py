@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from griffin_eval.drawing import BLACK, COLORS, panels, save
+from griffin_eval.training.card import NAMES
 from griffin_eval.training.figures import STYLES
 
-NAMES = {"griffin": "Griffin", "hawk": "Hawk", "mqa": "MQA Transformer"}
 # Records by the names of their folders: a model and a seed, and what was changed of that run.
 SEEDS = re.compile(r"copy/(griffin|hawk|mqa)-\d+")
 CHANGES = re.compile(r"copy/(griffin|hawk|mqa)-0-[a-z]+")

@@ -41,32 +41,24 @@ class Method:
 ONE_DEVICE = Method()
 
 
-def loss_of(
+def losses_of(
     config: GriffinConfig,
     params: Mapping[str, jax.Array],
     batch: Batch,
     dtype: str = "float32",
 ) -> tuple[jax.Array, jax.Array]:
-    """The loss of a batch, and which targets are the likeliest token.
+    """The losses of the rows of a batch, and which targets are the likeliest token.
 
     Args:
         config: architecture of the model.
         params: parameters by canonical name.
-        batch: rows of equal length, each of which the model reads from an empty state.
+        batch: B rows of equal length T, each of which the model reads from an empty state.
         dtype: to compute in.
 
     Returns:
-        The weighted mean cross-entropy in nats, float32 []; and whether each target is the
-        likeliest token, bool [B, T].
+        The weighted sum of each row's cross-entropies in nats, float32 [B]; and whether each target
+        is the likeliest token, bool [B, T].
     """
-    loss, right = _loss_and_right(config, dtype, params, batch)
-    return loss / jnp.sum(jnp.asarray(batch.weights)), right
-
-
-def _loss_and_right(
-    config: GriffinConfig, dtype: str, params: Mapping[str, jax.Array], batch: Batch
-) -> tuple[jax.Array, jax.Array]:
-    """The weighted sum of cross-entropies, and whether each target is the likeliest token."""
     split = split_over(config, axis_size(MODEL))
 
     def make(spec: ParamSpec) -> nnx.Param:
@@ -80,7 +72,7 @@ def _loss_and_right(
     hidden, _ = model.step(tokens, lengths, model.init_state(rows, length))
     logits = model.logits(hidden)
     each = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-    return jnp.sum(each * weights), jnp.argmax(logits, -1) == targets
+    return jnp.sum(each * weights, -1), jnp.argmax(logits, -1) == targets
 
 
 def param_places(config: GriffinConfig, mesh: Mesh) -> dict[str, NamedSharding]:
@@ -112,7 +104,7 @@ def compile_update(
     method: Method = ONE_DEVICE,
     dtype: str = "float32",
 ):
-    """The compiled functions that make one training step, and that compute `loss_of`. With a mesh
+    """The compiled functions that make one training step, and that compute `losses_of`. With a mesh
     they are called where it is set.
 
     Args:
@@ -125,21 +117,22 @@ def compile_update(
         ``update(params, state, batch)``, which consumes parameters and the optimizer's state and
         gives both anew, the loss and the norm of the gradients; and ``evaluate(params, batch)``.
     """
-    total = functools.partial(_loss_and_right, config, dtype)
+
+    def total(params: Params, batch: Batch) -> jax.Array:
+        return jnp.sum(losses_of(config, params, batch, dtype)[0])
+
     if method.recompute:
         total = jax.checkpoint(total, policy=jax.checkpoint_policies.save_only_these_names(SUMS))
-    gradient = jax.value_and_grad(total, has_aux=True)
+    gradient = jax.value_and_grad(total)
 
     def added(params: Params, batch: Batch) -> tuple[jax.Array, Params]:
         """The sum of losses, and its gradients."""
         pieces = math.gcd(method.pieces, len(batch.tokens))
         if pieces == 1:
-            (loss, _), gradients = gradient(params, batch)
-            return loss, gradients
+            return gradient(params, batch)
 
         def add(sums: tuple[jax.Array, Params], piece: Batch) -> tuple[Any, None]:
-            (loss, _), gradients = gradient(params, piece)
-            return jax.tree.map(jnp.add, sums, (loss, gradients)), None
+            return jax.tree.map(jnp.add, sums, gradient(params, piece)), None
 
         cut = jax.tree.map(lambda x: x.reshape(pieces, -1, *x.shape[1:]), batch)
         zero = jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params)
@@ -157,5 +150,5 @@ def compile_update(
     if mesh is not None:
         one = NamedSharding(mesh, PartitionSpec())
         results = param_places(config, mesh), state_places(optimizer, config, mesh), one, one
-    evaluate = jax.jit(functools.partial(loss_of, config, dtype=dtype))
+    evaluate = jax.jit(functools.partial(losses_of, config, dtype=dtype))
     return jax.jit(update, donate_argnums=(0, 1), out_shardings=results), evaluate

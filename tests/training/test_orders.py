@@ -105,7 +105,13 @@ def test_accuracies_are_split_by_view_and_by_answer(seed, window):
     distance = np.where(asked, rng.integers(1, 20, asked.shape), 0).astype(np.int32)
     rights = rng.random(asked.shape) < 0.5
     batch = Batch(asked, asked, asked, asked, distance)
-    found = held_out_metrics(lambda params, batch: (1.0, rights), {}, [batch], window)
+    losses = rng.random(6)
+    found = held_out_metrics(lambda params, batch: (losses, rights), {}, [batch], window)
+    assert found["test_loss"] == pytest.approx(losses.sum() / 18) and "by_row" not in found
+    batch = batch._replace(weights=np.ones((6, 9)))
+    alike = held_out_metrics(lambda params, batch: (losses, rights), {}, [batch], window)
+    assert alike["by_row"] == pytest.approx(losses / 9, abs=1e-4)
+    assert np.mean(alike["by_row"]) == pytest.approx(alike["test_loss"], abs=1e-4)
     answers = rights[:, -3:]
     assert found["accuracy"] == pytest.approx(answers.mean())
     assert found["sequences"] == pytest.approx(answers.all(1).mean())

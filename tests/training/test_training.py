@@ -24,7 +24,7 @@ from griffin_eval.training import byte_texts
 from griffin_eval.training.optimizer import make_optimizer
 from griffin_eval.training.recipes import RECIPES, Batch
 from griffin_eval.training.run_folder import Run, read_metrics
-from griffin_eval.training.step import Method, compile_update, loss_of
+from griffin_eval.training.step import Method, compile_update, losses_of
 from griffin_eval.training.trainer import train_model
 
 SMALL = dict(layers=3, length=16, tokens=256, steps=40, curriculum=((20, 1 / 2),))
@@ -99,6 +99,10 @@ def test_text_is_of_modules_that_no_task_reads():
     for _, text in documents.python_texts():
         middle = len(text) // 2
         assert text[middle : middle + 200].encode() not in byte_texts.corpus()
+    for batch in RECIPES["text"].held_out():
+        for row in batch.tokens:
+            held = bytes((row[1:] - byte_texts.FIRST).tolist())
+            assert held in byte_texts.held_out() and held not in byte_texts.corpus()
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -139,7 +143,7 @@ def test_gradients_flow_through_every_parameter(model):
     config = recipe.config(model)
     params = {n: jnp.asarray(initial_value(s, 0)) for n, s in param_specs(config).items()}
     batch = recipe.batch(0, recipe.steps - 1)
-    gradient = jax.grad(lambda p: loss_of(config, p, batch)[0])
+    gradient = jax.grad(lambda p: losses_of(config, p, batch)[0].sum())
     gradients = jax.jit(gradient, compiler_options=QUICK_COMPILE)(params)
     assert gradients.keys() == params.keys()
     for name, gradient in gradients.items():
