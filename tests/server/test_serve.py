@@ -767,6 +767,25 @@ def test_the_benchmark_measures_both():
             assert len(re.findall(r"[0-9.e-]*[0-9]", line)) == 5, line
 
 
+def test_the_benchmark_asks_a_task_of_lm_eval_both_ways():
+    sizes = ("--requests", 3, "--clients", 2, "--rounds", 1, "--dtype", "float32")
+    done = griffin_eval("bench", "serve", MODEL, "--task", "griffin_pydoc_choice", *sizes)
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    engine, server = (
+        re.search(rf"{who} │ (\S+) │ \S+ │ (\S+) │ (\S+) │", said).groups()
+        for who in ("engine", "server")
+    )
+    assert engine[1:] == server[1:]  # metrics
+    found = re.search(r"at (\S+) of the engine's speed; 0.8 of it: (reached|missed)", said)
+    ratio = float(engine[0]) / float(server[0])
+    assert float(found[1]) == pytest.approx(ratio, rel=0.02, abs=0.01)
+    assert (found[2] == "reached") == (ratio >= 0.8) or ratio == pytest.approx(0.8, rel=0.02)
+    done = griffin_eval("bench", "serve", MODEL, "--task", "griffin_none", *sizes)
+    assert done.returncode == 2 and "no such task" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_the_benchmark_of_pauses_prints_the_limit():
     done = griffin_eval("bench", "pauses", MODEL, "--tokens", 3000, "--seconds", 1)
     assert done.returncode == 0, done.stderr

@@ -30,7 +30,7 @@ def ask(
     if not manager.match_tasks([task]):
         where = f" or in {tasks_path}" if tasks_path else ""
         raise ArgumentError(
-            f"--tasks {task!r}: there is no such task in lm_eval{where}; `lm_eval ls tasks` lists "
+            f"task {task!r}: there is no such task in lm_eval{where}; `lm_eval ls tasks` lists "
             "them, --tasks-path adds a folder"
         )
     rolling = lm.loglikelihood_rolling

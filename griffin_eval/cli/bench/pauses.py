@@ -21,7 +21,7 @@ def bench_pauses(
     rounds: Annotated[int, typer.Option(help="Number of measurements of each.", min=1)] = 1,
 ) -> None:
     """Time between tokens of 16 streams of a server, alone and while a very long prompt is read."""
-    from griffin_eval.bench.pauses import run
+    from griffin_eval.bench.serving.pauses import run
 
     console = Console(width=max(Console().width, 100))
     with measuring():

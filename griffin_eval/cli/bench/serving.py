@@ -1,5 +1,6 @@
 """The command ``bench serve``."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,10 +19,25 @@ def bench_serve(
         int, typer.Option(help="Number of tokens to generate for each text.", min=2)
     ] = 64,
     rounds: Annotated[int, typer.Option(help="Number of measurements of each.", min=1)] = 3,
+    task: Annotated[
+        str | None,
+        typer.Option(help="Task of lm_eval whose documents are the requests, by its own client."),
+    ] = None,
+    tasks_path: Annotated[
+        Path | None, typer.Option(help="Folder with more tasks.", exists=True, file_okay=False)
+    ] = None,
 ) -> None:
-    """Time a server under many clients beside the engine without one; time to first token."""
-    from griffin_eval.bench.serving import run
+    """Time a server under many clients beside the engine without one; time to first token.
+
+    With `--task`, lm_eval asks the server and the engine, and `--requests` counts documents.
+    """
+    from griffin_eval.bench.serving import requests as texts
+    from griffin_eval.bench.serving import tasks
 
     console = Console(width=max(Console().width, 100))
     with measuring():
-        run(console, checkpoint, framework, dtype, clients, requests, new_tokens, rounds)
+        if task is None:
+            texts.run(console, checkpoint, framework, dtype, clients, requests, new_tokens, rounds)
+        else:
+            where = None if tasks_path is None else str(tasks_path)
+            tasks.run(console, checkpoint, framework, dtype, clients, task, where, requests, rounds)

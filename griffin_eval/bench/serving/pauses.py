@@ -17,7 +17,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from griffin_eval.bench.serving import Body, make_texts, own_server, served
+from griffin_eval.bench.serving.clients import Body, own_server, served
+from griffin_eval.bench.serving.requests import make_texts
 from griffin_eval.bench.timing import Failed
 
 STREAMS = 16
