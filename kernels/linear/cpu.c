@@ -195,9 +195,9 @@ EXPORT void *griffin_xla_linear(CallFrame *frame) {
 typedef enum { NF4, AFFINE4, AFFINE8, FP4, INT8 } Packing;  // of packed_torch.py
 enum { BLOCK = 64, BLOCK_VECTORS = BLOCK / LANES };
 
-typedef uint8_t Bytes __attribute__((vector_size(16)));
 typedef uint8_t StoredBytes __attribute__((vector_size(16), aligned(1), may_alias));
-typedef int8_t SignedBytes __attribute__((vector_size(16)));
+typedef uint64_t Longs __attribute__((vector_size(64)));
+typedef int32_t Numbers __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
 typedef uint16_t StoredHalves __attribute__((vector_size(32), aligned(2), may_alias));
 typedef float Eight __attribute__((vector_size(32)));
@@ -239,35 +239,61 @@ INLINE Vector nearest_of(Vector values, Type type) {
 
 INLINE Vector scaled(Vector numbers, float scale, float shift, Type type) {
   Vector product = nearest_of(numbers * scale, type);
-  __asm__("" : "+m"(product));  // rounded by itself, not fused with the sum
+  if (type != BFLOAT16) __asm__("" : "+m"(product));  // rounded by itself, not fused with the sum
   return nearest_of(product + shift, type);
 }
 
-INLINE Words words_of(const uint8_t *bytes) {
-  const Bytes loaded = *(const StoredBytes *)bytes;
-  return __builtin_convertvector(loaded, Words);
+INLINE uint64_t eight_bytes(const uint8_t *from) {
+  uint64_t bytes;
+  memcpy(&bytes, from, sizeof bytes);
+  return bytes;
 }
 
-// The values of a block: of 4 bits those at even places, then those at odd ones, of each half.
+// The bytes of a block as numbers. GCC 12 turns a conversion of vectors into one of each byte.
+INLINE void words_of(const uint8_t *from, int wide, Words *words) {
+  if (!wide) {
+    for (int i = 0; i < BLOCK_VECTORS; i++)
+      words[i] = __builtin_convertvector(*(const StoredBytes *)(from + i * LANES), Words);
+    return;
+  }
+  const Words all = *(const StoredWords *)from;
+  words[0] = SHUFFLE(all, all, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+  words[1] = SHUFFLE(all, all, 4, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7);
+  words[2] = SHUFFLE(all, all, 8, 8, 8, 8, 9, 9, 9, 9, 10, 10, 10, 10, 11, 11, 11, 11);
+  words[3] = SHUFFLE(all, all, 12, 12, 12, 12, 13, 13, 13, 13, 14, 14, 14, 14, 15, 15, 15, 15);
+  const Words places = {0, 8, 16, 24, 0, 8, 16, 24, 0, 8, 16, 24, 0, 8, 16, 24};
+  for (int i = 0; i < BLOCK_VECTORS; i++) words[i] = words[i] >> places & 255;
+}
+
+// The numbers of 4 bits of 8 bytes, in the last bits of words. Those at even places are the lower
+// ones of the bytes, or the upper ones.
+INLINE Words nibbles_of(const uint8_t *from, int upper_first) {
+  const uint64_t low = 0x0f0f0f0f0f0f0f0f;
+  uint64_t bytes = eight_bytes(from);
+  if (upper_first) bytes = (bytes >> 4 & low) | (bytes & low) << 4;
+  const Longs each = ((Longs){0} + bytes) >> (Longs){0, 8, 16, 24, 32, 40, 48, 56};
+  return (Words)((each & 15) | each << 28) & 15;
+}
+
+// The values of a block.
 INLINE void block_values(const Packed *p, Packing packing, int64_t row, int64_t block, int wide,
                          Vector *values) {
   const int64_t at = row * (p->depth / BLOCK) + block;
-  if (packing == AFFINE8) {
+  if (packing == AFFINE8 || packing == INT8) {
     const uint8_t *from = p->elements + at * BLOCK;
-    const float scale = load_one(p->scales, at, p->type), shift = load_one(p->shifts, at, p->type);
+    const int64_t of = packing == INT8 ? row : at;
+    const float scale = load_one(p->scales, of, packing == INT8 ? FLOAT32 : p->type);
+    const float shift = packing == INT8 ? 0 : load_one(p->shifts, at, p->type);
+    Words words[BLOCK_VECTORS];
+    words_of(from, wide, words);
     for (int i = 0; i < BLOCK_VECTORS; i++) {
-      const Words words = words_of(from + i * LANES);
-      values[i] = scaled(__builtin_convertvector(words, Vector), scale, shift, p->type);
-    }
-    return;
-  }
-  if (packing == INT8) {
-    const uint8_t *from = p->elements + at * BLOCK;
-    const float scale = load_one(p->scales, row, FLOAT32);
-    for (int i = 0; i < BLOCK_VECTORS; i++) {
-      const Bytes bytes = *(const StoredBytes *)(from + i * LANES);
-      const Vector numbers = __builtin_convertvector((SignedBytes)bytes, Vector);
-      values[i] = nearest_of(numbers * scale * 7.874015718698502e-3f, p->type);  // 1 / 127
+      if (packing == INT8) {
+        const Vector numbers = __builtin_convertvector((Numbers)(words[i] << 24) >> 24, Vector);
+        values[i] = nearest_of(numbers * scale * 7.874015718698502e-3f, p->type);  // 1 / 127
+      } else {
+        const Vector numbers = __builtin_convertvector((Numbers)words[i], Vector);
+        values[i] = scaled(numbers, scale, shift, p->type);
+      }
     }
     return;
   }
@@ -288,11 +314,8 @@ INLINE void block_values(const Packed *p, Packing packing, int64_t row, int64_t 
                    p->type);
   }
   const uint8_t *from = p->elements + at * (BLOCK / 2);
-  for (int i = 0; i < 2; i++) {
-    const Words words = words_of(from + i * LANES), lower = words & 15, upper = words >> 4;
-    values[2 * i] = looked_up(table, packing == AFFINE4 ? lower : upper, wide);
-    values[2 * i + 1] = looked_up(table, packing == AFFINE4 ? upper : lower, wide);
-  }
+  for (int i = 0; i < BLOCK_VECTORS; i++)
+    values[i] = looked_up(table, nibbles_of(from + i * (LANES / 2), packing != AFFINE4), wide);
 }
 
 typedef struct {
@@ -328,19 +351,15 @@ INLINE void packed_tile(const PackedShare *s, Packing packing, int outputs, int 
 
 INLINE void packed_share(const PackedShare *s, Packing packing, int wide) {
   const int64_t rows = s->share.shape->rows;
-  for (int64_t output = s->share.first; output < s->share.last; output += OUTPUTS) {
-    const int all = output + OUTPUTS <= s->share.last;
-    const int64_t last = all ? output + 1 : s->share.last;
-    for (int64_t o = output; o < last; o++) {
-      int64_t row = 0;
-      for (; row + ROWS <= rows; row += ROWS)
-        if (all) packed_tile(s, packing, OUTPUTS, ROWS, o, row, wide);
-        else packed_tile(s, packing, 1, ROWS, o, row, wide);
-      for (; row < rows; row++)
-        if (all) packed_tile(s, packing, OUTPUTS, 1, o, row, wide);
-        else packed_tile(s, packing, 1, 1, o, row, wide);
-    }
+  int64_t output = s->share.first;
+  for (; output + OUTPUTS <= s->share.last; output += OUTPUTS) {
+    int64_t row = 0;
+    for (; row + ROWS <= rows; row += ROWS) packed_tile(s, packing, OUTPUTS, ROWS, output, row, wide);
+    for (; row + 2 <= rows; row += 2) packed_tile(s, packing, OUTPUTS, 2, output, row, wide);
+    for (; row < rows; row++) packed_tile(s, packing, OUTPUTS, 1, output, row, wide);
   }
+  for (; output < s->share.last; output++)
+    for (int64_t row = 0; row < rows; row++) packed_tile(s, packing, 1, 1, output, row, wide);
 }
 
 INLINE void packed_shares(const PackedShare *s, int wide) {
@@ -379,13 +398,6 @@ INLINE void unpack(const Unpacking *s, Packing packing, int wide) {
     for (int64_t block = 0; block < depth / BLOCK; block++) {
       Vector w[BLOCK_VECTORS];
       block_values(s->packed, packing, row, block, wide, w);
-      if (packing != AFFINE8 && packing != INT8) {
-        for (int i = 0; i < BLOCK_VECTORS; i += 2) {
-          const Vector even = w[i], odd = w[i + 1];
-          w[i] = SHUFFLE(even, odd, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-          w[i + 1] = SHUFFLE(even, odd, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-        }
-      }
       for (int i = 0; i < BLOCK_VECTORS; i++) {
         const int64_t at = row * depth + block * BLOCK + i * LANES;
         if (s->out_type == FLOAT32) {
@@ -412,7 +424,7 @@ EVERY_CPU static void *unpack_work(void *argument) {
   return NULL;
 }
 
-// As griffin_linear. x has its elements, of 4 bits, in the order of `block_values`.
+// As griffin_linear.
 static void run_packed(const Shape *s, const Packed *packed, const float *x, const void *bias,
                        const void *other, void *out, Pool team) {
   const int64_t threads = threads_for(s->threads, s->outputs * s->depth);
@@ -464,7 +476,7 @@ INLINE Packed packed_of(Buffer **arguments) {
   return (Packed){packing, type_of(shifts), depth, elements->data, scales->data, shifts->data};
 }
 
-// x [N, I] in float32, in the order of `block_values`, and a matrix -> x W^T in float32.
+// x [N, I] in float32 and a matrix -> x W^T in float32.
 EXPORT void *griffin_xla_packed(CallFrame *frame) {
   if (is_metadata_query(frame)) return NULL;
   const Buffer *x = frame->in.values[0], *out = frame->out.values[0];

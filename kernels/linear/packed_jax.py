@@ -20,7 +20,7 @@ from jaxtyping import Float
 from griffin_eval.kernels import devices
 from griffin_eval.kernels.cpu import compiled
 
-MOST_ROWS = 8  # of which a product by the compiled kernel is the faster one
+MOST_ROWS = {"float32": 32, "bfloat16": 8}  # of which the compiled kernel's product is the faster
 BLOCK = 64  # elements that have a scale in common, for the compiled kernel
 ROWS = 16_384  # of a matrix that are dequantised at a time
 _PACKINGS = (("nf4", 4), ("affine", 4), ("affine", 8), ("fp4", 4), ("int8", 8))  # of linear/cpu.c
@@ -125,7 +125,8 @@ class PackedMatrix:
 
 def unsupported(x: Array, weight: PackedMatrix) -> str | None:
     """The reason for which the compiled kernel cannot multiply these, or None."""
-    if x.dtype != weight.dtype or not 0 < math.prod(x.shape[:-1]) <= MOST_ROWS:
+    most = MOST_ROWS.get(weight.dtype.name, 0)
+    if x.dtype != weight.dtype or not 0 < math.prod(x.shape[:-1]) <= most:
         return "the compiled kernel is for a few rows"
     return _unsupported(weight)
 
@@ -163,8 +164,6 @@ def product(x: Float[Array, "*N I"], weight: PackedMatrix) -> Float[Array, "*N O
     """x W^T in float32, differentiable in x alone; see `unsupported`."""
     outputs, inputs = weight.shape
     rows = x.astype(jnp.float32).reshape(-1, inputs)
-    if weight.bits == 4:  # in each half of a block first the even places
-        rows = rows.reshape(-1, inputs // 32, 16, 2).swapaxes(2, 3).reshape(-1, inputs)
     out = ShapeDtypeStruct((len(rows), outputs), jnp.float32)
     y = jax.ffi.ffi_call("griffin_packed", out)(rows, *_arguments(weight))
     return y.reshape(*x.shape[:-1], outputs)

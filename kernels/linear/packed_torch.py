@@ -16,10 +16,12 @@ from torch import Tensor
 from griffin_eval.kernels.cpu import compiled
 
 BLOCK = 64  # elements that have a scale in common
-# By packing, in the order of linear/cpu.c: rows of which a product by the compiled kernel is the
-# faster one.
-MOST_ROWS = {"nf4": 8, "affine-4": 16, "affine-8": 16, "fp4": 8, "int8": 4}
-PACKINGS = tuple(MOST_ROWS)
+PACKINGS = ("nf4", "affine-4", "affine-8", "fp4", "int8")  # in the order of linear/cpu.c
+# Rows of which a product by the compiled kernel is the faster one.
+MOST_ROWS = {
+    torch.float32: dict.fromkeys(PACKINGS, 64),
+    torch.bfloat16: {"nf4": 12, "affine-4": 8, "affine-8": 8, "fp4": 12, "int8": 8},
+}
 ROUNDED_ONCE = ("nf4", "fp4", "int8")  # whose values are rounded where they are complete
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}  # of cpu/floats.h
 THEN = {"none": 0, "gelu_pytorch_tanh": 1, "mul": 2}  # what linear/cpu.c lets follow a product
@@ -143,17 +145,13 @@ class PackedMatrix:
         blocks, (outputs, inputs) = self._blocks, self.shape
         if blocks is None or x.dtype != self.dtype:
             return None
-        if not 0 < x.numel() <= MOST_ROWS[blocks.packing] * inputs:
+        if not 0 < x.numel() <= MOST_ROWS[self.dtype][blocks.packing] * inputs:
             return None
         if torch.is_grad_enabled() and x.requires_grad or torch.is_autocast_enabled("cpu"):
             return None
         library = compiled.library_for_torch()
         assert library is not None
-        wide = x.float().reshape(-1, inputs)
-        if blocks.packing not in ("affine-8", "int8"):
-            # In each half of a block first the even places.
-            wide = wide.view(-1, inputs // 32, 16, 2).transpose(2, 3)
-        wide = wide.contiguous()
+        wide = x.float().contiguous()
         out = torch.empty(*x.shape[:-1], outputs, dtype=out_dtype)
         other = None if other is None else other.contiguous()
         types = _TYPES[self.dtype], _TYPES[out_dtype], THEN[then], torch.get_num_threads()

@@ -79,14 +79,12 @@ def check_packed(library, packing, dtype, rows):
     sizes = int64(outputs, depth, number, packing, number, THREADS)
     library.griffin_unpack(sizes, *map(address, (*parts, out)))
     assert out.tobytes() == values.tobytes(), (packing, dtype)
-    x = given = normal(rows, depth)
-    if packing < 2:
-        given = np.ascontiguousarray(x.reshape(rows, -1, 16, 2).swapaxes(2, 3))
+    x = normal(rows, depth)
     out = np.empty((rows, outputs), np.float32)
     sizes = int64(
         rows, depth, outputs, number, compiled.TYPES["float32"], 0, THREADS, packing, number
     )
-    library.griffin_packed(sizes, *map(address, (given, *parts)), None, None, address(out))
+    library.griffin_packed(sizes, *map(address, (x, *parts)), None, None, address(out))
     close(out, x.astype(float) @ values.astype(float).T, "float32")
 
 

@@ -83,7 +83,7 @@ def test_every_value_is_that_which_is_read(packing, dtype, run, outputs, blocks,
 @pytest.mark.parametrize("packing", PACKINGS)
 @given(
     dtype=st.sampled_from(list(DTYPES)),
-    rows=st.integers(1, min(MOST_ROWS.values())),
+    rows=st.integers(1, min(MOST_ROWS[torch.bfloat16].values())),
     outputs=st.integers(1, 700),
     blocks=st.integers(1, 5),
     then=st.sampled_from(["none", "gelu_pytorch_tanh", "gelu", "silu", "mul"]),
@@ -110,7 +110,7 @@ def test_products_of_few_rows(packing, dtype, rows, outputs, blocks, then, bias)
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-@pytest.mark.parametrize("rows", (3, max(MOST_ROWS.values()) + 1, 90))
+@pytest.mark.parametrize("rows", (3, 13, 90))
 def test_products_are_those_of_the_dequantised_matrix(packing, rows):
     packed, dense = matrix(packing, "bfloat16", 96, 128, run=torch.float32)
     x = torch.randn(rows, 128)

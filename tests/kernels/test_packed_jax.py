@@ -144,7 +144,7 @@ def test_numbers_of_any_bits(bits, group):
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @given(
     dtype=st.sampled_from(["float32", "bfloat16"]),
-    rows=st.integers(1, MOST_ROWS + 2),
+    rows=st.integers(1, 10),
     outputs=st.integers(1, 90),
     blocks=st.integers(1, 3),
 )
@@ -167,7 +167,7 @@ def test_products_are_those_of_the_dequantised_matrix(
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("rows", [2, MOST_ROWS + 1])
+@pytest.mark.parametrize("rows", [2, MOST_ROWS["float32"] + 1])
 def test_gradients_reach_what_comes_before(encoding, rows):
     packed, dense = matrix(encoding, "float32", 40, 64)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((rows, 64)), jnp.float32)
@@ -191,7 +191,7 @@ def test_one_matrix_is_dequantised_at_a_time(encoding, monkeypatch):
             x = product(x, weight)
         return x
 
-    x = jnp.ones((MOST_ROWS + 1, width), jnp.float32)
+    x = jnp.ones((MOST_ROWS["float32"] + 1, width), jnp.float32)
     memory = jax.jit(chain).lower(x, matrices).compile().memory_analysis()
     whole = 4 * width * width
     assert whole <= memory.temp_size_in_bytes < 2.5 * whole
