@@ -123,12 +123,13 @@ class PackedMatrix:
         other: Float[Tensor, "*B O"] | None,
     ) -> Float[Tensor, "*B O"] | None:
         """A product and one of `THEN` of it, by the compiled kernel; None where it should not."""
-        return self._product(x, bias, then, other, self.dtype)
+        return self._product(x, bias, then, other, self.dtype, self.dtype)
 
     def logits(self, hidden: Float[Tensor, "*N I"]) -> Float[Tensor, "*N O"]:
         """x W^T in float32, or wider where x is."""
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        found = self._product(hidden, None, "none", None, torch.float32)
+        # The other way is a product in float32.
+        found = self._product(hidden, None, "none", None, torch.float32, torch.float32)
         if found is not None and wide == torch.float32:
             return found
         parts = (self.dense(at, at + _ROWS).to(wide) for at in range(0, len(self), _ROWS))
@@ -141,11 +142,19 @@ class PackedMatrix:
         then: str,
         other: Tensor | None,
         out_dtype: torch.dtype,
+        other_way: torch.dtype,
     ) -> Tensor | None:
+        """A product, or None where the kernel cannot compute it or another way is faster.
+
+        Args:
+            x, bias, then, other: as of `linear`.
+            out_dtype: of the product.
+            other_way: dtype of the product with a dequantised matrix.
+        """
         blocks, (outputs, inputs) = self._blocks, self.shape
         if blocks is None or x.dtype != self.dtype:
             return None
-        if not 0 < x.numel() <= MOST_ROWS[self.dtype][blocks.packing] * inputs:
+        if not 0 < x.numel() <= MOST_ROWS[other_way][blocks.packing] * inputs:
             return None
         if torch.is_grad_enabled() and x.requires_grad or torch.is_autocast_enabled("cpu"):
             return None
