@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from griffin_eval.analysis.flops import logit_flops, reading_flops
 from griffin_eval.config import GriffinConfig
 from griffin_eval.engine.tree import Scorable, Tree, build, build_prompts
 
@@ -44,39 +45,6 @@ def prompt_work(config: GriffinConfig, prompts: Sequence[Sequence[int]]) -> Work
     tree = build_prompts([tokens[:-1] for tokens in prompts])
     requested = sum(len(tokens) - 1 for tokens in prompts)
     return Work(requested, tree.tokens, reading_flops(config, _positions(tree)))
-
-
-def reading_flops(config: GriffinConfig, positions: np.ndarray) -> int:
-    """Operations to turn tokens into hidden vectors.
-
-    Args:
-        config: the architecture.
-        positions: int [N], tokens of the document before each of them, which attention sees.
-    """
-    c = config
-    mlp = 3 * 2 * c.width * c.mlp_width
-    gates = 2 * 2 * c.recurrent_channels * (c.lru_width // c.gate_blocks)
-    projections = 2 * c.width * (2 * c.q_width + 2 * c.kv_width)  # q and output, k and v
-    each = {
-        "recurrent": mlp + 3 * 2 * c.width * c.lru_width + gates,
-        "local_attention": mlp + projections,
-        "global_attention": mlp + projections,
-    }
-    seen = positions.astype(np.int64) + 1
-    keys = {
-        "recurrent": 0,
-        "local_attention": int(np.minimum(seen, c.visible_keys).sum()),
-        "global_attention": int(seen.sum()),
-    }
-    # Every head takes a product with the keys and one with the values.
-    return sum(
-        each[block] * len(positions) + 2 * 2 * c.q_width * keys[block] for block in c.block_types
-    )
-
-
-def logit_flops(config: GriffinConfig) -> int:
-    """Operations to get the logits of one position."""
-    return 2 * config.width * config.vocab_size
 
 
 def _edges(tree: Tree):

@@ -8,6 +8,7 @@ from typing import Any
 from griffin_eval.drawing import BLACK, COLORS, panels, save
 from griffin_eval.training.card import NAMES
 from griffin_eval.training.figures import STYLES
+from griffin_eval.training.text_figures import SIZES, WINDOWS, draw_sizes, draw_windows
 
 # Records by the names of their folders: a model and a seed, and what was changed of that run.
 SEEDS = re.compile(r"copy/(griffin|hawk|mqa)-\d+")
@@ -30,6 +31,10 @@ def draw_all(records: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     changed = {name: each for name, each in named.items() if CHANGES.fullmatch(name)}
     if changed and all(f"copy/{each['settings']['model']}-0" in named for each in changed.values()):
         paths.append(draw_changes(named, list(changed.values()), folder))
+    for names, draw in ((WINDOWS, draw_windows), (SIZES, draw_sizes)):
+        mine = [each for name, each in named.items() if names.fullmatch(name)]
+        if mine:
+            paths.append(draw(mine, folder))
     return paths
 
 

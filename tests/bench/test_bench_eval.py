@@ -21,6 +21,7 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from griffin_eval._plugin import TASKS
+from griffin_eval.analysis.flops import logit_flops, reading_flops
 from griffin_eval.bench.evaluation.compare import (
     Timing,
     compare,
@@ -31,7 +32,7 @@ from griffin_eval.bench.evaluation.compare import (
 )
 from griffin_eval.bench.evaluation.plan import UNCLEAR, _Plan, plan
 from griffin_eval.bench.evaluation.run import Workload, parse_workloads
-from griffin_eval.bench.flops import logit_flops, prompt_work, reading_flops, scoring_work
+from griffin_eval.bench.flops import prompt_work, scoring_work
 from griffin_eval.cli.main import app
 from griffin_eval.engine.tree import MOST_REPEATED, REPEATED, Scorable
 from griffin_eval.errors import ArgumentError

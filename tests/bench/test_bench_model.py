@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from griffin_eval.bench.flops import logit_flops, reading_flops
+from griffin_eval.analysis.flops import logit_flops, reading_flops
 from griffin_eval.bench.model import run
 from griffin_eval.bench.model.run import Bench, make_config, print_results
 from griffin_eval.bench.peers import Absent

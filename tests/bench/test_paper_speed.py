@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from griffin_eval.analysis.cache_sizes import cache_sizes, parameter_bytes
-from griffin_eval.bench.flops import logit_flops, reading_flops
+from griffin_eval.analysis.flops import logit_flops, reading_flops
 from griffin_eval.bench.paper import (
     byte_model,
     claims,

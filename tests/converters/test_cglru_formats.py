@@ -17,8 +17,8 @@ from recurrentgemma.jax import modules as deepmind_modules
 from safetensors.numpy import save_file
 
 from griffin_eval.analysis.cache_sizes import cache_sizes, parameter_bytes
+from griffin_eval.analysis.flops import reading_flops
 from griffin_eval.analysis.half_lives import decay_rates, measure
-from griffin_eval.bench.flops import reading_flops
 from griffin_eval.config import PRESETS
 from griffin_eval.converters.checkpoint import Checkpoint, Overrides
 from griffin_eval.converters.configs.own import config_json

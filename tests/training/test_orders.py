@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import math
+import re
 from pathlib import Path
 
 import jax
@@ -24,6 +26,13 @@ from griffin_eval.training.recipes import RECIPES, Batch
 from griffin_eval.training.record_figures import draw_all
 from griffin_eval.training.records import record, state
 from griffin_eval.training.run_folder import Run, read_metrics
+from griffin_eval.training.text_figures import (
+    best_of_each_size,
+    bits,
+    config_of,
+    exponent,
+    training_flops,
+)
 from griffin_eval.training.trainer import is_finished, train_model
 
 ORDER = {"recipe": "selective_copy", "model": "griffin", "output": "run"}
@@ -313,6 +322,57 @@ def test_figures_are_drawn_from_records_alone(tmp_path):
     drawn = draw_all([*seeds, *others, change], tmp_path)
     assert [path.name for path in drawn][1:] == ["selective_copying_changes.png"]
     assert drawn[0].read_bytes() == picture  # to which a run with a change is no seed
+
+
+def recorded_text(name: str, model: str, losses, **sizes) -> dict:
+    recipe = {"name": "text", "width": 32, "window": 256, "length": 512} | sizes
+    last = {"test_loss": float(np.mean(losses)), "by_row": list(losses), "tokens": 10**6}
+    return {"name": name, "settings": {"model": model, "recipe": recipe}, "last": last}
+
+
+def test_texts_are_compared_part_by_part():
+    rng = np.random.default_rng(0)
+    parts = rng.normal(1.4, 0.3, 40)
+    one = recorded_text("window/griffin-128", "griffin", parts)
+    other = recorded_text("window/griffin-32", "griffin", parts + 0.01)
+    assert bits(one).value == pytest.approx(parts.mean() / np.log(2))
+    assert bits(one).low < bits(one).value < bits(one).high
+    difference = bits(other, one)
+    assert difference.low == pytest.approx(0.01 / np.log(2)) == pytest.approx(difference.high)
+
+
+def test_the_exponent_of_losses_by_flops():
+    runs = [
+        recorded_text(f"scale/hawk-{width}-003", "hawk", [0], width=width) for width in (32, 64)
+    ]
+    small, large = map(training_flops, runs)
+    weights = sum(
+        math.prod(spec.shape)
+        for spec in param_specs(config_of(runs[1])).values()
+        if len(spec.shape) > 1 and not re.search("conv|bias", spec.name)
+    )
+    assert large == pytest.approx(6 * weights * 10**6, rel=1e-6)
+    for run, flops in zip(runs, (small, large), strict=True):
+        run["last"]["test_loss"] = 5 * flops**-0.07
+    assert exponent(runs) == pytest.approx(-0.07)
+    worse = recorded_text("scale/hawk-64-012", "hawk", [9], width=64)
+    assert best_of_each_size([worse, *runs[::-1]], "hawk") == runs
+
+
+def test_the_figures_of_texts(tmp_path):
+    rng = np.random.default_rng(1)
+    windows = [
+        recorded_text(f"window/{model}-{window}", model, rng.random(8) + 1, window=window)
+        for model in ("griffin", "local_mqa", "mqa")
+        for window in (32, 128)
+    ]
+    sizes = [
+        recorded_text(f"scale/{model}-{width}-003", model, rng.random(8) + 1, width=width)
+        for model in ("griffin", "hawk", "mqa")
+        for width in (32, 64)
+    ]
+    drawn = draw_all([*windows, *sizes], tmp_path)
+    assert [path.name for path in drawn] == ["windows.png", "sizes.png"]
 
 
 @pytest.mark.slow

@@ -14,8 +14,9 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from griffin_eval._plugin import install
+from griffin_eval.analysis.flops import logit_flops, reading_flops
 from griffin_eval.bench.evaluation.requests import HEAD, ask
-from griffin_eval.bench.flops import Work, logit_flops, prompt_work, reading_flops, scoring_work
+from griffin_eval.bench.flops import Work, prompt_work, scoring_work
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.engine.tree import Scorable
 

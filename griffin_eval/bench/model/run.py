@@ -30,7 +30,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from griffin_eval.bench.flops import logit_flops, reading_flops
+from griffin_eval.analysis.flops import logit_flops, reading_flops
 from griffin_eval.bench.peers import Absent, left_out
 from griffin_eval.bench.products import Dtype
 from griffin_eval.bench.random_checkpoint import write_weights

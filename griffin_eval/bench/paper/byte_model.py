@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from griffin_eval.analysis.cache_sizes import cache_sizes, parameter_bytes
-from griffin_eval.bench.flops import logit_flops, reading_flops
+from griffin_eval.analysis.flops import logit_flops, reading_flops
 from griffin_eval.config import GriffinConfig
 
 LONGEST = 2**40  # tokens of a context that a crossing is looked for in

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from griffin_eval.bench.flops import logit_flops, reading_flops
+from griffin_eval.analysis.flops import logit_flops, reading_flops
 from griffin_eval.bench.paper.decoding import processors
 from griffin_eval.bench.paper.models import DTYPE, PATTERNS, make_models
 from griffin_eval.bench.timing import Job
