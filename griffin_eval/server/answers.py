@@ -38,11 +38,8 @@ class TokenNames:
         return f"bytes:\\x{byte[1].lower()}" if byte else f"token_id:{token}"
 
     def keyed(self, values: dict[int, float]) -> dict[str, float]:
-        """Values of tokens by the tokens' text. No two tokens share a key."""
-        found = {self.text(token): value for token, value in values.items()}
-        if len(found) == len(values):
-            return found
-        found = {}
+        """Values of tokens by the tokens' text, or by what tells those of equal texts apart."""
+        found = dict[str, float]()
         for token, value in values.items():
             key = self.text(token)
             if key in found:
@@ -181,26 +178,28 @@ class Completion:
         new = given[max(start - read, 0) :]
         ids = [token.id for token in new]
         values: list[float | None] = [token.logprob for token in new]
-        tops = [(token.top_tokens, token.top_logprobs) for token in new]
+        tops = [(token.top_tokens.tolist(), token.top_logprobs.tolist()) for token in new]
         if start < read and scores is not None:
-            none = np.empty(0)
             ids = [*self.prompt[start:].tolist(), *ids]
             values = [*[None, *scores.logprobs.tolist()][start:], *values]
-            every = [(none, none), *zip(scores.top_tokens, scores.top_logprobs, strict=True)]
-            tops = [*every[start:], *tops]
+            likeliest = zip(scores.top_tokens.tolist(), scores.top_logprobs.tolist(), strict=True)
+            tops = [*[([], []), *likeliest][start:], *tops]
         if not start:
             self._offset = 0 if read else len(self._prompt_text)
         texts = [self._names.text(token) for token in ids]
         offsets = (self._offset + np.cumsum([0, *map(len, texts)])).tolist()
         self._offset = offsets.pop()  # of what is asked for next
+        name = self._names.text
         top_logprobs: list[dict[str, float] | None] = []
-        for token, value, (tokens, logprobs) in zip(ids, values, tops, strict=True):
+        for token, text, value, (tokens, logprobs) in zip(ids, texts, values, tops, strict=True):
             if value is None:
                 top_logprobs.append(None)
                 continue
-            found = dict(zip(tokens.tolist(), logprobs.tolist(), strict=True))
-            found[token] = value  # the same number in both places
-            top_logprobs.append(self._names.keyed(found))
+            found = {name(one): logprob for one, logprob in zip(tokens, logprobs, strict=True)}
+            found[text] = value  # the same number in both places
+            if len(found) < len(tokens) + (token not in tokens):  # texts of tokens are equal
+                found = self._names.keyed(dict(zip(tokens, logprobs, strict=True)) | {token: value})
+            top_logprobs.append(found)
         return {
             "tokens": texts,
             "token_logprobs": values,
