@@ -31,10 +31,12 @@ def draw_all(records: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     changed = {name: each for name, each in named.items() if CHANGES.fullmatch(name)}
     if changed and all(f"copy/{each['settings']['model']}-0" in named for each in changed.values()):
         paths.append(draw_changes(named, list(changed.values()), folder))
-    for names, draw in ((WINDOWS, draw_windows), (SIZES, draw_sizes)):
-        mine = [each for name, each in named.items() if names.fullmatch(name)]
-        if mine:
-            paths.append(draw(mine, folder))
+    windows = [each for name, each in named.items() if WINDOWS.fullmatch(name)]
+    if any(each["settings"]["model"] == "mqa" for each in windows):
+        paths.append(draw_windows(windows, folder))
+    sizes = [each for name, each in named.items() if SIZES.fullmatch(name)]
+    if sizes:
+        paths.append(draw_sizes(sizes, folder))
     return paths
 
 
