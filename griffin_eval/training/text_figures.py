@@ -100,7 +100,7 @@ def draw_windows(records: Sequence[dict[str, Any]], folder: Path) -> Path:
     axes.xaxis.set_major_formatter("{x:.0f}")
     axes.set_xlabel("keys that local attention sees")
     axes.set_ylabel("bits a byte above global attention")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.4, 0.92))  # below the line
     return save(figure, folder, "windows")
 
 
