@@ -178,34 +178,62 @@ class Completion:
         new = given[max(start - read, 0) :]
         ids = [token.id for token in new]
         values: list[float | None] = [token.logprob for token in new]
-        tops = [(token.top_tokens.tolist(), token.top_logprobs.tolist()) for token in new]
+        tops: list[dict[str, float] | None] = []
+        for token in new:
+            if token.logprob is None:
+                tops.append(None)
+                continue
+            likeliest = token.top_tokens[None], token.top_logprobs[None]
+            tops += self._tops([token.id], [token.logprob], *likeliest)
         if start < read and scores is not None:
-            ids = [*self.prompt[start:].tolist(), *ids]
-            values = [*[None, *scores.logprobs.tolist()][start:], *values]
-            likeliest = zip(scores.top_tokens.tolist(), scores.top_logprobs.tolist(), strict=True)
-            tops = [*[([], []), *likeliest][start:], *tops]
+            first, begin = [None] * (start == 0), max(start - 1, 0)
+            mine, scored = self.prompt[start:].tolist(), scores.logprobs[begin:].tolist()
+            likeliest = scores.top_tokens[begin:], scores.top_logprobs[begin:]
+            tops = [*first, *self._tops(mine[len(first) :], scored, *likeliest), *tops]
+            ids, values = mine + ids, [*first, *scored, *values]
         if not start:
             self._offset = 0 if read else len(self._prompt_text)
         texts = [self._names.text(token) for token in ids]
         offsets = (self._offset + np.cumsum([0, *map(len, texts)])).tolist()
         self._offset = offsets.pop()  # of what is asked for next
-        name = self._names.text
-        top_logprobs: list[dict[str, float] | None] = []
-        for token, text, value, (tokens, logprobs) in zip(ids, texts, values, tops, strict=True):
-            if value is None:
-                top_logprobs.append(None)
-                continue
-            found = {name(one): logprob for one, logprob in zip(tokens, logprobs, strict=True)}
-            found[text] = value  # the same number in both places
-            if len(found) < len(tokens) + (token not in tokens):  # texts of tokens are equal
-                found = self._names.keyed(dict(zip(tokens, logprobs, strict=True)) | {token: value})
-            top_logprobs.append(found)
         return {
             "tokens": texts,
             "token_logprobs": values,
-            "top_logprobs": top_logprobs,
+            "top_logprobs": tops,
             "text_offset": offsets,
         }
+
+    def _tops(
+        self,
+        tokens: list[int],
+        values: list[float],
+        top_tokens: np.ndarray,
+        top_logprobs: np.ndarray,
+    ) -> list[dict[str, float]]:
+        """``top_logprobs`` of N tokens: of the K likeliest ones, and of the token itself, which has
+        the same number there as in ``token_logprobs``.
+
+        Args:
+            tokens, values: N ids and log-probabilities.
+            top_tokens, top_logprobs: [N, K].
+        """
+        likeliest, logprobs = top_tokens.tolist(), top_logprobs.tolist()
+        text = {token: self._names.text(token) for token in {*tokens, *top_tokens.ravel().tolist()}}
+        rows = zip(tokens, values, likeliest, logprobs, strict=True)
+        if len(set(text.values())) < len(text):  # two tokens have one text
+            return [
+                self._names.keyed(dict(zip(ids, each, strict=True)) | {token: value})
+                for token, value, ids, each in rows
+            ]
+        if top_tokens.shape[1] == 1:  # many tokens of evaluation's prompts: no dict of ids
+            return [
+                {text[one]: logprob, text[token]: value} for token, value, [one], [logprob] in rows
+            ]
+        return [
+            {text[one]: logprob for one, logprob in zip(ids, each, strict=True)}
+            | {text[token]: value}
+            for token, value, ids, each in rows
+        ]
 
     def chat_logprobs(self, start: int = 0) -> dict[str, Any] | None:
         """``logprobs`` of ``/v1/chat/completions``."""
