@@ -139,7 +139,7 @@ def test_plan_of_generation(planned):
 
 
 def test_a_task_that_does_not_exist_is_refused(planned):
-    with pytest.raises(ArgumentError, match="--tasks 'griffin_nonesuch'"):
+    with pytest.raises(ArgumentError, match="task 'griffin_nonesuch'"):
         planned("griffin_nonesuch", 1)
 
 
