@@ -196,6 +196,7 @@ typedef enum { NF4, AFFINE4, AFFINE8, FP4, INT8 } Packing;  // of packed_torch.p
 enum { BLOCK = 64, BLOCK_VECTORS = BLOCK / LANES };
 
 typedef uint8_t StoredBytes __attribute__((vector_size(16), aligned(1), may_alias));
+typedef uint32_t WordsOfBytes __attribute__((vector_size(64), aligned(1), may_alias));
 typedef uint64_t Longs __attribute__((vector_size(64)));
 typedef int32_t Numbers __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
@@ -256,7 +257,7 @@ INLINE void words_of(const uint8_t *from, int wide, Words *words) {
       words[i] = __builtin_convertvector(*(const StoredBytes *)(from + i * LANES), Words);
     return;
   }
-  const Words all = *(const StoredWords *)from;
+  const Words all = *(const WordsOfBytes *)from;
   words[0] = SHUFFLE(all, all, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
   words[1] = SHUFFLE(all, all, 4, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7);
   words[2] = SHUFFLE(all, all, 8, 8, 8, 8, 9, 9, 9, 9, 10, 10, 10, 10, 11, 11, 11, 11);
