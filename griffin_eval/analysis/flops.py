@@ -36,3 +36,16 @@ def reading_flops(config: GriffinConfig, positions: np.ndarray) -> int:
 def logit_flops(config: GriffinConfig) -> int:
     """Operations to get the logits of one position."""
     return 2 * config.width * config.vocab_size
+
+
+def step_flops(config: GriffinConfig, length: int, tokens: int) -> int:
+    """Operations of a training step: forward once, backward twice as many. Attention counts the
+    keys that causal queries see.
+
+    Args:
+        config: the architecture.
+        length: tokens of a sequence.
+        tokens: of the step, a multiple of the length.
+    """
+    forward = reading_flops(config, np.arange(length)) + length * logit_flops(config)
+    return 3 * forward * (tokens // length)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from griffin_eval.analysis.flops import logit_flops, reading_flops
+from griffin_eval.analysis.flops import step_flops
 from griffin_eval.config import GriffinConfig
 from griffin_eval.drawing import panels, save
 from griffin_eval.intervals import Estimate, ratio
@@ -20,7 +20,6 @@ from griffin_eval.training.recipes import recipe_named
 # Records by the names of their folders: a model with its window, or its width and learning rate.
 WINDOWS = re.compile(r"window/(griffin|local_mqa|mqa)-\d+")
 SIZES = re.compile(r"scale/(griffin|hawk|mqa)-(\d+)-\d+")
-TRAINING = 3  # times the operations of reading: gradients take twice as many
 
 
 def bits(record: dict[str, Any], other: dict[str, Any] | None = None) -> Estimate:
@@ -46,11 +45,10 @@ def config_of(record: dict[str, Any]) -> GriffinConfig:
     return recipe.config(record["settings"]["model"])
 
 
-def training_flops(record: dict[str, Any]) -> float:
+def training_flops(record: dict[str, Any]) -> int:
     """Operations of the products of a whole run, attention's among them."""
-    config, length = config_of(record), record["settings"]["recipe"]["length"]
-    each = reading_flops(config, np.arange(length)) + length * logit_flops(config)
-    return TRAINING * each / length * record["last"]["tokens"]
+    length = record["settings"]["recipe"]["length"]
+    return step_flops(config_of(record), length, record["last"]["tokens"])
 
 
 def best_of_each_size(records: Sequence[dict[str, Any]], model: str) -> list[dict[str, Any]]:

@@ -784,6 +784,8 @@ def test_the_benchmark_asks_a_task_of_lm_eval_both_ways():
     done = griffin_eval("bench", "serve", MODEL, "--task", "griffin_none", *sizes)
     assert done.returncode == 2 and "no such task" in done.stderr
     assert "Traceback" not in done.stderr
+    done = griffin_eval("bench", "serve", MODEL, "--tasks-path", MODEL, *sizes)
+    assert done.returncode == 2 and "name one of them" in done.stderr
 
 
 def test_the_benchmark_of_pauses_prints_the_limit():

@@ -326,7 +326,7 @@ def test_figures_are_drawn_from_records_alone(tmp_path):
 
 def recorded_text(name: str, model: str, losses, **sizes) -> dict:
     recipe = {"name": "text", "width": 32, "window": 256, "length": 512} | sizes
-    last = {"test_loss": float(np.mean(losses)), "by_row": list(losses), "tokens": 10**6}
+    last = {"test_loss": float(np.mean(losses)), "by_row": list(losses), "tokens": 2000 * 512}
     return {"name": name, "settings": {"model": model, "recipe": recipe}, "last": last}
 
 
@@ -351,7 +351,7 @@ def test_the_exponent_of_losses_by_flops():
         for spec in param_specs(config_of(runs[1])).values()
         if len(spec.shape) > 1 and not re.search("conv|bias", spec.name)
     )
-    assert large == pytest.approx(6 * weights * 10**6, rel=1e-6)
+    assert large == pytest.approx(6 * weights * 2000 * 512, rel=1e-6)
     for run, flops in zip(runs, (small, large), strict=True):
         run["last"]["test_loss"] = 5 * flops**-0.07
     assert exponent(runs) == pytest.approx(-0.07)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from griffin_eval.analysis.flops import logit_flops, reading_flops
+from griffin_eval.analysis.flops import step_flops
 from griffin_eval.bench.paper.decoding import processors
 from griffin_eval.bench.paper.models import DTYPE, PATTERNS, make_models
 from griffin_eval.bench.timing import Job
@@ -24,19 +24,6 @@ WORKER = "griffin_eval.bench.paper.training_worker"
 PRODUCT_ROWS = 2048  # of the products that give the best rate
 SIZES = {"400m": "400m", "1.3b": "1.3b", "3b": "3b", "7b": "6b"}  # Griffin's, and MQA's beside it
 PRESET_LENGTHS = (2048, 4096, 8192)  # of figure 3
-
-
-def step_flops(config: GriffinConfig, length: int, tokens: int) -> int:
-    """Operations of a training step: forward once, backward twice as many. Attention counts the
-    keys that causal queries see.
-
-    Args:
-        config: the architecture.
-        length: tokens of a sequence.
-        tokens: of the step, a multiple of the length.
-    """
-    forward = reading_flops(config, np.arange(length)) + length * logit_flops(config)
-    return 3 * forward * (tokens // length)
 
 
 def presets() -> list[dict[str, Any]]:

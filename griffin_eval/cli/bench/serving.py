@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from griffin_eval.cli.bench.failures import measuring
+from griffin_eval.errors import ArgumentError
 
 
 def bench_serve(
@@ -16,7 +17,10 @@ def bench_serve(
     clients: Annotated[int, typer.Option(help="Number of requests at a time.", min=1)] = 32,
     requests: Annotated[int, typer.Option(help="Number of requests of each kind.", min=1)] = 128,
     new_tokens: Annotated[
-        int, typer.Option(help="Number of tokens to generate for each text.", min=2)
+        int,
+        typer.Option(
+            help="Number of tokens to generate for each text; a task says so itself.", min=2
+        ),
     ] = 64,
     rounds: Annotated[int, typer.Option(help="Number of measurements of each.", min=1)] = 3,
     task: Annotated[
@@ -24,7 +28,8 @@ def bench_serve(
         typer.Option(help="Task of lm_eval whose documents are the requests, by its own client."),
     ] = None,
     tasks_path: Annotated[
-        Path | None, typer.Option(help="Folder with more tasks.", exists=True, file_okay=False)
+        Path | None,
+        typer.Option(help="Folder with more tasks, for --task.", exists=True, file_okay=False),
     ] = None,
 ) -> None:
     """Time a server under many clients beside the engine without one; time to first token.
@@ -34,6 +39,8 @@ def bench_serve(
     from griffin_eval.bench.serving import requests as texts
     from griffin_eval.bench.serving import tasks
 
+    if tasks_path is not None and task is None:
+        raise ArgumentError("--tasks-path has tasks for --task: name one of them")
     console = Console(width=max(Console().width, 100))
     with measuring():
         if task is None:
