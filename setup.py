@@ -56,9 +56,10 @@ KERNELS = Extension(
         "kernels/cpu/xla.c",
         "kernels/attention/cpu.c",
         "kernels/linear/cpu.c",
+        "kernels/linear/packed.c",
         "kernels/rglru/cpu.c",
     ],
-    depends=["kernels/cpu/floats.h", "kernels/cpu/runtime.h"],
+    depends=["kernels/cpu/floats.h", "kernels/cpu/runtime.h", "kernels/linear/linear.h"],
     extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
     + ["-pthread", "-Wno-psabi"],
     extra_link_args=["-pthread"],

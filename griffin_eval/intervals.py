@@ -53,12 +53,12 @@ def proportion(
         clusters: cluster of each item.
         confidence: probability with which such intervals hold the true share.
     """
-    from scipy import stats
+    from scipy import special
 
     x, index = _sorted(values, clusters)
     n, groups = len(x), int(index.max()) + 1
     share = x.mean()
-    quantile = stats.t.ppf((1 + confidence) / 2, groups - 1) if groups > 1 else np.inf
+    quantile = special.stdtrit(groups - 1, (1 + confidence) / 2) if groups > 1 else np.inf
     variance = _ratio_variance(x, np.ones(n), index)
     if 0 < share < 1 and variance > 0:
         effective = min(share * (1 - share) / variance, n)
@@ -94,7 +94,7 @@ def ratio(
         confidence: probability with which such intervals hold the true ratio.
         seed: seed of the bootstrap.
     """
-    from scipy import stats
+    from scipy import special
 
     x, index = _sorted(values, clusters)
     w = np.asarray(weights, np.float64)
@@ -107,7 +107,8 @@ def ratio(
     resampled = top[drawn].sum(1) / bottom[drawn].sum(1)
     tail = (1 + confidence) / 2
     # n / (n - 1): a resample varies less than a sample does.
-    widen = stats.t.ppf(tail, groups - 1) / stats.norm.ppf(tail) * np.sqrt(groups / (groups - 1))
+    widen = special.stdtrit(groups - 1, tail) / special.ndtri(tail)
+    widen *= np.sqrt(groups / (groups - 1))
     low, high = value + (np.quantile(resampled, [1 - tail, tail]) - value) * widen
     return Estimate(value, float(low), float(high), len(x), groups)
 
@@ -172,7 +173,8 @@ def capacity(
         resampled[:, column] = top[drawn].sum(1) / bottom[drawn].sum(1)
         groups += len(top) - 2
     value = _crossing(grid, shares, weights, level)
-    crossings = [_crossing(grid, row, weights, level) for row in resampled]
+    rows, which = np.unique(resampled, axis=0, return_inverse=True)  # of few clusters few differ
+    crossings = np.array([_crossing(grid, row, weights, level) for row in rows])[which.ravel()]
     tail = (1 + confidence) / 2
     # No interpolation between percentiles, which may be infinite.
     low, high = np.quantile(crossings, [1 - tail, tail], method="inverted_cdf")

@@ -129,33 +129,29 @@ def estimate(observations: Sequence[Sequence[Any] | None], kind: str, field: str
         A number; "N/A" where the observations are too few for it; or for a capacity beyond the
         longest or below the shortest length that length as in ">200" and "<20".
     """
-    given = [observation for observation in observations if observation is not None]
+    given = tuple(tuple(observation) for observation in observations if observation is not None)
     if not given:
         return "N/A"
-    values, weights, clusters = zip(*given, strict=True)
-    if kind == "capacity":
-        return _capacity(values, weights, clusters, field)
-    if kind == "proportion":
-        answers = [
-            (number < value, cluster)
-            for value, weight, cluster in given
-            for number in range(int(weight))
-        ]
-        right, clusters = zip(*answers, strict=True)
-        estimated = intervals.proportion(right, clusters)
-    else:
-        estimated = intervals.ratio(values, weights, clusters)
-    number = getattr(estimated, field)
+    number = getattr(_estimated(kind, given), field)
+    if kind == "capacity" and math.isinf(number):
+        lengths = [length for _, length, _ in given]
+        return f">{max(lengths):g}" if number > 0 else f"<{min(lengths):g}"
     return number if math.isfinite(number) else "N/A"
 
 
-def _capacity(
-    values: Sequence[float], lengths: Sequence[float], clusters: Sequence[str], field: str
-) -> float | str:
-    number = getattr(intervals.capacity(values, lengths, clusters), field)
-    if math.isinf(number):
-        return f">{max(lengths):g}" if number > 0 else f"<{min(lengths):g}"
-    return number
+@functools.lru_cache(maxsize=1)  # lm_eval asks for the value and the bounds one after the other
+def _estimated(kind: str, observations: tuple[tuple[Any, ...], ...]) -> intervals.Estimate:
+    values, weights, clusters = zip(*observations, strict=True)
+    if kind == "capacity":
+        return intervals.capacity(values, weights, clusters)
+    if kind == "ratio":
+        return intervals.ratio(values, weights, clusters)
+    answers = [
+        (number < value, cluster)
+        for value, weight, cluster in observations
+        for number in range(int(weight))
+    ]
+    return intervals.proportion(*zip(*answers, strict=True))
 
 
 def as_split(

@@ -50,6 +50,13 @@ def library() -> ctypes.CDLL | None:
 
 
 @functools.cache
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has instructions for products in bfloat16, and the library uses them."""
+    loaded = library()
+    return loaded is not None and loaded.griffin_multiplies_bfloat16() != 0
+
+
+@functools.cache
 def library_for_torch() -> ctypes.CDLL | None:
     """The library on PyTorch's threads, where these are of the GNU OpenMP that it brings."""
     import torch

@@ -22,10 +22,11 @@ from griffin_eval.kernels.cpu import compiled
 
 # Rows of which the compiled kernel's product is the faster one.
 MOST_ROWS = {"float32": 32, "bfloat16": 8}
+MOST_ROWS_IN_BFLOAT16 = 32  # the same, where the processor multiplies bfloat16
 MOST_ROWS_OF_LARGE = 24  # of matrices of more rows than `ROWS`
 BLOCK = 64  # elements that have a scale in common, for the compiled kernel
 ROWS = 16_384  # of a matrix that are dequantised at a time
-_PACKINGS = (("nf4", 4), ("affine", 4), ("affine", 8), ("fp4", 4), ("int8", 8))  # of linear/cpu.c
+_PACKINGS = (("nf4", 4), ("affine", 4), ("affine", 8), ("fp4", 4), ("int8", 8))  # of linear/packed.c
 
 
 @functools.partial(
@@ -128,6 +129,8 @@ class PackedMatrix:
 def unsupported(x: Array, weight: PackedMatrix) -> str | None:
     """The reason for which the compiled kernel cannot multiply these, or None."""
     most = MOST_ROWS.get(weight.dtype.name, 0)
+    if weight.dtype == jnp.bfloat16 and compiled.multiplies_bfloat16():
+        most = MOST_ROWS_IN_BFLOAT16
     if weight.shape[0] > ROWS:
         most = max(most, MOST_ROWS_OF_LARGE)
     if x.dtype != weight.dtype or not 0 < math.prod(x.shape[:-1]) <= most:

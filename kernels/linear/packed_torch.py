@@ -16,15 +16,16 @@ from torch import Tensor
 from griffin_eval.kernels.cpu import compiled
 
 BLOCK = 64  # elements that have a scale in common
-PACKINGS = ("nf4", "affine-4", "affine-8", "fp4", "int8")  # in the order of linear/cpu.c
+PACKINGS = ("nf4", "affine-4", "affine-8", "fp4", "int8")  # in the order of linear/packed.c
 # Rows of which a product by the compiled kernel is the faster one.
 MOST_ROWS = {
     torch.float32: dict.fromkeys(PACKINGS, 64),
     torch.bfloat16: {"nf4": 12, "affine-4": 8, "affine-8": 8, "fp4": 12, "int8": 8},
 }
+MOST_ROWS_IN_BFLOAT16 = 48  # the same, where the processor multiplies bfloat16
 ROUNDED_ONCE = ("nf4", "fp4", "int8")  # whose values are rounded where they are complete
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}  # of cpu/floats.h
-THEN = {"none": 0, "gelu_pytorch_tanh": 1, "mul": 2}  # what linear/cpu.c lets follow a product
+THEN = {"none": 0, "gelu_pytorch_tanh": 1, "mul": 2}  # what linear/linear.h lets follow a product
 _ROWS = 16_384  # of a matrix that are dequantised at a time, where a whole one is too large
 
 
@@ -154,7 +155,10 @@ class PackedMatrix:
         blocks, (outputs, inputs) = self._blocks, self.shape
         if blocks is None or x.dtype != self.dtype:
             return None
-        if not 0 < x.numel() <= MOST_ROWS[other_way][blocks.packing] * inputs:
+        most = MOST_ROWS[other_way][blocks.packing]
+        if self.dtype == torch.bfloat16 and compiled.multiplies_bfloat16():
+            most = max(most, MOST_ROWS_IN_BFLOAT16)
+        if not 0 < x.numel() <= most * inputs:
             return None
         if torch.is_grad_enabled() and x.requires_grad or torch.is_autocast_enabled("cpu"):
             return None
