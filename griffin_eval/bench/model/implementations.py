@@ -189,6 +189,7 @@ def make_deepmind_torch(checkpoint: Checkpoint, dtype: str) -> Implementation:
     import torch
     from recurrentgemma.torch.griffin import Griffin
 
+    from griffin_eval.converters.arrays.torch import torch_tensor
     from griffin_eval.crosscheck.logits import deepmind_config
 
     model = Griffin(
@@ -197,7 +198,7 @@ def make_deepmind_torch(checkpoint: Checkpoint, dtype: str) -> Implementation:
         dtype=getattr(torch, dtype),
     )
     weights = {
-        name: torch.from_numpy(np.array(array, order="C")).to(getattr(torch, dtype))
+        name: torch_tensor(array).to(getattr(torch, dtype))
         for name, array in export(checkpoint, DEEPMIND_TORCH)
     }
     model.load_state_dict(weights, assign=True)
