@@ -12,7 +12,6 @@ from griffin_eval.training.text_figures import SIZES, WINDOWS, draw_sizes, draw_
 
 # Records by the names of their folders: a model and a seed, and what was changed of that run.
 SEEDS = re.compile(r"copy/(griffin|hawk|mqa)-\d+")
-CHANGES = re.compile(r"copy/(griffin|hawk|mqa)-0-[a-z]+")
 CHANGED = {
     "rate": "one rate for all",
     "window": "whole window at once",
@@ -20,6 +19,7 @@ CHANGED = {
     "curriculum": "whole length at once",
     "conv": "wide convolutions",
 }
+CHANGES = re.compile(rf"copy/(griffin|hawk|mqa)-0-({'|'.join(CHANGED)})")
 CHANCE = 1 / 14  # of the data symbols of selective copying
 
 
@@ -49,16 +49,16 @@ def draw_changes(
     last = max(each["last"]["step"] for each in changed)
     for panel, model in zip(axes, models, strict=True):
         mine = [each for each in changed if each["settings"]["model"] == model]
-        for each, color in zip([named[f"copy/{model}-0"], *mine], (BLACK, *COLORS), strict=False):
+        for each in [named[f"copy/{model}-0"], *mine]:
             change = each["name"].removeprefix(f"copy/{model}-0").removeprefix("-")
             curves = each["curves"]
             count = sum(step <= last for step in curves["step"])
             panel.plot(
                 curves["step"][:count],
                 curves["accuracy"][:count],
-                color=color,
+                color=COLORS[list(CHANGED).index(change)] if change else BLACK,
                 linewidth=1.2 if change else 2.2,
-                label=CHANGED.get(change, change) if change else "all changes",
+                label=CHANGED[change] if change else "as above",
             )
         panel.set_title(NAMES[model], fontsize=11)
         panel.set_xlabel("step")
