@@ -33,7 +33,7 @@ from griffin_eval.cli.serve import serve
 from griffin_eval.cli.sweep import sweep
 from griffin_eval.cli.train import train
 from griffin_eval.cli.verify import verify
-from griffin_eval.errors import BadInput, MissingExtraError, ProcessLost
+from griffin_eval.errors import BadInput, MissingExtraError, ProcessLost, unreachable_data
 from griffin_eval.messages import printable
 
 app = typer.Typer(
@@ -145,6 +145,10 @@ def main() -> None:
         print(f"griffin-eval: {printable(str(error))}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
+        unreachable = unreachable_data(error)
+        if unreachable is not None:
+            print(f"griffin-eval: {unreachable}", file=sys.stderr)
+            sys.exit(1)
         if error.filename is None:
             raise
         print(f"griffin-eval: {error.filename}: {error.strerror or error}", file=sys.stderr)

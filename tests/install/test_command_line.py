@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from slow import exhaustive, slow
 
+from griffin_eval.checkpoints import folder
+
 BIN = Path(sys.executable).parent
 
 
@@ -101,6 +103,21 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, task):
     assert "Traceback" not in done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("griffin-eval: ") and "nowhere" in last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["lm_eval", "griffin-eval run"])
+def test_documents_that_cannot_be_fetched_are_one_sentence(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    done = run(
+        *(*command.split(), "--model", "griffin", "--tasks", "squad_completion"),
+        *("--model_args", f"pretrained={folder('bytes_griffin')}"),
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("griffin") and "HF_HOME" in last
 
 
 @pytest.mark.parametrize("arguments", [["frobnicate"], ["--frobnicate"]])
