@@ -35,17 +35,17 @@ def unreachable_data(error: BaseException) -> str | None:
     if not isinstance(error, ConnectionError) or "on the Hub" not in str(error):
         return None
     return (
-        f"{error}: the documents of a task are not in the cache of datasets (HF_HOME) and cannot be "
-        "fetched; run once where the hub can be reached, or leave the task out"
+        f"{error}: the documents of a task are not in the cache of datasets (HF_HOME), and cannot "
+        "be fetched; run once where the hub can be reached, or leave the task out"
     )
 
 
 def one_sentence(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
     """`sys.excepthook` of lm_eval's command line, as `griffin_eval._plugin` sets it.
 
-    An error that the user can mend ends with its sentence and exit code 2. A lost process, documents
-    that cannot be fetched, and an error of memory, if it says for which request, end with exit
-    code 1.
+    An error that the user can mend ends with its sentence and exit code 2. A lost process,
+    documents that cannot be fetched, and an error of memory, if it says for which request, end
+    with exit code 1.
     """
     expected = isinstance(error, BadInput | MissingExtraError)
     told = isinstance(error, ProcessLost) or (isinstance(error, MemoryError) and str(error))

@@ -51,7 +51,7 @@ def library() -> ctypes.CDLL | None:
 
 @functools.cache
 def multiplies_bfloat16() -> bool:
-    """Whether the processor has instructions for products in bfloat16, and the library uses them."""
+    """Whether the processor multiplies in bfloat16, and the library was built to use that."""
     loaded = library()
     return loaded is not None and loaded.griffin_multiplies_bfloat16() != 0
 

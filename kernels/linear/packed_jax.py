@@ -26,7 +26,8 @@ MOST_ROWS_IN_BFLOAT16 = 32  # the same, where the processor multiplies bfloat16
 MOST_ROWS_OF_LARGE = 24  # of matrices of more rows than `ROWS`
 BLOCK = 64  # elements that have a scale in common, for the compiled kernel
 ROWS = 16_384  # of a matrix that are dequantised at a time
-_PACKINGS = (("nf4", 4), ("affine", 4), ("affine", 8), ("fp4", 4), ("int8", 8))  # of linear/packed.c
+# In the order of linear/packed.c.
+_PACKINGS = (("nf4", 4), ("affine", 4), ("affine", 8), ("fp4", 4), ("int8", 8))
 
 
 @functools.partial(
