@@ -102,6 +102,8 @@ class ModelArguments:
             (`griffin_eval.crosscheck.parity.check_parity`).
         token_scores: folder for the scores of every token, a file of JSON lines for each task
             (`griffin_eval.lm.token_scores`); by default none are written.
+        token_states: whether the states and gates of all layers go there, too, a file of
+            safetensors for each request, for which its text is read once more.
         state: file of a saved state, from which every request goes on (`griffin-eval read`).
         state_cache: folder in which states at the ends of long shared beginnings of texts are kept,
             and found again by later runs; by default none are kept.
@@ -136,6 +138,7 @@ class ModelArguments:
     check: bool = True
     parity: str | None = None
     token_scores: str | None = None
+    token_states: bool = False
     state: str | None = None
     state_cache: str | None = None
     state_cache_size: int = 10 * 10**9
@@ -198,6 +201,8 @@ def parse_arguments(given: Mapping[str, Any]) -> ModelArguments:
             "state= and state_cache=: the folder holds states of texts from their beginning; leave "
             "one of them out"
         )
+    if values.get("token_states") and values.get("token_scores") is None:
+        raise ArgumentError("token_states= needs token_scores=, the folder that they go to")
     values["framework"] = choose_framework(values.get("framework"))
     values["visible_keys"] = one_visible_keys(values.get("visible_keys"), given.get("window"))
     return ModelArguments(**values)
@@ -223,6 +228,7 @@ _PARSED = {
     "state_cache": lambda name, value: str(value),
     "state_cache_size": lambda name, value: parse_size(str(value), name),
     "check": _boolean,
+    "token_states": _boolean,
     "accept_differences": _boolean,
     "batch_size": _batch_size,
     "max_batch_size": positive_integer,

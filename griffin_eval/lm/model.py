@@ -92,11 +92,17 @@ class GriffinLM(TemplateLM):
             if asked.state_cache is not None
             else None
         )
-        self._token_scores = (
-            TokenScoreFiles(asked.token_scores, model.tokenizer, launch.replica)
-            if asked.token_scores is not None
-            else None
-        )
+        self._token_scores = None
+        if asked.token_scores is not None:
+            states = self._layer_states if asked.token_states else None
+            self._token_scores = TokenScoreFiles(
+                asked.token_scores, model.tokenizer, launch.replica, states
+            )
+        if asked.token_states and (self.runner.devices > 1 or model.state is not None):
+            raise ArgumentError(
+                "token_states= reads layers on one device, from the beginning of a text: leave out "
+                "tensor_parallel_size= and state="
+            )
         self._group = group_of(launch, self.runner.framework) if launch.replicas > 1 else None
 
     # Other checkpoints of the same model
@@ -315,7 +321,7 @@ class GriffinLM(TemplateLM):
             if ablations is None:  # lm_eval looks up no other kinds
                 self.cache_hook.add_partial("loglikelihood", requests[index][0], answers[index])
             if record is not None:
-                record(index, _scored_ids(scorables[index]), result)
+                record(index, scorables[index], result)
             bar.update()
 
         with self._bar("Running loglikelihood requests", len(requests), disable_tqdm) as bar:
@@ -363,7 +369,7 @@ class GriffinLM(TemplateLM):
         def on_result(index: int, result: Scored) -> None:
             answers[index] = TokenScores(result.logprobs)
             if record is not None:
-                record(index, _scored_ids(scorables[index]), result)
+                record(index, scorables[index], result)
             self.cache_hook.add_partial("loglikelihood_rolling", (texts[index],), answers[index])
 
         total = sum(len(s.tokens) - 1 for s in scorables)
@@ -434,6 +440,14 @@ class GriffinLM(TemplateLM):
             return contextlib.nullcontext()
         return self._token_scores.records(kind, requests)
 
+    def _layer_states(self, tokens: np.ndarray) -> dict[str, np.ndarray]:
+        from griffin_eval.analysis.layer_states import layer_states
+
+        runner: Any = self.runner
+        return layer_states(
+            self._model.checkpoint, tokens, framework=runner.framework, model=runner.model
+        )
+
     def _record_generated(
         self, requests: list[Instance], prompts: list[Prompt], generated: list[list[int]]
     ) -> None:
@@ -447,7 +461,7 @@ class GriffinLM(TemplateLM):
             ]
             self._score(
                 scorables,
-                lambda i, result: record(i, _scored_ids(scorables[i]), result),
+                lambda i, result: record(i, scorables[i], result),
                 describe=lambda i: _quoted(str(requests[i].args[0])),
                 details=True,
             )
@@ -518,10 +532,6 @@ def _after_state(
         raise ArgumentError(
             f"the chat template refuses messages behind the text of state=: {error}"
         ) from None
-
-
-def _scored_ids(scorable: Scorable) -> np.ndarray:
-    return np.asarray(scorable.tokens)[scorable.start :]
 
 
 def _quoted(text: str) -> str:

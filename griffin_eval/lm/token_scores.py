@@ -1,4 +1,5 @@
-"""What ``token_scores=`` writes: the scores of every token, as JSON lines, one file a task."""
+"""What ``token_scores=`` writes: the scores of every token, as JSON lines, one file a task; and
+with ``token_states=`` what every layer held, one file a request."""
 
 import contextlib
 import functools
@@ -12,13 +13,15 @@ import numpy as np
 from lm_eval.api.instance import Instance
 
 from griffin_eval.engine.scoring import Scored
+from griffin_eval.engine.tree import Ablation, Scorable
 from griffin_eval.errors import ArgumentError
+from griffin_eval.states.saved_state import save_whole
 from griffin_eval.text.tokenizer import Tokenizer
 
 UNNAMED = "requests"  # file of requests that belong to no task
 
-# Takes the index of a request, the ids that were scored, and their scores.
-Record = Callable[[int, np.ndarray, Scored], None]
+# Takes the index of a request, its tokens, and the scores of those that were scored.
+Record = Callable[[int, Scorable, Scored], None]
 
 
 class TokenScoreFiles:
@@ -28,12 +31,20 @@ class TokenScoreFiles:
         folder: created if it does not exist.
         tokenizer: by which ids become text.
         rank: which of several processes this is; each has files of its own.
+        states: gives the tensors of all layers for int32 [T] tokens, if they are wanted.
 
     Raises:
         ArgumentError: the folder has such files already, or is none.
     """
 
-    def __init__(self, folder: str, tokenizer: Tokenizer, rank: int):
+    def __init__(
+        self,
+        folder: str,
+        tokenizer: Tokenizer,
+        rank: int,
+        states: Callable[[np.ndarray], dict[str, np.ndarray]] | None = None,
+    ):
+        self._states = states
         self._folder, self._suffix = Path(folder), f".rank{rank}" if rank else ""
         if self._folder.exists() and not self._folder.is_dir():
             raise ArgumentError(f"token_scores={folder} is a file: expected a folder")
@@ -55,9 +66,12 @@ class TokenScoreFiles:
             requests: all requests of a call.
         """
         found: dict[int, dict[str, list]] = {}
+        read: dict[int, Scorable] = {}
 
-        def record(index: int, ids: np.ndarray, scored: Scored) -> None:
+        def record(index: int, scorable: Scorable, scored: Scored) -> None:
             assert scored.ranks is not None and scored.entropies is not None
+            ids = np.asarray(scorable.tokens, np.int32)[scorable.start :]
+            read[index] = scorable
             found[index] = {
                 "tokens": ids.tolist(),
                 "texts": [self._text(token) for token in ids.tolist()],
@@ -75,10 +89,28 @@ class TokenScoreFiles:
             key = task, request.doc_id, request.idx
             line = {"task": task, "doc_id": request.doc_id, "index": request.idx}
             line |= {"repeat": seen[key], "type": kind} | found[index]
+            if self._states is not None:
+                name = f"{_file_name(task)}.{request.doc_id}.{request.idx}"
+                line["states"] = self._write_states(f"{name}.{seen[key]}", read[index])
             seen[key] += 1
             lines.setdefault(task, []).append(json.dumps(line, ensure_ascii=False) + "\n")
         self._folder.mkdir(parents=True, exist_ok=True)
         for task, of_task in lines.items():
-            path = self._folder / f"{task.replace(os.sep, '__')}{self._suffix}.jsonl"
+            path = self._folder / f"{_file_name(task)}{self._suffix}.jsonl"
             with open(path, "a", encoding="utf-8") as file:
                 file.writelines(of_task)
+
+    def _write_states(self, name: str, scorable: Scorable) -> str | None:
+        """Writes what every layer held after each token that was read and after the last one; the
+        name of the file. Of a memory that was cleared on the way there is none."""
+        assert self._states is not None
+        if scorable.ablation is not Ablation.NOTHING:
+            return None
+        tokens = np.asarray(scorable.tokens, np.int32)
+        path = self._folder / f"{name}{self._suffix}.safetensors"
+        save_whole(path, {"tokens": tokens} | self._states(tokens), {})
+        return path.name
+
+
+def _file_name(task: str) -> str:
+    return task.replace(os.sep, "__")

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from safetensors import safe_open
+from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
@@ -267,3 +268,33 @@ def test_token_scores_of_every_kind_of_request(framework, checkpoint, expected, 
         assert len(line["texts"]) == len(line["tokens"])
     with pytest.raises(ArgumentError, match="files of an earlier run"):
         GriffinLM(pretrained=str(checkpoint), framework=framework, token_scores=str(folder))
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_token_states_of_every_kind_of_request(framework, checkpoint, tmp_path):
+    folder, given = tmp_path / "scores", {"pretrained": str(checkpoint), "framework": framework}
+    lm = GriffinLM(**given, token_scores=str(folder), token_states=True)
+    lm.loglikelihood(instances("loglikelihood", "choice", [((TEXTS[0], " yes"), 0)]))
+    lm.loglikelihood_rolling(instances("loglikelihood_rolling", "whole", [((TEXTS[1],), 0)]))
+    asked = {"max_gen_toks": 4, "until": []}
+    lm.generate_until(instances("generate_until", "said", [((TEXTS[0], asked), 0)]))
+    cleared = [((TEXTS[0], " yes", name), 0) for name in ("nothing", "recurrent")]
+    lm.loglikelihood_ablated(instances("loglikelihood", "cleared", cleared))
+    model = Evaluator(checkpoint, framework=framework)
+    contexts = {
+        "choice": lm.tok_encode(TEXTS[0].rstrip()),  # lm-eval's way: space goes with what follows
+        "whole": [lm.tokenizer.bos_token_id],
+        "said": lm.tok_encode(TEXTS[0]),
+    }
+    for name, before in contexts.items():
+        line = json.loads((folder / f"{name}.jsonl").read_text())
+        assert line["states"] == f"{name}.0.0.0.safetensors"
+        states = load_file(folder / line["states"])
+        assert states["tokens"].tolist() == [*before, *line["tokens"]]
+        expected = model.layer_states(states["tokens"].tolist())
+        assert set(states) == set(expected)
+        assert all(np.array_equal(states[key], expected[key]) for key in states)
+    lines = [json.loads(line) for line in (folder / "cleared.jsonl").read_text().splitlines()]
+    assert [line["states"] is None for line in lines] == [False, True]
+    with pytest.raises(ArgumentError, match="token_states= needs token_scores="):
+        GriffinLM(**given, token_states=True)
