@@ -151,7 +151,8 @@ def _estimated(kind: str, observations: tuple[tuple[Any, ...], ...]) -> interval
         for value, weight, cluster in observations
         for number in range(int(weight))
     ]
-    return intervals.proportion(*zip(*answers, strict=True))
+    right, clusters = zip(*answers, strict=True)
+    return intervals.proportion(right, clusters)
 
 
 def as_split(
