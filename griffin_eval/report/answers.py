@@ -153,8 +153,8 @@ def _extrapolates(
         told.append(
             (
                 run.label,
-                f"{inside.value:.3g} of the answers are right at {exact_number(x)} tokens, within "
-                f"the training length, and {outside.value:.3g} at {exact_number(far)}",
+                f"{inside.value:.1%} of the answers are right at {exact_number(x)} tokens, within "
+                f"the training length, and {outside.value:.1%} at {exact_number(far)}",
             )
         )
     if not told:
