@@ -48,7 +48,8 @@ class TokenScoreFiles:
         self._folder, self._suffix = Path(folder), f".rank{rank}" if rank else ""
         if self._folder.exists() and not self._folder.is_dir():
             raise ArgumentError(f"token_scores={folder} is a file: expected a folder")
-        if not rank and any(self._folder.glob("*.jsonl")):
+        written = ["*.jsonl"] if states is None else ["*.jsonl", "*.safetensors"]
+        if not rank and any(any(self._folder.glob(pattern)) for pattern in written):
             raise ArgumentError(
                 f"token_scores={folder} has files of an earlier run: name another folder, or "
                 "delete them"
@@ -101,8 +102,8 @@ class TokenScoreFiles:
                 file.writelines(of_task)
 
     def _write_states(self, name: str, scorable: Scorable) -> str | None:
-        """Writes what every layer held after each token that was read and after the last one; the
-        name of the file. Of a memory that was cleared on the way there is none."""
+        """Writes what every layer holds after each token of a request, and gives the name of the
+        file; None for a request of which the memory is cleared on the way."""
         assert self._states is not None
         if scorable.ablation is not Ablation.NOTHING:
             return None

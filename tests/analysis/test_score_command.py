@@ -296,5 +296,9 @@ def test_token_states_of_every_kind_of_request(framework, checkpoint, tmp_path):
         assert all(np.array_equal(states[key], expected[key]) for key in states)
     lines = [json.loads(line) for line in (folder / "cleared.jsonl").read_text().splitlines()]
     assert [line["states"] is None for line in lines] == [False, True]
+    (tmp_path / "cut").mkdir()  # as a run leaves it that was cut off between the two kinds of files
+    (folder / "whole.0.0.0.safetensors").rename(tmp_path / "cut" / "whole.0.0.0.safetensors")
+    with pytest.raises(ArgumentError, match="files of an earlier run"):
+        GriffinLM(**given, token_scores=str(tmp_path / "cut"), token_states=True)
     with pytest.raises(ArgumentError, match="token_states= needs token_scores="):
         GriffinLM(**given, token_states=True)

@@ -65,7 +65,9 @@ def test_extrapolation_is_told_from_chance():
     assert "8 times the context of its training it gains" in found([run("A", gains)])[question][1]
     heads = run("A", curve("griffin_induction_heads", "accuracy", {64: 1.0, 256: 0.9, 1024: 0.2}))
     sentence = found([heads], train_length=300)[question].sentence
-    assert "90.0% of the answers are right at 256 tokens" in sentence and "20.0% at 1024" in sentence
+    assert (
+        "90.0% of the answers are right at 256 tokens" in sentence and "20.0% at 1024" in sentence
+    )
     assert question not in found([heads])
 
 
