@@ -1,5 +1,7 @@
 """The ``griffin-eval`` command."""
 
+import atexit
+import gc
 import logging
 import sys
 from pathlib import Path
@@ -139,6 +141,9 @@ app.command(context_settings={"ignore_unknown_options": True})(sweep)
 
 def main() -> None:
     """Runs a command; bad input ends with one sentence on stderr and exit code 2."""
+    atexit.register(
+        gc.freeze
+    )  # else Python looks through all of torch and JAX for cycles as it ends
     try:
         app()
     except (BadInput, MissingExtraError) as error:

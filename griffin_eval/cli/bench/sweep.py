@@ -7,6 +7,8 @@ import typer
 from rich.console import Console
 
 from griffin_eval.cli.bench.failures import measuring
+from griffin_eval.cli.bench.paper_options import Output
+from griffin_eval.cli.options import check_figures_folder
 
 
 def bench_sweep(
@@ -14,18 +16,28 @@ def bench_sweep(
     tasks: Annotated[
         str, typer.Option(help="Tasks, as lm_eval takes them: A,B,….")
     ] = "griffin_pydoc_choice,griffin_phonebook",
-    limit: Annotated[int, typer.Option(help="Number of documents of each task.", min=1)] = 20,
+    limit: Annotated[
+        str, typer.Option(help="Numbers of documents of each task, each measured by itself: A,B,….")
+    ] = "20,100",
     framework: Annotated[str, typer.Option(help="Framework: torch or jax.")] = "torch",
     checkpoints: Annotated[int, typer.Option(help="Number of copies to evaluate.", min=2)] = 10,
     rounds: Annotated[int, typer.Option(help="Number of measurements of each.", min=1)] = 3,
+    output: Output = None,
 ) -> None:
     """Time a sweep over copies of a checkpoint beside one lm_eval command."""
-    from griffin_eval.bench.sweep import run
+    from griffin_eval.bench.sweep import draw, run
     from griffin_eval.errors import ArgumentError
 
     if not checkpoint.is_dir():
         raise ArgumentError(f"{checkpoint} is no folder: expected that of a checkpoint")
-
+    limits = [int(part) if part.isdecimal() else 0 for part in limit.split(",")]
+    if not all(limits):
+        raise ArgumentError(
+            f"--limit {limit}: expected numbers of documents of at least 1, such as 20,100"
+        )
+    check_figures_folder(output)
     console = Console(width=max(Console().width, 100))
     with measuring():
-        run(console, checkpoint, tasks, limit, framework, checkpoints, rounds)
+        found = run(console, checkpoint, tasks, limits, framework, checkpoints, rounds)
+    if output is not None:
+        typer.echo(str(draw(found, output)))
