@@ -1,5 +1,6 @@
 """`griffin_long`: lm_eval's own long-context tasks on a few rows of each data set's format."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -30,45 +31,53 @@ INFINITE = [
         "context": BOOK,
         "input": "What is the pass key? f(3)",
         "answer": ["12345"],
-        "options": ["12345", "2", "3", "4"],
+        "options": [] if i else ["12345", "2", "3", "4"],
     }
     for i in range(3)
 ]
-ROWS = {
-    "RMT-team/babilong-1k-samples": [
-        {"input": BOOK, "question": "Where is the cat?", "target": "mat"}
-    ]
-    * 3,
-    "recursal/longbench-v2": [
-        {
-            "context": BOOK + f"Number {i}.",
-            "question": "Who sat?",
-            "choices": ["cat", "dog", "mat", "sat"],
-            "answer": "A",
-        }
-        for i in range(3)
-    ],
-    "xinrongzhang2022/InfiniteBench": INFINITE,
-    "hazyresearch/based-fda": RECALL,
-    "hazyresearch/based-swde-v2": RECALL,
-    "hazyresearch/based-squad": RECALL,
-}
-asked: list[tuple[str, str | None]] = []
+BABILONG = [{"input": BOOK, "question": "Where is the cat?", "target": "mat"}] * 3
+LONGBENCH = [
+    {
+        "context": BOOK + f"Number {i}.",
+        "question": "Who sat?",
+        "choices": ["cat", "dog", "mat", "sat"],
+        "answer": "A",
+    }
+    for i in range(3)
+]
+LONGBENCH_SUBSETS = """academic_multi academic_single agent_history_qa code_repo_qa detective
+dialogue_history_qa event_ordering financial_multi financial_single government_multi
+government_single graph_reasoning legal_multi legal_single literary manyshot_learning multinews
+new_language_translation table_qa user_guide_qa""".split()
+# The splits of the hub's data set; lm_eval asks for some of them by other names.
+INFINITE_SPLITS = """passkey kv_retrieval number_string code_run code_debug math_find math_calc
+longdialogue_qa_eng longbook_qa_eng longbook_sum_eng longbook_choice_eng longbook_qa_chn""".split()
+QUESTIONS = [f"qa{number}" for number in range(1, 6)]
 
 
-def load(path, name=None, split=None, **_):
-    asked.append((path, name))
-    rows = datasets.Dataset.from_list(ROWS[path])
-    if split is not None:
-        return rows
-    names = ("train", "validation", "test") if "Infinite" not in path else infinite_splits()
-    return datasets.DatasetDict({name: rows for name in names})
+def write_dataset(folder, rows, splits, configs=("default",)):
+    """A data set on disk, as `datasets.load_dataset` reads it from the hub or from here."""
+    folder.mkdir(parents=True)
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    lines = ["---", "configs:"]
+    for config in configs:
+        lines += [f"- config_name: {config}", "  data_files:"]
+        for split in splits:
+            (folder / f"{split}.jsonl").write_text(text)
+            lines += [f"  - split: {split}", f"    path: {split}.jsonl"]
+    (folder / "README.md").write_text("\n".join([*lines, "---", ""]))
 
 
-def infinite_splits():
-    files = (THEIRS / "infinitebench").glob("infinitebench_*.yaml")
-    lines = [line for file in files for line in file.read_text().splitlines()]
-    return [line.partition(": ")[2] for line in lines if line.startswith("test_split: ")]
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder from which the names of the data sets lead to small ones of the same form."""
+    folder = tmp_path_factory.mktemp("data")
+    write_dataset(folder / "RMT-team/babilong-1k-samples", BABILONG, QUESTIONS, ("4k", "8k"))
+    write_dataset(folder / "recursal/longbench-v2", LONGBENCH, ["train"], LONGBENCH_SUBSETS)
+    write_dataset(folder / "xinrongzhang2022/InfiniteBench", INFINITE, INFINITE_SPLITS)
+    for name in ("fda", "swde-v2", "squad"):
+        write_dataset(folder / f"hazyresearch/based-{name}", RECALL, ["validation"])
+    return folder
 
 
 def ruler_rows(max_seq_lengths, **_):
@@ -87,7 +96,7 @@ def ruler_rows(max_seq_lengths, **_):
 
 
 @pytest.fixture(scope="module")
-def tasks():
+def tasks(data):
     ours = str(Path(griffin_eval.tasks.__file__).parent)
     metadata = {"max_seq_lengths": [4096, 8192], "babilong_length": "8k"}
     with pytest.MonkeyPatch.context() as patch:
@@ -99,7 +108,8 @@ def tasks():
             else:
                 download(self, *arguments, **named)
 
-        patch.setattr("datasets.load_dataset", load)
+        patch.chdir(data)
+        patch.setattr("datasets.config.HF_DATASETS_CACHE", data / "cache")
         patch.setattr(ConfigurableTask, "download", draw)
         yield TaskManager(
             include_path=[*(str(THEIRS / folder) for folder in FOLDERS), ours],
@@ -108,30 +118,28 @@ def tasks():
         )
 
 
-def members(name, tasks):
-    """All tasks below a group."""
-    found = tasks.load([name])
-    return set(found["tasks"])
-
-
 @pytest.mark.slow
 def test_the_group_has_every_suite(tasks):
-    asked.clear()
-    found = members("griffin_long", tasks)
+    found = tasks.load(["griffin_long"])["tasks"]
+    names = set(found)
     expected = {"niah_single_1", "ruler_qa_hotpot", "babilong_qa5", "longbench2_code", "fda"}
-    assert expected < found
-    assert {"swde", "squad_completion", "infinitebench_passkey"} < found
-    assert len([name for name in found if name.startswith("babilong")]) == 5
-    assert len([name for name in found if name.startswith(("niah", "ruler"))]) == 13
+    assert expected < names
+    assert {"swde", "squad_completion", "infinitebench_passkey"} < names
+    assert len([name for name in names if name.startswith("babilong")]) == 5
+    assert len([name for name in names if name.startswith(("niah", "ruler"))]) == 13
     # BABILong and RULER each at a length of their own.
-    assert ("RMT-team/babilong-1k-samples", "8k") in asked
+    assert found["babilong_qa1"].dataset["qa1"].info.config_name == "8k"
+    # Every task has its documents, by whatever name it asks for their split.
+    infinite = [name for name in names if name.startswith("infinitebench")]
+    assert len(infinite) == 11
+    assert {len(list(found[name].eval_docs)) for name in infinite} == {3}
 
 
 @pytest.mark.slow
 def test_the_suites_run(tasks, caplog):
     model = GriffinLM(str(CHECKPOINT), "torch", dtype="float32", device="cpu")
     names = ["griffin_babilong", "longbench2_single", "griffin_recall"]
-    names += ["infinitebench_passkey", "niah_single_1"]
+    names += ["griffin_infinitebench", "niah_single_1"]
     with caplog.at_level("INFO"):
         results = simple_evaluate(
             model, tasks=names, task_manager=tasks, limit=1, bootstrap_iters=0, log_samples=True
@@ -141,6 +149,7 @@ def test_the_suites_run(tasks, caplog):
     assert 0 <= found["griffin_babilong"]["acc,none"] <= 1
     assert 0 <= found["longbench2_single"]["acc,none"] <= 1
     assert 0 <= found["griffin_recall"]["contains,none"] <= 1
+    assert found["infinitebench_code_debug"]["score,none"] == 0.0
     assert found["niah_single_1"]["4096,none"] in (0.0, 1.0)
     costs = [r.getMessage() for r in caplog.records if "tokens to read" in r.getMessage()]
     # Four choices of each of seven questions about one book.
