@@ -14,6 +14,7 @@ NEEDED = ("results", "configs", "higher_is_better", "n-samples", "config")
 # columns that depend on the model.
 ITEM = ("doc_id", "prompt_hash", "target_hash", "filter")
 _STEP = re.compile(r"(?:step|ckpt|checkpoint)?[-_]?(\d+)")
+_STEP_OF_REVISION = re.compile(r"(?:step|ckpt|checkpoint|iter)[-_/]?(\d+)")
 
 
 class ReportError(BadInput):
@@ -80,8 +81,9 @@ class Run(NamedTuple):
 
     @property
     def step(self) -> int | None:
-        """The training step, None unless the checkpoint's folder is named after one."""
-        return step_of(self.pretrained)
+        """The training step; None unless the checkpoint's folder or revision is named after one."""
+        revision = self.arguments.get("revision")
+        return step_of(self.pretrained) if revision is None else step_of_revision(str(revision))
 
 
 def read(paths: Sequence[Path], labels: Sequence[str] = ()) -> list[Run]:
@@ -113,6 +115,13 @@ def step_of(pretrained: str) -> int | None:
         if match := _STEP.fullmatch(name):
             return int(match[1])
     return None
+
+
+def step_of_revision(revision: str) -> int | None:
+    """The step in a revision's name, such as ``step1000-tokens4B`` or ``stage1/iter_500``."""
+    if match := _STEP_OF_REVISION.search(revision):
+        return int(match[1])
+    return step_of(revision)
 
 
 def make_labels(configs: Sequence[dict[str, Any]], files: Sequence[Path]) -> list[str]:

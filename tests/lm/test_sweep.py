@@ -1,5 +1,6 @@
 """`griffin-eval sweep`: every checkpoint of a training as one lm_eval command would evaluate it."""
 
+import csv
 import json
 import shutil
 import subprocess
@@ -195,6 +196,9 @@ def test_revisions_of_a_hub_id_and_a_list(run_folder, only_these_tasks, tmp_path
     output, named = tmp_path / "results", ["step/9", "step/20"]
     said = run("org/model", *options(output), "--revisions", ",".join(named))
     assert [line.split(":")[0] for line in said.splitlines()[:2]] == ["step__9", "step__20"]
+    with open(output / "results.csv", encoding="utf-8", newline="") as file:
+        assert {row["step"] for row in csv.DictReader(file)} == {"9", "20"}
+    assert list((output / "figures").glob("*_over_steps.png"))
     monkeypatch.undo()
     hashes = []
     for folder, revision in (("step__9", named[0]), ("step__20", named[1])):

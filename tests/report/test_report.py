@@ -27,7 +27,7 @@ from griffin_eval.lm.model import GriffinLM
 from griffin_eval.report.curves import Marks, curve_figure, draw_controls, draw_over_steps
 from griffin_eval.report.heatmaps import draw_heatmaps
 from griffin_eval.report.paired import differences
-from griffin_eval.report.results import ReportError, make_labels, read, step_of
+from griffin_eval.report.results import ReportError, make_labels, read, step_of, step_of_revision
 from griffin_eval.report.verdicts import holm, verdicts
 
 TASKS = ["griffin_phonebook", "griffin_pydoc_choice"]
@@ -234,6 +234,10 @@ def test_steps_of_a_training_are_recognised():
     assert step_of("runs/griffin/step_12000") == 12000
     assert step_of("runs/12000/default") == 12000
     assert step_of("google/recurrentgemma-2b") is None
+    assert step_of_revision("step1000-tokens4B") == 1000
+    assert step_of_revision("stage2/iter_0500") == 500
+    assert step_of_revision("12000") == 12000
+    assert step_of_revision("main") is None
 
 
 def test_checkpoints_of_a_training_become_curves_over_the_step(tmp_path):
