@@ -10,10 +10,13 @@ from griffin_eval.checkpoints import folder
 pytestmark = pytest.mark.slow
 
 
-def test_a_sweep_is_measured_beside_a_command():
+def test_a_sweep_is_measured_beside_a_command(tmp_path):
     sizes = ("--tasks", "griffin_induction_heads", "--limit", 2, "--checkpoints", 2, "--rounds", 1)
-    done = griffin_eval("bench", "sweep", folder("induction_heads_griffin"), *sizes)
+    model = folder("induction_heads_griffin")
+    done = griffin_eval("bench", "sweep", model, *sizes, "-o", tmp_path / "figures")
     assert done.returncode == 0, done.stderr
+    picture = tmp_path / "figures" / "sweep_timing.png"
+    assert done.stdout.endswith(f"{picture}\n") and picture.stat().st_size > 10_000
     said = " ".join(done.stdout.split())
     command, model, sweep = (
         float(re.search(rf"{name} │ (\S+) │", said)[1])
@@ -30,6 +33,8 @@ def test_a_sweep_is_measured_beside_a_command():
 def test_what_cannot_be_measured_is_said(tmp_path):
     done = griffin_eval("bench", "sweep", tmp_path / "none")
     assert done.returncode == 2 and "is no folder" in done.stderr
+    done = griffin_eval("bench", "sweep", tmp_path, "--limit", "20,none")
+    assert done.returncode == 2 and "expected numbers of documents" in done.stderr
     done = griffin_eval("bench", "sweep", tmp_path, "--checkpoints", 2)
     assert done.returncode == 1 and "a measurement failed: " in done.stderr
     assert "Traceback" not in done.stderr
