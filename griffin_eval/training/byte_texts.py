@@ -16,6 +16,8 @@ from griffin_eval.tasks.phonebook.names import PEOPLE, person
 
 PAD, EOS, BOS, FIRST = range(4)  # ids; that of byte b is FIRST + b
 VOCABULARY = FIRST + 256
+DIGITS = 10  # of a number
+SPREAD = 40_507  # has no divisor in common with `PEOPLE`: the first names and surnames differ
 LOW_WEIGHT = 0.1  # in the loss, of all of a phonebook but the digits that can be looked up
 
 # Tokens, targets, weights, asked and distance, each [T], as in
@@ -51,7 +53,15 @@ def text(rng: np.random.Generator, length: int, source: bytes | None = None) -> 
     return ids[:-1], ids[1:], np.ones(length, np.float32), none > 0, none
 
 
-def phonebook(rng: np.random.Generator, length: int, fewest: int = 3) -> Example:
+def phonebook(
+    rng: np.random.Generator,
+    length: int,
+    fewest: int = 3,
+    *,
+    most: float = 0.8,
+    people: int = PEOPLE,
+    digits: int = DIGITS,
+) -> Example:
     """A book, then its entries again in random order, in the form of `griffin_phonebook`.
 
     Two of the repeated entries stand between blank lines, then follow as many as fit into
@@ -59,15 +69,20 @@ def phonebook(rng: np.random.Generator, length: int, fewest: int = 3) -> Example
 
     Args:
         rng: to draw from.
-        length: bytes of the example, of which the book takes a tenth to eight tenths.
+        length: bytes of the example, of which the book takes a tenth or more.
         fewest: entries that the book has at least, however long they are.
+        most: share of the bytes that the book takes at most, but for what its last entry exceeds.
+        people: how many different names there are in all books; the book has no more entries.
+        digits: last ones of a number that an entry has.
     """
     # An entry has more bytes than one, so that these are enough.
-    book, people = [], rng.choice(PEOPLE, max(fewest, length), replace=False)
-    book_length = rng.uniform(0.1, 0.8) * length
-    while len(book) < fewest or sum(map(len, book)) < book_length:
-        number = NUMBERS[int(rng.integers(len(NUMBERS)))]
-        book.append(f"{person(int(people[len(book)]))}: {number}\n")
+    known = rng.choice(people, min(people, max(fewest, length)), replace=False)
+    if people < PEOPLE:  # neighbours have a name in common
+        known = known * SPREAD % PEOPLE
+    book, book_length = list[str](), rng.uniform(0.1, most) * length
+    while len(book) < len(known) and (len(book) < fewest or sum(map(len, book)) < book_length):
+        number = str(NUMBERS[int(rng.integers(len(NUMBERS)))])[-digits:]
+        book.append(f"{person(int(known[len(book)]))}: {number}\n")
     return _asked_again(rng, book, length)
 
 

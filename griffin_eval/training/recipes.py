@@ -21,6 +21,7 @@ import numpy as np
 from griffin_eval.config import GRIFFIN, HAWK, LOCAL_MQA, MQA, GriffinConfig
 from griffin_eval.errors import ArgumentError
 from griffin_eval.messages import did_you_mean
+from griffin_eval.tasks.phonebook.names import PEOPLE
 from griffin_eval.tasks.symbols import sequences
 from griffin_eval.training import byte_texts
 
@@ -225,6 +226,22 @@ def phonebook(rng: np.random.Generator, length: int) -> Batch:
     return Batch(*byte_texts.phonebook(rng, length, fewest=1))
 
 
+def mixed_phonebook(rng: np.random.Generator, length: int) -> Batch:
+    """A short phonebook whose entries are asked for again and again, often an easy one.
+
+    Where numbers are long, a model can learn to copy a number of which it has seen some digits, and
+    never which number belongs to a name. Few names and short numbers teach that first.
+    """
+    people = int(rng.choice([4, 64, 2048, PEOPLE], p=[0.25, 0.25, 0.2, 0.3]))
+    digits = int(rng.choice([1, 2, 10], p=[0.3, 0.2, 0.5]))
+    return short_phonebook(rng, length, people=people, digits=digits)
+
+
+def short_phonebook(rng: np.random.Generator, length: int, **options: int) -> Batch:
+    """A phonebook of one entry or more that takes at most two fifths of the bytes."""
+    return Batch(*byte_texts.phonebook(rng, length, fewest=1, most=0.4, **options))
+
+
 def text(rng: np.random.Generator, length: int, source: bytes | None = None) -> Batch:
     """A part of a text, whose every byte counts for the accuracy."""
     row = Batch(*byte_texts.text(rng, length, source))
@@ -272,6 +289,12 @@ RECIPES = {
             draw=phonebook,
             curriculum=tuple((0, share) for share in (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4)),
             advance=0.95,
+        ),
+        _byte_recipe(
+            name="phonebook_mixed",
+            draw=mixed_phonebook,
+            draw_held_out=short_phonebook,
+            length=192,
         ),
         _byte_recipe(name="text", draw=text, draw_held_out=held_out_text, text=byte_texts.corpus),
     )
