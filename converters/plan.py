@@ -1,6 +1,7 @@
 """The plan of a conversion, known from headers alone."""
 
 import dataclasses
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,8 @@ from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.layout import ParamSpec
 from griffin_eval.messages import did_you_mean
 from griffin_eval.sharding.split import DATA, MODEL, split_over
+
+logger = logging.getLogger(__name__)
 
 MAX_SHARD_SIZE = 5 * 10**9
 
@@ -203,6 +206,8 @@ def make_plan(
             f"--quantize {encoding.name} has nothing to quantise: no matrix of this model has rows "
             "of whole groups"
         )
+    if encoding is not None and not encoding.runs_mixed:
+        _warn_of_mixed(writes, encoding)
     folders = (tokenizer_folder(source.folder), source.folder)
     beside = {name: path for folder in folders for name, path in companions(folder).items()}
     hashes = recorded(source.folder) if check else {}
@@ -235,6 +240,21 @@ def _check_encoding(source: Checkpoint, target: Format, encoding: Encoding) -> N
             "when it is quantised again: take the checkpoint that it was made from, or convert "
             "this one without --quantize first"
         )
+
+
+def _warn_of_mixed(writes: list[Write], encoding: Encoding) -> None:
+    """Says where Λ has another dtype than matrices of 16 bits."""
+    matrices = {write.dtype for write in writes if write.encoding} - {"float32"}
+    for write in writes:
+        (spec, *_) = write.binding.canonical
+        if spec.name.endswith("recurrent_param") and matrices - {write.dtype}:
+            (dtype, *_) = sorted(matrices - {write.dtype})
+            logger.warning(
+                "%s reads this file but cannot run it, since recurrent_param is %s beside matrices "
+                "in %s; --dtype %s,recurrent_param=%s gives one that it runs",
+                *(encoding.reader, write.dtype, dtype, dtype, dtype),
+            )
+            return
 
 
 def _write(

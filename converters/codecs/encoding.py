@@ -35,11 +35,13 @@ class Encoding(ABC):
         left: the parameters that stay as they are, in words.
         reader: the library that loads it, one of those whose limits
             `griffin_eval.converters.formats` knows.
+        runs_mixed: whether it runs a model whose Λ has another dtype than matrices of 16 bits.
     """
 
     name: str
     left: str
     reader: str = "transformers"
+    runs_mixed: bool = True
 
     @abstractmethod
     def takes(self, spec: ParamSpec) -> bool:

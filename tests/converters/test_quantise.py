@@ -298,6 +298,24 @@ def test_mlx_lm_loads_it(quantised, tmp_path, width):
     assert relative_error(found, ours(Checkpoint(folder), np.array(ids))) < 2e-2
 
 
+def test_mlx_lm_runs_one_dtype_of_16_bits_alone(wide, quantised, tmp_path, caplog):
+    """Its recurrence asserts that decays have the dtype of what they decay."""
+    mx = pytest.importorskip("mlx.core")
+    mlx_lm = pytest.importorskip("mlx_lm.utils")
+    ids = mx.array(tokens(BASE, 1, 5))
+    folder = quantised("mlx-4")
+    logits = np.array(mlx_lm.load_model(folder)[0](ids).astype(mx.float32))
+    assert np.isfinite(logits).all()
+    assert not caplog.messages
+    command = ("convert", wide("float32"), tmp_path / "mixed", "--to", "hf", "--quantize", "mlx-4")
+    run(*command, "--dtype", "bfloat16")
+    (said,) = caplog.messages
+    assert "mlx_lm reads this file but cannot run it, since recurrent_param is float32" in said
+    assert said.endswith("--dtype bfloat16,recurrent_param=bfloat16 gives one that it runs")
+    with pytest.raises(AssertionError):
+        mlx_lm.load_model(tmp_path / "mixed")[0](ids)
+
+
 def test_adapters_are_merged_before(wide, tmp_path):
     write_adapter(tmp_path / "adapter", wide("float32"), target_modules=["linear_x", "q_proj"])
     run(
