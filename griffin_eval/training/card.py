@@ -32,9 +32,9 @@ DATA = {
         f"of Python {platform.python_version()}, one token a byte (SHA-256 of the text: {{text}})."
     ),
     "phonebook": "Generated: phonebooks of one entry or more, one token a byte.",
-    "phonebook_mixed": (
-        "Generated: phonebooks of one entry or more, often with few names in all books or with "
-        "numbers of one or two digits, one token a byte."
+    "phonebook_lookup": (
+        "Generated: phonebooks of one entry or more, at first with few names in all books, and "
+        "some with numbers of one or two digits, one token a byte."
     ),
     "text": (
         f"Parts of the standard library of Python {platform.python_version()}, one token a byte "

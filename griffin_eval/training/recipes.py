@@ -59,6 +59,8 @@ class Recipe:
         draw: function that draws one row from a generator and a length in tokens: a `Batch` of
             arrays [T]. T may exceed the length, and is the same for all rows of a length.
         draw_held_out: function that draws held-out rows; None if ``draw`` does.
+        draw_of_stage: function that draws a row to train on from a generator, a length and a stage,
+            the last one being the number of stages in ``curriculum``; None if ``draw`` does.
         write_tokenizer: function that writes the files of the tokenizer into a folder.
         text: function that returns the text from which rows are taken; None if all are generated.
         vocab_size, visible_keys, rope_fraction: as in `GriffinConfig`. Without a fraction, RoPE
@@ -84,6 +86,7 @@ class Recipe:
     name: str
     draw: Callable[[np.random.Generator, int], Batch]
     draw_held_out: Callable[[np.random.Generator, int], Batch] | None = None
+    draw_of_stage: Callable[[np.random.Generator, int, int], Batch] | None = None
     write_tokenizer: Callable[[Path], None]
     text: Callable[[], bytes] | None = None
     vocab_size: int
@@ -139,7 +142,11 @@ class Recipe:
 
     def batch(self, seed: int, step: int, stage: int | None = None) -> Batch:
         """The rows that a step trains on, in a stage; None for the last one."""
-        return self._rows("train", self.draw, seed, step, self.length_of(stage))
+        draw: Callable = self.draw
+        if self.draw_of_stage is not None:
+            last = len(self.curriculum)
+            draw = functools.partial(self.draw_of_stage, stage=last if stage is None else stage)
+        return self._rows("train", draw, seed, step, self.length_of(stage))
 
     def held_out(self, stage: int | None = None) -> list[Batch]:
         """The batches that runs are tested on, of a stage's length; None for the last one."""
@@ -226,20 +233,31 @@ def phonebook(rng: np.random.Generator, length: int) -> Batch:
     return Batch(*byte_texts.phonebook(rng, length, fewest=1))
 
 
-def mixed_phonebook(rng: np.random.Generator, length: int) -> Batch:
-    """A short phonebook whose entries are asked for again and again, often an easy one.
-
-    Where numbers are long, a model can learn to copy a number of which it has seen some digits, and
-    never which number belongs to a name. Few names and short numbers teach that first.
-    """
-    people = int(rng.choice([4, 64, 2048, PEOPLE], p=[0.25, 0.25, 0.2, 0.3]))
-    digits = int(rng.choice([1, 2, 10], p=[0.3, 0.2, 0.5]))
-    return short_phonebook(rng, length, people=people, digits=digits)
+# Of each stage of `phonebook_lookup`: how many names there are in all books, and the shares of
+# books whose numbers have one digit, two, and all ten.
+LOOKUP_STAGES = (
+    (4, (0.5, 0.2, 0.3)),
+    (64, (0.4, 0.2, 0.4)),
+    (2048, (0.3, 0.2, 0.5)),
+    (PEOPLE, (0.2, 0.1, 0.7)),
+)
 
 
 def short_phonebook(rng: np.random.Generator, length: int, **options: int) -> Batch:
-    """A phonebook of one entry or more that takes at most two fifths of the bytes."""
+    """A phonebook of one entry or more that takes at most two fifths of the bytes, so that its
+    entries are asked for again and again."""
     return Batch(*byte_texts.phonebook(rng, length, fewest=1, most=0.4, **options))
+
+
+def lookup_phonebook(rng: np.random.Generator, length: int, stage: int) -> Batch:
+    """A short phonebook of a stage.
+
+    Where numbers are long, a model can learn to go on with one of which it has seen some digits,
+    and never which number belongs to a name. Few names and short numbers teach that first.
+    """
+    people, shares = LOOKUP_STAGES[min(stage, len(LOOKUP_STAGES) - 1)]
+    digits = int(rng.choice([1, 2, 10], p=shares))
+    return short_phonebook(rng, length, people=people, digits=digits)
 
 
 def text(rng: np.random.Generator, length: int, source: bytes | None = None) -> Batch:
@@ -291,10 +309,12 @@ RECIPES = {
             advance=0.95,
         ),
         _byte_recipe(
-            name="phonebook_mixed",
-            draw=mixed_phonebook,
-            draw_held_out=short_phonebook,
+            name="phonebook_lookup",
+            draw=short_phonebook,
+            draw_of_stage=lookup_phonebook,
             length=192,
+            curriculum=((1600, 2 / 3), (1000, 5 / 6), (1000, 1.0)),
+            steps=8000,
         ),
         _byte_recipe(name="text", draw=text, draw_held_out=held_out_text, text=byte_texts.corpus),
     )

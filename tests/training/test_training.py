@@ -104,6 +104,26 @@ def test_phonebooks_ask_only_for_numbers_that_are_in_the_book(seed, length, fewe
     assert (weights[asked] == 1).all() and (weights[~asked] < 1).all()
 
 
+def test_lookups_begin_with_few_names_and_short_numbers():
+    recipe = RECIPES["phonebook_lookup"]
+    names, digits = [], []
+    for stage in range(4):
+        found = [entry for step in range(4) for entry in _entries(recipe.batch(0, step, stage))]
+        names.append(len({name for name, _ in found}))
+        digits.append(np.mean([len(number) == 10 for _, number in found]))
+    assert names[0] == 4 and 32 < names[1] <= 64 < names[2] < names[3]
+    assert digits == sorted(digits) and 0 < digits[0] and digits[3] < 1
+    assert (recipe.batch(0, 5).tokens == recipe.batch(0, 5, 3).tokens).all()
+    assert {len(number) for batch in recipe.held_out() for _, number in _entries(batch)} == {10}
+
+
+def _entries(batch):
+    """Names and numbers of the first line of each book."""
+    for row in batch.targets:
+        line = bytes((row - byte_texts.FIRST).tolist()).decode().split("\n")[0]
+        yield line.split(": ")
+
+
 def test_text_is_of_modules_that_no_task_reads():
     for _, text in documents.python_texts():
         middle = len(text) // 2
@@ -120,7 +140,7 @@ def test_rows_depend_on_seed_step_and_purpose_alone(name):
     batches = [recipe.batch(0, 9), recipe.batch(1, 9), recipe.batch(0, 10), *recipe.held_out()]
     again = recipe.batch(0, 9)
     assert all((a == b).all() for a, b in zip(batches[0], again, strict=True))
-    if name == "phonebook_mixed":  # there are few of the easiest rows, but none is held out
+    if name == "phonebook_lookup":  # there are few of the easiest rows, but none is held out
         del batches[:3]
     rows = [row.tobytes() for batch in batches for row in batch.tokens]
     assert len(set(rows)) == len(rows)
