@@ -59,8 +59,8 @@ class Recipe:
         draw: function that draws one row from a generator and a length in tokens: a `Batch` of
             arrays [T]. T may exceed the length, and is the same for all rows of a length.
         draw_held_out: function that draws held-out rows; None if ``draw`` does.
-        draw_of_stage: function that draws a row to train on from a generator, a length and a stage,
-            the last one being the number of stages in ``curriculum``; None if ``draw`` does.
+        draw_of_stage: function that draws a row to train on from a generator, a length and the
+            number of stages that are still to come; None if ``draw`` does.
         write_tokenizer: function that writes the files of the tokenizer into a folder.
         text: function that returns the text from which rows are taken; None if all are generated.
         vocab_size, visible_keys, rope_fraction: as in `GriffinConfig`. Without a fraction, RoPE
@@ -144,8 +144,8 @@ class Recipe:
         """The rows that a step trains on, in a stage; None for the last one."""
         draw: Callable = self.draw
         if self.draw_of_stage is not None:
-            last = len(self.curriculum)
-            draw = functools.partial(self.draw_of_stage, stage=last if stage is None else stage)
+            later = 0 if stage is None else len(self.curriculum) - stage
+            draw = functools.partial(self.draw_of_stage, later=later)
         return self._rows("train", draw, seed, step, self.length_of(stage))
 
     def held_out(self, stage: int | None = None) -> list[Batch]:
@@ -249,13 +249,13 @@ def short_phonebook(rng: np.random.Generator, length: int, **options: int) -> Ba
     return Batch(*byte_texts.phonebook(rng, length, fewest=1, most=0.4, **options))
 
 
-def lookup_phonebook(rng: np.random.Generator, length: int, stage: int) -> Batch:
-    """A short phonebook of a stage.
+def lookup_phonebook(rng: np.random.Generator, length: int, later: int) -> Batch:
+    """A short phonebook of a stage which so many others follow.
 
     Where numbers are long, a model can learn to go on with one of which it has seen some digits,
     and never which number belongs to a name. Few names and short numbers teach that first.
     """
-    people, shares = LOOKUP_STAGES[min(stage, len(LOOKUP_STAGES) - 1)]
+    people, shares = LOOKUP_STAGES[max(0, len(LOOKUP_STAGES) - 1 - later)]
     digits = int(rng.choice([1, 2, 10], p=shares))
     return short_phonebook(rng, length, people=people, digits=digits)
 
