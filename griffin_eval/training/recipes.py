@@ -142,10 +142,13 @@ class Recipe:
 
     def batch(self, seed: int, step: int, stage: int | None = None) -> Batch:
         """The rows that a step trains on, in a stage; None for the last one."""
-        draw: Callable = self.draw
-        if self.draw_of_stage is not None:
-            later = 0 if stage is None else len(self.curriculum) - stage
-            draw = functools.partial(self.draw_of_stage, later=later)
+        later = 0 if stage is None else len(self.curriculum) - stage
+
+        def draw(rng: np.random.Generator, length: int) -> Batch:
+            if self.draw_of_stage is None:
+                return self.draw(rng, length)
+            return self.draw_of_stage(rng, length, later)
+
         return self._rows("train", draw, seed, step, self.length_of(stage))
 
     def held_out(self, stage: int | None = None) -> list[Batch]:

@@ -20,6 +20,6 @@ def documents(**others: Any) -> dict[str, Any]:
     columns = {"id": Value("int64"), "context": text, "input": text}
     columns |= {"answer": List(text), "options": List(text)}
     found = load_dataset("xinrongzhang2022/InfiniteBench", features=Features(columns))
-    splits: dict[str, Any] = dict(found)
+    splits: dict[str, Any] = {str(name): rows for name, rows in found.items()}
     english = [name for name in splits if name.endswith("_eng")]
     return splits | {name.removesuffix("g"): splits[name] for name in english}
