@@ -1,9 +1,11 @@
 """One hash for all weights of a checkpoint, the same in every format."""
 
+import atexit
 import hashlib
 import logging
 import threading
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
 
 from griffin_eval.converters.arrays.pieces import bytes_of
 from griffin_eval.converters.checkpoint import Checkpoint
@@ -15,24 +17,37 @@ logger = logging.getLogger(__name__)
 
 
 def start_hashing(checkpoint: Checkpoint, check: bool) -> Future[str]:
-    """`weights_sha256` of a checkpoint, computed in a thread that does not delay the end of the
-    process. What is wrong is logged at once, and raised where the result is asked for."""
+    """`weights_sha256` of a checkpoint, computed in a thread that ends with the process, after the
+    piece that it reads. What is wrong is logged at once, and raised where the result is asked for.
+    """
     future: Future[str] = Future()
+    ending = threading.Event()
 
     def run() -> None:
         try:
-            future.set_result(weights_sha256(checkpoint, check))
+            future.set_result(weights_sha256(checkpoint, check, ending.is_set))
         except CheckpointError as error:
             logger.error("%s", error)
             future.set_exception(error)
         except BaseException as error:
             future.set_exception(error)
+        finally:
+            atexit.unregister(end)
 
-    threading.Thread(target=run, daemon=True).start()
+    # A thread that Python stops within tensorstore's C++ aborts the process.
+    def end() -> None:
+        ending.set()
+        thread.join()
+
+    thread = threading.Thread(target=run, daemon=True)
+    atexit.register(end)
+    thread.start()
     return future
 
 
-def weights_sha256(checkpoint: Checkpoint, check: bool = True) -> str:
+def weights_sha256(
+    checkpoint: Checkpoint, check: bool = True, cancelled: Callable[[], bool] = lambda: False
+) -> str:
     """SHA-256 over the names, dtypes and SHA-256 of all parameters, in hexadecimal digits.
 
     The SHA-256 of a parameter is the manifest's: of its bytes in canonical layout. It is computed
@@ -43,8 +58,10 @@ def weights_sha256(checkpoint: Checkpoint, check: bool = True) -> str:
         checkpoint: that is open.
         check: whether each is compared with the manifest that lies beside the weights, with the
             checksum of its container and the hub's of its file, as far as there are such.
+        cancelled: asked before each piece whether to give up.
 
     Raises:
+        CancelledError: it was given up.
         CheckpointError: a parameter is not what the manifest says; or this is damaged.
     """
     hashes: dict[str, tuple[str, str]] = {}
@@ -54,6 +71,8 @@ def weights_sha256(checkpoint: Checkpoint, check: bool = True) -> str:
     for name, dtype in sorted(checkpoint.dtypes.items()):
         one = hashlib.sha256()
         for piece in checkpoint.stored_pieces(name, check=check):
+            if cancelled():
+                raise CancelledError
             one.update(bytes_of(piece))
         if name in entries:
             wrong = mismatch(checkpoint.folder, name, dtype, one.hexdigest(), entries[name])

@@ -18,6 +18,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
 
 from griffin_eval.cli import main
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.convert import convert_checkpoint
+from griffin_eval.converters.formats import FORMATS
+from griffin_eval.converters.plan import make_plan
 from griffin_eval.engine.scoring import NotFinite
 from griffin_eval.lm.model import GriffinLM
 
@@ -243,3 +247,23 @@ def test_bad_input_to_the_stock_command_is_one_sentence(checkpoint, tmp_path):
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert done.stderr.strip().splitlines()[-1].startswith("griffin: model_args of griffin: windw=")
+
+
+HASHES = """
+import sys
+from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.lm.weights_hash import start_hashing
+start_hashing(Checkpoint(sys.argv[1]), True)
+sys.exit(3)
+"""
+
+
+def test_a_process_ends_while_it_hashes(checkpoint, tmp_path):
+    """Its exit code is its own, also where the weights are being read in another library's threads:
+    of an Orbax checkpoint they are."""
+    convert_checkpoint(make_plan(Checkpoint(checkpoint), FORMATS["griffin-orbax"]), tmp_path / "o")
+    command = [sys.executable, "-P", "-c", HASHES, str(tmp_path / "o")]
+    started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(6)]
+    for process in started:
+        _, said = process.communicate()
+        assert process.returncode == 3, said
