@@ -81,7 +81,6 @@ check: $(STAMP) types
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
 	cd build/types && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml --no-logo --no-cache
-	$(BIN)/pytest -q tests/install/test_packaging.py tests/install/test_structure.py
 
 format: $(STAMP)
 	$(BIN)/ruff format .
