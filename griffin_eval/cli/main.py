@@ -141,9 +141,8 @@ app.command(context_settings={"ignore_unknown_options": True})(sweep)
 
 def main() -> None:
     """Runs a command; bad input ends with one sentence on stderr and exit code 2."""
-    atexit.register(
-        gc.freeze
-    )  # else Python looks through all of torch and JAX for cycles as it ends
+    # Else Python looks through all of torch and JAX for cycles as it ends.
+    atexit.register(gc.freeze)
     try:
         app()
     except (BadInput, MissingExtraError) as error:

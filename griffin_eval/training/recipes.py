@@ -259,7 +259,7 @@ def lookup_phonebook(rng: np.random.Generator, length: int, later: int) -> Batch
     and never which number belongs to a name. Few names and short numbers teach that first.
     """
     people, shares = LOOKUP_STAGES[max(0, len(LOOKUP_STAGES) - 1 - later)]
-    digits = int(rng.choice([1, 2, 10], p=shares))
+    digits = int(rng.choice([1, 2, byte_texts.DIGITS], p=shares))
     return short_phonebook(rng, length, people=people, digits=digits)
 
 

@@ -25,16 +25,13 @@ def bench_sweep(
     output: Output = None,
 ) -> None:
     """Time a sweep over copies of a checkpoint beside one lm_eval command."""
+    from griffin_eval.arguments import positive_integers
     from griffin_eval.bench.sweep import draw, run
     from griffin_eval.errors import ArgumentError
 
     if not checkpoint.is_dir():
         raise ArgumentError(f"{checkpoint} is no folder: expected that of a checkpoint")
-    limits = [int(part) if part.isdecimal() else 0 for part in limit.split(",")]
-    if not all(limits):
-        raise ArgumentError(
-            f"--limit {limit}: expected numbers of documents of at least 1, such as 20,100"
-        )
+    limits = positive_integers("--limit", limit, "numbers of documents such as 20,100")
     check_figures_folder(output)
     console = Console(width=max(Console().width, 100))
     with measuring():
