@@ -17,7 +17,7 @@ from tqdm import tqdm
 from griffin_eval.engine import parallel
 from griffin_eval.engine.generation import Prompt
 from griffin_eval.engine.limits import limits_for
-from griffin_eval.engine.scoring import Scored
+from griffin_eval.engine.scoring import NotFinite, Scored
 from griffin_eval.engine.stats import Stats
 from griffin_eval.engine.tree import Ablation, Scorable
 from griffin_eval.errors import ArgumentError
@@ -415,7 +415,10 @@ class GriffinLM(TemplateLM):
             self.cache_hook.add_partial("generate_until", pairs[index], text)
             bar.update()
 
-        with self._bar("Running generate_until requests", len(requests), disable_tqdm) as bar:
+        with (
+            self._bar("Running generate_until requests", len(requests), disable_tqdm) as bar,
+            self._damage_comes_first(),
+        ):
             self.stats += parallel.generate(
                 self._runners,
                 prompts,
@@ -431,6 +434,15 @@ class GriffinLM(TemplateLM):
         return answers
 
     # Helpers
+
+    @contextlib.contextmanager
+    def _damage_comes_first(self) -> Iterator[None]:
+        """Of weights that are not as their manifest says, that is told, and not what they led to."""
+        try:
+            yield
+        except NotFinite:
+            self._weights_sha256.result()
+            raise
 
     def _records(
         self, kind: str, requests: Sequence[Instance]
@@ -474,17 +486,18 @@ class GriffinLM(TemplateLM):
         describe: Callable[[int], str] = str,
         details: bool = False,
     ) -> None:
-        self.stats += parallel.score(
-            self._runners,
-            scorables,
-            limits=self._limits,
-            softmax_dtype=self._model.softmax_dtype,
-            on_result=on_result,
-            progress=progress,
-            describe=describe,
-            details=details,
-            cache=self._state_cache,
-        )
+        with self._damage_comes_first():
+            self.stats += parallel.score(
+                self._runners,
+                scorables,
+                limits=self._limits,
+                softmax_dtype=self._model.softmax_dtype,
+                on_result=on_result,
+                progress=progress,
+                describe=describe,
+                details=details,
+                cache=self._state_cache,
+            )
 
     def _fit(self, ids: np.ndarray, most: int) -> np.ndarray:
         if len(ids) > most:

@@ -180,6 +180,25 @@ def test_an_evaluation_of_changed_weights_ends_before_its_results(checkpoint, tm
     assert json.loads(file.read_text())["config"]["griffin_weights_checked"] is False
 
 
+@pytest.mark.parametrize("kind", ["loglikelihood", "generate_until"])
+def test_damage_is_told_before_the_nan_that_comes_of_it(checkpoint, tmp_path, kind):
+    from lm_eval.api.instance import Instance
+
+    from griffin_eval.lm.model import GriffinLM
+
+    source = tmp_path / "source"
+    convert_checkpoint(make_plan(Checkpoint(checkpoint), FORMATS["griffin"]), source)
+    weights = load_file(source / "model.safetensors")
+    weights["model.final_norm.weight"][:] = float("nan")
+    save_file(weights, source / "model.safetensors")
+    last = " is" if kind == "loglikelihood" else {"until": ["."], "max_gen_toks": 2}
+    request = Instance(kind, {}, ("The unary minus", last), 0)
+    for check, said in ((True, "model.final_norm.weight has the SHA-256"), (False, "may be")):
+        lm = GriffinLM(pretrained=str(source), tokenizer=str(checkpoint), check=check)
+        with pytest.raises(BadInput, match=said):
+            getattr(lm, kind)([request], disable_tqdm=True)
+
+
 def flip(path, at=None):
     """Changes a bit of the weights, in the middle of a file."""
     content = bytearray(path.read_bytes())
