@@ -12,7 +12,9 @@ from griffin_eval.errors import ArgumentError, CheckpointError
 def train(
     recipe: Annotated[
         str | None,
-        typer.Argument(help="Recipe: selective_copy, induction_heads, bytes, phonebook or text."),
+        typer.Argument(
+            help="Recipe: selective_copy, induction_heads, bytes, phonebook, phonebook_lookup or text."
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Model: griffin, hawk, mqa or local_mqa.")
