@@ -226,14 +226,14 @@ class Evaluator:
             Of every prompt its new tokens and their text, in order.
 
         Raises:
-            ValueError: a prompt without a token, ids that are no tokens of the model, or logits
-                that are not finite.
+            ValueError: a prompt without a token, ids that are no tokens of the model, a temperature
+                or top_p that means nothing, or logits that are not finite.
         """
         from griffin_eval.engine import parallel
         from griffin_eval.engine.generation import Prompt
-        from griffin_eval.engine.sampling import Sampling
+        from griffin_eval.engine.sampling import Sampling, checked
 
-        sampling = Sampling(temperature, top_k, top_p)
+        sampling = checked(Sampling(temperature, top_k, top_p))
         asked = [
             Prompt(self._ids(prompt, scored=False), max_new_tokens, sampling)
             for prompt in _several(prompts)

@@ -13,7 +13,8 @@ def train(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            help="Recipe: selective_copy, induction_heads, bytes, phonebook, phonebook_lookup or text."
+            help="Recipe: selective_copy, induction_heads, bytes, phonebook, phonebook_lookup or "
+            "text."
         ),
     ] = None,
     model: Annotated[

@@ -4,14 +4,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from griffin_eval.errors import ArgumentError
+
 
 class Sampling(NamedTuple):
     """How a token is chosen.
 
     Attributes:
         temperature: 0 takes the likeliest token; else logits are divided by it.
-        top_k: number of likeliest tokens to choose from; 0 for all.
-        top_p: total probability of the likeliest tokens to choose from.
+        top_k: number of likeliest tokens to choose from; 0 or less for all.
+        top_p: total probability of the likeliest tokens to choose from, at least one of them.
     """
 
     temperature: float = 0.0
@@ -20,6 +22,19 @@ class Sampling(NamedTuple):
 
 
 GREEDY = Sampling()
+
+
+def checked(sampling: Sampling) -> Sampling:
+    """A way to choose tokens, as it is.
+
+    Raises:
+        ArgumentError: a number that means nothing.
+    """
+    if not 0 <= sampling.temperature < np.inf:
+        raise ArgumentError(f"expected a temperature of at least 0, not {sampling.temperature}")
+    if not 0 <= sampling.top_p <= 1:
+        raise ArgumentError(f"expected top_p from 0 to 1, not {sampling.top_p}")
+    return sampling
 
 
 class Chooser:
@@ -32,16 +47,20 @@ class Chooser:
     def __call__(self, logits: np.ndarray) -> int:
         if not self._sampling.temperature:
             return int(logits.argmax())
-        scaled = logits.astype(np.float64) / self._sampling.temperature
+        if np.isinf(largest := logits.max()):
+            return int(logits.argmax())
+        with np.errstate(over="ignore"):  # of a tiny temperature: -inf, of a probability of 0
+            scaled = (logits.astype(np.float64) - largest) / self._sampling.temperature
         order = np.argsort(-scaled, kind="stable")
-        if self._sampling.top_k:
+        if self._sampling.top_k > 0:
             order = order[: self._sampling.top_k]
-        p = np.exp(scaled[order] - scaled[order[0]])
+        p = np.exp(scaled[order])
         p /= p.sum()
         if self._sampling.top_p < 1:
-            before = np.cumsum(p) - p  # keeps the first token that crosses the line
-            order, p = order[before < self._sampling.top_p], p[before < self._sampling.top_p]
-            p /= p.sum()
+            before = np.cumsum(p) - p
+            kept = before < self._sampling.top_p  # and the first token that crosses the line
+            kept[0] = True
+            order, p = order[kept], p[kept] / p[kept].sum()
         return int(self._rng.choice(order, p=p))
 
     @property

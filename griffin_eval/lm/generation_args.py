@@ -8,7 +8,7 @@ from lm_eval.models.utils import (
     normalize_gen_kwargs,
 )
 
-from griffin_eval.engine.sampling import Sampling
+from griffin_eval.engine.sampling import GREEDY, Sampling, checked
 from griffin_eval.errors import ArgumentError
 from griffin_eval.text.tokenizer import Tokenizer
 
@@ -51,13 +51,11 @@ def read_generation_arguments(given: dict[str, Any]) -> GenerationArguments:
     kwargs: dict[str, Any] = dict(normalize_gen_kwargs(given, DEFAULT_GENERATED_TOKENS))
     until = [s for s in handle_stop_sequences(kwargs.pop("until", None), eos=None) if s]
     max_new_tokens = kwargs.pop("max_gen_toks")
-    temperature = float(kwargs.pop("temperature", 0.0))
-    do_sample = kwargs.pop("do_sample", False)
-    sampling = Sampling(
-        (temperature or 1.0) if do_sample else 0.0,
-        int(kwargs.pop("top_k", None) or 0),
-        float(kwargs.pop("top_p", None) or 1.0),
-    )
+    sampled = kwargs.pop("do_sample", False)
+    asked = {name: kwargs.pop(name, None) for name in ("temperature", "top_k", "top_p")}
+    asked = {"temperature": 1.0} | {k: float(v) for k, v in asked.items() if v is not None}
+    top_k = int(asked.pop("top_k", 0))
+    sampling = checked(Sampling(**asked, top_k=top_k)) if sampled else GREEDY
     neutral = {"num_beams": 1, "repetition_penalty": 1.0, "num_return_sequences": 1}
     unsupported = [k for k, v in kwargs.items() if v is not None and v != neutral.get(k)]
     if unsupported:

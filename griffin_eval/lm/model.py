@@ -437,7 +437,7 @@ class GriffinLM(TemplateLM):
 
     @contextlib.contextmanager
     def _damage_comes_first(self) -> Iterator[None]:
-        """Of weights that are not as their manifest says, that is told, and not what they led to."""
+        """Tells of weights that are not as their manifest says rather than of what they led to."""
         try:
             yield
         except NotFinite:

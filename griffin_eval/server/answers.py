@@ -12,6 +12,17 @@ from griffin_eval.engine.live.requests import NewToken, PromptScores
 from griffin_eval.text.tokenizer import Tokenizer
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _byte_of_character() -> dict[str, int]:
+    """The bytes that a byte-level vocabulary writes as printable characters, as GPT-2's does."""
+    kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in kept]
+    written = {chr(byte): byte for byte in kept}
+    return written | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+_BYTE_OF_CHARACTER = _byte_of_character()
 _MARGIN = 16  # tokens before a stop string that its first token may depend on
 
 
@@ -25,6 +36,7 @@ class TokenNames:
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         self.text = lru_cache(1 << 16)(self._text)
+        self.width = lru_cache(1 << 16)(self._width)
 
     def _text(self, token: int) -> str:
         piece = self._tokenizer.piece(token)
@@ -34,8 +46,32 @@ class TokenNames:
         return self._bytes(token) if "\ufffd" in text or not text else text
 
     def _bytes(self, token: int) -> str:
-        byte = _BYTE.fullmatch(self._tokenizer.piece(token))
-        return f"bytes:\\x{byte[1].lower()}" if byte else f"token_id:{token}"
+        if (found := self.bytes_of(token)) is None:
+            return f"token_id:{token}"
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)
+
+    def bytes_of(self, token: int) -> bytes | None:
+        """What a token stands for in UTF-8, which may be a part of a character; None of a token
+        that stands for no text."""
+        piece = self._tokenizer.piece(token)
+        if byte := _BYTE.fullmatch(piece):
+            return bytes([int(byte[1], 16)])
+        if "\u2581" in piece:
+            return piece.replace("\u2581", " ").encode()
+        text = self._tokenizer.decode([token], skip_special_tokens=True)
+        if "\ufffd" not in text:
+            return text.encode() or None
+        try:  # of a vocabulary that writes each byte as a character
+            return bytes(_BYTE_OF_CHARACTER[one] for one in piece)
+        except KeyError:
+            return None
+
+    def _width(self, token: int) -> int:
+        """Number of characters of a text that begin in a token."""
+        text = self.text(token)
+        if not text.startswith(("bytes:", "token_id:")):
+            return len(text)
+        return sum(byte & 0xC0 != 0x80 for byte in self.bytes_of(token) or b"")
 
     def keyed(self, values: dict[int, float]) -> dict[str, float]:
         """Values of tokens by the tokens' text, or by what tells those of equal texts apart."""
@@ -137,11 +173,14 @@ class Completion:
 
     Args:
         names: of tokens.
-        prompt: int32 [N], ids.
+        prompt: int32 [N], ids that the client knows of.
         prompt_text: as it is echoed.
         answer: so far.
         echo: whether the prompt is part of the answer.
         top: likeliest tokens beside each token; None for no log-probabilities.
+        unseen: number of ids at the beginning that are not in the prompt's text, such as BOS.
+        follows: whether the prompt goes on from a saved state, so that its first token has a
+            log-probability, too.
     """
 
     def __init__(
@@ -152,9 +191,13 @@ class Completion:
         answer: Answer,
         echo: bool,
         top: int | None,
+        *,
+        unseen: int = 0,
+        follows: bool = False,
     ):
         self._names, self.prompt, self.answer = names, prompt, answer
         self._prompt_text, self._echo, self._top = prompt_text, echo, top
+        self._unseen, self._follows = unseen, follows
         self._sent_text = self._sent_tokens = self._offset = 0
 
     @property
@@ -168,8 +211,9 @@ class Completion:
     def logprobs(self, start: int = 0) -> dict[str, Any] | None:
         """``logprobs`` of ``/v1/completions``, of the tokens from ``start`` on.
 
-        The first token of a prompt has null. The token that ended a text is among them. Each call
-        goes on where the one before has ended, or begins at 0.
+        The first token of a prompt has null, but for a prompt behind a saved state. The token that
+        ended a text is among them. Each call goes on where the one before has ended, or begins at
+        0.
         """
         if self._top is None:
             return None
@@ -186,7 +230,8 @@ class Completion:
             likeliest = token.top_tokens[None], token.top_logprobs[None]
             tops += self._tops([token.id], [token.logprob], *likeliest)
         if start < read and scores is not None:
-            first, begin = [None] * (start == 0), max(start - 1, 0)
+            first = [None] * (start == 0 and not self._follows)
+            begin = start + len(first) - (0 if self._follows else 1)
             mine, scored = self.prompt[start:].tolist(), scores.logprobs[begin:].tolist()
             likeliest = scores.top_tokens[begin:], scores.top_logprobs[begin:]
             tops = [*first, *self._tops(mine[len(first) :], scored, *likeliest), *tops]
@@ -194,7 +239,11 @@ class Completion:
         if not start:
             self._offset = 0 if read else len(self._prompt_text)
         texts = [self._names.text(token) for token in ids]
-        offsets = (self._offset + np.cumsum([0, *map(len, texts)])).tolist()
+        widths = [self._names.width(token) for token in ids]
+        if start < read:
+            unseen = max(self._unseen - start, 0)
+            widths[:unseen] = [0] * unseen
+        offsets = (self._offset + np.cumsum([0, *widths])).tolist()
         self._offset = offsets.pop()  # of what is asked for next
         return {
             "tokens": texts,
@@ -241,8 +290,9 @@ class Completion:
             return None
 
         def entry(token: int, logprob: float | None) -> dict[str, Any]:
-            text = self._names.text(token)
-            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+            found = self._names.bytes_of(token)
+            told = None if found is None else list(found)
+            return {"token": self._names.text(token), "logprob": logprob, "bytes": told}
 
         return {
             "content": [

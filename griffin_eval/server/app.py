@@ -29,6 +29,7 @@ from griffin_eval.server.fields import (
     read_body,
     read_fields,
     read_ids,
+    read_model,
     read_prompts,
 )
 from griffin_eval.server.model import ServedModel, any_seed
@@ -131,16 +132,17 @@ class _Server:
     ) -> AsyncIterator[tuple[list[Completion], Waker]]:
         """Adds the requests of a body; when the context is left, those that have not ended are
         cancelled."""
-        if len(prompts) * asked.n > MOST_PROMPTS:
-            raise Refused(f"a body may ask for {MOST_PROMPTS} answers at most", param="prompt")
+        most = min(MOST_PROMPTS, self._options.queue)
+        if len(prompts) * asked.n > most:
+            raise Refused(f"a body may ask for {most} answers at most", param="prompt")
         start = self._model.start_of(asked.model)
         wake, seed = Waker(), any_seed() if asked.seed is None else abs(asked.seed)
 
         def ask() -> list[tuple[Request, Completion]]:
-            each = (prompt for prompt in prompts for _ in range(asked.n))
             return [
-                self._model.ask(prompt, number, asked, start, wake, seed)
-                for number, prompt in enumerate(each)
+                pair
+                for number, prompt in enumerate(prompts)
+                for pair in self._model.ask(prompt, number * asked.n, asked, start, wake, seed)
             ]
 
         self._check_queue(len(prompts) * asked.n)
@@ -151,7 +153,7 @@ class _Server:
         if start is None and not self._warned:
             ids = [
                 pair[1].prompt
-                for pair, given in zip(pairs, prompts, strict=False)
+                for pair, given in zip(pairs[:: asked.n], prompts, strict=True)
                 if isinstance(given, list)
             ]
             if any(map(self._model.without_bos, ids)):
@@ -223,7 +225,8 @@ class _Server:
                     text, logprobs = each.news(chat)
                     if reason:
                         ended.add(index)
-                    if not (text or reason):
+                    scored = logprobs and logprobs["content" if chat else "tokens"]
+                    if not (text or reason or scored):
                         continue
                     choice: dict[str, Any] = {"index": index, "logprobs": logprobs}
                     choice |= {"delta": {"content": text}} if chat else {"text": text}
@@ -297,10 +300,10 @@ class _Server:
         text, special = body.get("prompt"), body.get("add_special_tokens", True)
         if not isinstance(text, str) or not isinstance(special, bool):
             raise Refused("expected prompt, a text, and add_special_tokens, true or false")
-        tokenizer = self._model.tokenizer
+        tokenizer, start = self._model.tokenizer, self._model.start_of(read_model(body))
 
         def encode() -> list[int]:
-            return self._model.encode(text, None).tolist() if special else tokenizer.encode(text)
+            return self._model.encode(text, start).tolist() if special else tokenizer.encode(text)
 
         ids = await asyncio.to_thread(encode) if len(text) > LONG else encode()
         return JSONResponse(
@@ -310,6 +313,7 @@ class _Server:
     async def detokenize(self, http: Http) -> Response:
         body = await self._body(http)
         check_names(body, ("model", "tokens"))
+        self._model.start_of(read_model(body))
         ids = read_ids(body.get("tokens"), self._model.vocab_size)
         text = self._model.tokenizer.decode(ids, skip_special_tokens=False)
         return JSONResponse({"prompt": text})

@@ -139,9 +139,7 @@ def read_fields(body: Any, known: tuple[str, ...], default_tokens: int) -> Asked
     if options and not given.get("stream"):
         raise Refused("stream_options needs stream=true", param="stream_options")
     top_k = whole("top_k", 0, -1)
-    sampling = Sampling(
-        number("temperature", 1.0, 100.0), max(top_k, 0), number("top_p", 1.0, 1.0) or 1e-9
-    )
+    sampling = Sampling(number("temperature", 1.0, 100.0), top_k, number("top_p", 1.0, 1.0))
     most = whole("max_completion_tokens", whole("max_tokens", default_tokens, 0), 0)
     model = value("model", None, lambda v: isinstance(v, str), "a string")
     asked = Asked(
@@ -214,6 +212,18 @@ def read_body(content: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise Refused("the body must be a JSON object")
     return body
+
+
+def read_model(body: dict[str, Any]) -> str | None:
+    """The name of the model in a body without the fields of a completion.
+
+    Raises:
+        Refused: it is no text.
+    """
+    name = body.get("model")
+    if name is not None and not isinstance(name, str):
+        raise Refused("model must be a string", param="model")
+    return name
 
 
 def read_ids(value: Any, vocab_size: int) -> list[int]:

@@ -87,7 +87,12 @@ class ServedModel:
             digest = model.tokenizer.name.rpartition("@")[2]
             check_origin(path, saved, config, digest, self.runner.dtype)
             check_weights(path, saved, hashed)
-            self.saved[f"{options.name}:{path.stem}"] = saved
+            name = f"{options.name}:{path.stem}"
+            if name in self.saved:
+                raise ArgumentError(
+                    f"two saved states have the name {name} ({path} is the second): rename a file"
+                )
+            self.saved[name] = saved
         read = max((saved.read for saved in self.saved.values()), default=0)
         self.scheduler = Scheduler(
             self.runner,
@@ -120,13 +125,12 @@ class ServedModel:
         return name
 
     def encode(self, prompt: str | list[int], start: str | None) -> np.ndarray:
-        """int32 ids of a prompt: a text with BOS if the model was trained so, ids as they are.
-        Behind a saved state a text has none, and the state's last token comes first."""
-        if start is not None:
-            own = prompt if isinstance(prompt, list) else self.tokenizer.encode(prompt)
-            return np.array([self.saved[start].origin.last_token, *own], np.int32)
+        """int32 ids of a prompt: a text with BOS if the model was trained so, but behind a saved
+        state without; ids as they are."""
         if isinstance(prompt, list):
             return np.array(prompt, np.int32)
+        if start is not None:
+            return np.array(self.tokenizer.encode(prompt), np.int32)
         ids = encode_with_bos(self.tokenizer, prompt, self._add_bos)
         return np.array(ids or [self._prefix], np.int32)
 
@@ -142,11 +146,20 @@ class ServedModel:
         start: str | None,
         changed: Callable[[], object],
         seed: int,
-    ) -> tuple[Request, Completion]:
-        """A request that has yet to be added, and what will be known of it.
+    ) -> list[tuple[Request, Completion]]:
+        """The requests for the answers to a prompt, which have yet to be added, and what will be
+        known of each.
+
+        Args:
+            prompt: text or ids.
+            index: number of the first of these answers in its body.
+            asked: what the body says.
+            start: name of the saved state to go on from; None for none.
+            changed: called when an answer has ended, or a part of it has come.
+            seed: of the random numbers of the body.
 
         Raises:
-            Refused: it is longer than is allowed.
+            Refused: they are longer than is allowed.
         """
         ids = self.encode(prompt, start)
         most = self.options.max_tokens
@@ -156,19 +169,48 @@ class ServedModel:
                 f"(max_tokens), together more than this server's {most}",
                 param="max_tokens",
             )
-        answer = Answer(self.tokenizer, asked.stop, changed, in_parts=asked.stream)
-        text = prompt if isinstance(prompt, str) else "".join(map(self.names.text, ids.tolist()))
-        request = Request(
-            ids,
-            answer,
-            score_from=1 if asked.echo and asked.top is not None else None,
-            top=asked.top,
-            max_new_tokens=asked.max_tokens,
-            sampling=asked.sampling,
-            seed=(seed, index),
-            start=start,
+        text, unseen = (
+            self._text_of(prompt, ids) if asked.echo or asked.top is not None else ("", 0)
         )
-        return request, Completion(self.names, ids, text, answer, asked.echo, asked.top)
+        read = (
+            ids if start is None else np.append(np.int32(self.saved[start].origin.last_token), ids)
+        )
+        found: list[tuple[Request, Completion]] = []
+        for number in range(index, index + asked.n):
+            answer = Answer(self.tokenizer, asked.stop, changed, in_parts=asked.stream)
+            request = Request(
+                read,
+                answer,
+                score_from=1 if asked.echo and asked.top is not None else None,
+                top=asked.top,
+                max_new_tokens=asked.max_tokens,
+                sampling=asked.sampling,
+                seed=(seed, number),
+                start=start,
+            )
+            known = Completion(
+                self.names,
+                ids,
+                text,
+                answer,
+                asked.echo,
+                asked.top,
+                unseen=unseen,
+                follows=start is not None,
+            )
+            found.append((request, known))
+        return found
+
+    def _text_of(self, prompt: str | list[int], ids: np.ndarray) -> tuple[str, int]:
+        """A prompt as it is echoed, and how many of its first ids are not in that text: BOS, or
+        what stands for nothing."""
+        first = int(ids[0]) if len(ids) else None
+        unseen = int(first in (self.tokenizer.bos_token_id, self._prefix) and first is not None)
+        if isinstance(prompt, list):
+            return self.tokenizer.decode(prompt[unseen:], skip_special_tokens=False), unseen
+        if first is not None and prompt.startswith(self.names.text(first)):
+            unseen = 0
+        return prompt, unseen
 
     def render(self, messages: Any, start: str | None) -> str:
         """The prompt of a conversation; behind a saved state, what follows the text that the user

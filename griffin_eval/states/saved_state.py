@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,15 +109,17 @@ def save_whole(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, s
     content = save(tensors, metadata)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with unfinished.open(
+                "xb"
+            ) as file:  # for whom the umask allows, unlike a temporary file
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(unfinished, path)
         except BaseException:
-            os.unlink(unfinished)
+            unfinished.unlink(missing_ok=True)
             raise
 
 

@@ -6,11 +6,13 @@ of whatever task and in either framework, finds the longest beginning that was r
 number of processes may share a folder.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -41,6 +43,8 @@ logger = logging.getLogger(__name__)
 Kept = TypeVar("Kept")
 
 _FILE = re.compile(r"[0-9a-f]{64}\.(state|scores)")
+_UNFINISHED = re.compile(rf"\.{_FILE.pattern}\..+")
+_ABANDONED = 3600  # seconds after which an unfinished file is nobody's
 _SCORES = "griffin_eval_scores"  # key of the metadata of log-probabilities
 
 
@@ -106,6 +110,7 @@ class StateCache:
         model = [LAYOUT, weights_sha256, config_of(config), tokenizer, dtype]
         self._model = json.dumps(model, sort_keys=True).encode()
         self._known: set[str] = set()
+        self._told = False  # of a state that is too large
         self._listed = 0  # when the folder had been changed last
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -148,8 +153,7 @@ class StateCache:
     def save(self, key: str, tokens: np.ndarray, tensors: dict[str, np.ndarray]) -> None:
         """Keeps the state before the last of some tokens. If that fails, a line in the log says
         so, and nothing else is kept in this run."""
-        if all(np.isfinite(each).all() for each in tensors.values()):
-            self._save(key, self._make(tokens, tensors).save)
+        self._save(key, tensors, self._make(tokens, tensors).save)
 
     def load_scores(self, key: str, tokens: int) -> dict[str, np.ndarray] | None:
         """What `save_scores` kept; None, and a line in the log if it is damaged, where it cannot be
@@ -173,8 +177,8 @@ class StateCache:
             scores: of its N tokens but the first, as `PromptScores` has them: ``logprobs`` [N - 1],
                 ``top_tokens`` and ``top_logprobs`` [N - 1, K].
         """
-        if all(np.isfinite(each).all() for each in scores.values()):
-            self._save(key, lambda file: save_whole(file, scores, {_SCORES: hash_of(key, scores)}))
+        metadata = {_SCORES: hash_of(key, scores)}
+        self._save(key, scores, lambda file: save_whole(file, scores, metadata))
 
     def _are_scores(self, scores: dict[str, np.ndarray], tokens: int) -> bool:
         found = {name: (one.dtype.name, one.ndim, len(one)) for name, one in scores.items()}
@@ -197,15 +201,25 @@ class StateCache:
             if not file.exists():  # another process removed it
                 return None
             found = read(file)
-            os.utime(file)
+            with contextlib.suppress(OSError):  # it is another user's, or the folder is read-only
+                os.utime(file)
         except (CheckpointError, OSError) as error:
             logger.warning("state_cache: %s; its tokens are read again", error)
             return None
         self._known.add(key)
         return found
 
-    def _save(self, key: str, write: Callable[[Path], None]) -> None:
-        if not self.writes:
+    def _save(self, key: str, arrays: dict[str, np.ndarray], write: Callable[[Path], None]) -> None:
+        if not self.writes or not all(np.isfinite(each).all() for each in arrays.values()):
+            return
+        if (size := sum(each.nbytes for each in arrays.values())) > self._limit:
+            if not self._told:
+                self._told = True
+                logger.warning(
+                    "state_cache: one of %d bytes is more than all may take (%d), and is not kept",
+                    size,
+                    self._limit,
+                )
             return
         try:
             write(self._folder / key)
@@ -222,18 +236,23 @@ class StateCache:
 
     def _list(self) -> None:
         self._listed = self._folder.stat().st_mtime_ns
-        self._known = {path.name for path in self._files()}
-
-    def _files(self) -> list[Path]:
-        return [path for path in self._folder.iterdir() if _FILE.fullmatch(path.name)]
+        self._known = {path.name for path in self._folder.iterdir() if _FILE.fullmatch(path.name)}
 
     def _hold_limit(self) -> None:
-        """Removes what was not used for longest. Other processes may do so at the same time."""
+        """Removes what was not used for longest, and what a process that was killed left
+        unfinished. Other processes may do so at the same time."""
         there = []
-        for file in self._files():
+        for file in self._folder.iterdir():
+            finished, unfinished = _FILE.fullmatch(file.name), _UNFINISHED.fullmatch(file.name)
+            if not (finished or unfinished):
+                continue
             try:
                 status = file.stat()
             except FileNotFoundError:
+                continue
+            if unfinished:
+                if status.st_mtime < time.time() - _ABANDONED:
+                    file.unlink(missing_ok=True)
                 continue
             there.append((status.st_mtime_ns, status.st_size, file))
         total = sum(size for _, size, _ in there)

@@ -103,7 +103,7 @@ class SentencePieceTokenizer(WithChatTemplate):
         return text
 
     def piece(self, token: int) -> str:
-        return self._model.id_to_piece(int(token))
+        return self._model.id_to_piece(int(token)) if token < self.vocab_size else ""
 
     def _render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         try:

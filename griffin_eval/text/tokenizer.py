@@ -83,7 +83,8 @@ class Tokenizer(Protocol):
         ...
 
     def piece(self, token: int) -> str:
-        """How the vocabulary writes a token: of a single byte it may be ``<0x0A>``."""
+        """How the vocabulary writes a token: of a single byte it may be ``<0x0A>``. Of what is no
+        token of it, as a larger embedding may have some, this is no piece of it."""
         ...
 
     def apply_chat_template(

@@ -214,6 +214,50 @@ def test_stop_strings_end_the_text(client):
         assert parts[-1].finish_reason == "stop"
 
 
+def test_streams_have_the_log_probabilities_of_all_tokens(client):
+    """Also of those whose text is kept back, and of parts of characters."""
+    for stop, temperature in ((["the ZZ", "\n\n\n\n\n"], 0), (None, 50.0)):
+        whole = dict(model="bytes", prompt="import the", max_tokens=40, logprobs=1, seed=3)
+        whole |= {"temperature": temperature, "stop": stop}
+        once = client.completions.create(**whole).choices[0].logprobs
+        parts = [one.choices[0].logprobs for one in client.completions.create(**whole, stream=True)]
+        assert [token for part in parts for token in part.tokens] == once.tokens
+        assert len(once.tokens) == 40
+
+
+def test_what_one_request_asks_for_harms_no_other(client):
+    whole = dict(model="bytes", prompt="import the", max_tokens=60)
+    expected = client.completions.create(**whole, temperature=0).choices[0].text
+
+    async def ask():
+        async with openai.AsyncOpenAI(base_url=client.base_url, api_key="none") as many:
+            return await asyncio.gather(
+                *(many.completions.create(**whole, temperature=t) for t in (0, 1e-310, 1e-300, 0))
+            )
+
+    for answer in asyncio.run(ask()):
+        assert answer.choices[0].text == expected
+
+
+def test_text_offsets_are_those_of_the_text(client, server):
+    text = "é東 x🙂 end"
+    ids = server.get("/tokenize", {"prompt": text})[1]["tokens"]
+    for prompt in (text, ids):
+        choice = client.completions.create(
+            model="bytes", prompt=prompt, max_tokens=0, echo=True, logprobs=1
+        ).choices[0]
+        found = choice.logprobs
+        assert choice.text == text and found.text_offset[:2] == [0, 0]
+        whole = zip(found.tokens, found.text_offset, strict=True)
+        assert all(
+            text[at : at + len(token)] == token
+            for token, at in list(whole)[1:]
+            if not token.startswith("bytes:")
+        )
+        ended = [*found.text_offset[1:], len(text)]
+        assert ended == sorted(ended) and len(found.tokens) == len(text.encode()) + 1
+
+
 def test_async_clients_share_what_they_ask_about(server):
     async def ask():
         async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none") as client:
@@ -242,6 +286,26 @@ def test_a_saved_state_is_a_model_of_its_own(client, server, evaluator, state):
         model="bytes:book", prompt="\nIsaac Li:", max_tokens=11, temperature=0
     )
     assert answer.choices[0].text == expected.text == " 6247546817"
+    # What the client sent is what it is told of, and its first token has a number, too.
+    ids = server.get("/tokenize", {"model": "bytes:book", "prompt": "\nIsaac Li:"})[1]["tokens"]
+    [score] = behind.score(["\nIsaac Li:"])
+    for prompt in ("\nIsaac Li:", ids):
+        answer = client.completions.create(
+            model="bytes:book", prompt=prompt, max_tokens=1, temperature=0, echo=True, logprobs=1
+        )
+        choice = answer.choices[0]
+        assert answer.usage.prompt_tokens == len(ids) == len(score.logprobs)
+        assert choice.text == "\nIsaac Li: " and "".join(choice.logprobs.tokens) == choice.text
+        np.testing.assert_allclose(choice.logprobs.token_logprobs[:-1], score.logprobs, atol=1e-4)
+        assert choice.logprobs.text_offset == list(range(len(ids) + 1))
+    requests = instances("loglikelihood", [("\nIsaac Li:", choice) for choice in (" 62", " 9")])
+    found = local(server, model="bytes:book").loglikelihood(requests)
+    expected = [
+        behind.score(["\nIsaac Li:" + choice])[0].logprobs[-len(choice) :].sum()
+        for choice in (" 62", " 9")
+    ]
+    np.testing.assert_allclose([x for x, _ in found], expected, rtol=1e-4)
+    assert server.get("/tokenize", {"model": "none", "prompt": "a"})[0] == 404
     with pytest.raises(openai.BadRequestError, match="without a chat template"):
         client.chat.completions.create(
             model="bytes:book", messages=[{"role": "user", "content": "a"}]
@@ -259,12 +323,12 @@ def instances(kind, arguments):
     return [Instance(kind, {}, one, index) for index, one in enumerate(arguments)]
 
 
-def local(server, **arguments):
+def local(server, model="bytes", **arguments):
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
     return LocalCompletionsAPI(
         base_url=server.url + "/v1/completions",
-        model="bytes",
+        model=model,
         tokenizer_backend="huggingface",
         tokenizer=str(MODEL),
         max_length=10_000_000,
@@ -354,6 +418,9 @@ def test_chats_are_completions_of_their_prompt(client):
         assert bytes(token.bytes).decode() == token.token
         first, second = token.top_logprobs
         assert first.token == token.token and first.logprob == token.logprob >= second.logprob
+    noise = client.chat.completions.create(**whole | {"temperature": 50.0, "seed": 3}).choices[0]
+    written = b"".join(bytes(token.bytes or b"") for token in noise.logprobs.content)
+    assert written.decode(errors="replace") == noise.message.content
     parts = [*client.chat.completions.create(**whole, stream=True)]
     assert parts[0].choices[0].delta.role == "assistant"
     assert parts[0].object == "chat.completion.chunk" and len({part.id for part in parts}) == 1
@@ -524,21 +591,26 @@ def test_unknown_addresses(server):
 
 def test_limits(state):
     server = Server(
-        *("--framework", "torch", "--max-length", 40, "--queue", 2, "--max-body", 2000),
+        *("--framework", "torch", "--max-length", 20_000, "--queue", 2, "--max-body", 2000),
         *("--api-key", "a secret"),
         key="a secret",
     )
     try:
-        status, answer = server.get("/v1/completions", {"prompt": "a" * 30, "max_tokens": 30})
-        assert status == 400 and "40" in answer["error"]["message"]
+        status, answer = server.get("/v1/completions", {"prompt": "a" * 30, "max_tokens": 19_990})
+        assert status == 400 and "20000" in answer["error"]["message"]
         assert server.get("/v1/completions", {"prompt": "a" * 3000})[0] == 413
         status, answer = server.get("/v1/completions", {"prompt": ["a"] * 3})
-        assert status == 429 and answer["error"]["type"] == "rate_limit_error"
-        with pytest.raises(openai.RateLimitError) as limited:
-            openai.OpenAI(
-                base_url=f"{server.url}/v1", api_key="a secret", max_retries=0
-            ).completions.create(model="bytes", prompt=["a"] * 3)
+        assert status == 400 and "2 answers at most" in answer["error"]["message"]
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="a secret", max_retries=0)
+        full = client.completions.create(
+            model="bytes", prompt=["a", "b"], max_tokens=19_000, stream=True, temperature=0
+        )
+        next(iter(full))
+        with pytest.raises(openai.RateLimitError, match="try again later") as limited:
+            client.completions.create(model="bytes", prompt="a")
         assert int(limited.value.response.headers["Retry-After"]) > 0
+        full.close()
+        server.wait_for("unfinished", 0)
         server.key = "another"
         assert server.get("/v1/models")[0] == 401
         assert server.get("/v1/completions", {"prompt": "a"})[0] == 401

@@ -66,6 +66,7 @@ class Scheduler:
             runner, slots, self._capacity, softmax_dtype, self._saved, self.counts, cache
         )
         self._changed = threading.Condition()
+        self._unfinished: set[Request] = set()
         self._added: list[Request] = []
         self._closing = self._cancels = False
         self._waiting: deque[Request] = deque()
@@ -92,6 +93,7 @@ class Scheduler:
             if self._closing:
                 raise RuntimeError("the scheduler has ended")
             self.counts.requests += 1
+            self._unfinished.add(request)
             self._added.append(request)
             self._changed.notify()
 
@@ -119,7 +121,7 @@ class Scheduler:
     def cancel_all(self) -> list[Request]:
         """Ends all requests; gives those that there were."""
         with self._changed:
-            left = [*self._added, *self._waiting, *self._running()]
+            left = list(self._unfinished)
             for request in left:
                 request.cancelled = True
             self._cancels = True
@@ -135,7 +137,7 @@ class Scheduler:
     @property
     def unfinished(self) -> int:
         """Number of requests that have not ended."""
-        return len(self._added) + len(self._waiting) + len(self._running())
+        return len(self._unfinished)
 
     @property
     def generating(self) -> int:
@@ -171,7 +173,7 @@ class Scheduler:
     def _end(self, error: Exception) -> None:
         with self._changed:
             self._closing, self.failed = True, error
-            left = [*self._added, *self._waiting, *self._running()]
+            left = list(self._unfinished)
             self._added, self._waiting = [], deque()
         for request in left:
             self._finish(request, "error", error)
@@ -198,7 +200,7 @@ class Scheduler:
             self._begin(self._waiting.popleft())
         if self._suspects and self._alone is None:
             self._alone = self._suspects.popleft()
-            self._prompts.enter(self._alone)
+            self._enter(self._alone)
         try:
             self._read()
             if self._alone is None:
@@ -214,7 +216,13 @@ class Scheduler:
         request.chooser = Chooser(request.sampling, *request.seed)
         if request.top is not None:
             request.top = min(request.top, MOST_TOP, self._runner.config.vocab_size)
-        self._prompts.enter(request)
+        self._enter(request)
+
+    def _enter(self, request: Request) -> None:
+        try:
+            self._prompts.enter(request)
+        except Exception as error:  # of memory for a state from disk
+            self._finish(request, "error", error)
 
     def _leave(self, request: Request) -> None:
         """Takes a request out of the tree, and out of its row."""
@@ -229,6 +237,7 @@ class Scheduler:
         if request is self._alone:
             self._alone = None
         with self._changed:
+            self._unfinished.discard(request)
             self.counts.finished[reason] = self.counts.finished.get(reason, 0) + 1
         try:
             request.listener.done(reason, error)
@@ -405,7 +414,7 @@ class Scheduler:
         self._open_rows()
         for request in kept:
             if request not in self._suspects:
-                self._prompts.enter(request)
+                self._enter(request)
 
 
 _NONE = np.empty(0)
