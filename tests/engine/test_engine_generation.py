@@ -126,12 +126,24 @@ def test_draws_follow_the_tempered_probabilities():
 
 @pytest.mark.parametrize(
     ("sampling", "possible"),
-    [(Sampling(1.0, 2), {1, 2}), (Sampling(1.0, 0, 0.7), {1, 2}), (Sampling(1.0, 0, 1e-9), {1})],
+    [
+        (Sampling(1.0, 2), {1, 2}),
+        (Sampling(1.0, 0, 0.7), {1, 2}),
+        (Sampling(1.0, 0, 1e-9), {1}),
+        (Sampling(1.0, 0, 0.0), {1}),
+        (Sampling(1.0, -1), {0, 1, 2, 3}),
+        (Sampling(1e-310), {1}),
+    ],
 )
 def test_top_k_and_top_p_leave_out_the_rest(sampling, possible):
     logits = np.log(np.array([0.1, 0.6, 0.29, 0.01]))
     chooser = Chooser(sampling, 0, 0)
     assert {chooser(logits) for _ in range(2_000)} == possible
+
+
+def test_an_infinite_logit_is_taken():
+    for infinite, expected in (([1, np.inf, 2], 1), ([-np.inf] * 3, 0), ([1, 2, -np.inf], 1)):
+        assert Chooser(Sampling(1e-300), 0, 0)(np.array(infinite, np.float32)) == expected
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])

@@ -152,6 +152,37 @@ def test_other_threads_and_the_end():
         ask(scheduler, [1])
 
 
+@pytest.mark.parametrize("where", ["open_pool", "start_decoding"])
+def test_every_request_is_told_that_no_memory_came_back(where, monkeypatch):
+    runner, scheduler = small_runner("torch"), few("torch")
+    answers = [ask(scheduler, random_ids(20, n), max_new_tokens=40) for n in range(12)]
+    assert scheduler._step() and scheduler.unfinished == 12
+
+    def full(*_):
+        raise MemoryError("full")
+
+    for name in ("read", "decode_step", where):
+        monkeypatch.setattr(runner, name, full)
+    scheduler.serve()
+    assert scheduler.unfinished == 0 and isinstance(scheduler.failed, MemoryError)
+    assert {answer.reason for answer in answers} == {"error"}
+
+
+def test_a_state_from_disk_that_does_not_fit_fails_its_request_only(monkeypatch):
+    scheduler = few("torch")
+    enter = scheduler._prompts.enter
+
+    def sometimes(request):
+        if request.tokens[0] == 7:
+            raise MemoryError("full")
+        enter(request)
+
+    monkeypatch.setattr(scheduler._prompts, "enter", sometimes)
+    bad, good = (ask(scheduler, ids, max_new_tokens=4) for ids in ([7, 8], [8, 9]))
+    scheduler.run()
+    assert bad.reason == "error" and good.reason == "length" and scheduler.unfinished == 0
+
+
 def test_a_listener_that_fails_ends_its_request_only():
     scheduler = few("torch")
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -180,6 +181,43 @@ def test_what_was_not_used_for_longest_is_removed(tmp_path):
         cache = opened(tmp_path, runner)
         kept_now.append(any(key in cache for key in keys_of(cache, some[0].path)))
     assert kept_now == [True, False, True] and stranger.exists()
+
+
+def test_one_that_is_larger_than_the_limit_removes_no_other(tmp_path, caplog):
+    runner = runner_of("torch", "griffin")
+    scores_and_stats(runner, QUESTIONS, LIMITS, cache=opened(tmp_path, runner))
+    there = {path.name for path in tmp_path.iterdir()}
+    cache = opened(tmp_path, runner, limit=10)
+    asked = [Scorable([*random_ids(61, 9), *random_ids(6, s)], 62) for s in (8, 9)]
+    scores_and_stats(runner, asked, LIMITS, cache=cache)
+    assert there and {path.name for path in tmp_path.iterdir()} == there
+    assert caplog.text.count("more than all may take (10), and is not kept") == 1
+
+
+def test_other_users_read_what_one_has_kept(tmp_path, monkeypatch, caplog):
+    """Files are as readable as the umask says, and need not be theirs."""
+    runner = runner_of("torch", "griffin")
+    scores_and_stats(runner, QUESTIONS, LIMITS, cache=opened(tmp_path, runner))
+    mask = os.umask(0)
+    os.umask(mask)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o666 & ~mask}
+
+    def denied(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "utime", denied)
+    _, stats = scores_and_stats(runner, QUESTIONS, LIMITS, cache=opened(tmp_path, runner))
+    assert stats.tokens_kept == READ and not caplog.text
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    runner = runner_of("torch", "griffin")
+    old, new = (tmp_path / f".{'0' * 64}.state.{n}" for n in "ab")
+    for path in (old, new):
+        path.write_bytes(b"half of it")
+    os.utime(old, (0, 0))
+    scores_and_stats(runner, QUESTIONS, LIMITS, cache=opened(tmp_path, runner))
+    assert new.exists() and not old.exists()
 
 
 def keys_of(cache, path):

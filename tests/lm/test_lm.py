@@ -24,7 +24,9 @@ from griffin_eval.converters.plan import make_plan
 from griffin_eval.crosscheck import logits
 from griffin_eval.engine.generation import Prompt, generate
 from griffin_eval.engine.limits import Limits
+from griffin_eval.engine.sampling import GREEDY, Sampling
 from griffin_eval.errors import ArgumentError, BadInput, CheckpointError
+from griffin_eval.lm.generation_args import read_generation_arguments
 from griffin_eval.lm.model import GriffinLM
 
 TEXT = topics["numbers"] + topics["strings"]
@@ -112,6 +114,28 @@ def test_stop_strings_across_tokens(lm):
 def test_unsupported_generation_arguments_are_named(lm):
     with pytest.raises(ArgumentError, match="num_beams"):
         lm.generate_until(instances("generate_until", [("The", {"num_beams": 4})]))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"do_sample": True}, Sampling(1.0)),
+        ({"do_sample": True, "temperature": 0.0}, GREEDY),
+        ({"do_sample": True, "top_p": 0.0, "top_k": None}, Sampling(1.0, top_p=0.0)),
+        ({"temperature": 0.7, "top_k": 5}, Sampling(0.7, 5)),
+        ({"do_sample": False, "top_p": 0.5}, GREEDY),
+    ],
+)
+def test_how_tokens_are_chosen(given, expected):
+    assert read_generation_arguments(given).sampling == expected
+
+
+@pytest.mark.parametrize("wrong", [{"top_p": -0.5}, {"top_p": 2}, {"temperature": -1}])
+def test_numbers_that_mean_nothing_are_refused(wrong):
+    with pytest.raises(
+        ArgumentError, match=f"{next(iter(wrong))}.*not {next(iter(wrong.values()))}"
+    ):
+        read_generation_arguments({"do_sample": True} | wrong)
 
 
 def test_rolling_is_one_pass_with_one_bos(lm, reference_logprobs, record_parity):

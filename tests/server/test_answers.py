@@ -63,6 +63,22 @@ def test_parts_are_the_whole(tokenizer, data, words, stop):
         assert [one for _, each in parts for one in each[name]] == once[name]
 
 
+def test_a_token_beyond_the_tokenizers_has_a_name(tokenizer):
+    """As an embedding that is padded has some."""
+    beyond, names = tokenizer.vocab_size + 3, TokenNames(tokenizer)
+    assert names.text(beyond) == f"token_id:{beyond}" and names.bytes_of(beyond) is None
+    assert tokenizer.decode([beyond], skip_special_tokens=False) == ""
+
+
+@given(text=st.text(max_size=12))
+@settings(max_examples=100, deadline=None)
+def test_bytes_and_widths_of_tokens_make_up_a_text(tokenizer, text):
+    names, ids = TokenNames(tokenizer), tokenizer.encode(text)
+    decoded = tokenizer.decode(ids, skip_special_tokens=False)
+    assert b"".join(names.bytes_of(token) or b"" for token in ids) == decoded.encode()
+    assert sum(map(names.width, ids)) == len(decoded)
+
+
 def test_a_part_costs_no_more_than_what_is_new(tokenizer, monkeypatch):
     """However long the answer is already."""
     ids, decoded = tokenizer.encode(TEXT) * 40, []

@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -635,6 +636,15 @@ def test_a_request_that_takes_too_long():
         server.wait_for("unfinished", 0)
     finally:
         server.close()
+
+
+def test_two_saved_states_need_two_names(state, tmp_path):
+    shutil.copy(state, tmp_path / "book.state")
+    options = ("--framework", "torch", "--state", state, "--state", tmp_path / "book.state")
+    done = griffin_eval("serve", MODEL, *options)
+    assert (
+        done.returncode == 2 and "two saved states have the name bytes_griffin:book" in done.stderr
+    )
 
 
 def test_an_adapter_is_merged(tmp_path):
