@@ -642,9 +642,7 @@ def test_two_saved_states_need_two_names(state, tmp_path):
     shutil.copy(state, tmp_path / "book.state")
     options = ("--framework", "torch", "--state", state, "--state", tmp_path / "book.state")
     done = griffin_eval("serve", MODEL, *options)
-    assert (
-        done.returncode == 2 and "two saved states have the name bytes_griffin:book" in done.stderr
-    )
+    assert done.returncode == 2 and "two saved states have the name" in done.stderr
 
 
 def test_an_adapter_is_merged(tmp_path):
