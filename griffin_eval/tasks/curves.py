@@ -11,6 +11,7 @@ from lm_eval.api.task import ConfigurableTask
 
 from griffin_eval import intervals
 from griffin_eval.errors import ArgumentError
+from griffin_eval.tasks.metadata import warn_of_near_misses
 
 BOUNDS = {"": "value", "_low": "low", "_high": "high"}  # suffix of a metric: field of an estimate
 
@@ -57,6 +58,7 @@ class CurveTask(ConfigurableTask):
     """
 
     def __init__(self, config: dict[str, Any]):
+        warn_of_near_misses(config.get("metadata") or {})
         super().__init__(config={key: value for key, value in config.items() if key != "class"})
         self._dataset_sha256 = self.dataset["test"][0]["dataset_sha256"]
         self._add_metadata("dataset_sha256", self._dataset_sha256)

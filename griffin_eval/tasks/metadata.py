@@ -1,8 +1,11 @@
 """What lm_eval passes to a task: ``--metadata``, and with it the arguments of the model."""
 
+import difflib
 import functools
+import logging
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from griffin_eval.arguments import one_visible_keys
@@ -14,6 +17,28 @@ from griffin_eval.converters.source.resolve import resolve
 from griffin_eval.errors import ArgumentError, BadInput, CheckpointError, MissingExtraError
 from griffin_eval.text.load import load_tokenizer
 from griffin_eval.text.tokenizer import Tokenizer
+
+
+# What the tasks read of it. Other keys are the model's, or are for tasks of others.
+KEYS = frozenset(
+    "candidates contexts depths document entries first lengths max_tokens memories multiples "
+    "needles queries samples seed span symbols targets tokenizer tokens train_length variant "
+    "visible_keys window".split()
+)
+
+logger = logging.getLogger(__name__)
+
+
+@functools.lru_cache  # once for all tasks of a run
+def _warn_of(key: str, near: str) -> None:
+    logger.warning("no task of griffin-eval reads %r of --metadata: is %r meant?", key, near)
+
+
+def warn_of_near_misses(metadata: Mapping[str, Any]) -> None:
+    """Warns of keys that are nearly those of a task, and would change nothing."""
+    for key in metadata.keys() - KEYS:
+        for near in difflib.get_close_matches(key, KEYS, n=1, cutoff=0.75):
+            _warn_of(key, near)
 
 
 def is_griffin_run() -> bool:
