@@ -5,6 +5,8 @@ from pathlib import Path
 from griffin_eval.converters.containers.orbax.find import step_number
 from griffin_eval.converters.containers.registry import CONTAINERS
 
+FINISHED_FILE = "finished"  # in the folder of a run of ``griffin-eval train`` that has ended
+
 
 def steps_of(run: Path) -> dict[int, Path]:
     """The finished checkpoints in a folder, by step, in increasing order.

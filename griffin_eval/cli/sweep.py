@@ -1,17 +1,13 @@
 """The command ``sweep``."""
 
-import json
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from griffin_eval.errors import ArgumentError, BadInput, MissingExtraError
-
-if TYPE_CHECKING:
-    from griffin_eval.lm.sweep import Watch
 
 LOOK_AGAIN = 5.0  # seconds between two looks for new checkpoints
 
@@ -63,6 +59,7 @@ def sweep(
     from lm_eval.utils import setup_logging
 
     setup_logging()
+    from griffin_eval.converters.source.steps import FINISHED_FILE
     from griffin_eval.lm import sweep as sweeps
     from griffin_eval.sharding.launch import Launch
 
@@ -100,7 +97,7 @@ def sweep(
             f"{folder} has no checkpoints: expected folders named after steps, such as 12000 or "
             "checkpoint-12000"
         )
-    following = _watch(folder, until) if watch else None
+    following = sweeps.Watch(LOOK_AGAIN, until, (folder / FINISHED_FILE).exists) if watch else None
     # The folder is named since lm_eval asks for it where samples are logged.
     arguments = ["--tasks", tasks, "--output_path", str(output), *options]
     if model_args:
@@ -122,18 +119,6 @@ def sweep(
         raise BadInput(error) from error
     figures = _draw(output)
     typer.echo(f"{output}: evaluated: {count}, skipped: {skipped}, learning curves: {figures}")
-
-
-def _watch(folder: Path, until: int | None) -> "Watch":
-    """How a training is followed: to its last step, if ``griffin-eval train`` has written it."""
-    from griffin_eval.lm.sweep import Watch
-
-    if until is None:
-        try:
-            until = int(json.loads((folder / "run.json").read_text())["recipe"]["steps"])
-        except (OSError, ValueError, KeyError, TypeError):
-            until = None
-    return Watch(LOOK_AGAIN, until)
 
 
 def _draw(output: Path) -> int:

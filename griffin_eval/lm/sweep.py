@@ -76,11 +76,13 @@ class Watch(NamedTuple):
 
     Attributes:
         seconds: between two looks for new checkpoints.
-        until: step after whose evaluation the sweep ends; None for never.
+        until: step after whose evaluation the sweep ends; None for no such step.
+        finished: says whether the training has ended, so that there will be no more checkpoints.
     """
 
     seconds: float
-    until: int | None
+    until: int | None = None
+    finished: Callable[[], bool] = lambda: False
 
 
 def configuration(arguments: Sequence[str], first: Target) -> EvaluatorConfig:
@@ -131,7 +133,7 @@ def sweep(
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as lm_eval's command line does
     settings = _settings(config)
-    _check_settings(settings, output)
+    settings["checkpoints"] = _check_settings(settings, output)
     seen: set[str] = set()
     runner: _Runner | None = None
 
@@ -142,21 +144,22 @@ def sweep(
         staged: tuple[Target, Future[StagedModel]] | None = None
         while True:
             if staged is None:
+                ended = watch is None or watch.finished()  # before the last look
                 target = next(iter(waiting()), None)
                 if target is None:
-                    if watch is None or _reached(watch, seen):
+                    if watch is None or ended or _reached(watch, seen):
                         return
                     time.sleep(watch.seconds)
                     continue
                 seen.add(target.name)
                 if _is_done(output / target.name):
+                    _check_source(target, settings, output)
                     yield Outcome(target, None, "it has results already")
                     continue
                 begin = time.perf_counter()
                 try:
                     if runner is None:
                         runner = _Runner(config, target, wait_for_hash=watch is not None)
-                        _write_settings(settings, output)
                     else:
                         runner.adopt(target, runner.lm.stage(target.pretrained, target.revision))
                 except (BadInput, OSError) as error:
@@ -178,6 +181,8 @@ def sweep(
                     following,
                     reader.submit(runner.lm.stage, following.pretrained, following.revision),
                 )
+            settings["checkpoints"][target.name] = _source(target)
+            _write_settings(settings, output)
             runner.evaluate(output / target.name)
             yield Outcome(target, time.perf_counter() - begin)
 
@@ -310,21 +315,44 @@ def _settings(config: EvaluatorConfig) -> dict[str, Any]:
     return json.loads(json.dumps(asked, default=str, sort_keys=True))
 
 
-def _check_settings(settings: dict[str, Any], output: Path) -> None:
+def _check_settings(settings: dict[str, Any], output: Path) -> dict[str, str]:
     """Compares what is asked for with what earlier results in the folder are of.
+
+    Returns:
+        Where the checkpoints lay that these results are of, by name.
 
     Raises:
         ArgumentError: the folder is of another sweep.
     """
     file = output / SETTINGS_FILE
     if not file.exists():
-        return
+        return {}
     known = read_json(file)
     differ = sorted(name for name in settings if settings[name] != known.get(name))
     if differ:
         raise ArgumentError(
             f"{output} has results of a sweep with another {', '.join(differ)}: choose another "
             "folder for --output, or the same settings"
+        )
+    return dict(known.get("checkpoints", {}))
+
+
+def _source(target: Target) -> str:
+    path = Path(target.pretrained)
+    return str(path.resolve()) if path.exists() else f"{target.pretrained}@{target.revision}"
+
+
+def _check_source(target: Target, settings: dict[str, Any], output: Path) -> None:
+    """Compares a checkpoint with the one that results of its name are of.
+
+    Raises:
+        ArgumentError: they are of another one.
+    """
+    known, mine = settings["checkpoints"].get(target.name), _source(target)
+    if known not in (None, mine):
+        raise ArgumentError(
+            f"{output / target.name} has results of {known}, not of {mine}: choose another folder "
+            "for --output"
         )
 
 

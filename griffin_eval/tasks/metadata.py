@@ -18,7 +18,6 @@ from griffin_eval.errors import ArgumentError, BadInput, CheckpointError, Missin
 from griffin_eval.text.load import load_tokenizer
 from griffin_eval.text.tokenizer import Tokenizer
 
-
 # What the tasks read of it. Other keys are the model's, or are for tasks of others.
 KEYS = frozenset(
     "candidates contexts depths document entries first lengths max_tokens memories multiples "

@@ -117,7 +117,7 @@ def command(settings: Mapping[str, Any], steps: int, until: float | None = None)
     given |= {name: stored[name] for name in ("length", "learning_rate")}
     default = Run(recipe=recipe_named(stored["name"]), model="griffin", seed=0).settings()["recipe"]
     changed = {name: value for name, value in stored.items() if value != default.get(name, value)}
-    if "tokens" in changed or "length" in changed:
+    if "tokens" in changed:
         given["rows"] = max(1, stored["tokens"] // stored["length"])
     given |= {name: value for name, value in changed.items() if name in OPTIONS}
     given |= {name: settings[name] for name in ("from", "dtype") if name in settings}

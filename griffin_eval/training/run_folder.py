@@ -15,6 +15,7 @@ from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.configs.huggingface import CONFIG_FILE
 from griffin_eval.converters.configs.own import config_json
 from griffin_eval.converters.formats import FORMATS
+from griffin_eval.converters.source.steps import FINISHED_FILE
 from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import read_json
 from griffin_eval.messages import first_line
@@ -86,6 +87,7 @@ def prepare_folder(run: Run, config: GriffinConfig, folder: Path) -> None:
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(f"{folder} is there and no run: name another folder")
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / FINISHED_FILE).unlink(missing_ok=True)
     file.write_text(json.dumps(wanted, indent=2) + "\n")
     raw = config_json(config, FORMATS["griffin-orbax"], "float32")
     (folder / CONFIG_FILE).write_text(json.dumps(raw, indent=2) + "\n")

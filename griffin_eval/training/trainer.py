@@ -19,6 +19,7 @@ import orbax.checkpoint as ocp
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.source.steps import FINISHED_FILE
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.initializers import initial_value
 from griffin_eval.layout import param_specs
@@ -148,6 +149,7 @@ def train_model(
             save(folder, manager, now, params, state)
             lines.append(now)
             progress(now)
+    (folder / FINISHED_FILE).touch()
     return lines[-1]
 
 

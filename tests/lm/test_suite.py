@@ -9,10 +9,11 @@ from pathlib import Path
 import lm_eval.tasks
 import pytest
 from lm_eval import evaluator
+from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
 from griffin_eval.errors import BadInput
-from griffin_eval.lm.suite import read_suite, run_frozen
+from griffin_eval.lm.suite import _hash, read_suite, run_frozen
 
 TASK = """
 task: frozen_choice
@@ -51,6 +52,18 @@ def write_data(folder: Path, last: str = "return") -> None:
     texts = ["import os", "def f(x):", "The value is", last]
     lines = (json.dumps({"text": text}) + "\n" for text in texts)
     (folder / "data.jsonl").write_text("".join(lines))
+
+
+def test_what_a_document_says_of_the_model_is_not_what_is_asked():
+    """A phone book is the same one inside and outside of a window."""
+
+    def asked(text="Isaac Li:", **document):
+        return _hash([Instance("generate_until", document, (text, {}), 0, ("books", 0, 1))])
+
+    one = asked(dataset_sha256="a", inside_window=True)
+    assert one == asked(dataset_sha256="a", inside_window=False)
+    others = [asked(dataset_sha256="b"), asked("Al:", dataset_sha256="a"), asked(question="a")]
+    assert len({one, asked(question="b"), *others}) == 5
 
 
 @pytest.fixture

@@ -304,6 +304,39 @@ def test_a_training_is_watched_to_its_end(run_folder, only_these_tasks, tmp_path
     assert len(looks) == 2
 
 
+@pytest.mark.parametrize("before_last_look", [True, False])
+def test_a_training_that_ends_early_ends_the_watch(
+    run_folder, only_these_tasks, tmp_path, before_last_look
+):
+    """As one does whose accuracy is good enough; its last checkpoint is evaluated, too."""
+    growing, asked = tmp_path / "run", []
+    shutil.copytree(run_folder, growing, ignore=shutil.ignore_patterns("20", "100", "finished"))
+
+    def finished():
+        asked.append(1)
+        if len(asked) == 2 - before_last_look:
+            shutil.copytree(run_folder / "20", growing / "20")
+        return len(asked) > 1
+
+    outcomes = evaluated(
+        run_folder,
+        tmp_path / "results",
+        lambda: sweeps.targets_of_run(growing),
+        sweeps.Watch(0.0, None, finished),
+    )
+    assert [(o.target.name, o.reason) for o in outcomes] == [("9", ""), ("20", "")]
+
+
+def test_results_of_another_training_are_not_taken(run_folder, only_these_tasks, tmp_path):
+    output, other = tmp_path / "results", tmp_path / "other"
+    shutil.copytree(run_folder, other)
+    said = run(run_folder, *options(output))
+    assert "evaluated: 3, skipped: 0" in said
+    assert "evaluated: 0, skipped: 3" in run(run_folder, *options(output))
+    with pytest.raises(BadInput, match=f"has results of {run_folder}/9, not of {other}/9: choose"):
+        run(other, *options(output))
+
+
 def test_steps_are_finished_checkpoints(run_folder, tmp_path):
     assert list(steps_of(run_folder)) == sorted(STEPS)
     for name in ("7", "8.orbax-checkpoint-tmp-1", "figures", "checkpoint-12"):

@@ -259,6 +259,8 @@ def test_the_command_of_a_run_makes_the_same_run():
         ORDER,
         ORDER | TINY | {"recurrent_rate": 4, "scale_window": True, "curriculum": False},
         ORDER | {"recipe": "phonebook", "model": "hawk", "lru_width": 384, "decayed": "linear"},
+        ORDER | {"length": 300},
+        ORDER | {"length": 300, "rows": 5},
     ]
     for options in orders:
         run = read_order(options).run

@@ -15,6 +15,7 @@ from programs import griffin_eval
 from slow import exhaustive, fast, slow
 
 from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.source.steps import FINISHED_FILE
 from griffin_eval.errors import CheckpointError
 from griffin_eval.initializers import initial_value
 from griffin_eval.layout import param_specs
@@ -198,7 +199,9 @@ def test_a_run_lowers_the_loss_and_goes_on_to_the_same_state(model, tmp_path):
 
     with pytest.raises(Interrupted):
         train_model(run, cut, checkpoint_every=10, progress=interrupt)
+    assert (whole / FINISHED_FILE).exists() and not (cut / FINISHED_FILE).exists()
     train_model(run, cut, checkpoint_every=10)
+    assert (cut / FINISHED_FILE).exists()
 
     lines = [read_metrics(folder / "metrics.jsonl") for folder in (whole, cut)]
     for found in lines:
