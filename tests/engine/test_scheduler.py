@@ -15,6 +15,7 @@ from scheduler_worker import Answer, ask
 
 from griffin_eval.checkpoints import folder
 from griffin_eval.engine.generation import Prompt
+from griffin_eval.engine.live import prompt_reader
 from griffin_eval.engine.live.requests import Request
 from griffin_eval.engine.live.scheduler import Scheduler
 from griffin_eval.engine.live.tree import LiveEdge, insert
@@ -130,6 +131,23 @@ def test_a_cancelled_request_frees_everything():
     held = [pool.slot_of(edge) for edge in root.below() if edge in pool]
     assert len(set(held)) == len(held) == scheduler.states
     assert all(edge.working is None and not edge.requests for edge in root.below())
+
+
+@pytest.mark.parametrize("length", [1, 60])
+def test_a_tree_of_many_requests_is_cut(length, monkeypatch):
+    """Short ones count for the memory of their edges."""
+    monkeypatch.setattr(prompt_reader, "MOST_TOKENS", 2000)
+    scheduler, asked = few("torch"), [random_ids(length + 1, n) for n in range(300)]
+    answers = []
+    for ids in asked:
+        answers.append(ask(scheduler, ids, score_from=1, top=1))
+        scheduler.run()
+    (root,) = scheduler._prompts.roots.values()
+    edges = list(root.below())
+    assert sum(len(edge.tokens) + prompt_reader.EDGE_TOKENS for edge in edges) < 2000 + 500
+    assert len(edges) > 5
+    for ids, answer in zip(asked, answers, strict=True):
+        check_scores(ids, answer.scores)
 
 
 def test_other_threads_and_the_end():

@@ -23,6 +23,7 @@ from griffin_eval.states.state_cache import StateCache
 
 MOST_EDGES = 63  # that a step reads from
 MOST_TOKENS = 1 << 22  # tokens of the tree that are remembered
+EDGE_TOKENS = 40  # as many as take the memory of an edge itself
 SHORT = 8  # whole steps, which the rest of a short prompt takes at most
 FORGOTTEN = 0.998  # of the time of a step that took too long, so that it is tried again
 LONG = 512  # tokens of an edge whose state is kept even if nothing asks for it yet
@@ -474,11 +475,12 @@ class PromptReader:
 
     def forget(self) -> None:
         """Removes what was not used for longest from a tree that has grown too large."""
-        if self._counts.tokens_read - self._tokens < MOST_TOKENS // 4:
+        grown = self._counts.tokens_read + 2 * EDGE_TOKENS * self._counts.requests
+        if grown - self._tokens < MOST_TOKENS // 4:
             return
-        self._tokens = self._counts.tokens_read
+        self._tokens = grown
         edges = [e for root in self.roots.values() for e in root.below() if e.parent is not None]
-        total = sum(len(edge.tokens) for edge in edges)
+        total = sum(len(edge.tokens) + EDGE_TOKENS for edge in edges)
         for edge in sorted(edges, key=lambda one: (one.used, -one.start)):
             if total <= MOST_TOKENS // 2:
                 break
@@ -486,7 +488,7 @@ class PromptReader:
                 continue
             self.pool.drop(edge)
             del edge.parent.children[int(edge.tokens[0])]
-            total -= len(edge.tokens)
+            total -= len(edge.tokens) + EDGE_TOKENS
 
 
 def lately(before: float, now: float) -> float:
