@@ -18,12 +18,12 @@ from griffin_eval.messages import DAMAGED, brief, did_you_mean, listed
 
 TREE_METADATA, STEP_METADATA = "_METADATA", "_CHECKPOINT_METADATA"
 MANIFEST, MSGPACK = "manifest.ocdbt", "checkpoint"
+PROCESS = "ocdbt.process_"
 
 Keys = tuple[str, ...]
 
 _STEP = re.compile(r"(?:.*[_-])?(\d{1,18})")
 _TEMPORARY = (".orbax-checkpoint-tmp", ".orbax-tmp")
-_PROCESS = "ocdbt.process_"
 _OPTIMIZER = re.compile(r"(opt|optim|optimizer)(_?states?)?|param_states", re.IGNORECASE)
 _RANDOM = re.compile(r"(.*_)?(rngs?|prng|key|seed)(_.*)?", re.IGNORECASE)
 # A tree that has one of these beside other keys holds more than one model, or more than a model.
@@ -282,7 +282,7 @@ def _items(step: Path) -> dict[str, Path]:
         child.name: child
         for child in step.iterdir()
         if child.is_dir()
-        and not child.name.startswith(_PROCESS)
+        and not child.name.startswith(PROCESS)
         and not any(mark in child.name for mark in _TEMPORARY)
         and _is_item(child)
     }
@@ -299,7 +299,7 @@ def _is_item(folder: Path) -> bool:
     if (folder / MSGPACK).is_file() and _is_msgpack(folder / MSGPACK):
         return True
     return any(
-        child.name.startswith(_PROCESS) and (child / MANIFEST).is_file()
+        child.name.startswith(PROCESS) and (child / MANIFEST).is_file()
         for child in folder.iterdir()
     )
 

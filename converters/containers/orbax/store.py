@@ -7,12 +7,13 @@ if pyarrow is installed.
 
 import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from griffin_eval.converters.arrays.grid import Region
-from griffin_eval.converters.containers.orbax.find import MANIFEST
+from griffin_eval.converters.containers.orbax.find import MANIFEST, PROCESS
 from griffin_eval.converters.containers.orbax.library import advice, reason, tensorstore
 from griffin_eval.converters.containers.orbax.remote import context, shown, store_of, url_of
 from griffin_eval.converters.containers.orbax.stream import ChunkStream, stream_codec
@@ -57,7 +58,7 @@ class Store:
             )
         )
         self._base, self._remote = store_of(folder), url_of(folder) is not None
-        if not self.ocdbt and list(folder.glob(f"ocdbt.process_*/{MANIFEST}")):
+        if not self.ocdbt and list(folder.glob(f"{PROCESS}*/{MANIFEST}")):
             raise CheckpointError(
                 f"{folder}: {MANIFEST} is missing, though processes wrote their parts: the save "
                 "was cut off, or the download is incomplete"
@@ -90,6 +91,12 @@ class Store:
                 f"{listed(problems)}{advice(*errors)}"
             )
         return arrays
+
+    def places(self, names: Iterable[str]) -> list[str]:
+        """The names of the folders that hold the arrays of these names."""
+        if not self.ocdbt:
+            return list(names)
+        return ["d", *(path.name for path in self.folder.glob(f"{PROCESS}*"))]
 
     def chunks_of(self, name: str) -> int:
         """The number of chunks of an array that are stored."""
