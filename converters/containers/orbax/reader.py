@@ -268,10 +268,10 @@ class OrbaxFolder:
         inside: dict[Keys, MappedArray] = {}
         stored: dict[Keys, str] = {}
         kinds: dict[Keys, Leaf] = {}
-        zarr3 = False
+        zarr3 = sparse = False
         aggregate = self.folder if self.folder.is_file() else self.folder / MSGPACK
         if (self.folder / TREE_METADATA).is_file():
-            leaves, zarr3 = read_tree(self.folder)
+            leaves, zarr3, sparse = read_tree(self.folder)
             kinds = {leaf.keys: leaf for leaf in leaves}
             if len(kinds) < len(leaves):
                 raise CheckpointError(f"{self.folder / TREE_METADATA} names a leaf twice")
@@ -306,7 +306,7 @@ class OrbaxFolder:
             keys: inside[keys] for keys in wanted if keys in inside
         }
         if where or not inside:
-            store = Store(self.folder, zarr3)
+            store = Store(self.folder, zarr3, sparse)
             self._layout = ("OCDBT" if store.ocdbt else "a folder per array", store.driver)
             opened = store.open(list(where.values()))
             self._places = store.places(where.values())

@@ -37,13 +37,15 @@ class Store:
         folder: the item's.
         ocdbt: whether they are in an OCDBT database, rather than a folder each.
         driver: ``zarr`` or ``zarr3``.
+        sparse: as of `Tree`.
 
     Raises:
         CheckpointError: the database is damaged or was never completed.
     """
 
-    def __init__(self, folder: Path, zarr3: bool):
+    def __init__(self, folder: Path, zarr3: bool, sparse: bool):
         self.folder, self.driver = folder, "zarr3" if zarr3 else "zarr"
+        self.sparse = sparse
         self._ts = tensorstore()
         self.ocdbt = (folder / MANIFEST).is_file()
         self._context = self._ts.Context(
@@ -144,7 +146,7 @@ class Store:
             "kvstore": kvstore,
             "recheck_cached_data": False,
             "recheck_cached_metadata": False,
-            "fill_missing_data_reads": False,
+            "fill_missing_data_reads": self.sparse,
         }
         return self._ts.open(spec, context=self._context, open=True, read=True)
 
@@ -196,7 +198,7 @@ class StoredArray:
         if max(math.prod(self.shape) * item, self._chunk_bytes) >= 1 << 48:
             raise ValueError(f"has shape {self.shape}, larger than any memory")
         count = math.prod(-(-n // c) for n, c in zip(self.shape, write, strict=True))
-        if (stored := store.chunks_of(name)) < count:
+        if not store.sparse and (stored := store.chunks_of(name)) < count:
             raise ValueError(f"{count - stored} of its {count} chunks are missing")
         self._stream: ChunkStream | None = None
         self._ahead: tuple[int, int, Any] | None = None  # rows, and the future that reads them
