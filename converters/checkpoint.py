@@ -285,7 +285,7 @@ class Checkpoint:
         if not self.check_parts or name in self._changes:  # by an adapter
             return
         if self._manifest is None:
-            self._manifest = recorded(self.folder)
+            self._manifest = recorded(self)
         self.parts_read += array.nbytes
         entry = self._manifest.get(name, {})
         sums: ChunkSums | None = entry.get("chunks")

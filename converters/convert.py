@@ -139,7 +139,7 @@ def _known(plan: Plan) -> str:
     check_files(source.container.files())
     if plan.recorded:
         return f"{len(plan.recorded)} parameters"
-    return ", ".join(checksums(source.folder, source.container)) or "nothing"
+    return ", ".join(checksums(source)) or "nothing"
 
 
 class _Conversion:

@@ -57,7 +57,7 @@ def describe(inspection: Inspection) -> dict[str, Any]:
             "rounded away: convert from float32 if there is such a checkpoint"
         )
     try:
-        known = ", ".join(checksums(inspection.folder, inspection.container))
+        known = ", ".join(checksums(inspection))
     except CheckpointError as error:
         known = str(error)
     return {

@@ -210,7 +210,7 @@ def make_plan(
         _warn_of_mixed(writes, encoding)
     folders = (tokenizer_folder(source.folder), source.folder)
     beside = {name: path for folder in folders for name, path in companions(folder).items()}
-    hashes = recorded(source.folder) if check else {}
+    hashes = recorded(source) if check else {}
     if not check:
         notes["source_not_checked"] = True
     return Plan(source, target, config, writes, beside, notes, mesh, hashes, check, encoding)

@@ -206,7 +206,7 @@ def check_weights(checkpoint: Checkpoint) -> None:
     """
     from griffin_eval.converters.output.manifest import check, checksums
 
-    if checksums(checkpoint.folder, checkpoint.container):
+    if checksums(checkpoint):
         problems = check(checkpoint)[1]
         if problems:
             raise CheckpointError(f"{'; '.join(problems)} (check=False loads it as it is)")

@@ -100,6 +100,8 @@ def complete_fields(
 
     if preset is not None:
         add(dataclasses.asdict(PRESETS[preset]), f"preset {preset}")
+        # Which keys attention sees, no shape says.
+        known = {name: value for name, value in known.items() if name != "block_pattern"}
     add(known, "shapes")
     add(given, "given")
     heads_of_keys = fields["num_kv_heads"]
@@ -138,7 +140,8 @@ def _differing(known: Mapping[str, Any], preset: GriffinConfig) -> list[str]:
         if name not in ("vocab_size", "block_pattern") and value != getattr(preset, name)
     ]
     pattern, layers = known["block_pattern"], range(known["num_layers"])
-    if tuple(pattern[i % len(pattern)] for i in layers) != preset.block_types:
+    recurrent = [pattern[i % len(pattern)] == "recurrent" for i in layers]
+    if recurrent != [block == "recurrent" for block in preset.block_types]:
         differing.append("its blocks are of other types")
     return differing
 

@@ -78,13 +78,20 @@ class MappedTensors(ABC, Generic[Info]):
         Raises:
             CheckpointError: the file has become shorter, or cannot be read.
         """
+        import numpy as np
+
         layout = self.numpy(name)  # whose memory is not touched
         if layout.ndim == 0:
             yield self._copy(name, layout.reshape(1), 0, 1).reshape(())
             return
-        rows = max(1, nbytes // max(1, layout[:1].nbytes))
+        rows, whole = rows_of(layout, nbytes), None
+        if rows < len(layout) and is_interleaved(layout):  # or each piece would read nearly all
+            whole = self._load(name, layout, 0)
         for start in range(0, len(layout), rows):
-            yield self._copy(name, layout, start, start + rows)
+            if whole is None:
+                yield self._copy(name, layout, start, start + rows)
+            else:
+                yield np.array(whole[start : start + rows], order="C")
 
     def checksum(self, name: str) -> int | None:
         """None, unless the container has checksums."""
@@ -106,16 +113,20 @@ class MappedTensors(ABC, Generic[Info]):
         """Rows of a tensor, contiguous; of its mapped array only the layout is looked at."""
         import numpy as np
 
-        tensor = self._find(name)
         start = min(start, len(layout))
-        rows = layout[start:stop]
-        if not rows.size:
-            return np.empty(rows.shape, rows.dtype)
-        elements = sum((n - 1) * step for n, step in zip(rows.shape, rows.strides, strict=True))
-        flat = np.empty(elements + rows.itemsize, np.uint8)
-        self._read_into(tensor.file, flat.data, tensor.start + start * layout.strides[0])
-        copied = np.ndarray(rows.shape, rows.dtype, flat.data, 0, rows.strides)
-        return np.ascontiguousarray(copied)
+        rows = self._load(name, layout[start:stop], start * layout.strides[0])
+        return np.ascontiguousarray(rows)
+
+    def _load(self, name: str, layout: "np.ndarray", at: int) -> "np.ndarray":
+        """What lies as ``layout`` says from byte ``at`` of a tensor, with what lies between."""
+        import numpy as np
+
+        tensor = self._find(name)
+        flat = np.empty(span(layout), np.uint8)
+        if not flat.size:
+            return np.empty(layout.shape, layout.dtype)
+        self._read_into(tensor.file, flat.data, tensor.start + at)
+        return np.ndarray(layout.shape, layout.dtype, flat.data, 0, layout.strides)
 
     def _read_into(self, file: Path, out: memoryview, at: int) -> None:
         done = 0
@@ -146,6 +157,24 @@ class MappedTensors(ABC, Generic[Info]):
                 f"{self._source}: no tensor {name!r}{did_you_mean(name, self.tensors)}"
             )
         return self.tensors[name]
+
+
+def span(layout: "np.ndarray") -> int:
+    """Bytes of a file from the first element of a tensor to its last."""
+    if not layout.size:
+        return 0
+    steps = ((n - 1) * step for n, step in zip(layout.shape, layout.strides, strict=True))
+    return sum(steps) + layout.itemsize
+
+
+def rows_of(layout: "np.ndarray", nbytes: int) -> int:
+    """The number of rows in pieces of about so many bytes."""
+    return max(1, nbytes // max(1, layout[:1].nbytes))
+
+
+def is_interleaved(layout: "np.ndarray") -> bool:
+    """Whether parts of other rows lie between those of one, as in what was transposed."""
+    return len(layout) > 1 and span(layout[:1]) > layout.strides[0]
 
 
 class _Descriptor:

@@ -12,14 +12,16 @@ from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.arrays.chunk_sums import ChunkSums
 from griffin_eval.converters.arrays.pieces import bytes_of
 from griffin_eval.converters.arrays.write import writing
+from griffin_eval.converters.containers.registry import CONTAINERS
+from griffin_eval.converters.formats import FORMATS, Format
 from griffin_eval.converters.source.hub import check_files, hub_sha256
 from griffin_eval.errors import CheckpointError
-from griffin_eval.json_files import parse_json, read_file
+from griffin_eval.json_files import list_folder, parse_json, read_file
 from griffin_eval.messages import is_sha256
 
 if TYPE_CHECKING:
     from griffin_eval.converters.checkpoint import Checkpoint
-    from griffin_eval.converters.containers.container import Container
+    from griffin_eval.converters.inspection import Inspection
 
 MANIFEST_FILE = "griffin_manifest.json"
 
@@ -66,23 +68,24 @@ def combined_sha256(hashes: Mapping[str, tuple[str, str]]) -> "hashlib._Hash":
     return hashlib.sha256("".join(lines).encode())
 
 
-def recorded(folder: Path) -> dict[str, dict[str, Any]]:
+def recorded(opened: "Checkpoint | Inspection") -> dict[str, dict[str, Any]]:
     """What the manifest of a checkpoint says of its parameters, by canonical name: ``sha256`` and
     ``dtype`` of each, and the `ChunkSums` ``chunks``, None in a manifest of an older version. Empty
-    if there is no manifest.
+    if there is no manifest, or only that of another checkpoint in the folder.
 
     Args:
-        folder: of the checkpoint.
+        opened: the checkpoint.
 
     Raises:
-        CheckpointError: the manifest is damaged.
+        CheckpointError: the manifest is damaged, or the folder cannot be listed.
     """
-    path = folder / MANIFEST_FILE
+    path = opened.folder / MANIFEST_FILE
     if not path.is_file():
         return {}
     text = read_file(path)
     try:
-        tensors = parse_json(text)["tensors"]
+        manifest = parse_json(text)
+        tensors, target = manifest["tensors"], FORMATS.get(manifest.get("format", ""))
         entries = {
             str(name): {
                 "sha256": str(entry["sha256"]),
@@ -96,25 +99,40 @@ def recorded(folder: Path) -> dict[str, dict[str, Any]]:
         for entry in entries.values():
             if not is_sha256(entry["sha256"]) or not entry["dtype"].isidentifier():
                 raise ValueError
-        return entries
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is damaged ({type(error).__name__}), so that the weights cannot be checked: "
             "put the file back; or remove it, and nothing is checked"
         ) from None
+    return {} if target is not None and _is_of_another(opened, target) else entries
 
 
-def checksums(folder: Path, container: "Container") -> list[str]:
+def _is_of_another(opened: "Checkpoint | Inspection", target: Format) -> bool:
+    """Whether a manifest of a format is of other weights in the folder than the opened file.
+
+    Where there are no others it is taken for one of this file, whatever its format: of what was
+    converted from it.
+    """
+    if opened.path == opened.folder:
+        return False
+    kind, name = CONTAINERS[target.container], opened.path.name
+    others = {n for n in list_folder(opened.folder) if n != name and kind.recognises([n])}
+    if not others or opened.format is None or opened.format.container != target.container:
+        return bool(others)
+    written = set(kind.output_files({"": ((), "float32")}, 1).values())
+    return name not in written and not written.isdisjoint(others)
+
+
+def checksums(opened: "Checkpoint | Inspection") -> list[str]:
     """What the weights of a checkpoint can be checked against, in words; empty if nothing is known.
 
     Args:
-        folder: of the checkpoint.
-        container: the opened folder or file.
+        opened: the checkpoint.
 
     Raises:
         CheckpointError: the manifest is damaged.
     """
-    entries = recorded(folder)
+    entries, container = recorded(opened), opened.container
     sums = sum(container.checksum(name) is not None for name in container.tensors)
     files = sum(hub_sha256(path) is not None for path in container.files())
     return (
@@ -160,12 +178,13 @@ def check(
         CheckpointError: the manifest is damaged, or there is nothing to compare with; a file in the
             hub's cache is not the hub's.
     """
-    entries = recorded(checkpoint.folder)
-    if not checksums(checkpoint.folder, checkpoint.container):
-        raise CheckpointError(
-            f"{checkpoint.folder} has no {MANIFEST_FILE} to be checked against: name another "
-            "checkpoint to compare it with"
-        )
+    entries = recorded(checkpoint)
+    if not checksums(checkpoint):
+        path = checkpoint.folder / MANIFEST_FILE
+        found = f"{checkpoint.folder} has no {MANIFEST_FILE} to be checked against"
+        if path.is_file():
+            found = f"{checkpoint.path} has no checksums, and {path} is of other weights there"
+        raise CheckpointError(f"{found}: name another checkpoint to compare it with")
     check_files(checkpoint.container.files())
     names = list(entries or checkpoint.dtypes)
     problems = []

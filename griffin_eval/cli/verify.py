@@ -76,7 +76,8 @@ def _print_check(path, checkpoint) -> bool:
     total = sum(spec.size for spec in param_specs(checkpoint.config).values()) * 4
     with progress_bar("checking", total) as progress:
         count, problems = check(checkpoint, progress)
-    says = "its manifest says" if recorded(checkpoint.folder) else "their checksums say"
+    known = recorded(checkpoint)
+    says = "its manifest says" if known else "their checksums say"
     for problem in problems:
         typer.echo(problem)
     typer.echo(f"{path}: {count - len(problems)} of {count} parameters are as {says}")

@@ -65,7 +65,7 @@ def weights_sha256(
         CheckpointError: a parameter is not what the manifest says; or this is damaged.
     """
     hashes: dict[str, tuple[str, str]] = {}
-    entries = recorded(checkpoint.folder) if check else {}
+    entries = recorded(checkpoint) if check else {}
     if check:
         check_files(checkpoint.container.files())
     for name, dtype in sorted(checkpoint.dtypes.items()):

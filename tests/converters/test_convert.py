@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 
 import numpy as np
@@ -269,6 +270,57 @@ def test_an_output_that_exists_is_left_alone(checkpoint, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ocdbt", [True, False])
+def test_an_orbax_folder_is_converted_into_a_folder_within_it(
+    converted, tmp_path, monkeypatch, ocdbt
+):
+    source = shutil.copytree(converted["griffin-orbax"], tmp_path / "source")
+    if not ocdbt:
+        _as_a_folder_per_array(source)
+    before = Checkpoint(source)
+    monkeypatch.chdir(source)
+    for name in ("hf", "again"):
+        to("griffin", ".", name, progress=lambda nbytes: (source / "log").touch())
+        assert compare(before, Checkpoint(name)).same
+    to("griffin", ".", "hf", overwrite=True)
+
+
+@pytest.mark.parametrize("ocdbt", [True, False])
+@pytest.mark.parametrize("change", ["written", "added"])
+def test_what_changes_in_an_orbax_folder_meanwhile_is_noticed(converted, tmp_path, ocdbt, change):
+    source = shutil.copytree(converted["griffin-orbax"], tmp_path / "source")
+    if not ocdbt:
+        _as_a_folder_per_array(source)
+    plan = make_plan(Checkpoint(source), FORMATS["griffin"])
+    name = "d" if ocdbt else "model.final_norm.weight"
+    file = max((source / name).iterdir())
+
+    def progress(nbytes):
+        if change == "added":
+            (file.parent / "new").touch()
+        else:
+            os.utime(file, ns=(0, 0))
+
+    with pytest.raises(CheckpointError, match=f"{name}/.* changed while it was read"):
+        convert_checkpoint(plan, source / "hf", progress=progress)
+    assert not (source / "hf").exists()
+
+
+def _as_a_folder_per_array(source):
+    """Rewrites an Orbax folder without its database."""
+    import orbax.checkpoint as ocp
+
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        tree = checkpointer.restore(source)
+    plain = source.with_name("plain")
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
+        checkpointer.save(plain, tree)
+    for name in ("config.json", MANIFEST_FILE):
+        shutil.copy(source / name, plain)
+    shutil.rmtree(source)
+    plain.rename(source)
+
+
 def test_benchmark_measures_every_direction(tmp_path):
     done = invoke("bench", "convert", tmp_path, "--preset", "griffin-100m", "--rounds", 1)
     assert done.exit_code == 0, done.output

@@ -36,6 +36,7 @@ from griffin_eval.config import PRESETS
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.codecs.decode import decoded
 from griffin_eval.converters.containers.gguf.reader import GgufFile
+from griffin_eval.converters.output.manifest import check
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.errors import CheckpointError, MissingExtraError
 
@@ -193,6 +194,24 @@ def test_a_config_beside_the_file_is_read(file, tmp_path):
     run("convert", file, write_base, "--to", "hf", *KNOWN)
     shutil.copy(write_base / "config.json", tmp_path)
     assert Checkpoint(file).config == NARROW
+
+
+def test_a_manifest_is_of_what_lies_beside_it(file, tmp_path):
+    """Where nothing else does, of the file: that of what was once converted from it."""
+    other, alone = tmp_path / "other", tmp_path / "alone"
+    run("convert", file, other, "--to", "hf", *KNOWN)
+    alone.mkdir()
+    for name in ("config.json", "griffin_manifest.json"):
+        shutil.copy(other / name, alone)
+    for folder in (other, alone):
+        write_candle(folder / "q8.gguf", candle(weights(NARROW), "Q8_0"))
+    run("convert", other / "q8.gguf", tmp_path / "out", "--to", "hf")
+    with pytest.raises(CheckpointError, match="is of other weights there: name another"):
+        check(Checkpoint(other / "q8.gguf"))
+    run("verify", alone / "q8.gguf", code=1)
+    shutil.copy(file, alone / "q8.gguf")
+    for path in (alone / "q8.gguf", other):
+        assert "are as its manifest says" in run("verify", path)
 
 
 @pytest.mark.parametrize("framework", fast(["torch"], ["torch", "jax"]))

@@ -147,17 +147,38 @@ def test_a_damaged_manifest_is_one_sentence(converted, tmp_path, content):
     shutil.copytree(converted / "griffin", copy)
     (copy / MANIFEST_FILE).write_text(content)
     with pytest.raises(CheckpointError, match="is damaged .*so that the weights cannot be checked"):
-        recorded(copy)
+        recorded(Checkpoint(copy))
     with pytest.raises(CheckpointError, match="is damaged"):
         convert(copy, tmp_path / "out", "griffin")
     convert(copy, tmp_path / "out", "griffin", check=False)
 
 
 def test_without_a_manifest_nothing_is_checked(converted):
-    assert recorded(converted / "plain") == {}
-    done = griffin_eval("verify", converted / "plain")
+    plain = converted / "plain"
+    assert recorded(Checkpoint(plain)) == {}
+    done = griffin_eval("verify", plain)
     assert done.returncode == 2
     assert "has no griffin_manifest.json to be checked against" in done.stderr
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_manifest_of_other_weights_in_the_folder_is_left_alone(converted, tmp_path, name):
+    """A .pt file that was put into the folder of an output, for its config."""
+    scaled, plain = tmp_path / "scaled", tmp_path / "plain"
+    shutil.copytree(converted / "plain", plain)
+    save_file({n: w * 2 for n, w in WEIGHTS.items()}, plain / "model.safetensors")
+    convert(plain, scaled, "deepmind-torch")
+    folder = shutil.copytree(converted / name, tmp_path / "folder")
+    shutil.copy(scaled / "model.pt", folder / "step.pt")
+    step = Checkpoint(folder / "step.pt")
+    assert recorded(step) == {}
+    assert check(step) == (len(WEIGHTS), [])  # with its own CRC-32s
+    step.parts("model.final_norm.weight").numpy([slice(None)])
+    convert(folder / "step.pt", tmp_path / "out", "griffin")
+    for key, value in load_file(tmp_path / "out" / "model.safetensors").items():
+        np.testing.assert_array_equal(value, 2 * WEIGHTS[key])
+    (folder / "step.pt").rename(tmp_path / "step.pt")
+    assert len(recorded(Checkpoint(folder))) == len(WEIGHTS)
 
 
 @pytest.mark.slow

@@ -104,7 +104,7 @@ def test_names_and_shapes_are_those_of_deepminds_own_models(pattern, relaxed_jax
 
 
 @pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize("preset", [name for name in PRESETS if not name.startswith("mqa")])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_recovered_from_shapes_and_its_name(preset, table):
     config = PRESETS[preset]
     found = {b.foreign: b.shape for b in bind(TABLES[table], config)}
@@ -113,7 +113,13 @@ def test_a_preset_is_recovered_from_shapes_and_its_name(preset, table):
     unseen = {name: getattr(config, name) for name in UNSEEN}
     inferred = GriffinConfig(**complete_fields(known, unseen, None, "here")[0])
     assert param_specs(inferred) == param_specs(config)
-    assert inferred.block_types == config.block_types
+    if "global_attention" not in config.block_pattern:  # which has the shapes of local attention
+        assert inferred.block_types == config.block_types
+    assert f"preset {preset}" in ask_for(["visible_keys"], known, "here")
+    others = {p for p in PRESETS if PRESETS[p].block_types != config.block_types}
+    for other in others & {f"{family}-{preset.split('-')[1]}" for family in ("hawk", "mqa")}:
+        with pytest.raises(CheckpointError, match="its blocks are of other types"):
+            complete_fields(known, {}, other, "here")
 
 
 def test_what_no_shape_says_is_asked_for():

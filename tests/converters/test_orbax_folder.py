@@ -437,6 +437,42 @@ def test_damage_is_named(saved, tmp_path):
     refused(folder, r"'../../x' leads out of the folder")
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("ocdbt", [True, False])
+@pytest.mark.parametrize("zarr3", [True, False])
+def test_chunks_of_zeros_that_orbax_left_out(tmp_path, monkeypatch, zarr3, ocdbt, streamed):
+    """As Orbax did before it noted in _METADATA that it does not."""
+    import jax
+    import orbax.checkpoint as ocp
+    from orbax.checkpoint._src.serialization import tensorstore_utils
+
+    if streamed:
+        monkeypatch.setattr(store, "_STREAMED", 0)
+    rows = np.repeat(np.arange(4, dtype=np.float32), 8).reshape(8, 4)
+    tree = {"none": np.zeros((3, 5), np.float32), "some": rows, "one": np.zeros((), np.float32)}
+    folder, flag = tmp_path / "folder", "store_array_data_equal_to_fill_value"
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=ocdbt, use_zarr3=zarr3)
+    with monkeypatch.context() as patch, ocp.Checkpointer(handler) as checkpointer:
+        patch.setattr(tensorstore_utils, flag.upper(), False)
+        arguments = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=32), tree)
+        checkpointer.save(folder, tree, save_args=arguments)
+    raw = json.loads((folder / "_METADATA").read_text())
+    assert raw[flag] is False
+    for said in (False, None):
+        if said is None:
+            del raw[flag]
+            (folder / "_METADATA").write_text(json.dumps(raw))
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            check(folder, jax.tree.map(np.asarray, checkpointer.restore(folder)))
+        check(folder, tree)
+    if not zarr3:  # of which nothing was left out
+        return
+    (folder / "_METADATA").write_text(json.dumps(raw | {flag: True}))
+    refused(folder, r"3 of 3 arrays .*'some': \d of its \d chunks are missing")
+    (folder / "_METADATA").write_text(json.dumps(raw | {flag: 3}))
+    refused(folder, f"expected a boolean '{flag}', found 3")
+
+
 def packed_array(shape=b"\x90", dtype=b"\xa7float32", content=b"\xc4\x04abcd") -> bytes:
     """An array in msgpack, of shape () unless that is said otherwise."""
     fields = b"\x93" + shape + dtype + content

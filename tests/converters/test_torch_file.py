@@ -1,12 +1,15 @@
 """Files of torch.save read without torch as torch reads them; damaged and hostile ones refused."""
 
 import collections
+import hashlib
 import io
+import itertools
 import pickle
 import re
 import struct
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +21,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from griffin_eval.converters.arrays.pieces import bytes_of
 from griffin_eval.converters.containers.torch_pt.reader import TorchFile, looks_like_torch
 from griffin_eval.converters.containers.torch_pt.writer import TorchWriter
 from griffin_eval.errors import ArgumentError, BadInput, CheckpointError
@@ -117,6 +121,56 @@ def test_views_and_shared_storages(tmp_path):
         assert not file.numpy("transposed").flags.c_contiguous
         assert not file.numpy("whole").flags.owndata
         assert file.tensors["whole"].start == file.tensors["transposed"].start
+
+
+VIEWS = {
+    "whole": lambda base: base,
+    "transposed": lambda base: base.transpose(0, 2),
+    "rows between rows": lambda base: base.transpose(0, 1),
+    "every other": lambda base: base[::2],
+    "columns": lambda base: base[:, 3:5],
+    "expanded": lambda base: base[:1, :1].expand(32, 8, 16 << 10),
+    "expanded rows": lambda base: base[:1].expand(9, 16, 16 << 10),
+    "empty": lambda base: base[:0].transpose(0, 2),
+    "number": lambda base: base[1, 2, 3],
+}
+
+
+@pytest.mark.parametrize("piece", [1, 1 << 20, 1 << 30])
+@pytest.mark.parametrize("view", VIEWS)
+def test_pieces_of_views_take_what_they_are_said_to(tmp_path, monkeypatch, view, piece):
+    """And nothing is read twice, however the elements of a tensor lie in the file."""
+    base = torch.arange(16 * 16 * (16 << 10), dtype=torch.float32).reshape(16, 16, 16 << 10)
+    tensor, read = VIEWS[view](base), []
+    if piece == 1:  # or there would be very many
+        tensor = tensor[:, :5, :5] if tensor.ndim else tensor
+    save(tmp_path / "m.pt", {"w": tensor})
+    real = TorchFile._read_into
+
+    def counted(self, file, out, at):
+        read.append((at, at + len(out)))
+        real(self, file, out, at)
+
+    monkeypatch.setattr(TorchFile, "_read_into", counted)
+    with TorchFile(tmp_path / "m.pt") as file:
+        for array in file.pieces("w", 1 << 20):  # imports, and whatever is kept
+            del array
+        read.clear()
+        joined = hashlib.sha256()
+        tracemalloc.start()
+        for array in file.pieces("w", piece):
+            assert array.flags.c_contiguous and array.flags.writeable
+            joined.update(bytes_of(array))
+            del array
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        row = tensor[:1].nbytes if tensor.ndim else 4
+        said = file.memory_to_read("w", max(piece, row))
+    assert joined.digest() == hashlib.sha256(bits(tensor)).digest()
+    assert peak < said + 100_000
+    assert not tensor.nbytes or said / 3 < peak + 100_000
+    if "expanded" not in view:  # whose rows are one
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(sorted(read)))
 
 
 def test_what_was_read_outlives_the_file_and_never_changes_it(tmp_path):
@@ -697,6 +751,7 @@ def test_large_files_take_no_memory(tmp_path):
         _ANONYMOUS
         + """
 from griffin_eval.converters.containers.torch_pt.writer import TorchWriter
+from griffin_eval.converters.arrays.pieces import bytes_of
 from griffin_eval.converters.containers.torch_pt.reader import TorchFile
 import torch
 path, rows = sys.argv[1], 70_000

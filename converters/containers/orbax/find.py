@@ -18,12 +18,13 @@ from griffin_eval.messages import DAMAGED, brief, did_you_mean, listed
 
 TREE_METADATA, STEP_METADATA = "_METADATA", "_CHECKPOINT_METADATA"
 MANIFEST, MSGPACK = "manifest.ocdbt", "checkpoint"
+PROCESS = "ocdbt.process_"
 
 Keys = tuple[str, ...]
 
 _STEP = re.compile(r"(?:.*[_-])?(\d{1,18})")
 _TEMPORARY = (".orbax-checkpoint-tmp", ".orbax-tmp")
-_PROCESS = "ocdbt.process_"
+_ALL_STORED = "store_array_data_equal_to_fill_value"
 _OPTIMIZER = re.compile(r"(opt|optim|optimizer)(_?states?)?|param_states", re.IGNORECASE)
 _RANDOM = re.compile(r"(.*_)?(rngs?|prng|key|seed)(_.*)?", re.IGNORECASE)
 # A tree that has one of these beside other keys holds more than one model, or more than a model.
@@ -121,8 +122,23 @@ def step_number(folder: Path) -> int | None:
     return int(match[1]) if _is_finished(folder) else None
 
 
-def read_tree(folder: Path) -> tuple[list[Leaf], bool]:
-    """Every leaf of ``_METADATA``, and whether its arrays are zarr3.
+class Tree(NamedTuple):
+    """What ``_METADATA`` says.
+
+    Attributes:
+        leaves: all there are.
+        zarr3: whether its arrays are zarr3.
+        sparse: whether chunks that are nothing but the fill value may be absent, as Orbax left them
+            out in zarr3 until it noted that it does not.
+    """
+
+    leaves: list[Leaf]
+    zarr3: bool
+    sparse: bool
+
+
+def read_tree(folder: Path) -> Tree:
+    """What ``_METADATA`` says.
 
     Raises:
         CheckpointError: the file is malformed.
@@ -130,10 +146,15 @@ def read_tree(folder: Path) -> tuple[list[Leaf], bool]:
     path = folder / TREE_METADATA
     raw = read_json(path)
     entries, zarr3 = raw.get("tree_metadata"), raw.get("use_zarr3", False)
+    stored = raw.get(_ALL_STORED, False)
     if not isinstance(entries, dict) or not isinstance(zarr3, bool):
         raise CheckpointError(
             f"{path}: expected an object 'tree_metadata' and a boolean 'use_zarr3', found "
             f"{brief(entries)} and {brief(zarr3)}; {DAMAGED}"
+        )
+    if not isinstance(stored, bool):
+        raise CheckpointError(
+            f"{path}: expected a boolean '{_ALL_STORED}', found {brief(stored)}; {DAMAGED}"
         )
     leaves, problems = [], []
     for name, entry in entries.items():
@@ -143,7 +164,7 @@ def read_tree(folder: Path) -> tuple[list[Leaf], bool]:
             problems.append(f"{brief(name)} is {brief(entry)}")
     if problems:
         raise CheckpointError(f"{path}: malformed leaves: {listed(problems)}; {DAMAGED}")
-    return leaves, zarr3
+    return Tree(leaves, zarr3, zarr3 and not stored)
 
 
 def choose_root(source: str, keys: Iterable[Keys], asked: Keys = ()) -> Keys:
@@ -282,7 +303,7 @@ def _items(step: Path) -> dict[str, Path]:
         child.name: child
         for child in step.iterdir()
         if child.is_dir()
-        and not child.name.startswith(_PROCESS)
+        and not child.name.startswith(PROCESS)
         and not any(mark in child.name for mark in _TEMPORARY)
         and _is_item(child)
     }
@@ -299,7 +320,7 @@ def _is_item(folder: Path) -> bool:
     if (folder / MSGPACK).is_file() and _is_msgpack(folder / MSGPACK):
         return True
     return any(
-        child.name.startswith(_PROCESS) and (child / MANIFEST).is_file()
+        child.name.startswith(PROCESS) and (child / MANIFEST).is_file()
         for child in folder.iterdir()
     )
 

@@ -15,6 +15,7 @@ from griffin_eval.converters.arrays.pieces import CHUNK_BYTES
 from griffin_eval.converters.arrays.torch import torch_tensor
 from griffin_eval.converters.containers.container import natural_key
 from griffin_eval.converters.containers.orbax.find import (
+    MANIFEST,
     MSGPACK,
     TREE_METADATA,
     Keys,
@@ -93,6 +94,7 @@ class OrbaxFolder:
         self._skipped, self._closed = location.skipped, False
         self._arrays: dict[str, StoredArray | MappedArray] = {}
         self._sliced = ""  # the name of the last one
+        self._places: list[str] = []  # folders that hold arrays
         arrays, others = self._open(location.subtree)
         self.left_out = {f"item {name}": "another item" for name in location.others}
         self.left_out |= {"/".join(keys): why for keys, why in others.items()}
@@ -136,7 +138,12 @@ class OrbaxFolder:
         self.close()
 
     def files(self) -> Iterable[Path]:
-        return [self.folder, *files_within(self.folder)]
+        if self.folder.is_file():
+            return [self.folder]
+        # Nothing else: a conversion may write into a folder within this one.
+        named = [self.folder / name for name in (TREE_METADATA, MANIFEST, MSGPACK)]
+        stored = (path for place in self._places for path in files_within(self.folder / place))
+        return [*filter(Path.is_file, named), *stored]
 
     def close(self) -> None:
         """Lets go of the files; arrays that were returned stay valid."""
@@ -261,10 +268,10 @@ class OrbaxFolder:
         inside: dict[Keys, MappedArray] = {}
         stored: dict[Keys, str] = {}
         kinds: dict[Keys, Leaf] = {}
-        zarr3 = False
+        zarr3 = sparse = False
         aggregate = self.folder if self.folder.is_file() else self.folder / MSGPACK
         if (self.folder / TREE_METADATA).is_file():
-            leaves, zarr3 = read_tree(self.folder)
+            leaves, zarr3, sparse = read_tree(self.folder)
             kinds = {leaf.keys: leaf for leaf in leaves}
             if len(kinds) < len(leaves):
                 raise CheckpointError(f"{self.folder / TREE_METADATA} names a leaf twice")
@@ -299,9 +306,10 @@ class OrbaxFolder:
             keys: inside[keys] for keys in wanted if keys in inside
         }
         if where or not inside:
-            store = Store(self.folder, zarr3)
+            store = Store(self.folder, zarr3, sparse)
             self._layout = ("OCDBT" if store.ocdbt else "a folder per array", store.driver)
             opened = store.open(list(where.values()))
+            self._places = store.places(where.values())
             arrays |= {keys: opened[name] for keys, name in where.items()}
         lies = [
             f"{'/'.join(keys)!r} as {kinds[keys].write_shape}, stored {array.shape}"

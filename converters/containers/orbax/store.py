@@ -7,12 +7,13 @@ if pyarrow is installed.
 
 import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from griffin_eval.converters.arrays.grid import Region
-from griffin_eval.converters.containers.orbax.find import MANIFEST
+from griffin_eval.converters.containers.orbax.find import MANIFEST, PROCESS
 from griffin_eval.converters.containers.orbax.library import advice, reason, tensorstore
 from griffin_eval.converters.containers.orbax.remote import context, shown, store_of, url_of
 from griffin_eval.converters.containers.orbax.stream import ChunkStream, stream_codec
@@ -36,13 +37,15 @@ class Store:
         folder: the item's.
         ocdbt: whether they are in an OCDBT database, rather than a folder each.
         driver: ``zarr`` or ``zarr3``.
+        sparse: as of `Tree`.
 
     Raises:
         CheckpointError: the database is damaged or was never completed.
     """
 
-    def __init__(self, folder: Path, zarr3: bool):
+    def __init__(self, folder: Path, zarr3: bool, sparse: bool):
         self.folder, self.driver = folder, "zarr3" if zarr3 else "zarr"
+        self.sparse = sparse
         self._ts = tensorstore()
         self.ocdbt = (folder / MANIFEST).is_file()
         self._context = self._ts.Context(
@@ -57,7 +60,7 @@ class Store:
             )
         )
         self._base, self._remote = store_of(folder), url_of(folder) is not None
-        if not self.ocdbt and list(folder.glob(f"ocdbt.process_*/{MANIFEST}")):
+        if not self.ocdbt and list(folder.glob(f"{PROCESS}*/{MANIFEST}")):
             raise CheckpointError(
                 f"{folder}: {MANIFEST} is missing, though processes wrote their parts: the save "
                 "was cut off, or the download is incomplete"
@@ -90,6 +93,12 @@ class Store:
                 f"{listed(problems)}{advice(*errors)}"
             )
         return arrays
+
+    def places(self, names: Iterable[str]) -> list[str]:
+        """The names of the folders that hold the arrays of these names."""
+        if not self.ocdbt:
+            return list(names)
+        return ["d", *(path.name for path in self.folder.glob(f"{PROCESS}*"))]
 
     def chunks_of(self, name: str) -> int:
         """The number of chunks of an array that are stored."""
@@ -137,7 +146,7 @@ class Store:
             "kvstore": kvstore,
             "recheck_cached_data": False,
             "recheck_cached_metadata": False,
-            "fill_missing_data_reads": False,
+            "fill_missing_data_reads": self.sparse,
         }
         return self._ts.open(spec, context=self._context, open=True, read=True)
 
@@ -189,7 +198,7 @@ class StoredArray:
         if max(math.prod(self.shape) * item, self._chunk_bytes) >= 1 << 48:
             raise ValueError(f"has shape {self.shape}, larger than any memory")
         count = math.prod(-(-n // c) for n, c in zip(self.shape, write, strict=True))
-        if (stored := store.chunks_of(name)) < count:
+        if not store.sparse and (stored := store.chunks_of(name)) < count:
             raise ValueError(f"{count - stored} of its {count} chunks are missing")
         self._stream: ChunkStream | None = None
         self._ahead: tuple[int, int, Any] | None = None  # rows, and the future that reads them
