@@ -20,6 +20,7 @@ from griffin_eval.converters.containers.orbax.remote import is_remote, url_of
 from griffin_eval.converters.containers.registry import CONTAINERS
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.naming.ops import SAME
+from griffin_eval.converters.naming.user_table import SHIPPED
 from griffin_eval.converters.output.atomic import SafeOutput, check_disk
 from griffin_eval.converters.output.card import write_card
 from griffin_eval.converters.output.journal import Journal, check_unchanged, job_of, stamps_of
@@ -84,7 +85,7 @@ def convert_checkpoint(
             overwrite=overwrite,
             resume=resume,
             job=job_of(plan, max_shard_size),
-            protect=[plan.source.folder],
+            protect=[*_sources(plan), *(file for file, *_ in stamps)],
         )
     checked = _known(plan) if plan.check else "nothing"
     with output as folder:
@@ -111,6 +112,13 @@ def convert_checkpoint(
         if plan.target is FORMATS["hf"]:
             write_card(folder, plan, records, Path(destination).name, command)
         check_unchanged(plan, stamps)
+
+
+def _sources(plan: Plan) -> list[Path]:
+    """What a conversion was told to read; the files in it are those of its stamps."""
+    source, names = plan.source, plan.source.overrides.names
+    own_names = [] if names is None or str(names) in SHIPPED else [Path(names).expanduser()]
+    return [source.folder, source.path, *(a.folder for a in source.adapters), *own_names]
 
 
 def _check_remote(plan: Plan, url: str | Path, overwrite: bool, resume: bool) -> None:
