@@ -17,7 +17,7 @@ from griffin_eval.converters.containers.container import ContainerKind, Specs
 from griffin_eval.converters.containers.registry import CONTAINERS
 from griffin_eval.converters.formats import FORMATS, Format, check_expressible, refusals
 from griffin_eval.converters.naming.tables import Binding, bind
-from griffin_eval.converters.output.manifest import recorded
+from griffin_eval.converters.output.manifest import added, recorded
 from griffin_eval.converters.source.companions import companions, tokenizer_folder
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.layout import ParamSpec
@@ -163,7 +163,7 @@ def make_plan(
 
     Raises:
         CheckpointError: the target cannot express the model; the source's manifest is damaged; the
-            source is quantised already.
+            source is quantised already; it has a parameter that its manifest does not have.
         ArgumentError: a vocabulary larger than the one there is; a mesh for a container whose
             tensors are not cut; an encoding that cannot be used with the target, a dtype or the
             shapes.
@@ -211,6 +211,8 @@ def make_plan(
     folders = (tokenizer_folder(source.folder), source.folder)
     beside = {name: path for folder in folders for name, path in companions(folder).items()}
     hashes = recorded(source.folder) if check else {}
+    if problems := added(source, hashes):
+        raise CheckpointError(f"{problems[0]} (--no-check converts it as it is)")
     if not check:
         notes["source_not_checked"] = True
     return Plan(source, target, config, writes, beside, notes, mesh, hashes, check, encoding)

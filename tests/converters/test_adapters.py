@@ -23,6 +23,7 @@ from griffin_eval.converters.overrides import Overrides
 from griffin_eval.converters.plan import make_plan
 from griffin_eval.converters.verify import compare
 from griffin_eval.errors import CheckpointError
+from griffin_eval.lm.weights_hash import weights_sha256
 
 IDS = tokens(BASE, 2, 2 * BASE.visible_keys + 3)
 GATES = ["rg_lru.input_gate_weight", "rg_lru.recurrent_gate_weight"]
@@ -218,6 +219,14 @@ def test_an_untied_head_is_written_where_it_can_be(base, adapters, kind, tmp_pat
     assert relative_error(logits(load_base(tmp_path / "hf"), IDS), expected) < 5e-5
     with pytest.raises(CheckpointError, match="tie_embeddings=False: its output head is the emb"):
         make_plan(adapted, FORMATS["deepmind-flax"])
+
+
+def test_an_untied_head_needs_no_place_in_the_manifest_of_its_base(base, adapters, tmp_path):
+    convert_checkpoint(make_plan(Checkpoint(base), FORMATS["griffin"]), tmp_path / "base")
+    adapted = open_with(tmp_path / "base", adapters("saved head"))
+    convert_checkpoint(make_plan(adapted, FORMATS["griffin"]), tmp_path / "out")
+    assert compare(Checkpoint(tmp_path / "out"), adapted).same
+    assert weights_sha256(adapted)
 
 
 def test_the_command(base, adapters, tmp_path):
