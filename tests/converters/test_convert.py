@@ -200,6 +200,15 @@ def test_dtype_policy(checkpoint, tmp_path):
     for text in ("int8", "x=float31"):
         with pytest.raises(ArgumentError, match="unknown dtype"):
             parse_dtypes(text)
+    done = invoke(
+        "convert", checkpoint, tmp_path / "m", "--to", "hf", "--dtype", "recurent_param=bfloat16"
+    )
+    assert isinstance(done.exception, ArgumentError) and not (tmp_path / "m").exists()
+    said = str(done.exception)
+    assert "ends with 'recurent_param' (did you mean 'recurrent_param'?)" in said
+    own = parse_dtypes("model.final_norm.weight=bfloat16,q_proj.weight=float16")
+    plan = make_plan(Checkpoint(checkpoint), FORMATS["hf"], dtypes=own)
+    assert {write.dtype for write in plan.writes} == {"bfloat16", "float16", "float32"}
 
 
 def test_overflow_is_refused_by_name(checkpoint, tmp_path):

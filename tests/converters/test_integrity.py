@@ -212,8 +212,8 @@ def test_damage_is_told_before_the_nan_that_comes_of_it(checkpoint, tmp_path, ki
     save_file(weights, source / "model.safetensors")
     last = " is" if kind == "loglikelihood" else {"until": ["."], "max_gen_toks": 2}
     request = Instance(kind, {}, ("The unary minus", last), 0)
-    for check, said in ((True, "model.final_norm.weight has the SHA-256"), (False, "may be")):
-        lm = GriffinLM(pretrained=str(source), tokenizer=str(checkpoint), check=check)
+    for checked, said in ((True, "model.final_norm.weight has the SHA-256"), (False, "may be")):
+        lm = GriffinLM(pretrained=str(source), tokenizer=str(checkpoint), check=checked)
         with pytest.raises(BadInput, match=said):
             getattr(lm, kind)([request], disable_tqdm=True)
 
