@@ -165,8 +165,8 @@ def make_plan(
         CheckpointError: the target cannot express the model; the source's manifest is damaged; the
             source is quantised already; it has a parameter that its manifest does not have.
         ArgumentError: a vocabulary larger than the one there is; a mesh for a container whose
-            tensors are not cut; a rule for the dtype of no parameter; an encoding that cannot be used with the target, a dtype or the
-            shapes.
+            tensors are not cut; a rule for the dtype of no parameter; an encoding that
+            cannot be used with the target, a dtype or the shapes.
     """
     config, notes = source.config, dict(source.inspection.notes)
     if source.adapters:
