@@ -13,13 +13,19 @@ from griffin_eval.converters.arrays.chunk_sums import ChunkSummer
 from griffin_eval.converters.arrays.pieces import bytes_of, chunks
 from griffin_eval.converters.arrays.write import writing
 from griffin_eval.converters.codecs.encoding import Encoding, bands
-from griffin_eval.converters.configs.huggingface import CONFIG_FILE, GENERATION_FILE, token_ids
+from griffin_eval.converters.configs.huggingface import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    TOKEN_IDS,
+    token_ids,
+)
 from griffin_eval.converters.configs.own import config_json
 from griffin_eval.converters.containers.container import Writer
 from griffin_eval.converters.containers.orbax.remote import is_remote, url_of
 from griffin_eval.converters.containers.registry import CONTAINERS
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.naming.ops import SAME
+from griffin_eval.converters.naming.user_table import SHIPPED
 from griffin_eval.converters.output.atomic import SafeOutput, check_disk
 from griffin_eval.converters.output.card import write_card
 from griffin_eval.converters.output.journal import Journal, check_unchanged, job_of, stamps_of
@@ -27,9 +33,10 @@ from griffin_eval.converters.output.manifest import checksums, mismatch, write_m
 from griffin_eval.converters.output.memory_plan import BUFFERINGS, Buffering
 from griffin_eval.converters.output.remote import RemoteOutput
 from griffin_eval.converters.plan import MAX_SHARD_SIZE, Plan, Write
+from griffin_eval.converters.source.companions import TOKENIZERS, tokenizer_folder
 from griffin_eval.converters.source.hub import check_files
 from griffin_eval.converters.threads import run_all
-from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.errors import ArgumentError, BadInput, CheckpointError, MissingExtraError
 from griffin_eval.json_files import read_file
 from griffin_eval.layout import ParamSpec
 
@@ -84,7 +91,7 @@ def convert_checkpoint(
             overwrite=overwrite,
             resume=resume,
             job=job_of(plan, max_shard_size),
-            protect=[plan.source.folder],
+            protect=[*_sources(plan), *(file for file, *_ in stamps)],
         )
     checked = _known(plan) if plan.check else "nothing"
     with output as folder:
@@ -111,6 +118,13 @@ def convert_checkpoint(
         if plan.target is FORMATS["hf"]:
             write_card(folder, plan, records, Path(destination).name, command)
         check_unchanged(plan, stamps)
+
+
+def _sources(plan: Plan) -> list[Path]:
+    """What a conversion was told to read; the files in it are those of its stamps."""
+    source, names = plan.source, plan.source.overrides.names
+    own_names = [] if names is None or str(names) in SHIPPED else [Path(names).expanduser()]
+    return [source.folder, source.path, *(a.folder for a in source.adapters), *own_names]
 
 
 def _check_remote(plan: Plan, url: str | Path, overwrite: bool, resume: bool) -> None:
@@ -420,7 +434,7 @@ def _write_companions(plan: Plan, folder: Path) -> None:
         )
 
         write_json(folder)
-    ids = token_ids(plan.source.folder)
+    ids = _token_ids(plan)
     if plan.target is FORMATS["hf"] and GENERATION_FILE not in copied:
         text = json.dumps({key: value for key, value in ids.items() if value is not None}, indent=2)
         with writing(folder / GENERATION_FILE):
@@ -430,3 +444,21 @@ def _write_companions(plan: Plan, folder: Path) -> None:
         raw |= plan.encoding.config(plan.writes[0].dtype)
     with writing(folder / CONFIG_FILE):
         (folder / CONFIG_FILE).write_text(json.dumps(raw, indent=2) + "\n")
+
+
+def _token_ids(plan: Plan) -> dict[str, Any]:
+    """The ids of BOS, EOS and padding that the files of the source say, else those of its
+    tokenizer; None where there is none, since transformers takes Gemma's for what is absent."""
+    stated, found = token_ids(plan.source.folder), dict.fromkeys(TOKEN_IDS)
+    if stated.keys() < found.keys() and plan.companions.keys() & set(TOKENIZERS):
+        from griffin_eval.text.load import load_tokenizer  # only here: it may load transformers
+
+        try:
+            tokenizer = load_tokenizer(tokenizer_folder(plan.source.folder))
+        except (BadInput, MissingExtraError) as error:
+            logger.warning("the ids of BOS, EOS and padding stay unknown: %s", error)
+        else:
+            ids = {key: getattr(tokenizer, key) for key in found}
+            rows = plan.config.vocab_size
+            found |= {key: i for key, i in ids.items() if i is not None and i < rows}
+    return found | stated

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +17,10 @@ from griffin_eval.converters.containers.container import ContainerKind, Specs
 from griffin_eval.converters.containers.registry import CONTAINERS
 from griffin_eval.converters.formats import FORMATS, Format, check_expressible, refusals
 from griffin_eval.converters.naming.tables import Binding, bind
-from griffin_eval.converters.output.manifest import recorded
+from griffin_eval.converters.output.manifest import added, recorded
 from griffin_eval.converters.source.companions import companions, tokenizer_folder
 from griffin_eval.errors import ArgumentError, CheckpointError
-from griffin_eval.layout import ParamSpec
+from griffin_eval.layout import ParamSpec, param_specs
 from griffin_eval.messages import did_you_mean
 from griffin_eval.sharding.split import DATA, MODEL, split_over
 
@@ -163,10 +163,10 @@ def make_plan(
 
     Raises:
         CheckpointError: the target cannot express the model; the source's manifest is damaged; the
-            source is quantised already.
+            source is quantised already; it has a parameter that its manifest does not have.
         ArgumentError: a vocabulary larger than the one there is; a mesh for a container whose
-            tensors are not cut; an encoding that cannot be used with the target, a dtype or the
-            shapes.
+            tensors are not cut; a rule for the dtype of no parameter; an encoding that
+            cannot be used with the target, a dtype or the shapes.
     """
     config, notes = source.config, dict(source.inspection.notes)
     if source.adapters:
@@ -180,6 +180,7 @@ def make_plan(
         notes["vocab_rows_dropped"] = config.vocab_size - vocab_size
         config = dataclasses.replace(config, vocab_size=vocab_size)
     check_expressible(config, target)
+    _check_rules(dtypes or {}, param_specs(config))
     if mesh is not None:
         check_chunked(target)
     if encoding is not None:
@@ -211,9 +212,27 @@ def make_plan(
     folders = (tokenizer_folder(source.folder), source.folder)
     beside = {name: path for folder in folders for name, path in companions(folder).items()}
     hashes = recorded(source) if check else {}
+    if problems := added(source, hashes):
+        raise CheckpointError(f"{problems[0]} (--no-check converts it as it is)")
     if not check:
         notes["source_not_checked"] = True
     return Plan(source, target, config, writes, beside, notes, mesh, hashes, check, encoding)
+
+
+def _check_rules(rules: Mapping[str, str], names: Collection[str]) -> None:
+    """Refuses rules for dtypes that are of no parameter.
+
+    Raises:
+        ArgumentError: naming one.
+    """
+    for ending, dtype in rules.items():
+        if not any(name.endswith(ending) for name in names):
+            parts = (name.split(".") for name in names)
+            known = dict.fromkeys(end for p in parts for end in (p[-1], ".".join(p[-2:])))
+            raise ArgumentError(
+                f"--dtype …,{ending}={dtype}: no parameter of this model has a name that ends with "
+                f"{ending!r}{did_you_mean(ending, known)}"
+            )
 
 
 def _check_encoding(source: Checkpoint, target: Format, encoding: Encoding) -> None:

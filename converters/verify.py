@@ -73,14 +73,22 @@ def _compare(
     for start in range(0, len(a), rows):
         x, y = (np.ascontiguousarray(array[start : start + rows]) for array in (a, b))
         progress(x.nbytes)
-        if a.dtype == b.dtype and np.array_equal(x.view(np.uint8), y.view(np.uint8)):
-            continue
+        differ = None  # by their bytes, so that the sign of a zero counts
+        if a.dtype == b.dtype:
+            bits = np.dtype(f"u{x.itemsize}")
+            differ = x.view(bits) != y.view(bits)
+            if not differ.any():
+                continue
         wide_x, wide_y = x.astype(np.float64), y.astype(np.float64)
         with np.errstate(invalid="ignore"):
             gap = np.abs(wide_x - wide_y)
         gap[wide_x == wide_y] = 0.0  # also two infinities
-        values += int(np.sum(~(gap == 0)))
-        largest = max(largest, float(gap.max())) if not np.isnan(gap).any() else float("nan")
+        differ = gap != 0 if differ is None else differ
+        gap = gap[differ]
+        values += len(gap)
+        largest = (
+            max(largest, float(gap.max(initial=0))) if not np.isnan(gap).any() else float("nan")
+        )
     if a.dtype != b.dtype:
         return Difference(
             name, f"{a.dtype.name} and {b.dtype.name}, {values} values differ", largest

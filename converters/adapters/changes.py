@@ -5,18 +5,21 @@ named here: ``base_model.model.`` + module + what it is to the module.
 """
 
 import dataclasses
+import logging
 import re
 from typing import Any
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.adapters.adapter import Adapter
-from griffin_eval.converters.adapters.files import ADAPTER_FILE
+from griffin_eval.converters.adapters.files import ADAPTER_CONFIG, ADAPTER_FILE
 from griffin_eval.converters.arrays.dtypes import FLOATS
 from griffin_eval.converters.naming.ops import Shape
 from griffin_eval.converters.naming.tables import EMBEDDING, HEAD
 from griffin_eval.errors import CheckpointError
 from griffin_eval.layout import param_specs
-from griffin_eval.messages import listed
+from griffin_eval.messages import brief, listed
+
+logger = logging.getLogger(__name__)
 
 _PREFIX = "base_model.model."
 _A, _B, _B_BIAS = "lora_A.weight", "lora_B.weight", "lora_B.bias"
@@ -96,6 +99,7 @@ class _Reading:
         self._modules: dict[tuple[str, int], dict[str, str]] = {}  # module, depth -> part -> name
         self._unknown: list[str] = []
         self._misshapen: list[str] = []
+        self._unclear: dict[str, list[str]] = {}  # patterns of α by module
 
     def read(self) -> None:
         for name in self._tensors:
@@ -103,6 +107,7 @@ class _Reading:
         for (module, depth), parts in self._modules.items():
             self._read_module(module, depth, parts)
         self._expect_all()
+        self._warn_of_unclear()
         if self._unknown:
             self.problems.insert(
                 0,
@@ -118,6 +123,17 @@ class _Reading:
         if others:
             self.problems.append(
                 f"{len(others)} that are not {', '.join(FLOATS)}: {listed(others)}"
+            )
+
+    def _warn_of_unclear(self) -> None:
+        """Says for which modules the file leaves open what α they were trained with."""
+        if self._unclear:
+            logger.warning(
+                "%s: several keys of alpha_pattern with different values fit one module (%s): the "
+                "first one in the file counts, and peft sorts them when it saves, so that it may "
+                "have trained with another; keep only the one that it was trained with",
+                self._adapter.folder / ADAPTER_CONFIG,
+                listed(self._unclear, lambda m: f"{m}: {', '.join(map(brief, self._unclear[m]))}"),
             )
 
     def _sort(self, name: str) -> None:
@@ -172,6 +188,8 @@ class _Reading:
         adapted = parameter if targeted else module  # what patterns of ranks are matched with
         rank, scale = self._config.rank_of(adapted), self._config.scale_of(adapted)
         scale *= self._adapter.weight
+        if unclear := self._config.unclear_alphas(adapted):
+            self._unclear[adapted] = unclear
         rows = module == _EMBEDDING_MODULE and not targeted
         wanted = {_ROWS_A, _ROWS_B} if rows else {_A, _B}
         if self._config.magnitudes and not targeted:
@@ -235,7 +253,8 @@ class _Reading:
         adapted = {module for module, _ in self._modules}
         if self._config.target_modules is not None:
             named = [m for m in modules if _ends(m, self._config.target_modules)]
-            lacking = [m for m in named if m not in adapted]
+            # Of what modules_to_save names, too, peft trains the whole alone.
+            lacking = [m for m in named if m not in adapted and not self._saved(m)]
             if self._config.ties:  # both are one
                 lacking = [m for m in lacking if m not in (_EMBEDDING_MODULE, _HEAD_MODULE)]
             if lacking:
@@ -245,8 +264,7 @@ class _Reading:
                 )
         for parameter in self._shapes:
             module = parameter.rpartition(".")[0]
-            parents = [module[: m.start()] for m in re.finditer(r"\.|$", module)]
-            if any(map(self._config.saves, parents)) and parameter not in self.changes:
+            if self._saved(module) and parameter not in self.changes:
                 self.problems.append(f"no {parameter}, though modules_to_save names it")
             named = any(module.endswith(m) for m in self._config.tokens)
             if (
@@ -260,6 +278,11 @@ class _Reading:
                     self.problems.append(
                         f"no {_TOKENS} of {module}, though trainable_token_indices names it"
                     )
+
+    def _saved(self, module: str) -> bool:
+        """Whether a module was trained in full, by itself or in another one."""
+        around = [module[: m.start()] for m in re.finditer(r"\.|$", module)]
+        return any(map(self._config.saves, around))
 
     def _shaped(self, name: str, shape: Shape) -> str:
         """The name, once the shape is compared."""

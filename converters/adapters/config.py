@@ -67,6 +67,12 @@ class AdapterConfig:
         divisor = math.sqrt(rank) if self.root_of_rank else rank
         return _matching(self.alpha_patterns, name, self.alpha) / divisor
 
+    def unclear_alphas(self, name: str) -> list[str]:
+        """The patterns of α that fit the same with different values. peft takes the first one,
+        and sorts them when it saves."""
+        fitting = {p: alpha for p, alpha in self.alpha_patterns.items() if _fits(p, name)}
+        return list(fitting) if len(set(fitting.values())) > 1 else []
+
     def saves(self, module: str) -> bool:
         """Whether a module was trained in full, apart from whatever it is tied to."""
         return module.endswith(self.saved_modules)
@@ -194,7 +200,8 @@ class _Fields:
         return {}
 
     def target_modules(self) -> tuple[str, ...] | None:
-        partly = any(self._raw.get(k) for k in ("layers_to_transform", "exclude_modules"))
+        narrowing = ("layers_to_transform", "exclude_modules")  # of which 0 is a layer
+        partly = any(self._raw.get(key) not in (None, [], "") for key in narrowing)
         value = self.value("target_modules")
         if isinstance(value, str) or value is None or partly:
             return None
@@ -216,9 +223,11 @@ def _wrong_pattern(pattern: str) -> str | None:
     return None
 
 
+def _fits(pattern: str, name: str) -> bool:
+    """Whether a pattern fits the end of a name, as peft looks it up."""
+    return re.match(rf"(.*\.)?({pattern})$", name) is not None
+
+
 def _matching(patterns: Mapping[str, Any], name: str, default: Any) -> Any:
-    """The value of the first pattern that fits the end of a name, as peft looks it up."""
-    for pattern, value in patterns.items():
-        if re.match(rf"(.*\.)?({pattern})$", name):
-            return value
-    return default
+    """The value of the first pattern that fits a name."""
+    return next((value for pattern, value in patterns.items() if _fits(pattern, name)), default)

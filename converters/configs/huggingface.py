@@ -39,7 +39,8 @@ _FIXED = {
     # An older key, that transformers reads no more: it scales whatever this says.
     "embeddings_scale_by_sqrt_dim": (True, "transformers scales embeddings all the same"),
 }
-_TOKEN_IDS = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
+# And of the ids of its tokenizer, which are Gemma's.
+TOKEN_IDS = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
 
 
 def read_config(folder: str | Path) -> tuple[GriffinConfig, dict[str, Any]]:
@@ -175,23 +176,35 @@ def to_huggingface(config: GriffinConfig) -> dict[str, Any]:
 
 
 def generation_eos_ids(folder: str | Path) -> tuple[int, ...]:
-    """Every token id that ends a text: of generation_config.json, else of config.json."""
-    return _token_ids(folder, "eos_token_id")
+    """Every token id that ends a text: of generation_config.json, else of config.json; none where
+    neither of them says."""
+    return _token_ids(folder, "eos_token_id") or ()
 
 
 def token_ids(folder: str | Path) -> dict[str, Any]:
-    """The ids of BOS, EOS and padding as config.json writes them."""
-    ids = {key: list(_token_ids(folder, key)) for key in _TOKEN_IDS}
-    return {key: found if len(found) > 1 else (found or [None])[0] for key, found in ids.items()}
+    """The ids of BOS, EOS and padding as config.json writes them, without those that neither it nor
+    generation_config.json says."""
+    ids = {key: _token_ids(folder, key) for key in TOKEN_IDS}
+    return {
+        key: list(found) if len(found) > 1 else (*found, None)[0]
+        for key, found in ids.items()
+        if found is not None
+    }
 
 
-def _token_ids(folder: str | Path, key: str) -> tuple[int, ...]:
+def _token_ids(folder: str | Path, key: str) -> tuple[int, ...] | None:
+    """The ids of a key, empty where it is null; None where no file says."""
     value, path = None, Path(folder) / GENERATION_FILE
     if path.is_file():
         value = read_json(path).get(key)
     if value is None:
         path = Path(folder) / CONFIG_FILE  # which other formats do without
-        value = (read_json(path) if path.is_file() else {}).get(key, _TOKEN_IDS[key])
+        raw = read_json(path) if path.is_file() else {}
+        if raw.get("model_type") == "recurrent_gemma":
+            raw = TOKEN_IDS | raw
+        if key not in raw:
+            return None
+        value = raw[key]
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if any(type(i) is not int or i < 0 for i in ids):
         raise CheckpointError(

@@ -123,6 +123,23 @@ def _is_of_another(opened: "Checkpoint | Inspection", target: Format) -> bool:
     return name not in written and not written.isdisjoint(others)
 
 
+def added(checkpoint: "Checkpoint", entries: Mapping[str, dict[str, Any]]) -> list[str]:
+    """A sentence for each parameter in the files of a checkpoint that its manifest does not have;
+    none if there is no manifest.
+
+    Args:
+        checkpoint: that is open. An output head of its adapters is not in its files.
+        entries: from `recorded`.
+    """
+    stored = (spec.name for binding in checkpoint.bindings for spec in binding.canonical)
+    return [
+        f"{checkpoint.folder}: {name} is not in {MANIFEST_FILE}: it was added after the checkpoint "
+        "was converted"
+        for name in stored
+        if entries and name not in entries
+    ]
+
+
 def checksums(opened: "Checkpoint | Inspection") -> list[str]:
     """What the weights of a checkpoint can be checked against, in words; empty if nothing is known.
 
@@ -186,11 +203,13 @@ def check(
             found = f"{checkpoint.path} has no checksums, and {path} is of other weights there"
         raise CheckpointError(f"{found}: name another checkpoint to compare it with")
     check_files(checkpoint.container.files())
-    names = list(entries or checkpoint.dtypes)
-    problems = []
+    names = list(dict.fromkeys([*entries, *checkpoint.dtypes]))
+    problems = added(checkpoint, entries)
     for name in names:
         if name not in checkpoint.dtypes:
             problems.append(f"{checkpoint.folder}: {name} is in {MANIFEST_FILE}, and not there")
+            continue
+        if entries and name not in entries:
             continue
         sha, found = hashlib.sha256(), None
         try:

@@ -15,13 +15,13 @@ COMPANIONS = (
     "generation_config.json",
 )
 TEMPLATES = "additional_chat_templates"  # a folder of chat templates that have names
-_TOKENIZERS = COMPANIONS[:2]  # either will do
+TOKENIZERS = COMPANIONS[:2]  # either will do
 
 
 def tokenizer_folder(folder: Path) -> Path:
     """The folder of a checkpoint's tokenizer: its own, or its parent, as Google publishes them."""
     for place in (folder, folder.absolute().parent):
-        if any((place / name).is_file() for name in _TOKENIZERS):
+        if any((place / name).is_file() for name in TOKENIZERS):
             return place
     return folder
 

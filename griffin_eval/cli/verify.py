@@ -49,14 +49,15 @@ def verify(
     With --logits they also read the same tokens, in float32 on the CPU, in PyTorch and in JAX and
     in transformers and DeepMind's recurrentgemma where these are installed; what every layer
     computes is compared, and of two that differ also the divergence of their next tokens. --names,
-    --revision and --subfolder are of the first one alone.
+    --accept-differences, --item, --revision and --subfolder are of the first one alone.
     """
     if output is not None and (other is None or not logits):
         raise ArgumentError("--output draws two checkpoints: name both, and add --logits")
     check_figures_folder(output)
     checkpoints = [(one, options.open(one))]
     if other is not None:
-        shared = dataclasses.replace(options, names=None, revision=None, subfolder=None)
+        own = dict.fromkeys(("names", "item", "revision", "subfolder"))
+        shared = dataclasses.replace(options, **own, accept_differences=False)
         checkpoints.append((other, shared.open(other)))
     if other is not None:
         same = _print_tensors(*checkpoints)

@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, Future
 
 from griffin_eval.converters.arrays.pieces import bytes_of
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.output.manifest import combined_sha256, mismatch, recorded
+from griffin_eval.converters.output.manifest import added, combined_sha256, mismatch, recorded
 from griffin_eval.converters.source.hub import check_files
 from griffin_eval.errors import CheckpointError
 
@@ -62,12 +62,15 @@ def weights_sha256(
 
     Raises:
         CancelledError: it was given up.
-        CheckpointError: a parameter is not what the manifest says; or this is damaged.
+        CheckpointError: a parameter is not what the manifest says, or not in it; or this is
+            damaged.
     """
     hashes: dict[str, tuple[str, str]] = {}
     entries = recorded(checkpoint) if check else {}
     if check:
         check_files(checkpoint.container.files())
+        if problems := added(checkpoint, entries):
+            raise CheckpointError(f"{problems[0]} (check=False evaluates it as it is)")
     for name, dtype in sorted(checkpoint.dtypes.items()):
         one = hashlib.sha256()
         for piece in checkpoint.stored_pieces(name, check=check):

@@ -23,6 +23,7 @@ from griffin_eval.converters.overrides import Overrides
 from griffin_eval.converters.plan import make_plan
 from griffin_eval.converters.verify import compare
 from griffin_eval.errors import CheckpointError
+from griffin_eval.lm.weights_hash import weights_sha256
 
 IDS = tokens(BASE, 2, 2 * BASE.visible_keys + 3)
 GATES = ["rg_lru.input_gate_weight", "rg_lru.recurrent_gate_weight"]
@@ -45,6 +46,7 @@ KINDS = {
     "taps": {"target_modules": ["q_proj"], "target_parameters": ["conv_1d.weight"]},
     "modules": {"target_modules": ["linear_x"], "modules_to_save": ["final_norm", "rg_lru"]},
     "regular expression": {"target_modules": r".*layers\.[02]\..*(q_proj|linear_y)"},
+    "first layer": {"target_modules": ["up_proj"], "layers_to_transform": 0},
     "some layers": {"target_modules": ["up_proj"], "layers_to_transform": [1, 2]},
     "tokens": {"target_modules": ["q_proj"], "trainable_token_indices": [3, 60, 7]},
     "embedding": {"target_modules": ["embed_tokens", "q_proj"]},
@@ -62,6 +64,18 @@ KINDS = {
     "saved embedding": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
     "saved head": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
     "saved both": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "embed_tokens"]},
+    "saved head, targeted": {
+        "target_modules": ["q_proj", "lm_head"],
+        "modules_to_save": ["lm_head"],
+    },
+    "saved embedding, targeted": {
+        "target_modules": ["q_proj", "embed_tokens"],
+        "modules_to_save": ["embed_tokens"],
+    },
+    "saved blocks, targeted": {
+        "target_modules": ["q_proj", "up_proj"],
+        "modules_to_save": ["mlp_block"],
+    },
     "saved both, tied": {
         "target_modules": ["q_proj"],
         "modules_to_save": ["embed_tokens"],
@@ -71,6 +85,7 @@ KINDS = {
 UNTYING = {
     *("embedding", "head", "embedding and head", "dora of embedding and head"),
     *("embedding as a parameter", "saved embedding", "saved head", "saved both"),
+    *("saved head, targeted", "saved embedding, targeted"),
 }
 MERGED_BY_PEFT = [  # rightly
     *("lora", "rslora", "dora", "patterns", "bias of B", "biases of targets", "all biases"),
@@ -220,6 +235,14 @@ def test_an_untied_head_is_written_where_it_can_be(base, adapters, kind, tmp_pat
         make_plan(adapted, FORMATS["deepmind-flax"])
 
 
+def test_an_untied_head_needs_no_place_in_the_manifest_of_its_base(base, adapters, tmp_path):
+    convert_checkpoint(make_plan(Checkpoint(base), FORMATS["griffin"]), tmp_path / "base")
+    adapted = open_with(tmp_path / "base", adapters("saved head"))
+    convert_checkpoint(make_plan(adapted, FORMATS["griffin"]), tmp_path / "out")
+    assert compare(Checkpoint(tmp_path / "out"), adapted).same
+    assert weights_sha256(adapted)
+
+
 def test_the_command(base, adapters, tmp_path):
     def run(*arguments):
         done = CliRunner().invoke(app, ["convert", *map(str, arguments), "--to", "griffin"])
@@ -358,6 +381,24 @@ def test_values_that_are_refused(base, adapters, damaged, tmp_path):
     save_file(state, folder / "adapter_model.safetensors")
     with pytest.raises(CheckpointError, match="linear_x.weight: the sum .* fit into float16"):
         open_with(tmp_path / "half", folder).numpy("model.layers.0.temporal_block.linear_x.weight")
+
+
+def test_patterns_that_contradict_each_other_are_named(base, adapters, tmp_path, caplog):
+    """peft sorts them when it saves, and takes the first one: another than in the training."""
+    inner = r"layers\.[01]\.mlp_block\.up_proj"
+    alphas = {"up_proj": 11, inner: 2, r"layers\.2\.mlp_block\.up_proj": 11, "q_proj": 3}
+    write_adapter(tmp_path / "ad", base, target_modules=["up_proj", "q_proj"], alpha_pattern=alphas)
+    checkpoint = open_with(base, tmp_path / "ad")
+    expected = logits(load_adapted(base, tmp_path / "ad"), IDS)
+    assert relative_error(torch_logits(checkpoint), expected) < 5e-5
+    (said,) = caplog.messages
+    assert str(tmp_path / "ad" / "adapter_config.json") in said
+    for layer in (0, 1):
+        assert f"model.layers.{layer}.mlp_block.up_proj: {inner!r}, 'up_proj'" in said
+    assert "layers.2" not in said and "q_proj" not in said
+    caplog.clear()
+    open_with(base, adapters("patterns"))
+    assert not caplog.messages
 
 
 def test_tokens_that_do_not_exist_are_refused(base, damaged):

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from parity_oracles import deepmind_config
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
+from tiny_checkpoints import write_source
 from typer.testing import CliRunner
 
 from griffin_eval.cli.main import app
@@ -20,7 +21,7 @@ from griffin_eval.converters.convert import _not_finite, convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.output.manifest import MANIFEST_FILE
 from griffin_eval.converters.plan import make_plan, parse_dtypes
-from griffin_eval.converters.verify import compare
+from griffin_eval.converters.verify import Difference, compare
 from griffin_eval.engine.limits import Limits
 from griffin_eval.engine.scoring import score
 from griffin_eval.engine.tree import Scorable
@@ -200,11 +201,18 @@ def test_dtype_policy(checkpoint, tmp_path):
     for text in ("int8", "x=float31"):
         with pytest.raises(ArgumentError, match="unknown dtype"):
             parse_dtypes(text)
+    done = invoke(
+        "convert", checkpoint, tmp_path / "m", "--to", "hf", "--dtype", "recurent_param=bfloat16"
+    )
+    assert isinstance(done.exception, ArgumentError) and not (tmp_path / "m").exists()
+    said = str(done.exception)
+    assert "ends with 'recurent_param' (did you mean 'recurrent_param'?)" in said
+    own = parse_dtypes("model.final_norm.weight=bfloat16,q_proj.weight=float16")
+    plan = make_plan(Checkpoint(checkpoint), FORMATS["hf"], dtypes=own)
+    assert {write.dtype for write in plan.writes} == {"bfloat16", "float16", "float32"}
 
 
 def test_overflow_is_refused_by_name(checkpoint, tmp_path):
-    from safetensors.numpy import load_file
-
     folder = shutil.copytree(checkpoint, tmp_path / "large")
     weights = load_file(folder / "model.safetensors")
     weights["model.final_norm.weight"][3] = 1e6
@@ -257,6 +265,31 @@ def test_commands(checkpoint, tmp_path):
     assert "embedder/input_embedding" in invoke("inspect", out).output
     formats = invoke("convert", "--help-formats")
     assert formats.exit_code == 0 and all(name in formats.output for name in FORMATS)
+
+
+def test_the_sign_of_a_zero_is_a_difference(tmp_path):
+    write_source(tmp_path / "one")
+    name, file = "model.final_norm.weight", "model.safetensors"
+    weights = load_file(tmp_path / "one" / file)
+    weights[name][[1, 4]] = 0.0, np.nan
+    save_file(weights, tmp_path / "one" / file)
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    weights[name][1] = -0.0
+    save_file(weights, tmp_path / "other" / file)
+    found = compare(Checkpoint(tmp_path / "one"), Checkpoint(tmp_path / "other"))
+    assert found.tensors == [Difference(name, "1 values differ", 0.0)]
+    assert invoke("verify", tmp_path / "one", tmp_path / "other").exit_code == 1
+
+
+def test_an_item_is_of_the_first_checkpoint(converted, tmp_path):
+    weights = torch.load(converted["deepmind-torch"] / "model.pt", weights_only=True)
+    trained = tmp_path / "trained.pt"
+    torch.save({"ema": weights, "step": 3}, trained)
+    shutil.copy(converted["deepmind-torch"] / "config.json", tmp_path)
+    done = invoke("verify", trained, converted["hf"], "--item", "ema")
+    assert done.exit_code == 0, done.exception
+    other = invoke("verify", converted["hf"], trained, "--item", "ema")
+    assert isinstance(other.exception, CheckpointError)
 
 
 def test_an_output_that_exists_is_left_alone(checkpoint, tmp_path):

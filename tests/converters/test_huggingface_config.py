@@ -363,8 +363,11 @@ def test_token_ids(tmp_path):
         written = token_ids(tmp_path)
         return generation_eos_ids(tmp_path), written["bos_token_id"], written["pad_token_id"]
 
-    config.write_text("{}")  # transformers' defaults
+    config.write_text('{"model_type": "recurrent_gemma"}')  # transformers' defaults
     assert ids() == ((1,), 2, 0)
+    for other in ("{}", '{"model_type": "griffin"}', None):  # which are of RecurrentGemma alone
+        config.write_text(other) if other else config.unlink()
+        assert token_ids(tmp_path) == {} and generation_eos_ids(tmp_path) == ()
     config.write_text('{"eos_token_id": null, "bos_token_id": null, "pad_token_id": null}')
     assert ids() == ((), None, None)
     config.write_text('{"eos_token_id": [5, 6], "bos_token_id": 7, "pad_token_id": 8}')

@@ -125,6 +125,25 @@ def test_the_tensor_is_named_and_no_check_takes_it(converted, tmp_path, options)
     assert f"{len(WEIGHTS) - 1} of {len(WEIGHTS)} parameters" in done.stdout
 
 
+def test_a_parameter_that_the_manifest_lacks_is_noticed(converted, tmp_path):
+    """An output head of its own, in an output whose head was the embedding."""
+    copy, out = tmp_path / "copy", tmp_path / "out"
+    shutil.copytree(converted / "griffin", copy)
+    weights = load_file(copy / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + 1
+    save_file(weights, copy / "model.safetensors")
+    done = griffin_eval("verify", copy)
+    assert done.returncode == 1 and f"{copy}: lm_head.weight is not in" in done.stdout
+    assert f"{len(WEIGHTS)} of {len(WEIGHTS) + 1} parameters are as its man" in done.stdout
+    with pytest.raises(CheckpointError, match=r"lm_head.weight is not in .* \(--no-check"):
+        convert(copy, out, "griffin")
+    convert(copy, out, "griffin", check=False)
+    assert check(Checkpoint(out)) == (len(WEIGHTS) + 1, [])
+    with pytest.raises(CheckpointError, match=r"lm_head.weight is not in .* \(check=False"):
+        weights_sha256(Checkpoint(copy))
+    assert weights_sha256(Checkpoint(copy), check=False) == weights_sha256(Checkpoint(out))
+
+
 def test_another_dtype_than_the_manifest_says_is_noticed(converted, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(converted / "griffin", copy)
