@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -226,14 +227,17 @@ class Evaluator:
             Of every prompt its new tokens and their text, in order.
 
         Raises:
-            ValueError: a prompt without a token, ids that are no tokens of the model, a temperature
-                or top_p that means nothing, or logits that are not finite.
+            ValueError: a prompt without a token, ids that are no tokens of the model, a
+                temperature, top_p or number of tokens that means nothing, or logits that are not
+                finite.
         """
         from griffin_eval.engine import parallel
         from griffin_eval.engine.generation import Prompt
         from griffin_eval.engine.sampling import Sampling, checked
 
         sampling = checked(Sampling(temperature, top_k, top_p))
+        if not isinstance(max_new_tokens, Integral) or max_new_tokens < 0:
+            raise ArgumentError(f"expected a number of new tokens, not {max_new_tokens!r:.100}")
         asked = [
             Prompt(self._ids(prompt, scored=False), max_new_tokens, sampling)
             for prompt in _several(prompts)
@@ -350,15 +354,15 @@ class Evaluator:
     def _checked(self, text: Sequence[int]) -> "np.ndarray":
         import numpy as np
 
-        ids = np.array(text, np.int32)
-        if ids.ndim != 1 or not len(ids):
+        ids = np.asarray(text)
+        if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
             raise ArgumentError(f"expected a text or token ids, found {text!r:.100}")
         if ids.min() < 0 or ids.max() >= self.config.vocab_size:
             raise ArgumentError(
                 f"token ids must be from 0 to {self.config.vocab_size - 1}, found "
                 f"{ids.min()} to {ids.max()}"
             )
-        return ids
+        return ids.astype(np.int32)
 
     @cached_property
     def _weights_sha256(self) -> str:

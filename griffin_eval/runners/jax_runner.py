@@ -82,13 +82,15 @@ class JaxRunner:
         self.step_rows, self.decode_rows = step_rows(self.device), decode_rows(self.device)
         one = jnp.empty((1, 1, 1), weight.dtype)
         gates = Gates(*[one] * 6) if self.config.complex_gates else None
-        self.kernel = choose(one, gates, starts=one, c=self.config.lru_constant)
+        with self._there():
+            self.kernel = choose(one, gates, starts=one, c=self.config.lru_constant)
         shape = 1, self._full_step, self.config.num_heads, self.config.head_size
         queries = jax.ShapeDtypeStruct(shape, weight.dtype)
         joined = *shape[:2], self.config.kv_width
         keys = jax.ShapeDtypeStruct(joined, weight.dtype)
-        packed = attention_api.choose(queries, keys, keys, lengths=[1, 1], starts=[0, 1]).name
-        alone = attention_api.choose(queries, keys, keys).name
+        with self._there():
+            packed = attention_api.choose(queries, keys, keys, lengths=[1, 1], starts=[0, 1]).name
+            alone = attention_api.choose(queries, keys, keys).name
         differs = f", {alone} in steps of one text" * (alone != packed)
         attends = set(self.config.block_types) != {"recurrent"}
         self.attention_kernel = packed + differs if attends else "none"
@@ -212,9 +214,16 @@ class JaxRunner:
         """The context in which a function is traced."""
         stack = contextlib.ExitStack()
         stack.enter_context(context())
+        stack.enter_context(self._there())
         if self._mesh is not None:
             stack.enter_context(jax.set_mesh(self._mesh))
         return stack
+
+    def _there(self) -> contextlib.AbstractContextManager:
+        """In which kernels are chosen for the model's device, where JAX would take another one."""
+        if self._mesh is not None or self._devices[0].platform == jax.default_backend():
+            return contextlib.nullcontext()
+        return jax.default_device(self._devices[0])
 
     def padded_tokens(self, count: int, smallest: int = 16) -> int:
         return 1 if count == 1 else max(smallest, 1 << (count - 1).bit_length())

@@ -225,7 +225,7 @@ class TorchRunner:
             largest, best = self._likeliest(logits)
             # logits.logsumexp(1), which overwrites the logits
             total = self._summed(logits.sub_(largest[:, None]).exp_().sum(1)).log_().add_(largest)
-            logprobs[mine] = (chosen - total[row]).double().cpu().numpy()
+            logprobs[mine] = (chosen - total[row]).cpu().double().numpy()
             greedy[mine] = (best[row] == target).cpu().numpy()
             first += len(block)
         return logprobs, greedy
@@ -255,10 +255,10 @@ class TorchRunner:
             weights = spread.exp()
             total = self._summed(weights.sum(1))
             entropy = total.log() - self._summed(weights.mul_(spread).sum(1)) / total
-            logprobs[mine] = (chosen - (total.log() + largest)[row]).double().cpu().numpy()
+            logprobs[mine] = (chosen - (total.log() + largest)[row]).cpu().double().numpy()
             greedy[mine] = (best[row] == target).cpu().numpy()
             ranks[mine] = 1 + self._summed(torch.cat(likelier)).cpu().numpy()
-            entropies[mine] = entropy[row].double().cpu().numpy()
+            entropies[mine] = entropy[row].cpu().double().numpy()
             first += len(block)
         return logprobs, greedy, ranks, entropies
 
@@ -286,8 +286,8 @@ class TorchRunner:
                 ids = ids.gather(1, order)
             largest = values[:, 0]
             total = self._summed(logits.sub_(largest[:, None]).exp_().sum(1)).log_().add_(largest)
-            logprobs[mine] = (chosen - total[row]).double().cpu().numpy()
-            likeliest[mine] = (values - total[:, None])[row].double().cpu().numpy()
+            logprobs[mine] = (chosen - total[row]).cpu().double().numpy()
+            likeliest[mine] = (values - total[:, None])[row].cpu().double().numpy()
             tokens[mine] = ids[row].cpu().numpy()
             first += len(block)
         return logprobs, tokens, likeliest

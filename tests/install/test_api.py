@@ -133,11 +133,21 @@ def test_generation_is_greedy_unless_asked_otherwise(model):
         ([5, 6], "expected a list of texts"),
         ([[]], "expected a text or token ids"),
         ([[10**6]], "token ids must be from 0 to"),
+        ([[5, 10**12]], "token ids must be from 0 to"),
+        ([np.array([5, 2**32 + 4])], "token ids must be from 0 to"),
+        ([[5, 10**30]], "expected a text or token ids"),
+        ([[1.7, 2.9]], "expected a text or token ids"),
     ],
 )
 def test_bad_input_is_one_sentence(model, texts, said):
     with pytest.raises(ValueError, match=said):
         model.score(texts)
+
+
+@pytest.mark.parametrize("wrong", [-1, 3.5])
+def test_a_number_of_new_tokens_is_one(model, wrong):
+    with pytest.raises(ValueError, match=f"expected a number of new tokens, not {wrong}"):
+        model.generate(["a"], max_new_tokens=wrong)
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])

@@ -20,6 +20,7 @@ from slow import slow
 from griffin_eval.engine.generation import Prompt
 from griffin_eval.engine.limits import Limits
 from griffin_eval.engine.tree import Ablation, Scorable
+from griffin_eval.kernels.devices import platform
 from griffin_eval.runners import compiled_jax
 from griffin_eval.runners.jax_runner import JaxRunner
 
@@ -33,6 +34,17 @@ SEQUENCES = [
 
 def runner(folder, config=BASE, options=QUICK_COMPILE):
     return JaxRunner(JaxTwin(config, weights(config)).model, options, folder)
+
+
+def test_kernels_are_those_of_the_models_device(monkeypatch):
+    """Not of the device that JAX takes where nothing is said, as on a machine with a TPU."""
+    expected = runner(None)
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    found = JaxRunner(expected.model)
+    assert found.kernel == expected.kernel
+    assert found.attention_kernel == expected.attention_kernel
+    with found._there():
+        assert platform(jax.numpy.ones(1)) == "cpu"
 
 
 @functools.cache
