@@ -10,7 +10,7 @@ from torch import Tensor
 
 from griffin_eval.config import Activation
 from griffin_eval.kernels.cpu import compiled
-from griffin_eval.kernels.linear.packed_torch import THEN, PackedMatrix
+from griffin_eval.kernels.linear.packed_torch import THEN, PackedMatrix, check_widths
 
 # Up to so many rows the compiled kernel is the fastest: of bfloat16, for which processors have
 # products of their own, it gains where the time is that of reading the weight.
@@ -54,10 +54,12 @@ def linear(
         A new tensor of the same dtype, the same to rounding either way. Differentiable.
 
     Raises:
-        ValueError: ``other`` is missing, or given for nothing.
+        ValueError: ``other`` is missing, or given for nothing; x and weight do not have as many
+            inputs.
     """
     if (other is not None) != (then == "mul"):
         raise ValueError(f"linear: other goes with 'mul', found then={then!r}")
+    check_widths(x, weight)
     if isinstance(weight, PackedMatrix):
         found = weight.linear(x, bias, then if then in THEN else "none", other)
         if found is None:
@@ -82,7 +84,12 @@ def linear(
 
 
 def product(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"]) -> Float[Tensor, "*B O"] | None:
-    """x W^T in float32 of inputs of 16 bits, by the compiled kernel; None where it does not run."""
+    """x W^T in float32 of inputs of 16 bits, by the compiled kernel; None where it does not run.
+
+    Raises:
+        ValueError: x and weight do not have as many inputs.
+    """
+    check_widths(x, weight)
     if _is_plain(x, weight) and unsupported(x, weight, MOST_PRODUCT_ROWS) is None:
         return _compiled(x, weight, None, "none", None, torch.float32)
     return None

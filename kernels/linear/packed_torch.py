@@ -152,6 +152,7 @@ class PackedMatrix:
             out_dtype: of the product.
             other_way: dtype of the product with a dequantised matrix.
         """
+        check_widths(x, self)
         blocks, (outputs, inputs) = self._blocks, self.shape
         if blocks is None or x.dtype != self.dtype:
             return None
@@ -187,3 +188,16 @@ class PackedMatrix:
         sizes = (rows, inputs, _TYPES[self.dtype], *blocks.sizes, torch.get_num_threads())
         library.griffin_unpack((ctypes.c_int64 * 6)(*sizes), *blocks.addresses, out.data_ptr())
         return out
+
+
+def check_widths(x: Tensor, weight: Tensor | PackedMatrix) -> None:
+    """Kernels would read and write what is behind.
+
+    Raises:
+        ValueError: x and weight do not have as many inputs.
+    """
+    if x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"linear: x must have the {weight.shape[1]} inputs of a weight of "
+            f"{list(weight.shape)}, found {x.shape[-1]} in an x of {list(x.shape)}"
+        )

@@ -5,6 +5,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -121,6 +122,21 @@ def test_what_is_missing_or_for_nothing_is_refused():
     for arguments in (("mul",), ("gelu", other), ("silu", other)):
         with pytest.raises(ValueError, match="other goes with 'mul'"):
             linear(x, weight, bias, *arguments)
+
+
+@pytest.mark.parametrize("rows", [(1, 3), (3, 40)])
+@pytest.mark.parametrize("width", [63, 65, 128, 1])
+def test_an_x_of_another_width_is_refused(rows, width, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    said = rf"the 64 inputs of a weight of .48, 64., found {width} in an x of .{rows[0]}, "
+    for dtype in DTYPES:
+        _, weight, bias, other = inputs(rows, dtype)
+        x = torch.zeros(*rows, width, dtype=dtype)
+        for then in FOLLOWS:
+            with pytest.raises(ValueError, match=said):
+                run(then, x, weight, bias, other)
+        with pytest.raises(ValueError, match=said):
+            product(x, weight)
 
 
 def test_nothing_in_is_nothing_out():

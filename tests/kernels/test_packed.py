@@ -1,5 +1,6 @@
 """Matrices in 4 and 8 bits that stay so, against what they are dequantised to."""
 
+import jaxtyping
 import ml_dtypes
 import numpy as np
 import pytest
@@ -158,6 +159,15 @@ def test_what_the_kernel_cannot_compute_is_read(packing, monkeypatch):
     assert torch.equal(packed.chosen(rows), dense[rows])
     x = torch.randn(2, 64)
     torch.testing.assert_close(linear(x, packed), x @ dense.T, rtol=1e-5, atol=1e-4)
+
+
+def test_an_x_of_another_width_is_refused(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    for packing in PACKINGS:
+        packed, _ = matrix(packing, "float32", 40, 64)
+        for multiply in (packed.logits, lambda x, packed=packed: linear(x, packed)):
+            with pytest.raises(ValueError, match="the 64 inputs .* found 96 in an x of .2, 96."):
+                multiply(torch.zeros(2, 96))
 
 
 def test_gradients_reach_what_comes_before():
