@@ -273,6 +273,30 @@ def multiply(seed):
     x = np.random.default_rng(seed).standard_normal((1, 700), np.float32)
     for _ in range(100):
         y = np.empty((1, 500), np.float32)
+def test_jax_reads_every_float16_as_it_is():
+    """XLA's threads take subnormal float32 for zero, but no float16 is one."""
+    multiply = jax.jit(cpu_jax.product)
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    exact = halves.astype(np.float32)
+    finite = np.where(np.isfinite(halves), halves, np.float16(0))
+    one, column = jnp.ones((1, 1), jnp.float16), jnp.asarray(halves[:, None])
+    assert cpu_jax.unsupported(one, column) is None  # and the kernel is registered
+    alone = np.asarray(multiply(one, column))[0]
+    assert np.array_equal(alone, exact, equal_nan=True)
+    table = jnp.asarray(finite.reshape(-1, 32))  # of what is read 32 at a time
+    rows = np.asarray(multiply(jnp.eye(32, dtype=jnp.float16), table))
+    assert np.array_equal(rows.T.ravel(), finite.astype(np.float32))
+    weight = jnp.asarray(2e-5 * np.random.default_rng(0).standard_normal((50, 70)), jnp.float16)
+    x = jnp.ones((2, 70), jnp.float16)
+    plain = jax.jit(
+        lambda x, weight: jnp.einsum("ni,oi->no", x, weight, preferred_element_type=jnp.float32)
+    )
+    found = np.asarray(multiply(x, weight))
+    np.testing.assert_allclose(found, np.asarray(plain(x, weight)), rtol=1e-4, atol=1e-9)
+    right = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
+    np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-9)
+
+
         library.griffin_linear(sizes, x.ctypes.data, weight.ctypes.data, None, None, y.ctypes.data)
         if not np.allclose(y, x @ weight.T, atol=1e-3):
             wrong.append(seed)
