@@ -139,6 +139,77 @@ def test_an_x_of_another_width_is_refused(rows, width, monkeypatch):
             product(x, weight)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [(1, 3), (3, 40)])
+def test_others_lie_as_they_like(rows, dtype):
+    x, weight, bias, other = inputs(rows, dtype)
+    turned = other.transpose(0, 1).contiguous().transpose(0, 1)
+    for b in (bias.repeat_interleave(2)[::2], bias[:1].expand(48)):
+        for then in FOLLOWS:
+            found = run(then, x, weight, b, turned)
+            right = run(then, x, weight, b.contiguous(), other)
+            torch.testing.assert_close(found, right, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("rows", [(1, 3), (3, 40)])
+def test_what_does_not_belong_together_is_what_it_is_to_pytorch(rows, monkeypatch):
+    """Others than kernels take them for: PyTorch's sentence, or its result."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    x, weight, bias, other = inputs(rows, torch.bfloat16)
+    wide = [t.float() for t in (x, weight, bias, other)]
+    for arguments in (
+        (x, weight, wide[2]),
+        (wide[0], wide[1], bias),
+        (wide[0], weight, None),
+        (x.half(), weight, None),
+        (x, weight, bias[:-1]),
+    ):
+        with pytest.raises(RuntimeError):
+            linear(*arguments)
+    right = torch.nn.functional.linear(x, weight, bias)
+    for factor in (wide[3], other[:1, :1], other.double()):
+        found = linear(x, weight, bias, "mul", factor)
+        assert found.dtype == (right * factor).dtype
+        torch.testing.assert_close(found, right * factor, rtol=2e-2, atol=2e-2)
+    found = linear(x, weight, bias[:1])
+    torch.testing.assert_close(found, linear(x, weight, bias[:1].expand(48)))
+
+
+@pytest.mark.parametrize("rows", [(1, 3), (3, 40)])
+def test_gradients_reach_what_alone_needs_them(rows):
+    x, weight, bias, other = inputs(rows)
+    linear(x, weight, bias.requires_grad_()).sum().backward()
+    torch.testing.assert_close(bias.grad, torch.full((48,), float(rows[0] * rows[1])))
+    linear(x, weight, None, "mul", other.requires_grad_()).sum().backward()
+    torch.testing.assert_close(other.grad, x @ weight.T, rtol=1e-5, atol=1e-5)
+
+
+_ELSEWHERE = """
+import contextlib
+import torch
+from griffin_eval.kernels.linear.cpu_torch import linear, product
+
+for rows in (3, 100):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        x, weight, bias, other = (
+            torch.ones(shape, dtype=dtype) for shape in ((rows, 64), (48, 64), (48,), (rows, 48))
+        )
+        for moved in range(4):
+            given = [x, weight, bias, other]
+            given[moved] = given[moved].to("meta")
+            with contextlib.suppress(RuntimeError):  # PyTorch refuses most of it
+                linear(*given[:3], "mul", given[3])
+        assert product(x, weight.to("meta")) is None and product(x.to("meta"), weight) is None
+"""
+
+
+def test_what_lies_on_another_device_is_not_read():
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _ELSEWHERE], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr or done.returncode
+
+
 def test_nothing_in_is_nothing_out():
     x, weight, bias, other = inputs((0, 40))
     assert run("mul", x, weight, bias, other).shape == (0, 40, 48)

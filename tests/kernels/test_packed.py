@@ -170,6 +170,25 @@ def test_an_x_of_another_width_is_refused(monkeypatch):
                 multiply(torch.zeros(2, 96))
 
 
+def test_others_are_read_as_they_are(monkeypatch):
+    """A bias and a factor that lie apart, and those of another dtype, which PyTorch refuses."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    packed, _ = matrix("nf4", "bfloat16", 40, 64)
+    x, bias, other = (torch.randn(shape).bfloat16() for shape in ((2, 64), (80,), (2, 40)))
+    right = linear(x, packed, bias[::2].contiguous(), "mul", other)
+    assert torch.equal(linear(x, packed, bias[::2], "mul", other.T.contiguous().T), right)
+    for wrong in (bias[::2].float(), bias[:39], bias[::2].to("meta")):
+        assert packed.linear(x, wrong, "none", None) is None
+        if not wrong.is_meta:
+            with pytest.raises(RuntimeError):
+                linear(x, packed, wrong)
+    for wrong in (other.float(), other[:1], other.to("meta")):
+        assert packed.linear(x, bias[::2], "mul", wrong) is None
+    assert packed.linear(x.to("meta"), None, "none", None) is None
+    wide = linear(x, packed, bias[::2], "mul", other.float())
+    torch.testing.assert_close(wide, right.float(), rtol=2e-2, atol=2e-2)
+
+
 def test_gradients_reach_what_comes_before():
     packed, dense = matrix("nf4", "float32", 40, 64)
     x = torch.randn(2, 64, requires_grad=True)
