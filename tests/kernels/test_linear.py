@@ -273,6 +273,30 @@ def test_every_number_is_read_as_it_is_and_rounded_to_the_nearest(dtype):
         assert torch.equal(product(x, table)[0], table[:, place].float())
 
 
+def test_jax_reads_every_float16_as_it_is():
+    """XLA's threads take subnormal float32 for zero, but no float16 is one."""
+    multiply = jax.jit(cpu_jax.product)
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    exact = halves.astype(np.float32)
+    finite = np.where(np.isfinite(halves), halves, np.float16(0))
+    one, column = jnp.ones((1, 1), jnp.float16), jnp.asarray(halves[:, None])
+    assert cpu_jax.unsupported(one, column) is None  # and the kernel is registered
+    alone = np.asarray(multiply(one, column))[0]
+    assert np.array_equal(alone, exact, equal_nan=True)
+    table = jnp.asarray(finite.reshape(-1, 32))  # of what is read 32 at a time
+    rows = np.asarray(multiply(jnp.eye(32, dtype=jnp.float16), table))
+    assert np.array_equal(rows.T.ravel(), finite.astype(np.float32))
+    weight = jnp.asarray(2e-5 * np.random.default_rng(0).standard_normal((50, 70)), jnp.float16)
+    x = jnp.ones((2, 70), jnp.float16)
+    plain = jax.jit(
+        lambda x, weight: jnp.einsum("ni,oi->no", x, weight, preferred_element_type=jnp.float32)
+    )
+    found = np.asarray(multiply(x, weight))
+    np.testing.assert_allclose(found, np.asarray(plain(x, weight)), rtol=1e-4, atol=1e-9)
+    right = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
+    np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-9)
+
+
 @each_dtype
 def test_jax_multiplies_by_the_same_kernel(dtype):
     torch.manual_seed(1)
@@ -310,6 +334,16 @@ def test_derivatives_in_jax_are_those_of_a_product():
     np.testing.assert_allclose(rows, x @ weight.T, rtol=1e-4, atol=1e-5)
 
 
+def test_jax_refuses_an_x_of_another_width(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    weight = jnp.ones((5, 4))
+    for width in (3, 8):
+        x = jnp.ones((2, width))
+        for multiply in (cpu_jax.product, jax.jit(cpu_jax.product)):
+            with pytest.raises(ValueError, match=f"the 4 inputs .* found {width} in an x of"):
+                multiply(x, weight)
+
+
 def test_reasons(monkeypatch):
     x, weight = jnp.ones((2, 3, 4)), jnp.ones((5, 4))
     assert cpu_jax.unsupported(x, weight) is None
@@ -344,30 +378,6 @@ def multiply(seed):
     x = np.random.default_rng(seed).standard_normal((1, 700), np.float32)
     for _ in range(100):
         y = np.empty((1, 500), np.float32)
-def test_jax_reads_every_float16_as_it_is():
-    """XLA's threads take subnormal float32 for zero, but no float16 is one."""
-    multiply = jax.jit(cpu_jax.product)
-    halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
-    exact = halves.astype(np.float32)
-    finite = np.where(np.isfinite(halves), halves, np.float16(0))
-    one, column = jnp.ones((1, 1), jnp.float16), jnp.asarray(halves[:, None])
-    assert cpu_jax.unsupported(one, column) is None  # and the kernel is registered
-    alone = np.asarray(multiply(one, column))[0]
-    assert np.array_equal(alone, exact, equal_nan=True)
-    table = jnp.asarray(finite.reshape(-1, 32))  # of what is read 32 at a time
-    rows = np.asarray(multiply(jnp.eye(32, dtype=jnp.float16), table))
-    assert np.array_equal(rows.T.ravel(), finite.astype(np.float32))
-    weight = jnp.asarray(2e-5 * np.random.default_rng(0).standard_normal((50, 70)), jnp.float16)
-    x = jnp.ones((2, 70), jnp.float16)
-    plain = jax.jit(
-        lambda x, weight: jnp.einsum("ni,oi->no", x, weight, preferred_element_type=jnp.float32)
-    )
-    found = np.asarray(multiply(x, weight))
-    np.testing.assert_allclose(found, np.asarray(plain(x, weight)), rtol=1e-4, atol=1e-9)
-    right = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
-    np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-9)
-
-
         library.griffin_linear(sizes, x.ctypes.data, weight.ctypes.data, None, None, y.ctypes.data)
         if not np.allclose(y, x @ weight.T, atol=1e-3):
             wrong.append(seed)
