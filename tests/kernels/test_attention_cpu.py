@@ -414,6 +414,28 @@ def test_what_does_not_belong_together_is_refused(framework):
             api.local_attention(*arrays, **layout, remembered=remembered._replace(**wrong))
 
 
+@pytest.mark.parametrize("impl", ["auto", "cpu", "plain"])
+@pytest.mark.parametrize("kind", ["padded", "packed"])
+def test_what_is_on_another_device_is_named(kind, impl):
+    arrays, layout, _ = getattr(Problem([3, 2], past=4), kind)()
+    arrays = [torch.from_numpy(np.nan_to_num(x).astype(x.dtype)) for x in arrays]
+    sizes, layout = split_layout(layout, torch.from_numpy)
+    for i, name in enumerate(["q", "keys", "values", "max_age"]):
+        moved = [x.to("meta") if i == at else x for at, x in enumerate(arrays)]
+        said = f"^{name} must be on cpu like q, found meta$" if i else "must be on meta like q"
+        with pytest.raises(ValueError, match=said):
+            api.local_attention(*moved, **layout, **sizes, impl=impl)
+    each = {name: x for name, x in layout.items() if name != "remembered"}
+    moved = [(name, layout | {name: x.to("meta")}) for name, x in each.items()]
+    for name, x in layout["remembered"]._asdict().items() if kind == "packed" else ():
+        other = layout["remembered"]._replace(**{name: x.to("meta")})
+        moved.append((f"remembered.{name}", layout | {"remembered": other}))
+    assert len(moved) == {"padded": 1, "packed": 5}[kind]
+    for name, changed in moved:
+        with pytest.raises(ValueError, match=f"^{name} must be on cpu like q, found meta$"):
+            api.local_attention(*arrays, **changed, **sizes, impl=impl)
+
+
 def test_reasons():
     q = torch.zeros(1, 1, 1, 8)
     reason = cpu_torch.unsupported
