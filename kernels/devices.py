@@ -26,6 +26,24 @@ def platform(x: Any) -> str:
     return getattr(device, "platform", device) or jax.default_backend()
 
 
+def elsewhere(given: str, x: Any, arrays: dict[str, Any]) -> list[str]:
+    """What is wrong where arrays of PyTorch are not on the device of x, whose kernels would read
+    what is not there. (JAX looks itself.)
+
+    Args:
+        given: name of x.
+        x: an array of any framework.
+        arrays: by name; some may be None.
+    """
+    if framework(x) != "torch":
+        return []
+    return [
+        f"{name} must be on {x.device} like {given}, found {array.device}"
+        for name, array in arrays.items()
+        if array is not None and array.device != x.device
+    ]
+
+
 def compiled_for_here() -> bool:
     """Whether what JAX traces will run on devices of this process; nothing can be tried on
     others."""

@@ -68,7 +68,7 @@ def local_attention(
 
     Raises:
         NotImplementedError: if the implementation asked for cannot compute this, and why.
-        ValueError: shapes that do not belong together.
+        ValueError: shapes or devices that do not belong together.
     """
     _check_shapes(q, keys, values, max_age, past, lengths, starts, remembered)
     module = _module(choose(q, keys, values, lengths=lengths, starts=starts, impl=impl).name, q)
@@ -185,3 +185,8 @@ def _check_shapes(
                 f"{name} must have the shape {list(shape)} beside a q of {list(q.shape)}, "
                 f"found {list(array.shape)}"
             )
+    arrays = {"keys": keys, "lengths": lengths} | {
+        name: array for name, (array, _) in expected.items()
+    }
+    if wrong := devices.elsewhere("q", q, arrays):
+        raise ValueError("; ".join(wrong))

@@ -110,14 +110,30 @@ INLINE void read_keys(const Job *j, Block *b, int width, int64_t head, int32_t f
   add_product(width, j->size, count, v, 1, row, b->scores, b->sums);
 }
 
+INLINE int64_t start_of(const Job *j, int64_t segment) {
+  return limit(j->starts[segment], 0, j->tokens);
+}
+
+// How many tokens of a segment are read: none of those behind it, whatever its length says.
+INLINE int64_t length_of(const Job *j, int64_t segment) {
+  const int64_t start = start_of(j, segment);
+  int64_t end = j->tokens;
+  for (int64_t s = segment + 1; s < j->segments; s++) {
+    if (j->lengths[s] <= 0 || start_of(j, s) < start) continue;
+    end = start_of(j, s);
+    break;
+  }
+  return limit(j->lengths[segment], 0, end - start);
+}
+
 // Which vector of `q` and `out` is that of a query, the `number`th of those of a head of keys.
 INLINE int64_t place(const Job *j, int64_t token, int64_t head, int64_t number) {
   return token * j->heads + head * (j->heads / j->key_heads) + number;
 }
 
 INLINE void attend(const Job *j, Block *b, int64_t segment, int64_t head, int64_t from, Type type) {
-  const int64_t D = j->size, H = j->heads / j->key_heads, start = j->starts[segment];
-  const int64_t left = j->lengths[segment] * H - from;
+  const int64_t D = j->size, H = j->heads / j->key_heads, start = start_of(j, segment);
+  const int64_t left = length_of(j, segment) * H - from;
   const int queries = left < QUERIES ? (int)left : QUERIES;
   const int width = (queries + LANES - 1) / LANES * LANES;
   const float scale = 1.0f / __builtin_sqrtf((float)D);
@@ -151,7 +167,7 @@ INLINE void attend(const Job *j, Block *b, int64_t segment, int64_t head, int64_
 
 // Of one head of keys.
 INLINE int64_t blocks(const Job *j, int64_t segment) {
-  return (j->lengths[segment] * (j->heads / j->key_heads) + QUERIES - 1) / QUERIES;
+  return (length_of(j, segment) * (j->heads / j->key_heads) + QUERIES - 1) / QUERIES;
 }
 
 EVERY_CPU static void *work(void *argument) {
@@ -176,10 +192,10 @@ static void run(Job *j, int64_t threads, Pool team) {
   int64_t done = 0, all = 0;
   const int64_t row = j->heads * j->size * (int64_t)bytes_of(j->type);
   for (int64_t s = 0; s <= j->segments; s++) {  // tokens of no segment get zeros
-    const int64_t start = s < j->segments ? j->starts[s] : j->tokens;
+    const int64_t start = s < j->segments ? start_of(j, s) : j->tokens;
     if (start > done) memset((char *)j->out + done * row, 0, (start - done) * row);
     if (s == j->segments) break;
-    done = start + j->lengths[s];
+    done = start + length_of(j, s);
     all += j->key_heads * blocks(j, s);
   }
   if (threads > all) threads = all;

@@ -27,10 +27,13 @@ INLINE uint32_t bits_of(float value) {
 // The numbers whose 16 bits are the upper ones of each word.
 INLINE Vector upper(Words words, Type type) {
   if (type == BFLOAT16) return (Vector)(words & 0xffff0000);
-  // The exponent of float16 is 112 less: a product sets it right, for subnormal numbers too. What is
-  // infinite or no number stays so.
+  // The exponent of float16 is 112 less. A subnormal number is read as one that has its bits behind
+  // those of 2^-14, which is then taken away: as a float32 it would be subnormal as well, which is
+  // zero to the threads of XLA. What is infinite or no number stays so.
   const Words magnitude = (words & 0x7fff0000) >> 3;
-  const Words finite = (Words)((Vector)magnitude * as_float((112 + 127) << 23));
+  const Words subnormal = (Words)(magnitude < 0x00800000);
+  const Vector raised = (Vector)(magnitude + 0x38000000 + (subnormal & 0x00800000));
+  const Words finite = (Words)(raised - (Vector)(subnormal & 0x38800000));
   const Words special = (Words)(magnitude >= 0x0f800000) & 0x7f800000;
   return (Vector)(finite | special | (words & 0x80000000));
 }
@@ -51,7 +54,9 @@ INLINE float load_one(const void *array, int64_t i, Type type) {
   if (type == BFLOAT16) return as_float(half << 16);
   const uint32_t magnitude = (half & 0x7fff) << 13;
   const uint32_t special = magnitude >= 0x0f800000 ? 0x7f800000 : 0;
-  const uint32_t finite = bits_of(as_float(magnitude) * as_float((112 + 127) << 23));
+  const uint32_t subnormal = magnitude < 0x00800000 ? 0xffffffff : 0;  // as `upper` reads it
+  const float raised = as_float(magnitude + 0x38000000 + (subnormal & 0x00800000));
+  const uint32_t finite = bits_of(raised - as_float(subnormal & 0x38800000));
   return as_float(finite | special | (half & 0x8000) << 16);
 }
 

@@ -21,6 +21,10 @@ typedef float Vector __attribute__((vector_size(64)));
 typedef float Stored __attribute__((vector_size(64), aligned(4), may_alias));  // 16 floats of an array
 enum { LANES = 16, MOST_THREADS = 256 };
 
+INLINE int64_t limit(int64_t value, int64_t low, int64_t high) {
+  return value < low ? low : value > high ? high : value;
+}
+
 INLINE float power_of_two(int32_t n) {  // -126 <= n <= 127
   int32_t bits = (n + 127) << 23;
   float value;

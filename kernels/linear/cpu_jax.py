@@ -39,7 +39,16 @@ def _works() -> bool:
 
 @jax.custom_jvp
 def product(x: Float[Array, "*N I"], weight: Float[Array, "O I"]) -> Float[Array, "*N O"]:
-    """x W^T in float32, differentiable; see `unsupported`."""
+    """x W^T in float32, differentiable; see `unsupported`.
+
+    Raises:
+        ValueError: x and weight do not have as many inputs.
+    """
+    if x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"linear: x must have the {weight.shape[1]} inputs of a weight of "
+            f"{list(weight.shape)}, found {x.shape[-1]} in an x of {list(x.shape)}"
+        )
     rows = x.astype(jnp.float32).reshape(-1, x.shape[-1])
     out = ShapeDtypeStruct((len(rows), len(weight)), jnp.float32)
     y = jax.ffi.ffi_call("griffin_linear", out, vmap_method="sequential")(rows, weight)

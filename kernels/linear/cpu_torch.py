@@ -10,7 +10,7 @@ from torch import Tensor
 
 from griffin_eval.config import Activation
 from griffin_eval.kernels.cpu import compiled
-from griffin_eval.kernels.linear.packed_torch import THEN, PackedMatrix
+from griffin_eval.kernels.linear.packed_torch import THEN, PackedMatrix, check_widths, takes
 
 # Up to so many rows the compiled kernel is the fastest: of bfloat16, for which processors have
 # products of their own, it gains where the time is that of reading the weight.
@@ -54,16 +54,19 @@ def linear(
         A new tensor of the same dtype, the same to rounding either way. Differentiable.
 
     Raises:
-        ValueError: ``other`` is missing, or given for nothing.
+        ValueError: ``other`` is missing, or given for nothing; x and weight do not have as many
+            inputs.
     """
     if (other is not None) != (then == "mul"):
         raise ValueError(f"linear: other goes with 'mul', found then={then!r}")
+    check_widths(x, weight)
     if isinstance(weight, PackedMatrix):
         found = weight.linear(x, bias, then if then in THEN else "none", other)
         if found is None:
             return linear(x, weight.dense(), bias, then, other)
         return found if then in THEN else _followed(found, then, other)
-    if _is_plain(x, weight):
+    if _is_plain(x, weight, bias, other):
+        bias = None if bias is None else bias.contiguous()  # oneDNN reads it so, too
         if unsupported(x, weight) is None:
             if then in THEN:
                 return _compiled(x, weight, bias, then, other, weight.dtype)
@@ -82,7 +85,12 @@ def linear(
 
 
 def product(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"]) -> Float[Tensor, "*B O"] | None:
-    """x W^T in float32 of inputs of 16 bits, by the compiled kernel; None where it does not run."""
+    """x W^T in float32 of inputs of 16 bits, by the compiled kernel; None where it does not run.
+
+    Raises:
+        ValueError: x and weight do not have as many inputs.
+    """
+    check_widths(x, weight)
     if _is_plain(x, weight) and unsupported(x, weight, MOST_PRODUCT_ROWS) is None:
         return _compiled(x, weight, None, "none", None, torch.float32)
     return None
@@ -106,11 +114,16 @@ def unsupported(x: Tensor, weight: Tensor, most_rows: int | None = None) -> str 
     return None if compiled.library() else compiled.NOT_BUILT
 
 
-def _is_plain(x: Tensor, weight: Tensor) -> bool:
-    """Whether nothing but the values of a product on a CPU is asked for."""
+def _is_plain(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, other: Tensor | None = None
+) -> bool:
+    """Whether nothing but the values of a product on a CPU is asked for, of tensors that belong
+    together; PyTorch says what is wrong with others, or computes what they mean to it."""
     return (
-        x.device.type == "cpu"
-        and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+        takes(x, len(weight), bias, other)
+        and weight.is_cpu
+        and weight.dtype == x.dtype
+        and not (torch.is_grad_enabled() and weight.requires_grad)
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
     )

@@ -152,6 +152,7 @@ class PackedMatrix:
             out_dtype: of the product.
             other_way: dtype of the product with a dequantised matrix.
         """
+        check_widths(x, self)
         blocks, (outputs, inputs) = self._blocks, self.shape
         if blocks is None or x.dtype != self.dtype:
             return None
@@ -160,12 +161,13 @@ class PackedMatrix:
             most = max(most, MOST_ROWS_IN_BFLOAT16)
         if not 0 < x.numel() <= most * inputs:
             return None
-        if torch.is_grad_enabled() and x.requires_grad or torch.is_autocast_enabled("cpu"):
+        if not takes(x, outputs, bias, other) or torch.is_autocast_enabled("cpu"):
             return None
         library = compiled.library_for_torch()
         assert library is not None
         wide = x.float().contiguous()
         out = torch.empty(*x.shape[:-1], outputs, dtype=out_dtype)
+        bias = None if bias is None else bias.contiguous()
         other = None if other is None else other.contiguous()
         types = _TYPES[self.dtype], _TYPES[out_dtype], THEN[then], torch.get_num_threads()
         rows = x.numel() // inputs
@@ -187,3 +189,37 @@ class PackedMatrix:
         sizes = (rows, inputs, _TYPES[self.dtype], *blocks.sizes, torch.get_num_threads())
         library.griffin_unpack((ctypes.c_int64 * 6)(*sizes), *blocks.addresses, out.data_ptr())
         return out
+
+
+def takes(x: Tensor, outputs: int, bias: Tensor | None, other: Tensor | None) -> bool:
+    """Whether x, and what is added to its product and multiplies it, lie where kernels for the CPU
+    read them, are what these take them for, and need no gradient."""
+    graded = torch.is_grad_enabled()
+    if not x.is_cpu or (graded and x.requires_grad):
+        return False
+    if bias is not None and not (
+        bias.is_cpu
+        and bias.dtype == x.dtype
+        and bias.shape == (outputs,)
+        and not (graded and bias.requires_grad)
+    ):
+        return False
+    return other is None or (
+        other.is_cpu
+        and other.dtype == x.dtype
+        and other.shape == (*x.shape[:-1], outputs)
+        and not (graded and other.requires_grad)
+    )
+
+
+def check_widths(x: Tensor, weight: Tensor | PackedMatrix) -> None:
+    """Kernels would read and write what is behind.
+
+    Raises:
+        ValueError: x and weight do not have as many inputs.
+    """
+    if x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"linear: x must have the {weight.shape[1]} inputs of a weight of "
+            f"{list(weight.shape)}, found {x.shape[-1]} in an x of {list(x.shape)}"
+        )

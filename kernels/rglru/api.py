@@ -53,7 +53,7 @@ def linear_scan(
 
     Raises:
         NotImplementedError: if the implementation asked for cannot compute this, and why.
-        ArgumentError: shapes that do not belong together.
+        ArgumentError: shapes or devices that do not belong together.
     """
     h0 = _states(x, h0, lengths)
     check_scan(x, a, h0, resets, lengths, starts)
@@ -91,7 +91,7 @@ def rglru(
 
     Raises:
         NotImplementedError: if the implementation asked for cannot compute this, and why.
-        ArgumentError: shapes that do not belong together.
+        ArgumentError: shapes or devices that do not belong together.
     """
     h0 = _states(x, h0, lengths)
     check_rglru(x, gates, h0, resets, lengths, starts)

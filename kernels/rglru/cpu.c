@@ -204,10 +204,6 @@ INLINE void gated_row_backward(int n, const Row *r, float *RESTRICT carry, float
 
 // ---- one block of columns, over all tokens --------------------------------------------------
 
-INLINE int64_t limit(int64_t value, int64_t low, int64_t high) {
-  return value < low ? low : value > high ? high : value;
-}
-
 INLINE int64_t start(const Job *j, int64_t s) {
   return j->starts ? j->starts[s] : s * (j->tokens / j->segments);
 }

@@ -1,8 +1,10 @@
-"""Shapes of the arrays of a recurrence that belong together: kernels would read what is behind."""
+"""Shapes and devices of the arrays of a recurrence that belong together: kernels would read what is
+behind."""
 
 from typing import Any
 
 from griffin_eval.errors import ArgumentError
+from griffin_eval.kernels import devices
 from griffin_eval.kernels.rglru.reference import Gates
 
 
@@ -10,7 +12,7 @@ def check_scan(x: Any, a: Any, h0: Any, resets: Any, lengths: Any, starts: Any) 
     """Checks the arguments of ``linear_scan``.
 
     Raises:
-        ArgumentError: shapes that do not belong together, all of them.
+        ArgumentError: shapes and devices that do not belong together, all of them.
     """
     _check(x, {"a": (a, x.shape)}, h0, resets, lengths, starts)
 
@@ -19,7 +21,7 @@ def check_rglru(x: Any, gates: Gates, h0: Any, resets: Any, lengths: Any, starts
     """Checks the arguments of ``rglru``.
 
     Raises:
-        ArgumentError: shapes that do not belong together, all of them.
+        ArgumentError: shapes and devices that do not belong together, all of them.
     """
     blocks, _, out = gates.input_weight.shape
     if x.shape[2] % blocks:
@@ -58,5 +60,7 @@ def _check(
         for name, (array, shape) in expected.items()
         if array is not None and tuple(array.shape) != tuple(shape)
     ]
+    arrays = {name: array for name, (array, _) in expected.items()} | {"starts": starts}
+    wrong += devices.elsewhere("x", x, arrays)
     if wrong:
         raise ArgumentError("; ".join(wrong))

@@ -1,6 +1,8 @@
 """Local attention on a CPU: every implementation against the reference, in every layout."""
 
 import dataclasses
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -300,6 +302,52 @@ def test_tokens_of_no_segment_get_zeros(framework):
     assert not out[0, 5:].any()
 
 
+_LENGTHS = """
+import sys
+import jax.numpy as jnp, numpy as np, torch
+from griffin_eval.kernels.attention import api
+from griffin_eval.kernels.attention.reference import Remembered
+
+array = {"torch": torch.from_numpy, "jax": jnp.asarray}[sys.argv[1]]
+rng = np.random.default_rng(0)
+
+def run(q, keys, lengths, starts=None, remembered=None):
+    layout = {"lengths": array(np.array(lengths, np.int32)), "remembered": remembered}
+    layout["starts"] = None if starts is None else array(np.array(starts, np.int32))
+    max_age = array(np.full(q.shape[:2], 9, np.int32))
+    q, keys = (array(x.astype(np.float32)) for x in (q, keys))
+    return np.asarray(api.local_attention(q, keys, keys, max_age, past=3, **layout, impl="cpu"))
+
+q, keys = rng.standard_normal((2, 5, 4, 8)), rng.standard_normal((2, 8, 8))
+right = run(q, keys, [5, 5])
+for lengths in ([6, 5], [5, 1000], [2**31 - 1, 2**31 - 1]):
+    assert np.array_equal(run(q, keys, lengths), right), lengths
+none = run(q, keys, [0, 5])
+assert np.array_equal(none[1], right[1]) and not none[0].any()
+assert np.array_equal(run(q, keys, [-7, 5]), none)
+
+pool = array(rng.standard_normal((2, 3, 8)).astype(np.float32))
+remembered = Remembered(pool, pool, array(np.array([1, 0, 1], np.int32)))
+q, keys = rng.standard_normal((1, 10, 4, 8)), rng.standard_normal((10, 8))
+right = run(q, keys, [4, 0, 6], [0, 0, 4], remembered)
+for lengths in ([7, 0, 6], [4, 0, 1000], [2**31 - 1, -1, 2**31 - 1]):
+    assert np.array_equal(run(q, keys, lengths, [0, 0, 4], remembered), right), lengths
+outside = run(q, keys, [3, 5, 8], [-4, 12, 2**31 - 1], remembered)
+assert np.array_equal(outside[0, :3], right[0, :3]) and not outside[0, 3:].any()
+"""
+
+
+@each_framework
+def test_lengths_beyond_a_segment_read_the_segment(framework):
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _LENGTHS, framework],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr or done.returncode
+
+
 @each_framework
 def test_nan_stays_with_its_query(framework):
     problem = Problem([5, 9], past=20)
@@ -364,6 +412,28 @@ def test_what_does_not_belong_together_is_refused(framework):
     for wrong in ({"keys": remembered.values[:, 1:]}, {"rows": remembered.rows[:1]}):
         with pytest.raises(ValueError, match=f"remembered.{next(iter(wrong))} must have the shape"):
             api.local_attention(*arrays, **layout, remembered=remembered._replace(**wrong))
+
+
+@pytest.mark.parametrize("impl", ["auto", "cpu", "plain"])
+@pytest.mark.parametrize("kind", ["padded", "packed"])
+def test_what_is_on_another_device_is_named(kind, impl):
+    arrays, layout, _ = getattr(Problem([3, 2], past=4), kind)()
+    arrays = [torch.from_numpy(np.nan_to_num(x).astype(x.dtype)) for x in arrays]
+    sizes, layout = split_layout(layout, torch.from_numpy)
+    for i, name in enumerate(["q", "keys", "values", "max_age"]):
+        moved = [x.to("meta") if i == at else x for at, x in enumerate(arrays)]
+        said = f"^{name} must be on cpu like q, found meta$" if i else "must be on meta like q"
+        with pytest.raises(ValueError, match=said):
+            api.local_attention(*moved, **layout, **sizes, impl=impl)
+    each = {name: x for name, x in layout.items() if name != "remembered"}
+    moved = [(name, layout | {name: x.to("meta")}) for name, x in each.items()]
+    for name, x in layout["remembered"]._asdict().items() if kind == "packed" else ():
+        other = layout["remembered"]._replace(**{name: x.to("meta")})
+        moved.append((f"remembered.{name}", layout | {"remembered": other}))
+    assert len(moved) == {"padded": 1, "packed": 5}[kind]
+    for name, changed in moved:
+        with pytest.raises(ValueError, match=f"^{name} must be on cpu like q, found meta$"):
+            api.local_attention(*arrays, **changed, **sizes, impl=impl)
 
 
 def test_reasons():

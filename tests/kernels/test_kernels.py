@@ -408,6 +408,33 @@ def test_shapes_that_do_not_belong_together_are_named(framework, impl, changed, 
             api.rglru(v["x"], gates, v["h0"], impl=impl, **where)
 
 
+@pytest.mark.parametrize("impl", ["auto", "cpu", "plain"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_is_on_another_device_is_named(impl, packed):
+    x, h0 = torch.zeros(1, 6, 8), torch.zeros(1, 8)
+    block = (2, 4)
+    shapes = {"recurrent_param": (8,), "input_weight": (*block, 4), "input_bias": block}
+    shapes |= {"recurrent_weight": (*block, 4), "recurrent_bias": block}
+    gates = Gates(**{name: torch.zeros(shape) for name, shape in shapes.items()})
+    where = {"lengths": torch.tensor([4]), "resets": torch.zeros(1, 6, dtype=torch.bool)}
+    if packed:
+        where["starts"] = torch.tensor([0])
+    given = {"h0": h0, **where}
+    for name in given:
+        moved = given | {name: given[name].to("meta")}
+        said = f"^{name} must be on cpu like x, found meta$"
+        with pytest.raises(ValueError, match=said):
+            api.linear_scan(x, x, **moved, impl=impl)
+        with pytest.raises(ValueError, match=said):
+            api.rglru(x, gates, **moved, impl=impl)
+    with pytest.raises(ValueError, match="^a must be on cpu like x, found meta$"):
+        api.linear_scan(x.to("meta"), x, h0, impl=impl)
+    for name in shapes:
+        moved = gates._replace(**{name: getattr(gates, name).to("meta")})
+        with pytest.raises(ValueError, match=f"^{name} must be on cpu like x, found meta$"):
+            api.rglru(x, moved, h0, impl=impl)
+
+
 @pytest.mark.parametrize(
     ("impl", "backward_inside"), [("plain", False), ("cpu", False), ("cpu", True)]
 )

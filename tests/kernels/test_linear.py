@@ -5,6 +5,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -123,6 +124,92 @@ def test_what_is_missing_or_for_nothing_is_refused():
             linear(x, weight, bias, *arguments)
 
 
+@pytest.mark.parametrize("rows", [(1, 3), (3, 40)])
+@pytest.mark.parametrize("width", [63, 65, 128, 1])
+def test_an_x_of_another_width_is_refused(rows, width, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    said = rf"the 64 inputs of a weight of .48, 64., found {width} in an x of .{rows[0]}, "
+    for dtype in DTYPES:
+        _, weight, bias, other = inputs(rows, dtype)
+        x = torch.zeros(*rows, width, dtype=dtype)
+        for then in FOLLOWS:
+            with pytest.raises(ValueError, match=said):
+                run(then, x, weight, bias, other)
+        with pytest.raises(ValueError, match=said):
+            product(x, weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [(1, 3), (3, 40)])
+def test_others_lie_as_they_like(rows, dtype):
+    x, weight, bias, other = inputs(rows, dtype)
+    turned = other.transpose(0, 1).contiguous().transpose(0, 1)
+    for b in (bias.repeat_interleave(2)[::2], bias[:1].expand(48)):
+        for then in FOLLOWS:
+            found = run(then, x, weight, b, turned)
+            right = run(then, x, weight, b.contiguous(), other)
+            torch.testing.assert_close(found, right, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("rows", [(1, 3), (3, 40)])
+def test_what_does_not_belong_together_is_what_it_is_to_pytorch(rows, monkeypatch):
+    """Others than kernels take them for: PyTorch's sentence, or its result."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    x, weight, bias, other = inputs(rows, torch.bfloat16)
+    wide = [t.float() for t in (x, weight, bias, other)]
+    for arguments in (
+        (x, weight, wide[2]),
+        (wide[0], wide[1], bias),
+        (wide[0], weight, None),
+        (x.half(), weight, None),
+        (x, weight, bias[:-1]),
+    ):
+        with pytest.raises(RuntimeError):
+            linear(*arguments)
+    right = torch.nn.functional.linear(x, weight, bias)
+    for factor in (wide[3], other[:1, :1], other.double()):
+        found = linear(x, weight, bias, "mul", factor)
+        assert found.dtype == (right * factor).dtype
+        torch.testing.assert_close(found, right * factor, rtol=2e-2, atol=2e-2)
+    found = linear(x, weight, bias[:1])
+    torch.testing.assert_close(found, linear(x, weight, bias[:1].expand(48)))
+
+
+@pytest.mark.parametrize("rows", [(1, 3), (3, 40)])
+def test_gradients_reach_what_alone_needs_them(rows):
+    x, weight, bias, other = inputs(rows)
+    linear(x, weight, bias.requires_grad_()).sum().backward()
+    torch.testing.assert_close(bias.grad, torch.full((48,), float(rows[0] * rows[1])))
+    linear(x, weight, None, "mul", other.requires_grad_()).sum().backward()
+    torch.testing.assert_close(other.grad, x @ weight.T, rtol=1e-5, atol=1e-5)
+
+
+_ELSEWHERE = """
+import contextlib
+import torch
+from griffin_eval.kernels.linear.cpu_torch import linear, product
+
+for rows in (3, 100):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        x, weight, bias, other = (
+            torch.ones(shape, dtype=dtype) for shape in ((rows, 64), (48, 64), (48,), (rows, 48))
+        )
+        for moved in range(4):
+            given = [x, weight, bias, other]
+            given[moved] = given[moved].to("meta")
+            with contextlib.suppress(RuntimeError):  # PyTorch refuses most of it
+                linear(*given[:3], "mul", given[3])
+        assert product(x, weight.to("meta")) is None and product(x.to("meta"), weight) is None
+"""
+
+
+def test_what_lies_on_another_device_is_not_read():
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _ELSEWHERE], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr or done.returncode
+
+
 def test_nothing_in_is_nothing_out():
     x, weight, bias, other = inputs((0, 40))
     assert run("mul", x, weight, bias, other).shape == (0, 40, 48)
@@ -186,6 +273,30 @@ def test_every_number_is_read_as_it_is_and_rounded_to_the_nearest(dtype):
         assert torch.equal(product(x, table)[0], table[:, place].float())
 
 
+def test_jax_reads_every_float16_as_it_is():
+    """XLA's threads take subnormal float32 for zero, but no float16 is one."""
+    multiply = jax.jit(cpu_jax.product)
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    exact = halves.astype(np.float32)
+    finite = np.where(np.isfinite(halves), halves, np.float16(0))
+    one, column = jnp.ones((1, 1), jnp.float16), jnp.asarray(halves[:, None])
+    assert cpu_jax.unsupported(one, column) is None  # and the kernel is registered
+    alone = np.asarray(multiply(one, column))[0]
+    assert np.array_equal(alone, exact, equal_nan=True)
+    table = jnp.asarray(finite.reshape(-1, 32))  # of what is read 32 at a time
+    rows = np.asarray(multiply(jnp.eye(32, dtype=jnp.float16), table))
+    assert np.array_equal(rows.T.ravel(), finite.astype(np.float32))
+    weight = jnp.asarray(2e-5 * np.random.default_rng(0).standard_normal((50, 70)), jnp.float16)
+    x = jnp.ones((2, 70), jnp.float16)
+    plain = jax.jit(
+        lambda x, weight: jnp.einsum("ni,oi->no", x, weight, preferred_element_type=jnp.float32)
+    )
+    found = np.asarray(multiply(x, weight))
+    np.testing.assert_allclose(found, np.asarray(plain(x, weight)), rtol=1e-4, atol=1e-9)
+    right = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
+    np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-9)
+
+
 @each_dtype
 def test_jax_multiplies_by_the_same_kernel(dtype):
     torch.manual_seed(1)
@@ -221,6 +332,16 @@ def test_derivatives_in_jax_are_those_of_a_product():
     np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)
     rows = jax.vmap(cpu_jax.product, (0, None))(x, weight)
     np.testing.assert_allclose(rows, x @ weight.T, rtol=1e-4, atol=1e-5)
+
+
+def test_jax_refuses_an_x_of_another_width(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    weight = jnp.ones((5, 4))
+    for width in (3, 8):
+        x = jnp.ones((2, width))
+        for multiply in (cpu_jax.product, jax.jit(cpu_jax.product)):
+            with pytest.raises(ValueError, match=f"the 4 inputs .* found {width} in an x of"):
+                multiply(x, weight)
 
 
 def test_reasons(monkeypatch):

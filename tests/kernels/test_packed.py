@@ -1,5 +1,6 @@
 """Matrices in 4 and 8 bits that stay so, against what they are dequantised to."""
 
+import jaxtyping
 import ml_dtypes
 import numpy as np
 import pytest
@@ -158,6 +159,34 @@ def test_what_the_kernel_cannot_compute_is_read(packing, monkeypatch):
     assert torch.equal(packed.chosen(rows), dense[rows])
     x = torch.randn(2, 64)
     torch.testing.assert_close(linear(x, packed), x @ dense.T, rtol=1e-5, atol=1e-4)
+
+
+def test_an_x_of_another_width_is_refused(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    for packing in PACKINGS:
+        packed, _ = matrix(packing, "float32", 40, 64)
+        for multiply in (packed.logits, lambda x, packed=packed: linear(x, packed)):
+            with pytest.raises(ValueError, match="the 64 inputs .* found 96 in an x of .2, 96."):
+                multiply(torch.zeros(2, 96))
+
+
+def test_others_are_read_as_they_are(monkeypatch):
+    """A bias and a factor that lie apart, and those of another dtype, which PyTorch refuses."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    packed, _ = matrix("nf4", "bfloat16", 40, 64)
+    x, bias, other = (torch.randn(shape).bfloat16() for shape in ((2, 64), (80,), (2, 40)))
+    right = linear(x, packed, bias[::2].contiguous(), "mul", other)
+    assert torch.equal(linear(x, packed, bias[::2], "mul", other.T.contiguous().T), right)
+    for wrong in (bias[::2].float(), bias[:39], bias[::2].to("meta")):
+        assert packed.linear(x, wrong, "none", None) is None
+        if not wrong.is_meta:
+            with pytest.raises(RuntimeError):
+                linear(x, packed, wrong)
+    for wrong in (other.float(), other[:1], other.to("meta")):
+        assert packed.linear(x, bias[::2], "mul", wrong) is None
+    assert packed.linear(x.to("meta"), None, "none", None) is None
+    wide = linear(x, packed, bias[::2], "mul", other.float())
+    torch.testing.assert_close(wide, right.float(), rtol=2e-2, atol=2e-2)
 
 
 def test_gradients_reach_what_comes_before():
