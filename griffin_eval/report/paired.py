@@ -6,12 +6,21 @@ from typing import Any, NamedTuple
 from griffin_eval import intervals
 from griffin_eval.report.results import ReportError, Run, read_samples
 
+# Of these lm_eval keeps the log-likelihood of an item, with the words or bytes of its text; and the
+# nats in the unit of the negative log-likelihood that they are compared by.
+LOGLIKELIHOODS = {
+    "word_perplexity": 1.0,
+    "byte_perplexity": 1.0,
+    "perplexity": 1.0,
+    "bits_per_byte": math.log(2),
+}
+
 
 class Difference(NamedTuple):
     """A run minus the run it is compared with, over the items that both have.
 
     Attributes:
-        task, metric: the metric that is compared.
+        task, metric: the metric that is compared, by its name in `compared_name`.
         run, baseline: labels of the two runs.
         items: number of common items.
         mean: mean difference, weighted as the metric is.
@@ -79,7 +88,8 @@ def _difference(
     gained = lost = 0
     binary = True
     for key, mine, other in pairs:
-        if (a := item_of(mine, key)) is None or (b := item_of(other, key)) is None:
+        a, b = item_of(metric, mine, key), item_of(metric, other, key)
+        if a is None or b is None:
             continue
         values.append(a[0] - b[0])
         weights.append(b[1])
@@ -92,7 +102,7 @@ def _difference(
     finite = math.isfinite(mean.low)
     return Difference(
         task,
-        metric,
+        compared_name(metric),
         run,
         baseline,
         len(values),
@@ -113,16 +123,25 @@ def mcnemar(gained: int, lost: int) -> float:
     return float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
 
 
-def item_of(value: Any, key: str) -> tuple[float, float, str] | None:
+def item_of(metric: str, value: Any, key: str) -> tuple[float, float, str] | None:
     """Value, weight and cluster of an item; None if the metric is no number.
 
     Args:
+        metric: its name. For those of `LOGLIKELIHOODS` the value is the negative log-likelihood.
         value: metric in the sample: a number, or a list of value, weight and perhaps cluster.
         key: cluster of an item that names none: the item itself.
     """
-    if isinstance(value, bool | int | float):
-        return float(value), 1.0, key
-    if isinstance(value, list) and len(value) in (2, 3):
-        if all(isinstance(part, bool | int | float) for part in value[:2]) and value[1]:
-            return float(value[0]), float(value[1]), str(value[2]) if len(value) == 3 else key
-    return None
+    parts = value if isinstance(value, list) else [value, 1.0]
+    if len(parts) not in (2, 3) or not parts[1]:
+        return None
+    if not all(isinstance(part, bool | int | float) for part in parts[:2]):
+        return None
+    number, cluster = float(parts[0]), str(parts[2]) if len(parts) == 3 else key
+    if metric in LOGLIKELIHOODS and len(parts) == 2:
+        number /= -LOGLIKELIHOODS[metric]
+    return number, float(parts[1]), cluster
+
+
+def compared_name(metric: str) -> str:
+    """What is compared of a metric: of a perplexity its logarithm, ``ln(perplexity)``."""
+    return f"ln({metric})" if LOGLIKELIHOODS.get(metric) == 1.0 else metric

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from griffin_eval import intervals
-from griffin_eval.report.paired import item_of, mcnemar
+from griffin_eval.report.paired import compared_name, item_of, mcnemar
 from griffin_eval.report.results import ReportError, Run, read_samples
 
 LEVEL = 0.05  # probability of a verdict on any task by chance
@@ -22,8 +22,8 @@ class Verdict(NamedTuple):
 
     Attributes:
         task: lm_eval's name of it.
-        metric: the task's first metric of which a direction is known; of a curve its quantity, over
-            all points.
+        metric: the task's first metric of which a direction is known, by its name in
+            `griffin_eval.report.paired.compared_name`; of a curve its quantity, over all points.
         items: number of items that both runs have.
         mean: mean difference, the run minus the other, weighted as the metric is.
         p: probability of such a difference by chance, corrected for the number of tasks (Holm).
@@ -112,7 +112,7 @@ def _compare(run: Run, other: Run, task: str) -> _Compared:
             continue
         names = [metric for metric in metrics if metric.partition("@")[0] == quantity]
         pairs = [
-            (item_of(ours[key].get(name), key), item_of(theirs[key].get(name), key))
+            (item_of(name, ours[key].get(name), key), item_of(name, theirs[key].get(name), key))
             for key in common
             for name in names
         ]
@@ -122,7 +122,7 @@ def _compare(run: Run, other: Run, task: str) -> _Compared:
             right_or_wrong = all({a[0], b[0]} <= {0.0, 1.0} for a, b in both)
             return _Compared(
                 task,
-                quantity,
+                compared_name(quantity),
                 directions[quantity],
                 [a[0] - b[0] for a, b in both],
                 [b[1] for _, b in both],

@@ -165,9 +165,14 @@ def test_differences_are_those_of_the_samples(runs):
 
 # From here on: files as lm_eval writes them, with numbers made up.
 
+FIELDS = ("doc_id", "prompt_hash", "target_hash", "filter")
+
 
 def write_run(folder, name="a", results=None, samples=None, config=None, **content):
-    """A file of results, and its samples; gives the file."""
+    """A file of results, and its samples; gives the file.
+
+    A sample is the value of the metric m, or values by metric and other fields of the sample.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     results = {"t": {"acc,none": 0.5, "acc_stderr,none": 0.1}} if results is None else results
     file = folder / f"results_{name}.json"
@@ -183,8 +188,8 @@ def write_run(folder, name="a", results=None, samples=None, config=None, **conte
     for task, of_task in (samples or {}).items():
         lines = (
             {"doc_id": i, "prompt_hash": "p", "target_hash": "t", "filter": "none"}
-            | {"doc_hash": name, "metrics": ["m"], "m": m}
-            for i, m in enumerate(of_task)
+            | {"doc_hash": name, "metrics": [key for key in m if key not in FIELDS], **m}
+            for i, m in enumerate(m if isinstance(m, dict) else {"m": m} for m in of_task)
         )
         (folder / f"samples_{task}_{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
     return file
@@ -335,9 +340,9 @@ def test_samples_that_are_cut_off_or_of_other_documents_are_refused(tmp_path):
 # One run judged by another
 
 
-def pair(tmp_path, old, new, higher=True):
+def pair(tmp_path, old, new, higher=True, metrics=("m",)):
     """The two runs, of samples by task."""
-    better = {task: {"m": higher} for task in old}
+    better = {task: dict.fromkeys(metrics, higher) for task in old}
     results = {task: {"m,none": 0.5} for task in old}
     return [
         write_run(tmp_path / name, results=results, samples=samples, higher_is_better=better)
@@ -423,6 +428,26 @@ def test_a_regression_and_a_run_too_small_fail(tmp_path):
     assert report(same, *judge, "--detect", "0.1").exit_code == 0
     done = report(same, *judge, "--detect", "0.02")
     assert done.exit_code == 1 and "too few items" in done.output
+
+
+@pytest.mark.parametrize(
+    ("metric", "name", "sample", "change"),
+    [
+        ("word_perplexity", "ln(word_perplexity)", lambda ll: [ll, 4], -0.5),
+        ("byte_perplexity", "ln(byte_perplexity)", lambda ll: [ll, 4], -0.5),
+        ("bits_per_byte", "bits_per_byte", lambda ll: [ll, 4], -0.5 / math.log(2)),
+        ("perplexity", "ln(perplexity)", lambda ll: ll, -2.0),
+        ("bits_per_byte@8", "bits_per_byte@8", lambda ll: [-ll, 4, "book"], -0.5),
+    ],
+)
+def test_log_likelihoods_count_the_other_way_round(tmp_path, metric, name, sample, change):
+    """lm_eval keeps the log-likelihood of an item, of which more is better."""
+    old, new = ([{metric: sample(-90.0 + 2 * up + i)} for i in range(9)] for up in (0, 1))
+    other, run = read(pair(tmp_path, {"t": old}, {"t": new}, False, [metric]), ["old", "new"])
+    (one,), (d,) = verdicts(run, other), differences([other, run])
+    assert one.mean == pytest.approx(change) == d.mean
+    assert d.metric == name and one.metric == name.partition("@")[0]
+    assert one.verdict == ("no difference" if metric == "bits_per_byte@8" else "better")
 
 
 def test_what_cannot_be_judged_is_refused(tmp_path):
