@@ -16,6 +16,10 @@ LOGLIKELIHOODS = {
 }
 
 
+Samples = dict[str, dict[str, dict[str, Any]]]  # by filter and key of the item
+Common = tuple[str, dict[str, Any], dict[str, Any]]  # key of an item, its sample in two runs
+
+
 class Difference(NamedTuple):
     """A run minus the run it is compared with, over the items that both have.
 
@@ -58,30 +62,53 @@ def differences(runs: list[Run]) -> list[Difference]:
         baseline, *others = (run for run in runs if task in run.samples)
         theirs = read_samples(baseline.samples[task]) if others else {}
         for run in others:
-            ours = read_samples(run.samples[task])
-            common = [key for key in theirs if key in ours]
+            common = common_items(read_samples(run.samples[task]), theirs)
             if not common:
                 raise ReportError(
                     f"{run.samples[task]} and {baseline.samples[task]} have no item in common: "
                     "they are of other documents or prompts"
                 )
-            metrics = dict.fromkeys(m for key in common for m in theirs[key].get("metrics", []))
-            for metric in metrics:
-                if metric.endswith(("_low", "_high")):
-                    continue
-                pairs = [(key, ours[key].get(metric), theirs[key].get(metric)) for key in common]
-                if difference := _difference(task, metric, run.label, baseline.label, pairs):
-                    compared.append(difference)
+            for name, items in common.items():
+                for metric in metrics_of(*(sample for _, _, sample in items)):
+                    pairs = [(key, own.get(metric), other.get(metric)) for key, own, other in items]
+                    if found := _difference(task, metric, name, run.label, baseline.label, pairs):
+                        compared.append(found)
     return compared
 
 
+def common_items(ours: Samples, theirs: Samples) -> dict[str, list[Common]]:
+    """The items that both runs have, by filter.
+
+    Args:
+        ours, theirs: samples of two runs, as `read_samples` gives them.
+    """
+    common = {}
+    for name, samples in theirs.items():
+        own = ours.get(name, {})
+        if items := [(key, own[key], sample) for key, sample in samples.items() if key in own]:
+            common[name] = items
+    return common
+
+
+def metrics_of(*samples: dict[str, Any]) -> list[str]:
+    """Names of the metrics of samples, without their bounds."""
+    names = dict.fromkeys(name for sample in samples for name in sample.get("metrics", []))
+    return [name for name in names if not name.endswith(("_low", "_high"))]
+
+
 def _difference(
-    task: str, metric: str, run: str, baseline: str, pairs: list[tuple[str, Any, Any]]
+    task: str,
+    metric: str,
+    filter_name: str,
+    run: str,
+    baseline: str,
+    pairs: list[tuple[str, Any, Any]],
 ) -> Difference | None:
     """The comparison of one metric, None if no item has numbers in both runs.
 
     Args:
-        task, metric, run, baseline: as in `Difference`.
+        task, run, baseline: as in `Difference`.
+        metric, filter_name: lm_eval's names of the metric and of the filter of the samples.
         pairs: key of each common item, and its metric in the run and in the baseline.
     """
     values, weights, clusters = [], [], []
@@ -102,7 +129,7 @@ def _difference(
     finite = math.isfinite(mean.low)
     return Difference(
         task,
-        compared_name(metric),
+        compared_name(metric, filter_name),
         run,
         baseline,
         len(values),
@@ -142,6 +169,15 @@ def item_of(metric: str, value: Any, key: str) -> tuple[float, float, str] | Non
     return number, float(parts[1]), cluster
 
 
-def compared_name(metric: str) -> str:
-    """What is compared of a metric: of a perplexity its logarithm, ``ln(perplexity)``."""
-    return f"ln({metric})" if LOGLIKELIHOODS.get(metric) == 1.0 else metric
+def compared_name(metric: str, filter_name: str) -> str:
+    """What is compared: of a perplexity its logarithm, ``ln(perplexity)``, and with a filter its
+    name, ``exact_match (strict-match)``.
+
+    Args:
+        metric: lm_eval's name of the metric.
+        filter_name: lm_eval's name of the filter, ``none`` without one.
+    """
+    quantity, at, x = metric.partition("@")
+    if LOGLIKELIHOODS.get(metric) == 1.0:
+        quantity = f"ln({quantity})"
+    return quantity + f" ({filter_name})" * (filter_name != "none") + at + x

@@ -11,8 +11,8 @@ from griffin_eval.errors import BadInput
 
 NEEDED = ("results", "configs", "higher_is_better", "n-samples", "config")
 # The fields of a sample that identify its item in all runs. The document does not: its row may have
-# columns that depend on the model.
-ITEM = ("doc_id", "prompt_hash", "target_hash", "filter")
+# columns that depend on the model. A sample of each filter is of the same item.
+ITEM = ("doc_id", "prompt_hash", "target_hash")
 _STEP = re.compile(r"(?:step|ckpt|checkpoint)?[-_]?(\d+)")
 _STEP_OF_REVISION = re.compile(r"(?:step|ckpt|checkpoint|iter)[-_/]?(\d+)")
 
@@ -148,17 +148,18 @@ def make_labels(configs: Sequence[dict[str, Any]], files: Sequence[Path]) -> lis
     return labels
 
 
-def read_samples(file: Path) -> dict[str, dict[str, Any]]:
-    """The samples of a task, by the fields of `ITEM`.
+def read_samples(file: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """The samples of a task, by filter and then by the fields of `ITEM`.
 
     Raises:
         ReportError: a line that is no sample of lm_eval.
     """
-    samples = {}
+    samples: dict[str, dict[str, dict[str, Any]]] = {}
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         try:
             sample = json.loads(line)
-            samples[" ".join(str(sample[part]) for part in ITEM)] = sample
+            key = " ".join(str(sample[part]) for part in ITEM)
+            samples.setdefault(str(sample["filter"]), {})[key] = sample
         except (ValueError, KeyError, TypeError):
             raise ReportError(
                 f"{file}, line {number}: expected a sample as lm_eval --log_samples writes it; the "

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from griffin_eval import intervals
-from griffin_eval.report.paired import compared_name, item_of, mcnemar
+from griffin_eval.report.paired import common_items, compared_name, item_of, mcnemar, metrics_of
 from griffin_eval.report.results import ReportError, Run, read_samples
 
 LEVEL = 0.05  # probability of a verdict on any task by chance
@@ -22,8 +22,9 @@ class Verdict(NamedTuple):
 
     Attributes:
         task: lm_eval's name of it.
-        metric: the task's first metric of which a direction is known, by its name in
-            `griffin_eval.report.paired.compared_name`; of a curve its quantity, over all points.
+        metric: the task's first metric of which a direction is known, with its first filter, by its
+            name in `griffin_eval.report.paired.compared_name`; of a curve its quantity, over all
+            points.
         items: number of items that both runs have.
         mean: mean difference, the run minus the other, weighted as the metric is.
         p: probability of such a difference by chance, corrected for the number of tasks (Holm).
@@ -95,8 +96,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def _compare(run: Run, other: Run, task: str) -> _Compared:
-    ours, theirs = read_samples(run.samples[task]), read_samples(other.samples[task])
-    common = [key for key in theirs if key in ours]
+    common = common_items(read_samples(run.samples[task]), read_samples(other.samples[task]))
     if not common:
         raise ReportError(
             f"{run.samples[task]} and {other.samples[task]} have no item in common: they are of "
@@ -106,14 +106,15 @@ def _compare(run: Run, other: Run, task: str) -> _Compared:
     for (named, metric), higher in other.higher_is_better.items():
         if named == task and higher is not None:
             directions.setdefault(metric.partition("@")[0], bool(higher))
-    metrics = dict.fromkeys(m for key in common for m in theirs[key].get("metrics", []))
+    filter_name, items = next(iter(common.items()))
+    metrics = metrics_of(*(sample for _, _, sample in items))
     for quantity in dict.fromkeys(metric.partition("@")[0] for metric in metrics):
         if quantity not in directions:
             continue
         names = [metric for metric in metrics if metric.partition("@")[0] == quantity]
         pairs = [
-            (item_of(name, ours[key].get(name), key), item_of(name, theirs[key].get(name), key))
-            for key in common
+            (item_of(name, own.get(name), key), item_of(name, theirs.get(name), key))
+            for key, own, theirs in items
             for name in names
         ]
         both = [(a, b) for a, b in pairs if a and b and math.isfinite(a[0]) and math.isfinite(b[0])]
@@ -122,7 +123,7 @@ def _compare(run: Run, other: Run, task: str) -> _Compared:
             right_or_wrong = all({a[0], b[0]} <= {0.0, 1.0} for a, b in both)
             return _Compared(
                 task,
-                compared_name(quantity),
+                compared_name(quantity, filter_name),
                 directions[quantity],
                 [a[0] - b[0] for a, b in both],
                 [b[1] for _, b in both],

@@ -450,6 +450,21 @@ def test_log_likelihoods_count_the_other_way_round(tmp_path, metric, name, sampl
     assert one.verdict == ("no difference" if metric == "bits_per_byte@8" else "better")
 
 
+def test_an_item_with_several_filters_is_one(tmp_path):
+    """Five of eight answers change, which is chance still; both filters find them."""
+
+    def samples(right):
+        names = ("strict-match", "flexible-extract")
+        return [{"doc_id": i, "filter": f, "m": int(i < right)} for f in names for i in range(8)]
+
+    other, run = read(pair(tmp_path, {"t": samples(0)}, {"t": samples(5)}), ["old", "new"])
+    (one,) = verdicts(run, other)
+    assert (one.metric, one.items, one.verdict) == ("m (strict-match)", 8, "no difference")
+    assert one.p == 2 / 2**5
+    found = {d.metric: (d.items, d.gained, d.p) for d in differences([other, run])}
+    assert found == dict.fromkeys(("m (strict-match)", "m (flexible-extract)"), (8, 5, one.p))
+
+
 def test_what_cannot_be_judged_is_refused(tmp_path):
     old, new = pair(tmp_path, {"t": [1, 0]}, {"t": [1, 0]})
     out = tmp_path / "out"
