@@ -4,7 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 from griffin_eval import intervals
-from griffin_eval.report.results import ReportError, Run, read_samples
+from griffin_eval.report.results import Run, read_samples
 
 # Of these lm_eval keeps the log-likelihood of an item, with the words or bytes of its text; and the
 # nats in the unit of the negative log-likelihood that they are compared by.
@@ -52,10 +52,11 @@ class Difference(NamedTuple):
 
 
 def differences(runs: list[Run]) -> list[Difference]:
-    """Every run that has samples of a task, compared with the first run that has.
+    """Every run that has samples of a task, compared with the first run that has, over the items
+    that both have; left out where there are none.
 
     Raises:
-        ReportError: an incomplete file of samples, or two of one task without a common item.
+        ReportError: an incomplete file of samples.
     """
     compared = []
     for task in dict.fromkeys(task for run in runs for task in run.samples):
@@ -63,11 +64,6 @@ def differences(runs: list[Run]) -> list[Difference]:
         theirs = read_samples(baseline.samples[task]) if others else {}
         for run in others:
             common = common_items(read_samples(run.samples[task]), theirs)
-            if not common:
-                raise ReportError(
-                    f"{run.samples[task]} and {baseline.samples[task]} have no item in common: "
-                    "they are of other documents or prompts"
-                )
             for name, items in common.items():
                 for metric in metrics_of(*(sample for _, _, sample in items)):
                     pairs = [(key, own.get(metric), other.get(metric)) for key, own, other in items]
@@ -79,21 +75,48 @@ def differences(runs: list[Run]) -> list[Difference]:
 def common_items(ours: Samples, theirs: Samples) -> dict[str, list[Common]]:
     """The items that both runs have, by filter.
 
+    Not common are samples with the same key of which some metric has another weight, such as
+    another number of bytes: they are of other parts of a document, as another tokenizer cuts it.
+
     Args:
         ours, theirs: samples of two runs, as `read_samples` gives them.
     """
     common = {}
     for name, samples in theirs.items():
         own = ours.get(name, {})
-        if items := [(key, own[key], sample) for key, sample in samples.items() if key in own]:
+        pairs = [(key, own[key], sample) for key, sample in samples.items() if key in own]
+        if items := [(key, a, b) for key, a, b in pairs if _same_weights(a, b)]:
             common[name] = items
     return common
+
+
+def not_compared(runs: list[Run], compared: list[Difference]) -> list[tuple[str, str, str]]:
+    """Task, run and baseline where both have samples, but no item in common that has a number.
+
+    Args:
+        runs: all of them.
+        compared: their `differences`.
+    """
+    found = {(d.task, d.run) for d in compared}
+    lacking = []
+    for task in dict.fromkeys(task for run in runs for task in run.samples):
+        baseline, *others = (run.label for run in runs if task in run.samples)
+        lacking += [(task, run, baseline) for run in others if (task, run) not in found]
+    return lacking
 
 
 def metrics_of(*samples: dict[str, Any]) -> list[str]:
     """Names of the metrics of samples, without their bounds."""
     names = dict.fromkeys(name for sample in samples for name in sample.get("metrics", []))
     return [name for name in names if not name.endswith(("_low", "_high"))]
+
+
+def _same_weights(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    for metric in metrics_of(one):
+        a, b = (item_of(metric, sample.get(metric), "") for sample in (one, other))
+        if a and b and a[1] != b[1]:
+            return False
+    return True
 
 
 def _difference(
@@ -121,7 +144,7 @@ def _difference(
         values.append(a[0] - b[0])
         weights.append(b[1])
         clusters.append(b[2])
-        binary = binary and {a[0], b[0]} <= {0.0, 1.0} and a[1] == b[1] == 1.0
+        binary = binary and {a[0], b[0]} <= {0.0, 1.0} and b[1] == 1.0
         gained, lost = gained + (a[0] > b[0]), lost + (a[0] < b[0])
     if not values:
         return None

@@ -100,7 +100,7 @@ def _compare(run: Run, other: Run, task: str) -> _Compared:
     if not common:
         raise ReportError(
             f"{run.samples[task]} and {other.samples[task]} have no item in common: they are of "
-            "other documents or prompts"
+            "other documents or prompts, or cut by another tokenizer"
         )
     directions: dict[str, bool] = {}
     for (named, metric), higher in other.higher_is_better.items():
@@ -129,7 +129,7 @@ def _compare(run: Run, other: Run, task: str) -> _Compared:
                 [b[1] for _, b in both],
                 [b[2] for _, b in both],
                 right_or_wrong,
-                right_or_wrong and alone and all(a[1] == b[1] == 1 for a, b in both),
+                right_or_wrong and alone and all(b[1] == 1 for _, b in both),
             )
     raise ReportError(
         f"{other.path}: {task} has no metric that is a number for each item and of which is known "

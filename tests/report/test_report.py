@@ -323,18 +323,32 @@ def test_other_refusals(tmp_path):
     assert report(file, "-o", out, "--overwrite").exit_code == 0
 
 
-def test_samples_that_are_cut_off_or_of_other_documents_are_refused(tmp_path):
+def test_samples_that_are_cut_off_are_refused(tmp_path):
     file = write_run(tmp_path / "a", samples={"t": [1, 0]})
     cut = write_run(tmp_path / "b", samples={"t": [1, 0]})
     with (cut.parent / "samples_t_a.jsonl").open("a") as handle:
         handle.write('\n{"doc_hash": "2", "pro')
     with pytest.raises(ReportError, match="line 3.*cut off"):
         differences(read([file, cut]))
-    other = write_run(tmp_path / "c", samples={"t": [1]})
-    samples = other.parent / "samples_t_a.jsonl"
-    samples.write_text(samples.read_text().replace('"p"', '"q"'))
-    with pytest.raises(ReportError, match="no item in common"):
-        differences(read([file, other]))
+
+
+def test_runs_without_a_common_item_are_not_compared_but_reported(tmp_path):
+    old, new = pair(tmp_path, {"t": [1, 0]}, {"t": [{"prompt_hash": "q", "m": 1}]})
+    done = report(old, new, "-o", tmp_path / "out", "--labels", "A,B")
+    assert done.exit_code == 0, done.exception
+    assert "no item in common: t: B and A." in (tmp_path / "out" / "report.html").read_text()
+    against = ["--against", old, "-o", tmp_path / "judged"]
+    assert "no item in common" in sentence(report(new, *against))
+
+
+def test_texts_of_other_sizes_are_other_items(tmp_path):
+    """As where tokenizers cut a document at the same number of tokens, but other bytes."""
+    old = [{"loss@8": [9.0, 8, f"d{i}"], "m": [12.0, 40 - i, f"d{i}"]} for i in range(9)]
+    new = [{"loss@8": [5.0, 8, f"d{i}"], "m": [9.0, 40, f"d{i}"]} for i in range(9)]
+    other, run = read(pair(tmp_path, {"t": old}, {"t": new}), ["old", "new"])
+    assert {(d.metric, d.items) for d in differences([other, run])} == {("loss@8", 1), ("m", 1)}
+    (one,) = verdicts(run, other)
+    assert one.items == 1 and one.verdict == "no difference"
 
 
 # One run judged by another
