@@ -29,8 +29,9 @@ class Verdict(NamedTuple):
         mean: mean difference, the run minus the other, weighted as the metric is.
         p: probability of such a difference by chance, corrected for the number of tasks (Holm).
         detectable: smallest difference that would have been seen with a probability of `POWER`; 0
-            where all items are equal and not right or wrong, infinite where none would have been:
-            with one cluster, or too few for any number of changes from right to wrong.
+            where all clusters moved alike and are not right or wrong, infinite where none would
+            have been: with one cluster, or too few of them for the sign test, if they moved alike
+            or are right or wrong.
         verdict: ``better``, ``worse`` or ``no difference``.
     """
 
@@ -141,7 +142,7 @@ def _test(one: _Compared) -> tuple[float, float]:
     """The p-value of no difference, and the standard error of the mean difference.
 
     Items that are right or wrong and independent have McNemar's exact test, others Student's over
-    clusters.
+    clusters; where all clusters moved alike, which shows no variance, the exact sign test.
     """
     from scipy import stats
 
@@ -153,8 +154,8 @@ def _test(one: _Compared) -> tuple[float, float]:
     mean = sum(one.values) / sum(one.weights)
     if groups == 1 or mean == 0:
         return 1.0, error
-    if error == 0:
-        return 0.0, error
+    if _alike(error, mean):
+        return _sign_test(groups), error
     return float(2 * stats.t.sf(abs(mean) / error, groups - 1)), error
 
 
@@ -165,6 +166,8 @@ def _detectable(one: _Compared, error: float, tasks: int) -> float:
     groups, level = len(set(one.clusters)), LEVEL / tasks
     if groups == 1:
         return math.inf
+    if _alike(error, sum(one.values) / sum(one.weights)) and _sign_test(groups) >= level:
+        return math.inf
     freedom = groups - 1
     seen = error * float(stats.t.ppf(1 - level / 2, freedom) + stats.t.ppf(POWER, freedom))
     if one.right_or_wrong:  # so many clusters must change, all to one side, for McNemar's test
@@ -172,6 +175,16 @@ def _detectable(one: _Compared, error: float, tasks: int) -> float:
         if seen > 1:
             return math.inf
     return seen
+
+
+def _alike(error: float, mean: float) -> bool:
+    """Whether all clusters moved alike, but for rounding."""
+    return error <= 1e-9 * abs(mean)
+
+
+def _sign_test(groups: int) -> float:
+    """The p-value of so many clusters that all moved to one side."""
+    return min(1.0, 2 * 0.5**groups)
 
 
 def unseen(found: Sequence[Verdict], wanted: float) -> list[Verdict]:

@@ -479,6 +479,18 @@ def test_an_item_with_several_filters_is_one(tmp_path):
     assert found == dict.fromkeys(("m (strict-match)", "m (flexible-extract)"), (8, 5, one.p))
 
 
+@pytest.mark.parametrize("change", [1.0, 0.1])
+@pytest.mark.parametrize(("clusters", "verdict"), [(2, "no difference"), (6, "better")])
+def test_clusters_that_all_moved_alike_have_the_sign_test(tmp_path, clusters, verdict, change):
+    """Without a variance Student's test would call any two of them certain."""
+    books = [f"book {i}" for i in range(clusters) for _ in range(3)]
+    old, new = ([{"m": [m, 1, book]} for book in books] for m in (0.0, change))
+    other, run = read(pair(tmp_path, {"t": old}, {"t": new}), ["old", "new"])
+    (one,) = verdicts(run, other)
+    assert one.p == 2 / 2**clusters and one.verdict == verdict
+    assert math.isinf(one.detectable) == (verdict == "no difference")
+
+
 def test_what_cannot_be_judged_is_refused(tmp_path):
     old, new = pair(tmp_path, {"t": [1, 0]}, {"t": [1, 0]})
     out = tmp_path / "out"
