@@ -1,10 +1,11 @@
 """Runs compared item by item, from the samples that ``--log_samples`` keeps."""
 
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from griffin_eval import intervals
-from griffin_eval.report.results import Run, read_samples
+from griffin_eval.report.results import Run, read_samples, x_of
 
 # Of these lm_eval keeps the log-likelihood of an item, with the words or bytes of its text; and the
 # nats in the unit of the negative log-likelihood that they are compared by.
@@ -88,6 +89,20 @@ def common_items(ours: Samples, theirs: Samples) -> dict[str, list[Common]]:
         if items := [(key, a, b) for key, a, b in pairs if _same_weights(a, b)]:
             common[name] = items
     return common
+
+
+def each_item_once(quantity: str, metrics: Iterable[str]) -> list[str]:
+    """The metrics of a quantity that together count each item once: the quantity itself, or else
+    its points at numbers, or else at named cases.
+
+    Args:
+        quantity: such as ``exact_match``.
+        metrics: of all quantities, such as ``exact_match@20`` and ``exact_match@inside_window``.
+    """
+    own = [metric for metric in metrics if metric.partition("@")[0] == quantity]
+    if quantity in own:
+        return [quantity]
+    return [metric for metric in own if isinstance(x_of(metric.partition("@")[2]), float)] or own
 
 
 def not_compared(runs: list[Run], compared: list[Difference]) -> list[tuple[str, str, str]]:

@@ -168,6 +168,14 @@ def read_samples(file: Path) -> dict[str, dict[str, dict[str, Any]]]:
     return samples
 
 
+def x_of(text: str) -> float | str:
+    """The x of a metric ``quantity@x``: a number, or the name of a case."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def _shown(key: str, value: Any) -> str:
     return str(value) if key in ("pretrained", "model", "framework", "dtype") else f"{key}={value}"
 
@@ -246,17 +254,10 @@ def _points(content: dict[str, Any]) -> Iterator[Point]:
             if low is None and isinstance(error, int | float):
                 low, high = value - 1.96 * error, value + 1.96 * error
             low, high = (b if _is_estimate(b) else None for b in (low, high))
-            yield Point(task, quantity, _number(x) if at else None, value, low, high, documents)
+            yield Point(task, quantity, x_of(x) if at else None, value, low, high, documents)
 
 
 def _is_estimate(value: Any) -> bool:
     if isinstance(value, str):
         return value.startswith(("<", ">"))
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text

@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from griffin_eval import intervals
-from griffin_eval.report.paired import common_items, compared_name, item_of, mcnemar, metrics_of
+from griffin_eval.report.paired import (
+    common_items,
+    compared_name,
+    each_item_once,
+    item_of,
+    mcnemar,
+    metrics_of,
+)
 from griffin_eval.report.results import ReportError, Run, read_samples
 
 LEVEL = 0.05  # probability of a verdict on any task by chance
@@ -24,7 +31,7 @@ class Verdict(NamedTuple):
         task: lm_eval's name of it.
         metric: the task's first metric of which a direction is known, with its first filter, by its
             name in `griffin_eval.report.paired.compared_name`; of a curve its quantity, over all
-            points.
+            numbers x unless the quantity itself is a metric.
         items: number of items that both runs have.
         mean: mean difference, the run minus the other, weighted as the metric is.
         p: probability of such a difference by chance, corrected for the number of tasks (Holm).
@@ -112,7 +119,7 @@ def _compare(run: Run, other: Run, task: str) -> _Compared:
     for quantity in dict.fromkeys(metric.partition("@")[0] for metric in metrics):
         if quantity not in directions:
             continue
-        names = [metric for metric in metrics if metric.partition("@")[0] == quantity]
+        names = each_item_once(quantity, metrics)
         pairs = [
             (item_of(name, own.get(name), key), item_of(name, theirs.get(name), key))
             for key, own, theirs in items

@@ -491,6 +491,26 @@ def test_clusters_that_all_moved_alike_have_the_sign_test(tmp_path, clusters, ve
     assert math.isinf(one.detectable) == (verdict == "no difference")
 
 
+@pytest.mark.parametrize(
+    ("names", "quantity"),
+    [
+        (("exact_match", "exact_match@20", "exact_match@inside_window"), "exact_match"),
+        (("accuracy@64", "accuracy@inside_window", "accuracy_by_distance@32"), "accuracy"),
+    ],
+)
+def test_a_question_counts_once_however_many_points_it_has(tmp_path, names, quantity):
+    """Each with its bounds, as the curve tasks write them; five of six change, which is chance."""
+    metrics = [name + bound for name in names for bound in ("", "_low", "_high")]
+    old, new = (
+        [dict.fromkeys(metrics, [float(i < right), 1, f"64 {i}"]) for i in range(6)]
+        for right in (0, 5)
+    )
+    other, run = read(pair(tmp_path, {"t": old}, {"t": new}, metrics=metrics), ["old", "new"])
+    (one,) = verdicts(run, other)
+    assert (one.metric, one.items) == (quantity, 6)
+    assert one.p == 2 / 2**5 and one.verdict == "no difference"
+
+
 def test_what_cannot_be_judged_is_refused(tmp_path):
     old, new = pair(tmp_path, {"t": [1, 0]}, {"t": [1, 0]})
     out = tmp_path / "out"
