@@ -155,16 +155,17 @@ def read_samples(file: Path) -> dict[str, dict[str, dict[str, Any]]]:
         ReportError: a line that is no sample of lm_eval.
     """
     samples: dict[str, dict[str, dict[str, Any]]] = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            sample = json.loads(line)
-            key = " ".join(str(sample[part]) for part in ITEM)
-            samples.setdefault(str(sample["filter"]), {})[key] = sample
-        except (ValueError, KeyError, TypeError):
-            raise ReportError(
-                f"{file}, line {number}: expected a sample as lm_eval --log_samples writes it; the "
-                "file may be cut off"
-            ) from None
+    with file.open("rb") as lines:  # as text they would also end at U+2028, which a sample may hold
+        for number, line in enumerate(lines, 1):
+            try:
+                sample = json.loads(line)
+                key = " ".join(str(sample[part]) for part in ITEM)
+                samples.setdefault(str(sample["filter"]), {})[key] = sample
+            except (ValueError, KeyError, TypeError):
+                raise ReportError(
+                    f"{file}, line {number}: expected a sample as lm_eval --log_samples writes it; "
+                    "the file may be cut off"
+                ) from None
     return samples
 
 

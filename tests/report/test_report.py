@@ -27,7 +27,14 @@ from griffin_eval.lm.model import GriffinLM
 from griffin_eval.report.curves import Marks, curve_figure, draw_controls, draw_over_steps
 from griffin_eval.report.heatmaps import draw_heatmaps
 from griffin_eval.report.paired import differences
-from griffin_eval.report.results import ReportError, make_labels, read, step_of, step_of_revision
+from griffin_eval.report.results import (
+    ReportError,
+    make_labels,
+    read,
+    read_samples,
+    step_of,
+    step_of_revision,
+)
 from griffin_eval.report.verdicts import holm, verdicts
 
 TASKS = ["griffin_phonebook", "griffin_pydoc_choice"]
@@ -330,6 +337,23 @@ def test_samples_that_are_cut_off_are_refused(tmp_path):
         handle.write('\n{"doc_hash": "2", "pro')
     with pytest.raises(ReportError, match="line 3.*cut off"):
         differences(read([file, cut]))
+
+
+def test_samples_hold_what_ends_a_line_elsewhere(tmp_path):
+    """lm_eval writes these characters as they are."""
+    file = write_run(tmp_path, samples={"t": [1]})
+    samples = tmp_path / "samples_t_a.jsonl"
+    sample = json.loads(samples.read_text()) | {"resps": "a\u2028b\u2029c\x85d"}
+    samples.write_text(json.dumps(sample, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert [*read_samples(read([file])[0].samples["t"])["none"].values()] == [sample]
+
+
+def test_a_file_cut_off_within_a_character_is_refused(tmp_path):
+    file = write_run(tmp_path, samples={"t": [1]})
+    samples = tmp_path / "samples_t_a.jsonl"
+    samples.write_bytes(samples.read_bytes() + '\n{"doc": "ü'.encode()[:-1])
+    with pytest.raises(ReportError, match="line 2.*cut off"):
+        read_samples(read([file])[0].samples["t"])
 
 
 def test_runs_without_a_common_item_are_not_compared_but_reported(tmp_path):
