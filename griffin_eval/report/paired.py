@@ -121,9 +121,10 @@ def not_compared(runs: list[Run], compared: list[Difference]) -> list[tuple[str,
 
 
 def metrics_of(*samples: dict[str, Any]) -> list[str]:
-    """Names of the metrics of samples, without their bounds."""
+    """Names of the metrics of samples, without their bounds, and without ``capacity``, of which a
+    sample holds a length in place of a weight."""
     names = dict.fromkeys(name for sample in samples for name in sample.get("metrics", []))
-    return [name for name in names if not name.endswith(("_low", "_high"))]
+    return [name for name in names if not name.endswith(("_low", "_high")) and name != "capacity"]
 
 
 def _same_weights(one: dict[str, Any], other: dict[str, Any]) -> bool:

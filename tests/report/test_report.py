@@ -224,6 +224,15 @@ def test_items_of_a_cluster_are_taken_together(tmp_path):
     assert d.largest == 6
 
 
+def test_a_capacity_is_not_compared_item_by_item(tmp_path):
+    """Its samples hold a length, which is no weight, and may depend on the tokenizer."""
+    base, other = (
+        write_run(tmp_path, name, samples={"t": [{"m": 1, "capacity": [1.0, n, "20 0"]}]})
+        for name, n in (("a", 20), ("b", 30))
+    )
+    assert [(d.metric, d.items) for d in differences(read([base, other], ["a", "b"]))] == [("m", 1)]
+
+
 def test_metrics_without_intervals_get_those_of_lm_evals_standard_error(tmp_path):
     (run,) = read([write_run(tmp_path)])
     (point,) = run.points
