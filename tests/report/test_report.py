@@ -24,6 +24,7 @@ from griffin_eval.cli.main import app
 from griffin_eval.drawing import COLORS
 from griffin_eval.errors import BadInput
 from griffin_eval.lm.model import GriffinLM
+from griffin_eval.report import curves
 from griffin_eval.report.curves import Marks, curve_figure, draw_controls, draw_over_steps
 from griffin_eval.report.heatmaps import draw_heatmaps
 from griffin_eval.report.paired import differences
@@ -246,6 +247,8 @@ def test_runs_are_told_apart_by_what_differs(tmp_path):
     assert make_labels([base, hf], [file] * 2) == ["griffin jax", "hf float32"]
     steps = [base | {"model_args": {"pretrained": f"runs/{n}"}} for n in (100, 200)]
     assert make_labels(steps, [file] * 2) == ["100", "200"]
+    both = steps + [base | {"model_args": {"pretrained": f"more/{n}"}} for n in (100, 200)]
+    assert make_labels(both, [file] * 4) == ["runs/100", "runs/200", "more/100", "more/200"]
     assert make_labels([base], [file]) == ["m"]
     same = make_labels([base, base], [file, tmp_path / "results_y.json"])
     assert same == ["m (results_x)", "m (results_y)"]
@@ -277,6 +280,40 @@ def test_checkpoints_of_a_training_become_curves_over_the_step(tmp_path):
     done = report(*files, "--output", tmp_path / "out")
     assert done.exit_code == 0
     assert (tmp_path / "out" / "figures" / "t_acc_over_steps.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("models", "steps", "names"),
+    [
+        ([{"pretrained": "A/{}"}, {"pretrained": "B/{}"}], (100, 200), ["A", "B"]),
+        ([{"pretrained": f"/{x}/run/{{}}/f"} for x in "AB"], (1, 2), ["A/run/f", "B/run/f"]),
+        (
+            [{"pretrained": "run/step_{}", "dtype": d} for d in ("float32", "bfloat16")],
+            (16, 32, 64),
+            ["float32", "bfloat16"],
+        ),
+        ([{"pretrained": "m", "revision": "step{}-tokens{}B"}], (100, 200), [""]),
+        ([{"pretrained": "{}", "tokenizer": "{}"}], (100, 200), [""]),
+        ([{"pretrained": "{}", "max_length": n} for n in (16, 32)], (16, 32), None),
+    ],
+)
+def test_each_training_has_curves_of_its_own(tmp_path, monkeypatch, models, steps, names):
+    files, of_training = [], {}
+    names = names or ["max_length=16", "max_length=32"]
+    for model, name in zip(models, names, strict=True):
+        for step in steps:
+            arguments = {key: str(value).replace("{}", str(step)) for key, value in model.items()}
+            config = {"model_args": arguments, "model_dtype": arguments.get("dtype")}
+            of_training[name, step] = value = len(files) / 100
+            results = {"t": {"acc@8,none": value}}
+            files.append(write_run(tmp_path, str(len(files)), results, config=config))
+    drawn = []
+    monkeypatch.setattr(curves, "_line", lambda axes, *line: drawn.append(line))
+    (chart,) = draw_over_steps(read(files), tmp_path / "figures")
+    assert chart.name == "t_acc_over_steps"
+    assert [label for label, *_ in drawn] == [f"{name} at 8".strip() for name in names]
+    for name, (_, points, _) in zip(names, drawn, strict=True):
+        assert [(x, p.value) for x, p in points] == [(s, of_training[name, s]) for s in steps]
 
 
 def test_controls_and_depths_share_figures(tmp_path):
