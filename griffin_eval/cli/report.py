@@ -84,7 +84,7 @@ def report(
         tables.run_table(runs),
         tables.published_table(runs),
         tables.number_table(runs),
-        tables.difference_table(compared),
+        tables.difference_table(runs, compared),
         tables.parity_table(runs),
         tables.throughput_table(runs),
     ]

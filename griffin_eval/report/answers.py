@@ -16,7 +16,7 @@ from griffin_eval.report.charts import (
 )
 from griffin_eval.report.curves import controls_name
 from griffin_eval.report.labels import TOKENS, bounded, exact_number, x_label
-from griffin_eval.report.paired import Difference
+from griffin_eval.report.paired import Difference, each_item_once
 from griffin_eval.report.results import Point, Run
 from griffin_eval.report.verdicts import Verdict
 
@@ -183,8 +183,7 @@ def _agree(runs: Sequence[Run], compared: Sequence[Difference], folder: Path) ->
         return None
     frameworks = {_framework(by_label[label]) for d in own for label in (d.run, d.baseline)}
     largest = max(own, key=lambda d: d.largest)
-    flips = sum((d.gained or 0) + (d.lost or 0) for d in own)
-    binary = sum(d.items for d in own if d.gained is not None)
+    flips, binary = _flips(own)
     sentence = f"{' and '.join(sorted(frameworks))}: "
     if binary:
         flipped = f"{flips} of {binary} right or wrong answers differ"
@@ -202,6 +201,26 @@ def _agree(runs: Sequence[Run], compared: Sequence[Difference], folder: Path) ->
     title = "The largest differences between the frameworks, in the mean over items"
     chart = _differences_chart(rows, folder, "frameworks", title) if rows else None
     return Answer("Do the frameworks agree?", f"{sentence}.", chart)
+
+
+def _flips(compared: Sequence[Difference]) -> tuple[int, int]:
+    """The number of right or wrong answers that differ, and of all of them.
+
+    An answer counts once, however many metrics it has: of each task by the one that differs most.
+    """
+    tasks: dict[tuple[str, str], dict[str, Difference]] = {}
+    for d in compared:
+        if d.gained is not None:
+            tasks.setdefault((d.task, d.run), {})[d.metric] = d
+    flips = items = 0
+    for of_task in tasks.values():
+        counted = []
+        for quantity in dict.fromkeys(metric.partition("@")[0] for metric in of_task):
+            own = [of_task[metric] for metric in each_item_once(quantity, of_task)]
+            differing = sum((d.gained or 0) + (d.lost or 0) for d in own)
+            counted.append((differing, sum(d.items for d in own)))
+        flips, items = (a + b for a, b in zip((flips, items), max(counted), strict=True))
+    return flips, items
 
 
 def _same_model(one: Run, other: Run) -> bool:

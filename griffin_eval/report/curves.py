@@ -29,7 +29,7 @@ from griffin_eval.report.labels import (
     x_label,
     y_label,
 )
-from griffin_eval.report.results import Point, Run
+from griffin_eval.report.results import Point, Run, differing, without_step
 
 MARKERS = "osD^vPX"
 LINES = ("-", "--", "-.", ":")
@@ -184,13 +184,13 @@ def _cases_figure(runs: list[Run], points: list[list[Point]], quantity: str) -> 
 
 
 def _trainings(runs: list[Run]) -> dict[str, list[Run]]:
-    """Runs of more than one step of a training, by their label without the step."""
+    """Runs of more than one step of a training, by what tells it from the others; "" if alone."""
     trainings: dict[str, list[Run]] = {}
-    for run in runs:
-        if run.step is not None:
-            words = (word for word in run.label.split() if str(run.step) not in word)
-            trainings.setdefault(" ".join(words), []).append(run)
-    return {name: own for name, own in trainings.items() if len({r.step for r in own}) > 1}
+    steps = [run for run in runs if run.step is not None]
+    for run, name in zip(steps, differing([without_step(run) for run in steps]), strict=True):
+        trainings.setdefault(name, []).append(run)
+    named = {name: own for name, own in trainings.items() if len({r.step for r in own}) > 1}
+    return named if len(trainings) > 1 else dict(zip([""], named.values(), strict=False))
 
 
 def _line(axes: Axes, label: str, points: list[tuple[float, Point]], index: int) -> None:

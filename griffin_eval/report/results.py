@@ -11,8 +11,8 @@ from griffin_eval.errors import BadInput
 
 NEEDED = ("results", "configs", "higher_is_better", "n-samples", "config")
 # The fields of a sample that identify its item in all runs. The document does not: its row may have
-# columns that depend on the model.
-ITEM = ("doc_id", "prompt_hash", "target_hash", "filter")
+# columns that depend on the model. A sample of each filter is of the same item.
+ITEM = ("doc_id", "prompt_hash", "target_hash")
 _STEP = re.compile(r"(?:step|ckpt|checkpoint)?[-_]?(\d+)")
 _STEP_OF_REVISION = re.compile(r"(?:step|ckpt|checkpoint|iter)[-_/]?(\d+)")
 
@@ -125,11 +125,24 @@ def step_of_revision(revision: str) -> int | None:
 
 
 def make_labels(configs: Sequence[dict[str, Any]], files: Sequence[Path]) -> list[str]:
-    """Labels of the runs: the model, and those of its arguments that differ between runs."""
+    """Unique labels of the runs: those of `differing`, and the file where these are equal."""
+    labels = differing(configs)
+    if len(set(labels)) < len(labels):  # the same model, at another time or on other tasks
+        labels = [f"{label} ({file.stem})" for label, file in zip(labels, files, strict=True)]
+    return labels
+
+
+def differing(configs: Sequence[dict[str, Any]]) -> list[str]:
+    """The model of each run, and those of its arguments that differ between runs.
+
+    A checkpoint is named by the last part of its path, or by as many as tell all of them apart.
+    """
     described = []
-    for config in configs:
-        arguments = _arguments(config)
-        name = Path(str(arguments.get("pretrained", ""))).name or str(config["model"])
+    given = [_arguments(config) for config in configs]
+    parts = _parts_needed({Path(str(one.get("pretrained", ""))) for one in given})
+    for config, arguments in zip(configs, given, strict=True):
+        path = Path(str(arguments.get("pretrained", "")))
+        name = str(Path(*path.parts[-parts:])) if path.name else str(config["model"])
         own = {key: value for key, value in arguments.items() if key != "pretrained"}
         told = {
             "pretrained": name,
@@ -140,31 +153,60 @@ def make_labels(configs: Sequence[dict[str, Any]], files: Sequence[Path]) -> lis
         described.append(own | {key: value for key, value in told.items() if value})
     keys = ["pretrained", "model", "framework", "dtype"]
     keys += sorted({key for one in described for key in one} - set(keys))
-    differing = [k for k in keys if len({str(one.get(k)) for one in described}) > 1]
-    shown = differing or ["pretrained"]
-    labels = [" ".join(_shown(key, one[key]) for key in shown if key in one) for one in described]
-    if len(set(labels)) < len(labels):  # the same model, at another time or on other tasks
-        labels = [f"{label} ({file.stem})" for label, file in zip(labels, files, strict=True)]
-    return labels
+    shown = [k for k in keys if len({str(one.get(k)) for one in described}) > 1] or ["pretrained"]
+    return [" ".join(_shown(key, one[key]) for key in shown if key in one) for one in described]
 
 
-def read_samples(file: Path) -> dict[str, dict[str, Any]]:
-    """The samples of a task, by the fields of `ITEM`.
+def without_step(run: Run) -> dict[str, Any]:
+    """The configuration of a run, without what names its step: what all steps of a training share.
+
+    The revision is left out, or else the part of the checkpoint's path that `step_of` reads.
+    """
+    arguments, path = dict(run.arguments), run.pretrained
+    if arguments.get("tokenizer") == path:
+        del arguments["tokenizer"]
+    if arguments.pop("revision", None) is None:
+        parts = list(Path(path).parts)
+        steps = [index for index, part in enumerate(parts) if _STEP.fullmatch(part)]
+        del parts[steps[-1] : steps[-1] + 1]
+        path = os.path.join("", *parts)
+    return run.config | {"model_args": arguments | {"pretrained": path}}
+
+
+def read_samples(file: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """The samples of a task, by filter and then by the fields of `ITEM`.
 
     Raises:
         ReportError: a line that is no sample of lm_eval.
     """
-    samples = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            sample = json.loads(line)
-            samples[" ".join(str(sample[part]) for part in ITEM)] = sample
-        except (ValueError, KeyError, TypeError):
-            raise ReportError(
-                f"{file}, line {number}: expected a sample as lm_eval --log_samples writes it; the "
-                "file may be cut off"
-            ) from None
+    samples: dict[str, dict[str, dict[str, Any]]] = {}
+    with file.open("rb") as lines:  # as text they would also end at U+2028, which a sample may hold
+        for number, line in enumerate(lines, 1):
+            try:
+                sample = json.loads(line)
+                key = " ".join(str(sample[part]) for part in ITEM)
+                samples.setdefault(str(sample["filter"]), {})[key] = sample
+            except (ValueError, KeyError, TypeError):
+                raise ReportError(
+                    f"{file}, line {number}: expected a sample as lm_eval --log_samples writes it; "
+                    "the file may be cut off"
+                ) from None
     return samples
+
+
+def x_of(text: str) -> float | str:
+    """The x of a metric ``quantity@x``: a number, or the name of a case."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _parts_needed(paths: set[Path]) -> int:
+    """As many last parts of paths as tell them apart."""
+    longest = max((len(path.parts) for path in paths), default=0)
+    each = (n for n in range(1, longest) if len({p.parts[-n:] for p in paths}) == len(paths))
+    return next(each, max(longest, 1))
 
 
 def _shown(key: str, value: Any) -> str:
@@ -245,17 +287,10 @@ def _points(content: dict[str, Any]) -> Iterator[Point]:
             if low is None and isinstance(error, int | float):
                 low, high = value - 1.96 * error, value + 1.96 * error
             low, high = (b if _is_estimate(b) else None for b in (low, high))
-            yield Point(task, quantity, _number(x) if at else None, value, low, high, documents)
+            yield Point(task, quantity, x_of(x) if at else None, value, low, high, documents)
 
 
 def _is_estimate(value: Any) -> bool:
     if isinstance(value, str):
         return value.startswith(("<", ">"))
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text

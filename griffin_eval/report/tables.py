@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from griffin_eval.report.labels import bounded
-from griffin_eval.report.paired import Difference
+from griffin_eval.report.paired import Difference, not_compared
 from griffin_eval.report.published import BENCHMARKS, PUBLISHED, SOURCES
 from griffin_eval.report.results import Point, Run
 from griffin_eval.report.verdicts import Verdict
@@ -95,8 +95,8 @@ def number_table(runs: list[Run]) -> Table:
     return Table("Numbers", ["task", "quantity", "at", *(r.label for r in runs)], rows, note)
 
 
-def difference_table(differences: list[Difference]) -> Table | None:
-    """The runs compared item by item; None if no run was."""
+def difference_table(runs: list[Run], differences: list[Difference]) -> Table | None:
+    """The runs compared item by item, with a note on those that could not be; None without both."""
     rows = [
         [
             d.task,
@@ -115,7 +115,11 @@ def difference_table(differences: list[Difference]) -> Table | None:
         "Over the items that both runs have. Flips: right in the first run only, and in the second "
         "only; p: McNemar's exact test of no difference, which takes items as independent."
     )
-    return Table("Item by item", headings, rows, note) if rows else None
+    lacking = not_compared(runs, differences)
+    if lacking:
+        told = "; ".join(f"{task}: {run} and {baseline}" for task, run, baseline in lacking)
+        note += f" Not compared, since they have no item in common: {told}."
+    return Table("Item by item", headings, rows, note) if rows or lacking else None
 
 
 def write_verdicts(found: list[Verdict], file: Path) -> None:

@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from griffin_eval import intervals
-from griffin_eval.report.paired import item_of, mcnemar
+from griffin_eval.report.paired import (
+    common_items,
+    compared_name,
+    each_item_once,
+    item_of,
+    mcnemar,
+    metrics_of,
+)
 from griffin_eval.report.results import ReportError, Run, read_samples
 
 LEVEL = 0.05  # probability of a verdict on any task by chance
@@ -22,14 +29,16 @@ class Verdict(NamedTuple):
 
     Attributes:
         task: lm_eval's name of it.
-        metric: the task's first metric of which a direction is known; of a curve its quantity, over
-            all points.
+        metric: the task's first metric of which a direction is known, with its first filter, by its
+            name in `griffin_eval.report.paired.compared_name`; of a curve its quantity, over all
+            numbers x unless the quantity itself is a metric.
         items: number of items that both runs have.
         mean: mean difference, the run minus the other, weighted as the metric is.
         p: probability of such a difference by chance, corrected for the number of tasks (Holm).
         detectable: smallest difference that would have been seen with a probability of `POWER`; 0
-            where all items are equal and not right or wrong, infinite where none would have been:
-            with one cluster, or too few for any number of changes from right to wrong.
+            where all clusters moved alike and are not right or wrong, infinite where none would
+            have been: with one cluster, or too few of them for the sign test, if they moved alike
+            or are right or wrong.
         verdict: ``better``, ``worse`` or ``no difference``.
     """
 
@@ -95,25 +104,25 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def _compare(run: Run, other: Run, task: str) -> _Compared:
-    ours, theirs = read_samples(run.samples[task]), read_samples(other.samples[task])
-    common = [key for key in theirs if key in ours]
+    common = common_items(read_samples(run.samples[task]), read_samples(other.samples[task]))
     if not common:
         raise ReportError(
             f"{run.samples[task]} and {other.samples[task]} have no item in common: they are of "
-            "other documents or prompts"
+            "other documents or prompts, or cut by another tokenizer"
         )
     directions: dict[str, bool] = {}
     for (named, metric), higher in other.higher_is_better.items():
         if named == task and higher is not None:
             directions.setdefault(metric.partition("@")[0], bool(higher))
-    metrics = dict.fromkeys(m for key in common for m in theirs[key].get("metrics", []))
+    filter_name, items = next(iter(common.items()))
+    metrics = metrics_of(*(sample for _, _, sample in items))
     for quantity in dict.fromkeys(metric.partition("@")[0] for metric in metrics):
         if quantity not in directions:
             continue
-        names = [metric for metric in metrics if metric.partition("@")[0] == quantity]
+        names = each_item_once(quantity, metrics)
         pairs = [
-            (item_of(ours[key].get(name), key), item_of(theirs[key].get(name), key))
-            for key in common
+            (item_of(name, own.get(name), key), item_of(name, theirs.get(name), key))
+            for key, own, theirs in items
             for name in names
         ]
         both = [(a, b) for a, b in pairs if a and b and math.isfinite(a[0]) and math.isfinite(b[0])]
@@ -122,13 +131,13 @@ def _compare(run: Run, other: Run, task: str) -> _Compared:
             right_or_wrong = all({a[0], b[0]} <= {0.0, 1.0} for a, b in both)
             return _Compared(
                 task,
-                quantity,
+                compared_name(quantity, filter_name),
                 directions[quantity],
                 [a[0] - b[0] for a, b in both],
                 [b[1] for _, b in both],
                 [b[2] for _, b in both],
                 right_or_wrong,
-                right_or_wrong and alone and all(a[1] == b[1] == 1 for a, b in both),
+                right_or_wrong and alone and all(b[1] == 1 for _, b in both),
             )
     raise ReportError(
         f"{other.path}: {task} has no metric that is a number for each item and of which is known "
@@ -140,7 +149,7 @@ def _test(one: _Compared) -> tuple[float, float]:
     """The p-value of no difference, and the standard error of the mean difference.
 
     Items that are right or wrong and independent have McNemar's exact test, others Student's over
-    clusters.
+    clusters; where all clusters moved alike, which shows no variance, the exact sign test.
     """
     from scipy import stats
 
@@ -152,8 +161,8 @@ def _test(one: _Compared) -> tuple[float, float]:
     mean = sum(one.values) / sum(one.weights)
     if groups == 1 or mean == 0:
         return 1.0, error
-    if error == 0:
-        return 0.0, error
+    if _alike(error, mean):
+        return _sign_test(groups), error
     return float(2 * stats.t.sf(abs(mean) / error, groups - 1)), error
 
 
@@ -164,6 +173,8 @@ def _detectable(one: _Compared, error: float, tasks: int) -> float:
     groups, level = len(set(one.clusters)), LEVEL / tasks
     if groups == 1:
         return math.inf
+    if _alike(error, sum(one.values) / sum(one.weights)) and _sign_test(groups) >= level:
+        return math.inf
     freedom = groups - 1
     seen = error * float(stats.t.ppf(1 - level / 2, freedom) + stats.t.ppf(POWER, freedom))
     if one.right_or_wrong:  # so many clusters must change, all to one side, for McNemar's test
@@ -171,6 +182,16 @@ def _detectable(one: _Compared, error: float, tasks: int) -> float:
         if seen > 1:
             return math.inf
     return seen
+
+
+def _alike(error: float, mean: float) -> bool:
+    """Whether all clusters moved alike, but for rounding."""
+    return error <= 1e-9 * abs(mean)
+
+
+def _sign_test(groups: int) -> float:
+    """The p-value of so many clusters that all moved to one side."""
+    return min(1.0, 2 * 0.5**groups)
 
 
 def unseen(found: Sequence[Verdict], wanted: float) -> list[Verdict]:

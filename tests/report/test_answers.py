@@ -88,6 +88,26 @@ def test_frameworks_and_changes(tmp_path):
     assert "1 task worse: a (acc -0.2); no tasks better; 2 tasks without" in answer.sentence
 
 
+def test_an_answer_with_several_metrics_differs_once(tmp_path):
+    """A phonebook's points, acc and acc_norm of a choice, and two lengths of another task."""
+    torch, jax = run("torch", model_framework="torch"), run("jax", model_framework="jax")
+    compared = [
+        Difference(task, metric, "jax", "torch", items, 0.0, None, None, 1.0, flips, 0, 1.0)
+        for task, metric, items, flips in (
+            ("book", "exact_match", 4, 1),
+            ("book", "exact_match@20", 4, 1),
+            ("book", "exact_match_by_depth@10", 4, 1),
+            ("choice", "acc", 10, 1),
+            ("choice", "acc_norm", 10, 3),
+            ("heads", "accuracy@64", 6, 0),
+            ("heads", "accuracy@128", 6, 1),
+            ("heads", "accuracy@inside_window", 6, 1),
+        )
+    ]
+    answer = found([torch, jax], compared=compared, folder=tmp_path)["Do the frameworks agree?"]
+    assert "5 of 26 right or wrong answers differ" in answer.sentence
+
+
 def test_nothing_asked_is_nothing_said():
     assert not found([run("A", [Point("arc_easy", "acc", None, 0.5, 0.4, 0.6, 9)])])
 

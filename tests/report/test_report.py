@@ -24,10 +24,18 @@ from griffin_eval.cli.main import app
 from griffin_eval.drawing import COLORS
 from griffin_eval.errors import BadInput
 from griffin_eval.lm.model import GriffinLM
+from griffin_eval.report import curves
 from griffin_eval.report.curves import Marks, curve_figure, draw_controls, draw_over_steps
 from griffin_eval.report.heatmaps import draw_heatmaps
 from griffin_eval.report.paired import differences
-from griffin_eval.report.results import ReportError, make_labels, read, step_of, step_of_revision
+from griffin_eval.report.results import (
+    ReportError,
+    make_labels,
+    read,
+    read_samples,
+    step_of,
+    step_of_revision,
+)
 from griffin_eval.report.verdicts import holm, verdicts
 
 TASKS = ["griffin_phonebook", "griffin_pydoc_choice"]
@@ -165,9 +173,14 @@ def test_differences_are_those_of_the_samples(runs):
 
 # From here on: files as lm_eval writes them, with numbers made up.
 
+FIELDS = ("doc_id", "prompt_hash", "target_hash", "filter")
+
 
 def write_run(folder, name="a", results=None, samples=None, config=None, **content):
-    """A file of results, and its samples; gives the file."""
+    """A file of results, and its samples; gives the file.
+
+    A sample is the value of the metric m, or values by metric and other fields of the sample.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     results = {"t": {"acc,none": 0.5, "acc_stderr,none": 0.1}} if results is None else results
     file = folder / f"results_{name}.json"
@@ -183,8 +196,8 @@ def write_run(folder, name="a", results=None, samples=None, config=None, **conte
     for task, of_task in (samples or {}).items():
         lines = (
             {"doc_id": i, "prompt_hash": "p", "target_hash": "t", "filter": "none"}
-            | {"doc_hash": name, "metrics": ["m"], "m": m}
-            for i, m in enumerate(of_task)
+            | {"doc_hash": name, "metrics": [key for key in m if key not in FIELDS], **m}
+            for i, m in enumerate(m if isinstance(m, dict) else {"m": m} for m in of_task)
         )
         (folder / f"samples_{task}_{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
     return file
@@ -212,6 +225,15 @@ def test_items_of_a_cluster_are_taken_together(tmp_path):
     assert d.largest == 6
 
 
+def test_a_capacity_is_not_compared_item_by_item(tmp_path):
+    """Its samples hold a length, which is no weight, and may depend on the tokenizer."""
+    base, other = (
+        write_run(tmp_path, name, samples={"t": [{"m": 1, "capacity": [1.0, n, "20 0"]}]})
+        for name, n in (("a", 20), ("b", 30))
+    )
+    assert [(d.metric, d.items) for d in differences(read([base, other], ["a", "b"]))] == [("m", 1)]
+
+
 def test_metrics_without_intervals_get_those_of_lm_evals_standard_error(tmp_path):
     (run,) = read([write_run(tmp_path)])
     (point,) = run.points
@@ -225,6 +247,8 @@ def test_runs_are_told_apart_by_what_differs(tmp_path):
     assert make_labels([base, hf], [file] * 2) == ["griffin jax", "hf float32"]
     steps = [base | {"model_args": {"pretrained": f"runs/{n}"}} for n in (100, 200)]
     assert make_labels(steps, [file] * 2) == ["100", "200"]
+    both = steps + [base | {"model_args": {"pretrained": f"more/{n}"}} for n in (100, 200)]
+    assert make_labels(both, [file] * 4) == ["runs/100", "runs/200", "more/100", "more/200"]
     assert make_labels([base], [file]) == ["m"]
     same = make_labels([base, base], [file, tmp_path / "results_y.json"])
     assert same == ["m (results_x)", "m (results_y)"]
@@ -256,6 +280,40 @@ def test_checkpoints_of_a_training_become_curves_over_the_step(tmp_path):
     done = report(*files, "--output", tmp_path / "out")
     assert done.exit_code == 0
     assert (tmp_path / "out" / "figures" / "t_acc_over_steps.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("models", "steps", "names"),
+    [
+        ([{"pretrained": "A/{}"}, {"pretrained": "B/{}"}], (100, 200), ["A", "B"]),
+        ([{"pretrained": f"/{x}/run/{{}}/f"} for x in "AB"], (1, 2), ["A/run/f", "B/run/f"]),
+        (
+            [{"pretrained": "run/step_{}", "dtype": d} for d in ("float32", "bfloat16")],
+            (16, 32, 64),
+            ["float32", "bfloat16"],
+        ),
+        ([{"pretrained": "m", "revision": "step{}-tokens{}B"}], (100, 200), [""]),
+        ([{"pretrained": "{}", "tokenizer": "{}"}], (100, 200), [""]),
+        ([{"pretrained": "{}", "max_length": n} for n in (16, 32)], (16, 32), None),
+    ],
+)
+def test_each_training_has_curves_of_its_own(tmp_path, monkeypatch, models, steps, names):
+    files, of_training = [], {}
+    names = names or ["max_length=16", "max_length=32"]
+    for model, name in zip(models, names, strict=True):
+        for step in steps:
+            arguments = {key: str(value).replace("{}", str(step)) for key, value in model.items()}
+            config = {"model_args": arguments, "model_dtype": arguments.get("dtype")}
+            of_training[name, step] = value = len(files) / 100
+            results = {"t": {"acc@8,none": value}}
+            files.append(write_run(tmp_path, str(len(files)), results, config=config))
+    drawn = []
+    monkeypatch.setattr(curves, "_line", lambda axes, *line: drawn.append(line))
+    (chart,) = draw_over_steps(read(files), tmp_path / "figures")
+    assert chart.name == "t_acc_over_steps"
+    assert [label for label, *_ in drawn] == [f"{name} at 8".strip() for name in names]
+    for name, (_, points, _) in zip(names, drawn, strict=True):
+        assert [(x, p.value) for x, p in points] == [(s, of_training[name, s]) for s in steps]
 
 
 def test_controls_and_depths_share_figures(tmp_path):
@@ -318,26 +376,57 @@ def test_other_refusals(tmp_path):
     assert report(file, "-o", out, "--overwrite").exit_code == 0
 
 
-def test_samples_that_are_cut_off_or_of_other_documents_are_refused(tmp_path):
+def test_samples_that_are_cut_off_are_refused(tmp_path):
     file = write_run(tmp_path / "a", samples={"t": [1, 0]})
     cut = write_run(tmp_path / "b", samples={"t": [1, 0]})
     with (cut.parent / "samples_t_a.jsonl").open("a") as handle:
         handle.write('\n{"doc_hash": "2", "pro')
     with pytest.raises(ReportError, match="line 3.*cut off"):
         differences(read([file, cut]))
-    other = write_run(tmp_path / "c", samples={"t": [1]})
-    samples = other.parent / "samples_t_a.jsonl"
-    samples.write_text(samples.read_text().replace('"p"', '"q"'))
-    with pytest.raises(ReportError, match="no item in common"):
-        differences(read([file, other]))
+
+
+def test_samples_hold_what_ends_a_line_elsewhere(tmp_path):
+    """lm_eval writes these characters as they are."""
+    file = write_run(tmp_path, samples={"t": [1]})
+    samples = tmp_path / "samples_t_a.jsonl"
+    sample = json.loads(samples.read_text()) | {"resps": "a\u2028b\u2029c\x85d"}
+    samples.write_text(json.dumps(sample, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert [*read_samples(read([file])[0].samples["t"])["none"].values()] == [sample]
+
+
+def test_a_file_cut_off_within_a_character_is_refused(tmp_path):
+    file = write_run(tmp_path, samples={"t": [1]})
+    samples = tmp_path / "samples_t_a.jsonl"
+    samples.write_bytes(samples.read_bytes() + '\n{"doc": "ü'.encode()[:-1])
+    with pytest.raises(ReportError, match="line 2.*cut off"):
+        read_samples(read([file])[0].samples["t"])
+
+
+def test_runs_without_a_common_item_are_not_compared_but_reported(tmp_path):
+    old, new = pair(tmp_path, {"t": [1, 0]}, {"t": [{"prompt_hash": "q", "m": 1}]})
+    done = report(old, new, "-o", tmp_path / "out", "--labels", "A,B")
+    assert done.exit_code == 0, done.exception
+    assert "no item in common: t: B and A." in (tmp_path / "out" / "report.html").read_text()
+    against = ["--against", old, "-o", tmp_path / "judged"]
+    assert "no item in common" in sentence(report(new, *against))
+
+
+def test_texts_of_other_sizes_are_other_items(tmp_path):
+    """As where tokenizers cut a document at the same number of tokens, but other bytes."""
+    old = [{"loss@8": [9.0, 8, f"d{i}"], "m": [12.0, 40 - i, f"d{i}"]} for i in range(9)]
+    new = [{"loss@8": [5.0, 8, f"d{i}"], "m": [9.0, 40, f"d{i}"]} for i in range(9)]
+    other, run = read(pair(tmp_path, {"t": old}, {"t": new}), ["old", "new"])
+    assert {(d.metric, d.items) for d in differences([other, run])} == {("loss@8", 1), ("m", 1)}
+    (one,) = verdicts(run, other)
+    assert one.items == 1 and one.verdict == "no difference"
 
 
 # One run judged by another
 
 
-def pair(tmp_path, old, new, higher=True):
+def pair(tmp_path, old, new, higher=True, metrics=("m",)):
     """The two runs, of samples by task."""
-    better = {task: {"m": higher} for task in old}
+    better = {task: dict.fromkeys(metrics, higher) for task in old}
     results = {task: {"m,none": 0.5} for task in old}
     return [
         write_run(tmp_path / name, results=results, samples=samples, higher_is_better=better)
@@ -423,6 +512,73 @@ def test_a_regression_and_a_run_too_small_fail(tmp_path):
     assert report(same, *judge, "--detect", "0.1").exit_code == 0
     done = report(same, *judge, "--detect", "0.02")
     assert done.exit_code == 1 and "too few items" in done.output
+
+
+@pytest.mark.parametrize(
+    ("metric", "name", "sample", "change"),
+    [
+        ("word_perplexity", "ln(word_perplexity)", lambda ll: [ll, 4], -0.5),
+        ("byte_perplexity", "ln(byte_perplexity)", lambda ll: [ll, 4], -0.5),
+        ("bits_per_byte", "bits_per_byte", lambda ll: [ll, 4], -0.5 / math.log(2)),
+        ("perplexity", "ln(perplexity)", lambda ll: ll, -2.0),
+        ("bits_per_byte@8", "bits_per_byte@8", lambda ll: [-ll, 4, "book"], -0.5),
+    ],
+)
+def test_log_likelihoods_count_the_other_way_round(tmp_path, metric, name, sample, change):
+    """lm_eval keeps the log-likelihood of an item, of which more is better."""
+    old, new = ([{metric: sample(-90.0 + 2 * up + i)} for i in range(9)] for up in (0, 1))
+    other, run = read(pair(tmp_path, {"t": old}, {"t": new}, False, [metric]), ["old", "new"])
+    (one,), (d,) = verdicts(run, other), differences([other, run])
+    assert one.mean == pytest.approx(change) == d.mean
+    assert d.metric == name and one.metric == name.partition("@")[0]
+    assert one.verdict == ("no difference" if metric == "bits_per_byte@8" else "better")
+
+
+def test_an_item_with_several_filters_is_one(tmp_path):
+    """Five of eight answers change, which is chance still; both filters find them."""
+
+    def samples(right):
+        names = ("strict-match", "flexible-extract")
+        return [{"doc_id": i, "filter": f, "m": int(i < right)} for f in names for i in range(8)]
+
+    other, run = read(pair(tmp_path, {"t": samples(0)}, {"t": samples(5)}), ["old", "new"])
+    (one,) = verdicts(run, other)
+    assert (one.metric, one.items, one.verdict) == ("m (strict-match)", 8, "no difference")
+    assert one.p == 2 / 2**5
+    found = {d.metric: (d.items, d.gained, d.p) for d in differences([other, run])}
+    assert found == dict.fromkeys(("m (strict-match)", "m (flexible-extract)"), (8, 5, one.p))
+
+
+@pytest.mark.parametrize("change", [1.0, 0.1])
+@pytest.mark.parametrize(("clusters", "verdict"), [(2, "no difference"), (6, "better")])
+def test_clusters_that_all_moved_alike_have_the_sign_test(tmp_path, clusters, verdict, change):
+    """Without a variance Student's test would call any two of them certain."""
+    books = [f"book {i}" for i in range(clusters) for _ in range(3)]
+    old, new = ([{"m": [m, 1, book]} for book in books] for m in (0.0, change))
+    other, run = read(pair(tmp_path, {"t": old}, {"t": new}), ["old", "new"])
+    (one,) = verdicts(run, other)
+    assert one.p == 2 / 2**clusters and one.verdict == verdict
+    assert math.isinf(one.detectable) == (verdict == "no difference")
+
+
+@pytest.mark.parametrize(
+    ("names", "quantity"),
+    [
+        (("exact_match", "exact_match@20", "exact_match@inside_window"), "exact_match"),
+        (("accuracy@64", "accuracy@inside_window", "accuracy_by_distance@32"), "accuracy"),
+    ],
+)
+def test_a_question_counts_once_however_many_points_it_has(tmp_path, names, quantity):
+    """Each with its bounds, as the curve tasks write them; five of six change, which is chance."""
+    metrics = [name + bound for name in names for bound in ("", "_low", "_high")]
+    old, new = (
+        [dict.fromkeys(metrics, [float(i < right), 1, f"64 {i}"]) for i in range(6)]
+        for right in (0, 5)
+    )
+    other, run = read(pair(tmp_path, {"t": old}, {"t": new}, metrics=metrics), ["old", "new"])
+    (one,) = verdicts(run, other)
+    assert (one.metric, one.items) == (quantity, 6)
+    assert one.p == 2 / 2**5 and one.verdict == "no difference"
 
 
 def test_what_cannot_be_judged_is_refused(tmp_path):
