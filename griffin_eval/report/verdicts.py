@@ -163,7 +163,9 @@ def _test(one: _Compared) -> tuple[float, float]:
         return 1.0, error
     if _alike(error, mean):
         return _sign_test(groups), error
-    return float(2 * stats.t.sf(abs(mean) / error, groups - 1)), error
+    p = float(2 * stats.t.sf(abs(mean) / error, groups - 1))
+    # So few clusters of right or wrong items may be nearly alike by chance.
+    return max(p, _sign_test(groups)) if one.right_or_wrong else p, error
 
 
 def _detectable(one: _Compared, error: float, tasks: int) -> float:
