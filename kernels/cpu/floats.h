@@ -8,6 +8,7 @@
 typedef enum { FLOAT32, BFLOAT16, FLOAT16 } Type;
 
 typedef uint32_t Words __attribute__((vector_size(64)));
+typedef int32_t Signed __attribute__((vector_size(64)));
 typedef uint32_t StoredWords __attribute__((vector_size(64), aligned(2), may_alias));
 
 INLINE size_t bytes_of(Type type) { return type == FLOAT32 ? 4 : 2; }
@@ -27,15 +28,15 @@ INLINE uint32_t bits_of(float value) {
 // The numbers whose 16 bits are the upper ones of each word.
 INLINE Vector upper(Words words, Type type) {
   if (type == BFLOAT16) return (Vector)(words & 0xffff0000);
-  // The exponent of float16 is 112 less. A subnormal number is read as one that has its bits behind
-  // those of 2^-14, which is then taken away: as a float32 it would be subnormal as well, which is
-  // zero to the threads of XLA. What is infinite or no number stays so.
-  const Words magnitude = (words & 0x7fff0000) >> 3;
-  const Words subnormal = (Words)(magnitude < 0x00800000);
-  const Vector raised = (Vector)(magnitude + 0x38000000 + (subnormal & 0x00800000));
-  const Words finite = (Words)(raised - (Vector)(subnormal & 0x38800000));
-  const Words special = (Words)(magnitude >= 0x0f800000) & 0x7f800000;
-  return (Vector)(finite | special | (words & 0x80000000));
+  // The exponent of float16 is 112 less: raised by 224, so that what is infinite or no number
+  // stays so, it is 112 too much, which a product sets right. (XLA's threads take subnormal float32 for
+  // zero.) A subnormal number m 2^-24 is 2^97 + m 2^87 then instead of m 2^88: what is below 2^98 has
+  // its distance to 2^98 taken away once more.
+  const Words raised = (words >> 3 & 0x0fffe000) | 0x70000000;
+  const Vector excess = (Vector)raised - as_float((98 + 127) << 23);
+  const Vector less = (Vector)((Words)((Signed)excess >> 31) & (Words)excess);  // where it is negative
+  const Vector magnitude = ((Vector)raised + less) * as_float((127 - 112) << 23);
+  return (Vector)((Words)magnitude | (words & 0x80000000));
 }
 
 typedef struct {
@@ -52,12 +53,10 @@ INLINE float load_one(const void *array, int64_t i, Type type) {
   if (type == FLOAT32) return ((const float *)array)[i];
   const uint32_t half = ((const uint16_t *)array)[i];
   if (type == BFLOAT16) return as_float(half << 16);
-  const uint32_t magnitude = (half & 0x7fff) << 13;
-  const uint32_t special = magnitude >= 0x0f800000 ? 0x7f800000 : 0;
-  const uint32_t subnormal = magnitude < 0x00800000 ? 0xffffffff : 0;  // as `upper` reads it
-  const float raised = as_float(magnitude + 0x38000000 + (subnormal & 0x00800000));
-  const uint32_t finite = bits_of(raised - as_float(subnormal & 0x38800000));
-  return as_float(finite | special | (half & 0x8000) << 16);
+  const uint32_t raised = (half & 0x7fff) << 13 | 0x70000000;  // as `upper` reads it
+  const uint32_t doubled = bits_of(as_float(raised) * 2.0f - as_float((98 + 127) << 23));
+  const float least = as_float(doubled < raised ? doubled : raised);  // none is negative
+  return as_float(bits_of(least * as_float((127 - 112) << 23)) | (half & 0x8000) << 16);
 }
 
 // The nearest number of a type, the even one of two.
