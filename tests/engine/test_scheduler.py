@@ -136,15 +136,15 @@ def test_a_cancelled_request_frees_everything():
 @pytest.mark.parametrize("length", [1, 60])
 def test_a_tree_of_many_requests_is_cut(length, monkeypatch):
     """Short ones count for the memory of their edges."""
-    monkeypatch.setattr(prompt_reader, "MOST_TOKENS", 2000)
-    scheduler, asked = few("torch"), [random_ids(length + 1, n) for n in range(300)]
+    monkeypatch.setattr(prompt_reader, "MOST_TOKENS", 1000)
+    scheduler, asked = few("torch"), [random_ids(length + 1, n) for n in range(60)]
     answers = []
     for ids in asked:
         answers.append(ask(scheduler, ids, score_from=1, top=1))
         scheduler.run()
     (root,) = scheduler._prompts.roots.values()
     edges = list(root.below())
-    assert sum(len(edge.tokens) + prompt_reader.EDGE_TOKENS for edge in edges) < 2000 + 500
+    assert sum(len(edge.tokens) + prompt_reader.EDGE_TOKENS for edge in edges) < 1000 + 250
     assert len(edges) > 5
     for ids, answer in zip(asked, answers, strict=True):
         check_scores(ids, answer.scores)

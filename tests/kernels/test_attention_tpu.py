@@ -85,7 +85,7 @@ def as_on_a_tpu(monkeypatch, attention):
 
     trial = functools.cache(tpu_jax._fault.__wrapped__)  # one that has not run yet
     monkeypatch.setattr(tpu_jax, "_fault", trial)
-    where = SimpleNamespace(platform=lambda x: "tpu", framework=devices.framework)
+    where = SimpleNamespace(**vars(devices) | {"platform": lambda x: "tpu"})
     monkeypatch.setattr(api, "devices", where)
     monkeypatch.setattr(tpu_jax, "attend_rows", counted)
     return calls
