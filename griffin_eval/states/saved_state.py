@@ -111,9 +111,8 @@ def save_whole(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, s
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
-            with unfinished.open(
-                "xb"
-            ) as file:  # for whom the umask allows, unlike a temporary file
+            # For whom the umask allows, unlike a temporary file.
+            with unfinished.open("xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

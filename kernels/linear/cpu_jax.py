@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from griffin_eval.kernels import devices
 from griffin_eval.kernels.cpu import compiled
+from griffin_eval.kernels.linear.shapes import check_widths
 
 MOST_ROWS = {"float32": 16, "bfloat16": 16, "float16": 32}  # of which it is the fastest
 
@@ -44,11 +45,7 @@ def product(x: Float[Array, "*N I"], weight: Float[Array, "O I"]) -> Float[Array
     Raises:
         ValueError: x and weight do not have as many inputs.
     """
-    if x.shape[-1] != weight.shape[1]:
-        raise ValueError(
-            f"linear: x must have the {weight.shape[1]} inputs of a weight of "
-            f"{list(weight.shape)}, found {x.shape[-1]} in an x of {list(x.shape)}"
-        )
+    check_widths(x, weight)
     rows = x.astype(jnp.float32).reshape(-1, x.shape[-1])
     out = ShapeDtypeStruct((len(rows), len(weight)), jnp.float32)
     y = jax.ffi.ffi_call("griffin_linear", out, vmap_method="sequential")(rows, weight)

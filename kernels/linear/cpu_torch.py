@@ -10,7 +10,8 @@ from torch import Tensor
 
 from griffin_eval.config import Activation
 from griffin_eval.kernels.cpu import compiled
-from griffin_eval.kernels.linear.packed_torch import THEN, PackedMatrix, check_widths, takes
+from griffin_eval.kernels.linear.packed_torch import THEN, PackedMatrix, takes
+from griffin_eval.kernels.linear.shapes import check_widths
 
 # Up to so many rows the compiled kernel is the fastest: of bfloat16, for which processors have
 # products of their own, it gains where the time is that of reading the weight.

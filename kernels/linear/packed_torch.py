@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from griffin_eval.kernels.cpu import compiled
+from griffin_eval.kernels.linear.shapes import check_widths
 
 BLOCK = 64  # elements that have a scale in common
 PACKINGS = ("nf4", "affine-4", "affine-8", "fp4", "int8")  # in the order of linear/packed.c
@@ -210,16 +211,3 @@ def takes(x: Tensor, outputs: int, bias: Tensor | None, other: Tensor | None) ->
         and other.shape == (*x.shape[:-1], outputs)
         and not (graded and other.requires_grad)
     )
-
-
-def check_widths(x: Tensor, weight: Tensor | PackedMatrix) -> None:
-    """Kernels would read and write what is behind.
-
-    Raises:
-        ValueError: x and weight do not have as many inputs.
-    """
-    if x.shape[-1] != weight.shape[1]:
-        raise ValueError(
-            f"linear: x must have the {weight.shape[1]} inputs of a weight of "
-            f"{list(weight.shape)}, found {x.shape[-1]} in an x of {list(x.shape)}"
-        )
