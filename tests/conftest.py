@@ -10,6 +10,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from xla_options import QUICK_FLAGS
 
 pytest_plugins = ["fixtures_checkpoint"]
 
@@ -39,9 +40,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["XDG_CACHE_HOME"] = own_caches.name
 # JAX compiles quickly rather than well, which is most of the tests' time; the same to rounding.
 # `make test-slow` sets this to nothing, and compiles as users do.
-os.environ.setdefault(
-    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-)
+os.environ.setdefault("XLA_FLAGS", QUICK_FLAGS)
 
 # Compiling takes seconds the first time, and cores may be shared.
 hypothesis.settings.register_profile("griffin", deadline=None)

@@ -8,13 +8,14 @@ import jax
 import numpy as np
 import pytest
 from flax import traverse_util
-from parity import BASE, QUICK_COMPILE, tokens, weights
+from parity import BASE, tokens, weights
 from parity_oracles import deepmind_config, relaxed_jax
 from parity_twins import TWINS, twin
 from recurrentgemma.jax import Griffin
 from recurrentgemma.jax import layers as deepmind_layers
 from recurrentgemma.jax import modules as deepmind_modules
 from safetensors.numpy import save_file
+from xla_options import QUICK_COMPILE
 
 from griffin_eval.analysis.cache_sizes import cache_sizes, parameter_bytes
 from griffin_eval.analysis.flops import reading_flops

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from xla_options import QUICK_FLAGS
 
 import griffin_eval
 from griffin_eval.cli.main import app
@@ -42,7 +43,7 @@ def test_blocks_run(page, tmp_path):
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         # Commands run to their end here; other tests compile as users do, and look at numbers.
-        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false",
+        "XLA_FLAGS": QUICK_FLAGS,
     }
     for language, text in blocks(page):
         if language == "bash":

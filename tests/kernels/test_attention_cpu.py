@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from parity import QUICK_COMPILE
+from xla_options import QUICK_COMPILE
 
 from griffin_eval.kernels.attention import api, cpu_jax, cpu_torch, reference
 from griffin_eval.kernels.cpu import compiled

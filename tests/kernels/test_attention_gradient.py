@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from parity import QUICK_COMPILE
+from xla_options import QUICK_COMPILE
 
 from griffin_eval.kernels.attention import api, plain_jax
 

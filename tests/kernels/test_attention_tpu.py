@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from parity import BASE, QUICK_COMPILE, relative_error
+from parity import BASE, relative_error
 from slow import slow
+from xla_options import QUICK_COMPILE
 
 from griffin_eval.bench.scan.tpu_compiler import TARGETS, compile_for
 from griffin_eval.kernels import devices

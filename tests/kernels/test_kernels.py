@@ -11,8 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parity import QUICK_COMPILE, compare
+from parity import compare
 from slow import fast, slow
+from xla_options import QUICK_COMPILE
 
 from griffin_eval.kernels import devices
 from griffin_eval.kernels.cpu import compiled

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
-from parity import QUICK_COMPILE, relative_error
+from parity import relative_error
 from slow import exhaustive
+from xla_options import QUICK_COMPILE
 
 from griffin_eval.bench.scan.tpu_compiler import TARGETS, compile_for
 from griffin_eval.kernels.rglru import reference

@@ -12,12 +12,13 @@ import parity_reference
 import pytest
 import torch
 from flax import nnx
-from parity import BASE, PAPER, QUICK_COMPILE, relative_error, tokens, weights
+from parity import BASE, PAPER, relative_error, tokens, weights
 from parity_oracles import DeepMindJax, relaxed_jax
 from parity_twins import TWINS, leaves, twin
 from recurrentgemma.jax import layers as deepmind_layers
 from recurrentgemma.jax import modules as deepmind_modules
 from slow import fast
+from xla_options import QUICK_COMPILE
 
 from griffin_eval.config import HAWK
 from griffin_eval.kernels.rglru import plain_scan_jax, plain_scan_torch, reference

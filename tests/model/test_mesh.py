@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slow import fast, slow
+from xla_options import QUICK_FLAGS
 
 from griffin_eval.config import PRESETS
 from griffin_eval.errors import ArgumentError
@@ -24,10 +25,6 @@ FAMILIES = ["griffin", "hawk", "mqa"]
 UNEVEN = ["two heads on four devices", "odd vocabulary", "complex gates"]
 GROUPED = "two heads of keys"
 UNTIED = "a head of its own"
-
-
-# As in conftest.py: for lists of programs whose results do not hang on it.
-QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 
 
 def worker(calls: list[list], devices: int = 4, flags: str | None = None) -> list[dict]:
@@ -150,7 +147,7 @@ def test_devices_say_to_each_other_what_the_split_needs(name):
     ids=len,
 )
 def test_a_training_step_says_what_the_plan_lists(cases):
-    results = worker([["counted_in_training", *case] for case in cases], flags=QUICKLY)
+    results = worker([["counted_in_training", *case] for case in cases], flags=QUICK_FLAGS)
     for case, found in zip(cases, results, strict=True):
         assert found["differences"][0] == [] and len(found["differences"][1]) == 1, case
         assert set(found["kinds"]) <= {"all-reduce", "all-gather"}, case
@@ -167,7 +164,7 @@ def test_a_training_step_says_what_the_plan_lists(cases):
 )
 def test_training_over_a_mesh_is_training(cases):
     """Of 20 steps: over a mesh and then another one, and on one device, a mesh, and one device."""
-    results = worker([["trained", *case] for case in cases], flags=QUICKLY)
+    results = worker([["trained", *case] for case in cases], flags=QUICK_FLAGS)
     for (model, data, devices, _), found in zip(cases, results, strict=True):
         assert (found["data"], found["model"]) == (data, devices // data)
         alone, meshed, moved = (np.array(losses) for losses in found["losses"])

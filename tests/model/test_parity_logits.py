@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from parity import (
     BASE,
-    FULL_COMPILE,
     MODELS,
     PAPER,
     PAPER_DIALECT,
@@ -24,6 +23,7 @@ from parity_oracles import ORACLES
 from parity_reference import reference_logits
 from parity_twins import TWINS, twin
 from slow import fast
+from xla_options import FULL_COMPILE
 
 LONG = 2 * BASE.visible_keys + 3
 LENGTHS = (1, 2, 3, 5, BASE.visible_keys - 1, BASE.visible_keys, BASE.visible_keys + 1, LONG)

@@ -13,9 +13,10 @@ import jax
 import numpy as np
 import pytest
 from fixtures_engine import continuations, random_ids, scores
-from parity import BASE, MODELS, QUICK_COMPILE, weights
+from parity import BASE, MODELS, weights
 from parity_twins import JaxTwin
 from slow import slow
+from xla_options import QUICK_COMPILE
 
 from griffin_eval.engine.generation import Prompt
 from griffin_eval.engine.limits import Limits

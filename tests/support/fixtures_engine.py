@@ -3,8 +3,9 @@
 from functools import cache
 
 import numpy as np
-from parity import BASE, QUICK_COMPILE, weights
+from parity import BASE, weights
 from parity_reference import reference_logits
+from xla_options import QUICK_COMPILE
 
 from griffin_eval.engine.generation import generate
 from griffin_eval.engine.limits import Limits

@@ -14,8 +14,9 @@ import optax
 from fixtures_engine import continuations, random_ids, scores
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
-from parity import BASE, QUICK_COMPILE, relative_error, weights
+from parity import BASE, relative_error, weights
 from tiny_checkpoints import write_source
+from xla_options import QUICK_COMPILE
 
 from griffin_eval.bench.shard.collectives import collectives
 from griffin_eval.bench.shard.measured import Sizes

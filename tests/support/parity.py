@@ -99,11 +99,6 @@ TOLERANCES: dict[tuple[str, str], float] = {
     ("torch - jax", "gradients, float64"): 1.5e-13,
 }
 
-# Compiles JAX code several times faster, and computes the same to rounding.
-QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-# As for users, whatever XLA_FLAGS say.
-FULL_COMPILE = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
-
 
 def compare(record_parity: Callable, pair: str, quantity: str, found, expected) -> None:
     """Asserts that two arrays, or two sequences of arrays, agree within the table's tolerance."""

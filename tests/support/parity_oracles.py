@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 import transformers
-from parity import QUICK_COMPILE
 from parity_twins import to_numpy
 from recurrentgemma import common
 from recurrentgemma import jax as deepmind_jax
 from recurrentgemma import torch as deepmind_torch
+from xla_options import QUICK_COMPILE
 
 from griffin_eval.config import GriffinConfig
 

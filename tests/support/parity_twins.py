@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from flax import nnx
-from parity import QUICK_COMPILE, weights
+from parity import weights
+from xla_options import QUICK_COMPILE
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.model_jax import decoding as jax_decoding

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parity import QUICK_COMPILE
 from programs import griffin_eval
 from slow import exhaustive, fast, slow
+from xla_options import QUICK_COMPILE
 
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.source.steps import FINISHED_FILE
