@@ -2,11 +2,15 @@
 
 XLA allocates every array of a step anew and frees it again. By default glibc maps large arrays and
 returns them to the kernel, which clears their pages at the next step: up to half of the time of a
-small model's step.
+small model's step. Where JAX computes on an accelerator these arrays are not of glibc, and many
+threads that compile would wait for each other at its one heap.
 """
 
 import ctypes
+import os
 import sys
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 
 # The parameters of glibc's mallopt (malloc.h), and their values here.
 SETTINGS = {
@@ -18,7 +22,8 @@ SETTINGS = {
 
 
 def use_one_heap() -> bool:
-    """Has all threads of this process allocate from one heap, which keeps what they free, for good.
+    """Has all threads of this process allocate from one heap, which keeps what they free, for good,
+    if JAX will compute on the CPU.
 
     To be called before JAX starts its threads. The memory of the process does not shrink from then
     on, and is larger than its arrays by what lies between them: for training, whose steps are all
@@ -27,7 +32,15 @@ def use_one_heap() -> bool:
     Returns:
         Whether the C library took all settings; one that is not glibc has none, and is left alone.
     """
-    if not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux") or not _only_cpu():
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and all([mallopt(*setting) for setting in SETTINGS.items()])
+
+
+def _only_cpu() -> bool:
+    """Whether JAX can find no other device: by JAX_PLATFORMS, else by what is installed."""
+    if asked := os.environ.get("JAX_PLATFORMS"):
+        return asked == "cpu"
+    modules = "jax_plugins", "libtpu"
+    return not entry_points(group="jax_plugins") and not any(map(find_spec, modules))

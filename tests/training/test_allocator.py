@@ -1,6 +1,7 @@
 """Memory that a training process frees is used again, without page faults, and only there."""
 
 import ctypes
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,10 +43,12 @@ GLIBC = pytest.mark.skipif(
 )
 
 
-def faults(call: str, right: str) -> int:
+def faults(call: str, right: str, platforms: str = "cpu") -> int:
     """Page faults of a thread that allocates, fills and frees three times what it freed before."""
     program = PROGRAM.format(call=call, right=right)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    environment = os.environ | {"JAX_PLATFORMS": platforms}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
 
@@ -54,6 +57,20 @@ def faults(call: str, right: str) -> int:
 def test_memory_that_was_freed_is_not_cleared_again():
     assert faults("use_one_heap()", "True") < 100
     assert faults("None", "None") > 90  # as it is without: three mappings, of huge pages at best
+
+
+@GLIBC
+def test_accelerators_leave_glibc_alone():
+    """There many threads compile, and arrays are not glibc's."""
+    assert faults("use_one_heap()", "False", platforms="cuda,cpu") > 90
+
+
+def test_without_a_choice_what_is_installed_decides(monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS")
+    for plugins, module, right in ([], None, True), (["cuda"], None, False), ([], "libtpu", False):
+        monkeypatch.setattr(allocator, "entry_points", lambda group, found=plugins: found)
+        monkeypatch.setattr(allocator, "find_spec", {module: "found"}.get)
+        assert allocator._only_cpu() == right
 
 
 @pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
