@@ -13,7 +13,7 @@ WORKERS := -n 2 --dist worksteal
 # Fast tests that test-slow runs again, where JAX compiles as it does for users.
 COMPILED := tests/engine tests/lm/test_lm.py tests/model/test_parity_precision.py
 
-.PHONY: figures demo test test-slow test-exhaustive test-oldest test-newest soak soak-serve kills flips fuzz faults faults-remote wheel types check format clean
+.PHONY: figures demo test test-slow test-exhaustive test-gpu test-oldest test-newest soak soak-serve kills flips fuzz faults faults-remote wheel types check format clean
 
 demo: $(STAMP)
 	$(BIN)/python -m griffin_eval.demo $(if $(FULL),--full)
@@ -29,6 +29,11 @@ test-slow: $(STAMP)
 # More of the kinds that test-slow has: other models, targets and counts. Half an hour more.
 test-exhaustive: $(STAMP)
 	XLA_FLAGS= $(BIN)/pytest $(WORKERS) -m "exhaustive and not gpu" $(ARGS)
+
+# Needs a GPU, and builds of torch and JAX for it: PYTHON of an environment that has them.
+test-gpu:
+	JAX_PLATFORMS=cuda,cpu XLA_FLAGS= XLA_PYTHON_CLIENT_PREALLOCATE=false \
+		$(PYTHON) -P -m pytest -m gpu $(ARGS) tests/engine/test_gpu.py tests/kernels/test_kernels_triton.py
 
 # One framework at a time, each in one thread, so that the machine has one left.
 MINUTES ?= 45

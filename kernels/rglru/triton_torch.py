@@ -99,26 +99,32 @@ def rglru(
         raise NotImplementedError("the Triton kernels have no complex gates")
     check_rglru(x, gates, h0, resets, lengths, starts)
     _check_dtypes(x=x, h0=h0, **gates._asdict())
-    layout = _layout(x, resets, lengths, starts, chunks)
+    layout = _layout(x, resets, lengths, starts, chunks, gates=True)
     return _RGLRU.apply(x, h0, layout, *gates[:5])  # type: ignore[no-any-return]
 
 
-def time_chunks(segments: int, longest: int, width: int, processors: int) -> int:
+def time_chunks(
+    segments: int, longest: int, width: int, processors: int, *, gates: bool = False
+) -> int:
     """How many parts to cut time into so that the programs fill the device.
 
-    One, where segments and columns alone give every multiprocessor two programs: then each array is
-    read once. Otherwise as many as give it eight, though inputs are then read twice.
+    One, where segments and columns alone do: then each array is read once. Otherwise as many as
+    fill it, though inputs are then read twice. The scan waits for memory: it is cut below two
+    programs a multiprocessor, and into eight. The RG-LRU waits for its arithmetic as well, and is
+    fastest with about twenty.
 
     Args:
         segments: recurrences that are independent of each other.
         longest: tokens of the longest of them, at least an upper bound.
         width: columns, D.
         processors: multiprocessors of the device.
+        gates: whether decays are made of gates.
     """
     programs = segments * -(-width // _COLUMNS)
-    if not programs or programs >= 2 * processors:
+    fewest, wanted = (15, 20) if gates else (2, 8)
+    if not programs or programs >= fewest * processors:
         return 1
-    return max(1, min(-(-8 * processors // programs), longest // _SHORTEST))
+    return max(1, min(round(wanted * processors / programs), longest // _SHORTEST))
 
 
 def unsupported(x: Tensor, gates: Gates | None, starts: Tensor | None) -> str | None:
@@ -352,6 +358,7 @@ def _layout(
     lengths: Tensor | None,
     starts: Tensor | None,
     chunks: int | None,
+    gates: bool = False,
 ) -> _Layout:
     kernels = _kernels()
     if not (x.is_cuda or kernels.INTERPRETED):
@@ -359,7 +366,7 @@ def _layout(
     batch, rows, width = x.shape
     segments = batch if starts is None else len(starts)
     if chunks is None:
-        chunks = time_chunks(segments, rows, width, _processors(x.device))
+        chunks = time_chunks(segments, rows, width, _processors(x.device), gates=gates)
     return _Layout(
         resets=None if resets is None else resets.contiguous().view(torch.uint8),
         starts=None if starts is None else starts.contiguous(),

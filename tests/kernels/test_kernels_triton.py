@@ -5,6 +5,7 @@ Those marked ``gpu`` run the same on a CUDA device.
 
 import functools
 import importlib.util
+import itertools
 import re
 import subprocess
 import sys
@@ -261,7 +262,11 @@ def test_time_is_cut_only_where_a_device_would_be_idle():
     assert triton_torch.time_chunks(1, 1, 2560, 132) == 1
     assert triton_torch.time_chunks(0, 0, 2560, 132) == 1
     chunks = triton_torch.time_chunks(1, 8192, 2560, 132)
-    assert 8 * 132 <= 40 * chunks <= 9 * 132
+    assert 7 * 132 <= 40 * chunks <= 9 * 132
+    for rows in (1, 8):  # as many programs whatever the rows
+        chunks = triton_torch.time_chunks(rows, 8192, 2560, 132, gates=True)
+        assert 19 * 132 <= 40 * rows * chunks <= 21 * 132
+    assert triton_torch.time_chunks(64, 2048, 2560, 132, gates=True) == 1
 
 
 def test_what_cannot_be_is_said(device):
@@ -406,7 +411,7 @@ def check_builds(found, capability, dtype, config, tmp_path):
         if (
             dtype == torch.float32
             and launch.kernel != "scan_chunks"
-            and config.kwargs["STEPS"] == 8
+            and (config.kwargs["STEPS"], config.kwargs["BLOCK"]) == (8, 64)
         ):
             assert re.search(r"ld\.global\.v[24]", kernel.asm["ptx"])  # several columns at once
 
@@ -415,7 +420,7 @@ def check_builds(found, capability, dtype, config, tmp_path):
 @pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), slow(90, torch.float32)])
 @pytest.mark.parametrize("op", ["linear_scan", "rglru"])
 def test_kernels_build_without_a_device(op, capability, dtype, compiled, monkeypatch, tmp_path):
-    config = importlib.import_module(KERNELS).CONFIGS[0]
+    config = importlib.import_module(KERNELS).FEW_STEPS[0]
     found = launches(monkeypatch, op, dtype, 1)
     assert [launch.kernel for launch in found] == ["forward", "backward"]
     check_builds(found, capability, dtype, config, tmp_path)
@@ -423,7 +428,7 @@ def test_kernels_build_without_a_device(op, capability, dtype, compiled, monkeyp
 
 @OLDER_HOOK
 def test_phases_build_without_a_device(compiled, monkeypatch, tmp_path):
-    config = importlib.import_module(KERNELS).CONFIGS[0]
+    config = importlib.import_module(KERNELS).FEW_STEPS[0]
     found = launches(monkeypatch, "linear_scan", torch.float32, 2)
     phases = ["forward", "scan_chunks", "forward", "backward", "scan_chunks", "backward"]
     assert [launch.kernel for launch in found] == phases
@@ -431,13 +436,15 @@ def test_phases_build_without_a_device(compiled, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("op", ["linear_scan", "rglru"])
-def test_every_config_builds(op, capability, dtype, number, compiled, monkeypatch, tmp_path):
-    configs = importlib.import_module(KERNELS).CONFIGS
-    assert len(configs) == 3
-    for chunks in (1, 2):
+def test_every_config_builds(op, capability, dtype, compiled, monkeypatch, tmp_path):
+    kernels = importlib.import_module(KERNELS)
+    given = kernels.forward_configs(None if op == "rglru" else "given")
+    assert [len(given), len(kernels.FEW_STEPS)] == [3 if op == "rglru" else 4, 3]
+    for config, chunks in itertools.product(given, (1, 2)):
         found = launches(monkeypatch, op, dtype, chunks)
-        check_builds(found, capability, dtype, configs[number], tmp_path)
+        chosen_from = {"forward": given, "backward": kernels.FEW_STEPS, "scan_chunks": given}
+        found = [launch for launch in found if config in chosen_from[launch.kernel]]
+        check_builds(found, capability, dtype, config, tmp_path)
