@@ -300,7 +300,11 @@ def test_no_device_and_no_triton_are_said(monkeypatch):
 def test_benchmark_runs_what_it_times(device, monkeypatch):
     if device == "cpu":
         monkeypatch.setattr(gpu, "_seconds", lambda call: call() is None or 1.0)
-    rows = gpu.measure([(1, 4, 6)], ["float32"], device)
+    # Peers compile for minutes.
+    monkeypatch.setattr(gpu, "absent_peers", lambda: dict.fromkeys(gpu.PEERS, "not asked for"))
+    told: list[str] = []
+    rows = gpu.measure([(1, 4, 6)], ["float32"], device, told.append)
+    assert len(told) == len(rows) and "RG-LRU, griffin: 1 x 4 x 6, float32" in told
     ours = [row["operation"] for row in rows if row["implementation"] == "griffin"]
     assert ours == ["scan", "scan, backward", "RG-LRU", "RG-LRU, backward"]
     assert gpu.timing_table(rows).row_count == len(rows)

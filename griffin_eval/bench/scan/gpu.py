@@ -35,8 +35,16 @@ def measure(
     shapes: Sequence[tuple[int, int, int]] = SHAPES,
     dtypes: Sequence[str] = ("float32", "bfloat16"),
     device: str = "cuda",
+    tell: Callable[[str], Any] = lambda line: None,
 ) -> list[dict[str, Any]]:
     """Times everything: medians, as rows of `COLUMNS`.
+
+    Args:
+        shapes: batch, tokens and width of each.
+        dtypes: of the arrays.
+        device: as PyTorch names it.
+        tell: called with a line about what is timed next; a kernel of a peer may compile for
+            minutes before its first time.
 
     Raises:
         ArgumentError: there is no CUDA device.
@@ -52,6 +60,7 @@ def measure(
         target = torch.empty_like(source)
         rate = 2 * source.nbytes / _seconds(partial(target.copy_, source))
         for operation, implementation, arrays, call in _calls(x):
+            tell(f"{operation}, {implementation}: {' x '.join(map(str, shape))}, {dtype}")
             seconds = _seconds(call)
             fraction = arrays * x.nbytes / seconds / rate
             row = (operation, implementation, shape, dtype, seconds, fraction)

@@ -53,7 +53,7 @@ def bench_scan(
     elif target == "cuda":
         from griffin_eval.bench.scan import gpu as bench
 
-        rows = bench.measure()
+        rows = bench.measure(tell=tell)
     else:
         choose_framework("jax")
         from griffin_eval.bench.scan import tpu as bench
