@@ -366,7 +366,9 @@ def _layout(
     batch, rows, width = x.shape
     segments = batch if starts is None else len(starts)
     if chunks is None:
-        chunks = time_chunks(segments, rows, width, _processors(x.device), gates=gates)
+        # Packed segments are shorter than their row, so that most of many chunks would be empty.
+        many = gates and starts is None
+        chunks = time_chunks(segments, rows, width, _processors(x.device), gates=many)
     return _Layout(
         resets=None if resets is None else resets.contiguous().view(torch.uint8),
         starts=None if starts is None else starts.contiguous(),
