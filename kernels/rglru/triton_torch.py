@@ -111,7 +111,7 @@ def time_chunks(
     One, where segments and columns alone do: then each array is read once. Otherwise as many as
     fill it, though inputs are then read twice. The scan waits for memory: it is cut below two
     programs a multiprocessor, and into eight. The RG-LRU waits for its arithmetic as well, and is
-    fastest with about twenty.
+    fastest with nineteen or more.
 
     Args:
         segments: recurrences that are independent of each other.
@@ -121,10 +121,10 @@ def time_chunks(
         gates: whether decays are made of gates.
     """
     programs = segments * -(-width // _COLUMNS)
-    fewest, wanted = (15, 20) if gates else (2, 8)
+    fewest, wanted = (15, 19) if gates else (2, 8)
     if not programs or programs >= fewest * processors:
         return 1
-    return max(1, min(round(wanted * processors / programs), longest // _SHORTEST))
+    return max(1, min(-(-wanted * processors // programs), longest // _SHORTEST))
 
 
 def unsupported(x: Tensor, gates: Gates | None, starts: Tensor | None) -> str | None:
