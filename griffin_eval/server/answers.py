@@ -1,89 +1,17 @@
 """Answers of one request as they come from the scheduler, and as the API writes them."""
 
 import asyncio
-import re
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import orjson
 
 from griffin_eval.engine.live.requests import NewToken, PromptScores
+from griffin_eval.server.logprobs import TokenNames, written
 from griffin_eval.text.tokenizer import Tokenizer
 
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-def _byte_of_character() -> dict[str, int]:
-    """The bytes that a byte-level vocabulary writes as printable characters, as GPT-2's does."""
-    kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in kept]
-    written = {chr(byte): byte for byte in kept}
-    return written | {chr(256 + number): byte for number, byte in enumerate(others)}
-
-
-_BYTE_OF_CHARACTER = _byte_of_character()
 _MARGIN = 16  # tokens before a stop string that its first token may depend on
-
-
-class TokenNames:
-    """Text of single tokens.
-
-    Args:
-        tokenizer: of the model.
-    """
-
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
-        self.text = lru_cache(1 << 16)(self._text)
-        self.width = lru_cache(1 << 16)(self._width)
-
-    def _text(self, token: int) -> str:
-        piece = self._tokenizer.piece(token)
-        if "\u2581" in piece:
-            return piece.replace("\u2581", " ")
-        text = self._tokenizer.decode([token], skip_special_tokens=False)
-        return self._bytes(token) if "\ufffd" in text or not text else text
-
-    def _bytes(self, token: int) -> str:
-        if (found := self.bytes_of(token)) is None:
-            return f"token_id:{token}"
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)
-
-    def bytes_of(self, token: int) -> bytes | None:
-        """What a token stands for in UTF-8, which may be a part of a character; None of a token
-        that stands for no text."""
-        piece = self._tokenizer.piece(token)
-        if byte := _BYTE.fullmatch(piece):
-            return bytes([int(byte[1], 16)])
-        if "\u2581" in piece:
-            return piece.replace("\u2581", " ").encode()
-        text = self._tokenizer.decode([token], skip_special_tokens=True)
-        if "\ufffd" not in text:
-            return text.encode() or None
-        try:  # of a vocabulary that writes each byte as a character
-            return bytes(_BYTE_OF_CHARACTER[one] for one in piece)
-        except KeyError:
-            return None
-
-    def _width(self, token: int) -> int:
-        """Number of characters of a text that begin in a token."""
-        text = self.text(token)
-        if not text.startswith(("bytes:", "token_id:")):
-            return len(text)
-        return sum(byte & 0xC0 != 0x80 for byte in self.bytes_of(token) or b"")
-
-    def keyed(self, values: dict[int, float]) -> dict[str, float]:
-        """Values of tokens by the tokens' text, or by what tells those of equal texts apart."""
-        found = dict[str, float]()
-        for token, value in values.items():
-            key = self.text(token)
-            if key in found:
-                key = self._bytes(token)
-            if key in found:
-                key = f"token_id:{token}"
-            found[key] = value
-        return found
 
 
 class Answer:
@@ -208,8 +136,8 @@ class Completion:
     def finish_reason(self) -> str | None:
         return {"stop": "stop", "length": "length"}.get(self.answer.reason or "")
 
-    def logprobs(self, start: int = 0) -> dict[str, Any] | None:
-        """``logprobs`` of ``/v1/completions``, of the tokens from ``start`` on.
+    def logprobs(self, start: int = 0) -> orjson.Fragment | None:
+        """``logprobs`` of ``/v1/completions``, of the tokens from ``start`` on, as JSON.
 
         The first token of a prompt has null, but for a prompt behind a saved state. The token that
         ended a text is among them. Each call goes on where the one before has ended, or begins at
@@ -217,72 +145,36 @@ class Completion:
         """
         if self._top is None:
             return None
-        scores, given = self.answer.scores, self.answer.tokens
-        read = len(self.prompt) if self._echo and scores is not None else 0
-        new = given[max(start - read, 0) :]
-        ids = [token.id for token in new]
-        values: list[float | None] = [token.logprob for token in new]
-        tops: list[dict[str, float] | None] = []
-        for token in new:
-            if token.logprob is None:
-                tops.append(None)
-                continue
-            likeliest = token.top_tokens[None], token.top_logprobs[None]
-            tops += self._tops([token.id], [token.logprob], *likeliest)
+        scores, read = self.answer.scores, self._echoed
+        new = self.answer.tokens[max(start - read, 0) :]
+        ids = np.array([token.id for token in new], np.int64)
+        values = np.array([np.nan if one.logprob is None else one.logprob for one in new])
+        count = 0 if scores is None else scores.top_tokens.shape[1]
+        shape = len(new), len(new[0].top_tokens) if new else count
+        tops = np.array([one.top_tokens for one in new], np.int64).reshape(shape)
+        top_values = np.array([one.top_logprobs for one in new], np.float64).reshape(shape)
         if start < read and scores is not None:
-            first = [None] * (start == 0 and not self._follows)
-            begin = start + len(first) - (0 if self._follows else 1)
-            mine, scored = self.prompt[start:].tolist(), scores.logprobs[begin:].tolist()
-            likeliest = scores.top_tokens[begin:], scores.top_logprobs[begin:]
-            tops = [*first, *self._tops(mine[len(first) :], scored, *likeliest), *tops]
-            ids, values = mine + ids, [*first, *scored, *values]
+            first = int(start == 0 and not self._follows)  # which has none
+            known = slice(start + first - (0 if self._follows else 1), None)
+            none = np.zeros((first, count), np.int64)
+            ids = np.concatenate([self.prompt[start:], ids])
+            values = np.concatenate([np.full(first, np.nan), scores.logprobs[known], values])
+            tops = np.concatenate([none, scores.top_tokens[known], tops])
+            top_values = np.concatenate([none, scores.top_logprobs[known], top_values])
         if not start:
             self._offset = 0 if read else len(self._prompt_text)
-        texts = [self._names.text(token) for token in ids]
-        widths = [self._names.width(token) for token in ids]
+        different, which = np.unique(ids, return_inverse=True)
+        widths = np.array([self._names.width(token) for token in different.tolist()], int)[which]
         if start < read:
-            unseen = max(self._unseen - start, 0)
-            widths[:unseen] = [0] * unseen
-        offsets = (self._offset + np.cumsum([0, *widths])).tolist()
-        self._offset = offsets.pop()  # of what is asked for next
-        return {
-            "tokens": texts,
-            "token_logprobs": values,
-            "top_logprobs": tops,
-            "text_offset": offsets,
-        }
+            widths[: max(self._unseen - start, 0)] = 0
+        offsets = self._offset + np.cumsum([0, *widths])
+        self._offset = int(offsets[-1])  # of what is asked for next
+        return written(self._names, ids.tolist(), values, tops, top_values, offsets[:-1])
 
-    def _tops(
-        self,
-        tokens: list[int],
-        values: list[float],
-        top_tokens: np.ndarray,
-        top_logprobs: np.ndarray,
-    ) -> list[dict[str, float]]:
-        """``top_logprobs`` of N tokens: of the K likeliest ones, and of the token itself, which has
-        the same number there as in ``token_logprobs``.
-
-        Args:
-            tokens, values: N ids and log-probabilities.
-            top_tokens, top_logprobs: [N, K].
-        """
-        likeliest, logprobs = top_tokens.tolist(), top_logprobs.tolist()
-        text = {token: self._names.text(token) for token in {*tokens, *top_tokens.ravel().tolist()}}
-        rows = zip(tokens, values, likeliest, logprobs, strict=True)
-        if len(set(text.values())) < len(text):  # two tokens have one text
-            return [
-                self._names.keyed(dict(zip(ids, each, strict=True)) | {token: value})
-                for token, value, ids, each in rows
-            ]
-        if top_tokens.shape[1] == 1:  # many tokens of evaluation's prompts: no dict of ids
-            return [
-                {text[one]: logprob, text[token]: value} for token, value, [one], [logprob] in rows
-            ]
-        return [
-            {text[one]: logprob for one, logprob in zip(ids, each, strict=True)}
-            | {text[token]: value}
-            for token, value, ids, each in rows
-        ]
+    @property
+    def _echoed(self) -> int:
+        """Number of tokens of the prompt that have log-probabilities in the answer."""
+        return len(self.prompt) if self._echo and self.answer.scores is not None else 0
 
     def chat_logprobs(self, start: int = 0) -> dict[str, Any] | None:
         """``logprobs`` of ``/v1/chat/completions``."""
@@ -309,14 +201,14 @@ class Completion:
             ]
         }
 
-    def news(self, chat: bool) -> tuple[str, Any]:
-        """Text and log-probabilities that were not given yet."""
+    def news(self, chat: bool) -> tuple[str, Any, int]:
+        """Text and log-probabilities that were not given yet, and of how many tokens these are."""
         text, start = self.text, self._sent_tokens
         new, self._sent_text = text[self._sent_text :], max(len(text), self._sent_text)
         logprobs = self.chat_logprobs(start) if chat else self.logprobs(start)
         if logprobs is not None:
-            self._sent_tokens += len(logprobs["content" if chat else "tokens"])
-        return new, logprobs
+            self._sent_tokens = len(self.answer.tokens) + (0 if chat else self._echoed)
+        return new, logprobs, self._sent_tokens - start
 
 
 class Waker:

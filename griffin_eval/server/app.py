@@ -222,10 +222,9 @@ class _Server:
                     if index in ended or not (each.answer.tokens or reason):
                         continue
                     _check(each)
-                    text, logprobs = each.news(chat)
+                    text, logprobs, scored = each.news(chat)
                     if reason:
                         ended.add(index)
-                    scored = logprobs and logprobs["content" if chat else "tokens"]
                     if not (text or reason or scored):
                         continue
                     choice: dict[str, Any] = {"index": index, "logprobs": logprobs}

@@ -1,14 +1,16 @@
 """Parts of an answer, as they are streamed, are together what the whole answer is."""
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece_models import train_sentencepiece
 
 from griffin_eval.checkpoints import folder
-from griffin_eval.engine.live.requests import NewToken
-from griffin_eval.server.answers import Answer, Completion, TokenNames
+from griffin_eval.engine.live.requests import NewToken, PromptScores
+from griffin_eval.server.answers import Answer, Completion
+from griffin_eval.server.logprobs import TokenNames
 from griffin_eval.text.load import load_tokenizer
 
 TEXT = "The café's 東京 🙂  don't . , \n\n e\u0301 END of it"
@@ -22,6 +24,10 @@ def tokenizer(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("pieces")
     train_sentencepiece(path)
     return load_tokenizer(path)
+
+
+def read(logprobs):
+    return orjson.loads(orjson.dumps(logprobs))
 
 
 def told(tokenizer, ids, stop, asked, top=None):
@@ -57,10 +63,11 @@ def test_parts_are_the_whole(tokenizer, data, words, stop):
     text = tokenizer.decode([one.id for one in whole.tokens], skip_special_tokens=True)
     if found := [text.find(one) for one in stop if one in text]:
         text = text[: min(found)]
-    assert "".join(part for part, _ in parts) == whole.text == text
-    once = completion.logprobs()
+    assert "".join(part for part, *_ in parts) == whole.text == text
+    once = read(completion.logprobs())
+    assert [len(read(each)["tokens"]) for _, each, _ in parts] == [count for *_, count in parts]
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-        assert [one for _, each in parts for one in each[name]] == once[name]
+        assert [one for _, each, _ in parts for one in read(each)[name]] == once[name]
 
 
 def test_a_token_beyond_the_tokenizers_has_a_name(tokenizer):
@@ -91,3 +98,37 @@ def test_a_part_costs_no_more_than_what_is_new(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "decode", counted)
     told(tokenizer, ids, [], [True])
     assert max(decoded[:-2]) < 100 < len(ids) < sum(decoded) < 20 * len(ids)
+
+
+@given(data=st.data(), follows=st.booleans(), count=st.sampled_from([0, 1, 1, 3]))
+@settings(max_examples=100, deadline=None)
+def test_log_probabilities_are_written_as_an_encoder_of_json_writes_them(
+    tokenizer, data, follows, count
+):
+    """Values bit for bit, and keys that are the tokens' texts."""
+    token = st.integers(0, min(tokenizer.vocab_size, 300) - 1)
+    value = st.floats(-1e9, 0)
+    prompt = np.array(data.draw(st.lists(token, min_size=2, max_size=9)))
+    scored = len(prompt) - (not follows)
+    drawn = np.random.default_rng(data.draw(st.integers(0, 99)))
+    tops = np.array([drawn.permutation(300)[:count] for _ in range(scored)]).reshape(scored, count)
+    values = np.array(data.draw(st.lists(value, min_size=scored, max_size=scored)))
+    top_values = drawn.normal(size=(scored, count)) * 10.0 ** drawn.integers(-12, 12)
+    answer = Answer(tokenizer, [], lambda: None, in_parts=False)
+    answer.prompt(PromptScores(values, tops, top_values))
+    names = TokenNames(tokenizer)
+    completion = Completion(names, prompt, "", answer, True, count, follows=follows)
+    found = read(completion.logprobs())
+    assert found["tokens"] == [names.text(one) for one in prompt.tolist()]
+    first = [None] * (not follows)
+    assert found["token_logprobs"] == [*first, *values.tolist()]
+    assert found["top_logprobs"][: len(first)] == first
+    mine = prompt[len(first) :].tolist()
+    rows = zip(mine, values, tops.tolist(), top_values.tolist(), strict=True)
+    for (one, value, likeliest, others), row in zip(
+        rows, found["top_logprobs"][len(first) :], strict=True
+    ):
+        expected = dict(zip(likeliest, others, strict=True)) | {one: value}
+        assert list(row.values()) == list(expected.values())
+        if len({names.text(each) for each in expected}) == len(expected):
+            assert list(row) == [names.text(each) for each in expected]

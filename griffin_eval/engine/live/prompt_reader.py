@@ -224,6 +224,7 @@ class PromptReader:
             self.pool.drop(edge)
             edge.logits = None
             edge.logprobs[np.isinf(edge.logprobs)] = np.nan
+            edge.count()
             self._give_up(edge)
 
     def _give_up(self, edge: LiveEdge) -> None:

@@ -9,6 +9,7 @@ from griffin_eval.engine.tree import common_prefix
 from griffin_eval.states.state_cache import Beginning
 
 NEVER = 1 << 62  # a token that no sequence reaches
+_NONE = np.empty(0, np.int64)
 
 
 class LiveEdge:
@@ -27,6 +28,7 @@ class LiveEdge:
         working: slot of the state before that token; None while it is not being read.
         logprobs: float64 [N], log-probability of each token in nats: NaN where it is not known,
             infinity where the model's answer was not finite.
+        missing: number of tokens of which it is not known; the first of a sequence does not count.
         top: number of likeliest tokens that are known in each token's place.
         top_tokens, top_logprobs: [N, top], these tokens and their log-probabilities.
         wanted_from: index in the sequence of the first token whose log-probability was asked for.
@@ -40,6 +42,7 @@ class LiveEdge:
         "keep",
         "logits",
         "logprobs",
+        "missing",
         "parent",
         "position",
         "requests",
@@ -62,7 +65,7 @@ class LiveEdge:
         self.keep: tuple[Beginning, np.ndarray] | None = None
         self.working: int | None = None
         self.logprobs = np.full(len(tokens), np.nan)
-        self.top = 0
+        self.missing, self.top = len(tokens) - (start == 0), 0
         self.top_tokens = np.empty((len(tokens), 0), np.int64)
         self.top_logprobs = np.empty((len(tokens), 0))
         self.wanted_from, self.wanted_top = NEVER, 0
@@ -97,8 +100,8 @@ class LiveEdge:
         """Indices on this edge, from token ``first`` of the sequence on, of tokens of which not
         everything is known that is asked for. The first token of a sequence is never among them."""
         begin = max(first, 1) - self.start
-        if begin >= len(self.tokens):
-            return np.empty(0, np.int64)
+        if begin >= len(self.tokens) or not (self.missing or self.top < top):
+            return _NONE
         begin = max(begin, 0)
         if self.top < top:
             return np.arange(begin, len(self.tokens))
@@ -121,6 +124,11 @@ class LiveEdge:
             self.top_tokens[indices] = top_tokens[:, : self.top]
             self.top_logprobs[indices] = top_logprobs[:, : self.top]
         self.logprobs[indices] = np.where(np.isnan(logprobs), np.inf, logprobs)
+        self.count()
+
+    def count(self) -> None:
+        """Counts what is ``missing``."""
+        self.missing = int(np.isnan(self.logprobs[self.start == 0 :]).sum())
 
 
 def insert(root: LiveEdge, tokens: np.ndarray) -> LiveEdge:
@@ -172,6 +180,8 @@ def split(edge: LiveEdge, length: int) -> LiveEdge:
         # The first part is what is being read.
         first.working, first.position, edge.working = edge.working, edge.position, None
     edge.tokens, edge.start, edge.parent = edge.tokens[own:], length, first
+    first.count()
+    edge.count()
     if edge.working is None:
         edge.position = edge.start
     first.children[int(edge.tokens[0])] = edge
