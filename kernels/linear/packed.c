@@ -2,15 +2,18 @@
 // and JAX as cpu.c.
 //
 // Each row is blocks of 64 elements with a scale, or has one scale, as bitsandbytes and MLX store
-// them. An element of 4 bits is one of 16 values, made once for a block; all values are those that
-// the libraries give.
+// them. An element of 4 bits is one of 16 values, made once for a block. Values are those that the
+// libraries give, rounded as there; but products in bfloat16 take elements of 8 bits as they are
+// before they are rounded.
 
 #include <stdlib.h>
 
 #include "linear.h"
 
 typedef enum { NF4, AFFINE4, AFFINE8, FP4, INT8 } Packing;  // of packed_torch.py
-enum { BLOCK = 64, BLOCK_VECTORS = BLOCK / LANES };
+enum { BLOCK = 64, BLOCK_VECTORS = BLOCK / LANES, MOST_TILE_ROWS = 2 * ROWS };
+
+static const float ONE_127TH = 7.874015718698502e-3f;
 
 typedef uint8_t StoredBytes __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint32_t WordsOfBytes __attribute__((vector_size(64), aligned(1), may_alias));
@@ -21,9 +24,11 @@ typedef uint16_t StoredHalves __attribute__((vector_size(32), aligned(2), may_al
 typedef float Eight __attribute__((vector_size(32)));
 typedef uint32_t EightWords __attribute__((vector_size(32)));
 
+INLINE int in_8_bits(Packing packing) { return packing == AFFINE8 || packing == INT8; }
+
 typedef struct {
   Packing packing;
-  Type type;                     // to which values are rounded; of affine scales and shifts
+  Type type, rounded_to;         // of affine scales and shifts; of the values
   int64_t depth;                 // a multiple of BLOCK
   const uint8_t *elements;       // [O, I / 2], or [O, I] of 8 bits
   const void *scales, *shifts;   // [O, I / BLOCK], [O] of INT8; others than affine have no shifts
@@ -118,17 +123,18 @@ INLINE void block_values(const Packed *p, Packing packing, int64_t row, int64_t 
     for (int i = 0; i < BLOCK_VECTORS; i++) {
       if (packing == INT8) {
         const Vector numbers = __builtin_convertvector((Numbers)(words[i] << 24) >> 24, Vector);
-        values[i] = nearest_of(numbers * scale * 7.874015718698502e-3f, p->type);  // 1 / 127
+        values[i] = nearest_of(numbers * scale * ONE_127TH, p->rounded_to);
       } else {
         const Vector numbers = __builtin_convertvector((Numbers)words[i], Vector);
-        values[i] = scaled(numbers, scale, shift, p->type);
+        values[i] = p->rounded_to == p->type ? scaled(numbers, scale, shift, p->type)
+                                             : numbers * scale + shift;
       }
     }
     return;
   }
   Vector table;
   if (packing != AFFINE4) {
-    table = nearest_of(code_of(packing) * load_one(p->scales, at, FLOAT32), p->type);
+    table = nearest_of(code_of(packing) * load_one(p->scales, at, FLOAT32), p->rounded_to);
   } else {
     const Vector numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     table = scaled(numbers, load_one(p->scales, at, p->type), load_one(p->shifts, at, p->type),
@@ -142,8 +148,15 @@ INLINE void block_values(const Packed *p, Packing packing, int64_t row, int64_t 
 typedef struct {
   Share share;  // whose weight is not there
   const Packed *packed;
-  const uint16_t *halves;  // [N, I], of `inputs_as_halves`
+  const uint16_t *halves;    // [N, I], of `inputs_as_halves`
+  const float *block_sums;   // [N, I / BLOCK], of the same
 } PackedShare;
+
+// What outputs need later: no processor guesses it from several short rows at a time.
+INLINE void prefetch_block(const Packed *p, Packing packing, int64_t row, int64_t block) {
+  const int64_t at = row * (p->depth / BLOCK) + block;
+  __builtin_prefetch(p->elements + at * (in_8_bits(packing) ? BLOCK : BLOCK / 2));
+}
 
 INLINE void packed_tile(const PackedShare *s, Packing packing, int outputs, int rows,
                         int64_t output, int64_t row, int wide) {
@@ -153,6 +166,7 @@ INLINE void packed_tile(const PackedShare *s, Packing packing, int outputs, int 
     for (int r = 0; r < rows; r++) sums[o][r] = (Vector){0};
   for (int64_t block = 0; block < depth / BLOCK; block++) {
     for (int o = 0; o < outputs; o++) {
+      prefetch_block(s->packed, packing, output + o + outputs, block);
       Vector w[BLOCK_VECTORS];
       block_values(s->packed, packing, output + o, block, wide, w);
       for (int r = 0; r < rows; r++) {
@@ -249,31 +263,18 @@ EVERY_CPU static void *unpack_work(void *argument) {
 // ---- in bfloat16, on processors that multiply it -------------------------------------------------
 //
 // There an instruction rounds 32 values, and another adds 32 products up in float32. Values below
-// 1.2e-38 count as 0.
+// 1.2e-38 count as 0. Numbers of 8 bits are exact in bfloat16: they are multiplied as they are, and
+// their sums scaled and shifted in float32, so that no element is rounded.
 
 #if defined(__x86_64__) && __has_include(<avx512bf16intrin.h>)
 #include <immintrin.h>
-#define BFLOAT16_CPU __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
+#define BFLOAT16_CPU __attribute__((target("avx512f,avx512bw,avx512vl,avx512vbmi,avx512bf16,gfni")))
 #define BFLOAT16_INLINE static inline __attribute__((always_inline)) BFLOAT16_CPU
 
 EXPORT int griffin_multiplies_bfloat16(void) {
   return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl");
-}
-
-// The element of a block at a place of `block_halves`.
-INLINE int element_at(Packing packing, int place) {
-  switch (packing) {
-    case INT8: return place;
-    case AFFINE8: return place / 32 * 32 + place % 16 * 2 + place / 16 % 2;
-    // The lower bits of 32 bytes, then the upper ones.
-    case AFFINE4: return place % 32 * 2 + place / 32;
-    default: return place % 32 * 2 + (1 - place / 32);
-  }
-}
-
-BFLOAT16_INLINE __m512i halves_of(__m512 low, __m512 high) {
-  return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi") &&
+         __builtin_cpu_supports("gfni");
 }
 
 BFLOAT16_INLINE __m256i rounded_halves(__m512 values) { return (__m256i)_mm512_cvtneps_pbh(values); }
@@ -282,38 +283,42 @@ BFLOAT16_INLINE __m512 widened(__m256i halves) {
   return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
 }
 
-// The values of a block, 32 in each vector, in the order of `element_at`.
-BFLOAT16_INLINE void block_halves(const Packed *p, Packing packing, int64_t row, int64_t block,
-                                  __m512i *values) {
-  const int64_t at = row * (p->depth / BLOCK) + block;
-  if (packing == INT8) {
-    const __m128i *from = (const __m128i *)(p->elements + at * BLOCK);
-    const __m512 scale = _mm512_set1_ps(load_one(p->scales, row, FLOAT32));
-    const __m512 part = _mm512_set1_ps(7.874015718698502e-3f);  // 1 / 127
-    __m512 v[BLOCK_VECTORS];
-    for (int i = 0; i < BLOCK_VECTORS; i++) {
-      v[i] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from + i)));
-      v[i] = _mm512_mul_ps(_mm512_mul_ps(v[i], scale), part);
-    }
-    for (int i = 0; i < 2; i++) values[i] = halves_of(v[2 * i], v[2 * i + 1]);
-    return;
+// The lower and the upper bytes of 1, 3, ... 255 in bfloat16.
+typedef struct { __m512i lower[2], upper[2]; } Odd;
+
+BFLOAT16_INLINE Odd odd_numbers(void) {
+  uint8_t lower[128], upper[128];
+  for (int i = 0; i < 128; i++) {
+    const uint32_t bits = bits_of((float)(2 * i + 1));
+    lower[i] = (uint8_t)(bits >> 16);
+    upper[i] = (uint8_t)(bits >> 24);
   }
-  if (packing == AFFINE8) {
-    const __m128i *from = (const __m128i *)(p->elements + at * BLOCK);
-    const __m512 scale = _mm512_set1_ps(load_one(p->scales, at, BFLOAT16));
-    const __m512 shift = _mm512_set1_ps(load_one(p->shifts, at, BFLOAT16));
-    const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
-    for (int i = 0; i < 2; i++) {
-      __m512 v[2];
-      for (int k = 0; k < 2; k++) {
-        const __m512i numbers = _mm512_cvtepu8_epi32(_mm_loadu_si128(from + 2 * i + k));
-        v[k] = _mm512_mul_ps(_mm512_cvtepi32_ps(numbers), scale);
-      }
-      const __m512i products = halves_of(v[0], v[1]);
-      const __m512 even = (__m512)_mm512_slli_epi32(products, 16);
-      const __m512 odd = (__m512)_mm512_and_si512(products, upper);
-      values[i] = halves_of(_mm512_add_ps(even, shift), _mm512_add_ps(odd, shift));
-    }
+  Odd found;
+  for (int i = 0; i < 2; i++) {
+    found.lower[i] = _mm512_loadu_si512(lower + 64 * i);
+    found.upper[i] = _mm512_loadu_si512(upper + 64 * i);
+  }
+  return found;
+}
+
+// A block of 4 bits as values, those of the lower bits first. One of 8 bits as odd numbers, 8 from
+// each 16 bytes in the first vector: of INT8 twice the elements and 1, of AFFINE8 twice the elements
+// less 255.
+BFLOAT16_INLINE void block_halves(const Packed *p, Packing packing, const Odd *odd, int64_t row,
+                                  int64_t block, __m512i *values) {
+  const int64_t at = row * (p->depth / BLOCK) + block;
+  if (in_8_bits(packing)) {
+    const __m512i elements = _mm512_loadu_si512(p->elements + at * BLOCK);
+    // In each byte bit 7 is spread over the others; of AFFINE8 all are turned around then. So bit 7
+    // is the sign, and the others say which number it is.
+    const __m512i spread = _mm512_set1_epi64((long long)0x8182848890a0c080);
+    const __m512i which = packing == INT8 ? _mm512_gf2p8affine_epi64_epi8(elements, spread, 0)
+                                          : _mm512_gf2p8affine_epi64_epi8(elements, spread, 0xff);
+    const __m512i lower = _mm512_permutex2var_epi8(odd->lower[0], which, odd->lower[1]);
+    __m512i upper = _mm512_permutex2var_epi8(odd->upper[0], which, odd->upper[1]);
+    upper = _mm512_ternarylogic_epi64(upper, which, _mm512_set1_epi8((char)128), 0xf8);  // a | b & c
+    values[0] = _mm512_unpacklo_epi8(lower, upper);
+    values[1] = _mm512_unpackhi_epi8(lower, upper);
     return;
   }
   __m256i table;
@@ -334,48 +339,90 @@ BFLOAT16_INLINE void block_halves(const Packed *p, Packing packing, int64_t row,
   values[1] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), twice);
 }
 
-BFLOAT16_INLINE void halves_tile(const PackedShare *s, Packing packing, int outputs, int rows,
-                                 int64_t output, int64_t row) {
-  const int64_t depth = s->packed->depth;
-  __m512 sums[OUTPUTS][2 * ROWS];
+// What is added to a product of AFFINE8: the shifts, and the 255 halves by which elements differ from
+// half the numbers.
+BFLOAT16_INLINE float shifted(const PackedShare *s, int64_t output, int64_t row) {
+  const int64_t blocks = s->packed->depth / BLOCK;
+  const uint16_t *scales = (const uint16_t *)s->packed->scales + output * blocks;
+  const uint16_t *shifts = (const uint16_t *)s->packed->shifts + output * blocks;
+  const float *sums = s->block_sums + row * blocks;
+  __m512 all = _mm512_setzero_ps();
+  for (int64_t block = 0; block < blocks; block += LANES) {
+    const __mmask16 there = (__mmask16)(blocks - block < LANES ? (1 << (blocks - block)) - 1 : -1);
+    const __m512 scale = widened(_mm256_maskz_loadu_epi16(there, scales + block));
+    const __m512 shift = widened(_mm256_maskz_loadu_epi16(there, shifts + block));
+    const __m512 middle = _mm512_fmadd_ps(scale, _mm512_set1_ps(127.5f), shift);
+    all = _mm512_fmadd_ps(middle, _mm512_maskz_loadu_ps(there, sums + block), all);
+  }
+  return _mm512_reduce_add_ps(all);
+}
+
+INLINE float sum_of(const float *values, int64_t count) {
+  float sum = 0;
+  for (int64_t i = 0; i < count; i++) sum += values[i];
+  return sum;
+}
+
+BFLOAT16_INLINE void halves_tile(const PackedShare *s, Packing packing, const Odd *odd,
+                                 int outputs, int rows, int64_t output, int64_t row) {
+  const int64_t depth = s->packed->depth, blocks = depth / BLOCK;
+  __m512 sums[OUTPUTS][MOST_TILE_ROWS];
   for (int o = 0; o < outputs; o++)
     for (int r = 0; r < rows; r++) sums[o][r] = _mm512_setzero_ps();
-  for (int64_t block = 0; block < depth / BLOCK; block++) {
+  for (int64_t block = 0; block < blocks; block++) {
+    __m512i w[OUTPUTS][2];
+    __m512 scales[OUTPUTS];
     for (int o = 0; o < outputs; o++) {
-      __m512i w[2];
-      block_halves(s->packed, packing, output + o, block, w);
-      for (int r = 0; r < rows; r++) {
-        const uint16_t *x = s->halves + (row + r) * depth + block * BLOCK;
-        for (int i = 0; i < 2; i++)
-          sums[o][r] = _mm512_dpbf16_ps(sums[o][r], (__m512bh)w[i],
-                                        (__m512bh)_mm512_loadu_si512(x + i * 2 * LANES));
+      prefetch_block(s->packed, packing, output + o + outputs, block);
+      block_halves(s->packed, packing, odd, output + o, block, w[o]);
+      if (packing == AFFINE8)
+        scales[o] =
+            _mm512_set1_ps(load_one(s->packed->scales, (output + o) * blocks + block, BFLOAT16));
+    }
+    for (int r = 0; r < rows; r++) {
+      const uint16_t *from = s->halves + (row + r) * depth + block * BLOCK;
+      const __m512bh x[2] = {(__m512bh)_mm512_loadu_si512(from),
+                             (__m512bh)_mm512_loadu_si512(from + 2 * LANES)};
+      for (int o = 0; o < outputs; o++) {
+        __m512 sum = packing == AFFINE8 ? _mm512_setzero_ps() : sums[o][r];
+        for (int i = 0; i < 2; i++) sum = _mm512_dpbf16_ps(sum, (__m512bh)w[o][i], x[i]);
+        sums[o][r] = packing == AFFINE8 ? _mm512_fmadd_ps(sum, scales[o], sums[o][r]) : sum;
       }
     }
   }
   for (int o = 0; o < outputs; o++)
-    for (int r = 0; r < rows; r++)
-      finish(&s->share, row + r, output + o, _mm512_reduce_add_ps(sums[o][r]), s->share.shape->type);
+    for (int r = 0; r < rows; r++) {
+      float y = _mm512_reduce_add_ps(sums[o][r]);
+      if (packing == AFFINE8) y = 0.5f * y + shifted(s, output + o, row + r);
+      if (packing == INT8) {
+        y = 0.5f * (y - sum_of(s->block_sums + (row + r) * blocks, blocks));
+        y *= load_one(s->packed->scales, output + o, FLOAT32) * ONE_127TH;
+      }
+      finish(&s->share, row + r, output + o, y, s->share.shape->type);
+    }
 }
 
-BFLOAT16_INLINE void halves_band(const PackedShare *s, Packing packing, int outputs,
-                                 int64_t output) {
+BFLOAT16_INLINE void halves_band(const PackedShare *s, Packing packing, const Odd *odd,
+                                 int outputs, int64_t output) {
   const int64_t rows = s->share.shape->rows;
   int64_t row = 0;
   if (outputs <= 2)
     for (; row + 2 * ROWS <= rows; row += 2 * ROWS)
-      halves_tile(s, packing, outputs, 2 * ROWS, output, row);
-  for (; row + ROWS <= rows; row += ROWS) halves_tile(s, packing, outputs, ROWS, output, row);
-  for (; row + 2 <= rows; row += 2) halves_tile(s, packing, outputs, 2, output, row);
-  for (; row < rows; row++) halves_tile(s, packing, outputs, 1, output, row);
+      halves_tile(s, packing, odd, outputs, 2 * ROWS, output, row);
+  for (; row + ROWS <= rows; row += ROWS)
+    halves_tile(s, packing, odd, outputs, ROWS, output, row);
+  for (; row + 2 <= rows; row += 2) halves_tile(s, packing, odd, outputs, 2, output, row);
+  for (; row < rows; row++) halves_tile(s, packing, odd, outputs, 1, output, row);
 }
 
 BFLOAT16_INLINE void halves_share(const PackedShare *s, Packing packing) {
+  const Odd odd = odd_numbers();
   int64_t output = s->share.first;
   if (s->share.shape->rows < 2 * ROWS)
     for (; output + OUTPUTS <= s->share.last; output += OUTPUTS)
-      halves_band(s, packing, OUTPUTS, output);
-  for (; output + 2 <= s->share.last; output += 2) halves_band(s, packing, 2, output);
-  for (; output < s->share.last; output++) halves_band(s, packing, 1, output);
+      halves_band(s, packing, &odd, OUTPUTS, output);
+  for (; output + 2 <= s->share.last; output += 2) halves_band(s, packing, &odd, 2, output);
+  for (; output < s->share.last; output++) halves_band(s, packing, &odd, 1, output);
 }
 
 BFLOAT16_CPU static void *halves_work(void *argument) {
@@ -390,34 +437,36 @@ BFLOAT16_CPU static void *halves_work(void *argument) {
   return NULL;
 }
 
-// Whether all inputs are in bfloat16; then `halves` has them.
-INLINE int ordered(const Shape *s, const float *x, Packing packing, uint16_t *halves) {
-  for (int64_t block = 0; block < s->rows * s->depth; block += BLOCK)
-    for (int place = 0; place < BLOCK; place++) {
-      const uint32_t bits = bits_of(x[block + element_at(packing, place)]);
-      if (bits & 0xffff) return 0;
-      halves[block + place] = (uint16_t)(bits >> 16);
-    }
-  return 1;
-}
-
-// The inputs in bfloat16, in the order of `element_at`: NULL where they or the weights have more bits
-// than that, or the processor does not multiply it. The caller frees them.
+// Inputs in bfloat16, in the order of `block_halves`, and behind them, for 8 bits, their sums over
+// each block; NULL where they or the values have more bits than that, or the processor does not
+// multiply it. The caller frees them.
 static uint16_t *inputs_as_halves(const Shape *s, const Packed *packed, const float *x) {
   if (packed->type != BFLOAT16 || !griffin_multiplies_bfloat16()) return NULL;
-  uint16_t *halves = malloc((size_t)(s->rows * s->depth) * sizeof *halves);
+  if (in_8_bits(packed->packing) && packed->rounded_to == BFLOAT16) return NULL;
+  const int64_t count = s->rows * s->depth;
+  uint32_t bits = 0;
+  for (int64_t i = 0; i < count; i++) bits |= bits_of(x[i]);
+  if (bits & 0xffff) return NULL;
+  uint16_t *halves = malloc((size_t)count * sizeof *halves + (size_t)(count / BLOCK) * sizeof *x);
   if (!halves) return NULL;
-  int exact = 0;
-  switch (packed->packing) {
-    case NF4: exact = ordered(s, x, NF4, halves); break;
-    case AFFINE4: exact = ordered(s, x, AFFINE4, halves); break;
-    case AFFINE8: exact = ordered(s, x, AFFINE8, halves); break;
-    case FP4: exact = ordered(s, x, FP4, halves); break;
-    case INT8: exact = ordered(s, x, INT8, halves); break;
+  if (in_8_bits(packed->packing)) {
+    for (int64_t i = 0; i < count; i++) {  // of 16 the first 8 come before 32 places of the others
+      const int64_t part = i % BLOCK / 16, within = i % 16;
+      const int64_t place = i / BLOCK * BLOCK + within / 8 * 32 + part * 8 + within % 8;
+      halves[place] = (uint16_t)(bits_of(x[i]) >> 16);
+    }
+    float *sums = (float *)(halves + count);
+    for (int64_t block = 0; block < count / BLOCK; block++)
+      sums[block] = sum_of(x + block * BLOCK, BLOCK);
+    return halves;
   }
-  if (exact) return halves;
-  free(halves);
-  return NULL;
+  const int first = packed->packing != AFFINE4;  // element of a byte that has the lower bits
+  for (int64_t block = 0; block < count; block += BLOCK)
+    for (int i = 0; i < BLOCK / 2; i++) {
+      halves[block + i] = (uint16_t)(bits_of(x[block + 2 * i + first]) >> 16);
+      halves[block + BLOCK / 2 + i] = (uint16_t)(bits_of(x[block + 2 * i + 1 - first]) >> 16);
+    }
+  return halves;
 }
 #else
 EXPORT int griffin_multiplies_bfloat16(void) { return 0; }
@@ -427,18 +476,21 @@ static uint16_t *inputs_as_halves(const Shape *s, const Packed *packed, const fl
 }
 #endif
 
-// As griffin_linear.
-static void run_packed(const Shape *s, const Packed *packed, const float *x, const void *bias,
+// As griffin_linear. Where inputs are in bfloat16, elements of 8 bits are not rounded to it.
+static void run_packed(const Shape *s, Packed stored, const float *x, const void *bias,
                        const void *other, void *out, Pool team) {
+  if (in_8_bits(stored.packing) && s->type == BFLOAT16) stored.rounded_to = FLOAT32;
+  const Packed *packed = &stored;
   const int64_t threads = threads_for(s->threads, s->outputs * s->depth);
   PackedShare shares[MOST_THREADS];
   uint16_t *halves = inputs_as_halves(s, packed, x);
+  const float *sums = halves ? (const float *)(halves + s->rows * s->depth) : NULL;
   const int64_t bands = (s->outputs + OUTPUTS - 1) / OUTPUTS;
   for (int64_t i = 0; i < threads; i++) {
     const int64_t last = bands * (i + 1) / threads * OUTPUTS;
     shares[i] = (PackedShare){{s, x, NULL, bias, other, out, bands * i / threads * OUTPUTS,
                                last < s->outputs ? last : s->outputs},
-                              packed, halves};
+                              packed, halves, sums};
   }
   void *(*work)(void *) = halves ? halves_work : packed_work;
   parallel_for(&(Tasks){work, (char *)shares, sizeof *shares, threads, 0}, team);
@@ -450,8 +502,9 @@ EXPORT void griffin_packed(const int64_t *sizes, const float *x, const void *ele
                            const void *other, void *out) {
   const Shape s = {sizes[0], sizes[1], sizes[2], (Type)sizes[3], (Type)sizes[4], (Then)sizes[5],
                    sizes[6]};
-  const Packed packed = {(Packing)sizes[7], (Type)sizes[8], s.depth, elements, scales, shifts};
-  run_packed(&s, &packed, x, bias, other, out, griffin_team);
+  const Packed packed = {(Packing)sizes[7], (Type)sizes[8], (Type)sizes[8], s.depth,
+                         elements, scales, shifts};
+  run_packed(&s, packed, x, bias, other, out, griffin_team);
 }
 
 static void run_unpack(const Packed *packed, int64_t rows, Type type, int64_t most_threads, void *out,
@@ -466,7 +519,8 @@ static void run_unpack(const Packed *packed, int64_t rows, Type type, int64_t mo
 // Rows of a matrix in float32 or bfloat16.
 EXPORT void griffin_unpack(const int64_t *sizes, const void *elements, const void *scales,
                            const void *shifts, void *out) {
-  const Packed packed = {(Packing)sizes[3], (Type)sizes[4], sizes[1], elements, scales, shifts};
+  const Packed packed = {(Packing)sizes[3], (Type)sizes[4], (Type)sizes[4], sizes[1],
+                         elements, scales, shifts};
   run_unpack(&packed, sizes[0], (Type)sizes[2], sizes[5], out, griffin_team);
 }
 
@@ -479,17 +533,30 @@ INLINE Packed packed_of(Buffer **arguments) {
                           : stored == scales->dims[1] * BLOCK ? AFFINE8
                                                               : AFFINE4;
   const int64_t depth = packing == AFFINE8 || packing == INT8 ? stored : 2 * stored;
-  return (Packed){packing, type_of(shifts), depth, elements->data, scales->data, shifts->data};
+  const Type type = type_of(shifts);
+  return (Packed){packing, type, type, depth, elements->data, scales->data, shifts->data};
 }
 
-// x [N, I] in float32 and a matrix -> x W^T in float32.
+// x [N, I] in float32 or bfloat16 and a matrix -> x W^T in float32.
 EXPORT void *griffin_xla_packed(CallFrame *frame) {
   if (is_metadata_query(frame)) return NULL;
   const Buffer *x = frame->in.values[0], *out = frame->out.values[0];
   const Packed packed = packed_of(frame->in.values + 1);
-  const Shape s = {x->dims[0], packed.depth, out->dims[1],   FLOAT32,
+  const Shape s = {x->dims[0], packed.depth, out->dims[1],   type_of(x),
                    FLOAT32,    NOTHING,      griffin_threads};
-  run_packed(&s, &packed, x->data, NULL, NULL, out->data, NULL);
+  const float *inputs = x->data;
+  float *wide = NULL;
+  if (s.type != FLOAT32) {
+    const int64_t count = s.rows * s.depth;
+    inputs = wide = malloc((size_t)count * sizeof *wide);
+    if (!wide) {  // so that nobody takes what lies there for a product
+      memset(out->data, 0xff, (size_t)(s.rows * s.outputs) * sizeof *wide);  // NaN
+      return NULL;
+    }
+    for (int64_t i = 0; i < count; i++) wide[i] = load_one(x->data, i, s.type);
+  }
+  run_packed(&s, packed, inputs, NULL, NULL, out->data, NULL);
+  free(wide);
   return NULL;
 }
 

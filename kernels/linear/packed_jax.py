@@ -171,7 +171,7 @@ def _works() -> bool:
 def product(x: Float[Array, "*N I"], weight: PackedMatrix) -> Float[Array, "*N O"]:
     """x W^T in float32, differentiable in x alone; see `unsupported`."""
     outputs, inputs = weight.shape
-    rows = x.astype(jnp.float32).reshape(-1, inputs)
+    rows = x.reshape(-1, inputs)
     out = ShapeDtypeStruct((len(rows), outputs), jnp.float32)
     y = jax.ffi.ffi_call("griffin_packed", out)(rows, *_arguments(weight))
     return y.reshape(*x.shape[:-1], outputs)
