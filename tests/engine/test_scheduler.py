@@ -136,7 +136,9 @@ def test_a_cancelled_request_frees_everything():
 @pytest.mark.parametrize("length", [1, 60])
 def test_a_tree_of_many_requests_is_cut(length, monkeypatch):
     """Short ones count for the memory of their edges."""
+    returned = []
     monkeypatch.setattr(prompt_reader, "MOST_TOKENS", 1000)
+    monkeypatch.setattr(prompt_reader, "return_freed_memory", lambda: returned.append(True))
     scheduler, asked = few("torch"), [random_ids(length + 1, n) for n in range(60)]
     answers = []
     for ids in asked:
@@ -145,9 +147,31 @@ def test_a_tree_of_many_requests_is_cut(length, monkeypatch):
     (root,) = scheduler._prompts.roots.values()
     edges = list(root.below())
     assert sum(len(edge.tokens) + prompt_reader.EDGE_TOKENS for edge in edges) < 1000 + 250
-    assert len(edges) > 5
+    assert len(edges) > 5 and len(returned) > 5
     for ids, answer in zip(asked, answers, strict=True):
         check_scores(ids, answer.scores)
+
+
+_GAPS = """
+import os
+from pathlib import Path
+import numpy as np
+from griffin_eval.engine.live.memory import return_freed_memory
+from griffin_eval.runners.torch_runner import keep_freed_memory
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+keep_freed_memory()
+pieces = [(np.ones(1 << 20, np.uint8), np.ones(10_000, np.uint8)) for _ in range(100)]
+pieces = [kept for _, kept in pieces]
+before = resident()
+return_freed_memory()
+print(before - resident())
+"""
+
+
+def test_memory_between_what_is_kept_is_returned():
+    done = subprocess.run([sys.executable, "-c", _GAPS], capture_output=True, text=True)
+    assert int(done.stdout) > 80 << 20, done.stderr
 
 
 def test_other_threads_and_the_end():

@@ -14,6 +14,7 @@ import numpy as np
 
 from griffin_eval.engine.limits import SMALLEST_STEP, Limits
 from griffin_eval.engine.live.kept import keep, learn, place
+from griffin_eval.engine.live.memory import return_freed_memory
 from griffin_eval.engine.live.requests import Counts, PromptScores, Request
 from griffin_eval.engine.live.tree import NEVER, LiveEdge, insert
 from griffin_eval.engine.pool import Part, Pool
@@ -475,7 +476,8 @@ class PromptReader:
                 edge.logits = row.copy()
 
     def forget(self) -> None:
-        """Removes what was not used for longest from a tree that has grown too large."""
+        """Removes what was not used for longest from a tree that has grown too large, and returns
+        the memory that this and earlier steps left."""
         grown = self._counts.tokens_read + 2 * EDGE_TOKENS * self._counts.requests
         if grown - self._tokens < MOST_TOKENS // 4:
             return
@@ -490,6 +492,7 @@ class PromptReader:
             self.pool.drop(edge)
             del edge.parent.children[int(edge.tokens[0])]
             total -= len(edge.tokens) + EDGE_TOKENS
+        return_freed_memory()
 
 
 def lately(before: float, now: float) -> float:
