@@ -15,8 +15,8 @@ from griffin_eval.lm.arguments import parse_arguments
 from griffin_eval.lm.load import load, open_state_cache
 from griffin_eval.lm.weights_hash import weights_sha256
 from griffin_eval.server.answers import Answer, Completion
-from griffin_eval.server.logprobs import TokenNames
 from griffin_eval.server.fields import Asked, Refused
+from griffin_eval.server.logprobs import TokenNames
 from griffin_eval.sharding.launch import Launch
 from griffin_eval.states.saved_state import SavedState, check_origin, check_weights, read_state
 from griffin_eval.text.chat import TemplateRefused, after_opening, rendered, template_name
