@@ -1,7 +1,6 @@
 """The command ``serve``."""
 
 import asyncio
-import gc
 import os
 import threading
 import time
@@ -147,8 +146,6 @@ def serve(
         tokenizer_info=tokenizer_info,
     )
     model = _load(lambda: ServedModel(given, allowed))
-    gc.collect()
-    gc.freeze()  # what stays for good need not be looked at each time that requests leave garbage
     config = uvicorn.Config(
         make_app(model), host, port, log_level="warning", timeout_graceful_shutdown=5
     )
