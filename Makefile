@@ -10,8 +10,6 @@ export JAX_PLATFORMS ?= cpu
 
 # Tests of one file share what they compiled: each worker takes a half, and from the other's at last.
 WORKERS := -n 2 --dist worksteal
-# Fast tests that test-slow runs again, where JAX compiles as it does for users; PyTorch does not.
-COMPILED := tests/engine tests/lm/test_lm.py tests/model/test_parity_precision.py -k 'jax or not torch'
 
 .PHONY: figures demo test test-slow test-exhaustive test-gpu test-oldest test-newest soak soak-serve kills flips fuzz faults faults-remote wheel types check format clean
 
@@ -22,9 +20,7 @@ test: $(STAMP)
 	$(BIN)/pytest $(WORKERS) $(ARGS)
 
 test-slow: $(STAMP)
-	XLA_FLAGS= $(BIN)/pytest $(WORKERS) -m "(slow or tpu_compile) and not (exhaustive or gpu)" $(ARGS) \
-		|| test $$? = 5  # pytest's word for: there are none
-	XLA_FLAGS= $(BIN)/pytest $(WORKERS) $(COMPILED)
+	XLA_FLAGS= $(BIN)/pytest $(WORKERS) -m "(slow or tpu_compile or compiled) and not (exhaustive or gpu)" $(ARGS)
 
 # More of the kinds that test-slow has: other models, targets and counts. Half an hour more.
 test-exhaustive: $(STAMP)

@@ -16,6 +16,11 @@ pytest_plugins = ["fixtures_checkpoint"]
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Tests that `make test-slow` runs again, where JAX compiles as it does for users; PyTorch does not.
+COMPILED = {
+    ROOT / "tests" / name for name in ("engine", "lm/test_lm.py", "model/test_parity_precision.py")
+}
+
 # The repository's folder `kernels` must not be taken for the package of that name on PyPI, which
 # transformers imports. PYTHONSAFEPATH does the same for the processes that tests start.
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
@@ -93,6 +98,14 @@ def record_parity(pytestconfig):
         assert error <= tolerance, f"{pair}, {quantity}: error {error:.3g} > {tolerance:.3g}"
 
     return record
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items):
+    for item in items:
+        jax_runs = "jax" in item.name or "torch" not in item.name
+        if jax_runs and COMPILED.intersection((item.path, *item.path.parents)):
+            item.add_marker(pytest.mark.compiled)
 
 
 def pytest_configure(config):
