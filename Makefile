@@ -91,10 +91,11 @@ format: $(STAMP)
 types: $(STAMP)
 	$(BIN)/python .ci/link_types.py
 
-# The constraints hold every version, torch's too: pip takes no other build of it.
+# The constraints hold every version, torch's too: pip takes no other build of it. Python compiles
+# the modules that it imports, which are a few of those that are installed.
 $(STAMP): pyproject.toml setup.py constraints.txt $(KERNELS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[all,test]'
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[all,test]'
 	touch $@
 
 clean:

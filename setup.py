@@ -74,7 +74,7 @@ KERNELS = Extension(
     ],
     depends=["kernels/cpu/floats.h", "kernels/cpu/runtime.h", "kernels/linear/linear.h"],
     extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
-    + ["-pthread", "-Wno-psabi"],
+    + ["-pthread", "-Wno-psabi", "-g0"],  # without what debuggers need a third of the size
     extra_link_args=["-pthread"],
     optional=True,  # without a compiler the plain implementations run
 )
