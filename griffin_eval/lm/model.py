@@ -17,6 +17,7 @@ from tqdm import tqdm
 from griffin_eval.engine import parallel
 from griffin_eval.engine.generation import Prompt
 from griffin_eval.engine.limits import limits_for
+from griffin_eval.engine.memory import return_freed_memory
 from griffin_eval.engine.scoring import NotFinite, Scored
 from griffin_eval.engine.stats import Stats
 from griffin_eval.engine.tree import Ablation, Scorable
@@ -513,8 +514,8 @@ class GriffinLM(TemplateLM):
 
     @contextlib.contextmanager
     def _bar(self, description: str, total: int, disable: bool) -> Iterator[tqdm]:
-        """A progress bar. Also after an error or Ctrl-C, all answers so far are in the
-        ``--use_cache`` file."""
+        """A progress bar. After it, also after an error or Ctrl-C, all answers so far are in the
+        ``--use_cache`` file, and the steps' memory is the system's again."""
         hidden = True if disable or self._rank else None
         try:
             with tqdm(total=total, desc=description, disable=hidden) as bar:
@@ -522,6 +523,7 @@ class GriffinLM(TemplateLM):
         finally:
             if self.cache_hook.dbdict is not None:
                 self.cache_hook.dbdict.commit()  # answers are written by a thread
+            return_freed_memory()
 
 
 def _after_state(

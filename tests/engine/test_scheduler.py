@@ -156,7 +156,7 @@ _GAPS = """
 import os
 from pathlib import Path
 import numpy as np
-from griffin_eval.engine.live.memory import return_freed_memory
+from griffin_eval.engine.memory import return_freed_memory
 from griffin_eval.runners.torch_runner import keep_freed_memory
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

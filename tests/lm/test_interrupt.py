@@ -23,6 +23,7 @@ from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.plan import make_plan
 from griffin_eval.engine.scoring import NotFinite
+from griffin_eval.lm import model
 from griffin_eval.lm.model import GriffinLM
 
 BIN = Path(sys.executable).parent
@@ -61,7 +62,7 @@ def finish(checkpoint, path, expected, known):
 
 
 @pytest.mark.parametrize("answers", [0, 1, 3])
-def test_an_interrupted_run_goes_on(checkpoint, tmp_path, expected, answers):
+def test_an_interrupted_run_goes_on(checkpoint, tmp_path, expected, answers, monkeypatch):
     lm = cached(checkpoint, tmp_path / "cache.db")
     read, keep, kept = lm.lm.runner.read, lm.lm.cache_hook.add_partial, []
     lm.lm.cache_hook.add_partial = lambda *answer: kept.append(answer) or keep(*answer)
@@ -71,9 +72,11 @@ def test_an_interrupted_run_goes_on(checkpoint, tmp_path, expected, answers):
             raise KeyboardInterrupt
         return read(*arguments)
 
-    lm.lm.runner.read = interrupted
+    lm.lm.runner.read, returned = interrupted, []
+    monkeypatch.setattr(model, "return_freed_memory", lambda: returned.append(True))
     with pytest.raises(KeyboardInterrupt):
         lm.loglikelihood(REQUESTS)
+    assert returned  # memory, to the system
     assert rows(tmp_path / "cache.db") == answers
     lm.dbdict.close()
     finish(checkpoint, tmp_path / "cache.db", expected, answers)

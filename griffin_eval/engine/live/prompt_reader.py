@@ -14,9 +14,9 @@ import numpy as np
 
 from griffin_eval.engine.limits import SMALLEST_STEP, Limits
 from griffin_eval.engine.live.kept import keep, learn, place
-from griffin_eval.engine.live.memory import return_freed_memory
 from griffin_eval.engine.live.requests import Counts, PromptScores, Request
 from griffin_eval.engine.live.tree import NEVER, LiveEdge, insert
+from griffin_eval.engine.memory import return_freed_memory
 from griffin_eval.engine.pool import Part, Pool
 from griffin_eval.runners.protocol import Runner
 from griffin_eval.states.saved_state import SavedState
