@@ -14,7 +14,7 @@ say of layouts, resets and padding holds here. Only Triton's own operations are 
 library in Python, which an interpreted kernel could not call where triton itself is compiled.
 """
 
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import triton
 import triton.language as tl
@@ -42,6 +42,13 @@ UNSPECIALIZED = ["tokens", "rows", "chunk", "bucket"]
 def forward_configs(a: object) -> list[triton.Config]:
     """What the forward pass chooses from, for a given decay, or for one that is made of gates."""
     return FEW_STEPS if a is None else FEW_STEPS + MANY_STEPS
+
+
+def _forward_configs(
+    configs: list[triton.Config], positional: dict[str, Any], **named: Any
+) -> list[triton.Config]:
+    """As Triton asks: arguments of a launch by position, and those by name."""
+    return forward_configs((positional | named)["a"])
 
 
 @triton.jit
@@ -135,7 +142,7 @@ def _decay(pre, slope):
 @triton.autotune(
     FEW_STEPS + MANY_STEPS,
     key=TUNED_FOR,
-    prune_configs_by={"early_config_prune": lambda _, given, **__: forward_configs(given["a"])},
+    prune_configs_by={"early_config_prune": _forward_configs},
 )
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 @no_type_check

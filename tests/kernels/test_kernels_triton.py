@@ -439,6 +439,26 @@ def test_phases_build_without_a_device(compiled, monkeypatch, tmp_path):
     check_builds(found, 90, torch.float32, config, tmp_path)
 
 
+@OLDER_HOOK
+@pytest.mark.parametrize("op", ["linear_scan", "rglru"])
+def test_configs_are_tried_of_what_is_launched(op, monkeypatch):
+    """Up to where Triton would time each of them on a device."""
+    kernels, tried = importlib.import_module(KERNELS), []
+    forward, backward = launches(monkeypatch, op, torch.bfloat16, 1)
+    for launch, expected in [
+        (forward, kernels.forward_configs(forward.arguments["a"])),
+        (backward, kernels.FEW_STEPS),
+    ]:
+        tuner = getattr(kernels, launch.kernel)
+        monkeypatch.setattr(
+            tuner, "_bench", lambda *_, config, **__: tried.append(config) or [1.0] * 3
+        )
+        monkeypatch.setattr(tuner.fn, "run", lambda *_, **__: None)
+        tuner[1, 1, 1](**launch.arguments)
+        assert tried == expected
+        tried.clear()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("capability", [80, 90])
