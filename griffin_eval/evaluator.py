@@ -354,7 +354,10 @@ class Evaluator:
     def _checked(self, text: Sequence[int]) -> "np.ndarray":
         import numpy as np
 
-        ids = np.asarray(text)
+        try:
+            ids = np.asarray(text)
+        except ValueError:  # lists of several lengths
+            ids = np.array(None)
         if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
             raise ArgumentError(f"expected a text or token ids, found {text!r:.100}")
         if ids.min() < 0 or ids.max() >= self.config.vocab_size:

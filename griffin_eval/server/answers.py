@@ -136,8 +136,9 @@ class Completion:
     def finish_reason(self) -> str | None:
         return {"stop": "stop", "length": "length"}.get(self.answer.reason or "")
 
-    def logprobs(self, start: int = 0) -> orjson.Fragment | None:
-        """``logprobs`` of ``/v1/completions``, of the tokens from ``start`` on, as JSON.
+    def logprobs(self, start: int = 0, until: int | None = None) -> orjson.Fragment | None:
+        """``logprobs`` of ``/v1/completions``, of the tokens from ``start`` on and the first
+        ``until`` new ones, as JSON.
 
         The first token of a prompt has null, but for a prompt behind a saved state. The token that
         ended a text is among them. Each call goes on where the one before has ended, or begins at
@@ -146,7 +147,7 @@ class Completion:
         if self._top is None:
             return None
         scores, read = self.answer.scores, self._echoed
-        new = self.answer.tokens[max(start - read, 0) :]
+        new = self.answer.tokens[max(start - read, 0) : until]
         ids = np.array([token.id for token in new], np.int64)
         values = np.array([np.nan if one.logprob is None else one.logprob for one in new])
         count = 0 if scores is None else scores.top_tokens.shape[1]
@@ -176,8 +177,8 @@ class Completion:
         """Number of tokens of the prompt that have log-probabilities in the answer."""
         return len(self.prompt) if self._echo and self.answer.scores is not None else 0
 
-    def chat_logprobs(self, start: int = 0) -> dict[str, Any] | None:
-        """``logprobs`` of ``/v1/chat/completions``."""
+    def chat_logprobs(self, start: int = 0, until: int | None = None) -> dict[str, Any] | None:
+        """``logprobs`` of ``/v1/chat/completions``, of new tokens from ``start`` to ``until``."""
         if self._top is None:
             return None
 
@@ -197,17 +198,19 @@ class Completion:
                         )
                     ]
                 }
-                for each in self.answer.tokens[start:]
+                for each in self.answer.tokens[start:until]
             ]
         }
 
     def news(self, chat: bool) -> tuple[str, Any, int]:
         """Text and log-probabilities that were not given yet, and of how many tokens these are."""
-        text, start = self.text, self._sent_tokens
+        # The scheduler's thread may add tokens meanwhile, which are of the next call.
+        count, start = len(self.answer.tokens), self._sent_tokens
+        text = self.text
         new, self._sent_text = text[self._sent_text :], max(len(text), self._sent_text)
-        logprobs = self.chat_logprobs(start) if chat else self.logprobs(start)
+        logprobs = self.chat_logprobs(start, count) if chat else self.logprobs(start, count)
         if logprobs is not None:
-            self._sent_tokens = len(self.answer.tokens) + (0 if chat else self._echoed)
+            self._sent_tokens = count + (0 if chat else self._echoed)
         return new, logprobs, self._sent_tokens - start
 
 

@@ -45,7 +45,8 @@ class TokenNames:
         if "\u2581" in piece:
             return piece.replace("\u2581", " ")
         text = self._tokenizer.decode([token], skip_special_tokens=False)
-        return self._bytes(token) if "\ufffd" in text or not text else text
+        part = "\ufffd" in text and "\ufffd" not in piece  # which is no part but that character
+        return self._bytes(token) if part or not text else text
 
     def _json(self, token: int) -> str:
         return orjson.dumps(self.text(token)).decode()
@@ -64,7 +65,7 @@ class TokenNames:
         if "\u2581" in piece:
             return piece.replace("\u2581", " ").encode()
         text = self._tokenizer.decode([token], skip_special_tokens=True)
-        if "\ufffd" not in text:
+        if "\ufffd" not in text or "\ufffd" in piece:
             return text.encode() or None
         try:  # of a vocabulary that writes each byte as a character
             return bytes(_BYTE_OF_CHARACTER[one] for one in piece)

@@ -123,10 +123,10 @@ def block_diagonal(
     """x W + b in float32 or wider, W having G blocks of I x O on its diagonal; M = G O."""
     (batch, length, _), wider = x.shape, accumulation_dtype(x.dtype)
     blocks = x.astype(wider).reshape(batch, length, *weight.shape[:2])
-    # Accelerators round float32 to fewer bits before they multiply, unless told otherwise. Numbers
-    # of 16 bits lose nothing by that.
-    exact = max(x.dtype.itemsize, weight.dtype.itemsize) > 2
-    precision = lax.Precision.HIGHEST if exact else None
+    # Accelerators round float32 to fewer bits before they multiply, TPUs to bfloat16, unless told
+    # otherwise.
+    rounded = x.dtype == weight.dtype == jnp.bfloat16
+    precision = None if rounded else lax.Precision.HIGHEST
     y = jnp.einsum("btgi,gio->btgo", blocks, weight.astype(wider), precision=precision)
     return (y + bias.astype(wider)[None, None]).reshape(batch, length, -1)
 

@@ -1,5 +1,6 @@
 """The live scheduler: the same answers as the engine gives, whatever comes and goes meanwhile."""
 
+import gc
 import json
 import os
 import subprocess
@@ -136,9 +137,17 @@ def test_a_cancelled_request_frees_everything():
 @pytest.mark.parametrize("length", [1, 60])
 def test_a_tree_of_many_requests_is_cut(length, monkeypatch):
     """Short ones count for the memory of their edges."""
-    returned = []
+    returned: list[int] = []
+    gc.collect()
+
+    def count() -> None:
+        (root,) = scheduler._prompts.roots.values()
+        in_tree = 1 + sum(1 for _ in root.below())
+        alive = sum(type(one) is LiveEdge for one in gc.get_objects())
+        returned.append(alive - in_tree)
+
     monkeypatch.setattr(prompt_reader, "MOST_TOKENS", 1000)
-    monkeypatch.setattr(prompt_reader, "return_freed_memory", lambda: returned.append(True))
+    monkeypatch.setattr(prompt_reader, "return_freed_memory", count)
     scheduler, asked = few("torch"), [random_ids(length + 1, n) for n in range(60)]
     answers = []
     for ids in asked:
@@ -148,8 +157,19 @@ def test_a_tree_of_many_requests_is_cut(length, monkeypatch):
     edges = list(root.below())
     assert sum(len(edge.tokens) + prompt_reader.EDGE_TOKENS for edge in edges) < 1000 + 250
     assert len(edges) > 5 and len(returned) > 5
+    assert len(set(returned)) == 1  # what is cut is gone when memory is returned
     for ids, answer in zip(asked, answers, strict=True):
         check_scores(ids, answer.scores)
+
+
+def test_an_edge_holds_its_own_tokens_alone():
+    """And not those of a longer one that it was cut from."""
+    root = LiveEdge(np.zeros(0, np.int32), 0, None)
+    insert(root, np.arange(1000, dtype=np.int32))
+    insert(root, np.array([0, 1, 5], np.int32))
+    edges = [edge for edge in root.below() if edge is not root]
+    assert sorted(len(edge.tokens) for edge in edges) == [1, 2, 998]
+    assert all(edge.tokens.base is None for edge in edges)
 
 
 _GAPS = """

@@ -137,6 +137,7 @@ def test_generation_is_greedy_unless_asked_otherwise(model):
         ([np.array([5, 2**32 + 4])], "token ids must be from 0 to"),
         ([[5, 10**30]], "expected a text or token ids"),
         ([[1.7, 2.9]], "expected a text or token ids"),
+        ([[[1], [2, 3]]], "expected a text or token ids"),
     ],
 )
 def test_bad_input_is_one_sentence(model, texts, said):

@@ -70,6 +70,36 @@ def test_parts_are_the_whole(tokenizer, data, words, stop):
         assert [one for _, each, _ in parts for one in read(each)[name]] == once[name]
 
 
+@pytest.mark.parametrize("chat", [False, True])
+def test_tokens_that_come_while_a_part_is_made_are_of_the_next(tokenizer, chat, monkeypatch):
+    """The scheduler's thread adds them at any time."""
+    answer = Answer(tokenizer, [], lambda: None, in_parts=True)
+    ids = np.array(tokenizer.encode("a b"))
+    completion = Completion(TokenNames(tokenizer), ids, "a b", answer, False, 1)
+
+    def come() -> None:
+        if len(answer.tokens) < 6:
+            answer.token(NewToken(5, False, -1.0, np.array([5]), np.array([-1.0])))
+
+    name = "chat_logprobs" if chat else "logprobs"
+    made = getattr(completion, name)
+    monkeypatch.setattr(completion, name, lambda *at: (made(*at), come())[0])
+    come()
+    parts = [read(completion.news(chat)[1]) for _ in range(7)]
+    assert [len(one["content" if chat else "tokens"]) for one in parts] == [1] * 6 + [0]
+
+
+def test_the_replacement_character_may_be_a_token(tmp_path):
+    """It is then no part of another character."""
+    pytest.importorskip("sentencepiece")
+    train_sentencepiece(tmp_path, user_defined_symbols=["\ufffd"])
+    tokenizer = load_tokenizer(tmp_path)
+    names, ids = TokenNames(tokenizer), tokenizer.encode("a\ufffdb")
+    assert [names.text(one) for one in ids] == ["a", "\ufffd", "b"]
+    assert [names.bytes_of(one) for one in ids] == [b"a", "\ufffd".encode(), b"b"]
+    assert [names.width(one) for one in ids] == [1, 1, 1]
+
+
 def test_a_token_beyond_the_tokenizers_has_a_name(tokenizer):
     """As an embedding that is padded has some."""
     beyond, names = tokenizer.vocab_size + 3, TokenNames(tokenizer)

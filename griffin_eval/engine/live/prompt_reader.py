@@ -482,6 +482,10 @@ class PromptReader:
         if grown - self._tokens < MOST_TOKENS // 4:
             return
         self._tokens = grown
+        self._cut()
+        return_freed_memory()
+
+    def _cut(self) -> None:
         edges = [e for root in self.roots.values() for e in root.below() if e.parent is not None]
         total = sum(len(edge.tokens) + EDGE_TOKENS for edge in edges)
         for edge in sorted(edges, key=lambda one: (one.used, -one.start)):
@@ -492,7 +496,6 @@ class PromptReader:
             self.pool.drop(edge)
             del edge.parent.children[int(edge.tokens[0])]
             total -= len(edge.tokens) + EDGE_TOKENS
-        return_freed_memory()
 
 
 def lately(before: float, now: float) -> float:

@@ -168,7 +168,8 @@ def split(edge: LiveEdge, length: int) -> LiveEdge:
     returned; the second is the old one."""
     own, parent = length - edge.start, edge.parent
     assert parent is not None
-    first = LiveEdge(edge.tokens[:own], edge.start, parent)
+    # Copies: one part may be forgotten while the other is kept.
+    first = LiveEdge(edge.tokens[:own].copy(), edge.start, parent)
     parent.children[int(edge.tokens[0])] = first
     for name in ("logprobs", "top_tokens", "top_logprobs"):
         known: Any = getattr(edge, name)
@@ -179,7 +180,7 @@ def split(edge: LiveEdge, length: int) -> LiveEdge:
     if edge.working is not None and edge.position < length:
         # The first part is what is being read.
         first.working, first.position, edge.working = edge.working, edge.position, None
-    edge.tokens, edge.start, edge.parent = edge.tokens[own:], length, first
+    edge.tokens, edge.start, edge.parent = edge.tokens[own:].copy(), length, first
     first.count()
     edge.count()
     if edge.working is None:
