@@ -19,9 +19,10 @@ def positive_integer(name: str, value: Any, also: str = "") -> int:
     """
     try:
         number = int(value)
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         number = 0
-    if number < 1:
+    cut = isinstance(value, bool) or isinstance(value, float) and number != value
+    if number < 1 or cut:
         raise ArgumentError(f"{name} must be a positive integer{also}, found {value!r}")
     return number
 

@@ -159,7 +159,8 @@ def _is_count(value: Any) -> bool:
 
 def _number(bounds: Callable[[float], bool], text: str) -> tuple[Callable[[Any], bool], str]:
     def fits(value: Any) -> bool:
-        return isinstance(value, int | float) and math.isfinite(value) and bounds(value)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number and math.isfinite(value) and bounds(value)
 
     return fits, f"a finite number {text}"
 

@@ -1,7 +1,10 @@
 """The command ``serve``."""
 
 import asyncio
+import contextlib
+import errno
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -145,9 +148,10 @@ def serve(
         api_key=api_key,
         tokenizer_info=tokenizer_info,
     )
+    sockets = _bound(host, port)
     model = _load(lambda: ServedModel(given, allowed))
     config = uvicorn.Config(
-        make_app(model), host, port, log_level="warning", timeout_graceful_shutdown=5
+        make_app(model), lifespan="off", log_level="warning", timeout_graceful_shutdown=5
     )
 
     class Server(uvicorn.Server):
@@ -157,7 +161,8 @@ def serve(
             await super().startup(sockets)
             if self.started:
                 names = ", ".join(model.models)
-                typer.echo(f"{names}: listening at http://{host}:{port}", err=True)
+                where = f"{host}:{sockets[0].getsockname()[1]}"
+                typer.echo(f"{names}: listening at http://{where}", err=True)
 
         async def shutdown(self, sockets: Any = None) -> None:
             model.scheduler.refuse()
@@ -165,16 +170,47 @@ def serve(
             while model.scheduler.unfinished and time.monotonic() < end and not self.force_exit:
                 await asyncio.sleep(0.05)
             self.cut = model.scheduler.cancel_all()
+            self.force_exit = False  # what was cut is told to its clients, which takes no time
             await super().shutdown(sockets)
 
     server = Server(config)
     try:
-        server.run()
+        server.run(sockets)
     except KeyboardInterrupt:  # which uvicorn raises again after it has ended
         pass
     if server.cut:
         typer.echo(_cut(server.cut), err=True)
     model.scheduler.close()  # PyTorch aborts a process that ends within a step
+
+
+def _bound(host: str, port: int) -> list[socket.socket]:
+    """Sockets at an address, which do not listen yet.
+
+    Raises:
+        ArgumentError: there is no such address here, or something listens at it.
+    """
+    bound = []
+    with contextlib.ExitStack() as opened:
+        try:
+            for family, *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+                each = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                try:
+                    each.bind(address)
+                except OSError as error:
+                    if not bound or error.errno != errno.EADDRNOTAVAIL:  # no IPv6 here
+                        raise
+                else:
+                    bound.append(each)
+        except OSError as error:
+            raise ArgumentError(
+                f"--host {host} --port {port} cannot be listened at ({error.strerror}): name "
+                "another address or port"
+            ) from None
+        opened.pop_all()
+    return bound
 
 
 def _load(make: Callable[[], "ServedModel"]) -> "ServedModel":

@@ -1,6 +1,7 @@
 """``--model_args`` of ``lm_eval --model griffin``: what each means, and how it is checked."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,10 +58,10 @@ class ModelArguments:
         dtype: float32, bfloat16, float16, float64, or auto for the checkpoint's. Λ, the gates, the
             recurrence, norms and softmax are float32 at least in all of them.
         device: such as ``cpu`` or ``cuda:0``. lm_eval passes cuda:0 unless told otherwise: where
-            there is none, the device that is used instead is logged. Where no device is named by
-            number, JAX uses all that this process has. Under torchrun and ``accelerate launch``
-            (with PyTorch) each process takes its share of the documents, and a CUDA device of its
-            own.
+            there is none, the device that is used instead is logged; any other has to exist. Where
+            no device is named by number, JAX uses all that this process has. Under torchrun and
+            ``accelerate launch`` (with PyTorch) each process takes its share of the documents, and
+            a CUDA device of its own.
         tensor_parallel_size: number of devices that share the weights, each of which holds a part;
             1 by default. With PyTorch each has a process, which is started here.
         data_parallel_size: number of replicas of the model, each on so many devices; by default as
@@ -171,7 +172,7 @@ def parse_arguments(given: Mapping[str, Any]) -> ModelArguments:
     """
     fields = [field.name for field in dataclasses.fields(ModelArguments)]
     _refuse_unknown(given, [*fields, "window"])
-    values = {name: value for name, value in given.items() if name in fields}
+    values = {name: value for name, value in given.items() if name in fields and value is not None}
     if not values.get("pretrained"):
         raise ArgumentError(
             "model_args of griffin: pretrained= is missing: expected a folder, a .pt file or a hub "
@@ -187,7 +188,7 @@ def parse_arguments(given: Mapping[str, Any]) -> ModelArguments:
             f"{did_you_mean(str(softmax_dtype), DTYPES)}"
         )
     for name, parse in _PARSED.items():
-        if values.get(name) is not None:
+        if name in values:
             values[name] = parse(name, values[name])
     if values.get("state") is not None:
         fixed = ("max_length", "add_bos_token", "prefix_token_id")
@@ -209,9 +210,15 @@ def parse_arguments(given: Mapping[str, Any]) -> ModelArguments:
 
 
 def _batch_size(name: str, value: Any) -> int | str:
-    if str(value).startswith("auto"):
+    if re.fullmatch(r"auto(:\d+)?", str(value)):
         return "auto"
     return positive_integer(name, value, " or auto")
+
+
+def _token(name: str, value: Any) -> int:
+    if str(value) == "0":
+        return 0
+    return positive_integer(name, value, " or 0")
 
 
 def _boolean(name: str, value: Any) -> bool:
@@ -227,6 +234,10 @@ _PARSED = {
     "state": lambda name, value: str(value),
     "state_cache": lambda name, value: str(value),
     "state_cache_size": lambda name, value: parse_size(str(value), name),
+    "dtype": lambda name, value: str(value),
+    "prefix_token_id": _token,
+    "add_bos_token": _boolean,
+    "embedding_scale": _boolean,
     "check": _boolean,
     "token_states": _boolean,
     "accept_differences": _boolean,

@@ -217,11 +217,11 @@ def _tokenizer_digest(folder: Path) -> str | None:
 
 def _prefix_token(tokenizer: Tokenizer, given: int | None, vocab_size: int) -> int:
     if given is not None:
-        if not 0 <= int(given) < vocab_size:
+        if given >= vocab_size:
             raise ArgumentError(
                 f"prefix_token_id={given} is not a token: the model has {vocab_size}"
             )
-        return int(given)
+        return given
     for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
         if token is not None:
             return token

@@ -528,7 +528,7 @@ def choose_device(device: str | None) -> Any:
     """The jax.Device to run on, by `griffin_eval.runners.devices.asked_or_best`.
 
     Raises:
-        ArgumentError: not the name of a device.
+        ArgumentError: not the name of a device, or of none that is here.
     """
     return asked_or_best(device, jax.local_devices()[0], _find_device)
 

@@ -379,7 +379,7 @@ def choose_device(device: str | None) -> torch.device:
     """The device to run on, by `griffin_eval.runners.devices.asked_or_best`.
 
     Raises:
-        ArgumentError: not the name of a device.
+        ArgumentError: not the name of a device, or of none that is here.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
 
@@ -391,7 +391,7 @@ def choose_device(device: str | None) -> torch.device:
                 f"unknown device {name!r}: expected one that torch names, such as cpu or cuda:0"
             ) from None
         if asked.type == "cpu":
-            return asked
+            return None if asked.index else asked
         exists = (
             accelerator is not None
             and asked.type == accelerator.type

@@ -18,6 +18,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from griffin_eval.engine.live.requests import Request
+from griffin_eval.messages import brief
 from griffin_eval.server.answers import Completion, Waker
 from griffin_eval.server.fields import (
     CHAT,
@@ -36,7 +37,7 @@ from griffin_eval.server.model import ServedModel, any_seed
 
 DEFAULT_TOKENS = 16  # of /v1/completions, as the API has it
 CHAT_TOKENS = 256
-MOST_PROMPTS = 2048  # of a body
+MOST_PROMPTS = 2048  # of a body, and no more than --queue
 LONG = 1 << 15  # characters or tokens of its prompts
 
 logger = logging.getLogger(__name__)
@@ -134,7 +135,11 @@ class _Server:
         cancelled."""
         most = min(MOST_PROMPTS, self._options.queue)
         if len(prompts) * asked.n > most:
-            raise Refused(f"a body may ask for {most} answers at most", param="prompt")
+            raise Refused(
+                f"a body may ask for {most} answers at most, and this one asks for "
+                f"{len(prompts) * asked.n}: send several, or start the server with more --queue",
+                param="prompt",
+            )
         start = self._model.start_of(asked.model)
         wake, seed = Waker(), any_seed() if asked.seed is None else abs(asked.seed)
 
@@ -298,7 +303,10 @@ class _Server:
         check_names(body, ("model", "prompt", "add_special_tokens"))
         text, special = body.get("prompt"), body.get("add_special_tokens", True)
         if not isinstance(text, str) or not isinstance(special, bool):
-            raise Refused("expected prompt, a text, and add_special_tokens, true or false")
+            raise Refused(
+                "expected prompt, a text, and add_special_tokens, true or false, found "
+                f"{brief(text):.60} and {brief(special):.60}"
+            )
         tokenizer, start = self._model.tokenizer, self._model.start_of(read_model(body))
 
         def encode() -> list[int]:

@@ -140,7 +140,13 @@ def read_fields(body: Any, known: tuple[str, ...], default_tokens: int) -> Asked
         raise Refused("stream_options needs stream=true", param="stream_options")
     top_k = whole("top_k", 0, -1)
     sampling = Sampling(number("temperature", 1.0, 100.0), top_k, number("top_p", 1.0, 1.0))
-    most = whole("max_completion_tokens", whole("max_tokens", default_tokens, 0), 0)
+    most = whole("max_tokens", default_tokens, 0)
+    if whole("max_completion_tokens", most, 0) != most and "max_tokens" in given:
+        raise Refused(
+            "max_tokens and max_completion_tokens are two names of one number: leave one out",
+            param="max_tokens",
+        )
+    most = whole("max_completion_tokens", most, 0)
     model = value("model", None, lambda v: isinstance(v, str), "a string")
     asked = Asked(
         model,
@@ -222,7 +228,7 @@ def read_model(body: dict[str, Any]) -> str | None:
     """
     name = body.get("model")
     if name is not None and not isinstance(name, str):
-        raise Refused("model must be a string", param="model")
+        raise Refused(f"model must be a string, found {brief(name):.60}", param="model")
     return name
 
 
@@ -233,14 +239,17 @@ def read_ids(value: Any, vocab_size: int) -> list[int]:
         Refused: they are no list of tokens of the model.
     """
     if value != [] and not _ids(value):
-        raise Refused("tokens must be a list of token ids", param="tokens")
+        raise Refused(
+            f"tokens must be a list of token ids, found {brief(value):.60}", param="tokens"
+        )
     _check_ids(value, vocab_size, "tokens")
     return value
 
 
 def _check_ids(ids: list[int], vocab_size: int, name: str) -> None:
-    if not all(0 <= token < vocab_size for token in ids):
-        raise Refused(f"token ids must be from 0 to {vocab_size - 1}", param=name)
+    wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise Refused(f"token ids must be from 0 to {vocab_size - 1}, found {wrong}", param=name)
 
 
 def read_prompts(value: Any, vocab_size: int) -> list[str | list[int]]:
@@ -252,13 +261,37 @@ def read_prompts(value: Any, vocab_size: int) -> list[str | list[int]]:
     several = value if isinstance(value, list) and not _ids(value) else [value]
     if not several or not all(isinstance(p, str) or (_ids(p) and p) for p in several):
         raise Refused(
-            "prompt must be a text, a list of texts, a list of token ids, or a list of such lists",
+            "prompt must be a text, a list of texts, a list of token ids, or a list of such lists, "
+            f"found {brief(value):.60}",
             param="prompt",
         )
     for prompt in several:
         if not isinstance(prompt, str):
             _check_ids(prompt, vocab_size, "prompt")
     return several
+
+
+def check_messages(messages: Any) -> None:
+    """Checks that messages of a chat are some, each with a role and a text.
+
+    Raises:
+        Refused: naming the first that is not.
+    """
+    if not isinstance(messages, list) or not messages:
+        expected = "messages must be a list of objects with role and content, each a string"
+        raise Refused(f"{expected}, found {brief(messages):.60}", param="messages")
+    for number, message in enumerate(messages):
+        place = f"messages[{number}]"
+        if not isinstance(message, dict):
+            expected = f"{place} must be an object with role and content"
+            raise Refused(f"{expected}, found {brief(message):.60}", param="messages")
+        if unknown := message.keys() - {"role", "content", "name"}:
+            names = ", ".join(map(brief, sorted(unknown)[:10]))
+            raise Refused(f"{place}: unknown {names}: expected role, content", param="messages")
+        for name in ("role", "content", *({"name"} & message.keys())):
+            if not isinstance(message.get(name), str):
+                expected = f"{place}.{name} must be a string"
+                raise Refused(f"{expected}, found {brief(message.get(name)):.60}", param="messages")
 
 
 def _ids(value: Any) -> bool:

@@ -15,7 +15,7 @@ from griffin_eval.lm.arguments import parse_arguments
 from griffin_eval.lm.load import load, open_state_cache
 from griffin_eval.lm.weights_hash import weights_sha256
 from griffin_eval.server.answers import Answer, Completion
-from griffin_eval.server.fields import Asked, Refused
+from griffin_eval.server.fields import Asked, Refused, check_messages
 from griffin_eval.server.logprobs import TokenNames
 from griffin_eval.sharding.launch import Launch
 from griffin_eval.states.saved_state import SavedState, check_origin, check_weights, read_state
@@ -221,19 +221,7 @@ class ServedModel:
             Refused: these are no messages, or the template refuses them, or it is not that of the
                 saved state.
         """
-        valid = isinstance(messages, list) and all(
-            isinstance(m, dict)
-            and m.keys() <= {"role", "content", "name"}
-            and isinstance(m.get("role"), str)
-            and isinstance(m.get("content"), str)
-            and isinstance(m.get("name", ""), str)
-            for m in messages
-        )
-        if not valid or not messages:
-            raise Refused(
-                "messages must be a list of objects with role and content, each a string",
-                param="messages",
-            )
+        check_messages(messages)
         template = self.options.chat_template or self.tokenizer.chat_template
         if start is not None:
             self._check_template(start, template)

@@ -568,7 +568,7 @@ def test_tokens_and_what_the_server_is(server, evaluator):
         ({"prompt": "a", "logprobs": 21}, 400, "logprobs"),
         ({"prompt": "a", "stream": 1}, 400, "stream"),
         ({"prompt": "a", "stop": [1]}, 400, "stop"),
-        ({"prompt": [1, 10**9]}, 400, "token ids"),
+        ({"prompt": [1, 10**9]}, 400, "found 1000000000"),
         ({"prompt": [[1], []]}, 400, "prompt"),
         ({"prompt": {}}, 400, "prompt"),
         ({}, 400, "prompt"),
@@ -587,7 +587,31 @@ def test_bad_input_is_refused_by_name(server, body, status, named):
 def test_unknown_addresses(server):
     assert server.get("/v1/nothing")[0] == 404
     assert server.get("/v1/completions")[0] == 405
-    assert server.get("/v1/chat/completions", {"messages": []})[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"messages": []}, "found []"),
+        ({"messages": "a"}, "found 'a'"),
+        ({"messages": ["a"]}, "messages[0] must be an object"),
+        ({"messages": [{"role": "user", "content": "a", "tool_calls": []}]}, "tool_calls"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content must be a string, found None"),
+        ({"messages": [{"role": 1, "content": ""}]}, "messages[0].role must be a string, found 1"),
+        ({"max_tokens": 5, "max_completion_tokens": 2}, "two names"),
+    ],
+)
+def test_bad_chats_are_refused_by_name(server, changes, named):
+    body = {"messages": [{"role": "user", "content": "a"}]} | changes
+    status, answer = server.get("/v1/chat/completions", body)
+    assert status == 400 and named in answer["error"]["message"]
+
+
+def test_an_address_that_is_taken_is_named_before_the_model_is_loaded(server, tmp_path):
+    port = server.url.rpartition(":")[2]
+    for options in (["--port", port], ["--host", "256.1.1.1", "--api-key", "k"]):
+        refused = griffin_eval("serve", tmp_path, *options)
+        assert refused.returncode == 2 and "cannot be listened at" in refused.stderr
 
 
 def test_limits(state):
@@ -602,6 +626,7 @@ def test_limits(state):
         assert server.get("/v1/completions", {"prompt": "a" * 3000})[0] == 413
         status, answer = server.get("/v1/completions", {"prompt": ["a"] * 3})
         assert status == 400 and "2 answers at most" in answer["error"]["message"]
+        assert "asks for 3" in answer["error"]["message"]
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="a secret", max_retries=0)
         full = client.completions.create(
             model="bytes", prompt=["a", "b"], max_tokens=19_000, stream=True, temperature=0
@@ -811,7 +836,8 @@ def test_jax_answers_as_griffin_does():
         assert "Traceback" not in server.close()
 
 
-def test_an_interrupt_names_what_was_cut():
+@pytest.mark.parametrize("again", [None, 0, 0.2])  # seconds until a second one
+def test_an_interrupt_names_what_was_cut(again):
     server = Server("--framework", "torch")
     with ThreadPoolExecutor() as threads:
         body = {"prompt": "a", "max_tokens": 10**6}
@@ -824,6 +850,9 @@ def test_an_interrupt_names_what_was_cut():
 
         asked = threads.submit(ask)
         server.wait_for("generating", 1)
+        if again is not None:
+            server.process.send_signal(signal.SIGINT)
+            time.sleep(again)
         said = server.close()
         assert asked.result() is None or asked.result()[0] >= 500
     assert re.search(r"cut off: 1 requests .*\(2 tokens, \d+ of 1000000 new\)", said), said
