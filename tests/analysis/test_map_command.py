@@ -9,6 +9,7 @@ from fixtures_engine import small_runner
 from hypothesis import given
 from hypothesis import strategies as st
 from parity import BASE, MODELS
+from slow import exhaustive, slow
 from typer.testing import CliRunner
 
 from griffin_eval.analysis.causal_map import (
@@ -221,10 +222,16 @@ def test_a_map_of_copying_has_a_column_for_each_symbol(tmp_path):
     assert "before the first marker" in run(tmp_path / "model", *options)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize(
-    ("model", "kind"), [("griffin", "recurrent"), ("hawk", "recurrent"), ("mqa", "attention")]
+    ("model", "kind", "framework"),
+    [
+        slow("griffin", "recurrent", "jax"),
+        slow("hawk", "recurrent", "torch"),
+        slow("mqa", "attention", "torch"),
+        exhaustive("griffin", "recurrent", "torch"),
+        exhaustive("hawk", "recurrent", "jax"),
+        exhaustive("mqa", "attention", "jax"),
+    ],
 )
 def test_who_carries_the_fact_in_the_shipped_models(shipped, model, kind, framework):
     options = ["--task", "induction_heads", "--pairs", "4", "--groups", "--json"]
