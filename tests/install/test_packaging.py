@@ -47,6 +47,7 @@ def dist(tmp_path_factory) -> Path:
     return source / "dist"
 
 
+@pytest.mark.slow
 def test_wheel_holds_the_tree(dist):
     (path,) = dist.glob("*.whl")
     wheel = zipfile.ZipFile(path)
@@ -63,6 +64,7 @@ def test_wheel_holds_the_tree(dist):
     assert wheel.read("griffin_eval_plugin.pth").count(b"\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="auditwheel is for Linux")
 def test_one_wheel_serves_every_python_and_old_systems(dist):
     """Of this machine's compiler; glibc 2.17 is of 2012."""
@@ -87,6 +89,7 @@ def test_every_file_of_a_package_folder_is_code_a_table_a_task_or_a_template():
     ] == SOURCES
 
 
+@pytest.mark.slow
 def test_source_distribution_holds_what_a_build_needs(dist):
     (path,) = dist.glob("*.tar.gz")
     with tarfile.open(path) as archive:
