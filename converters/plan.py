@@ -18,8 +18,8 @@ from griffin_eval.converters.containers.registry import CONTAINERS
 from griffin_eval.converters.formats import FORMATS, Format, check_expressible, refusals
 from griffin_eval.converters.naming.tables import Binding, bind
 from griffin_eval.converters.output.manifest import added, recorded
-from griffin_eval.converters.source.companions import companions, tokenizer_folder
-from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.converters.source.companions import TOKENIZERS, companions, tokenizer_folder
+from griffin_eval.errors import ArgumentError, BadInput, CheckpointError, MissingExtraError
 from griffin_eval.layout import ParamSpec, param_specs
 from griffin_eval.messages import did_you_mean
 from griffin_eval.sharding.split import DATA, MODEL, split_over
@@ -164,9 +164,9 @@ def make_plan(
     Raises:
         CheckpointError: the target cannot express the model; the source's manifest is damaged; the
             source is quantised already; it has a parameter that its manifest does not have.
-        ArgumentError: a vocabulary larger than the one there is; a mesh for a container whose
-            tensors are not cut; a rule for the dtype of no parameter; an encoding that
-            cannot be used with the target, a dtype or the shapes.
+        ArgumentError: a vocabulary larger than the one there is, or without rows for all ids of the
+            tokenizer; a mesh for a container whose tensors are not cut; a rule for the dtype of no
+            parameter; an encoding that cannot be used with the target, a dtype or the shapes.
     """
     config, notes = source.config, dict(source.inspection.notes)
     if source.adapters:
@@ -211,12 +211,34 @@ def make_plan(
         _warn_of_mixed(writes, encoding)
     folders = (tokenizer_folder(source.folder), source.folder)
     beside = {name: path for folder in folders for name, path in companions(folder).items()}
+    if config.vocab_size != source.config.vocab_size and beside.keys() & set(TOKENIZERS):
+        _check_tokenizer(source, config.vocab_size)
     hashes = recorded(source) if check else {}
     if problems := added(source, hashes):
         raise CheckpointError(f"{problems[0]} (--no-check converts it as it is)")
     if not check:
         notes["source_not_checked"] = True
     return Plan(source, target, config, writes, beside, notes, mesh, hashes, check, encoding)
+
+
+def _check_tokenizer(source: Checkpoint, rows: int) -> None:
+    """Refuses to drop rows of tokens that the tokenizer has, which is copied beside them.
+
+    Raises:
+        ArgumentError: naming the largest id.
+    """
+    from griffin_eval.text.load import load_tokenizer  # only here: it may load transformers
+
+    try:
+        tokenizer = load_tokenizer(tokenizer_folder(source.folder))
+    except (BadInput, MissingExtraError) as error:
+        logger.warning("whether the tokenizer fits %d rows stays unknown: %s", rows, error)
+        return
+    if tokenizer.vocab_size > rows:
+        raise ArgumentError(
+            f"--vocab-size {rows}: the tokenizer {tokenizer.name} has ids up to "
+            f"{tokenizer.vocab_size - 1}: keep {tokenizer.vocab_size} rows at least"
+        )
 
 
 def _check_rules(rules: Mapping[str, str], names: Collection[str]) -> None:

@@ -225,6 +225,10 @@ def test_overflow_is_refused_by_name(checkpoint, tmp_path):
 def test_vocabulary_rows_are_dropped_only_when_asked(checkpoint, tmp_path):
     whole = Checkpoint(checkpoint)
     name = "model.embed_tokens.weight"
+    with pytest.raises(ArgumentError, match="has ids up to 1023: keep 1024 rows at least"):
+        to("griffin", checkpoint, tmp_path / "cut", vocab_size=1000)
+    checkpoint = shutil.copytree(checkpoint, tmp_path / "without a tokenizer")
+    (checkpoint / "tokenizer.json").unlink()
     folder = to("griffin", checkpoint, tmp_path / "cut", vocab_size=1000)
     np.testing.assert_array_equal(Checkpoint(folder).numpy(name), whole.numpy(name)[:1000])
     assert json.loads((folder / MANIFEST_FILE).read_text())["vocab_rows_dropped"] == 24
