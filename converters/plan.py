@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from griffin_eval.arguments import parse_size
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.arrays.dtypes import FLOATS, ITEM_BYTES
 from griffin_eval.converters.arrays.grid import chunk_shape, part_chunks
@@ -126,18 +127,39 @@ def parse_dtypes(text: str | None) -> dict[str, str]:
     The empty ending is the rule for all parameters but Λ and θ, which keep theirs unless named.
 
     Raises:
-        ArgumentError: not of that form, or no dtype of that name.
+        ArgumentError: not of that form, no dtype of that name, or two rules with one ending.
     """
     rules: dict[str, str] = {}
-    for part in text.split(",") if text else []:
+    for part in text.split(",") if text is not None else []:
         ending, _, dtype = part.strip().rpartition("=")
         if dtype not in FLOATS:
             raise ArgumentError(
                 f"unknown dtype {dtype!r}: expected {', '.join(FLOATS)}"
                 f"{did_you_mean(dtype, FLOATS)}"
             )
+        if ending in rules:
+            raise ArgumentError(
+                f"{text!r} states the dtype of {ending or 'all parameters'} twice: state it once"
+            )
         rules[ending] = dtype
     return rules
+
+
+def parse_shard_size(text: str | None, target: Format, option: str) -> int:
+    """The bytes of a file of an output; the default if no text says them.
+
+    Raises:
+        ArgumentError: naming the option, if it is no size or the format has no shards.
+    """
+    if text is None:
+        return MAX_SHARD_SIZE
+    if not CONTAINERS[target.container].sharded:
+        able = [f.name for f in FORMATS.values() if CONTAINERS[f.container].sharded]
+        raise ArgumentError(
+            f"{option} is for formats in shards ({', '.join(able)}), and {target.name} has none: "
+            "leave it out"
+        )
+    return parse_size(text, option)
 
 
 def make_plan(
