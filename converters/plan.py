@@ -256,7 +256,7 @@ def _check_tokenizer(source: Checkpoint, rows: int) -> None:
     except (BadInput, MissingExtraError) as error:
         logger.warning("whether the tokenizer fits %d rows stays unknown: %s", rows, error)
         return
-    if tokenizer.vocab_size > rows:
+    if rows < tokenizer.vocab_size <= source.config.vocab_size:  # else it did not fit before
         raise ArgumentError(
             f"--vocab-size {rows}: the tokenizer {tokenizer.name} has ids up to "
             f"{tokenizer.vocab_size - 1}: keep {tokenizer.vocab_size} rows at least"

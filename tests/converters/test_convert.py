@@ -249,6 +249,10 @@ def test_vocabulary_rows_are_dropped_only_when_asked(checkpoint, tmp_path):
     name = "model.embed_tokens.weight"
     with pytest.raises(ArgumentError, match="has ids up to 1023: keep 1024 rows at least"):
         to("griffin", checkpoint, tmp_path / "cut", vocab_size=1000)
+    small = tmp_path / "small"  # which the tokenizer did not fit before
+    write_source(small)
+    shutil.copy(checkpoint / "tokenizer.json", small)
+    assert make_plan(Checkpoint(small), FORMATS["griffin"], vocab_size=7).config.vocab_size == 7
     checkpoint = shutil.copytree(checkpoint, tmp_path / "without a tokenizer")
     (checkpoint / "tokenizer.json").unlink()
     folder = to("griffin", checkpoint, tmp_path / "cut", vocab_size=1000)
