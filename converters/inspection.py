@@ -42,7 +42,7 @@ from griffin_eval.converters.naming.tables import (
 from griffin_eval.converters.naming.user_table import Names, read_names
 from griffin_eval.converters.overrides import NO_OVERRIDES, Overrides
 from griffin_eval.errors import BadInput, CheckpointError
-from griffin_eval.json_files import read_json
+from griffin_eval.json_files import list_folder, read_json
 from griffin_eval.messages import listed
 
 logger = logging.getLogger(__name__)
@@ -323,6 +323,11 @@ def find_config(
 def _read_config(known: Inspection, format: Format, given: Mapping[str, Any]) -> StatedConfig:
     """The config of a config.json, and the fields that the user states instead."""
     path = known.folder / CONFIG_FILE
+    if CONFIG_FILE not in list_folder(known.folder):
+        raise CheckpointError(
+            f"{known.folder} holds no checkpoint: expected {CONFIG_FILE} beside its "
+            f"{CONTAINERS[format.container].noun}, found none; name a folder that has both"
+        )
     raw = read_json(path)
     if raw.get("model_type") == MODEL_TYPE:
         config, stated, absent = read_own_config(raw, str(path)), set(raw), "default"

@@ -54,6 +54,11 @@ class Overrides:
                 f"unknown preset {self.preset!r}: expected one of {', '.join(PRESETS)}"
                 f"{did_you_mean(self.preset, PRESETS)}"
             )
+        if self.accept_differences and self.names is None:
+            raise ArgumentError(
+                "--accept-differences (accept_differences=True) is of a table of names: add "
+                "--names (names=), or leave it out"
+            )
         dataclasses.replace(PRESETS["recurrentgemma-2b"], **self.fields)
 
 

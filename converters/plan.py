@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from griffin_eval.arguments import parse_size
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.arrays.dtypes import FLOATS, ITEM_BYTES
 from griffin_eval.converters.arrays.grid import chunk_shape, part_chunks
@@ -18,8 +19,8 @@ from griffin_eval.converters.containers.registry import CONTAINERS
 from griffin_eval.converters.formats import FORMATS, Format, check_expressible, refusals
 from griffin_eval.converters.naming.tables import Binding, bind
 from griffin_eval.converters.output.manifest import added, recorded
-from griffin_eval.converters.source.companions import companions, tokenizer_folder
-from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.converters.source.companions import TOKENIZERS, companions, tokenizer_folder
+from griffin_eval.errors import ArgumentError, BadInput, CheckpointError, MissingExtraError
 from griffin_eval.layout import ParamSpec, param_specs
 from griffin_eval.messages import did_you_mean
 from griffin_eval.sharding.split import DATA, MODEL, split_over
@@ -126,18 +127,39 @@ def parse_dtypes(text: str | None) -> dict[str, str]:
     The empty ending is the rule for all parameters but Λ and θ, which keep theirs unless named.
 
     Raises:
-        ArgumentError: not of that form, or no dtype of that name.
+        ArgumentError: not of that form, no dtype of that name, or two rules with one ending.
     """
     rules: dict[str, str] = {}
-    for part in text.split(",") if text else []:
+    for part in text.split(",") if text is not None else []:
         ending, _, dtype = part.strip().rpartition("=")
         if dtype not in FLOATS:
             raise ArgumentError(
                 f"unknown dtype {dtype!r}: expected {', '.join(FLOATS)}"
                 f"{did_you_mean(dtype, FLOATS)}"
             )
+        if ending in rules:
+            raise ArgumentError(
+                f"{text!r} states the dtype of {ending or 'all parameters'} twice: state it once"
+            )
         rules[ending] = dtype
     return rules
+
+
+def parse_shard_size(text: str | None, target: Format, option: str) -> int:
+    """The bytes of a file of an output; the default if no text says them.
+
+    Raises:
+        ArgumentError: naming the option, if it is no size or the format has no shards.
+    """
+    if text is None:
+        return MAX_SHARD_SIZE
+    if not CONTAINERS[target.container].sharded:
+        able = [f.name for f in FORMATS.values() if CONTAINERS[f.container].sharded]
+        raise ArgumentError(
+            f"{option} is for formats in shards ({', '.join(able)}), and {target.name} has none: "
+            "leave it out"
+        )
+    return parse_size(text, option)
 
 
 def make_plan(
@@ -164,9 +186,9 @@ def make_plan(
     Raises:
         CheckpointError: the target cannot express the model; the source's manifest is damaged; the
             source is quantised already; it has a parameter that its manifest does not have.
-        ArgumentError: a vocabulary larger than the one there is; a mesh for a container whose
-            tensors are not cut; a rule for the dtype of no parameter; an encoding that
-            cannot be used with the target, a dtype or the shapes.
+        ArgumentError: a vocabulary larger than the one there is, or without rows for all ids of the
+            tokenizer; a mesh for a container whose tensors are not cut; a rule for the dtype of no
+            parameter; an encoding that cannot be used with the target, a dtype or the shapes.
     """
     config, notes = source.config, dict(source.inspection.notes)
     if source.adapters:
@@ -211,12 +233,34 @@ def make_plan(
         _warn_of_mixed(writes, encoding)
     folders = (tokenizer_folder(source.folder), source.folder)
     beside = {name: path for folder in folders for name, path in companions(folder).items()}
+    if config.vocab_size != source.config.vocab_size and beside.keys() & set(TOKENIZERS):
+        _check_tokenizer(source, config.vocab_size)
     hashes = recorded(source) if check else {}
     if problems := added(source, hashes):
         raise CheckpointError(f"{problems[0]} (--no-check converts it as it is)")
     if not check:
         notes["source_not_checked"] = True
     return Plan(source, target, config, writes, beside, notes, mesh, hashes, check, encoding)
+
+
+def _check_tokenizer(source: Checkpoint, rows: int) -> None:
+    """Refuses to drop rows of tokens that the tokenizer has, which is copied beside them.
+
+    Raises:
+        ArgumentError: naming the largest id.
+    """
+    from griffin_eval.text.load import load_tokenizer  # only here: it may load transformers
+
+    try:
+        tokenizer = load_tokenizer(tokenizer_folder(source.folder))
+    except (BadInput, MissingExtraError) as error:
+        logger.warning("whether the tokenizer fits %d rows stays unknown: %s", rows, error)
+        return
+    if rows < tokenizer.vocab_size <= source.config.vocab_size:  # else it did not fit before
+        raise ArgumentError(
+            f"--vocab-size {rows}: the tokenizer {tokenizer.name} has ids up to "
+            f"{tokenizer.vocab_size - 1}: keep {tokenizer.vocab_size} rows at least"
+        )
 
 
 def _check_rules(rules: Mapping[str, str], names: Collection[str]) -> None:

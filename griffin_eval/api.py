@@ -10,7 +10,7 @@ sentence, and a library that is not installed an `ImportError` that names the pi
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from griffin_eval.arguments import parse_size, stays_quantised
+from griffin_eval.arguments import stays_quantised
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.converters.verify import Comparison
@@ -84,7 +84,7 @@ def convert(
     *,
     to: str,
     dtype: str | None = None,
-    max_shard_size: str = "5GB",
+    max_shard_size: str | None = None,
     overwrite: bool = False,
 ) -> Checkpoint:
     """Writes a checkpoint in another format, with a manifest that proves what was written.
@@ -96,7 +96,7 @@ def convert(
         destination: folder to write.
         to: name of a format, such as ``hf``, ``griffin``, ``deepmind-torch``, ``deepmind-flax``.
         dtype: dtype of the tensors, such as ``bfloat16``; None for that of the source.
-        max_shard_size: size of a safetensors file at most.
+        max_shard_size: size of a safetensors file at most; None for 5GB.
         overwrite: whether to replace a destination that exists.
 
     Returns:
@@ -108,11 +108,12 @@ def convert(
     """
     from griffin_eval.converters.convert import convert_checkpoint
     from griffin_eval.converters.formats import format_named
-    from griffin_eval.converters.plan import make_plan, parse_dtypes
+    from griffin_eval.converters.plan import make_plan, parse_dtypes, parse_shard_size
 
     checkpoint = opened(source)
-    plan = make_plan(checkpoint, format_named(to), dtypes=parse_dtypes(dtype))
-    shard = parse_size(max_shard_size, "max_shard_size")
+    target = format_named(to)
+    shard = parse_shard_size(max_shard_size, target, "max_shard_size")
+    plan = make_plan(checkpoint, target, dtypes=parse_dtypes(dtype))
     convert_checkpoint(plan, Path(destination), overwrite=overwrite, max_shard_size=shard)
     return Checkpoint(Path(destination))
 

@@ -160,6 +160,7 @@ class ContainerKind(ABC):
             the naming has to be inferred from its tensors.
         is_folder: whether a checkpoint is a folder with everything below it, rather than some of
             the files of a folder.
+        sharded: whether its tensors may be spread over several files of a largest size.
         resumable: whether a conversion that was cut off can go on after the files it finished.
         compressed: whether its files are smaller than the tensors in them.
         chunked: whether its tensors may be cut along every dimension.
@@ -172,6 +173,7 @@ class ContainerKind(ABC):
     has_items: bool = False
     needs_config: bool = False
     is_folder: bool = False
+    sharded: bool = False
     resumable: bool = False
     compressed: bool = False
     chunked: bool = False

@@ -20,6 +20,8 @@ from griffin_eval.json_files import exists
 _NEW, _OLD, _JOB = "new", "old", "job"
 # One of these is in every folder that --overwrite may replace: it must not empty someone's home.
 _MARKS = ("*.safetensors", "*.pt", "*.pth", "*.bin", "config.json", "_METADATA", "checkpoint")
+# Files that may be replaced as well, which are checkpoints of their own.
+_FILES = (".pt", ".pth", ".ckpt", ".gguf", ".safetensors")
 _AT_FDCWD, _NO_REPLACE, _EXCHANGE = -100, 1, 2  # of renameat2(2)
 
 
@@ -38,7 +40,7 @@ class SafeOutput:
 
     Args:
         destination: folder to make. Missing parent folders are made.
-        overwrite: replaces an existing destination, if it is a file or a checkpoint's folder.
+        overwrite: replaces an existing destination, if it is a checkpoint's file or folder.
         resume: goes on with what an earlier run left, if it was the same job, and leaves what is
             written for a later run when an exception ends the block. (A kill always leaves it.)
         job: whatever identifies the conversion (source and options), compared on ``resume``.
@@ -194,6 +196,10 @@ class SafeOutput:
                 raise ArgumentError(
                     f"{to} is not overwritten, since it is no checkpoint's folder: name another"
                 )
+        elif not to.is_file() or to.suffix not in _FILES:
+            raise ArgumentError(
+                f"{to} is not overwritten, since it is no checkpoint's file: name another"
+            )
 
     def _commit(self) -> None:
         _sync_tree(self.path)

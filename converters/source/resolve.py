@@ -2,15 +2,20 @@
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from griffin_eval.arguments import is_hub_id
 from griffin_eval.converters.adapters.files import ADAPTER_FILES
+from griffin_eval.converters.configs.huggingface import CONFIG_FILE
 from griffin_eval.converters.containers.orbax.remote import fetch, is_remote
+from griffin_eval.converters.containers.registry import CONTAINERS, any_of
 from griffin_eval.converters.containers.safetensors.files import leads_out
 from griffin_eval.converters.source import kaggle
 from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import exists
+
+_FILES = (".pt", ".pth", ".ckpt", ".gguf")  # that are checkpoints of their own
 
 
 def resolve_adapter(adapter: str, revision: str | None = None) -> Path:
@@ -79,11 +84,16 @@ def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | No
             raise CheckpointError(
                 f"revision={revision!r} only applies to a hub id, but {pretrained} is a folder"
             )
-    elif folder.suffix in (".pt", ".pth", ".ckpt", ".gguf") and stat.S_ISREG(mode):
+    elif folder.suffix in _FILES and stat.S_ISREG(mode):
         return folder
     elif mode:
+        if _holds_checkpoint(folder.parent):
+            raise CheckpointError(
+                f"{pretrained} is a file: expected the folder that holds it, {folder.parent}"
+            )
         raise CheckpointError(
-            f"{pretrained} is a file: expected the folder that holds it, {folder.parent}"
+            f"{pretrained} is no checkpoint: expected a folder that holds "
+            f"{any_of(CONTAINERS.values())}, or a file whose name ends with {', '.join(_FILES)}"
         )
     elif "/" in pretrained and is_hub_id(pretrained):
         from griffin_eval.converters.source.hub import download
@@ -95,6 +105,16 @@ def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | No
             "google/recurrentgemma-2b"
         )
     return _within(folder, subfolder, pretrained)
+
+
+def _holds_checkpoint(folder: Path) -> bool:
+    """Whether a folder seems to hold a checkpoint."""
+    with suppress(CheckpointError, OSError):  # it may not be looked at
+        for kind in CONTAINERS.values():
+            lacks_config = kind.needs_config and not (folder / CONFIG_FILE).is_file()
+            if kind.looks_like(folder) and not lacks_config:
+                return True
+    return False
 
 
 def _within(folder: Path, subfolder: str | None, what: str) -> Path:

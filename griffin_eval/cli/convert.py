@@ -71,8 +71,8 @@ def convert(
         int | None, typer.Option(help="Number of leading vocabulary rows to keep.")
     ] = None,
     max_shard_size: Annotated[
-        str, typer.Option(help="Largest size of a safetensors file.")
-    ] = "5GB",
+        str | None, typer.Option(help="Largest size of a safetensors file, 5GB by default.")
+    ] = None,
     chunks: Annotated[
         str | None,
         typer.Option(help="Mesh whose devices each read whole chunks: model=8,data=2."),
@@ -119,12 +119,13 @@ def convert(
     from griffin_eval.converters.convert import convert_checkpoint
     from griffin_eval.converters.output.memory_plan import choose_buffering
     from griffin_eval.converters.output.publish import check_repository, push
-    from griffin_eval.converters.plan import make_plan, parse_dtypes
+    from griffin_eval.converters.plan import make_plan, parse_dtypes, parse_shard_size
 
     if push_to_hub is not None and to != "hf":
         raise ArgumentError(f"--push-to-hub is for --to hf, which transformers loads, not {to}")
     memory = None if max_memory is None else parse_size(max_memory, "--max-memory")
-    target, shard = format_named(to), parse_size(max_shard_size, "--max-shard-size")
+    target = format_named(to)
+    shard = parse_shard_size(max_shard_size, target, "--max-shard-size")
     encoding = None if quantize is None else encoding_named(quantize)
     checkpoint = options.open(source, adapter or ())
     typer.echo(f"{source}: {checkpoint.format.name} ({checkpoint.inspection.layout})")

@@ -55,6 +55,8 @@ def memory(
     """
     from griffin_eval.analysis.half_lives import decay_rates
 
+    if text is not None and not tokens:
+        raise ArgumentError("--text and --tokens 0: no token of it would be read; leave one out")
     check_figures_folder(output)
     opened = options.open(checkpoint)
     if "recurrent" in opened.config.block_types and tokens:

@@ -46,10 +46,12 @@ def read(
     """
 
     from griffin_eval.evaluator import Evaluator
+    from griffin_eval.states.saved_state import check_replaceable
     from griffin_eval.text.chat import template_option
 
     if chat_template is not None and not chat:
         raise ArgumentError("--chat-template is of chats: add --chat, or leave it out")
+    check_replaceable(save)
     template = template_option(chat_template)
     ((name, content),) = read_texts([text], False)
     model = Evaluator(

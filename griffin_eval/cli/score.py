@@ -2,8 +2,9 @@
 
 import csv
 import math
+import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -37,12 +38,14 @@ class Scored(NamedTuple):
         text: the text itself.
         score: of its tokens, N of which are scored.
         spans: int64 [N, 2], the characters of each of them.
+        start: the character that is scored first: 0 unless the text spells its BOS.
     """
 
     name: str
     text: str
     score: "Score"
     spans: "np.ndarray"
+    start: int
 
 
 @takes_checkpoint_options
@@ -80,7 +83,7 @@ def score(
     if states is not None and states.exists() and (states.is_file() or any(states.iterdir())):
         raise ArgumentError(f"--states {states}: expected a new or an empty folder")
     named = list(read_texts(texts, lines))
-    scored = list(_score(named, checkpoint, tokenizer, framework, dtype, device, options, states))
+    scored = _score(named, checkpoint, tokenizer, framework, dtype, device, options, states)
     if not as_csv:
         _print(scored)
         return
@@ -110,11 +113,16 @@ def read_texts(files: list[Path], lines: bool) -> Iterator[tuple[str, str]]:
         if not content.strip():
             raise ArgumentError(f"{file} has no text: expected at least one character to score")
         if not lines:
-            yield str(file), content
+            yield as_unicode(file), content
             continue
         for number, line in enumerate(content.split("\n"), 1):
             if line.strip():
-                yield f"{file}:{number}", line.removesuffix("\r")
+                yield f"{as_unicode(file)}:{number}", line.removesuffix("\r")
+
+
+def as_unicode(path: str | Path) -> str:
+    """A path as text, with replacement characters where its bytes are not UTF-8."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def token_rows(scored: Scored) -> Iterator[tuple[Any, ...]]:
@@ -160,8 +168,7 @@ def _score(
     device: str | None,
     options: CheckpointOptions,
     states: Path | None,
-) -> Iterable[Scored]:
-
+) -> list[Scored]:
     from griffin_eval.converters.source.companions import tokenizer_folder
     from griffin_eval.evaluator import Evaluator
     from griffin_eval.states.saved_state import save_whole
@@ -177,15 +184,23 @@ def _score(
             progress=lambda tokens: progress.advance(bar, tokens),
         )
     reader = load_tokenizer(tokenizer or tokenizer_folder(opened.folder))
-    for index, ((name, text), score) in enumerate(zip(named, scores, strict=True)):
-        # A text that spells BOS at its start has it as the token that is not scored.
-        spans = reader.spans(text)[-len(score.logprobs) :] if len(score.logprobs) else None
-        if spans is None or len(spans) != len(score.logprobs):
+    scored = []
+    for (name, text), score in zip(named, scores, strict=True):
+        spans, count = reader.spans(text), len(score.logprobs)
+        if not 0 < count <= len(spans):
             raise ArgumentError(f"{name} has no token to score")
-        if states is not None:
-            metadata = {"text": name, "checkpoint": checkpoint, "dtype": model.dtype}
-            save_whole(states / f"{index}.safetensors", model.layer_states(text), metadata)
-        yield Scored(name, text, score, spans)
+        # A text that spells BOS at its start has it as the token that is not scored.
+        start = 0 if count == len(spans) else int(spans[-count - 1, 1])
+        scored.append(Scored(name, text, score, spans[-count:], start))
+    if states is not None:
+        for index, one in enumerate(scored):
+            metadata = {
+                "text": one.name,
+                "checkpoint": as_unicode(checkpoint),
+                "dtype": model.dtype,
+            }
+            save_whole(states / f"{index}.safetensors", model.layer_states(one.text), metadata)
+    return scored
 
 
 def _number(value: float) -> float:
@@ -196,14 +211,14 @@ def _print(scored: list[Scored]) -> None:
     table = Table()
     for heading in ("text", "tokens", "nats", "bits a token", "bits a byte", "perplexity"):
         table.add_column(heading, justify="left" if heading == "text" else "right")
-    for name, text, score, _ in scored:
+    for name, text, score, _, start in scored:
         nats, tokens = -score.total, len(score.logprobs)
         table.add_row(
             escape(name),
             str(tokens),
             f"{nats:.2f}",
             f"{nats / tokens / math.log(2):.4f}",
-            f"{nats / len(text.encode()) / math.log(2):.4f}",
+            f"{nats / len(text[start:].encode()) / math.log(2):.4f}",
             f"{math.exp(min(nats / tokens, 700)):.4g}",
         )
     Console().print(table)

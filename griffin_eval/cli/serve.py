@@ -103,6 +103,8 @@ def serve(
         raise ArgumentError(
             f"--host {host} lets other machines ask: add --api-key, or listen at 127.0.0.1"
         )
+    if state_cache_size is not None and state_cache is None:
+        raise ArgumentError("--state-cache-size needs --state-cache, the folder that it is of")
     if system_role not in ("merge", "refuse"):
         raise ArgumentError(f"--system-role {system_role}: expected merge or refuse")
     # Read by OpenMP when PyTorch is imported. Threads that sleep between products wake too late;

@@ -204,6 +204,8 @@ def parse_arguments(given: Mapping[str, Any]) -> ModelArguments:
         )
     if values.get("token_states") and values.get("token_scores") is None:
         raise ArgumentError("token_states= needs token_scores=, the folder that they go to")
+    if values.get("state_cache_size") is not None and values.get("state_cache") is None:
+        raise ArgumentError("state_cache_size= needs state_cache=, the folder that it is of")
     values["framework"] = choose_framework(values.get("framework"))
     values["visible_keys"] = one_visible_keys(values.get("visible_keys"), given.get("window"))
     return ModelArguments(**values)

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import griffin_eval
 from griffin_eval.config import ADDED, GriffinConfig
 from griffin_eval.converters.arrays.write import writing
 from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.json_files import exists
 from griffin_eval.messages import brief, is_sha256
 
 LAYOUT = 2  # of the file
@@ -96,6 +98,44 @@ def hash_of(text: str, tensors: Mapping[str, np.ndarray]) -> str:
         whole.update(f"{name} {tensor.dtype.name} {tensor.shape}\n".encode())
         whole.update(tensor.tobytes())
     return whole.hexdigest()
+
+
+def check_replaceable(path: Path) -> None:
+    """Checks before a text is read that nothing but an earlier saved state is replaced.
+
+    Raises:
+        ArgumentError: something else is there.
+        BadInput: it cannot be looked at.
+    """
+    with writing(path):
+        if not exists(path, follow_links=False):
+            return
+        mode = path.lstat().st_mode
+    if stat.S_ISDIR(mode):
+        found = "a folder"
+    elif stat.S_ISLNK(mode):
+        found = "a link"
+    elif not stat.S_ISREG(mode):
+        found = "a device or a pipe"
+    elif _KEY in _metadata(path):
+        return
+    else:
+        found = "a file that is no saved state"
+    raise ArgumentError(
+        f"{path} is not replaced: expected a new file or an earlier saved state, found {found}; "
+        "name another file"
+    )
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file; none of one that cannot be read, or is no such file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "np") as file:
+            return file.metadata() or {}
+    except (OSError, SafetensorError):
+        return {}
 
 
 def save_whole(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> None:

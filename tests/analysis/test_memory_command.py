@@ -249,6 +249,7 @@ def test_a_half_life_without_end_is_null(tmp_path):
     [
         (["--text", "{tmp}/none.txt"], ArgumentError, "none.txt cannot be read: No such file"),
         (["--text", "{tmp}/bytes"], ArgumentError, "bytes cannot be read: it is not UTF-8"),
+        (["--text", "{tmp}/bytes", "--tokens", "0"], ArgumentError, "leave one out"),
         (["--tokens", "1"], ArgumentError, "gives 1 tokens of --tokens 1"),
         (["--output", "{tmp}/bytes"], ArgumentError, "bytes is a file: expected a folder"),
         (["--framework", "tensorflow"], ArgumentError, "unknown framework 'tensorflow'"),

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -137,6 +138,32 @@ def test_a_table_and_a_text_of_every_line(checkpoint, tmp_path):
     found = rows(checkpoint, file, "--lines")
     assert {row["text"] for row in found} == {f"{file}:1", f"{file}:3"}
     assert "perplexity" in run(checkpoint, file)
+
+
+def test_a_bos_that_is_spelled_has_no_bytes(checkpoint, tmp_path):
+    for name, text in (("plain", "hello"), ("spelled", "<bos>hello")):
+        (tmp_path / name).write_text(text)
+    table = run(checkpoint, tmp_path / "plain", tmp_path / "spelled")
+    one, other = (line.split("│")[2:] for line in table.splitlines() if str(tmp_path)[:9] in line)
+    assert one == other
+
+
+def test_no_state_is_written_if_a_text_cannot_be_scored(checkpoint, tmp_path):
+    for name, text in (("one", "hello"), ("two", "<bos>")):
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ArgumentError, match="two has no token to score"):
+        run(checkpoint, tmp_path / "one", tmp_path / "two", "--states", tmp_path / "states")
+    assert not (tmp_path / "states").exists()
+
+
+def test_a_file_whose_name_is_not_utf8(checkpoint, tmp_path):
+    file = tmp_path / os.fsdecode(b"b\xffad.txt")
+    file.write_text("hello")
+    found = rows(checkpoint, file, "--states", tmp_path / "states")
+    name = f"{tmp_path}/b\ufffdad.txt"
+    assert {row["text"] for row in found} == {name}
+    with safe_open(tmp_path / "states" / "0.safetensors", "np") as saved:
+        assert saved.metadata()["text"] == name
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])

@@ -39,6 +39,7 @@ def rows(folder):
 
 def test_a_card_says_what_was_done_and_how_to_do_it_again(checkpoint, tmp_path):
     run("convert", checkpoint, tmp_path / "a flax", "--to", "deepmind-flax")
+    (tmp_path / "a flax" / "tokenizer.json").unlink()  # which has more tokens
     options = ["--dtype", "bfloat16", "--vocab-size", "500", *KNOWN]
     run("convert", tmp_path / "a flax", tmp_path / "my model", "--to", "hf", *options)
     said = rows(tmp_path / "my model")

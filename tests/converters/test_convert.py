@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from tiny_checkpoints import write_source
 from typer.testing import CliRunner
 
+import griffin_eval
 from griffin_eval.cli.main import app
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint, Overrides
@@ -198,7 +199,7 @@ def test_dtype_policy(checkpoint, tmp_path):
     difference = compare(Checkpoint(checkpoint), half)
     assert len(difference.tensors) == sum(d == "bfloat16" for d in half.dtypes.values())
     assert 0 < max(d.largest for d in difference.tensors) < 0.02
-    for text in ("int8", "x=float31"):
+    for text in ("int8", "x=float31", ""):
         with pytest.raises(ArgumentError, match="unknown dtype"):
             parse_dtypes(text)
     done = invoke(
@@ -210,6 +211,27 @@ def test_dtype_policy(checkpoint, tmp_path):
     own = parse_dtypes("model.final_norm.weight=bfloat16,q_proj.weight=float16")
     plan = make_plan(Checkpoint(checkpoint), FORMATS["hf"], dtypes=own)
     assert {write.dtype for write in plan.writes} == {"bfloat16", "float16", "float32"}
+
+
+def test_a_dtype_is_stated_once():
+    for text in ("bfloat16,bfloat16", "a=float32,bfloat16,a=float16"):
+        with pytest.raises(ArgumentError, match="twice: state it once"):
+            parse_dtypes(text)
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_only_shards_have_a_largest_size(checkpoint, tmp_path, target):
+    out = tmp_path / "out"
+    done = invoke("convert", checkpoint, out, "--to", target, "--max-shard-size", "500KB")
+    if target in ("hf", "griffin"):
+        assert done.exit_code == 0 and len(list(out.glob("*.safetensors"))) > 1
+        return
+    expected = rf"is for formats in shards \(hf, griffin\), and {target} has none"
+    with pytest.raises(ArgumentError, match=f"--max-shard-size {expected}"):
+        raise done.exception
+    with pytest.raises(ArgumentError, match=f"max_shard_size {expected}"):
+        griffin_eval.convert(checkpoint, out, to=target, max_shard_size="500KB")
+    assert not out.exists()
 
 
 def test_overflow_is_refused_by_name(checkpoint, tmp_path):
@@ -225,6 +247,14 @@ def test_overflow_is_refused_by_name(checkpoint, tmp_path):
 def test_vocabulary_rows_are_dropped_only_when_asked(checkpoint, tmp_path):
     whole = Checkpoint(checkpoint)
     name = "model.embed_tokens.weight"
+    with pytest.raises(ArgumentError, match="has ids up to 1023: keep 1024 rows at least"):
+        to("griffin", checkpoint, tmp_path / "cut", vocab_size=1000)
+    small = tmp_path / "small"  # which the tokenizer did not fit before
+    write_source(small)
+    shutil.copy(checkpoint / "tokenizer.json", small)
+    assert make_plan(Checkpoint(small), FORMATS["griffin"], vocab_size=7).config.vocab_size == 7
+    checkpoint = shutil.copytree(checkpoint, tmp_path / "without a tokenizer")
+    (checkpoint / "tokenizer.json").unlink()
     folder = to("griffin", checkpoint, tmp_path / "cut", vocab_size=1000)
     np.testing.assert_array_equal(Checkpoint(folder).numpy(name), whole.numpy(name)[:1000])
     assert json.loads((folder / MANIFEST_FILE).read_text())["vocab_rows_dropped"] == 24

@@ -90,6 +90,10 @@ def test_local_folders(asked, tmp_path, monkeypatch):
     assert "revision='main' only applies to a hub id" in message
     (tmp_path / "models" / "config.json").write_text("{}")
     message = refusal("models/config.json")
+    assert message.startswith("models/config.json is no checkpoint: expected a folder that holds")
+    assert "a file whose name ends with .pt, .pth, .ckpt, .gguf" in message
+    (tmp_path / "models" / "model.safetensors").write_text("")
+    message = refusal("models/config.json")
     assert message == "models/config.json is a file: expected the folder that holds it, models"
     (tmp_path / "models" / "2b.pt").write_text("")
     assert resolve("models/2b.pt") == Path("models/2b.pt")

@@ -211,6 +211,14 @@ def test_what_cannot_be_opened_or_is_not_there(tmp_path):
         assert done.stderr.startswith("griffin-eval: ") and done.stderr.count("\n") == 1
 
 
+def test_safetensors_without_a_config_are_no_checkpoint(tmp_path):
+    save_file({"tokens": np.ones(3)}, tmp_path / "0.safetensors")
+    code, found = facts(tmp_path)
+    assert code == 1 and len(found["problems"]) == 1
+    said = f"{tmp_path} holds no checkpoint: expected config.json beside its safetensors"
+    assert found["problems"][0].startswith(said)
+
+
 def test_names_that_are_not_known(tmp_path):
     tensors = {f"q/{i}": w for i, w in enumerate(WEIGHTS.values())}
     folder = write(tmp_path / "x", "griffin-orbax", tensors, None)

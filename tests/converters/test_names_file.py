@@ -442,6 +442,11 @@ def test_tables_that_are_refused(tmp_path, text, parts):
         assert part in message, message
 
 
+def test_differences_are_accepted_of_a_table_alone(tmp_path):
+    with pytest.raises(ArgumentError, match="--accept-differences .* is of a table of names"):
+        Checkpoint(tmp_path, Overrides(accept_differences=True))
+
+
 def test_a_table_that_is_not_there(tmp_path):
     with pytest.raises(ArgumentError, match="nothing.toml: .*No such file"):
         read_names(tmp_path / "nothing.toml")

@@ -1,6 +1,7 @@
 """What a conversion reads is never what --overwrite replaces."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -82,3 +83,19 @@ def test_what_is_read_is_not_overwritten(case: Callable[..., tuple], formats, tm
     assert isinstance(done.exception, ArgumentError), done.output
     assert "is not overwritten, since that would remove" in str(done.exception)
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize("to", ["hf", "deepmind-torch"])
+def test_only_checkpoints_are_overwritten(to, formats, tmp_path):
+    (tmp_path / "notes.md").write_text("years")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "old.pt").write_bytes((formats / "deepmind-torch" / "model.pt").read_bytes())
+
+    def convert(name: str) -> BaseException | None:
+        arguments = ["convert", formats / "source", tmp_path / name, "--to", to, "--overwrite"]
+        return CliRunner().invoke(app, [str(a) for a in arguments]).exception
+
+    for name in ("notes.md", "pipe"):
+        assert "since it is no checkpoint's file: name another" in str(convert(name))
+    assert (tmp_path / "notes.md").read_text() == "years" and (tmp_path / "pipe").is_fifo()
+    assert convert("old.pt") is None and (tmp_path / "old.pt").is_dir()

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,9 +18,11 @@ from lm_eval.api.instance import Instance
 from parity import BASE
 from safetensors.numpy import load_file, save_file
 from slow import slow
+from typer.testing import CliRunner
 
 import griffin_eval
 from griffin_eval import Evaluator, convert
+from griffin_eval.cli.main import app
 from griffin_eval.config import ADDED
 from griffin_eval.engine.generation import Prompt
 from griffin_eval.engine.limits import Limits
@@ -227,6 +230,31 @@ def test_files_that_are_no_states_are_refused(tmp_path):
     for name in ("other.safetensors", "text", "missing", "."):
         with pytest.raises(CheckpointError, match=r"no saved state|no safetensors|cannot be read"):
             read_state(tmp_path / name)
+
+
+def test_only_a_saved_state_is_replaced(states, tmp_path, monkeypatch):
+    """Which is known before anything is opened: there is no such checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    Path("book.txt").write_text(BOOK)
+    save_file({"a": np.ones(2)}, "model.safetensors")
+    Path("book.state").write_bytes(states["torch"].read_bytes())
+    Path("cut.state").write_bytes(states["torch"].read_bytes()[:99])
+    Path("folder").mkdir()
+    Path("link").symlink_to("book.state")
+    os.mkfifo("pipe")
+
+    def refusal(save: str) -> str:
+        command = ["read", "nowhere", "book.txt", "--save", save]
+        return str(CliRunner().invoke(app, command).exception)
+
+    files = ("book.txt", "model.safetensors", "cut.state")
+    found = dict.fromkeys(files, "a file that is no saved state")
+    found |= dict.fromkeys(("folder", ".", ""), "a folder")
+    found |= {"link": "a link", "pipe": "a device or a pipe"}
+    for save, what in found.items():
+        assert f"an earlier saved state, found {what}; name another file" in refusal(save)
+    for save in ("book.state", "new.state", "new/state"):
+        assert "no such folder: 'nowhere'" in refusal(save)
 
 
 @pytest.mark.parametrize("name", ["weights_sha256", "tokens_sha256"])

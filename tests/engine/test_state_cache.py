@@ -23,8 +23,10 @@ from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from parity import BASE
 from slow import slow
+from typer.testing import CliRunner
 
 import griffin_eval
+from griffin_eval.cli.main import app
 from griffin_eval.engine import kept
 from griffin_eval.engine.generation import Prompt
 from griffin_eval.engine.limits import Limits
@@ -278,6 +280,10 @@ def test_what_cannot_be_is_one_sentence(tmp_path):
         GriffinLM(str(CHECKPOINT), "torch", state="a", state_cache="b")
     with pytest.raises(ArgumentError, match="state_cache_size"):
         GriffinLM(str(CHECKPOINT), "torch", state_cache="b", state_cache_size="many")
+    with pytest.raises(ArgumentError, match="state_cache_size= needs state_cache="):
+        GriffinLM(str(CHECKPOINT), "torch", state_cache_size="1GB")
+    done = CliRunner().invoke(app, ["serve", str(CHECKPOINT), "--state-cache-size", "1GB"])
+    assert "--state-cache-size needs --state-cache" in str(done.exception)
 
 
 SPLIT = """

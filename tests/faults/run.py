@@ -79,7 +79,9 @@ class Conversion:
         self._before, self._aside = before, box.parents[1]  # what no fault touches
         self._template = self._aside / "template"
         shutil.rmtree(self._template, ignore_errors=True)
-        self._arguments = ["convert", source, self._out, "--to", target, "--max-shard-size", "2000"]
+        self._arguments = ["convert", source, self._out, "--to", target]
+        if target == "griffin":
+            self._arguments += ["--max-shard-size", "2000"]
         self._reset()
         assert self.child(*self._arguments)[0] == 0
         self._whole = content(self._out)

@@ -13,6 +13,7 @@ class Safetensors(ContainerKind):
 
     noun = "safetensors"
     needs_config = True
+    sharded = True
     resumable = True
 
     def looks_like(self, path: Path) -> bool:
