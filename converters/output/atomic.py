@@ -14,14 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from griffin_eval.converters.arrays.write import writing
+from griffin_eval.converters.source.resolve import FILES
 from griffin_eval.errors import ArgumentError, BadInput
 from griffin_eval.json_files import exists
 
 _NEW, _OLD, _JOB = "new", "old", "job"
 # One of these is in every folder that --overwrite may replace: it must not empty someone's home.
 _MARKS = ("*.safetensors", "*.pt", "*.pth", "*.bin", "config.json", "_METADATA", "checkpoint")
-# Files that may be replaced as well, which are checkpoints of their own.
-_FILES = (".pt", ".pth", ".ckpt", ".gguf", ".safetensors")
 _AT_FDCWD, _NO_REPLACE, _EXCHANGE = -100, 1, 2  # of renameat2(2)
 
 
@@ -196,7 +195,7 @@ class SafeOutput:
                 raise ArgumentError(
                     f"{to} is not overwritten, since it is no checkpoint's folder: name another"
                 )
-        elif not to.is_file() or to.suffix not in _FILES:
+        elif not to.is_file() or to.suffix not in (*FILES, ".safetensors"):
             raise ArgumentError(
                 f"{to} is not overwritten, since it is no checkpoint's file: name another"
             )

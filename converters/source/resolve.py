@@ -15,7 +15,7 @@ from griffin_eval.converters.source import kaggle
 from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import exists
 
-_FILES = (".pt", ".pth", ".ckpt", ".gguf")  # that are checkpoints of their own
+FILES = (".pt", ".pth", ".ckpt", ".gguf")  # whose names end so are checkpoints of their own
 
 
 def resolve_adapter(adapter: str, revision: str | None = None) -> Path:
@@ -84,7 +84,7 @@ def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | No
             raise CheckpointError(
                 f"revision={revision!r} only applies to a hub id, but {pretrained} is a folder"
             )
-    elif folder.suffix in _FILES and stat.S_ISREG(mode):
+    elif folder.suffix in FILES and stat.S_ISREG(mode):
         return folder
     elif mode:
         if _holds_checkpoint(folder.parent):
@@ -93,7 +93,7 @@ def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | No
             )
         raise CheckpointError(
             f"{pretrained} is no checkpoint: expected a folder that holds "
-            f"{any_of(CONTAINERS.values())}, or a file whose name ends with {', '.join(_FILES)}"
+            f"{any_of(CONTAINERS.values())}, or a file whose name ends with {', '.join(FILES)}"
         )
     elif "/" in pretrained and is_hub_id(pretrained):
         from griffin_eval.converters.source.hub import download

@@ -180,6 +180,9 @@ def serve(
         server.run(sockets)
     except KeyboardInterrupt:  # which uvicorn raises again after it has ended
         pass
+    except OSError:  # another process bound the address, too, and was ready first
+        model.scheduler.close()
+        raise _not_there(host, port, "something listens there now") from None
     if server.cut:
         typer.echo(_cut(server.cut), err=True)
     model.scheduler.close()  # PyTorch aborts a process that ends within a step
@@ -207,12 +210,15 @@ def _bound(host: str, port: int) -> list[socket.socket]:
                 else:
                     bound.append(each)
         except OSError as error:
-            raise ArgumentError(
-                f"--host {host} --port {port} cannot be listened at ({error.strerror}): name "
-                "another address or port"
-            ) from None
+            raise _not_there(host, port, str(error.strerror)) from None
         opened.pop_all()
     return bound
+
+
+def _not_there(host: str, port: int, why: str) -> ArgumentError:
+    return ArgumentError(
+        f"--host {host} --port {port} cannot be listened at ({why}): name another address or port"
+    )
 
 
 def _load(make: Callable[[], "ServedModel"]) -> "ServedModel":

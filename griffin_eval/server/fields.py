@@ -141,16 +141,16 @@ def read_fields(body: Any, known: tuple[str, ...], default_tokens: int) -> Asked
     top_k = whole("top_k", 0, -1)
     sampling = Sampling(number("temperature", 1.0, 100.0), top_k, number("top_p", 1.0, 1.0))
     most = whole("max_tokens", default_tokens, 0)
-    if whole("max_completion_tokens", most, 0) != most and "max_tokens" in given:
+    longest = whole("max_completion_tokens", most, 0)
+    if longest != most and "max_tokens" in given:
         raise Refused(
             "max_tokens and max_completion_tokens are two names of one number: leave one out",
             param="max_tokens",
         )
-    most = whole("max_completion_tokens", most, 0)
     model = value("model", None, lambda v: isinstance(v, str), "a string")
     asked = Asked(
         model,
-        most,
+        longest,
         sampling,
         whole("seed", None, -(1 << 63), 1 << 63),
         [s for s in ([stop] if isinstance(stop, str) else stop) if s],
