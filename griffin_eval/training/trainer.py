@@ -25,6 +25,7 @@ from griffin_eval.initializers import initial_value
 from griffin_eval.layout import param_specs
 from griffin_eval.messages import listed
 from griffin_eval.runners.jax_runner import keep_compilations
+from griffin_eval.training.batches import batches, processes_for
 from griffin_eval.training.held_out import compile_gates, held_out_metrics
 from griffin_eval.training.optimizer import make_optimizer, make_schedule
 from griffin_eval.training.recipes import Recipe
@@ -104,6 +105,7 @@ def train_model(
         ocp.CheckpointManager(
             folder.resolve(), options=ocp.CheckpointManagerOptions(max_to_keep=CHECKPOINTS_KEPT)
         ) as manager,
+        batches(recipe, run.seed, processes_for(jax.default_backend())) as take,
     ):
         first = manager.latest_step() or 0
         if first:
@@ -116,7 +118,7 @@ def train_model(
             if is_finished(lines, recipe.steps, until):
                 break
             stage = _stage(recipe, step, lines)
-            batch = recipe.batch(run.seed, step, stage)
+            batch = take(step, stage)
             update = update_of(recipe.config(run.model, stage))
             params, state, loss, norm = update(params, state, batch)
             losses.append(loss)

@@ -23,6 +23,7 @@ from griffin_eval.tasks.long_text import documents
 from griffin_eval.tasks.phonebook.names import PEOPLE
 from griffin_eval.tasks.symbols import sequences
 from griffin_eval.training import byte_texts
+from griffin_eval.training.batches import batches, processes_for
 from griffin_eval.training.optimizer import make_optimizer
 from griffin_eval.training.recipes import RECIPES, Batch
 from griffin_eval.training.run_folder import Run, read_metrics
@@ -145,6 +146,19 @@ def test_rows_depend_on_seed_step_and_purpose_alone(name):
     assert all((a == b).all() for a, b in zip(batches[0], again, strict=True))
     rows = [row.tobytes() for batch in batches for row in batch.tokens]
     assert len(set(rows)) == len(rows)
+
+
+@pytest.mark.parametrize("name", ["phonebook_lookup", "phonebook"])
+def test_batches_that_other_processes_draw_are_the_same(name):
+    """With stages of so many steps, and with stages that results decide on."""
+    curriculum = ((5, 0.5), (3, 0.75))
+    recipe = dataclasses.replace(RECIPES[name], tokens=512, steps=12, curriculum=curriculum)
+    with batches(recipe, 3, processes=2) as take:
+        for step in range(recipe.steps):
+            stage = recipe.stage_at(step) if recipe.advance is None else int(step > 6)
+            for drawn, wanted in zip(take(step, stage), recipe.batch(3, step, stage), strict=True):
+                np.testing.assert_array_equal(drawn, wanted)
+    assert processes_for("cpu") == 0 < processes_for("gpu")
 
 
 def test_the_curriculum_ends_with_the_whole_length():
