@@ -44,6 +44,15 @@ def elsewhere(given: str, x: Any, arrays: dict[str, Any]) -> list[str]:
     ]
 
 
+def multiprocessors(device: Any) -> int:
+    """How many multiprocessors a torch.device has; 1 where it is no CUDA device."""
+    if device.type != "cuda":
+        return 1
+    import torch
+
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def compiled_for_here() -> bool:
     """Whether what JAX traces will run on devices of this process; nothing can be tried on
     others."""

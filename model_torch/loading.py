@@ -6,8 +6,10 @@ from torch import nn
 
 from griffin_eval.converters.arrays.torch import torch_tensor
 from griffin_eval.converters.checkpoint import Checkpoint, warn_not_finite
+from griffin_eval.converters.codecs.bitsandbytes import code_of
 from griffin_eval.converters.codecs.quantised import Dequantised, Quantised
 from griffin_eval.errors import ArgumentError
+from griffin_eval.kernels.linear import cuda_torch
 from griffin_eval.kernels.linear.packed_torch import Blocks, PackedMatrix
 from griffin_eval.layout import ParamSpec
 from griffin_eval.model_torch.griffin import Griffin, param_dtype
@@ -61,28 +63,29 @@ def load_packed(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> Griffin:
-    """Loads a quantised checkpoint. Its quantised matrices stay so, mapped from the file, and are
-    dequantised while the model runs; all others are as in `load`.
+    """Loads a quantised checkpoint. Its quantised matrices stay so and are dequantised while the
+    model runs; all others are as in `load`. On a CPU they are mapped from the file.
 
     Args:
         checkpoint, dtype: as of `load`.
-        device: the CPU, or None.
+        device: a CPU or a CUDA device; None for the CPU.
 
     Raises:
-        ArgumentError: another device.
+        ArgumentError: another device, or a matrix that the kernels for a CUDA device do not know.
         CheckpointError: a tensor that cannot be read.
     """
-    if device is not None and device.type != "cpu":
+    run_dtype, where = dtype or getattr(torch, checkpoint.dtype), device or torch.device("cpu")
+    if where.type not in ("cpu", "cuda"):
         raise ArgumentError(
-            f"load=quantised with framework=torch runs on a CPU, found {device}: add device=cpu"
+            f"load=quantised with framework=torch runs on a CPU or a CUDA device, found {where}: "
+            "add device=cpu"
         )
-    run_dtype = dtype or getattr(torch, checkpoint.dtype)
 
     def make(spec: ParamSpec) -> nn.Parameter | PackedMatrix:
-        matrix = _packed(checkpoint, spec, run_dtype)
+        matrix = _packed(checkpoint, spec, run_dtype, where)
         if matrix is not None:
             return matrix
-        return _parameter(spec, checkpoint.torch(spec.name), run_dtype, None)
+        return _parameter(spec, checkpoint.torch(spec.name), run_dtype, device)
 
     return Griffin(checkpoint.config, make)
 
@@ -99,24 +102,37 @@ def _parameter(
     return nn.Parameter(value, requires_grad=False)
 
 
-def _packed(checkpoint: Checkpoint, spec: ParamSpec, dtype: torch.dtype) -> PackedMatrix | None:
+def _packed(
+    checkpoint: Checkpoint, spec: ParamSpec, dtype: torch.dtype, device: torch.device
+) -> PackedMatrix | None:
     """A matrix as it is quantised in the file; None if it is not, or an adapter changes it."""
     stored, container = checkpoint.quantised(spec.name), checkpoint.container
     if stored is None or not isinstance(container, Dequantised) or len(spec.shape) != 2:
         return None
-    foreign = checkpoint.homes[spec.name][0].foreign
+    foreign, blocks = checkpoint.homes[spec.name][0].foreign, _blocks(container, stored, spec)
+    if device.type == "cuda":
+        reason = "they know blocks of 64 elements of bitsandbytes and MLX"
+        if blocks is not None:
+            blocks = blocks.to(device)
+            reason = cuda_torch.unsupported(blocks, dtype)
+            if reason is None:
+                return cuda_torch.DevicePackedMatrix(blocks, dtype)
+        raise ArgumentError(
+            f"load=quantised on {device}: no kernel for {spec.name}, {stored.scheme}, in "
+            f"{str(dtype).removeprefix('torch.')}: {reason}; leave load out, or add device=cpu"
+        )
 
     def read(start: int, stop: int) -> torch.Tensor:
         return torch_tensor(container.slice(foreign, start, stop))
 
     rows, columns = spec.shape
-    return PackedMatrix((rows, columns), dtype, read, _blocks(container, stored, rows))
+    return PackedMatrix((rows, columns), dtype, read, blocks)
 
 
-def _blocks(container: Dequantised, stored: Quantised, rows: int) -> Blocks | None:
-    """The tensors of a matrix that the compiled kernel computes with."""
-    names, dtype = stored.blocks, getattr(torch, stored.dtype)
-    if names is None or dtype not in (torch.float32, torch.bfloat16):
+def _blocks(container: Dequantised, stored: Quantised, spec: ParamSpec) -> Blocks | None:
+    """The tensors of a matrix that kernels compute with; None where it is in other blocks."""
+    names, rows = stored.blocks, spec.shape[0]
+    if names is None:
         return None
     elements, scales = container.stored.torch(names.elements), names.scales
     scales = (
@@ -130,5 +146,6 @@ def _blocks(container: Dequantised, stored: Quantised, rows: int) -> Blocks | No
         elements.contiguous().view(torch.uint8).reshape(rows, -1),
         scales.reshape(rows, -1),
         shifts,
-        dtype,
+        getattr(torch, stored.dtype),
+        torch.from_numpy(code_of(names.packing)) if names.packing in ("nf4", "fp4") else None,
     )

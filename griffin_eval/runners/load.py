@@ -59,7 +59,7 @@ def load_runners(
             platform make.
         launch: which process this is of those that a launcher has started, if one has.
         packed: whether matrices that are quantised stay so in memory, with one device a replica:
-            of PyTorch a CPU, of JAX any.
+            of PyTorch a CPU or a CUDA device, of JAX any.
 
     Of several processes that share a model (those of a launcher with PyTorch, and of
     `jax.distributed` with JAX) only the first returns. The others follow it, and end with it.

@@ -15,6 +15,7 @@ from griffin_eval.kernels.attention import api as attention_api
 from griffin_eval.kernels.rglru.api import choose
 from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.model_torch.decoding import DecodingState
+from griffin_eval.model_torch.graphs import GraphedDecoding
 from griffin_eval.model_torch.griffin import Griffin
 from griffin_eval.model_torch.loading import load, load_packed
 from griffin_eval.model_torch.state import (
@@ -82,7 +83,7 @@ class TorchRunner:
         """See `griffin_eval.runners.load.load_runners`.
 
         Raises:
-            ArgumentError: the device; it is not the CPU, for a model that stays quantised.
+            ArgumentError: the device, or what cannot stay quantised on it.
         """
         chosen, where = None if dtype == "auto" else getattr(torch, dtype), choose_device(device)
         if where.type == "cpu":
@@ -189,21 +190,29 @@ class TorchRunner:
         )
         return hidden[0], pool
 
-    def start_decoding(self, batch: int, capacity: int) -> DecodingState:
+    @torch.inference_mode()
+    def start_decoding(self, batch: int, capacity: int) -> DecodingState | GraphedDecoding:
         read = self._saved.read if self._saved else 0
-        return DecodingState.start(self.model, batch, capacity + read)
+        state = DecodingState.start(self.model, batch, capacity + read)
+        if state.rows.pos.is_cuda and processes_torch.parts() == 1:
+            return GraphedDecoding(self.model, state)
+        return state
 
     @torch.inference_mode()
     def insert_rows(
-        self, state: DecodingState, rows: np.ndarray, pool: State, sources: np.ndarray
-    ) -> DecodingState:
+        self,
+        state: DecodingState | GraphedDecoding,
+        rows: np.ndarray,
+        pool: State,
+        sources: np.ndarray,
+    ) -> DecodingState | GraphedDecoding:
         sources = rows_or_start(sources, len(pool.pos))
         return state.insert(self._put(rows), pool, self._put(sources))
 
     @torch.inference_mode()
     def decode_step(
-        self, state: DecodingState, tokens: np.ndarray, active: np.ndarray
-    ) -> tuple[torch.Tensor, DecodingState]:
+        self, state: DecodingState | GraphedDecoding, tokens: np.ndarray, active: np.ndarray
+    ) -> tuple[torch.Tensor, DecodingState | GraphedDecoding]:
         return state.step(self.model, self._put(tokens), self._put(active))
 
     @torch.inference_mode()

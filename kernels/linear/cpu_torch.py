@@ -10,6 +10,7 @@ from torch import Tensor
 
 from griffin_eval.config import Activation
 from griffin_eval.kernels.cpu import compiled
+from griffin_eval.kernels.linear.cuda_torch import wide_product
 from griffin_eval.kernels.linear.packed_torch import THEN, PackedMatrix, takes
 from griffin_eval.kernels.linear.shapes import check_widths
 
@@ -86,7 +87,8 @@ def linear(
 
 
 def product(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"]) -> Float[Tensor, "*B O"] | None:
-    """x W^T in float32 of inputs of 16 bits, by the compiled kernel; None where it does not run.
+    """x W^T in float32 of inputs of 16 bits, by the compiled kernel or a CUDA device; None where
+    neither runs, or a gradient is needed.
 
     Raises:
         ValueError: x and weight do not have as many inputs.
@@ -94,6 +96,9 @@ def product(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"]) -> Float[Ten
     check_widths(x, weight)
     if _is_plain(x, weight) and unsupported(x, weight, MOST_PRODUCT_ROWS) is None:
         return _compiled(x, weight, None, "none", None, torch.float32)
+    graded = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    if x.is_cuda and x.dtype == weight.dtype and not graded:
+        return wide_product(x, weight)
     return None
 
 

@@ -27,7 +27,7 @@ MOST_ROWS_IN_BFLOAT16 = 48  # the same, where the processor multiplies bfloat16
 ROUNDED_ONCE = ("nf4", "fp4", "int8")  # whose values are rounded where they are complete
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}  # of cpu/floats.h
 THEN = {"none": 0, "gelu_pytorch_tanh": 1, "mul": 2}  # what linear/linear.h lets follow a product
-_ROWS = 16_384  # of a matrix that are dequantised at a time, where a whole one is too large
+ROWS = 16_384  # of a matrix that are dequantised at a time, where a whole one is too large
 
 
 class Blocks(NamedTuple):
@@ -39,7 +39,8 @@ class Blocks(NamedTuple):
         elements: uint8 [O, I / 2], or [O, I] in 8 bits.
         scales: [O, I / 64], of int8 [O, 1]: of affine in the dtype of values, else in float32.
         shifts: the same of affine, None for the others.
-        dtype: to which values are rounded, float32 or bfloat16.
+        dtype: to which values are rounded, float32 or bfloat16; on a CUDA device float16, too.
+        code: float32 [16], what the numbers of nf4 and fp4 stand for; the kernels for a CPU know.
     """
 
     packing: str
@@ -47,12 +48,28 @@ class Blocks(NamedTuple):
     scales: Tensor
     shifts: Tensor | None
     dtype: torch.dtype
+    code: Tensor | None = None
 
     def rows(self, chosen: slice | Tensor) -> "Blocks":
         """Some of the rows."""
         shifts = None if self.shifts is None else self.shifts[chosen]
         return self._replace(
             elements=self.elements[chosen], scales=self.scales[chosen], shifts=shifts
+        )
+
+    def run_in(self, dtype: torch.dtype) -> "Blocks":
+        """The same, where values are needed in a dtype: rounded to it at once if they may be."""
+        if self.packing in ROUNDED_ONCE and self.dtype == torch.float32:
+            return self._replace(dtype=dtype)
+        return self
+
+    def to(self, device: torch.device) -> "Blocks":
+        """The same on a device."""
+        return self._replace(
+            elements=self.elements.to(device),
+            scales=self.scales.to(device),
+            shifts=None if self.shifts is None else self.shifts.to(device),
+            code=None if self.code is None else self.code.to(device),
         )
 
     @property
@@ -93,8 +110,7 @@ class PackedMatrix:
         self._read = read
         exact = False
         if blocks is not None:
-            if blocks.packing in ROUNDED_ONCE and blocks.dtype == torch.float32:
-                blocks = blocks._replace(dtype=dtype)
+            blocks = blocks.run_in(dtype)
             exact = blocks.dtype in _TYPES and dtype in (torch.float32, blocks.dtype)
         self._blocks = blocks if exact and compiled.library() is not None else None
 
@@ -134,7 +150,7 @@ class PackedMatrix:
         found = self._product(hidden, None, "none", None, torch.float32, torch.float32)
         if found is not None and wide == torch.float32:
             return found
-        parts = (self.dense(at, at + _ROWS).to(wide) for at in range(0, len(self), _ROWS))
+        parts = (self.dense(at, at + ROWS).to(wide) for at in range(0, len(self), ROWS))
         return torch.cat([F.linear(hidden.to(wide), part) for part in parts], -1)
 
     def _product(
@@ -192,21 +208,27 @@ class PackedMatrix:
         return out
 
 
-def takes(x: Tensor, outputs: int, bias: Tensor | None, other: Tensor | None) -> bool:
-    """Whether x, and what is added to its product and multiplies it, lie where kernels for the CPU
-    read them, are what these take them for, and need no gradient."""
+def takes(
+    x: Tensor,
+    outputs: int,
+    bias: Tensor | None,
+    other: Tensor | None,
+    device: torch.device = PackedMatrix.device,
+) -> bool:
+    """Whether x, and what is added to its product and multiplies it, lie where kernels for the
+    device read them, are what these take them for, and need no gradient."""
     graded = torch.is_grad_enabled()
-    if not x.is_cpu or (graded and x.requires_grad):
+    if x.device != device or (graded and x.requires_grad):
         return False
     if bias is not None and not (
-        bias.is_cpu
+        bias.device == device
         and bias.dtype == x.dtype
         and bias.shape == (outputs,)
         and not (graded and bias.requires_grad)
     ):
         return False
     return other is None or (
-        other.is_cpu
+        other.device == device
         and other.dtype == x.dtype
         and other.shape == (*x.shape[:-1], outputs)
         and not (graded and other.requires_grad)

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from griffin_eval.errors import MissingExtraError
+from griffin_eval.kernels.devices import multiprocessors
 from griffin_eval.kernels.rglru.reference import C, Gates
 from griffin_eval.kernels.rglru.shapes import check_rglru, check_scan
 
@@ -368,7 +369,7 @@ def _layout(
     if chunks is None:
         # Packed segments are shorter than their row, so that most of many chunks would be empty.
         many = gates and starts is None
-        chunks = time_chunks(segments, rows, width, _processors(x.device), gates=many)
+        chunks = time_chunks(segments, rows, width, multiprocessors(x.device), gates=many)
     return _Layout(
         resets=None if resets is None else resets.contiguous().view(torch.uint8),
         starts=None if starts is None else starts.contiguous(),
@@ -380,12 +381,6 @@ def _layout(
         chunks=chunks,
         chunk=-(-rows // (chunks * _ROUND)) * _ROUND,
     )
-
-
-def _processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @functools.cache

@@ -5,11 +5,16 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+import torch
 from parity import BASE, weights
 from safetensors.numpy import save_file
+from typer.testing import CliRunner
 
 from griffin_eval import Evaluator
+from griffin_eval.cli.main import app
 from griffin_eval.config import HAWK, MQA
+from griffin_eval.model_torch.decoding import DECODE_STEPS_PER_COMPACTION, DecodingState
+from griffin_eval.model_torch.graphs import GraphedDecoding
 
 pytestmark = pytest.mark.gpu
 
@@ -34,14 +39,20 @@ def texts():
     return [row.tolist() for row in (*drawn, *(np.append(prefix, row) for row in drawn[:20]))]
 
 
+def write(config, folder):
+    """A checkpoint of random weights."""
+    folder.mkdir(exist_ok=True)
+    save_file(weights(config), folder / "model.safetensors")
+    raw = {"model_type": "griffin", **asdict(config)}
+    (folder / "config.json").write_text(json.dumps(raw))
+    return folder
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("model", list(MODELS))
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_a_gpu_is_as_exact_as_the_cpu(framework, model, dtype, texts, tmp_path):
-    config = MODELS[model]
-    save_file(weights(config), tmp_path / "model.safetensors")
-    raw = {"model_type": "griffin", **asdict(config)}
-    (tmp_path / "config.json").write_text(json.dumps(raw))
+    write(MODELS[model], tmp_path)
     common = {"framework": framework, "dtype": dtype}
     here, there = (Evaluator(tmp_path, device=d, **common) for d in ("cpu", DEVICE))
     assert there._runners[0].device.partition(":")[0] in ("cuda", "gpu")
@@ -56,6 +67,58 @@ def test_a_gpu_is_as_exact_as_the_cpu(framework, model, dtype, texts, tmp_path):
             strict=True,
         ):
             assert list(found.tokens) == list(wanted.tokens)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model", list(MODELS))
+def test_steps_by_graphs_are_the_same_bit_for_bit(model, dtype, tmp_path):
+    """Over several moves of the windows, with rows that end and begin in between."""
+    folder = write(MODELS[model], tmp_path)
+    evaluator = Evaluator(folder, framework="torch", dtype=dtype, device=DEVICE)
+    runner, rng = evaluator._runners[0], np.random.default_rng(0)
+    rows, capacity = 5, 300
+    by_graphs = runner.start_decoding(rows, capacity)
+    plain = DecodingState.start(runner.model, rows, capacity)
+    assert isinstance(by_graphs, GraphedDecoding)
+    pool = runner.open_pool(2, capacity)
+    read = rng.integers(BASE.vocab_size, size=40)
+    lengths, start = np.array([15, 25]), np.array([-1, -1])
+    _, pool = runner.read(pool, read, lengths, start, np.array([0, 1]))
+    for step in range(3 * DECODE_STEPS_PER_COMPACTION + 10):
+        if step % 7 == 0:
+            chosen = rng.permutation(rows)[:2]
+            sources = np.array([-1, step % 2])
+            if step == 0:
+                chosen, sources = np.arange(rows), np.full(rows, -1)
+            by_graphs, plain = (
+                runner.insert_rows(state, chosen, pool, sources) for state in (by_graphs, plain)
+            )
+        tokens = rng.integers(BASE.vocab_size, size=rows)
+        active = np.ones(rows, np.int64)
+        found, by_graphs = runner.decode_step(by_graphs, tokens, active)
+        wanted, plain = runner.decode_step(plain, tokens, active)
+        assert torch.equal(found, wanted), step
+
+
+@pytest.mark.parametrize("encoding", ["bnb-nf4", "bnb-int8", "mlx-4", "mlx-8"])
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_a_quantised_model_is_as_exact_as_the_dequantised_one(framework, encoding, texts, tmp_path):
+    config = replace(BASE, width=128, lru_width=128, mlp_width=192)
+    whole, packed = write(config, tmp_path / "whole"), tmp_path / "packed"
+    options = ["--quantize", encoding, "--dtype", "bfloat16"]
+    done = CliRunner().invoke(app, ["convert", str(whole), str(packed), "--to", "hf", *options])
+    assert not done.exit_code, done.output
+
+    def evaluator(dtype, device, **options):
+        return Evaluator(packed, framework="torch", dtype=dtype, device=device, **options)
+
+    exact = logprobs(evaluator("float64", "cpu"), texts)
+    common = {"framework": framework, "dtype": "bfloat16", "device": DEVICE}
+    stays, dense = Evaluator(packed, load="quantised", **common), Evaluator(packed, **common)
+    found, wanted = (rms(logprobs(each, texts) - exact) for each in (stays, dense))
+    print(f"{framework}, {encoding}: {found:.2g} quantised, {wanted:.2g} dequantised")
+    assert found < 1.5 * wanted
+    assert [len(a.tokens) for a in stays.generate(texts[:12], max_new_tokens=70)] == [70] * 12
 
 
 def logprobs(evaluator, texts):

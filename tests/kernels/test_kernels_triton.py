@@ -7,7 +7,6 @@ import functools
 import importlib.util
 import itertools
 import re
-import subprocess
 import sys
 from importlib.metadata import version
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ import torch
 from packaging.version import Version
 from parity import relative_error
 from slow import slow
+from triton_builds import compile_for, usage
 from triton_interpreter import KERNELS, interpreted_kernels
 
 from griffin_eval.bench.scan import gpu
@@ -359,42 +359,13 @@ def launches(monkeypatch, op, dtype, chunks):
     return found
 
 
-POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.uint8: "*u8"}
-POINTERS[torch.int64] = "*i64"
-
-
 def build(launch, capability, config):
-    """Compiles as launching would, and returns the kernel and what a thread of it takes."""
-    kernel = function(launch.kernel)
-    options = dict(launch.options)
-    arguments = dict(launch.arguments)
+    """Compiles as launching would, and returns the kernel."""
+    options, arguments = dict(launch.options), dict(launch.arguments)
     if launch.kernel != "scan_chunks":
         arguments |= config.kwargs
         options["num_warps"] = config.num_warps
-    signature, constants, aligned = {}, {}, {}
-    for parameter in kernel.params:
-        value, place = arguments[parameter.name], (parameter.num,)
-        if parameter.is_constexpr or value is None:
-            signature[parameter.name], constants[place] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
-            signature[parameter.name] = POINTERS[value.dtype]
-        else:
-            signature[parameter.name] = "i32"
-        if isinstance(value, torch.Tensor) or parameter.name == "width":
-            aligned[place] = [["tt.divisibility", 16]]
-    source = triton.compiler.ASTSource(kernel, signature, constants, aligned)
-    target = triton.backends.compiler.GPUTarget("cuda", capability, 32)
-    return triton.compile(source, target=target, options=options)
-
-
-def usage(cubin, tmp_path):
-    """What a thread takes, by the tool that comes with triton: {"REG": 64, "LOCAL": 0, ...}."""
-    path = tmp_path / "kernel.cubin"
-    path.write_bytes(cubin)
-    tool = triton.knobs.nvidia.cuobjdump.path
-    command = [tool, "--dump-resource-usage", str(path)]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", text)}
+    return compile_for(function(launch.kernel), arguments, options, capability, ["width"])
 
 
 @pytest.fixture

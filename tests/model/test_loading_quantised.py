@@ -209,5 +209,5 @@ def test_where_nothing_can_stay_quantised(written):
     checkpoint = Checkpoint(written("nf4"))
     with pytest.raises(ArgumentError, match=r"runs on one device, found a mesh of 1"):
         jax_loading.load_packed(checkpoint, device=make_mesh(jax.devices()[:1]))
-    with pytest.raises(ArgumentError, match=r"runs on a CPU, found meta: add device=cpu"):
+    with pytest.raises(ArgumentError, match=r"a CPU or a CUDA device, found meta: add device=cpu"):
         torch_loading.load_packed(checkpoint, device=torch.device("meta"))

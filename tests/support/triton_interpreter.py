@@ -9,11 +9,11 @@ KERNELS = "griffin_eval.kernels.rglru.triton_kernels"
 
 
 @functools.cache
-def interpreted_kernels():
+def interpreted_kernels(name=KERNELS):
     """A copy of the module whose kernels are interpreted; that is settled while it is imported."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        origin = importlib.util.find_spec(KERNELS).origin
+        origin = importlib.util.find_spec(name).origin
         spec = importlib.util.spec_from_file_location("interpreted_triton_kernels", origin)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
