@@ -83,15 +83,11 @@ class DecodingState(NamedTuple):
         Returns:
             Hidden vectors after the final norm, for `Griffin.logits`, and the state after the step.
         """
-        rows, offset = self.compact() if self.is_full else self
+        full = self.offset == DECODE_STEPS_PER_COMPACTION
+        rows, offset = self.compact() if full else self
         layout = DecodeLayout(active, DECODE_STEPS_PER_COMPACTION, offset)
         hidden, rows = model.decode_step(tokens, rows, layout)
         return hidden, DecodingState(rows, offset + 1)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether every spare slot is used."""
-        return self.offset == DECODE_STEPS_PER_COMPACTION
 
     def compact(self) -> "DecodingState":
         """Moves the windows back to slot 0, once every spare slot is used."""

@@ -12,10 +12,10 @@ from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.errors import ArgumentError
 from griffin_eval.kernels.attention import api as attention_api
+from griffin_eval.kernels.cuda_graphs import Graphs
 from griffin_eval.kernels.rglru.api import choose
 from griffin_eval.kernels.rglru.reference import Gates
-from griffin_eval.model_torch.decoding import DecodingState
-from griffin_eval.model_torch.graphs import GraphedDecoding
+from griffin_eval.model_torch.decoding import DECODE_STEPS_PER_COMPACTION, DecodingState
 from griffin_eval.model_torch.griffin import Griffin
 from griffin_eval.model_torch.loading import load, load_packed
 from griffin_eval.model_torch.state import (
@@ -42,7 +42,55 @@ from griffin_eval.sharding import processes_torch
 from griffin_eval.states.saved_state import SavedState, tensors_of
 
 RANKED = 64  # targets whose ranks are counted at a time
+WARM_UP = 2  # steps before graphs, in which kernels are compiled and chosen
 PRODUCTS = 128  # programs that oneDNN and PyTorch's layer over it keep, each
+
+
+class GraphedDecoding:
+    """A `DecodingState` on a CUDA device, with its methods, whose steps are CUDA graphs: one of a
+    thousand small kernels takes longer to launch than to compute.
+
+    Its tensors stay where they are, so that a step differs from others only in the offset of the
+    windows.
+
+    Args:
+        model: that continues the rows; its weights may not be replaced.
+        state: of the rows, before their first token; it is consumed.
+    """
+
+    def __init__(self, model: Griffin, state: DecodingState):
+        self._model, self._state = model, state
+        pos = state.rows.pos
+        self._tokens, self._active = pos.new_zeros(2, len(pos), dtype=torch.int64)
+        self._graphs, self._warm_up = Graphs(pos.device), WARM_UP
+
+    def insert(self, rows: torch.Tensor, pool: State, sources: torch.Tensor) -> "GraphedDecoding":
+        """See `DecodingState.insert`."""
+        self._state = self._state.insert(rows, pool, sources)
+        return self
+
+    def step(
+        self, model: Griffin, tokens: torch.Tensor, active: torch.Tensor
+    ) -> tuple[torch.Tensor, "GraphedDecoding"]:
+        """See `DecodingState.step`."""
+        assert model is self._model
+        self._tokens.copy_(tokens)
+        self._active.copy_(active)
+        offset = self._state.offset
+        if self._warm_up:
+            self._warm_up -= 1
+            hidden = self._in_place()
+        else:
+            hidden = self._graphs.run(offset, self._in_place).clone()
+        self._state = self._state._replace(offset=offset % DECODE_STEPS_PER_COMPACTION + 1)
+        return hidden, self
+
+    def _in_place(self) -> torch.Tensor:
+        """A step that leaves every tensor of the state where it was."""
+        before = self._state.rows
+        hidden, after = self._state.step(self._model, self._tokens, self._active)
+        map_leaves(lambda old, new: old if new is old else old.copy_(new), before, after.rows)
+        return hidden
 
 
 class TorchRunner:

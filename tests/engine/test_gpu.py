@@ -14,7 +14,7 @@ from griffin_eval import Evaluator
 from griffin_eval.cli.main import app
 from griffin_eval.config import HAWK, MQA
 from griffin_eval.model_torch.decoding import DECODE_STEPS_PER_COMPACTION, DecodingState
-from griffin_eval.model_torch.graphs import GraphedDecoding
+from griffin_eval.runners.torch_runner import GraphedDecoding
 
 pytestmark = pytest.mark.gpu
 
