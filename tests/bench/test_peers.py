@@ -99,6 +99,7 @@ def test_model_without_a_peer(broken):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_eval_without_hf(broken):
     done = bench(
         *("eval", "--rounds", 1, "--lengths", 0, "--frameworks", "torch"),

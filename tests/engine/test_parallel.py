@@ -26,6 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parity import MODELS, weights
 from safetensors.numpy import load_file, save_file
+from slow import exhaustive
 
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.configs.own import config_json
@@ -524,9 +525,11 @@ def test_a_split_model_answers_as_on_one_device(checkpoint):
     ("arguments", "sentence"),
     [
         ("framework=jax,tensor_parallel_size=8", "need 8 devices, and this process has 4 of cpu"),
-        ("framework=jax,tensor_parallel_size=2,data_parallel_size=4", "need 8 devices"),
+        exhaustive("framework=jax,tensor_parallel_size=2,data_parallel_size=4", "need 8 devices"),
         ("framework=torch,data_parallel_size=2", "start as many processes with torchrun"),
-        ("tensor_parallel_size=0", "tensor_parallel_size must be a positive integer, found 0"),
+        exhaustive(
+            "tensor_parallel_size=0", "tensor_parallel_size must be a positive integer, found 0"
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(arguments, sentence, checkpoint):
@@ -697,7 +700,9 @@ def evaluate_in_processes(checkpoints, out, devices, sizes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("processes", "devices", "sharing"), [(4, 1, 2), (2, 2, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("processes", "devices", "sharing"), [(4, 1, 2), exhaustive(2, 2, 1)], ids=str
+)
 def test_processes_of_jax_make_replicas(processes, devices, sharing, alone, checkpoint, tmp_path):
     sizes = f"tensor_parallel_size={sharing},data_parallel_size={4 // sharing}"
     codes, said = evaluate_in_processes([checkpoint] * processes, tmp_path, devices, sizes)

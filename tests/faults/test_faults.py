@@ -22,9 +22,9 @@ def test_a_sample_of_faults():
 
 @pytest.mark.slow
 def test_a_sample_of_failing_requests():
-    command = [sys.executable, HERE / "remote.py", "--sample", "2"]
+    command = [sys.executable, HERE / "remote.py", "--sample", "1"]
     done = subprocess.run(
         command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(HERE)}
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "56 faults, 0 failures" in done.stdout
+    assert "28 faults, 0 failures" in done.stdout

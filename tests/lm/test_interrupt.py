@@ -16,6 +16,7 @@ import psutil
 import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
+from slow import exhaustive
 
 from griffin_eval.cli import main
 from griffin_eval.converters.checkpoint import Checkpoint
@@ -196,7 +197,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("framework", "name"), [("torch", "SIGKILL"), ("jax", "SIGKILL"), ("jax", "SIGSTOP")]
+    ("framework", "name"), [("torch", "SIGKILL"), exhaustive("jax", "SIGKILL"), ("jax", "SIGSTOP")]
 )
 def test_a_lost_process_ends_the_run_and_answers_are_kept(framework, name, checkpoint, tmp_path):
     file, log = tmp_path / "cache_rank0.db", tmp_path / "log"

@@ -876,6 +876,7 @@ def test_the_benchmark_measures_both():
             assert len(re.findall(r"[0-9.e-]*[0-9]", line)) == 5, line
 
 
+@pytest.mark.exhaustive
 def test_the_benchmark_asks_a_task_of_lm_eval_both_ways():
     sizes = ("--requests", 3, "--clients", 2, "--rounds", 1, "--dtype", "float32")
     done = griffin_eval("bench", "serve", MODEL, "--task", "griffin_pydoc_choice", *sizes)
