@@ -111,7 +111,7 @@ def _packed(
         return None
     foreign, blocks = checkpoint.homes[spec.name][0].foreign, _blocks(container, stored, spec)
     if device.type == "cuda":
-        reason = "they know blocks of 64 elements of bitsandbytes and MLX"
+        reason = "the Triton kernels have bitsandbytes' and MLX's blocks of 64 elements"
         if blocks is not None:
             blocks = blocks.to(device)
             reason = cuda_torch.unsupported(blocks, dtype)

@@ -151,10 +151,14 @@ class DevicePackedMatrix(PackedMatrix):
 
 
 def unsupported(blocks: Blocks, dtype: torch.dtype) -> str | None:
-    """Why a matrix in blocks cannot be computed with in a dtype, if it cannot."""
-    blocks = blocks.run_in(dtype)
+    """Why a matrix in blocks cannot be computed with in a dtype, if it cannot.
+
+    Raises:
+        MissingExtraError: triton is not installed.
+    """
+    blocks, kernels = blocks.run_in(dtype), _kernels()
     device = blocks.elements.device
-    if not (device.type == "cuda" or _kernels().INTERPRETED):
+    if not (device.type == "cuda" or kernels.INTERPRETED):
         return f"the Triton kernels need a CUDA device, and the matrix is on {device}"
     if dtype not in (torch.float32, blocks.dtype) or blocks.dtype not in DTYPES:
         return (

@@ -211,3 +211,8 @@ def test_where_nothing_can_stay_quantised(written):
         jax_loading.load_packed(checkpoint, device=make_mesh(jax.devices()[:1]))
     with pytest.raises(ArgumentError, match=r"a CPU or a CUDA device, found meta: add device=cpu"):
         torch_loading.load_packed(checkpoint, device=torch.device("meta"))
+    checkpoint = Checkpoint(written((3, 64, "bfloat16")))
+    with pytest.raises(
+        ArgumentError, match=r"on cuda:0: no kernel for model\.embed_tokens\.weight"
+    ):
+        torch_loading.load_packed(checkpoint, device=torch.device("cuda", 0))
