@@ -69,6 +69,7 @@ def test_documents_that_agree_have_a_map_of_zeros(framework):
     assert np.abs(effects.sufficient).max() < 1e-6 and np.abs(effects.necessary).max() < 1e-6
 
 
+@pytest.mark.slow
 def test_few_rows_at_a_time_give_the_same(monkeypatch):
     runner = small_runner("torch")
     whole = measure(runner, PAIRS, components(BASE), DISTANCES)

@@ -49,6 +49,7 @@ def test_the_reason_is_one_line(tmp_path, monkeypatch):
     assert why_absent("json.no_part").startswith("json.no_part cannot be imported: ModuleNotFound")
 
 
+@pytest.mark.slow
 def test_scan_on_the_cpu_without_peers(broken):
     done = bench("scan", *SMALL, "--json", **broken("recurrentgemma"))
     assert done.returncode == 0, done.stderr

@@ -384,6 +384,7 @@ def _as_a_folder_per_array(source):
     plain.rename(source)
 
 
+@pytest.mark.slow
 def test_benchmark_measures_every_direction(tmp_path):
     done = invoke("bench", "convert", tmp_path, "--preset", "griffin-100m", "--rounds", 1)
     assert done.exit_code == 0, done.output

@@ -127,6 +127,7 @@ print("same")
 """
 
 
+@pytest.mark.slow
 def test_values_are_the_same_where_xla_optimises():
     """It fuses products with sums, and leaves roundings out, which it does not in other tests."""
     environment = os.environ | {"XLA_FLAGS": ""}

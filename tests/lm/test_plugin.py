@@ -226,6 +226,7 @@ def test_failing_hook_is_said_not_raised():
         _plugin._run_hook(types.ModuleType("lm_eval.tasks.manager"))
 
 
+@pytest.mark.slow
 def test_no_import_replaces_the_excepthook():
     code = """
 import importlib, pkgutil, sys, warnings

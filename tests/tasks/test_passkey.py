@@ -270,6 +270,7 @@ def run_ruler(task, folder, checkpoint):
     assert 4000 < lm.stats.tokens_computed < 2 * 4096
 
 
+@pytest.mark.slow
 def test_needles_of_ruler(checkpoint):
     try:
         run_ruler("niah_single_1", RULER, checkpoint)

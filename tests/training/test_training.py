@@ -310,6 +310,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(arguments, message, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_step_may_be_cut_computed_twice_or_rounded():
     recipe = dataclasses.replace(RECIPES["bytes"], **(SMALL | {"length": 64, "tokens": 512}))
     config, batch = recipe.config("griffin"), recipe.batch(0, 0)
