@@ -42,8 +42,8 @@ def _table(code):
 @triton.jit
 @no_type_check
 def _found(numbers, table):
-    """The entries of a table of 16, chosen bit by bit: a load for each number takes many times as
-    long, which Triton makes a copy to shared memory."""
+    """The entries of a table of 16, chosen bit by bit. Loads of entries Triton would turn into
+    copies to shared memory, one for each number, which take many times as long."""
     for bit in tl.static_range(4):
         is_set = (numbers & (1 << bit)) != 0
         chosen = ()
