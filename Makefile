@@ -7,6 +7,8 @@ STAMP := $(VENV)/.installed
 KERNELS := $(wildcard kernels/*.[ch] kernels/*/*.[ch])
 # The constraints take builds for the CPU; libtpu is there to compile with, not to look for a TPU.
 export JAX_PLATFORMS ?= cpu
+# Where Python may keep no bytecode, each process that a test starts compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Tests of one file share what they compiled: each worker takes a half, and from the other's at last.
 WORKERS := -n 2 --dist worksteal
