@@ -5,12 +5,16 @@ are JSON instead, so that a file of somebody else's gives wrong answers at worst
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
 import math
 import os
+import signal
 import sqlite3
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +79,9 @@ def use_table(cache: SqliteDict, table: str) -> None:
         file.commit()
     cache.tablename, cache.encode, cache.decode = table, _checked, _read
     connection.execute(f"PRAGMA busy_timeout = {WAIT * 1000}")
+    # These put into a queue what a thread writes.
+    connection.execute = _whole(connection.execute)
+    connection.select_one = _whole(connection.select_one)
     if bad:
         logger.warning(
             "%d answers in the cache %s are damaged, NaN or infinite: they are computed again",
@@ -113,6 +120,31 @@ def _unused(path: Path) -> Path:
         aside = path.with_name(f"{path.name}.damaged{number if number > 1 else ''}")
         if not aside.exists():
             return aside
+
+
+def _whole(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same call, during which Ctrl-C waits for its end.
+
+    Python may raise KeyboardInterrupt after a lock is taken and before it would be released. That
+    of a `queue.Queue` is then nobody's, and whoever uses the queue next waits for ever. Threads
+    other than the main one are never interrupted.
+    """
+
+    @functools.wraps(call)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        before = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or not callable(before):
+            return call(*args, **kwargs)
+        came: list[int] = []
+        signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+        try:
+            return call(*args, **kwargs)
+        finally:
+            signal.signal(signal.SIGINT, before)
+            if came:
+                signal.raise_signal(signal.SIGINT)
+
+    return wrapped
 
 
 def _checked(answer: Any) -> Any:

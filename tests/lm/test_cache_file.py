@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -45,6 +46,30 @@ def file(tmp_path):
     cache.update(ANSWERS)
     cache.close()
     return tmp_path / "cache.db"
+
+
+@pytest.fixture
+def interruptible():
+    """SIGINT is a KeyboardInterrupt, however this process was started."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_stops_no_answer_on_its_way(interruptible, tmp_path):
+    cache = opened(tmp_path / "cache.db")
+    assert cache.conn is not None
+    queue = cache.conn.reqs
+    put = queue.put
+    queue.put = lambda item: signal.raise_signal(signal.SIGINT) or put(item)
+    with pytest.raises(KeyboardInterrupt):
+        cache["question"] = (-1.0, True)
+    with pytest.raises(KeyboardInterrupt):
+        cache.commit()
+    queue.put = put
+    assert cache["question"] == (-1.0, True)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    cache.close()
 
 
 def found(path):
