@@ -101,13 +101,19 @@ def hash_of(text: str, tensors: Mapping[str, np.ndarray]) -> str:
 
 
 def check_replaceable(path: Path) -> None:
-    """Checks before a text is read that nothing but an earlier saved state is replaced.
+    """Checks before a text is read that a state can be written, and that it replaces nothing but an
+    earlier saved state.
 
     Raises:
-        ArgumentError: something else is there.
+        ArgumentError: something else is there, or no folder above.
         BadInput: it cannot be looked at.
     """
     with writing(path):
+        above = next(folder for folder in path.absolute().parents if folder.exists())
+        if not above.is_dir():
+            raise ArgumentError(
+                f"{path} cannot be written, since {above} is no folder: name another file"
+            )
         if not exists(path, follow_links=False):
             return
         mode = path.lstat().st_mode

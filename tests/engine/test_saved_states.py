@@ -253,6 +253,7 @@ def test_only_a_saved_state_is_replaced(states, tmp_path, monkeypatch):
     found |= {"link": "a link", "pipe": "a device or a pipe"}
     for save, what in found.items():
         assert f"an earlier saved state, found {what}; name another file" in refusal(save)
+    assert "book.txt is no folder: name another file" in refusal("book.txt/state")
     for save in ("book.state", "new.state", "new/state"):
         assert "no such folder: 'nowhere'" in refusal(save)
 
