@@ -135,11 +135,17 @@ def save(
         ) from error
 
 
+def _wanted(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("Waiting for previous save")
+
+
 def _save_items(manager: ocp.CheckpointManager, step: int, params: Params, state: Any) -> None:
     items = ocp.args.Composite(
         params=ocp.args.StandardSave(_nested(params)),
         optimizer=ocp.args.StandardSave(_plain(state)),
     )
+    # Each save is waited for, which Orbax takes for one that the next had to wait for.
+    logging.getLogger("absl").addFilter(_wanted)
     manager.save(step, args=items)
     manager.wait_until_finished()  # the arrays are donated to the next step
 

@@ -143,12 +143,15 @@ def test_a_run_ends_after_two_good_tests_or_its_last_step():
 
 
 @pytest.mark.slow
-def test_a_run_is_made_longer_and_ends_where_a_long_one_does(tmp_path):
+def test_a_run_is_made_longer_and_ends_where_a_long_one_does(tmp_path, monkeypatch, caplog):
+    limit = "orbax.checkpoint.checkpoint_manager._WAIT_FOR_PREV_SAVE_WARNING_THRESHOLD_SECS"
+    monkeypatch.setattr(limit, 0)  # it would warn of every save
     short, long = (order_of(tmp_path, "cut", steps=steps) for steps in (4, 8))
     whole = order_of(tmp_path, "whole", steps=8)
     train_model(short.run, short.folder, checkpoint_every=2)
     train_model(long.run, long.folder, checkpoint_every=2)
     train_model(whole.run, whole.folder, checkpoint_every=2)
+    assert "previous save" not in caplog.text
     lines = [read_metrics(each.folder / "metrics.jsonl") for each in (long, whole)]
     for line in lines[0] + lines[1]:
         line.pop("seconds")
