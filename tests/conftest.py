@@ -43,6 +43,11 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
         prefix="griffin-eval-tests-"
     )  # until this process ends
     os.environ["XDG_CACHE_HOME"] = own_caches.name
+    os.environ["LM_EVAL_INDEX"] = str(Path(own_caches.name, "lm_eval_index"))
+    # See startup/sitecustomize.py.
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT / "tests" / "startup"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    ).rstrip(os.pathsep)
 # JAX compiles quickly rather than well, which is most of the tests' time; the same to rounding.
 # `make test-slow` sets this to nothing, and compiles as users do.
 os.environ.setdefault("XLA_FLAGS", QUICK_FLAGS)
