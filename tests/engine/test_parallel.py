@@ -320,7 +320,7 @@ def free_port() -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "processes", "sharing"),
-    [([*TORCHRUN, "2"], 2, 1), ([*TORCHRUN, "4"], 4, 2), (ACCELERATE, 2, 2)],
+    [exhaustive([*TORCHRUN, "2"], 2, 1), ([*TORCHRUN, "4"], 4, 2), (ACCELERATE, 2, 2)],
     ids=str,
 )
 def test_processes_answer_as_one(launcher, processes, sharing, alone, checkpoint, tmp_path):
@@ -701,7 +701,7 @@ def evaluate_in_processes(checkpoints, out, devices, sizes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("processes", "devices", "sharing"), [(4, 1, 2), exhaustive(2, 2, 1)], ids=str
+    ("processes", "devices", "sharing"), [(2, 2, 1), exhaustive(4, 1, 2)], ids=str
 )
 def test_processes_of_jax_make_replicas(processes, devices, sharing, alone, checkpoint, tmp_path):
     sizes = f"tensor_parallel_size={sharing},data_parallel_size={4 // sharing}"
