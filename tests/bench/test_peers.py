@@ -79,6 +79,7 @@ def test_scan_for_a_tpu():
 
 
 @pytest.mark.tpu_compile
+@pytest.mark.exhaustive
 def test_scan_for_a_tpu_without_deepminds_package(broken):
     done = bench("scan", *SMALL_TPU, **broken("recurrentgemma"))
     assert done.returncode == 0, done.stderr
@@ -113,6 +114,7 @@ def test_eval_without_hf(broken):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_convert_without_a_peer(broken, tmp_path):
     environment = broken("transformers")
     done = bench("convert", tmp_path / "model", "--preset", "griffin-100m", "--rounds", 1)

@@ -381,6 +381,7 @@ def test_bad_input_is_one_sentence(arguments, said, run_folder, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_equals_three_commands(run_folder, task_folder, tmp_path):
     """Numbers and prompts of one sweep and of three commands, each in a process of its own."""
     python = Path(sys.executable).parent
