@@ -78,6 +78,9 @@ def run(console: Console, preset: str, directory: Path, rounds: int) -> None:
     console.print(f"{preset}; seconds, medians of {rounds} and their range; memory in MB")
     heads = "time", "plain", "x plain", "at most", "over tensor", "at most"
     line(console, _row("conversion", *heads))
+    if not _has_encodings(preset):
+        reason = f"their files are of the format hf, which cannot hold {preset}"
+        line(console, left_out("each encoding of bitsandbytes and MLX", reason))
     failed = False
     with Console(stderr=True).status("") as status:
         for each in _limited(preset, directory):
@@ -96,6 +99,10 @@ def run(console: Console, preset: str, directory: Path, rounds: int) -> None:
                     shutil.rmtree(directory / name, ignore_errors=True)
     if failed:
         sys.exit(1)
+
+
+def _has_encodings(preset: str) -> bool:
+    return not refusals(PRESETS[preset], FORMATS["hf"])
 
 
 def _limited(preset: str, directory: Path) -> Iterator[Limited]:
@@ -122,7 +129,7 @@ def _limited(preset: str, directory: Path) -> Iterator[Limited]:
         write_gguf(preset, folder.name.removeprefix("gguf-"), folder)
 
     yield Limited(f"a LoRA of rank {RANK} merged", TARGET, base, "merge", MERGING)
-    if not refusals(PRESETS[preset], FORMATS["hf"]):
+    if _has_encodings(preset):
         yield from (Limited(f"{name} dequantised", name, encoded) for name in ENCODINGS)
         yield Limited("bnb-fp4 dequantised", "bnb-fp4", fp4)
     for kind in GGUF:

@@ -99,7 +99,9 @@ def test_what_only_hf_holds_is_left_out_for_other_models(tmp_path, here, monkeyp
     monkeypatch.setattr(limits, "GGUF", ("Q8_0",))
     out = io.StringIO()
     limits.run(Console(file=out, width=160), "tiny", tmp_path, 1)
-    assert [*rows(out.getvalue())] == ["a LoRA of rank 16 merged", "GGUF Q8_0 dequantised"]
+    _, *measured = rows(out.getvalue())
+    assert measured == ["a LoRA of rank 16 merged", "GGUF Q8_0 dequantised"]
+    assert "MLX is left out: their files" in out.getvalue()
 
 
 def test_a_conversion_that_fails_is_a_row_and_the_exit_code(tmp_path, here, monkeypatch):
