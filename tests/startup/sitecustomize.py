@@ -7,31 +7,9 @@ leaves the index in a folder of this run; folders that a command names are read 
 import os
 import sys
 
-MODULE = "lm_eval.tasks._index"
-
-
-class Finder:
-    """Finds that module as the other finders do, and changes it once it is there."""
-
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        if name != MODULE:
-            return None
-        from importlib.machinery import PathFinder
-
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module):
-                execute(module)
-                share(module)
-
-            spec.loader.exec_module = exec_module
-        return spec
-
 
 def share(index) -> None:
+    """Changes `lm_eval.tasks._index`, which has been imported just now."""
     import pickle
     import tempfile
     from pathlib import Path
@@ -60,5 +38,7 @@ def share(index) -> None:
     index.TaskIndex.build = staticmethod(shared)
 
 
-if "LM_EVAL_INDEX" in os.environ:
-    sys.meta_path.insert(0, Finder)
+# The plugin, which start-up files have loaded, meets modules of lm-eval as they are imported.
+plugin = sys.modules.get("griffin_eval._plugin")
+if plugin is not None and "LM_EVAL_INDEX" in os.environ:
+    plugin._HOOKS["lm_eval.tasks._index"] = share
