@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests of one file share what they compiled: each worker takes a half, and from the other's at last.
 WORKERS := -n 2 --dist worksteal
 
-.PHONY: figures demo test test-slow test-exhaustive test-gpu test-oldest test-newest soak soak-serve kills flips fuzz faults faults-remote wheel types check format clean
+.PHONY: environment figures demo test test-ci test-all test-gpu test-oldest test-newest soak soak-serve kills flips fuzz faults faults-remote wheel types check format clean
 
 demo: $(STAMP)
 	$(BIN)/python -m griffin_eval.demo $(if $(FULL),--full)
@@ -21,12 +21,17 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/pytest $(WORKERS) $(ARGS)
 
-test-slow: $(STAMP)
-	XLA_FLAGS= $(BIN)/pytest $(WORKERS) -m "(slow or tpu_compile or compiled) and not (exhaustive or gpu)" $(ARGS)
+# The slow tests that .ci/run has: JAX compiles as it does for users.
+test-ci: $(STAMP)
+	XLA_FLAGS= $(BIN)/pytest $(WORKERS) -m "ci and not gpu" $(ARGS)
 
-# More of the kinds that test-slow has: other models, targets and counts. Half an hour more.
-test-exhaustive: $(STAMP)
-	XLA_FLAGS= $(BIN)/pytest $(WORKERS) -m "exhaustive and not gpu" $(ARGS)
+# Every test, with more random examples and with types checked at each call; then the fuzzer and an
+# editable install. At most 90 minutes, for before a release.
+TYPED := griffin_eval.kernels,griffin_eval.model_jax,griffin_eval.model_torch,beartype.beartype
+test-all: $(STAMP)
+	XLA_FLAGS= $(BIN)/pytest $(WORKERS) -m "not gpu" --hypothesis-profile=all --jaxtyping-packages=$(TYPED) $(ARGS)
+	$(MAKE) fuzz SECONDS=300
+	.ci/check_install editable
 
 # Needs a GPU, and builds of torch and JAX for it: PYTHON of an environment that has them.
 test-gpu:
@@ -94,11 +99,15 @@ format: $(STAMP)
 types: $(STAMP)
 	$(BIN)/python .ci/link_types.py
 
-# The constraints hold every version, torch's too: pip takes no other build of it. Python compiles
-# the modules that it imports, which are a few of those that are installed.
+environment: $(STAMP)
+
+# The constraints hold every version, torch's too: no other build of it is taken. uv unpacks packages
+# into its cache once, and environments are hard links to it.
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 $(STAMP): pyproject.toml setup.py constraints.txt $(KERNELS)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[all,test]'
+	test -x $(BIN)/uv || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[all,test]'
 	touch $@
 
 clean:

@@ -16,11 +16,6 @@ pytest_plugins = ["fixtures_checkpoint"]
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Tests that `make test-slow` runs again, where JAX compiles as it does for users; PyTorch does not.
-COMPILED = {
-    ROOT / "tests" / name for name in ("engine", "lm/test_lm.py", "model/test_parity_precision.py")
-}
-
 # The repository's folder `kernels` must not be taken for the package of that name on PyPI, which
 # transformers imports. PYTHONSAFEPATH does the same for the processes that tests start.
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
@@ -49,11 +44,13 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
         [str(ROOT / "tests" / "startup"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     ).rstrip(os.pathsep)
 # JAX compiles quickly rather than well, which is most of the tests' time; the same to rounding.
-# `make test-slow` sets this to nothing, and compiles as users do.
+# `make test-all` sets this to nothing, and compiles as users do.
 os.environ.setdefault("XLA_FLAGS", QUICK_FLAGS)
 
-# Compiling takes seconds the first time, and cores may be shared.
-hypothesis.settings.register_profile("griffin", deadline=None)
+# No deadline, since compiling takes seconds the first time and cores may be shared. `make test` draws
+# the same examples in every run; `make test-all` chooses the other profile by --hypothesis-profile.
+hypothesis.settings.register_profile("griffin", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("all", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("griffin")
 
 
@@ -108,9 +105,8 @@ def record_parity(pytestconfig):
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items):
     for item in items:
-        jax_runs = "jax" in item.name or "torch" not in item.name
-        if jax_runs and COMPILED.intersection((item.path, *item.path.parents)):
-            item.add_marker(pytest.mark.compiled)
+        if item.get_closest_marker("ci"):
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_configure(config):
