@@ -1,15 +1,16 @@
 """The TPU kernels: their numbers in interpret mode, and what the compiler says of them."""
 
 import functools
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rglru_torch
 from jax.experimental.compilation_cache import compilation_cache
 from parity import relative_error
-from slow import exhaustive
+from slow import ci, slow
+from torch_gradients import pulled_back
 from xla_options import QUICK_COMPILE
 
 from griffin_eval.bench.scan.tpu_compiler import TARGETS, compile_for
@@ -23,24 +24,6 @@ TOLERANCES = {"float32": (1e-6, 1e-6, 3e-6), "bfloat16": (4e-3, 1e-6, 1.2e-2)}
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
-def rolled_scan(a, x, h0, *, resets=None, lengths=None, starts=None, xp=jnp):
-    """`reference.linear_scan` as one loop, which JAX compiles and differentiates quickly."""
-    batch, time, _ = x.shape
-    start = jnp.zeros((batch, time), bool) if resets is None else jnp.asarray(resets)
-    count = np.full(batch, time) if lengths is None else np.asarray(lengths)
-    read = jnp.asarray(np.arange(time) < count[:, None])
-
-    def step(h, now):
-        a_t, x_t, start_t, read_t = now
-        new = jnp.where(start_t[:, None], x_t, a_t * h + x_t)
-        h = jnp.where(read_t[:, None], new, h)
-        return h, h
-
-    steps = [jnp.moveaxis(v, 1, 0) for v in (a, x, start, read)]
-    last, h = jax.lax.scan(step, h0, tuple(steps))
-    return jnp.moveaxis(h, 0, 1), last
-
-
 def check(kernel, expected, arrays, cotangents, keep, dtype):
     """Compares a kernel's results and gradients with the reference's in float64."""
     dh, dlast = cotangents
@@ -52,30 +35,27 @@ def check(kernel, expected, arrays, cotangents, keep, dtype):
     h, last, found = jax.jit(ours, compiler_options=QUICK_COMPILE)(arrays, dh, dlast)
     h = np.asarray(h, np.float64)
     assert np.isfinite(h).all()
-    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+    flat, structure = jax.tree.flatten(jax.tree.map(_wide, arrays))
 
-        def theirs(arrays, dh, dlast):
-            (h, last), pull_back = jax.vjp(expected, *arrays)
-            return h, last, pull_back((dh, dlast))
+    def theirs(*flat):
+        return expected(rglru_torch, *jax.tree.unflatten(structure, flat))
 
-        arrays, dh, dlast = jax.tree.map(_wide, (arrays, dh, dlast))
-        dh = jnp.where(keep, dh, 0.0)  # what is in padding means nothing
-        with mock.patch.object(reference, "linear_scan", rolled_scan):
-            h_true, last_true, true = jax.jit(theirs)(arrays, dh, dlast)
-    exact = expected(*jax.tree.map(np.asarray, arrays), xp=np)
+    kept_dh = np.where(keep, _wide(dh), 0.0)  # what is in padding means nothing
+    (h_true, last_true), true = pulled_back(theirs, flat, (kept_dh, _wide(dlast)))
+    exact = expected(reference, *jax.tree.unflatten(structure, flat))
     h_true = np.where(keep, h_true, 0)
     assert relative_error(h_true, np.where(keep, exact[0], 0)) <= 1e-12
-    assert relative_error(np.asarray(last_true), exact[1]) <= 1e-12
+    assert relative_error(last_true, exact[1]) <= 1e-12
 
     of_h, of_last, of_gradient = TOLERANCES[dtype]
     assert relative_error(np.where(keep, h, 0), h_true) <= of_h
-    assert relative_error(np.asarray(last), np.asarray(last_true)) <= of_last
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(true), strict=True):
-        assert relative_error(np.asarray(a), np.asarray(b)) <= of_gradient
+    assert relative_error(np.asarray(last), last_true) <= of_last
+    for a, b in zip(jax.tree.leaves(found), true, strict=True):
+        assert relative_error(np.asarray(a), b) <= of_gradient
 
 
 def _wide(array):
-    return jnp.asarray(np.asarray(array, np.float64))
+    return np.asarray(array, np.float64)
 
 
 class Case:
@@ -124,7 +104,7 @@ class Case:
 def check_scan(case, interpret=True):
     check(
         functools.partial(scan.linear_scan, **case.masks, interpret=interpret),
-        lambda *z, xp=jnp: reference.linear_scan(*z, **case.layout, xp=xp),
+        lambda module, *z: module.linear_scan(*z, **case.layout),
         (case.a, case.x, case.h0),
         (case.dh, case.dlast),
         case.keep,
@@ -135,7 +115,7 @@ def check_scan(case, interpret=True):
 def check_rglru(case, blocks, interpret=True):
     check(
         functools.partial(rglru.rglru, **case.masks, interpret=interpret),
-        lambda *z, xp=jnp: reference.rglru(*z, **case.layout, xp=xp),
+        lambda module, *z: module.rglru(*z, **case.layout),
         (case.x, case.gates(blocks), case.h0),
         (case.dh, case.dlast),
         case.keep,
@@ -154,26 +134,29 @@ def short_blocks(monkeypatch):
     )
 
 
+@pytest.mark.slow
 @each_dtype
 def test_the_scan_equals_the_loop(dtype, short_blocks):
     check_scan(Case(2, 137, 130, dtype, masks=dtype == "bfloat16"))
 
 
-@each_dtype
+@pytest.mark.parametrize("dtype", [ci("float32"), slow("bfloat16")])
 def test_the_scan_with_resets_and_lengths_equals_the_loop(dtype):
     check_scan(Case(10, 19, 3, dtype, masks=True))
 
 
+@pytest.mark.slow
 @each_dtype
 def test_the_rglru_equals_the_equations(dtype, short_blocks):
     check_rglru(Case(2, 137, 16, dtype, masks=dtype == "bfloat16"), 2)
 
 
-@each_dtype
+@pytest.mark.parametrize("dtype", [ci("float32"), slow("bfloat16")])
 def test_the_rglru_with_resets_and_lengths_equals_the_equations(dtype):
     check_rglru(Case(9, 19, 12, dtype, masks=True), 3)
 
 
+@pytest.mark.slow
 def test_gates_of_many_programs():
     check_rglru(Case(1, 3, 640, "float32"), 5)
 
@@ -283,14 +266,14 @@ MOVED = {
 }
 # All but those of the test above.
 SHAPES = [
-    (model, target) if target == "v5e" else exhaustive(model, target)
+    (model, target) if target == "v5e" else slow(model, target)
     for model in MODELS
     for target in sorted(TARGETS)
     if not (target in ("v5e", "v6e") and model == "RecurrentGemma 2B")
 ]
 
 
-@pytest.mark.tpu_compile
+@pytest.mark.slow
 @pytest.mark.parametrize("model, target", SHAPES)
 @each_dtype
 @each_op
@@ -305,14 +288,22 @@ def test_every_shape_compiles_for_every_target(op, dtype, model, target):
     check_report(report, ideal, temporaries=2**18, bytes_over_ideal=most)
 
 
+@pytest.mark.ci
 @each_op
 def test_awkward_shapes_compile(op):
     report, _ = compiled("v5e", OPS[op], "200M", "bfloat16", batch=3, time=777, lengths=True)
     assert len(report.kernels) == 2
 
 
-@pytest.mark.parametrize("target", ["v5e", "v6e"])
-@each_dtype
+@pytest.mark.parametrize(
+    ("dtype", "target"),
+    [
+        ci("float32", "v5e"),
+        ci("bfloat16", "v6e"),
+        slow("float32", "v6e"),
+        slow("bfloat16", "v5e"),
+    ],
+)
 def test_the_scan_is_bound_by_memory(dtype, target):
     x, h0 = array(1, 8192, 2560, dtype=dtype), array(1, 2560, dtype="float32")
     report = compile_for(target, scan.linear_scan, x, x, h0)
@@ -323,6 +314,7 @@ def test_the_scan_is_bound_by_memory(dtype, target):
     assert kernel.bundles <= ideal / TARGETS[target].bytes_per_cycle
 
 
+@pytest.mark.ci
 def test_the_rglru_moves_little_more_than_its_input_and_output():
     x, h0 = array(1, 8192, 2560, dtype="bfloat16"), array(1, 2560, dtype="float32")
     weight, bias = (array(10, *rest, dtype="bfloat16") for rest in ((256, 256), (256,)))
@@ -332,6 +324,7 @@ def test_the_rglru_moves_little_more_than_its_input_and_output():
     assert report.hbm_bytes <= 1.1 * 2 * 8192 * 2560 * 2
 
 
+@pytest.mark.slow
 def test_what_is_compiled_is_not_cached(tmp_path, request):
     """JAX could not load it again, and would warn."""
     for name, value in {
@@ -351,6 +344,7 @@ def test_what_is_compiled_is_not_cached(tmp_path, request):
     assert set(tmp_path.iterdir()) == kept
 
 
+@pytest.mark.slow
 def test_a_copy_is_seen():
     """What is asserted above can fail: a sum over a transposed copy, and a loop in XLA."""
     x = array(1, 1024, 2560, dtype="float32")

@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import rglru_torch
 import torch
 from packaging.version import Version
 from parity import relative_error
-from slow import slow
+from slow import ci, slow
+from torch_gradients import pulled_back
 from triton_builds import compile_for, usage
 from triton_interpreter import KERNELS, interpreted_kernels
 
@@ -123,46 +125,15 @@ def expected(op, name):
     """(h, last) of the reference and the gradients, by torch of the same loop in float64."""
     c = case(op, name)
     wanted = c.call(reference, c.inputs, **c.layout)
-    inputs = [torch.tensor(v, requires_grad=True) for v in c.inputs]
-    h, last = c.call(Differentiable, inputs, **c.layout)
-    np.testing.assert_allclose(h.detach()[c.read], wanted[0][c.read], rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(last.detach(), wanted[1], rtol=1e-12, atol=1e-12)
-    cotangents = [torch.from_numpy(v) for v in c.cotangents]
-    gradients = torch.autograd.grad((h, last), inputs, cotangents)
-    return wanted, [g.numpy() for g in gradients]
+    function = functools.partial(_in_torch, c)
+    (h, last), gradients = pulled_back(function, c.inputs, c.cotangents)
+    np.testing.assert_allclose(h[c.read], wanted[0][c.read], rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(last, wanted[1], rtol=1e-12, atol=1e-12)
+    return wanted, gradients
 
 
-class Differentiable:
-    """The reference's loop in torch."""
-
-    @staticmethod
-    def linear_scan(a, x, h0=None, *, resets=None, lengths=None, starts=None):
-        batch, time, width = x.shape
-        lengths = np.full(batch, time) if lengths is None else lengths
-        h0 = x.new_zeros(len(lengths), width) if h0 is None else h0
-        rows, last = [[x.new_zeros(width)] * time for _ in range(batch)], []
-        for s, length in enumerate(lengths):
-            b, first = (s, 0) if starts is None else (0, starts[s])
-            h = h0[s]
-            for t in range(first, first + length):
-                h = x[b, t] + (0.0 if resets is not None and resets[b, t] else a[b, t] * h)
-                rows[b][t] = h
-            last.append(h)
-        return torch.stack([torch.stack(row) for row in rows]), torch.stack(last)
-
-    @staticmethod
-    def rglru(x, gates, h0=None, *, resets=None, **layout):
-        blocks = x.unflatten(-1, gates.input_bias.shape)
-        r, i = (
-            torch.sigmoid(torch.einsum("btgi,gio->btgo", blocks, weight) + bias).flatten(2)
-            for weight, bias in (gates[3:5], gates[1:3])
-        )
-        log_a = -reference.C * torch.nn.functional.softplus(gates.recurrent_param) * r
-        multiplier = torch.sqrt(-torch.expm1(2 * log_a))
-        if resets is not None:
-            multiplier = torch.where(torch.from_numpy(resets)[:, :, None], 1.0, multiplier)
-        a, gated = torch.exp(log_a), multiplier * i * x
-        return Differentiable.linear_scan(a, gated, h0, resets=resets, **layout)
+def _in_torch(c, *inputs):
+    return c.call(rglru_torch, inputs, **c.layout)
 
 
 def run(c, dtype, device, chunks):
@@ -183,22 +154,33 @@ def run(c, dtype, device, chunks):
     return [[v.detach().double().cpu().numpy() for v in vs] for vs in (results, gradients)]
 
 
-@pytest.mark.parametrize(
-    ("layout", "dtype", "chunks"),
-    [
+ARRANGEMENTS = [
+    (op, layout, dtype, chunks)
+    for op in ("linear_scan", "rglru")
+    for layout, dtype, chunks in [
         ("plain", "float32", 1),
         ("ragged", "float32", 1),
         ("ragged", "float32", 3),
         ("packed", "float32", 2),
         ("packed", "bfloat16", 1),
         ("ragged", "bfloat16", 2),
-        pytest.param("plain", "float32", 2, marks=pytest.mark.slow),
-        pytest.param("plain", "bfloat16", 1, marks=pytest.mark.slow),
-        pytest.param("packed", "float32", 1, marks=pytest.mark.slow),
-        pytest.param("packed", "bfloat16", 2, marks=pytest.mark.slow),
-    ],
+        ("plain", "float32", 2),
+        ("plain", "bfloat16", 1),
+        ("packed", "float32", 1),
+        ("packed", "bfloat16", 2),
+    ]
+]
+CHOSEN = [
+    ("linear_scan", "plain", "float32", 1),
+    ("linear_scan", "packed", "bfloat16", 1),
+    ("rglru", "ragged", "float32", 3),
+]
+
+
+@pytest.mark.parametrize(
+    ("op", "layout", "dtype", "chunks"),
+    [one if one in CHOSEN else slow(*one) for one in ARRANGEMENTS],
 )
-@pytest.mark.parametrize("op", ["linear_scan", "rglru"])
 def test_kernels_equal_the_reference(op, layout, dtype, chunks, device, record_parity):
     c = case(op, layout)
     (h, last), gradients = run(c, dtype, device, chunks)
@@ -218,7 +200,7 @@ def test_kernels_equal_the_reference(op, layout, dtype, chunks, device, record_p
 
 
 @pytest.mark.parametrize("op", ["linear_scan", "rglru"])
-@pytest.mark.parametrize(("time", "width", "blocks"), [(1, 1, 1), (2, 3, 3)])
+@pytest.mark.parametrize(("time", "width", "blocks"), [(1, 1, 1), slow(2, 3, 3)])
 def test_smallest_shapes(op, time, width, blocks, device):
     c = Case("", op, time=time, width=width, blocks=blocks, batch=2)
     (h, last), _ = run(c, "float32", device, None)
@@ -392,8 +374,15 @@ def check_builds(found, capability, dtype, config, tmp_path):
 
 
 @OLDER_HOOK
-@pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), slow(90, torch.float32)])
-@pytest.mark.parametrize("op", ["linear_scan", "rglru"])
+@pytest.mark.parametrize(
+    ("op", "capability", "dtype"),
+    [
+        ("linear_scan", 80, torch.bfloat16),
+        ci("rglru", 80, torch.bfloat16),
+        slow("linear_scan", 90, torch.float32),
+        slow("rglru", 90, torch.float32),
+    ],
+)
 def test_kernels_build_without_a_device(op, capability, dtype, compiled, monkeypatch, tmp_path):
     config = importlib.import_module(KERNELS).FEW_STEPS[0]
     found = launches(monkeypatch, op, dtype, 1)
@@ -401,6 +390,7 @@ def test_kernels_build_without_a_device(op, capability, dtype, compiled, monkeyp
     check_builds(found, capability, dtype, config, tmp_path)
 
 
+@pytest.mark.slow
 @OLDER_HOOK
 def test_phases_build_without_a_device(compiled, monkeypatch, tmp_path):
     config = importlib.import_module(KERNELS).FEW_STEPS[0]

@@ -4,9 +4,10 @@ import jaxtyping
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_matrices import DTYPES, blocks_of
+from slow import examples
 
 from griffin_eval.kernels.cpu import compiled
 from griffin_eval.kernels.linear.cpu_torch import linear
@@ -39,6 +40,7 @@ def test_the_compiled_kernel_is_there():
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
+@settings(max_examples=examples(10))
 @given(
     dtype=st.sampled_from(["float32", "bfloat16"]),
     run=st.sampled_from([torch.float32, None]),
@@ -58,6 +60,7 @@ def test_every_value_is_that_which_is_read(packing, dtype, run, outputs, blocks,
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
+@settings(max_examples=examples(10))
 @given(
     dtype=st.sampled_from(["float32", "bfloat16"]),
     rows=st.integers(1, 50),
@@ -87,6 +90,7 @@ def test_products_of_few_rows(packing, dtype, rows, outputs, blocks, then, bias)
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
+@settings(max_examples=examples(10))
 @given(
     dtype=st.sampled_from(["float32", "bfloat16"]),
     rows=st.integers(1, 20),

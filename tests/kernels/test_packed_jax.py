@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slow import examples, fast
 
 from griffin_eval.converters.codecs import mlx
 from griffin_eval.converters.codecs.bitsandbytes import code_of
@@ -81,6 +82,7 @@ def test_the_compiled_kernel_is_called():
         assert (reason is None) == (name in COMPILED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @given(
     dtype=st.sampled_from(DTYPES),
@@ -89,7 +91,7 @@ def test_the_compiled_kernel_is_called():
     blocks=st.integers(1, 3),
     seed=st.integers(0, 1 << 30),
 )
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_every_value_is_that_which_is_read(encoding, dtype, run, outputs, blocks, seed):
     packed, dense = matrix(encoding, dtype, outputs, 64 * blocks, seed, run)
     assert packed.shape == dense.shape
@@ -137,6 +139,7 @@ def test_values_are_the_same_where_xla_optimises():
     assert done.stdout == "same\n", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [2, 3, 5, 6])
 @pytest.mark.parametrize("group", [32, 128])
 def test_numbers_of_any_bits(bits, group):
@@ -151,15 +154,15 @@ def test_numbers_of_any_bits(bits, group):
     same_bits(packed[jnp.array([4, 0, 4])], jnp.asarray(expected[[4, 0, 4]]))
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("compiled", fast([True], [True, False]))
+@pytest.mark.parametrize("encoding", fast(["mlx-4"], ENCODINGS))
 @given(
     dtype=st.sampled_from(["float32", "bfloat16"]),
     rows=st.integers(1, 10),
     outputs=st.integers(1, 90),
     blocks=st.integers(1, 3),
 )
-@settings(max_examples=10)
+@settings(max_examples=examples(2))
 def test_products_are_those_of_the_dequantised_matrix(
     encoding, compiled, dtype, rows, outputs, blocks
 ):
@@ -180,6 +183,7 @@ def test_products_are_those_of_the_dequantised_matrix(
     np.testing.assert_allclose(np.asarray(found), x64 @ dense64.T, rtol=0, atol=1e-6 * scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("rows", [2, MOST_ROWS["float32"] + 1])
 def test_gradients_reach_what_comes_before(encoding, rows):
@@ -194,6 +198,7 @@ def test_gradients_reach_what_comes_before(encoding, rows):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_one_matrix_is_dequantised_at_a_time(encoding, monkeypatch):
     """A chain of products, of which XLA could dequantise all the matrices before the first."""

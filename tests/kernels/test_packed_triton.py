@@ -43,7 +43,7 @@ def tolerance(device, dtype):
     return (2e-3 if dtype == torch.float16 else 8e-3) * (2 if device.type == "cpu" else 1)
 
 
-@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("packing", fast(["nf4"], PACKINGS))
 @pytest.mark.parametrize(
     ("dtype", "run"),
     [
@@ -73,7 +73,7 @@ def test_every_value_is_that_which_is_read(packing, dtype, run, device):
     same(packed.chosen(rows), expected[rows])
 
 
-@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("packing", [slow(packing) for packing in PACKINGS])
 @pytest.mark.parametrize(
     ("dtype", "rows", "then", "parts"),
     [

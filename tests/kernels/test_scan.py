@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity import compare
-from slow import fast
+from slow import examples, slow
 
 from griffin_eval.kernels.rglru import plain_scan_jax, plain_scan_torch, reference
 
@@ -56,8 +56,14 @@ def inputs(batch, length, width, dtype, seed=0):
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
-@pytest.mark.parametrize("length", LENGTHS)
-@each_scan
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [
+        ("jax", n) if n in (1, 9, 64) else slow("jax", n)  # each of which JAX compiles
+        for n in LENGTHS
+    ]
+    + [("torch", n) for n in LENGTHS],
+)
 def test_scan_equals_the_loop(name, length, dtype, record_parity):
     arrays = inputs(2, length, 5, dtype)
     found = SCANS[name](*arrays)
@@ -66,15 +72,10 @@ def test_scan_equals_the_loop(name, length, dtype, record_parity):
 
 
 @each_scan
-@settings(max_examples=30, deadline=None, derandomize=True)
-@given(
-    batch=st.integers(1, 3),
-    length=st.sampled_from([1, 3, 9, 20]),
-    width=st.sampled_from([1, 6]),
-    seed=st.integers(0, 2**32),
-)
-def test_scan_equals_the_loop_for_any_shape(name, batch, length, width, seed, record_parity):
-    arrays = inputs(batch, length, width, "float32", seed)
+@settings(max_examples=examples(10))
+@given(shape=st.sampled_from([(1, 20, 6), (3, 3, 1)]), seed=st.integers(0, 2**32))
+def test_scan_equals_the_loop_for_any_numbers(name, shape, seed, record_parity):
+    arrays = inputs(*shape, "float32", seed)
     expected = linear_scan(*arrays)
     compare(record_parity, f"{name} scan - loop", "float32", SCANS[name](*arrays), expected)
 
@@ -124,7 +125,7 @@ GRADIENTS = {"torch": torch_gradients, "jax": jax_gradients}
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
-@pytest.mark.parametrize("length", fast([1, 9, 97], [1, 2, 8, 9, 31, 97]))
+@pytest.mark.parametrize("length", [slow(1), slow(2), slow(8), 9, slow(31), slow(97)])
 @each_scan
 def test_gradients_equal_those_of_the_loop(name, length, dtype, record_parity):
     found = GRADIENTS[name](inputs(2, length, 5, dtype), cotangent(length).astype(dtype))
@@ -135,14 +136,14 @@ def test_gradients_equal_those_of_the_loop(name, length, dtype, record_parity):
 @pytest.mark.parametrize("decay", [1e-30, 1e-3, 0.5])
 @each_scan
 def test_products_that_underflow_do_no_harm(name, decay, record_parity):
-    a, x, h0 = inputs(1, 4096, 4, "float32")
+    a, x, h0 = inputs(1, 1024, 4, "float32")
     a = np.full_like(a, decay)
     found = SCANS[name](a, x, h0)
     compare(record_parity, f"{name} scan - loop", "float32", found, linear_scan(a, x, h0))
     assert all(np.isfinite(g).all() for g in GRADIENTS[name]((a, x, h0), x))
 
 
-@each_scan
+@pytest.mark.parametrize("name", ["torch", slow("jax")])
 def test_a_scan_in_two_parts_carries_its_state(name, record_parity):
     a, x, h0 = inputs(2, 97, 5, "float32")
     first = SCANS[name](a[:, :40], x[:, :40], h0)

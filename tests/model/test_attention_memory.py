@@ -9,6 +9,7 @@ import pytest
 import torch
 from flax import nnx
 from parity import BASE
+from slow import slow
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -73,7 +74,6 @@ def jax_peak(length: int) -> int:
 
 
 PEAKS = {"torch": (torch_peak, plain_torch), "jax": (jax_peak, plain_jax)}
-each_twin = pytest.mark.parametrize("ours", PEAKS)
 
 
 @pytest.fixture
@@ -83,12 +83,12 @@ def plainly(monkeypatch):
         monkeypatch.setattr(module, "unsupported", lambda *arrays: "not asked for")
 
 
-@each_twin
+@pytest.mark.parametrize("ours", ["torch", slow("jax")])
 def test_memory_is_linear_in_the_tokens_of_a_step(ours, record_property):
     _check_linear(ours, record_property)
 
 
-@each_twin
+@pytest.mark.parametrize("ours", PEAKS)
 def test_memory_is_linear_without_the_kernel_too(ours, plainly, record_property):
     _check_linear(ours, record_property)
 
@@ -101,13 +101,14 @@ def _check_linear(ours, record_property):
     assert peaks[-1] < LENGTHS[-1] ** 2, peaks  # less than one byte for each pair of tokens
 
 
-@each_twin
+@pytest.mark.parametrize("ours", ["torch", slow("jax")])
 def test_scores_of_all_pairs_would_be_seen(ours, plainly, monkeypatch):
     peak, plain = PEAKS[ours]
     monkeypatch.setattr(plain, "QUERY_BLOCK", LENGTHS[-1])
     assert peak(LENGTHS[-1]) > LENGTHS[-1] ** 2
 
 
+@pytest.mark.slow
 def test_a_gradient_keeps_no_scores():
     """What a training step needs more for a wider window is less than the scores of one step."""
     length, narrow, wide = 2048, 64, 1024

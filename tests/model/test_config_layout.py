@@ -1,19 +1,22 @@
 """The config's validation and presets, and the table of parameters, against the public models."""
 
+import json
 import math
+import runpy
 from dataclasses import fields, replace
+from pathlib import Path
 
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
-import transformers
 from flax import nnx
 from hypothesis import given, settings
 from parity import BASE, configs
-from parity_oracles import deepmind_config, deepmind_shapes, hf_config
+from parity_oracles import deepmind_config
 from recurrentgemma import common
+from slow import examples
 
 from griffin_eval.config import GRIFFIN, HAWK, MQA, PRESETS, GriffinConfig
 from griffin_eval.initializers import initial_value
@@ -24,14 +27,22 @@ from griffin_eval.model_torch import griffin as torch_griffin
 RECURRENTGEMMA_2B, RECURRENTGEMMA_9B = (PRESETS[f"recurrentgemma-{n}"] for n in ("2b", "9b"))
 
 
+GOLDEN = Path(__file__).parent.parent / "golden"
+LAYOUTS = json.loads((GOLDEN / "layouts.json").read_text())
+
+
+@pytest.mark.slow
+def test_recorded_layouts_are_those_of_the_libraries():
+    assert runpy.run_path(str(GOLDEN / "make_layouts.py"))["layouts"]() == LAYOUTS
+
+
 @pytest.mark.parametrize(
-    ("config", "tensors"), [(RECURRENTGEMMA_2B, 484), (RECURRENTGEMMA_9B, 704)]
+    ("preset", "tensors"), [("recurrentgemma-2b", 484), ("recurrentgemma-9b", 704)]
 )
-def test_recurrentgemma_has_the_tensors_of_transformers(config, tensors):
-    with torch.device("meta"):
-        model = transformers.RecurrentGemmaForCausalLM(hf_config(config))
-    expected = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    assert {name: spec.shape for name, spec in param_specs(config).items()} == expected
+def test_recurrentgemma_has_the_tensors_of_transformers(preset, tensors):
+    expected = LAYOUTS["transformers"][preset]
+    specs = param_specs(PRESETS[preset])
+    assert {name: list(spec.shape) for name, spec in specs.items()} == expected
     assert len(expected) == tensors
 
 
@@ -52,7 +63,7 @@ def test_presets_are_deepmind_s(preset, theirs, tensors):
         # Their code has as many gate blocks as heads, the paper (section 2.4) has 16.
         assert config.gate_blocks == 16
         config = replace(config, gate_blocks=config.num_heads)
-    shapes = deepmind_shapes(published)
+    shapes = LAYOUTS["deepmind-jax"][preset]
     assert parameter_count(config) == sum(map(math.prod, shapes.values()))
     assert tensors in (None, len(shapes))
 
@@ -177,7 +188,7 @@ def test_initial_deviations_are_lecun_s_and_the_last_of_each_branch_shrinks():
             assert not initial_value(spec, 0).any()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(12))
 @given(configs())
 def test_any_valid_config_has_a_layout_and_builds_both_twins(config):
     specs = param_specs(config)

@@ -1,5 +1,6 @@
 """Loading: any dtype and sharding binds to both twins, and no model is in memory twice."""
 
+import itertools
 import json
 import os
 import socket
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from programs import griffin_eval
-from slow import slow
+from slow import ci, slow
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
@@ -122,9 +123,22 @@ def saved(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("shard", ["5GB", slow("200KB")])
-@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("asked", [None, "float32", "bfloat16"])
+DTYPES = ["float32", "bfloat16", "float16"]
+CHOSEN = [
+    (None, "float32", "5GB"),
+    (None, "bfloat16", "200KB"),
+    ("float32", "float16", "5GB"),
+    ("bfloat16", "float32", "5GB"),
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored", "shard"),
+    [
+        one if one in CHOSEN else slow(*one)
+        for one in itertools.product([None, *DTYPES[:2]], DTYPES, ["5GB", "200KB"])
+    ],
+)
 def test_both_twins_hold_what_the_file_holds(saved, shard, stored, asked):
     import jax.numpy as jnp
     from flax import nnx
@@ -156,16 +170,17 @@ def test_both_twins_hold_what_the_file_holds(saved, shard, stored, asked):
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_what_overflows_in_the_dtype_of_the_model_is_said(framework, tmp_path, caplog):
-    from parity import BASE, weights
+    from parity import MODELS, weights
     from safetensors.numpy import save_file
 
     from griffin_eval.converters.configs.huggingface import to_huggingface
     from griffin_eval.runners.load import load_runner
 
-    values = {name: value.astype(np.float32) for name, value in weights(BASE).items()}
+    config = MODELS["attention first"]
+    values = {name: value.astype(np.float32) for name, value in weights(config).items()}
     values["model.layers.1.mlp_block.up_proj.weight"][0, :3] = 1e5  # float16 ends at 65504
     save_file(values, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(to_huggingface(BASE)))
+    (tmp_path / "config.json").write_text(json.dumps(to_huggingface(config)))
     load_runner(tmp_path, framework=framework, dtype="float32", device="cpu")
     assert "NaN or infinite" not in caplog.text
     load_runner(tmp_path, framework=framework, dtype="float16", device="cpu")
@@ -201,10 +216,10 @@ def large(tmp_path_factory):
 @pytest.mark.parametrize(
     ("framework", "dtype", "copies"),
     [
-        ("torch", "auto", 0),
+        ci("torch", "auto", 0),
         slow("torch", "bfloat16", 0.5),
         slow("jax", "auto", 1),
-        ("jax", "bfloat16", 0.5),
+        ci("jax", "bfloat16", 0.5),
     ],
 )
 def test_the_model_is_never_in_memory_twice(large, framework, dtype, copies):

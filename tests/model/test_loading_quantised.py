@@ -12,7 +12,6 @@ from flax import nnx
 from parity import BASE, relative_error, tokens
 from quantised import BITS, write_bitsandbytes, write_mlx
 from safetensors.torch import save_file
-from slow import fast
 
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.codecs import bitsandbytes
@@ -87,9 +86,8 @@ def bits_of(array):
     return np.asarray(array).view(np.uint8)
 
 
-@pytest.mark.parametrize(
-    "kind", fast(["nf4, double", "fp4", "int8", (4, 64, "bfloat16")], [*BITS, *MLX])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*BITS, *MLX])
 def test_matrices_stay_as_in_the_file(written, kind):
     checkpoint = Checkpoint(written(kind))
     model = jax_loading.load_packed(checkpoint, "float32")
@@ -112,8 +110,9 @@ def test_matrices_stay_as_in_the_file(written, kind):
     assert relative_error(found, torch_logits(kept, ids)) < 2e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("kind", fast(["nf4", (8, 64, "bfloat16")], [*BITS, (8, 64, "bfloat16")]))
+@pytest.mark.parametrize("kind", [*BITS, (8, 64, "bfloat16")])
 def test_logits_in_16_bits(written, kind, dtype):
     checkpoint, ids = Checkpoint(written(kind)), tokens(WIDE, 2, 20)
     packed, plain = (
@@ -123,6 +122,7 @@ def test_logits_in_16_bits(written, kind, dtype):
     assert relative_error(packed, plain) < (2e-2 if dtype == "bfloat16" else 3e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize(
     "shape, block, kind",
@@ -166,6 +166,7 @@ def test_what_has_no_rows_of_whole_bytes_is_dequantised(tmp_path):
     assert decoding is not None and decoding.parameters["w"].packed_rows() is None
 
 
+@pytest.mark.slow
 def test_matrices_that_an_adapter_changes_are_dequantised(written, base, tmp_path):
     write_adapter(tmp_path / "adapter", base, target_modules=["linear_x", "down_proj"])
     overrides = Overrides(adapters=((tmp_path / "adapter", 1.0),))
@@ -178,6 +179,7 @@ def test_matrices_that_an_adapter_changes_are_dequantised(written, base, tmp_pat
     assert relative_error(found, jax_logits(jax_loading.load(plain, "float32"), ids)) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [True, False])
 def test_a_layer_is_the_most_that_a_step_dequantises(tmp_path, kernel, monkeypatch):
     if not kernel:
@@ -205,6 +207,7 @@ def test_a_layer_is_the_most_that_a_step_dequantises(tmp_path, kernel, monkeypat
             assert max(layer) < memory.temp_size_in_bytes < sum(layer)
 
 
+@pytest.mark.slow
 def test_where_nothing_can_stay_quantised(written):
     checkpoint = Checkpoint(written("nf4"))
     with pytest.raises(ArgumentError, match=r"runs on one device, found a mesh of 1"):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from slow import exhaustive, fast, slow
+from slow import ci, examples, slow
 from xla_options import QUICK_FLAGS
 
 from griffin_eval.config import PRESETS
@@ -44,6 +44,7 @@ def worker(calls: list[list], devices: int = 4, flags: str | None = None) -> lis
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@settings(max_examples=examples(20))
 @given(st.sampled_from(sorted(PRESETS)), st.integers(1, 16))
 def test_the_parts_are_the_whole(name, devices):
     split = split_over(PRESETS[name], devices)
@@ -100,9 +101,15 @@ def test_what_is_no_mesh_is_refused(text):
         parse_mesh(text, "--mesh")
 
 
-@pytest.mark.parametrize("name", fast(["griffin"], [*FAMILIES, *UNEVEN, UNTIED, GROUPED]))
-def test_answers_are_those_of_one_device(name):
-    one, *others = worker([["evaluated", name, devices] for devices in (1, 2, 4)])
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [
+        ci("griffin", (1, 4)),
+        *[slow(name, (1, 2, 4)) for name in [*FAMILIES, *UNEVEN, UNTIED, GROUPED]],
+    ],
+)
+def test_answers_are_those_of_one_device(name, devices):
+    one, *others = worker([["evaluated", name, count] for count in devices])
     for split in others:
         assert split["kernels"] == one["kernels"]
         assert split["greedy"] == one["greedy"]
@@ -121,7 +128,8 @@ def test_kept_programs_are_of_their_devices():
     assert found["loaded by others"] == [0, 0]
 
 
-@pytest.mark.parametrize("name", fast(["griffin"], [*FAMILIES, *UNEVEN, UNTIED, GROUPED]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*FAMILIES, *UNEVEN, UNTIED, GROUPED])
 def test_devices_say_to_each_other_what_the_split_needs(name):
     for found in worker([["counted", name, devices] for devices in (2, 4)]):
         assert found["expected"] > 0
@@ -135,7 +143,7 @@ def test_devices_say_to_each_other_what_the_split_needs(name):
 @pytest.mark.parametrize(
     "cases",
     [
-        [("griffin", 2, 4)],
+        ci([("griffin", 2, 4)]),
         slow(
             [
                 *[("griffin", 4, 4), ("griffin", 1, 4), ("hawk", 2, 4), ("mqa", 2, 4)],
@@ -157,8 +165,8 @@ def test_a_training_step_says_what_the_plan_lists(cases):
     "cases",
     [
         slow([("griffin", 2, 4, {"pieces": 2, "recompute": True})]),
-        exhaustive([("griffin", 2, 4, {}), ("griffin", 1, 4, {"pieces": 4})]),
-        exhaustive([("hawk", 4, 4, {"recompute": True}), ("mqa", 2, 4, {"recompute": True})]),
+        slow([("griffin", 2, 4, {}), ("griffin", 1, 4, {"pieces": 4})]),
+        slow([("hawk", 4, 4, {"recompute": True}), ("mqa", 2, 4, {"recompute": True})]),
     ],
     ids=str,
 )
@@ -187,7 +195,7 @@ def test_a_trainer_of_flax_models_drives_a_model_on_a_mesh(name, data):
 @pytest.mark.parametrize(
     ("name", "devices"),
     [
-        ("griffin", 4),
+        ci("griffin", 4),
         slow("griffin", 3),
         slow("hawk", 4),
         slow("local attention", 2),

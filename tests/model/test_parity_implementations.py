@@ -1,12 +1,14 @@
 """Gradients of the whole model with each implementation of the RG-LRU, against float64."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 from jax.experimental.pallas import tpu as pltpu
-from parity import MODELS, weights
+from parity import BASE, HAWK, MODELS, weights
 from parity_gradients import WHOLE, batch, compare_gradients
 from parity_twins import TWINS, twin
+from slow import slow
 
 from griffin_eval.kernels.rglru import api, tpu_jax, triton_torch
 from griffin_eval.model_jax import layers as jax_layers
@@ -23,27 +25,35 @@ IMPLEMENTATIONS = {
 }
 
 
+CONFIGS = {
+    "one layer": replace(BASE, block_pattern=HAWK, num_layers=1),
+    "recurrent last": MODELS["recurrent last"],
+}
 QUICKLY = [
-    pytest.param(*one, id="-".join(one), marks=pytest.mark.slow if one[1] == "tpu" else ())
+    slow(*one, model) if one[1] == "tpu" or model != "one layer" else (*one, model)
     for one in IMPLEMENTATIONS
+    for model in CONFIGS
 ]
 
 
-@pytest.mark.parametrize(("framework", "name"), QUICKLY)
-def test_gradients_of_the_model_are_those_in_float64(framework, name, monkeypatch, record_parity):
+@pytest.mark.parametrize(("framework", "name", "model"), QUICKLY)
+def test_gradients_of_the_model_are_those_in_float64(
+    framework, name, model, monkeypatch, record_parity
+):
     if (framework, name) == ("torch", "triton"):
         pytest.importorskip("triton")
         from triton_interpreter import interpreted_kernels
 
         monkeypatch.setattr(triton_torch, "_kernels", interpreted_kernels)
-    config, calls = MODELS["recurrent last"], []
+    config, calls = CONFIGS[model], []
 
     def rglru(x, *args, c, **kwargs):
         assert c == 8
         calls.append(x.shape)
         return IMPLEMENTATIONS[framework, name](x, *args, **kwargs)
 
-    expected = twin(framework, config, "float64").gradients(*batch(config), WHOLE)
+    # Those of torch for both: in float64 the twins' gradients are equal.
+    expected = twin("torch", config, "float64").gradients(*batch(config), WHOLE)
     monkeypatch.setattr(LAYERS[framework], "rglru", rglru)
     found = TWINS[framework](config, weights(config)).gradients(*batch(config), WHOLE)
     assert len(calls) >= config.block_types.count("recurrent")

@@ -1,5 +1,6 @@
 """The folder of compiled programs has a limit, which evaluation and training share."""
 
+import functools
 import logging
 import os
 import subprocess
@@ -56,30 +57,33 @@ def test_nothing_is_removed_from_a_folder_of_others(mode, tmp_path, caplog):
     assert f"in {file.parent} are not used: another user owns it" in record.message
 
 
-KEEPS = """
-import jax
-from griffin_eval.runners.jax_runner import keep_compilations
-keep_compilations()
-print(jax.config.jax_compilation_cache_dir)
-"""
+@pytest.fixture
+def jax_config(request):
+    """jax.config, with its cache of compilations restored after the test."""
+    import jax
+
+    for name in ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"):
+        request.addfinalizer(functools.partial(jax.config.update, name, getattr(jax.config, name)))
+    jax.config.update("jax_compilation_cache_dir", None)
+    return jax.config
 
 
 @pytest.mark.parametrize("folder", ["", "griffin_eval", "griffin_eval/jax"])
-def test_jax_keeps_nothing_where_others_may_write(folder, tmp_path):
+def test_jax_keeps_nothing_where_others_may_write(
+    folder, tmp_path, jax_config, monkeypatch, caplog
+):
     """Machine code of JAX's own cache is run as it is found. A missing folder is made private."""
+    from griffin_eval.runners.jax_runner import keep_compilations
+
     made = tmp_path / "griffin_eval" / "jax"
     if folder:
         made.mkdir(parents=True)
         (tmp_path / folder).chmod(0o777)
-    done = subprocess.run(
-        [sys.executable, "-c", KEEPS],
-        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == ("None" if folder else str(made))
-    assert ("are not used" in done.stderr) == bool(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with caplog.at_level(logging.WARNING, "griffin_eval"):
+        keep_compilations()
+    assert jax_config.jax_compilation_cache_dir == (None if folder else str(made))
+    assert ("are not used" in caplog.text) == bool(folder)
     if not folder:
         assert {path.stat().st_mode & 0o777 for path in (made, made.parent)} == {0o700}
 

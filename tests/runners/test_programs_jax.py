@@ -4,6 +4,7 @@ import functools
 import logging
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,6 +19,7 @@ from parity_twins import JaxTwin
 from slow import slow
 from xla_options import QUICK_COMPILE
 
+from griffin_eval.config import HAWK
 from griffin_eval.engine.generation import Prompt
 from griffin_eval.engine.limits import Limits
 from griffin_eval.engine.tree import Ablation, Scorable
@@ -33,7 +35,11 @@ SEQUENCES = [
 ]
 
 
-def runner(folder, config=BASE, options=QUICK_COMPILE):
+# Whatever the model, its programs are kept alike: those of one layer are compiled quickly.
+SMALL = replace(BASE, block_pattern=HAWK, num_layers=1)
+
+
+def runner(folder, config=SMALL, options=QUICK_COMPILE):
     return JaxRunner(JaxTwin(config, weights(config)).model, options, folder)
 
 
@@ -49,8 +55,20 @@ def test_kernels_are_those_of_the_models_device(monkeypatch):
 
 
 @functools.cache
-def answers_of_nothing_kept(config=BASE):
+def answers_of_nothing_kept(config=SMALL):
     return answers(runner(None, config))
+
+
+@functools.cache
+def few_answers_of_nothing_kept():
+    return few_answers(runner(None))
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """A folder with the programs of the small model, and what that answered."""
+    folder = tmp_path_factory.mktemp("programs")
+    return folder, few_answers(runner(folder))
 
 
 def answers(subject):
@@ -71,9 +89,27 @@ def no_compiling(monkeypatch):
     return forbid
 
 
-@pytest.mark.parametrize("model", ["recurrent last", slow("mqa")])
+def test_programs_of_a_step_are_not_compiled_again(filled, tmp_path, no_compiling):
+    kept, expected = filled
+    nowhere = few_answers_of_nothing_kept()
+    shutil.copytree(kept, tmp_path, dirs_exist_ok=True)
+    no_compiling()
+    again = runner(tmp_path)
+    for one, other, third in zip(few_answers(again), expected, nowhere, strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(one, third)
+    assert again.compilations > 1
+    with pytest.raises(AssertionError, match="compiled again"):
+        few_answers(runner(None))
+
+
+MODELS_HERE = {"small": SMALL, "recurrent last": MODELS["recurrent last"], "mqa": MODELS["mqa"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS_HERE)
 def test_the_next_process_compiles_nothing(model, tmp_path, no_compiling):
-    config = MODELS[model]
+    config = MODELS_HERE[model]
     first, nowhere = answers(runner(tmp_path, config)), answers_of_nothing_kept(config)
     no_compiling()
     again = runner(tmp_path, config)
@@ -88,7 +124,7 @@ def test_the_next_process_compiles_nothing(model, tmp_path, no_compiling):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "other",
-    [{"config": replace(BASE, logits_soft_cap=5.0)}, {"options": None}],
+    [{"config": replace(SMALL, logits_soft_cap=5.0)}, {"options": None}],
     ids=["config", "compiler options"],
 )
 def test_another_models_programs_are_not_taken(other, tmp_path):
@@ -136,8 +172,8 @@ def test_damaged_programs_are_made_again(tmp_path, no_compiling):
     answers(runner(tmp_path))
 
 
-def test_the_models_used_last_are_kept(tmp_path):
-    answers(runner(tmp_path))
+def test_the_models_used_last_are_kept(filled, tmp_path):
+    shutil.copytree(filled[0], tmp_path, dirs_exist_ok=True)
     (kept,) = tmp_path.iterdir()
     for number in range(compiled_jax.MODELS + 2):
         (tmp_path / f"{number}").mkdir()
@@ -161,8 +197,8 @@ def test_a_folder_that_is_a_file_is_said_once(tmp_path, caplog):
 
 def check_nothing_is_kept(folder, caplog):
     with caplog.at_level(logging.WARNING, "griffin_eval"):
-        found = answers(runner(folder))
-    for one, right in zip(found, answers_of_nothing_kept(), strict=True):
+        found = few_answers(runner(folder))
+    for one, right in zip(found, few_answers_of_nothing_kept(), strict=True):
         np.testing.assert_array_equal(one, right)
     (record,) = caplog.records
     assert "compiled programs are not kept in" in record.message
@@ -226,10 +262,18 @@ def few_answers(subject):
 
 @pytest.mark.parametrize(
     ("which", "mode"),
-    [("all models'", 0o777), ("all models'", 0o770), ("the model's", 0o770), ("foreign", None)],
+    [
+        ("all models'", 0o777),
+        slow("all models'", 0o770),
+        slow("the model's", 0o770),
+        slow("foreign", None),
+    ],
 )
-def test_folders_that_others_may_write_are_not_used(which, mode, tmp_path, monkeypatch, caplog):
-    expected = few_answers(runner(tmp_path))
+def test_folders_that_others_may_write_are_not_used(
+    which, mode, filled, tmp_path, monkeypatch, caplog
+):
+    kept, expected = filled
+    shutil.copytree(kept, tmp_path, dirs_exist_ok=True)
     (folder,) = tmp_path.iterdir()
     poison(folder)
     if mode is None:
@@ -246,8 +290,9 @@ def test_folders_that_others_may_write_are_not_used(which, mode, tmp_path, monke
         np.testing.assert_array_equal(one, right)
 
 
-def test_a_file_that_others_may_write_is_made_again(tmp_path, caplog, no_compiling):
-    expected = few_answers(runner(tmp_path))
+def test_a_file_that_others_may_write_is_made_again(filled, tmp_path, caplog, no_compiling):
+    kept, expected = filled
+    shutil.copytree(kept, tmp_path, dirs_exist_ok=True)
     (folder,) = tmp_path.iterdir()
     poison(folder)
     for file in folder.iterdir():
