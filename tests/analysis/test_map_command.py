@@ -9,7 +9,7 @@ from fixtures_engine import small_runner
 from hypothesis import given
 from hypothesis import strategies as st
 from parity import BASE, MODELS
-from slow import exhaustive, slow
+from slow import fast, slow
 from typer.testing import CliRunner
 
 from griffin_eval.analysis.causal_map import (
@@ -34,7 +34,7 @@ EVERYTHING = Component("everything", tuple(range(9)), ("RG-LRU", "conv", "attent
 DISTANCES = [0, 1, 16, None]
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", fast(["torch"], FRAMEWORKS))
 def test_everything_is_the_other_document_and_a_part_is_not(framework):
     parts = [EVERYTHING, *components(BASE)]
     effects = measure(small_runner(framework), PAIRS, parts, DISTANCES)
@@ -53,6 +53,7 @@ def test_everything_is_the_other_document_and_a_part_is_not(framework):
             assert any(abs(one[0] - (wanted[1] - wanted[0])) > 1e-4 for one in others)
 
 
+@pytest.mark.slow
 def test_frameworks_draw_the_same_map():
     one, other = (
         measure(small_runner(framework), PAIRS, components(BASE), DISTANCES)
@@ -62,7 +63,7 @@ def test_frameworks_draw_the_same_map():
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", fast(["torch"], FRAMEWORKS))
 def test_documents_that_agree_have_a_map_of_zeros(framework):
     same = [pair._replace(changed=pair.original) for pair in PAIRS[:2]]
     effects = measure(small_runner(framework), same, components(BASE), [1, None])
@@ -147,6 +148,7 @@ def test_columns_of_symbols_hold_the_pairs_that_ask_for_them():
             assert np.isnan(np.delete(mine[pair], symbol, 1)).all()
 
 
+@pytest.mark.slow
 def test_answers_of_other_pairs_are_not_moved():
     """A model that answers right: what it says of other answers has nothing to do with the fact."""
     from griffin_eval.checkpoints import folder
@@ -188,6 +190,7 @@ def shipped():
     return folder
 
 
+@pytest.mark.slow
 def test_own_text_and_figure(shipped, tmp_path):
     (tmp_path / "note.txt").write_text("The keys are red.\nThe door is open.\n")
     own = ["--text", tmp_path / "note.txt", "--fact", "red", "--instead", "tan"]
@@ -229,9 +232,9 @@ def test_a_map_of_copying_has_a_column_for_each_symbol(tmp_path):
         slow("griffin", "recurrent", "jax"),
         slow("hawk", "recurrent", "torch"),
         slow("mqa", "attention", "torch"),
-        exhaustive("griffin", "recurrent", "torch"),
-        exhaustive("hawk", "recurrent", "jax"),
-        exhaustive("mqa", "attention", "jax"),
+        slow("griffin", "recurrent", "torch"),
+        slow("hawk", "recurrent", "jax"),
+        slow("mqa", "attention", "jax"),
     ],
 )
 def test_who_carries_the_fact_in_the_shipped_models(shipped, model, kind, framework):
@@ -246,6 +249,7 @@ def test_who_carries_the_fact_in_the_shipped_models(shipped, model, kind, framew
             assert share == pytest.approx(1 if row["component"] == f"all {kind}" else 0, abs=0.2)
 
 
+@pytest.mark.slow
 def test_a_passkey_stands_near_the_beginning(shipped):
     from griffin_eval.text.load import load_tokenizer
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from parity import BASE, MODELS
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
+from slow import ci, fast
 from typer.testing import CliRunner
 
 from griffin_eval.analysis.cache_sizes import cache_sizes, parameter_bytes
@@ -24,8 +25,6 @@ from griffin_eval.converters.formats import FORMATS
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.initializers import initial_value
 from griffin_eval.layout import param_specs
-
-FRAMEWORKS = ("torch", "jax")
 
 
 def write(folder: Path, config: GriffinConfig) -> Path:
@@ -85,7 +84,7 @@ def reference(transformers_model, ids):
     return seen
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ["torch", ci("jax")])
 def test_measured_half_lives_equal_transformers(framework, checkpoint, ids, reference):
     assert len(ids) % CHUNK > 0 < len(ids) // CHUNK
     read = []
@@ -166,18 +165,21 @@ def test_a_transformer_is_its_own_baseline():
 # The command
 
 
+TOKENS = ("--tokens", 600, "--framework")
+
+
 @pytest.fixture(scope="module")
 def printed(checkpoint, tmp_path_factory):
+    """What the command prints in PyTorch: JSON, and tables beside figures in a folder."""
     folder = tmp_path_factory.mktemp("figures")
-    arguments = ("--tokens", 600, "--framework")
-    facts = {f: json.loads(run(checkpoint, "--json", *arguments, f)) for f in FRAMEWORKS}
-    text = run(checkpoint, "--output", folder / "new", *arguments, "torch")
+    facts = json.loads(run(checkpoint, "--json", *TOKENS, "torch"))
+    text = run(checkpoint, "--output", folder / "new", *TOKENS, "torch")
     return facts, text, folder / "new"
 
 
-def test_json_is_the_same_in_both_frameworks(printed):
-    facts, _, _ = printed
-    torch, jax = (facts[framework] for framework in FRAMEWORKS)
+@pytest.mark.slow
+def test_json_is_the_same_in_both_frameworks(printed, checkpoint):
+    torch, jax = printed[0], json.loads(run(checkpoint, "--json", *TOKENS, "jax"))
     assert torch["text"]["tokens"] == 600 and torch["window"] == 128
     assert {"text", "caches"} <= {key for key in torch if torch[key] == jax[key]}
     assert len(torch["memory"]) == len(jax["memory"]) == 4
@@ -189,7 +191,9 @@ def test_json_is_the_same_in_both_frameworks(printed):
 
 def test_tables_say_what_json_says(printed):
     facts, text, _ = printed
-    for layer in facts["torch"]["memory"]:
+    assert facts["text"]["tokens"] == 600 and facts["window"] == 128
+    assert len(facts["memory"]) == 4
+    for layer in facts["memory"]:
         (line,) = [x for x in text.splitlines() if x.startswith(f"│     {layer['layer']} │")]
         for key in ("half_life_gate_1", "half_life_gate_0.5", "mean_gate", "half_life_measured"):
             for number in layer[key].values():
@@ -218,7 +222,7 @@ def test_a_text_of_ones_own(checkpoint, tmp_path):
     assert 5 < facts["text"]["tokens"] < 30
 
 
-@pytest.mark.parametrize("name", ["hawk", "mqa"])
+@pytest.mark.parametrize("name", fast(["hawk"], ["hawk", "mqa"]))
 def test_models_without_attention_or_without_recurrence(name, tmp_path):
     folder = write(tmp_path, MODELS[name])
     facts = json.loads(run(folder, "--json", "--tokens", 0, "--output", tmp_path / "figures"))
@@ -231,17 +235,25 @@ def test_models_without_attention_or_without_recurrence(name, tmp_path):
     assert "MHA Transformer" in run(folder, "--tokens", 0)
 
 
-def test_a_half_life_without_end_is_null(tmp_path):
+@pytest.fixture
+def endless(tmp_path):
+    """A checkpoint whose first layer never forgets."""
     folder = write(tmp_path, BASE)
-    from safetensors.numpy import load_file
-
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.0.temporal_block.rg_lru.recurrent_param"
     tensors[name] = np.full_like(tensors[name], -1e4)  # softplus underflows
     save_file(tensors, folder / "model.safetensors")
-    facts = json.loads(run(folder, "--json", "--tokens", 0))
+    return folder
+
+
+def test_a_half_life_without_end_is_null(endless):
+    facts = json.loads(run(endless, "--json", "--tokens", 0))
     assert facts["memory"][0]["half_life_gate_1"]["50%"] is None
-    run(folder, "--tokens", 0, "--output", tmp_path / "figures")
+
+
+@pytest.mark.slow
+def test_a_half_life_without_end_is_drawn(endless, tmp_path):
+    run(endless, "--tokens", 0, "--output", tmp_path / "figures")
 
 
 @pytest.mark.parametrize(

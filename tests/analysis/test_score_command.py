@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from safetensors import safe_open
 from safetensors.numpy import load_file
+from slow import ci, fast, slow
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
@@ -57,6 +58,7 @@ def check(expected, nats, rank, entropy):
     assert (least <= rank).all() and (rank <= most).all()
 
 
+@pytest.mark.parametrize("runner", fast(["torch"], ["torch", "jax"]), indirect=True)
 def test_details_equal_transformers_and_change_no_score(runner, random_tokens, expected):
     sequences = [Scorable(random_tokens(length), start) for length, start in [(150, 1), (40, 39)]]
     sequences += [Scorable([*sequences[0].tokens[:100], token], 100) for token in range(3, 60)]
@@ -105,7 +107,7 @@ def rows(*arguments):
     return list(csv.DictReader(io.StringIO(run(*arguments, "--csv"), newline="")))
 
 
-@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("framework", ["torch", slow("jax")])
 def test_rows_equal_transformers(framework, checkpoint, expected, tmp_path):
     files = [tmp_path / f"{number}.txt" for number in range(len(TEXTS))]
     for file, text in zip(files, TEXTS, strict=True):
@@ -166,7 +168,7 @@ def test_a_file_whose_name_is_not_utf8(checkpoint, tmp_path):
         assert saved.metadata()["text"] == name
 
 
-@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("framework", ["torch", ci("jax")])
 def test_states_follow_the_equations(framework, checkpoint, tmp_path, monkeypatch):
     """Each state from the one before it by equations (1) to (4) of the paper, in float64."""
     opened, files = Checkpoint(checkpoint), [tmp_path / f"{n}.txt" for n in range(len(TEXTS))]
@@ -263,7 +265,7 @@ def instances(kind, task, arguments):
     ]
 
 
-@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("framework", ["torch", ci("jax")])
 def test_token_scores_of_every_kind_of_request(framework, checkpoint, expected, tmp_path):
     folder = tmp_path / "scores"
     lm = GriffinLM(pretrained=str(checkpoint), framework=framework, token_scores=str(folder))
@@ -297,7 +299,7 @@ def test_token_scores_of_every_kind_of_request(framework, checkpoint, expected, 
         GriffinLM(pretrained=str(checkpoint), framework=framework, token_scores=str(folder))
 
 
-@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("framework", ["torch", slow("jax")])
 def test_token_states_of_every_kind_of_request(framework, checkpoint, tmp_path):
     folder, given = tmp_path / "scores", {"pretrained": str(checkpoint), "framework": framework}
     lm = GriffinLM(**given, token_scores=str(folder), token_states=True)

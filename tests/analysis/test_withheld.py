@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from fact_pairs import PAIRS, by_the_equations, pair_of
 from fixtures_engine import small_runner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from parity import BASE, MODELS
-from slow import slow
+from slow import fast, slow
 
 from griffin_eval.analysis.causal_map import Component, Pair, components, measure
 from griffin_eval.analysis.withheld import bins, lost_keys, lost_writes
@@ -37,7 +37,11 @@ def differences(pairs) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("framework", "config"),
-    [("torch", BASE), ("jax", BASE), *(slow(framework, SEVERAL_HEADS) for framework in FRAMEWORKS)],
+    [
+        ("torch", BASE),
+        slow("jax", BASE),
+        *(slow(framework, SEVERAL_HEADS) for framework in FRAMEWORKS),
+    ],
 )
 def test_everything_withheld_is_everything_lost_and_nothing_is_nothing(framework, config):
     runner = small_runner(framework, config)
@@ -51,6 +55,7 @@ def test_everything_withheld_is_everything_lost_and_nothing_is_nothing(framework
         assert np.abs(part).max() > 1e-4 and np.abs(part - between).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_frameworks_lose_the_same():
     between = differences(ALL)
     keys = [part for part in components(BASE) if "attention" in part.kinds]
@@ -66,7 +71,7 @@ def test_frameworks_lose_the_same():
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", fast(["torch"], FRAMEWORKS))
 def test_the_last_layers_write_is_what_its_state_keeps(framework):
     """Of the last layer the state alone is read later, so that patching it is the same."""
     config = MODELS["attention first"]
@@ -115,7 +120,6 @@ def test_keys_beyond_an_age_are_a_smaller_window(framework):
 
 
 @given(st.integers(2, 3000), st.one_of(st.none(), st.integers(2, 3000)))
-@settings(deadline=None)
 def test_bins_hold_every_age_once(length, visible):
     ages = bins([pair_of(0, length=length, fact=0)], visible)
     held = [age for low, high in ages for age in range(low, high)]

@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parity import MODELS, weights
 from safetensors.numpy import load_file, save_file
-from slow import exhaustive
+from slow import slow
 
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.configs.own import config_json
@@ -320,7 +320,7 @@ def free_port() -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "processes", "sharing"),
-    [exhaustive([*TORCHRUN, "2"], 2, 1), ([*TORCHRUN, "4"], 4, 2), (ACCELERATE, 2, 2)],
+    [slow([*TORCHRUN, "2"], 2, 1), ([*TORCHRUN, "4"], 4, 2), (ACCELERATE, 2, 2)],
     ids=str,
 )
 def test_processes_answer_as_one(launcher, processes, sharing, alone, checkpoint, tmp_path):
@@ -471,7 +471,7 @@ print(json.dumps([scored.logprobs.tolist(), {n: t.tolist() for n, t in state.ite
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_processes_share_the_heads_of_keys(tmp_path):
     config = MODELS["every field changed"]
     save_file(weights(config), tmp_path / "model.safetensors")
@@ -525,11 +525,9 @@ def test_a_split_model_answers_as_on_one_device(checkpoint):
     ("arguments", "sentence"),
     [
         ("framework=jax,tensor_parallel_size=8", "need 8 devices, and this process has 4 of cpu"),
-        exhaustive("framework=jax,tensor_parallel_size=2,data_parallel_size=4", "need 8 devices"),
+        slow("framework=jax,tensor_parallel_size=2,data_parallel_size=4", "need 8 devices"),
         ("framework=torch,data_parallel_size=2", "start as many processes with torchrun"),
-        exhaustive(
-            "tensor_parallel_size=0", "tensor_parallel_size must be a positive integer, found 0"
-        ),
+        slow("tensor_parallel_size=0", "tensor_parallel_size must be a positive integer, found 0"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(arguments, sentence, checkpoint):
@@ -700,9 +698,7 @@ def evaluate_in_processes(checkpoints, out, devices, sizes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("processes", "devices", "sharing"), [(2, 2, 1), exhaustive(4, 1, 2)], ids=str
-)
+@pytest.mark.parametrize(("processes", "devices", "sharing"), [(2, 2, 1), slow(4, 1, 2)], ids=str)
 def test_processes_of_jax_make_replicas(processes, devices, sharing, alone, checkpoint, tmp_path):
     sizes = f"tensor_parallel_size={sharing},data_parallel_size={4 // sharing}"
     codes, said = evaluate_in_processes([checkpoint] * processes, tmp_path, devices, sizes)

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slow import examples
 
 from griffin_eval.engine.pool import Pool
 
@@ -21,7 +22,7 @@ def runner_of(fits):
     return SimpleNamespace(open_pool=lambda rows, capacity: rows, grow_pool=grow)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(
     slots=st.integers(1, 4),
     more=st.integers(0, 4),

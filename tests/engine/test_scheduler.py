@@ -13,6 +13,7 @@ import pytest
 from fixtures_engine import Damaged, continuations, random_ids, reference_scores, small_runner
 from parity import BASE
 from scheduler_worker import Answer, ask
+from slow import ci, slow
 
 from griffin_eval.checkpoints import folder
 from griffin_eval.engine.generation import Prompt
@@ -23,6 +24,7 @@ from griffin_eval.engine.live.tree import LiveEdge, insert
 from griffin_eval.engine.sampling import Sampling
 
 FRAMEWORKS = pytest.mark.parametrize("framework", ["torch", "jax"])
+TORCH_QUICKLY = pytest.mark.parametrize("framework", ["torch", slow("jax")])
 
 
 def few(framework, states=8, **arguments):
@@ -40,7 +42,7 @@ def check_scores(tokens, scores, first=1, tolerance=2e-4):
     np.testing.assert_array_equal(scores.top_logprobs[best, 0], scores.logprobs[best])
 
 
-@FRAMEWORKS
+@pytest.mark.parametrize("framework", ["torch", ci("jax")])
 def test_choices_and_continuations_equal_the_engines(framework):
     scheduler = few(framework, rows=3)
     context = random_ids(90, 1)
@@ -63,7 +65,7 @@ def test_choices_and_continuations_equal_the_engines(framework):
     assert scheduler.counts.tokens_read == read  # it had been scored already
 
 
-@FRAMEWORKS
+@TORCH_QUICKLY
 def test_more_likely_tokens_are_found_again(framework):
     scheduler, ids = few(framework), random_ids(50, 3)
     for top in (1, 4, 2):
@@ -75,7 +77,7 @@ def test_more_likely_tokens_are_found_again(framework):
         assert all(len(token.top_tokens) == top for token in answer.tokens)
 
 
-@pytest.mark.parametrize("states", [1, 3])
+@pytest.mark.parametrize("states", [1, slow(3)])
 def test_few_states_change_no_answer(states):
     scheduler = few("torch", states)
     stem = random_ids(30, 5)
@@ -134,7 +136,7 @@ def test_a_cancelled_request_frees_everything():
     assert all(edge.working is None and not edge.requests for edge in root.below())
 
 
-@pytest.mark.parametrize("length", [1, 60])
+@pytest.mark.parametrize("length", [1, slow(60)])
 def test_a_tree_of_many_requests_is_cut(length, monkeypatch):
     """Short ones count for the memory of their edges."""
     returned: list[bool] = []
@@ -194,6 +196,7 @@ print(before - resident())
 """
 
 
+@pytest.mark.ci
 def test_memory_between_what_is_kept_is_returned():
     done = subprocess.run([sys.executable, "-c", _GAPS], capture_output=True, text=True)
     assert int(done.stdout) > 80 << 20, done.stderr
@@ -295,7 +298,7 @@ def test_out_of_memory_of_one_request_fails_that_one():
     assert [answer.ids for answer in answers] == expected
 
 
-@pytest.mark.parametrize("states", [1, 3])
+@pytest.mark.parametrize("states", [1, slow(3)])
 def test_what_is_not_finite_waits_for_no_state(states):
     runner = small_runner("torch")
     budget = states * runner.state_bytes(runner.padded_tokens(1 << 10))
@@ -309,7 +312,7 @@ def test_what_is_not_finite_waits_for_no_state(states):
     assert [each.ids for each in good] == continuations(runner, [Prompt(ids, 3) for ids in long])
 
 
-@FRAMEWORKS
+@TORCH_QUICKLY
 def test_what_is_not_finite_fails_its_request_only(framework):
     runner = small_runner(framework)
     stem = [1, 2, 3, 4] * 5

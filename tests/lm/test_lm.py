@@ -14,7 +14,7 @@ from lm_eval.evaluator import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from parity import TOLERANCES
-from slow import slow
+from slow import ci, fast, slow
 
 from griffin_eval import tasks
 from griffin_eval.converters.checkpoint import Checkpoint
@@ -40,6 +40,7 @@ PAIRS = [
     (TEXT[:1500], " something else"),
     ("The unary minus", " operator"),
 ]
+SHORT_PAIRS = [pair for pair in PAIRS if len(pair[0]) < 100]
 
 
 def instances(kind, arguments):
@@ -66,6 +67,10 @@ def lm(request, checkpoint):
     return GriffinLM(pretrained=str(checkpoint), framework=request.param, max_batch_size=3)
 
 
+# For tests of what is done to texts and answers outside of a runner.
+torch_quickly = pytest.mark.parametrize("lm", fast(["torch"], ["torch", "jax"]), indirect=True)
+
+
 def relative(found: float, expected: float) -> float:
     return abs(found - expected) / max(1.0, abs(expected))
 
@@ -81,6 +86,7 @@ def test_loglikelihood_equals_hf(lm, hf, record_parity):
         assert found[1] == expected[1]
 
 
+@torch_quickly
 def test_greedy_flag_is_true_for_what_the_model_would_say(lm):
     (text,) = lm.generate_until(instances("generate_until", [("The", {"max_gen_toks": 5})]))
     found = lm.loglikelihood(instances("loglikelihood", [("The", text), ("The", " unlikely")]))
@@ -88,12 +94,13 @@ def test_greedy_flag_is_true_for_what_the_model_would_say(lm):
 
 
 def test_generation_equals_hf_at_batch_size_1(lm, hf):
-    kwargs = {"until": ["\n", "z"], "max_gen_toks": 20, "do_sample": False}
-    contexts = ["The", TEXT[:700], "def f(x):", TEXT[100:180]]
+    kwargs = {"until": ["\n", "z"], "max_gen_toks": 12, "do_sample": False}
+    contexts = ["The", TEXT[:700], TEXT[100:180]]
     requests = instances("generate_until", [(c, kwargs) for c in contexts])
     assert lm.generate_until(requests) == hf.generate_until(requests, disable_tqdm=True)
 
 
+@torch_quickly
 def test_generation_arguments_are_per_request(lm):
     asked = [("The", {"max_gen_toks": n, "until": u}) for n, u in [(3, []), (9, []), (9, [" "])]]
     short, long, cut = lm.generate_until(instances("generate_until", asked))
@@ -101,6 +108,7 @@ def test_generation_arguments_are_per_request(lm):
     assert long.startswith(cut) and " " not in cut
 
 
+@torch_quickly
 def test_stop_strings_across_tokens(lm):
     (free,) = lm.generate_until(instances("generate_until", [("The", {"max_gen_toks": 30})]))
     ids = lm.tok_encode(free, add_special_tokens=False)
@@ -111,6 +119,7 @@ def test_stop_strings_across_tokens(lm):
     assert cut == free.split(stop)[0] != free
 
 
+@torch_quickly
 def test_unsupported_generation_arguments_are_named(lm):
     with pytest.raises(ArgumentError, match="num_beams"):
         lm.generate_until(instances("generate_until", [("The", {"num_beams": 4})]))
@@ -149,6 +158,7 @@ def test_rolling_is_one_pass_with_one_bos(lm, reference_logprobs, record_parity)
         record_parity(pair, quantity, error, TOLERANCES[pair, quantity])
 
 
+@torch_quickly
 def test_hf_also_scores_bos_given_bos(lm, hf, reference_logprobs):
     (ours,) = lm.loglikelihood_rolling(instances("loglikelihood_rolling", [(TEXT[:400],)]))
     (theirs,) = hf.loglikelihood_rolling(instances("loglikelihood_rolling", [(TEXT[:400],)]))
@@ -158,6 +168,7 @@ def test_hf_also_scores_bos_given_bos(lm, hf, reference_logprobs):
     assert abs(ours - theirs) > 0.1
 
 
+@torch_quickly
 def test_exactly_one_bos(lm):
     bos = lm.tokenizer.bos_token_id
     plain = lm.tok_encode("text", add_special_tokens=False)
@@ -190,7 +201,7 @@ def test_max_length_cuts_from_the_left_with_one_warning(checkpoint, reference_lo
 
 
 def test_prefix_token_and_window_change_the_numbers(checkpoint):
-    requests = instances("loglikelihood", [("", "An empty context"), (TEXT[:1500], " a")])
+    requests = instances("loglikelihood", [("", "An empty context"), (TEXT[:300], " a")])
 
     def scores(**arguments):
         lm = GriffinLM(pretrained=str(checkpoint), framework="torch", **arguments)
@@ -210,12 +221,12 @@ def test_the_batch_size_changes_no_bit(checkpoint):
         assert list(lm.batch_sizes) == ["rows"]  # for results.json
         asked = [("The", {"max_gen_toks": 9}), ("A", {"max_gen_toks": 5})]
         return lm.batch_sizes["rows"], [
-            lm.loglikelihood(instances("loglikelihood", PAIRS)),
+            lm.loglikelihood(instances("loglikelihood", SHORT_PAIRS)),
             lm.generate_until(instances("generate_until", asked)),
         ]
 
     usual = answers()
-    for size in (1, 7, "auto", "auto:2"):
+    for size in (1, "auto:2"):
         assert answers(batch_size=size) == usual
     assert answers(max_batch_size=2)[0] == 2
 
@@ -227,14 +238,23 @@ def test_cuda_that_is_not_there_is_logged(checkpoint, caplog):
     assert caplog.text.count("there is no device cuda:0 here: running on ") == 2
 
 
-@pytest.mark.parametrize("framework", ["torch", "jax"])
-@pytest.mark.parametrize("dtype", ["bfloat16", slow("float16")])
-def test_half_precision_is_close(checkpoint, framework, dtype, record_parity):
-    requests = instances("loglikelihood", PAIRS)
+@pytest.mark.parametrize(
+    ("lm", "dtype"),
+    [
+        ("torch", "bfloat16"),
+        ci("jax", "bfloat16"),
+        slow("torch", "float16"),
+        slow("jax", "float16"),
+    ],
+    indirect=["lm"],
+)
+def test_half_precision_is_close(checkpoint, lm, dtype, record_parity):
+    framework = lm.runner.framework
+    pairs = PAIRS if framework == "torch" else SHORT_PAIRS  # fewer programs are compiled
+    requests = instances("loglikelihood", pairs)
     half = GriffinLM(pretrained=str(checkpoint), framework=framework, dtype=dtype)
-    full = GriffinLM(pretrained=str(checkpoint), framework=framework)
     assert half.get_model_info()["model_dtype"] == dtype
-    for low, high in zip(half.loglikelihood(requests), full.loglikelihood(requests), strict=True):
+    for low, high in zip(half.loglikelihood(requests), lm.loglikelihood(requests), strict=True):
         error = relative(low[0], high[0])
         pair = f"{framework} {dtype} - float32"
         record_parity(pair, "log-likelihood", error, TOLERANCES[pair, "log-likelihood"])
@@ -299,8 +319,9 @@ def test_cache_of_one_model_is_not_read_by_another(checkpoint, tmp_path):
     assert not computed  # both were answered from the file
 
 
-def test_results_record_what_was_run(lm):
-    results = evaluate(lm, tasks=["griffin_pydoc_choice"], limit=2)
+def test_results_and_log_record_what_was_run(lm, caplog):
+    with caplog.at_level(logging.INFO, "griffin_eval"):
+        results = evaluate(lm, tasks=["griffin_pydoc_choice"], limit=2)
     config = results["config"]
     assert config["model_framework"] == lm.runner.framework
     assert config["model_visible_keys"] == 128
@@ -316,6 +337,9 @@ def test_results_record_what_was_run(lm):
     assert config["griffin_attention_kernel"] == "kernels.attention, cpu"
     assert {"torch", "jax", "flax", "lm_eval"} < set(config["griffin_versions"])
     json.dumps(lm.get_model_info())
+    last = [r.getMessage() for r in caplog.records if r.name == "griffin_eval.lm.model"][-1]
+    assert f"{lm.stats.tokens_requested} tokens requested" in last
+    assert f"{lm.stats.tokens_computed} computed" in last
 
 
 def test_the_hash_of_weights_follows_them_through_formats(checkpoint, tmp_path):
@@ -338,14 +362,6 @@ def test_the_hash_of_weights_follows_them_through_formats(checkpoint, tmp_path):
     assert weights(changed, check=False) != kept
     with pytest.raises(CheckpointError, match="has the SHA-256"):
         weights(changed)
-
-
-def test_the_last_line_of_the_log_says_what_was_saved(lm, caplog):
-    with caplog.at_level(logging.INFO, "griffin_eval"):
-        evaluate(lm, tasks=["griffin_pydoc_choice"], limit=1)
-    last = [r.getMessage() for r in caplog.records if r.name == "griffin_eval.lm.model"][-1]
-    assert f"{lm.stats.tokens_requested} tokens requested" in last
-    assert f"{lm.stats.tokens_computed} computed" in last
 
 
 def test_white_space_is_a_context_without_bos(checkpoint):
@@ -378,6 +394,7 @@ def test_parity_check_refuses(checkpoint, monkeypatch):
         GriffinLM(**arguments, parity="check")
 
 
+@torch_quickly
 def test_sampling_follows_the_global_seed(lm):
     request = instances(
         "generate_until", [("The", {"do_sample": True, "temperature": 1.5, "max_gen_toks": 24})]

@@ -12,6 +12,7 @@ import pytest
 from adapters import write_adapter
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from slow import slow
 
 from griffin_eval.lm.model import GriffinLM
 from griffin_eval.lm.results import fingerprint
@@ -34,14 +35,14 @@ def answers(lm):
     return [answer for answer, _ in lm.loglikelihood(requests, disable_tqdm=True)]
 
 
-def test_answers_are_those_of_hf(checkpoint, adapter):
+@pytest.mark.parametrize("framework", ["torch", slow("jax")])
+def test_answers_are_those_of_hf(checkpoint, adapter, framework):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         hf = HFLM(pretrained=str(checkpoint), peft=str(adapter), dtype="float32", device="cpu")
     expected = answers(hf)
-    for framework in ("torch", "jax"):
-        lm = GriffinLM(pretrained=str(checkpoint), peft=str(adapter), framework=framework)
-        assert answers(lm) == pytest.approx(expected, rel=2e-6)
+    lm = GriffinLM(pretrained=str(checkpoint), peft=str(adapter), framework=framework)
+    assert answers(lm) == pytest.approx(expected, rel=2e-6)
     plain = answers(GriffinLM(pretrained=str(checkpoint), framework="torch"))
     assert plain != pytest.approx(expected, rel=1e-2)
 

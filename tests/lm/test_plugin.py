@@ -15,6 +15,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from slow import fast
 
 import griffin_eval
 from griffin_eval import _plugin
@@ -48,6 +49,7 @@ print(*sorted(set(sys.modules) - before))
     assert python(code, "-S") == "griffin_eval griffin_eval._plugin"
 
 
+@pytest.mark.ci
 def test_get_model_needs_no_other_import():
     code = """
 from lm_eval.api.registry import get_model
@@ -81,6 +83,7 @@ def test_stands_aside_for_entry_points():
     assert entry.value == _plugin.TARGET
 
 
+@pytest.mark.ci
 def test_install_after_lm_eval_and_twice():
     code = """
 import sys, lm_eval.models
@@ -146,19 +149,24 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("files", BROKEN.values(), ids=BROKEN)
-def test_broken_installations_do_not_break_python(files, environment):
+CHOSEN = ["plugin cut off", "imports itself for ever", "whole, without lm_eval"]
+
+
+@pytest.mark.parametrize("damage", fast(CHOSEN, BROKEN))
+def test_broken_installations_do_not_break_python(damage, environment):
     interpreter, packages = environment
     (packages / PTH).write_text(start_line())
     shutil.rmtree(packages / "griffin_eval", ignore_errors=True)
-    for name, content in files.items():
+    for name, content in BROKEN[damage].items():
         path = packages / "griffin_eval" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     assert starts(interpreter)
 
 
-@pytest.mark.parametrize("damage", ["stale bytecode", "link to nothing", "unreadable", "twice"])
+@pytest.mark.parametrize(
+    "damage", fast(["stale bytecode"], ["stale bytecode", "link to nothing", "unreadable", "twice"])
+)
 def test_damaged_files_do_not_break_python(damage, environment):
     interpreter, packages = environment
     (packages / PTH).write_text(start_line() * (2 if damage == "twice" else 1))
@@ -179,16 +187,17 @@ def test_damaged_files_do_not_break_python(damage, environment):
     assert starts(interpreter)
 
 
+SURROUNDINGS = [
+    {"HOME": "/nonexistent", "XDG_CACHE_HOME": "/proc/nowhere"},
+    {"PYTHONPATH": f"/nonexistent::{os.devnull}:.:/proc/self/mem"},
+    {"PYTHONWARNINGS": "error", "PYTHONDEVMODE": "1"},
+    {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1", "PYTHONOPTIMIZE": "2"},
+    {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"},
+]
+
+
 @pytest.mark.parametrize(
-    "variables",
-    [
-        {"HOME": "/nonexistent", "XDG_CACHE_HOME": "/proc/nowhere"},
-        {"PYTHONPATH": f"/nonexistent::{os.devnull}:.:/proc/self/mem"},
-        {"PYTHONWARNINGS": "error", "PYTHONDEVMODE": "1"},
-        {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1", "PYTHONOPTIMIZE": "2"},
-        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"},
-    ],
-    ids=lambda variables: next(iter(variables)),
+    "variables", fast(SURROUNDINGS[2:3], SURROUNDINGS), ids=lambda v: next(iter(v))
 )
 def test_odd_surroundings_do_not_break_python(variables, environment):
     interpreter, packages = environment
@@ -199,6 +208,7 @@ def test_odd_surroundings_do_not_break_python(variables, environment):
     assert starts(interpreter, **variables)
 
 
+@pytest.mark.slow
 def test_what_the_start_costs_is_printed():
     program = ROOT / "tests" / "reliability" / "startup.py"
     done = subprocess.run(

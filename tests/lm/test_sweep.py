@@ -90,18 +90,19 @@ def task_folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def only_these_tasks(monkeypatch, task_folder):
+@pytest.fixture(scope="module")
+def only_these_tasks(task_folder):
     """lm_eval takes seconds to find all of its own tasks."""
     manager = lm_eval.tasks.TaskManager
 
     def make(include_path=None, metadata=None):
         return manager(include_path=str(task_folder), include_defaults=False, metadata=metadata)
 
-    monkeypatch.setattr(lm_eval.tasks, "TaskManager", make)
-    # Its log would go on writing to what pytest has closed.
-    monkeypatch.setattr(lm_eval.utils, "setup_logging", lambda: None)
-    return make
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lm_eval.tasks, "TaskManager", make)
+        # Its log would go on writing to what pytest has closed.
+        patch.setattr(lm_eval.utils, "setup_logging", lambda: None)
+        yield make
 
 
 def run(*arguments, code=0):
@@ -118,6 +119,13 @@ def options(output, framework="torch"):
         *("--tasks", "sweep_choice,sweep_said", "--model_args", model_args, "-o", output),
         *("--limit", "3", "--log_samples"),
     )
+
+
+@pytest.fixture(scope="module")
+def swept(run_folder, only_these_tasks, tmp_path_factory):
+    """The results of one sweep in PyTorch, and what it printed."""
+    output = tmp_path_factory.mktemp("swept") / "results"
+    return output, run(run_folder, *options(output))
 
 
 def written(folder: Path) -> tuple[dict, dict]:
@@ -144,9 +152,14 @@ def same(mine, other):
 
 
 @pytest.mark.parametrize("framework", ["torch", slow("jax")])
-def test_equals_an_evaluation_of_each_checkpoint(framework, run_folder, only_these_tasks, tmp_path):
-    output = tmp_path / "results"
-    said = run(run_folder, *options(output, framework))
+def test_equals_an_evaluation_of_each_checkpoint(
+    framework, run_folder, only_these_tasks, request, tmp_path
+):
+    if framework == "torch":
+        output, said = request.getfixturevalue("swept")
+    else:
+        output = tmp_path / "results"
+        said = run(run_folder, *options(output, framework))
     assert [line.split(":")[0] for line in said.splitlines()[:-1]] == [*map(str, STEPS)]
     hashes, answers, compiled = set(), set(), set()
     for step in STEPS:
@@ -177,11 +190,15 @@ def test_equals_an_evaluation_of_each_checkpoint(framework, run_folder, only_the
     assert (output / "figures" / "sweep_choice_acc_over_steps.png").is_file()
 
 
-def evaluated(run_folder, output, find, watch=None):
-    """What a sweep over the checkpoints that ``find`` gives says of each."""
+def evaluations(run_folder, output, find, watch=None):
+    """Yield the outcomes of a sweep over the checkpoints that ``find`` gives."""
     arguments = ["--output_path", str(output), *options(output)[:4], *options(output)[6:]]
     config = sweeps.configuration(arguments, sweeps.targets_of_run(run_folder)[0])
-    return list(sweeps.sweep(config, find, output, watch))
+    return sweeps.sweep(config, find, output, watch)
+
+
+def evaluated(*arguments):
+    return list(evaluations(*arguments))
 
 
 def test_revisions_of_a_hub_id_and_a_list(run_folder, only_these_tasks, tmp_path, monkeypatch):
@@ -214,52 +231,41 @@ def test_revisions_of_a_hub_id_and_a_list(run_folder, only_these_tasks, tmp_path
 def test_averaged_weights_are_an_item(run_folder, only_these_tasks, tmp_path):
     """A training that saves its averaged weights beside the others."""
     averaged = tmp_path / "run"
-    shutil.copytree(run_folder, averaged, ignore=shutil.ignore_patterns("100"))
-    for step, other in (("9", "20"), ("20", "100")):
-        shutil.copytree(run_folder / other / "params", averaged / step / "ema_params")
+    shutil.copytree(run_folder, averaged, ignore=shutil.ignore_patterns("20", "100"))
+    shutil.copytree(run_folder / "20" / "params", averaged / "9" / "ema_params")
     output = tmp_path / "results"
     given = [*options(output)]
     given[3] += ",item=ema_params"
     run(averaged, *given)
-    for step, other in (("9", "20"), ("20", "100")):
-        config = written(output / step)[0]["config"]
-        alone = GriffinLM(str(run_folder / other), framework="torch", dtype="float32")
-        assert config["griffin_weights_sha256"] == alone.weights_sha256
+    config = written(output / "9")[0]["config"]
+    alone = GriffinLM(str(run_folder / "20"), framework="torch", dtype="float32")
+    assert config["griffin_weights_sha256"] == alone.weights_sha256
 
 
-def test_texts_are_tokenised_once(run_folder, only_these_tasks, tmp_path, monkeypatch):
-    targets = sweeps.targets_of_run(run_folder)
-    encode, counted = TransformersTokenizer.encode_batch, []
+def test_texts_are_tokenised_and_the_machine_is_looked_at_once(
+    run_folder, only_these_tasks, tmp_path, monkeypatch
+):
+    targets = sweeps.targets_of_run(run_folder)[:2]
+    encode, counted, looks = TransformersTokenizer.encode_batch, [], []
 
     def counting(self, texts):
         counted.append(len(texts))
         return encode(self, texts)
 
-    monkeypatch.setattr(TransformersTokenizer, "encode_batch", counting)
-    evaluated(run_folder, tmp_path / "one", lambda: targets[:1])
-    once = sum(counted)
-    counted.clear()
-    evaluated(run_folder, tmp_path / "two", lambda: targets[:2])
-    assert sum(counted) == once > 0
-
-
-def test_the_machine_is_looked_at_once(run_folder, only_these_tasks, tmp_path, monkeypatch):
-    looks = []
-
     def look(results):
         looks.append(1)
         results["pretty_env_info"] = f"look {len(looks)}"
 
+    monkeypatch.setattr(TransformersTokenizer, "encode_batch", counting)
     monkeypatch.setattr(sweeps, "add_env_info", look)
-    targets = sweeps.targets_of_run(run_folder)[:2]
-    evaluated(run_folder, tmp_path, lambda: targets)
+    after_each = [sum(counted) for _ in evaluations(run_folder, tmp_path, lambda: targets)]
+    assert len(after_each) == 2 and after_each[0] == after_each[1] > 0
     for target in targets:
         assert written(tmp_path / target.name)[0]["pretty_env_info"] == "look 1"
 
 
-def test_a_sweep_goes_on_where_it_was(run_folder, only_these_tasks, tmp_path):
-    output = tmp_path / "results"
-    run(run_folder, *options(output))
+def test_a_sweep_goes_on_where_it_was(run_folder, swept, tmp_path):
+    output = shutil.copytree(swept[0], tmp_path / "results")
     before = {path: path.stat().st_mtime_ns for path in output.rglob("results_*.json")}
     shutil.rmtree(output / "20")
     again = run(run_folder, *options(output))
@@ -304,7 +310,7 @@ def test_a_training_is_watched_to_its_end(run_folder, only_these_tasks, tmp_path
     assert len(looks) == 2
 
 
-@pytest.mark.parametrize("before_last_look", [True, False])
+@pytest.mark.parametrize("before_last_look", [True, slow(False)])
 def test_a_training_that_ends_early_ends_the_watch(
     run_folder, only_these_tasks, tmp_path, before_last_look
 ):
@@ -327,11 +333,10 @@ def test_a_training_that_ends_early_ends_the_watch(
     assert [(o.target.name, o.reason) for o in outcomes] == [("9", ""), ("20", "")]
 
 
-def test_results_of_another_training_are_not_taken(run_folder, only_these_tasks, tmp_path):
-    output, other = tmp_path / "results", tmp_path / "other"
+def test_results_of_another_training_are_not_taken(run_folder, swept, tmp_path):
+    output, other = shutil.copytree(swept[0], tmp_path / "results"), tmp_path / "other"
     shutil.copytree(run_folder, other)
-    said = run(run_folder, *options(output))
-    assert "evaluated: 3, skipped: 0" in said
+    assert "evaluated: 3, skipped: 0" in swept[1]
     assert "evaluated: 0, skipped: 3" in run(run_folder, *options(output))
     with pytest.raises(BadInput, match=f"has results of {run_folder}/9, not of {other}/9: choose"):
         run(other, *options(output))
@@ -381,7 +386,6 @@ def test_bad_input_is_one_sentence(arguments, said, run_folder, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
 def test_equals_three_commands(run_folder, task_folder, tmp_path):
     """Numbers and prompts of one sweep and of three commands, each in a process of its own."""
     python = Path(sys.executable).parent

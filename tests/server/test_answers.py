@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sentencepiece_models import train_sentencepiece
+from slow import examples
 
 from griffin_eval.checkpoints import folder
 from griffin_eval.engine.live.requests import NewToken, PromptScores
@@ -51,7 +52,7 @@ def told(tokenizer, ids, stop, asked, top=None):
 
 
 @given(data=st.data(), words=st.integers(0, 3), stop=st.sampled_from([[], ["END"], ["don", " ."]]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40))
 def test_parts_are_the_whole(tokenizer, data, words, stop):
     ids = tokenizer.encode(TEXT) * words
     noise = data.draw(st.lists(st.integers(0, 1 << 20), max_size=12))
@@ -109,7 +110,7 @@ def test_a_token_beyond_the_tokenizers_has_a_name(tokenizer):
 
 @given(text=st.text(max_size=12))
 @example("<pad>")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40))
 def test_bytes_and_widths_of_tokens_make_up_a_text(tokenizer, text):
     """A special token has a width, and stands for no bytes."""
     names, ids = TokenNames(tokenizer), tokenizer.encode(text)
@@ -134,7 +135,7 @@ def test_a_part_costs_no_more_than_what_is_new(tokenizer, monkeypatch):
 
 
 @given(data=st.data(), follows=st.booleans(), count=st.sampled_from([0, 1, 1, 3]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40))
 def test_log_probabilities_are_written_as_an_encoder_of_json_writes_them(
     tokenizer, data, follows, count
 ):

@@ -6,6 +6,7 @@ import itertools
 import json
 
 import httpx
+import numpy as np
 import pytest
 from slow import slow
 
@@ -188,7 +189,7 @@ async def _with_key(model, given):
 
 def test_characters_and_stop_strings_split_over_tokens_arrive_whole(ask):
     """Random bytes, half of which are no characters: a stream says what the whole answer says."""
-    for seed in range(4):
+    for seed in range(2):
         body = {"prompt": "é", "max_tokens": 20, "temperature": 50.0, "seed": seed, "logprobs": 1}
         whole = ask(COMPLETIONS, body).json()["choices"][0]
         expected = whole["text"], whole["finish_reason"]
@@ -199,6 +200,17 @@ def test_characters_and_stop_strings_split_over_tokens_arrive_whole(ask):
         assert cut["finish_reason"] == "stop" or stop not in whole["text"]
         again = streamed(ask(COMPLETIONS, body | {"stop": stop, "stream": True}))
         assert again == (cut["text"], cut["finish_reason"])
+
+
+def test_log_probabilities_and_continuations_are_the_evaluators(ask):
+    text = "Isaac Li: 6247546817"
+    evaluator = Evaluator(folder("bytes_griffin"), framework="torch", device="cpu")
+    [score], [expected] = evaluator.score([text]), evaluator.generate([text], max_new_tokens=9)
+    body = {"prompt": text, "max_tokens": 9, "temperature": 0, "echo": True, "logprobs": 1}
+    choice = ask(COMPLETIONS, body).json()["choices"][0]
+    found = choice["logprobs"]["token_logprobs"]
+    assert found[0] is None and choice["text"] == text + expected.text
+    np.testing.assert_allclose(found[1 : len(score.logprobs) + 1], score.logprobs, atol=1e-4)
 
 
 def test_a_token_that_ends_a_text_is_in_every_list(model, ask):

@@ -22,6 +22,7 @@ import pytest
 import torch
 from adapters import load_adapted, load_base, logits, write_adapter
 from programs import griffin_eval
+from slow import ci
 
 import griffin_eval as package
 from griffin_eval.checkpoints import folder
@@ -130,6 +131,7 @@ def client(server):
 # The openai package
 
 
+@pytest.mark.ci
 def test_completions_continue_as_the_evaluator_does(client, evaluator):
     prompts = [BOOK + "\nIsaac Li:", BOOK + "\nConnie Mason:", "import o"]
     expected = [each.text for each in evaluator.generate(prompts, max_new_tokens=11)]
@@ -152,6 +154,7 @@ def test_completions_continue_as_the_evaluator_does(client, evaluator):
     assert streamed == expected and part.usage.completion_tokens == 33
 
 
+@pytest.mark.ci
 def test_log_probabilities_of_a_prompt_are_the_evaluators(client, evaluator):
     [score] = evaluator.score([BOOK])
     answer = client.completions.create(
@@ -352,7 +355,7 @@ CHOICES = [
 ]
 
 
-@pytest.mark.parametrize("concurrent", [1, 4])
+@pytest.mark.parametrize("concurrent", [1, ci(4)])
 def test_local_completions_scores_choices_as_griffin_does(server, griffin, concurrent):
     requests = instances("loglikelihood", CHOICES)
     found = local(server, add_bos_token=True, num_concurrent=concurrent).loglikelihood(requests)
@@ -393,6 +396,7 @@ def test_local_chat_completions_generates_as_griffin_does(server, griffin):
     assert found == griffin.generate_until(plain)
 
 
+@pytest.mark.ci
 def test_chats_are_completions_of_their_prompt(client):
     whole = dict(
         model="bytes",
@@ -719,6 +723,7 @@ def normalised(scores):
 # Those who leave
 
 
+@pytest.mark.ci
 def test_a_client_that_goes_away_frees_its_row(server):
     host, port = server.url.removeprefix("http://").split(":")
     for stream in (True, False):
@@ -876,7 +881,6 @@ def test_the_benchmark_measures_both():
             assert len(re.findall(r"[0-9.e-]*[0-9]", line)) == 5, line
 
 
-@pytest.mark.exhaustive
 def test_the_benchmark_asks_a_task_of_lm_eval_both_ways():
     sizes = ("--requests", 3, "--clients", 2, "--rounds", 1, "--dtype", "float32")
     done = griffin_eval("bench", "serve", MODEL, "--task", "griffin_pydoc_choice", *sizes)

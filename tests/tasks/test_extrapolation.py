@@ -170,6 +170,7 @@ def test_every_memory_is_worth_something_here(found):
         assert found[f"no_recurrent@{n}"] != pytest.approx(found[f"no_attention@{n}"], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_controls_against_requests_one_by_one(checkpoint, metadata):
     lm = GriffinLM(pretrained=str(checkpoint), framework="torch")
     found = evaluate(lm, **metadata)

@@ -167,6 +167,7 @@ def test_no_sequence_depends_on_the_window():
     assert rows(lengths=8, samples=2, window=5) == rows(lengths=8, samples=2)
 
 
+@pytest.mark.slow
 def test_frameworks_and_hf_agree(symbol_checkpoint):
     metadata = {"lengths": [12, 50], "samples": 8}
     given = {"pretrained": str(symbol_checkpoint)}

@@ -93,6 +93,7 @@ def leaves(results, name):
     return results["group_subtasks"].get(name, [name])
 
 
+@pytest.mark.ci
 def test_every_column_of_the_table_has_its_metric_and_shots(run):
     results, _ = run
     assert set(results["group_subtasks"]["griffin_paper"]) == {b.task for b in BENCHMARKS.values()}
@@ -104,6 +105,7 @@ def test_every_column_of_the_table_has_its_metric_and_shots(run):
     assert len(leaves(results, "griffin_paper_mmlu")) == 57
 
 
+@pytest.mark.ci
 def test_accuracy_is_normalised_by_characters(run):
     results, _ = run
     for name in ("MMLU", "HellaSwag", "PIQA", "ARC-E", "ARC-C"):
@@ -114,6 +116,7 @@ def test_accuracy_is_normalised_by_characters(run):
         assert results["results"][subject]["acc,none"] == 0, name
 
 
+@pytest.mark.ci
 def test_mmlu_asks_for_the_texts_of_the_answers_after_five_examples(run):
     _, asked = run
     context, answer = asked["mmlu_anatomy_continuation"][2]
@@ -121,6 +124,7 @@ def test_mmlu_asks_for_the_texts_of_the_answers_after_five_examples(run):
     assert context.count("Answer: a longer one") == 5
 
 
+@pytest.mark.ci
 def test_winogrande_scores_what_follows_the_blank(run):
     _, asked = run
     assert asked["winogrande"] == [

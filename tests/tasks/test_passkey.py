@@ -14,7 +14,7 @@ from lm_eval import simple_evaluate
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
-from slow import slow
+from slow import examples
 
 import griffin_eval.tasks
 from griffin_eval.engine.tree import build_prompts
@@ -62,7 +62,7 @@ def look_up(prompt: str) -> str:
 # Prompts
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(15))
 @given(
     length=st.integers(200, 600),
     depth=st.integers(0, 100),
@@ -248,7 +248,8 @@ def of_hf(checkpoint, metadata):
     return evaluate(hf, metadata=metadata)
 
 
-@pytest.mark.parametrize("framework", ["torch", slow("jax")])
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_answers_equal_those_of_hf(framework, checkpoint, metadata, of_hf):
     lm = GriffinLM(pretrained=str(checkpoint), framework=framework, max_batch_size=2)
     found = evaluate(lm, metadata=metadata)
@@ -278,6 +279,7 @@ def test_needles_of_ruler(checkpoint):
         pytest.skip(f"the words or sentences it is made of are not here: {error}")
 
 
+@pytest.mark.ci
 def test_frequent_words_of_ruler(checkpoint, tmp_path, monkeypatch):
     """A task of RULER that needs no data: its own files, but for the needles that they include."""
     for name in ("niah_single_1", "fwe"):

@@ -188,6 +188,7 @@ def test_predict_only():
 # A checkpoint, in both frameworks and in transformers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", sequences.VARIANTS)
 def test_frameworks_and_hf_agree(symbol_checkpoint, variant):
     metadata = {"lengths": [24, 40], "samples": 3, "variant": variant}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from packaging.version import Version
 from safetensors.numpy import save_file
 from sentencepiece_models import SPECIAL, TEXT, TURNS, train_sentencepiece
+from slow import examples, fast, slow
 
 from griffin_eval.config import PRESETS, GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
@@ -71,7 +72,7 @@ pieces = st.sampled_from(
     ]
 )
 texts = st.lists(st.text() | pieces, max_size=8).map("".join)
-many = settings(deadline=None, max_examples=200)
+many = settings(max_examples=examples(60))
 
 
 @pytest.fixture(scope="module")
@@ -145,15 +146,17 @@ def test_special_tokens_in_text_are_read_as_transformers_reads_them(gemma, text)
     assert tokenizer.encode(text) == expected
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"add_dummy_prefix": True},
-        {"remove_extra_whitespaces": True},
-        {"model_type": "unigram"},
-    ],
-    ids=lambda changes: next(iter(changes)),
+OTHER_IDS = [
+    {"add_dummy_prefix": True},
+    {"remove_extra_whitespaces": True},
+    {"model_type": "unigram"},
+]
+one_quickly = pytest.mark.parametrize(
+    "changes", fast(OTHER_IDS[:1], OTHER_IDS), ids=lambda changes: next(iter(changes))
 )
+
+
+@one_quickly
 def test_auto_tokenizer_gives_other_ids_where_ours_are_sentencepieces(tmp_path, changes):
     raw = train_sentencepiece(tmp_path, **changes)
     (tmp_path / "config.json").write_text('{"model_type": "recurrent_gemma"}')
@@ -182,7 +185,7 @@ def test_json_ids_are_transformers(bpe, text):
     assert load_tokenizer_once(folder).encode(text) == auto.encode(text, add_special_tokens=False)
 
 
-@pytest.mark.parametrize("config", [None, {"tokenizer_class": "GemmaTokenizer"}])
+@pytest.mark.parametrize("config", [slow(None), {"tokenizer_class": "GemmaTokenizer"}])
 def test_json_ids_are_the_files_even_where_auto_tokenizer_rebuilds_it(bpe, tmp_path, config):
     source, right = bpe
     shutil.copy(source / "tokenizer.json", tmp_path)
@@ -522,7 +525,8 @@ def converted(source, destination, target):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"byte_fallback": False}, {"normalization_rule_name": "nmt_nfkc"}]
+    "changes",
+    [{}, slow({"byte_fallback": False}), slow({"normalization_rule_name": "nmt_nfkc"})],
 )
 def test_a_json_with_the_same_ids_is_made(model_file, tmp_path, changes):
     if CONVERTS_OTHERWISE and "normalization_rule_name" in changes:
@@ -543,11 +547,7 @@ def test_a_json_with_the_same_ids_is_made(model_file, tmp_path, changes):
     assert auto.apply_chat_template(CHAT, tokenize=False).startswith("<bos><start_of_turn>user\n")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"add_dummy_prefix": True}, {"remove_extra_whitespaces": True}, {"model_type": "unigram"}],
-    ids=lambda changes: next(iter(changes)),
-)
+@one_quickly
 def test_no_json_is_made_where_ids_would_differ(model_file, tmp_path, changes, caplog):
     source = shutil.copytree(model_file, tmp_path / "source")
     raw = train_sentencepiece(source, **changes)
@@ -601,7 +601,7 @@ def test_a_damaged_model_is_copied_alone(model_file, tmp_path, caplog):
     assert "goes without a tokenizer.json" in caplog.text
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", fast(["deepmind-torch"], FORMATS))
 def test_transformers_loads_what_was_converted_from_each_format(gemma, model_file, tmp_path, name):
     source = shutil.copytree(model_file, tmp_path / "source")
     shutil.copytree(gemma[0], source, dirs_exist_ok=True)

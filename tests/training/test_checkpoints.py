@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from programs import griffin_eval
-from slow import exhaustive
+from slow import slow
 from symbol_models import evaluate, points
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from griffin_eval.checkpoints import folder, names, scores
 from griffin_eval.cli.main import app
@@ -40,7 +41,7 @@ def test_a_checkpoint_is_the_model_of_its_recipe_and_its_card_says_how_to_train_
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [exhaustive(n) if n in ("induction_heads_hawk", "induction_heads_mqa") else n for n in names()],
+    [slow(n) if n in ("induction_heads_hawk", "induction_heads_mqa") else n for n in names()],
 )
 def test_a_checkpoint_scores_what_its_card_says(name):
     said = scores(name)
@@ -60,14 +61,18 @@ def test_a_checkpoint_scores_what_its_card_says(name):
 
 
 def test_the_command_lists_them_and_says_where_they_are():
-    done = griffin_eval("checkpoints")
-    assert done.returncode == 0, done.stderr
+    def said(*arguments: str) -> str:
+        done = CliRunner().invoke(app, ["checkpoints", *arguments])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    table = said()
     for name in names():
-        assert name in done.stdout
-        assert Path(griffin_eval("checkpoints", name).stdout.strip()) == folder(name)
-    done = griffin_eval("checkpoints", "bytes_grifin")
-    assert done.returncode == 2
-    assert "did you mean 'bytes_griffin'?" in done.stderr
+        assert name in table
+        assert Path(said(name).strip()) == folder(name)
+    done = CliRunner().invoke(app, ["checkpoints", "bytes_grifin"])
+    assert isinstance(done.exception, ArgumentError)
+    assert "did you mean 'bytes_griffin'?" in str(done.exception)
     with pytest.raises(ArgumentError, match="no checkpoint 'x' ships"):
         folder("x")
 

@@ -10,9 +10,10 @@ import jax
 import numpy as np
 import optax
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import griffin_eval
+from slow import examples
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
@@ -79,14 +80,14 @@ def test_schedules_rise_and_end_as_they_say():
     recipe = dataclasses.replace(RECIPES["selective_copy"], steps=1000, learning_rate=0.5)
     for name, last in (("cosine", 0.05), ("constant", 0.5), ("falling", 0.0)):
         rate = make_schedule(dataclasses.replace(recipe, schedule=name))
-        rates = np.array([rate(step) for step in range(1001)])
+        rates = np.array([rate(step) for step in range(0, 1001, 5)])
         assert rates[0] == 0 and rates.max() == pytest.approx(0.5)
         assert rates[-1] == pytest.approx(last, abs=1e-6), name
-        assert name == "cosine" or (rates[75:901] == 0.5).all()
+        assert name == "cosine" or (rates[15:181] == 0.5).all()
     # A run can be made longer: no step of a constant schedule depends on how many there are.
     long = make_schedule(dataclasses.replace(recipe, schedule="constant", steps=9000))
-    assert [float(long(s)) for s in range(0, 1000, 50)] == [
-        rate_of(recipe, s) for s in range(0, 1000, 50)
+    assert [float(long(s)) for s in range(0, 1000, 100)] == [
+        rate_of(recipe, s) for s in range(0, 1000, 100)
     ]
 
 
@@ -106,6 +107,7 @@ def test_the_window_follows_the_length_if_asked_to():
     assert {fixed.config("griffin", stage).visible_keys for stage in range(4)} == {128}
 
 
+@settings(max_examples=examples(30))
 @given(st.integers(0, 2**32), st.integers(1, 20))
 def test_accuracies_are_split_by_view_and_by_answer(seed, window):
     rng = np.random.default_rng(seed)
@@ -189,6 +191,7 @@ def test_stages_of_an_adaptive_recipe_wait_for_their_accuracy(tmp_path):
     assert stages == {0.0: [(0, 8), (1, 16), (2, 32)], 1.1: [(0, 8)] * 3}
 
 
+@pytest.mark.ci
 def test_a_run_begins_with_the_weights_of_a_checkpoint(tmp_path):
     first = order_of(tmp_path, "first", steps=1)
     train_model(first.run, first.folder)
@@ -206,6 +209,7 @@ def test_a_run_begins_with_the_weights_of_a_checkpoint(tmp_path):
         train_model(order_of(tmp_path, "again", length=16, window=4).run, again.folder)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_in_a_sentence(tmp_path, monkeypatch):
     order = order_of(tmp_path, "run", steps=2)
     train_model(order.run, order.folder, checkpoint_every=2)
@@ -314,6 +318,7 @@ def recorded(name: str, model: str, steps: int) -> dict:
     return {"name": name, "settings": {"model": model}, "curves": curves, "last": last}
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_from_records_alone(tmp_path):
     seeds = [recorded(f"copy/griffin-{seed}", "griffin", 300 + 100 * seed) for seed in range(3)]
     others = [recorded("copy/hawk-0", "hawk", 500), recorded("copy/hawk-0.lower", "hawk", 200)]
@@ -364,6 +369,7 @@ def test_the_exponent_of_losses_by_flops():
     assert best_of_each_size([worse, *runs[::-1]], "hawk") == runs
 
 
+@pytest.mark.slow
 def test_the_figures_of_texts(tmp_path):
     rng = np.random.default_rng(1)
     windows = [

@@ -1,0 +1,23 @@
+"""What keeps runs of lm_eval in a test process cheap; a folder's conftest.py imports it."""
+
+import sys
+
+import pytest
+
+
+@pytest.fixture(scope="package", autouse=True)
+def no_description_of_the_machine():
+    """Replace `add_env_info`, which starts pip and others and takes three seconds of a processor.
+
+    Commands that tests start as processes describe the machine as ever.
+    """
+
+    def describe(results) -> None:
+        results["pretty_env_info"] = "not collected in this test"
+
+    with pytest.MonkeyPatch.context() as patch:
+        if "lm_eval.evaluator" in sys.modules:  # where a test file imports it
+            patch.setattr(sys.modules["lm_eval.evaluator"], "add_env_info", describe)
+        if "griffin_eval.lm.sweep" in sys.modules:
+            patch.setattr(sys.modules["griffin_eval.lm.sweep"], "add_env_info", describe)
+        yield
