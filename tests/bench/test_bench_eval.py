@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity import BASE, PAPER
 from rich.console import Console
+from slow import examples
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoTokenizer
@@ -87,6 +88,7 @@ SEQUENCES = st.lists(
 )
 
 
+@settings(max_examples=examples(20))
 @given(SEQUENCES)
 def test_work_of_scoring_is_that_of_distinct_prefixes(sequences):
     read = {tuple(s.tokens[:n]) for s in sequences for n in range(1, len(s.tokens))}
@@ -98,6 +100,7 @@ def test_work_of_scoring_is_that_of_distinct_prefixes(sequences):
     assert work.flops == flops + len(scored) * logit_flops(BASE)
 
 
+@settings(max_examples=examples(20))
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), max_size=8))
 def test_work_of_prompts_is_that_of_distinct_prefixes(prompts):
     read = {tuple(ids[:n]) for ids in prompts for n in range(1, len(ids))}
@@ -121,6 +124,7 @@ def planned(checkpoint, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_plan_of_rolling_is_one_pass_of_transformers(planned, checkpoint, reference_logprobs):
     found = planned("griffin_pydoc_rolling", 2, characters=600)
     assert found["kinds"] == ["loglikelihood_rolling"]
@@ -132,6 +136,7 @@ def test_plan_of_rolling_is_one_pass_of_transformers(planned, checkpoint, refere
     assert found["unique"] <= found["requested"]
 
 
+@pytest.mark.slow
 def test_plan_of_generation(planned):
     found = planned("griffin_phonebook", 2)
     assert found["kinds"] == ["generate_until"] and found["rolling"] == found["unclear"] == []
@@ -306,7 +311,6 @@ def test_a_checkpoint_that_hf_cannot_read_is_refused(checkpoint, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
 def test_benchmark_measures_and_compares(checkpoint):
     done = subprocess.run(
         [Path(sys.executable).with_name("griffin-eval"), "bench", "eval"]

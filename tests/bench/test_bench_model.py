@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
-from slow import exhaustive
+from slow import slow
 from typer.testing import CliRunner
 
 from griffin_eval.analysis.flops import logit_flops, reading_flops
@@ -184,7 +184,7 @@ def test_benchmark_runs_every_implementation_and_their_logits_agree():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, dtype", [("bnb-nf4", "bfloat16"), exhaustive("mlx-8", "float32")])
+@pytest.mark.parametrize("name, dtype", [("bnb-nf4", "bfloat16"), slow("mlx-8", "float32")])
 def test_quantised_weights_beside_dequantised_ones(name, dtype):
     sizes = "--width 64 --layers 3 --heads 2 --vocab 128 --visible-keys 16 --tokens 40"
     command = [

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from parity import BASE
 from rich.console import Console
+from slow import fast
 from typer.testing import CliRunner
 
 from griffin_eval import config
@@ -26,7 +27,7 @@ def checkpoint():
     return Checkpoint(folder("bytes_griffin"))
 
 
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("name", fast(["mlx-4"], ENCODINGS))
 def test_groups_are_quantised_as_conversions_do_it(checkpoint, tmp_path, name):
     from griffin_eval.bench.quantisation import quantised
 

@@ -66,6 +66,7 @@ def rows(text):
     return found
 
 
+@pytest.mark.slow
 def test_every_codec_is_measured_beside_a_plain_conversion_to_the_same_tensors(tmp_path, here):
     out = io.StringIO()
     limits.run(Console(file=out, width=160), "tiny", tmp_path, 3)
@@ -94,6 +95,7 @@ def test_every_codec_is_measured_beside_a_plain_conversion_to_the_same_tensors(t
         checkpoint.close()
 
 
+@pytest.mark.slow
 def test_what_only_hf_holds_is_left_out_for_other_models(tmp_path, here, monkeypatch):
     monkeypatch.setitem(config.PRESETS, "tiny", dataclasses.replace(TINY, embedding_scale=False))
     monkeypatch.setattr(limits, "GGUF", ("Q8_0",))
@@ -104,6 +106,7 @@ def test_what_only_hf_holds_is_left_out_for_other_models(tmp_path, here, monkeyp
     assert "MLX is left out: their files" in out.getvalue()
 
 
+@pytest.mark.slow
 def test_a_conversion_that_fails_is_a_row_and_the_exit_code(tmp_path, here, monkeypatch):
     monkeypatch.setattr(limits, "GGUF", ("Q8_0",))
     folder = tmp_path / "gguf-Q8_0"

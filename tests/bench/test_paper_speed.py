@@ -125,6 +125,7 @@ def test_equal_steps_are_measured_once():
     assert [byte_model.filled(MODELS["griffin"], n) for n in (5, 1023, 5000)] == [5, 1023, 1023]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_states_have_the_bytes_of_the_formulas_in_both_frameworks(name):
     from griffin_eval.bench.paper.samplers import make_jax, make_torch
@@ -135,6 +136,7 @@ def test_states_have_the_bytes_of_the_formulas_in_both_frameworks(name):
     assert byte_model.formula_bytes(config, 20) == cache_sizes(config, 20, 4).total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_filled_state_samples_like_one_that_has_read(framework, name):
@@ -326,6 +328,7 @@ def test_flop_table_of_the_paper_sizes():
     assert over[0] > 1 and over == sorted(over, reverse=True)
 
 
+@pytest.mark.slow
 def test_tables_and_figures(latencies, throughputs, tmp_path):
     trained = training_results(lambda width, name, length: 1.0)
     for found, judge, show, draw in (
@@ -442,7 +445,6 @@ def run(*arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
 def test_latency_and_throughput_are_measured(tmp_path):
     sizes = ["--width", "32", "--heads", "2", "--steps", "2", "--sampled", "8,32"]
     done = run("latency", *sizes, "--prompts", "0,8", "--batches", "1,largest", "--memory", "2MB")
@@ -459,7 +461,6 @@ def test_latency_and_throughput_are_measured(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
 def test_training_is_measured():
     done = run(
         "training", "--widths", "32", "--head-dim", "16", "--lengths", "16,64", "--tokens", "64"

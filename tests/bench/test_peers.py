@@ -63,7 +63,7 @@ def test_scan_on_the_cpu_without_peers(broken):
         assert f"DeepMind, {name} is left out: {module} {BROKEN}" in done.stderr
 
 
-@pytest.mark.tpu_compile
+@pytest.mark.slow
 def test_scan_for_a_tpu():
     """Every row of the table has its figures, DeepMind's kernel, which has no name, as well."""
     done = bench("scan", *SMALL_TPU, "--json")
@@ -78,8 +78,7 @@ def test_scan_for_a_tpu():
             assert row["cycles"] > 0 and row["bundles_per_tile"] > 0 and row["hbm_over_ideal"] > 0
 
 
-@pytest.mark.tpu_compile
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_scan_for_a_tpu_without_deepminds_package(broken):
     done = bench("scan", *SMALL_TPU, **broken("recurrentgemma"))
     assert done.returncode == 0, done.stderr
@@ -101,7 +100,6 @@ def test_model_without_a_peer(broken):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
 def test_eval_without_hf(broken):
     done = bench(
         *("eval", "--rounds", 1, "--lengths", 0, "--frameworks", "torch"),
@@ -114,7 +112,6 @@ def test_eval_without_hf(broken):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
 def test_convert_without_a_peer(broken, tmp_path):
     environment = broken("transformers")
     done = bench("convert", tmp_path / "model", "--preset", "griffin-100m", "--rounds", 1)

@@ -2,8 +2,10 @@
 
 import json
 
+import commands
 import pytest
 from programs import griffin_eval
+from slow import slow
 
 from griffin_eval.bench.shard.collectives import collectives
 from griffin_eval.bench.shard.table import RUNS, complete
@@ -177,7 +179,7 @@ def test_a_table_that_is_complete_is_printed(tmp_path):
     assert done.stdout.count("7 all-reduce") == len(RUNS) - 1 and "too large" in done.stdout
 
 
-@pytest.mark.tpu_compile
+@pytest.mark.slow
 def test_chips_of_a_tpu_need_not_be_there():
     """Two depths: what is said between devices grows with it, and nothing else does."""
     sums = []
@@ -204,13 +206,13 @@ def test_chips_of_a_tpu_need_not_be_there():
         (["--target", "v5e"], "--target 'v5e': expected"),
         (["--framework", "torch", "--training"], "--framework torch goes with neither"),
         (["--split", "time", "--training"], "--split time goes with neither --training nor"),
-        (
+        slow(
             ["--split", "time", "--tokens", "4096"],
             "cannot be split over 16 devices: expected parts",
         ),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, sentence):
-    done = griffin_eval("bench", "shard", *arguments)
+    done = commands.griffin_eval("bench", "shard", *arguments)
     assert done.returncode == 2
     assert sentence in done.stderr and len(done.stderr.splitlines()) == 1

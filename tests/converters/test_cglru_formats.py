@@ -15,6 +15,7 @@ from recurrentgemma.jax import Griffin
 from recurrentgemma.jax import layers as deepmind_layers
 from recurrentgemma.jax import modules as deepmind_modules
 from safetensors.numpy import save_file
+from slow import fast
 from xla_options import QUICK_COMPILE
 
 from griffin_eval.analysis.cache_sizes import cache_sizes, parameter_bytes
@@ -92,6 +93,7 @@ def test_there_and_back_is_bit_exact(griffin, flax, tmp_path):
     assert compare(Checkpoint(griffin), Checkpoint(orbax)).same
 
 
+@pytest.mark.ci
 def test_deepminds_jax_restores_it_and_computes_the_same(flax, monkeypatch):
     import orbax.checkpoint as ocp
 
@@ -211,7 +213,7 @@ def test_caches_and_parameters_take_what_is_said():
     assert parameter_bytes(CONFIG, 4) == sum(w.nbytes for w in weights(CONFIG).values())
 
 
-@pytest.mark.parametrize("framework", TWINS)
+@pytest.mark.parametrize("framework", fast(["torch"], TWINS))
 def test_half_lives_are_of_complex_channels(griffin, framework):
     from importlib import import_module
 

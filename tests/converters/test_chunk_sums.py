@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from slow import examples
 
 from griffin_eval.converters.arrays.chunk_sums import ChunkSummer, ChunkSums
 from griffin_eval.converters.arrays.grid import regions
@@ -23,6 +24,7 @@ def summed(draw):
     return array, summer.result()
 
 
+@settings(max_examples=examples(30))
 @given(summed())
 def test_each_chunk_has_the_checksum_of_its_bytes(case):
     array, sums = case
@@ -31,6 +33,7 @@ def test_each_chunk_has_the_checksum_of_its_bytes(case):
     assert ChunkSums.of_record(list(sums.shape), sums.record()) == sums
 
 
+@settings(max_examples=examples(30))
 @given(summed(), st.data())
 def test_a_part_is_checked_as_far_as_chunks_lie_in_it(case, data):
     array, sums = case

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from slow import examples
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.arrays.chunk_sums import ChunkSummer
@@ -45,6 +46,21 @@ def changed(values: np.ndarray, change: Change | None) -> np.ndarray:
 
 def bits(array: np.ndarray) -> bytes:
     return np.ascontiguousarray(array).tobytes()
+
+
+def assert_same(found: np.ndarray, expected: np.ndarray, change: Change | None) -> None:
+    """Bit for bit where nothing is computed, and otherwise to one unit in the last place.
+
+    The last bit of a computed value may depend on its place in the array: numpy's vector loops
+    and the loops for what is left over round in other steps on some processors.
+    """
+    assert found.shape == expected.shape and found.dtype == expected.dtype
+    if change is None:
+        assert bits(found) == bits(expected)
+        return
+    low, high = (np.nextafter(expected, np.array(to, expected.dtype)) for to in (-np.inf, np.inf))
+    both_nan = np.isnan(found) & np.isnan(expected)
+    assert np.all(both_nan | ((low <= found) & (found <= high)))
 
 
 def opened(folder: Path, kind: str, tensors: dict[str, np.ndarray]):
@@ -104,7 +120,7 @@ def cases(draw):
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "torch", "orbax"])
-@settings(max_examples=60)
+@settings(max_examples=examples(25))
 @given(case=cases(), data=st.data())
 def test_what_is_derived_reads_in_every_way_as_numpy_makes_it(tmp_path_factory, kind, case, data):
     stored, bindings, expected = case
@@ -119,22 +135,23 @@ def test_what_is_derived_reads_in_every_way_as_numpy_makes_it(tmp_path_factory, 
             continue
         assert tensor.shape == values.shape == home.shape
         assert numpy_dtype(tensor.dtype) == values.dtype and tensor.nbytes == values.nbytes
-        assert bits(container.numpy(home.foreign)) == bits(values)
-        as_torch = container.torch(home.foreign)
-        assert np.array_equal(as_torch.double().numpy(), values.astype(np.float64))
+        assert_same(container.numpy(home.foreign), values, home.change)
+        as_torch = container.torch(home.foreign).double().numpy()  # holds every value exactly
+        assert_same(as_torch.astype(values.dtype), values, home.change)
         nbytes = data.draw(st.integers(1, 2 * values.nbytes))
         pieces = list(container.pieces(home.foreign, nbytes))
         assert all(piece.flags.c_contiguous for piece in pieces)
-        assert b"".join(map(bits, pieces)) == bits(values)
+        assert_same(np.concatenate(pieces or [values[:0]]), values, home.change)
         if home.foreign != "t":
             assert all(len(piece) == 1 or piece.nbytes <= nbytes for piece in pieces)
         a, b = sorted(data.draw(st.integers(0, len(values) + 2)) for _ in range(2))
-        assert bits(container.slice(home.foreign, a, b)) == bits(values[a:b])
+        assert_same(container.slice(home.foreign, a, b), values[a:b], home.change)
         region = []
         for n in values.shape:
             a, b = sorted(data.draw(st.integers(0, n)) for _ in range(2))
             region.append(slice(a, b))
-        assert bits(container.part(home.foreign, tuple(region))) == bits(values[tuple(region)])
+        part = container.part(home.foreign, tuple(region))
+        assert_same(part, values[tuple(region)], home.change)
         for piece in (None, nbytes):
             assert container.memory_to_read(home.foreign, piece) >= min(nbytes, values.nbytes)
     container.close()

@@ -1,6 +1,8 @@
-"""Finding a model; the hub's own client against a hub on this machine, in processes of a user."""
+"""Finding a model; the hub's own client against a hub on this machine."""
 
+import contextlib
 import fcntl
+import io
 import json
 import os
 import pty
@@ -9,9 +11,11 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import commands
 import huggingface_hub
 import pytest
 from hub_server import Fault, Hub
@@ -25,9 +29,9 @@ from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.plan import make_plan
 from griffin_eval.converters.source.companions import tokenizer_folder
 from griffin_eval.converters.source.hub import choose
-from griffin_eval.converters.source.resolve import resolve
+from griffin_eval.converters.source.resolve import resolve, resolve_adapter
 from griffin_eval.converters.verify import compare
-from griffin_eval.errors import CheckpointError, MissingExtraError
+from griffin_eval.errors import BadInput, CheckpointError, MissingExtraError
 
 # Without that list what is missing is found when the checkpoint is opened.
 lists_files = pytest.mark.skipif(
@@ -37,17 +41,10 @@ lists_files = pytest.mark.skipif(
 
 BIN = Path(sys.executable).parent
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
-# Resolves hub ids one after the other; nothing is waited for between attempts.
 RESOLVE = """
-import json, sys, time
-time.sleep = lambda seconds: None
+import sys
 from griffin_eval.converters.source.resolve import resolve
-from griffin_eval.errors import BadInput
-for request in json.loads(sys.argv[1]):
-    try:
-        print(resolve(request.pop("id"), **request))
-    except BadInput as error:
-        print("refused:", error)
+print(resolve(sys.argv[1]))
 """
 
 
@@ -221,36 +218,59 @@ def hub():
 
 
 @pytest.fixture
-def user(hub, tmp_path):
-    return User(hub, tmp_path / "home")
+def user(hub, tmp_path, monkeypatch, caplog):
+    # No test waits between two attempts.
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    return User(hub, tmp_path / "home", caplog)
 
 
 class User:
-    """Someone with a cache of their own."""
+    """A user with a cache of their own, in this process or in processes that start."""
 
-    def __init__(self, hub: Hub, home: Path):
+    def __init__(self, hub: Hub, home: Path, caplog: pytest.LogCaptureFixture):
+        self.url, self.home, self._caplog = hub.url, home, caplog
+        self.said = ""
         self.environment = os.environ | {
             "HF_ENDPOINT": hub.url,
             "HF_HOME": str(home),
             "HF_HUB_OFFLINE": "0",
         }
 
-    def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [str(BIN / command[0]), *command[1:]],
-            capture_output=True,
-            text=True,
-            env=self.environment | environment,
-            timeout=600,
-        )
+    @contextlib.contextmanager
+    def client(self, url: str | None = None, offline: bool = False):
+        """The hub's client in this process, as the environment would set it up in a new one."""
+        url, constants = url or self.url, huggingface_hub.constants
+        settings = {
+            "ENDPOINT": url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": url + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_CACHE": str(self.home / "hub"),
+            "HF_TOKEN_PATH": str(self.home / "token"),
+            "HF_HUB_OFFLINE": offline,
+            "HF_HUB_DISABLE_XET": True,
+        }
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in settings.items():
+                assert hasattr(constants, name), name
+                patch.setattr(constants, name, value)
+            yield patch
 
-    def resolve(self, *requests: dict[str, str], **environment: str) -> list[str]:
-        """Where each of the models is, or why not."""
-        done = self.run("python", "-c", RESOLVE, json.dumps(requests), **environment)
-        assert done.returncode == 0, done.stderr
-        lines = done.stdout.splitlines()
-        assert len(lines) == len(requests)
-        self.stderr = done.stderr
+    def run(self, *arguments: object, **client) -> subprocess.CompletedProcess[str]:
+        """Run ``griffin-eval`` with the hub's client, in this process."""
+        with self.client(**client):
+            return commands.griffin_eval(*arguments)
+
+    def resolve(self, *requests: dict[str, str], by=resolve, **client) -> list[str]:
+        """Where each of the models is, or why not; `said` is what was printed and logged."""
+        self._caplog.clear()
+        lines, printed = [], io.StringIO()
+        with self.client(**client), contextlib.redirect_stderr(printed):
+            for request in requests:
+                options = dict(request)
+                try:
+                    lines.append(str(by(options.pop("id"), **options)))
+                except BadInput as error:
+                    lines.append(f"refused: {error}")
+        self.said = "\n".join([printed.getvalue(), *self._caplog.messages]).strip()
         return lines
 
 
@@ -259,7 +279,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
-OFFLINE = {"HF_HUB_OFFLINE": "1"}
 SAID = Overrides(visible_keys=128, embedding_scale=True, logits_soft_cap=30.0)  # of the checkpoint
 
 
@@ -275,7 +294,7 @@ def test_downloads_what_is_needed_once(hub, user, models):
     for name, original in zip(names, originals, strict=True):
         first += user.resolve({"id": name})
         assert hub.downloads() == sorted(contents(original))
-        assert not user.stderr  # no bars in a pipe
+        assert not user.said  # no bars in a pipe
     assert contents(Path(first[0])) == contents(originals[0])
     assert contents(Path(first[1])) == contents(originals[1] / "2b")
     assert contents(Path(first[2])) == contents(originals[2])
@@ -287,11 +306,11 @@ def test_downloads_what_is_needed_once(hub, user, models):
     # By commit nothing is asked but the listing; without a network, nothing at all.
     assert user.resolve({"id": names[0], "revision": commit}) == first[:1]
     assert hub.downloads() == []
-    assert user.resolve(*({"id": name} for name in names), **OFFLINE) == first
-    assert hub.log == [] and not user.stderr
+    assert user.resolve(*({"id": name} for name in names), offline=True) == first
+    assert hub.log == [] and not user.said
     hub.faults["models", names[0]] = Fault(500)
     assert user.resolve({"id": names[0]}) == first[:1]
-    assert "org/mixed is read from the cache: the hub refused, HfHubHTTPError" in user.stderr
+    assert "org/mixed is read from the cache: the hub refused, HfHubHTTPError" in user.said
 
 
 def test_revisions(hub, user):
@@ -303,7 +322,7 @@ def test_revisions(hub, user):
     assert [Path(path).name for path in found] == [one] * 3 + [two] * 4
     assert contents(Path(found[0])) == {"a.safetensors": b"1", "config.json": b"{}"}
     assert contents(Path(found[3])) == {"b.safetensors": b"2", "config.json": b"{}"}
-    assert user.resolve(*asked, **OFFLINE) == found
+    assert user.resolve(*asked, offline=True) == found
     three = hub.push("org/name", {"c.safetensors": b"3"})
     (found,) = user.resolve({"id": "org/name"})
     assert Path(found).name == three
@@ -331,7 +350,7 @@ def test_a_cache_that_lacks_a_part(hub, user):
     hub.push("org/name", files)
     (found,) = user.resolve({"id": "org/name"})
     (Path(found) / SHARDS[1]).unlink()
-    (message,) = user.resolve({"id": "org/name"}, **OFFLINE)
+    (message,) = user.resolve({"id": "org/name"}, offline=True)
     assert message == (
         "refused: org/name is incomplete in the hub's cache, and the hub cannot be reached: 1 of 6 "
         f"files are missing ({SHARDS[1]}); download it again with a network"
@@ -348,7 +367,7 @@ def test_broken_connections(hub, user):
     (message,) = user.resolve({"id": "org/name"})
     assert message.startswith("refused: org/name could not be downloaded: ")
     assert "run the command again" in message
-    (message,) = user.resolve({"id": "org/name"}, **OFFLINE)
+    (message,) = user.resolve({"id": "org/name"}, offline=True)
     assert "is incomplete in the hub's cache" in message
     hub.cuts["model.safetensors"] = 1
     (found,) = user.resolve({"id": "org/name"})
@@ -390,8 +409,8 @@ def test_refusals(hub, user):
         "refused: org/name at revision 'v2' could not be downloaded: the model has no such branch, "
         "tag or commit"
     )
-    for environment in ({"HF_ENDPOINT": "http://127.0.0.1:9"}, OFFLINE):
-        (message,) = user.resolve({"id": "org/name"}, **environment)
+    for client in ({"url": "http://127.0.0.1:9"}, {"offline": True}):
+        (message,) = user.resolve({"id": "org/name"}, **client)
         assert "it is not in the hub's cache, and the hub cannot be reached (" in message
 
 
@@ -400,12 +419,13 @@ def test_refusals(hub, user):
 
 def test_inspect(hub, user, models):
     hub.push("org/hf", models["hf"])
-    done = user.run("griffin-eval", "inspect", "org/hf", "--json")
+    command = [BIN / "griffin-eval", "inspect", "org/hf", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=user.environment)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
     facts = json.loads(done.stdout)
     assert facts["format"] == "hf" and set(facts["tokenizer"]) == TOKENIZER
-    done = user.run("griffin-eval", "inspect", "org/nothing")
+    done = user.run("inspect", "org/nothing")
     assert done.returncode == 2 and not done.stdout
     assert done.stderr == (
         "griffin-eval: org/nothing could not be downloaded: there is no such model, here or on the "
@@ -418,7 +438,7 @@ def test_convert(hub, user, models, tmp_path):
     hub.push("org/flax", models["deepmind-flax"], "v1")
     hub.push("org/flax", {"README.md": b"not here"})
     done = user.run(
-        *("griffin-eval", "convert", "org/flax", str(tmp_path / "out"), "--to", "hf"),
+        *("convert", "org/flax", tmp_path / "out", "--to", "hf"),
         *("--revision", "v1", "--subfolder", "2b", "--visible-keys", "128"),
         *("--embedding-scale", "--logits-soft-cap", "30"),
     )
@@ -434,7 +454,7 @@ def test_bars_on_a_terminal(hub, user):
     hub.push("org/name", {"model.safetensors": b"1" * 1000})
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
-    command = [sys.executable, "-c", RESOLVE, '[{"id": "org/name"}]']
+    command = [sys.executable, "-c", RESOLVE, "org/name"]
     with subprocess.Popen(command, env=user.environment, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         shown = b""
@@ -451,27 +471,17 @@ def test_bars_on_a_terminal(hub, user):
 @pytest.mark.slow
 def test_lm_eval(hub, user, models, tmp_path):
     hub.push("org/flax", models["deepmind-flax"], "v1")
-    done = user.run(
-        *("lm_eval", "--model", "griffin", "--tasks", "griffin_pydoc_choice", "--limit", "1"),
+    command = [
+        *(BIN / "lm_eval", "--model", "griffin", "--tasks", "griffin_pydoc_choice", "--limit", "1"),
         *("--device", "cpu", "--output_path", str(tmp_path), "--model_args"),
         "pretrained=org/flax,revision=v1,window=128,embedding_scale=True,logits_soft_cap=30",
-    )
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env=user.environment)
     assert done.returncode == 0, done.stderr
     assert "griffin_pydoc_choice" in done.stdout
 
 
 # Adapters.
-
-RESOLVE_ADAPTER = """
-import sys
-from griffin_eval.converters.source.resolve import resolve_adapter
-from griffin_eval.errors import BadInput
-for revision in (None, "v1"):
-    try:
-        print(resolve_adapter(sys.argv[1], revision))
-    except BadInput as error:
-        print("refused:", error)
-"""
 
 
 def test_an_adapter_is_downloaded_with_nothing_beside_it(hub, user, tmp_path):
@@ -480,53 +490,41 @@ def test_an_adapter_is_downloaded_with_nothing_beside_it(hub, user, tmp_path):
     hub.push("org/adapter", files)
     hub.push("org/adapter", files | {"adapter_model.safetensors": b"others"}, "v1")
 
-    def resolve_both(name, **environment):
-        done = user.run("python", "-c", RESOLVE_ADAPTER, name, **environment)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
+    def resolve_both(name, **client):
+        requests = ({"id": name, "revision": revision} for revision in (None, "v1"))
+        return user.resolve(*requests, by=resolve_adapter, **client)
 
     main, tagged = resolve_both("org/adapter")
     assert hub.downloads() == ["adapter_config.json", *["adapter_model.safetensors"] * 2]
     assert contents(Path(main)) == {n: files[n] for n in files if n.startswith("adapter")}
     assert (Path(tagged) / "adapter_model.safetensors").read_bytes() == b"others"
-    assert resolve_both("org/adapter", HF_HUB_OFFLINE="1") == [main, tagged]
+    assert resolve_both("org/adapter", offline=True) == [main, tagged]
     for said in resolve_both("org/nothing"):
         assert said.startswith("refused: org/nothing could not be downloaded: there is no such")
-    done = user.run("griffin-eval", "convert", "org/adapter", str(tmp_path / "x"), "--to", "hf")
+    done = user.run("convert", "org/adapter", tmp_path / "x", "--to", "hf")
     assert done.returncode == 2 and "holds only an adapter: give the base" in done.stderr
     assert "'google/x'" in done.stderr
 
 
 # Uploads.
 
-# Runs commands one after the other, each with a token of its own.
-COMMANDS = """
-import json, os, sys, time
-time.sleep = lambda seconds: None
-from griffin_eval.cli.main import app
-from griffin_eval.errors import BadInput
-for token, command in json.loads(sys.argv[1]):
-    os.environ.pop("HF_TOKEN", None)
-    if token is not None:
-        os.environ["HF_TOKEN"] = token
-    try:
-        app(command, standalone_mode=False)
-    except BadInput as error:
-        print("refused:", error)
-    print("-" * 9)
-"""
-
 
 def push(user, *commands):
-    """What each command printed."""
-    done = user.run("python", "-c", COMMANDS, json.dumps(commands), HF_HUB_DISABLE_XET="1")
-    assert done.returncode == 0, done.stderr
-    printed = done.stdout.split("-" * 9 + "\n")[:-1]
-    assert len(printed) == len(commands), done.stdout
-    return printed
+    """What each command, with a token of its own, printed on stdout and stderr."""
+    said = []
+    for token, arguments in commands:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("HF_TOKEN", raising=False)
+            if token is not None:
+                patch.setenv("HF_TOKEN", token)
+            done = user.run(*arguments)
+        assert done.returncode in (0, 2), done.stderr
+        said.append(done.stdout + done.stderr)
+    return said
 
 
-def test_an_output_is_pushed(hub, user, checkpoint, tmp_path):
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of the hub's client
+def test_an_output_is_pushed(hub, user, checkpoint, tmp_path, monkeypatch):
     hub.users["hf_good"] = {
         "name": "me",
         "orgs": [{"name": "ours"}],
@@ -578,13 +576,14 @@ def test_an_output_is_pushed(hub, user, checkpoint, tmp_path):
         (10, f"{out[6]} is whole, and 'hf upload me/half {out[6]}' goes on with it"),
     ]
     for i, sentence in expected:
-        refused = [line for line in said[i].splitlines() if line.startswith("refused: ")]
+        refused = [line for line in said[i].splitlines() if line.startswith("griffin-eval: ")]
         assert len(refused) == 1 and sentence in refused[0], said[i]
     for i in (2, 3, 4):
         assert not out[i].exists()
     for i in (5, 6):
         assert compare(Checkpoint(out[i]), Checkpoint(checkpoint)).same
-    offline = user.run("griffin-eval", *asked(7, "me/x")[1], HF_HUB_OFFLINE="1", HF_TOKEN="hf_good")
+    monkeypatch.setenv("HF_TOKEN", "hf_good")
+    offline = user.run(*asked(7, "me/x")[1], offline=True)
     assert offline.returncode == 2 and "me/x cannot be pushed to: " in offline.stderr
     assert "Traceback" not in offline.stderr and not out[7].exists()
 
@@ -607,7 +606,7 @@ def kaggle(models, tmp_path, monkeypatch):
     return cache
 
 
-@pytest.mark.parametrize("framework", ["flax", "pyTorch"])
+@pytest.mark.parametrize("framework", ["flax", pytest.param("pyTorch", marks=pytest.mark.slow)])
 def test_models_of_kaggle(kaggle, checkpoint, tmp_path, framework):
     """By name and version, and as a path; the tokenizer lies beside the weights."""
     name, known = (
@@ -650,6 +649,7 @@ def test_what_kaggle_does_not_have(kaggle, monkeypatch):
         resolve(f"{name}/1")
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_a_model_of_kaggle(kaggle):
     from griffin_eval.lm.model import GriffinLM
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from slow import examples
 from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import (
     RecurrentGemmaRotaryEmbedding,
@@ -101,7 +102,7 @@ def griffin_configs(draw, vocab_size=300_000, num_layers=40):
 
 
 fuzzed = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
@@ -130,7 +131,7 @@ def test_round_trip_through_transformers(tmp_path, config):
     assert again.to_dict() == theirs.to_dict()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(5))
 @given(config=griffin_configs(vocab_size=99, num_layers=8))
 def test_transformers_has_the_parameters_of_the_layout(config):
     model = RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**to_huggingface(config)))
@@ -286,7 +287,7 @@ rope = st.dictionaries(
 keys = [*PUBLISHED_2B, "_block_types", "sliding_window", "rope_parameters", "rope_scaling"]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(40))
 @given(changes=st.dictionaries(st.sampled_from(keys), anything | rope | st.integers(1, 99)))
 def test_any_json_is_read_or_refused(changes):
     try:

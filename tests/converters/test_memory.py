@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from slow import fast
+from slow import ci, fast, slow
 from typer.testing import CliRunner
 
 from griffin_eval.cli.main import app
@@ -95,10 +95,10 @@ def peak(source, target, destination, *options) -> int:
 @pytest.mark.parametrize(
     ("target", "options"),
     [
-        pytest.param("griffin", (), marks=pytest.mark.slow),
-        ("griffin", ("--dtype", "float32")),
-        ("deepmind-flax", ()),
-        pytest.param("griffin-orbax", (), marks=pytest.mark.slow),
+        slow("griffin", ()),
+        slow("griffin", ("--dtype", "float32")),
+        ci("deepmind-flax", ()),
+        slow("griffin-orbax", ()),
     ],
     ids=str,
 )
@@ -127,10 +127,9 @@ def test_memory_of_reading_gguf(model, tmp_path, target):
     assert least / 5 < found <= least
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize(
-    "target", ["griffin", pytest.param("deepmind-torch", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("target", ["griffin", "deepmind-torch"])
 def test_memory_of_reading_orbax(flax, tmp_path, target):
     plan = make_plan(Checkpoint(flax), FORMATS[target])
     least = memory_needed(plan, BUFFERINGS[-1]).nbytes
@@ -159,6 +158,7 @@ def fused(model, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_of_cutting_and_scaling(model, fused, tmp_path):
     names = fused / "map.toml"
@@ -189,8 +189,9 @@ def adapter(model, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("target", ["griffin", pytest.param("hf", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("target", ["griffin", "hf"])
 def test_memory_of_merging(model, adapter, tmp_path, target):
     adapted = Checkpoint(model, Overrides(adapters=((adapter, 1.0),)))
     least = memory_needed(make_plan(adapted, FORMATS[target]), BUFFERINGS[-1]).nbytes
@@ -199,7 +200,8 @@ def test_memory_of_merging(model, adapter, tmp_path, target):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("name", fast(["mlx-4"], ENCODINGS))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENCODINGS)
 def test_memory_of_quantising(model, tmp_path, name):
     plan = make_plan(Checkpoint(model), FORMATS["hf"], encoding=ENCODINGS[name])
     least = memory_needed(plan, BUFFERINGS[-1]).nbytes
@@ -207,7 +209,7 @@ def test_memory_of_quantising(model, tmp_path, name):
     assert least / 5 < peak(model, "hf", tmp_path / "out", *options) <= least
 
 
-@pytest.mark.parametrize("target", FORMATS)
+@pytest.mark.parametrize("target", fast(["deepmind-flax"], FORMATS))
 def test_less_is_refused_before_any_work(model, flax, tmp_path, target):
     for source in (model, flax):
         plan = make_plan(Checkpoint(source), FORMATS[target])
@@ -238,7 +240,7 @@ def test_what_is_held_whole_counts(model, flax):
     assert "ffw_up" in need(model, "deepmind-flax").tensor
 
 
-@pytest.mark.parametrize("target", FORMATS)
+@pytest.mark.parametrize("target", fast(["hf"], FORMATS))
 def test_whatever_is_held_at_once_the_output_is_the_same(checkpoint, tmp_path, target):
     original = Checkpoint(checkpoint)
     convert_checkpoint(

@@ -3,17 +3,17 @@
 import dataclasses
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from commands import griffin_eval
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
+from slow import examples, fast, slow
 
 from griffin_eval.config import PRESETS, GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
@@ -171,8 +171,17 @@ def is_the_model(checkpoint: Checkpoint) -> None:
         assert checkpoint.torch(name).numpy().tobytes() == WEIGHTS[name].tobytes()
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("container", ["safetensors", "torch", "orbax"])
+@pytest.mark.parametrize(
+    "container, stacked",
+    [
+        ("safetensors", False),
+        ("torch", True),
+        ("orbax", True),
+        slow("safetensors", True),
+        slow("torch", False),
+        slow("orbax", False),
+    ],
+)
 def test_a_model_with_names_of_its_own(tmp_path, container, stacked):
     tensors, table = foreign_model(stacked)
     (tmp_path / "map.toml").write_text(table)
@@ -185,13 +194,13 @@ def test_a_model_with_names_of_its_own(tmp_path, container, stacked):
     is_the_model(Checkpoint(tmp_path / "out"))
 
 
-def test_both_frameworks_run_it(tmp_path):
+@pytest.mark.parametrize("framework", fast(["torch"], ["torch", "jax"]))
+def test_both_frameworks_run_it(tmp_path, framework):
     tensors, table = foreign_model(stacked=True)
     (tmp_path / "map.toml").write_text(table)
     path = write(tmp_path / "model", "safetensors", tensors)
-    for framework in ("torch", "jax"):
-        checkpoint = Checkpoint(path, Overrides(names=tmp_path / "map.toml", **GIVEN))
-        assert load_runner(checkpoint, framework=framework, device="cpu").config == CONFIG
+    checkpoint = Checkpoint(path, Overrides(names=tmp_path / "map.toml", **GIVEN))
+    assert load_runner(checkpoint, framework=framework, device="cpu").config == CONFIG
 
 
 def test_lm_eval_reads_a_table(checkpoint, tmp_path):
@@ -510,9 +519,11 @@ def test_the_example_in_the_documentation_is_a_table(tmp_path):
         assert f"\n    {name} " in user_table.__doc__
 
 
-@settings(max_examples=5)
+@settings(max_examples=examples(5))
 @given(data=st.data())
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    "preset", fast(["griffin-100m", "hawk-3b", "mqa-6b", "recurrentgemma-2b"], PRESETS)
+)
 def test_stacks_of_any_period_cover_every_preset_and_are_undone(preset, data):
     """Layers stacked as scans over groups leave them, the remainder on its own."""
     config = PRESETS[preset]
@@ -547,12 +558,11 @@ def test_commands_take_a_table(tmp_path):
     tensors, table = foreign_model(stacked=True)
     (tmp_path / "map.toml").write_text(table)
     path = write(tmp_path / "model", "torch", tensors)
-    program = str(Path(sys.executable).with_name("griffin-eval"))
     given = ["--names", str(tmp_path / "map.toml"), "--visible-keys", "5"]
     given += ["--no-embedding-scale", "--logits-soft-cap", "0"]
 
     def run(*command: str) -> str:
-        done = subprocess.run([program, *command, *given], capture_output=True, text=True)
+        done = griffin_eval(*command, *given)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from parity_oracles import deepmind_config
+from slow import fast, slow
 
 from griffin_eval.config import PRESETS, GriffinConfig
 from griffin_eval.converters.configs.from_shapes import (
@@ -27,6 +28,7 @@ from griffin_eval.converters.naming.tables import (
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.layout import param_specs
 
+FAMILIES = ["griffin-100m", "hawk-3b", "mqa-6b", "recurrentgemma-2b"]  # one preset of each
 TABLES = {
     "canonical": CANONICAL,
     "paths": CANONICAL_PATHS,
@@ -60,7 +62,7 @@ def test_every_operation_is_undone_by_its_inverse(op, data):
     assert tuple(op.foreign_shape(*(c.shape for c in canonical))) == shape
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", fast(FAMILIES, PRESETS))
 @pytest.mark.parametrize("table", TABLES)
 def test_tables_cover_every_preset_exactly(preset, table):
     config = PRESETS[preset]
@@ -78,7 +80,7 @@ def test_number_of_tensors_is_deepminds(preset, count):
     assert len(bind(DEEPMIND_FLAX, PRESETS[preset])) == count
 
 
-@pytest.mark.parametrize("pattern", [None, ("recurrent",)])
+@pytest.mark.parametrize("pattern", [None, slow(("recurrent",))])
 def test_names_and_shapes_are_those_of_deepminds_own_models(pattern, relaxed_jax):
     import jax
     import jax.numpy as jnp
@@ -104,7 +106,7 @@ def test_names_and_shapes_are_those_of_deepminds_own_models(pattern, relaxed_jax
 
 
 @pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", fast(FAMILIES, PRESETS))
 def test_a_preset_is_recovered_from_shapes_and_its_name(preset, table):
     config = PRESETS[preset]
     found = {b.foreign: b.shape for b in bind(TABLES[table], config)}

@@ -13,10 +13,11 @@ import textwrap
 
 import numpy as np
 import pytest
-from hypothesis import given
+from commands import griffin_eval
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity import BASE
-from programs import griffin_eval
+from slow import ci, examples
 
 from griffin_eval.converters.arrays.grid import part_chunks
 from griffin_eval.converters.checkpoint import Checkpoint
@@ -35,6 +36,7 @@ CONFIG = dataclasses.replace(BASE, vocab_size=64, num_heads=4, gate_blocks=4)
 WIDE = dataclasses.replace(CONFIG, vocab_size=8192, width=512, lru_width=512, mlp_width=2048)
 
 
+@settings(max_examples=examples(30))
 @given(st.data(), st.integers(1, 4), st.sampled_from([2, 4]))
 def test_no_chunk_lies_in_two_parts_and_what_is_written_at_once_is_small(data, rank, item_size):
     parts = tuple(data.draw(st.integers(1, 4)) for _ in range(rank))
@@ -226,7 +228,7 @@ def test_hosts_read_their_own_bytes_and_no_more(tmp_path):
     assert (amplified["rows"] > 1.9).all()
 
 
-@pytest.mark.parametrize("target", ["griffin-orbax", "deepmind-flax"])
+@pytest.mark.parametrize("target", ["deepmind-flax", ci("griffin-orbax")])
 def test_each_device_reads_its_own_chunks(source, tmp_path, target):
     out = tmp_path / "out"
     done = griffin_eval("convert", source, out, "--to", target, "--chunks", "model=4,data=2")
@@ -285,8 +287,9 @@ def test_no_flipped_bit_goes_into_a_part(source, tmp_path):
         spec = param_specs(CONFIG)[name]
         np.testing.assert_array_equal(part, original.numpy(name)[split.part(spec, rank)])
     files = [path for path in sorted(out.rglob("d/*")) if path.is_file()]
-    for _ in range(25):
-        path = files[draw.integers(len(files))]
+    sizes = np.array([path.stat().st_size for path in files])
+    for _ in range(10):
+        path = files[draw.choice(len(files), p=sizes / sizes.sum())]
         content = path.read_bytes()
         flipped = bytearray(content)
         flipped[draw.integers(len(content))] ^= 1 << draw.integers(8)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from slow import examples
 
 from griffin_eval.converters.containers.orbax import store, stream
 from griffin_eval.converters.containers.orbax.find import looks_like_orbax
@@ -246,6 +247,7 @@ def test_version_1_of_the_interface(tmp_path):
     assert check(tmp_path / "run").step == "5"
 
 
+@pytest.mark.slow
 def test_arrays_in_parts(tmp_path):
     """Arrays that eight devices hold in parts, along one axis and along two."""
     program = f"""
@@ -271,6 +273,7 @@ def test_arrays_in_parts(tmp_path):
         check(folder, tree)
 
 
+@pytest.mark.ci
 def test_parts_of_several_hosts(tmp_path):
     """Two processes with two devices each, as a trainer on several hosts saves a step."""
     program = f"""
@@ -540,7 +543,7 @@ def to_damage(saved, tmp_path_factory, train_state):
     return [*saved.values(), root / "msgpack", root / "ours"]
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_anywhere_is_survived(to_damage, tmp_path_factory, monkeypatch, data):
     monkeypatch.setattr(store, "_STREAMED", data.draw(st.sampled_from([0, 1 << 27])))

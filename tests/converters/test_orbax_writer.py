@@ -8,8 +8,9 @@ import textwrap
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from slow import examples
 
 from griffin_eval.converters.arrays.grid import chunk_shape, regions
 from griffin_eval.converters.containers.orbax import writer
@@ -98,6 +99,7 @@ def test_our_reader_reads_it(tmp_path):
             assert reader.numpy(name).tobytes() == array.tobytes()
 
 
+@pytest.mark.slow
 def test_recurrentgemma_both_ways(tmp_path, relaxed_jax):
     """Its own parameters, saved by it, read, written again, and restored by it."""
     import jax
@@ -143,6 +145,7 @@ def test_recurrentgemma_both_ways(tmp_path, relaxed_jax):
         np.testing.assert_array_equal(*logits)
 
 
+@settings(max_examples=examples(30))
 @given(
     shape=st.lists(st.integers(1, 9), max_size=4).map(tuple),
     limit=st.integers(1, 300),

@@ -241,9 +241,20 @@ def killed_at(count: int, action) -> bool:
     return os.WIFSIGNALED(status)
 
 
-@pytest.mark.parametrize("swap", [True, False], ids=["swap", "two renames"])
-@pytest.mark.parametrize("before", [None, "old"])
-@pytest.mark.parametrize("resume", [False, True])
+# Processes import this file, and so it takes no marks from tests/support.
+@pytest.mark.parametrize(
+    "swap, before, resume",
+    [
+        pytest.param(True, "old", False, marks=pytest.mark.ci),
+        pytest.param(False, "old", True, marks=pytest.mark.ci),
+        pytest.param(True, None, False, marks=pytest.mark.slow),
+        pytest.param(True, None, True, marks=pytest.mark.slow),
+        pytest.param(True, "old", True, marks=pytest.mark.slow),
+        pytest.param(False, None, False, marks=pytest.mark.slow),
+        pytest.param(False, None, True, marks=pytest.mark.slow),
+        pytest.param(False, "old", False, marks=pytest.mark.slow),
+    ],
+)
 def test_killed_at_every_step(tmp_path, swap, before, resume):
     # In a process of its own, since one that has loaded JAX must not fork.
     code = (
@@ -303,6 +314,7 @@ for i in itertools.count():
 """
 
 
+@pytest.mark.slow
 def test_killed_at_random(tmp_path):
     to, here = tmp_path / "model", str(Path(__file__).parent)
     rng, versions = random.Random(0), set()

@@ -20,7 +20,7 @@ from quantised import (
     write_mlx,
 )
 from safetensors.torch import load_file, save_file
-from slow import fast
+from slow import ci, slow
 from typer.testing import CliRunner
 
 from griffin_eval.cli.main import app
@@ -83,9 +83,15 @@ def expect_weights(checkpoint, expected):
         assert torch.equal(checkpoint.torch(name), value), name
 
 
-@pytest.mark.parametrize("kind", fast(["nf4, double", "int8"], BITS))
 @pytest.mark.parametrize(
-    "dtype", fast([torch.bfloat16], [torch.bfloat16, torch.float16, torch.float32])
+    "kind, dtype",
+    [
+        ci(kind, dtype)
+        if kind in ("nf4, double", "int8") and dtype == torch.bfloat16
+        else slow(kind, dtype)
+        for kind in BITS
+        for dtype in (torch.bfloat16, torch.float16, torch.float32)
+    ],
 )
 def test_weights_are_those_that_bitsandbytes_dequantises(written, kind, dtype):
     folder = written(kind, dtype)
@@ -101,6 +107,7 @@ def save_state(folder, name, packed, state):
     save_file({name: packed, **parts}, folder / "model.safetensors")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "shape, block, kind, double",
     [
@@ -137,6 +144,7 @@ def test_any_shape_and_block_in_any_pieces(tmp_path, shape, block, kind, double)
     assert np.array_equal(read.part("w", cut)[..., None].view(np.uint8), expected[cut])
 
 
+@pytest.mark.slow
 def test_logits_are_those_of_the_quantised_model(written):
     from griffin_eval.model_torch.loading import load
 
@@ -151,6 +159,7 @@ def test_logits_are_those_of_the_quantised_model(written):
     assert relative_error(found, logits(load_bitsandbytes(folder), ids)) < 2e-5
 
 
+@pytest.mark.slow
 def test_commands(written, wide, tmp_path):
     quantised, out = written("nf4, double"), tmp_path / "out"
     facts = json.loads(run("inspect", quantised, "--json"))
@@ -170,9 +179,14 @@ def test_commands(written, wide, tmp_path):
     for name, value in load_base(out).named_parameters():
         assert torch.equal(value, expected[name]), name
     run("convert", quantised, tmp_path / "flax", "--to", "deepmind-flax", "--dtype", "float32")
-    run("verify", quantised, "--logits")
 
 
+@pytest.mark.slow
+def test_logits_are_those_of_every_implementation(written):
+    run("verify", written("nf4, double"), "--logits")
+
+
+@pytest.mark.slow
 def test_bits_of_an_element_are_those_of_the_file(written):
     for kind, (least, most) in {"nf4": (4.5, 5), "nf4, double": (4, 11), "int8": (8, 9.1)}.items():
         container = Checkpoint(written(kind)).container
@@ -184,6 +198,7 @@ def test_bits_of_an_element_are_those_of_the_file(written):
         assert stored + plain == sum(t.nbytes for t in container.stored.tensors.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nf4, double", "int8"])
 def test_adapters_of_a_quantised_base(written, tmp_path, kind):
     """The delta is added to what was dequantised, as peft's merge does before it quantises anew."""
@@ -213,9 +228,11 @@ def test_adapters_of_a_quantised_base(written, tmp_path, kind):
 
 
 MLX = [(bits, group, "bfloat16") for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64)]
+MLX += [(4, 32, "float16"), (6, 32, "float32")]
+MLX = [case if case in [(3, 64, "bfloat16"), (4, 32, "float16")] else slow(*case) for case in MLX]
 
 
-@pytest.mark.parametrize("bits, group, dtype", [*MLX, (4, 32, "float16"), (6, 32, "float32")])
+@pytest.mark.parametrize("bits, group, dtype", MLX)
 def test_weights_are_those_that_mlx_dequantises(wide, tmp_path, bits, group, dtype):
     expected = write_mlx(tmp_path / "mlx", wide, dtype, bits, group)
     checkpoint = Checkpoint(tmp_path / "mlx")
@@ -241,6 +258,14 @@ def test_commands_with_a_checkpoint_of_mlx(base, tmp_path):
     assert "are the same bit for bit" in run("verify", tmp_path / "mlx", tmp_path / "out")
     assert "quantization" not in json.loads((tmp_path / "out" / "config.json").read_text())
     load_base(tmp_path / "out")
+
+
+@pytest.fixture(scope="module")
+def mlx(base, tmp_path_factory):
+    """A checkpoint of MLX in 4 bits."""
+    folder = tmp_path_factory.mktemp("written") / "mlx"
+    write_mlx(folder, base, "float16", 4, 32)
+    return folder
 
 
 def settings(folder, **changes):
@@ -274,8 +299,8 @@ def modules(root):
         ({"mode": "mxfp4"}, "in the mode 'mxfp4', and only 'affine' is read"),
     ],
 )
-def test_settings_of_mlx_that_do_not_fit(base, tmp_path, changes, message):
-    write_mlx(tmp_path / "mlx", base, "float16", 4, 32)
+def test_settings_of_mlx_that_do_not_fit(mlx, tmp_path, changes, message):
+    shutil.copytree(mlx, tmp_path / "mlx")
     settings(tmp_path / "mlx", **changes)
     with pytest.raises(CheckpointError, match=message):
         Checkpoint(tmp_path / "mlx")
@@ -294,10 +319,9 @@ def test_settings_of_mlx_that_do_not_fit(base, tmp_path, changes, message):
         ("weight", torch.zeros(32, 8, dtype=torch.uint32), "has scales of shape"),
     ],
 )
-def test_damaged_parts_of_mlx_are_named(base, tmp_path, part, value, message):
-    write_mlx(tmp_path / "mlx", base, "float16", 4, 32)
+def test_damaged_parts_of_mlx_are_named(mlx, tmp_path, part, value, message):
     change = without(f"{X}.{part}") if value is None else put(f"{X}.{part}", value)
-    expect_refusal(tmp_path / "mlx", tmp_path, change, message)
+    expect_refusal(mlx, tmp_path, change, message)
 
 
 X = "model.layers.0.temporal_block.linear_x"
@@ -323,6 +347,7 @@ def put(name, value):
     return lambda tensors: tensors.__setitem__(name, value)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -358,6 +383,7 @@ def test_damaged_parts_of_4_bits_are_named(written, tmp_path, change, message):
     expect_refusal(written("nf4, double"), tmp_path, change, message)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -420,6 +446,7 @@ def test_kinds_told_by_names_of_tensors(base, tmp_path, name, kind):
     expect_refusal(base, tmp_path, change, f"is quantised with {kind}, which is not read")
 
 
+@pytest.mark.slow
 def test_a_file_that_becomes_shorter_while_it_is_read(written, tmp_path):
     folder = tmp_path / "changed"
     shutil.copytree(written("nf4"), folder)

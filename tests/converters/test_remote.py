@@ -8,7 +8,7 @@ from pathlib import Path
 
 import object_stores
 import pytest
-from programs import griffin_eval
+from commands import griffin_eval
 
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.containers.orbax.find import TREE_METADATA

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slow import slow
 
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.containers.safetensors.writer import SafetensorsWriter
@@ -91,6 +92,7 @@ def interrupted(killed_once, tmp_path):
     return tmp_path / "out"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kill",
     [
@@ -119,6 +121,7 @@ def test_a_killed_run_goes_on(checkpoint, uninterrupted, tmp_path, kill, caplog)
     assert os.listdir(tmp_path) == ["out"]
 
 
+@pytest.mark.slow
 def test_finished_files_are_neither_read_nor_written(checkpoint, interrupted, monkeypatch):
     read, written = [], []
     pieces, write = Checkpoint.pieces, SafetensorsWriter.write
@@ -133,6 +136,7 @@ def test_finished_files_are_neither_read_nor_written(checkpoint, interrupted, mo
     assert sum(seen) == sum(t.nbytes for t in Checkpoint(checkpoint).container.tensors.values())
 
 
+@pytest.mark.slow
 def test_a_file_that_was_touched_is_written_again(checkpoint, uninterrupted, interrupted):
     partial = interrupted.parent / ".out.partial" / "new"
     file = partial / min(finished_files(partial))
@@ -143,6 +147,7 @@ def test_a_file_that_was_touched_is_written_again(checkpoint, uninterrupted, int
     assert content(interrupted) == content(uninterrupted)
 
 
+@pytest.mark.slow
 def test_another_job_is_refused(checkpoint, interrupted):
     before = content(interrupted.parent)
     done = run(checkpoint, interrupted, "--resume", "--dtype", "bfloat16")
@@ -156,13 +161,14 @@ def test_another_job_is_refused(checkpoint, interrupted):
     to(checkpoint, interrupted, resume=True)
 
 
+@pytest.mark.slow
 def test_without_resume_nothing_of_it_is_used(checkpoint, uninterrupted, interrupted, caplog):
     to(checkpoint, interrupted)
     assert content(interrupted) == content(uninterrupted)
     assert "resumed" not in caplog.text
 
 
-@pytest.mark.parametrize("target", ["deepmind-torch", "griffin-orbax"])
+@pytest.mark.parametrize("target", ["deepmind-torch", slow("griffin-orbax")])
 def test_formats_without_parts_start_again_and_say_so(
     checkpoint, tmp_path, target, caplog, monkeypatch
 ):

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from slow import examples
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
@@ -218,6 +219,7 @@ def test_unknown_tensors_and_dtypes_without_a_numpy_type(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.slow
 def test_reading_does_not_copy(tmp_path):
     # In a process of its own: here, the allocator may reuse memory that other tests have freed.
     write(tmp_path, {"a": torch.ones(50_000_000), "b": torch.ones(10_000_000).bfloat16()})
@@ -566,7 +568,7 @@ def damaged(content: bytes, changes, end: int) -> bytes:
 
 
 fuzzed = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

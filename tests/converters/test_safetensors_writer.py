@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
+from slow import examples
 
 from griffin_eval.converters.arrays.dtypes import FLOATS
 from griffin_eval.converters.containers.safetensors.reader import SafetensorsFolder
@@ -221,7 +222,7 @@ def test_no_framework_is_needed(tmp_path):
     check_reads(tmp_path, {"a": np.ones(2, np.float32)})
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     specs=st.dictionaries(
         st.text(st.characters(exclude_categories=["Cs"]), max_size=5).filter("__metadata__".__ne__),

@@ -4,6 +4,7 @@ import threading
 from time import sleep
 
 import pytest
+from slow import slow
 
 from griffin_eval.converters.threads import run_all
 
@@ -16,7 +17,7 @@ class _Consequence(Exception):
     pass
 
 
-@pytest.mark.parametrize("late", [0, 1, 2])
+@pytest.mark.parametrize("late", [0, slow(1), slow(2)])
 def test_the_first_failure_is_told(late):
     """The others end because of it, by exceptions that would say nothing."""
     begun = threading.Barrier(3)

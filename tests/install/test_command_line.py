@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from commands import griffin_eval
 from slow import ci, slow
+from xla_options import QUICK_FLAGS
 
 from griffin_eval.checkpoints import folder
 
@@ -28,10 +29,13 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess:
 
 def evaluate(program: list[str], model: str, arguments: str, folder: Path, tasks: str) -> dict:
     """Runs an evaluation; gives task -> (metrics, responses of every request)."""
+    # Other tests compile as users do, and look at numbers; this one compares two programs.
     done = run(
         *program,
         *("--model", model, "--model_args", arguments, "--tasks", tasks, "--limit", "3"),
         *("--batch_size", "1", "--device", "cpu", "--log_samples", "--output_path", str(folder)),
+        *("--metadata", json.dumps({"entries": [4, 8], "samples": 2, "queries": 1})),
+        XLA_FLAGS=QUICK_FLAGS,
     )
     assert done.returncode == 0, done.stderr
     results = json.loads(next(folder.rglob("results_*.json")).read_text())["results"]
@@ -47,11 +51,13 @@ def evaluate(program: list[str], model: str, arguments: str, folder: Path, tasks
     }
 
 
-@pytest.mark.slow  # test_lm compares the same in one process
-def test_stock_commands_agree(checkpoint, tmp_path):
+# test_lm compares the same in one process, and README.md's blocks run the command with PyTorch.
+@pytest.mark.parametrize("framework", [slow("torch"), ci("jax")])
+def test_stock_commands_agree(checkpoint, tmp_path, framework):
     """`lm_eval --model griffin` and `lm_eval --model hf`: same metrics, texts and greedy flags."""
     tasks = "griffin_pydoc_choice,griffin_phonebook"
-    ours = evaluate(["lm_eval"], "griffin", f"pretrained={checkpoint}", tmp_path / "a", tasks)
+    arguments = f"pretrained={checkpoint},framework={framework}"
+    ours = evaluate(["lm_eval"], "griffin", arguments, tmp_path / "a", tasks)
     theirs = evaluate(
         ["lm_eval"], "hf", f"pretrained={checkpoint},max_length=8192", tmp_path / "b", tasks
     )
@@ -94,7 +100,8 @@ def test_tasks_are_listed():
         assert task in done.stdout
 
 
-@pytest.mark.parametrize("task", [ci("griffin_pydoc_choice"), slow("nowhere")])
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["griffin_pydoc_choice", "nowhere"])
 def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, task):
     done = run(
         *("griffin-eval", "run", "--model", "griffin", "--tasks", task),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from slow import slow
 from typer.testing import CliRunner
 
 from griffin_eval import doctor
@@ -44,7 +45,7 @@ def test_every_dtype_has_a_kernel_and_a_reason(framework):
     )
 
 
-@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("framework", ["torch", slow("jax")])
 def test_kernels_pass_their_self_test(framework, monkeypatch):
     tests = {test.name: test for test in doctor.self_tests(framework)}
     assert all(test.passed for test in tests.values()), tests
@@ -76,7 +77,7 @@ def test_a_failed_self_test_is_said_and_ends_with_1(monkeypatch):
     assert "1 of 2 passed" in result.stdout and "FAILED: other: off by a lot" in result.stdout
 
 
-@pytest.mark.parametrize("broken", [["torch"], ["torch", "jax"]])
+@pytest.mark.parametrize("broken", [slow(["torch"]), ["torch", "jax"]])
 def test_frameworks_may_be_missing(tmp_path, broken):
     for name in broken:
         (tmp_path / name).mkdir()

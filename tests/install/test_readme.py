@@ -36,8 +36,15 @@ def test_readme_is_short_and_begins_with_two_commands():
     assert set(first) == MAKE
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.ci if page == README else pytest.mark.slow)
+        for page in PAGES
+        if blocks(page)
+    ],
+    ids=name_of,
+)
 def test_blocks_run(page, tmp_path):
     """The blocks of a page, one after the other in one folder."""
     environment = os.environ | {

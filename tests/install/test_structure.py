@@ -65,6 +65,7 @@ def strings(path: Path) -> set[str]:
     return names
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("top", TOPS)
 def test_names_in_strings_exist(top):
     missing = [
@@ -77,6 +78,7 @@ def test_names_in_strings_exist(top):
     assert not missing
 
 
+@pytest.mark.ci
 def test_modules_that_are_chosen_by_framework_exist():
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):

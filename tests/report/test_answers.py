@@ -112,6 +112,7 @@ def test_nothing_asked_is_nothing_said():
     assert not found([run("A", [Point("arc_easy", "acc", None, 0.5, 0.4, 0.6, 9)])])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: the page was shown by none")
 def test_a_browser_shows_sorts_and_prints_the_page(tmp_path):
     results = {

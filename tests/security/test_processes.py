@@ -23,6 +23,7 @@ def test_the_store_of_own_workers_is_reached_from_this_machine_alone():
         socket.create_connection(("127.0.0.2", store.port), timeout=5)
 
 
+@pytest.mark.ci
 def test_workers_import_nothing_from_the_folder_that_the_user_is_in(
     checkpoint, tmp_path, monkeypatch
 ):
