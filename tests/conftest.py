@@ -47,7 +47,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 # `make test-all` sets this to nothing, and compiles as users do.
 os.environ.setdefault("XLA_FLAGS", QUICK_FLAGS)
 
-# No deadline, since compiling takes seconds the first time and cores may be shared. `make test` draws
+# No deadline: compiling takes seconds the first time, and cores may be shared. `make test` draws
 # the same examples in every run; `make test-all` chooses the other profile by --hypothesis-profile.
 hypothesis.settings.register_profile("griffin", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("all", deadline=None, print_blob=True)

@@ -28,6 +28,3 @@ def ci(*values: Any) -> Any:
 def examples(count: int) -> int:
     """Return the number of examples of a property, which `make test-all` multiplies by five."""
     return count * (5 if settings.get_current_profile_name() == "all" else 1)
-
-
-exhaustive = slow
