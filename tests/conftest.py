@@ -1,6 +1,7 @@
 """Settings every test runs under, and the parity table printed at the end of a run."""
 
 import contextlib
+import gc
 import logging
 import math
 import os
@@ -100,6 +101,17 @@ def record_parity(pytestconfig):
         assert error <= tolerance, f"{pair}, {quantity}: error {error:.3g} > {tolerance:.3g}"
 
     return record
+
+
+# Python's collector looks through all of torch, JAX and transformers again and again while they are
+# imported, and after that in every test. Nothing of them is ever freed.
+gc.disable()
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses

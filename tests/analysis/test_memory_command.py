@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parity import BASE, MODELS
 from safetensors.numpy import load_file, save_file
-from slow import ci, fast
+from slow import ci, slow
 from typer.testing import CliRunner
 
 from griffin_eval.analysis.cache_sizes import cache_sizes, parameter_bytes
@@ -222,7 +222,7 @@ def test_a_text_of_ones_own(checkpoint, tmp_path):
     assert 5 < facts["text"]["tokens"] < 30
 
 
-@pytest.mark.parametrize("name", fast(["hawk"], ["hawk", "mqa"]))
+@pytest.mark.parametrize("name", [slow("hawk"), slow("mqa")])
 def test_models_without_attention_or_without_recurrence(name, tmp_path):
     folder = write(tmp_path, MODELS[name])
     facts = json.loads(run(folder, "--json", "--tokens", 0, "--output", tmp_path / "figures"))

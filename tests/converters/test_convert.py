@@ -11,7 +11,7 @@ import pytest
 import torch
 from parity_oracles import deepmind_config
 from safetensors.numpy import load_file, save_file
-from slow import ci, slow
+from slow import slow
 from tiny_checkpoints import write_all, write_source
 from typer.testing import CliRunner
 
@@ -115,7 +115,7 @@ def test_every_direction_is_bit_exact(tiny, source, target, tmp_path):
 @pytest.mark.parametrize(
     "name, framework",
     [(n, "torch") if n in ("hf", "deepmind-flax") else slow(n, "torch") for n in FORMATS]
-    + [ci(n, "jax") if n == "griffin-orbax" else slow(n, "jax") for n in FORMATS],
+    + [slow(n, "jax") for n in FORMATS],
 )
 def test_evaluation_reads_every_format(checkpoint, converted, name, framework):
     np.testing.assert_array_equal(scores(converted[name], framework), scores(checkpoint, framework))

@@ -19,6 +19,7 @@ import commands
 import huggingface_hub
 import pytest
 from hub_server import Fault, Hub
+from slow import ci, slow
 from typer.testing import CliRunner
 
 import griffin_eval.converters.source.hub
@@ -606,7 +607,7 @@ def kaggle(models, tmp_path, monkeypatch):
     return cache
 
 
-@pytest.mark.parametrize("framework", ["flax", pytest.param("pyTorch", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("framework", [ci("flax"), slow("pyTorch")])
 def test_models_of_kaggle(kaggle, checkpoint, tmp_path, framework):
     """By name and version, and as a path; the tokenizer lies beside the weights."""
     name, known = (

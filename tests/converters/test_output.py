@@ -245,7 +245,7 @@ def killed_at(count: int, action) -> bool:
 @pytest.mark.parametrize(
     "swap, before, resume",
     [
-        pytest.param(True, "old", False, marks=pytest.mark.ci),
+        pytest.param(True, "old", False, marks=pytest.mark.slow),
         pytest.param(False, "old", True, marks=pytest.mark.ci),
         pytest.param(True, None, False, marks=pytest.mark.slow),
         pytest.param(True, None, True, marks=pytest.mark.slow),

@@ -107,16 +107,15 @@ def save_state(folder, name, packed, state):
     save_file({name: packed, **parts}, folder / "model.safetensors")
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     "shape, block, kind, double",
     [
-        ((7, 33), 64, "nf4", False),  # rows begin within bytes, and a last block is cut off
-        ((5, 13), 64, "nf4", True),
-        ((50, 70), 64, "fp4", True),
-        ((129, 130), 128, "nf4", True),  # with several blocks of scales
-        ((64, 520), 64, "nf4", True),
-        ((3, 2), 1024, "nf4", False),
+        ci((7, 33), 64, "nf4", False),  # rows begin within bytes, and a last block is cut off
+        ci((5, 13), 64, "nf4", True),
+        slow((50, 70), 64, "fp4", True),
+        slow((129, 130), 128, "nf4", True),  # with several blocks of scales
+        slow((64, 520), 64, "nf4", True),
+        slow((3, 2), 1024, "nf4", False),
     ],
 )
 def test_any_shape_and_block_in_any_pieces(tmp_path, shape, block, kind, double):
@@ -347,7 +346,7 @@ def put(name, value):
     return lambda tensors: tensors.__setitem__(name, value)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change, message",
     [

@@ -52,7 +52,7 @@ def run(code, cwd=None):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_example(tmp_path):
     done = run(EXAMPLE, tmp_path)
     assert done.returncode == 0, done.stderr

@@ -147,7 +147,7 @@ def scores(out) -> dict:
     return json.loads(file.read_text())["results"]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_ctrl_c_in_the_stock_command(checkpoint, tmp_path):
     cache = tmp_path / "cache"
     file = Path(f"{cache}_rank0.db")

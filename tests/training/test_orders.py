@@ -191,7 +191,7 @@ def test_stages_of_an_adaptive_recipe_wait_for_their_accuracy(tmp_path):
     assert stages == {0.0: [(0, 8), (1, 16), (2, 32)], 1.1: [(0, 8)] * 3}
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_run_begins_with_the_weights_of_a_checkpoint(tmp_path):
     first = order_of(tmp_path, "first", steps=1)
     train_model(first.run, first.folder)
@@ -297,6 +297,7 @@ def json_or_text(value: str):
         return value
 
 
+@pytest.mark.slow
 def test_finished_runs_are_recorded(tmp_path):
     order = order_of(tmp_path, "copy/run", steps=2)
     assert state(order) == (f"{order.folder}: not begun", False)
