@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests of one file share what they compiled: each worker takes a half, and from the other's at last.
 WORKERS := -n 2 --dist worksteal
 
-.PHONY: environment figures demo test test-ci test-all test-gpu test-oldest test-newest soak soak-serve kills flips fuzz faults faults-remote wheel types check format clean
+.PHONY: environment before compare surface figures demo test test-ci test-all test-gpu test-oldest test-newest soak soak-serve kills flips fuzz faults faults-remote wheel types check format clean
 
 demo: $(STAMP)
 	$(BIN)/python -m griffin_eval.demo $(if $(FULL),--full)
@@ -32,6 +32,21 @@ test-all: $(STAMP)
 	XLA_FLAGS= $(BIN)/pytest $(WORKERS) -m "not gpu" --hypothesis-profile=all --jaxtyping-packages=$(TYPED) $(ARGS)
 	$(MAKE) fuzz SECONDS=300
 	.ci/check_install editable
+
+# Install the wheel of COMMIT (53c0389 without it) in build/before; compare runs the same commands in both
+# environments and compares what they print and write.
+before: $(STAMP)
+	tests/net/make_before $(COMMIT)
+
+BEFORE ?= build/before/bin/python
+AFTER ?= $(BIN)/python
+compare: $(STAMP)
+	test -x $(BEFORE) || tests/net/make_before
+	$(BIN)/python tests/net/compare.py $(BEFORE) $(AFTER) $(ARGS)
+
+# Write tests/net/surface.txt: commands, arguments, tasks, metrics, keys, routes and names that users see.
+surface: $(STAMP)
+	$(BIN)/python -P tests/net/surface.py
 
 # Needs a GPU, and builds of torch and JAX for it: PYTHON of an environment that has them.
 test-gpu:
