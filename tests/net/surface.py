@@ -544,7 +544,7 @@ def run(*arguments: str) -> str:
 def key_facts(what: str, value: Any) -> Iterator[str]:
     """Yield the keys of a JSON value as dotted paths."""
     for path in paths(value):
-        path = re.sub(r"(?<=logprobs\.top_logprobs\[\]\.).*", "<token>", path)
+        path = re.sub(r"(?s)(?<=logprobs\.top_logprobs\[\]\.).+", "<token>", path)
         yield f"key of {what}: {path}"
 
 
