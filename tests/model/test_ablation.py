@@ -123,7 +123,7 @@ def test_a_shared_context_is_read_once(framework):
 STATES = {"torch": torch_state, "jax": jax_state}
 
 
-# Where chunks end, the first of which is before the cut. JAX compiles a program for each length.
+# Ends of chunks. The first lies before the cut. JAX compiles a program for each length.
 ENDS = {"torch": (13, 17, 18, 30), "jax": (10, 20, 30)}
 
 

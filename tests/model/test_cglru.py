@@ -365,7 +365,7 @@ def test_layer_and_its_gradients_equal_deepminds(name, dtype, record_parity):
 # The whole model
 
 
-# Of one layer and of two: attention has nothing to do with complex gates.
+# Models of one and of two layers, since complex gates do not touch attention.
 COMPLEX = {
     "one layer": replace(BASE, complex_gates=True, block_pattern=HAWK, num_layers=1),
     "hawk": replace(PAPER, complex_gates=True, block_pattern=HAWK, num_layers=2, gate_blocks=12),

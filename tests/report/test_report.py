@@ -53,7 +53,7 @@ def evaluate(folder: Path, checkpoint: Path, **arguments) -> Path:
         metadata=BOOKS,
     )
     tracker = EvaluationTracker(output_path=str(folder))
-    # What lm_eval tells of this environment starts pip and compilers, and no report reads it.
+    # lm_eval starts pip and compilers to describe the environment, and no report reads that.
     with mock.patch("lm_eval.evaluator.add_env_info"):
         results = simple_evaluate(
             lm, tasks=TASKS, limit=12, task_manager=manager, bootstrap_iters=100, log_samples=True

@@ -1,4 +1,4 @@
-"""What keeps runs of lm_eval in a test process cheap; a folder's conftest.py imports it."""
+"""A fixture that keeps lm_eval runs inside a test process cheap; imported by conftest.py files."""
 
 import sys
 
