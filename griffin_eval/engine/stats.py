@@ -18,6 +18,8 @@ class Stats:
         tokens_generated: tokens that generation chose.
         states_evicted: states that were dropped because the memory budget was full.
         steps: calls of the model.
+        continuations_encoded_alone: scored continuations that were encoded without their context,
+            since the tokenizer merges them into its last token.
         seconds: wall time inside the engine.
     """
 
@@ -29,6 +31,7 @@ class Stats:
     tokens_generated: int = 0
     states_evicted: int = 0
     steps: int = 0
+    continuations_encoded_alone: int = 0
     seconds: float = 0.0
 
     def __iadd__(self, other: "Stats") -> "Stats":

@@ -17,6 +17,8 @@ from griffin_eval.messages import did_you_mean
 from griffin_eval.runners.load import choose_framework
 from griffin_eval.runners.protocol import DTYPES
 
+ON_MERGE = ("separate", "error")
+
 # Arguments of lm_eval's hf model that this one does not have, and what to do instead.
 _INSTEAD = {
     "backend": "framework=torch or framework=jax chooses what runs the model",
@@ -82,6 +84,9 @@ class ModelArguments:
         subfolder: subfolder of the folder or repository that holds the checkpoint.
         add_bos_token: whether texts start with BOS; by default as the model was trained.
         prefix_token_id: token that an empty context is scored from; by default BOS, else EOS.
+        on_merge: what happens to a continuation that the tokenizer merges into the last token of its
+            context, which leaves no token to score: ``separate`` encodes it alone, with one
+            warning; ``error`` refuses it, as lm_eval's hf does.
         state_budget: memory for states that are kept between steps, such as ``2GB``, in bytes once
             parsed; by default 25% of the free memory. States that do not fit are computed again.
         softmax_dtype: dtype in which logits are normalised, float32 by default (float64 if the
@@ -127,6 +132,7 @@ class ModelArguments:
     subfolder: str | None = None
     add_bos_token: bool | None = None
     prefix_token_id: int | None = None
+    on_merge: str = "separate"
     softmax_dtype: str | None = None
     state_budget: int | None = None
     visible_keys: int | None = None
@@ -182,6 +188,10 @@ def parse_arguments(given: Mapping[str, Any]) -> ModelArguments:
     stays_quantised(values.get("load"))
     if parity not in (None, "check"):
         raise ArgumentError(f"unknown parity {parity!r}: expected check, or nothing")
+    if values.get("on_merge") not in (None, *ON_MERGE):
+        raise ArgumentError(
+            f"unknown on_merge {values['on_merge']!r}: expected {' or '.join(ON_MERGE)}"
+        )
     if softmax_dtype not in (None, *DTYPES):
         raise ArgumentError(
             f"unknown softmax_dtype {softmax_dtype!r}: expected {', '.join(DTYPES)}"

@@ -119,6 +119,12 @@ class RememberedEncoding(Encoding):
         return known[key]
 
 
+def continuation_of(context: str, continuation: str) -> str:
+    """Return the continuation with the white space at the end of its context in front, as lm_eval
+    scores it."""
+    return context[len(context.rstrip()) :] + continuation
+
+
 def joined(
     context: Sequence[int] | np.ndarray, continuation: Sequence[int] | np.ndarray
 ) -> np.ndarray:

@@ -29,6 +29,7 @@ from griffin_eval.lm.encoding import (
     Encoding,
     EncodingAfterState,
     RememberedEncoding,
+    continuation_of,
     joined,
 )
 from griffin_eval.lm.generation_args import DEFAULT_GENERATED_TOKENS, read_generation_arguments
@@ -265,11 +266,9 @@ class GriffinLM(TemplateLM):
         The ids are those of lm-eval's own method, but shared beginnings of texts are tokenised
         once, rather than twice for every request.
         """
-        pairs: list[Any] = [request.args for request in requests]
+        encoded = self._encoded_pairs(requests)
         with self._records("loglikelihood", requests) as record:
-            return self._loglikelihood_tokens(
-                self._encoding.pairs(pairs), disable_tqdm=disable_tqdm, record=record
-            )
+            return self._loglikelihood_tokens(encoded, disable_tqdm=disable_tqdm, record=record)
 
     def loglikelihood_ablated(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -285,14 +284,13 @@ class GriffinLM(TemplateLM):
         Raises:
             ArgumentError: a third argument that is none of these.
         """
-        given: list[Any] = [request.args for request in requests]
-        names = [name for _, _, name in given]
+        names: list[Any] = [request.args[2] for request in requests]
         unknown = sorted({str(name) for name in names} - set(ABLATIONS))
         if unknown:
             raise ArgumentError(
                 f"unknown ablation {', '.join(unknown)}: expected {', '.join(ABLATIONS)}"
             )
-        encoded = self._encoding.pairs([(text, continuation) for text, continuation, _ in given])
+        encoded = self._encoded_pairs(requests)
         with self._records("loglikelihood_ablated", requests) as record:
             return self._loglikelihood_tokens(
                 encoded,
@@ -300,6 +298,45 @@ class GriffinLM(TemplateLM):
                 ablations=[ABLATIONS[name] for name in names],
                 record=record,
             )
+
+    def _encoded_pairs(self, requests: Sequence[Instance]) -> list[EncodedPair]:
+        """The context and the continuation of each request with the ids of both.
+
+        A tokenizer can merge a continuation into the last token of its context, which leaves no
+        token to score. Such a context and its continuation are encoded separately, so that every
+        choice of a document is scored on the same context.
+
+        Raises:
+            ArgumentError: an empty continuation, or a merged one with ``on_merge=error``.
+        """
+        encoded = list(self._encoding.pairs([request.args[:2] for request in requests]))
+        merged: list[str] = []
+        for index, (texts, context, ids) in enumerate(encoded):
+            if len(ids):
+                continue
+            where = _described(requests[index])
+            alone = self.tokenizer.encode(continuation_of(*texts))
+            if not alone:
+                raise ArgumentError(
+                    f"{where} is empty, so there is no token to score: check doc_to_choice and "
+                    "doc_to_target of the task"
+                )
+            if self._model.arguments.on_merge == "error":
+                raise ArgumentError(
+                    f"the tokenizer merges {where} into the last token of its context "
+                    f"{_quoted(texts[0])}, so there is no token to score: put the space between "
+                    "the two into the continuation, or leave out on_merge=error to encode it alone"
+                )
+            merged.append(where)
+            encoded[index] = texts, context, alone
+        if merged:
+            self.stats.continuations_encoded_alone += len(merged)
+            self._warn_once(
+                f"the tokenizer merges continuations into the last token of their contexts; they "
+                f"are encoded alone (on_merge=error refuses them): {merged[0]}"
+                + (f" and {len(merged) - 1} more" if merged[1:] else "")
+            )
+        return encoded
 
     def _loglikelihood_tokens(
         self,
@@ -338,6 +375,8 @@ class GriffinLM(TemplateLM):
         self, texts: tuple[str, str], context: Any, continuation: Any, ablation: Ablation
     ) -> Scorable:
         """The ids of a context and its continuation as one sequence, cut to max_length."""
+        if not len(continuation):
+            raise ArgumentError(f"the continuation {texts[1]!r} has no token to score")
         if len(continuation) > self.max_length:
             raise ArgumentError(
                 f"the continuation {texts[1][:60]!r}… has {len(continuation)} tokens, "
@@ -547,6 +586,15 @@ def _after_state(
         raise ArgumentError(
             f"the chat template refuses messages behind the text of state=: {error}"
         ) from None
+
+
+def _described(request: Instance) -> str:
+    """Name the continuation of a request with its document and task, if lm_eval set them."""
+    _, continuation, *_ = request.args
+    name = f"continuation {continuation!r} (choice {request.idx})"
+    if request.doc_id is None:
+        return f"the {name}"
+    return f"document {request.doc_id} of {request.task_name}: the {name}"
 
 
 def _quoted(text: str) -> str:

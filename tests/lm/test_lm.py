@@ -86,6 +86,67 @@ def test_loglikelihood_equals_hf(lm, hf, record_parity):
         assert found[1] == expected[1]
 
 
+def merged_pair(tokenizer):
+    """Return a context and a continuation that add up to no more tokens than the context has."""
+    words = {word for word in TEXT.split() if word.isalpha()}
+    pairs = [(word[:i], word[i:]) for word in sorted(words) for i in range(1, len(word))]
+    count = {
+        text: len(tokenizer.encode(text)) for pair in pairs for text in (pair[0], "".join(pair))
+    }
+    return next(pair for pair in pairs if count["".join(pair)] <= count[pair[0]])
+
+
+@torch_quickly
+def test_a_merged_continuation_is_scored_after_the_ids_of_its_context(
+    lm, hf, reference_logprobs, caplog
+):
+    context, continuation = merged_pair(lm.tokenizer)
+    pairs = [(context, continuation), (context, " and then"), (f"{context}  ", continuation)]
+    before = lm.stats.continuations_encoded_alone
+    lm._warned.clear()
+    requests = instances("loglikelihood", pairs)
+    requests[0].task_name, requests[0].doc_id = "some_task", 7
+    for _ in range(2):
+        found = lm.loglikelihood(requests)
+    ids = [lm.tokenizer.bos_token_id, *lm.tokenizer.encode(context)]
+    alone = lm.tokenizer.encode(continuation)
+    expected = reference_logprobs([*ids, *alone])[0][-len(alone) :].sum()
+    assert relative(found[0][0], expected) < 1e-5
+    for mine, other in zip(
+        found[1:], hf.loglikelihood(requests[1:], disable_tqdm=True), strict=True
+    ):
+        assert relative(mine[0], other[0]) < 1e-5 and mine[1] == other[1]
+    warnings = [r.getMessage() for r in caplog.records if "merges" in r.getMessage()]
+    assert len(warnings) == 1
+    assert f"document 7 of some_task: the continuation {continuation!r} (choice 0)" in warnings[0]
+    assert lm.get_model_info()["griffin_continuations_encoded_alone"] == before + 2
+    assert lm.loglikelihood_ablated(
+        instances("loglikelihood_ablated", [(context, continuation, "nothing")])
+    )[0] == pytest.approx(found[0])
+    with pytest.raises(AssertionError):  # hf stops
+        hf.loglikelihood(requests[:1], disable_tqdm=True)
+
+
+def test_a_merged_continuation_can_be_refused(checkpoint):
+    lm = GriffinLM(pretrained=str(checkpoint), framework="torch", on_merge="error")
+    pair = merged_pair(lm.tokenizer)
+    with pytest.raises(ArgumentError, match=f"{pair[1]!r} .choice 0. into the last token"):
+        lm.loglikelihood(instances("loglikelihood", [pair]))
+    with pytest.raises(ArgumentError, match="unknown on_merge 'hf': expected separate or error"):
+        GriffinLM(pretrained=str(checkpoint), framework="torch", on_merge="hf")
+
+
+@torch_quickly
+def test_an_empty_continuation_is_refused(lm, reference_logprobs):
+    for pair in [("The", ""), ("", "")]:
+        with pytest.raises(ArgumentError, match=r"the continuation '' \(choice 1\) is empty"):
+            lm.loglikelihood(instances("loglikelihood", [("The", " unary"), pair]))
+    # The text of BOS alone is a token to score, and not the one that it is scored from.
+    bos = lm.tokenizer.bos_token_id
+    [found] = lm.loglikelihood(instances("loglikelihood", [("", "<bos>")]))
+    assert relative(found[0], reference_logprobs([bos, bos])[0].sum()) < 1e-5
+
+
 @torch_quickly
 def test_greedy_flag_is_true_for_what_the_model_would_say(lm):
     (text,) = lm.generate_until(instances("generate_until", [("The", {"max_gen_toks": 5})]))
