@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
@@ -48,9 +49,16 @@ class Embedding(Head):
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
         super().__init__(params)
-        self.multiplier = config.embedding_multiplier
+        self.multiplier, self.vocab_size = config.embedding_multiplier, config.vocab_size
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T W"]:
+        # Indexing returns other rows for ids beyond the vocabulary. Inside jit, ids are unknown.
+        if not isinstance(tokens, jax.core.Tracer) and tokens.size:
+            least, most, vocabulary = int(tokens.min()), int(tokens.max()), self.vocab_size
+            if least < 0 or most >= vocabulary:
+                raise IndexError(
+                    f"token ids must be from 0 to {vocabulary - 1}, found {least} to {most}"
+                )
         return summed(self.weight[...][tokens]) * self.multiplier
 
 

@@ -21,11 +21,14 @@ def record_blocks(blocks: Any) -> list[Array]:
     """
     seen: list[Array] = []
 
-    def note(x: Array, output: tuple[Array, Any]) -> None:
-        seen.extend([output[0]] if seen else [x, output[0]])
+    def first(x: Array, output: tuple[Array, Any]) -> None:
+        seen.extend([x, output[0]])
+
+    def later(x: Array, output: tuple[Array, Any]) -> None:
+        seen.append(output[0])
 
     for i, block in enumerate(blocks):
-        blocks[i] = _Recorded(block, note)
+        blocks[i] = _Recorded(block, later if i else first)
     return seen
 
 

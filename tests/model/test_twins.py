@@ -1,18 +1,25 @@
 """model_torch and model_jax are twins: files, public names, signatures, parameters, states."""
 
 import ast
+import dataclasses
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from flax import nnx
 from parity import BASE, MODELS, PAPER
 from parity_twins import leaves, to_numpy, twin
 
+import griffin_eval
 from griffin_eval import model_jax, model_torch
+from griffin_eval.checkpoints import folder as shipped
 from griffin_eval.layout import param_specs
 from griffin_eval.model_jax import griffin as jax_griffin
+from griffin_eval.model_jax import hooks as jax_hooks
 from griffin_eval.model_torch import griffin as torch_griffin
+from griffin_eval.model_torch import hooks as torch_hooks
 
 TORCH, JAX = (Path(package.__path__[0]) for package in (model_torch, model_jax))
 FILES = sorted(path.name for path in TORCH.glob("*.py"))
@@ -152,6 +159,35 @@ def test_states_have_the_same_fields_shapes_and_dtypes(config, dtype):
     assert states[0]._fields == states[1]._fields
     shapes = [[leaf.shape for leaf in leaves(s)] for s in states]
     assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("record", ["record_blocks", "record_temporal"])
+def test_every_run_is_recorded_alike(record):
+    """Also a second run of the same model, which begins with its own input."""
+    seen = {}
+    for name, hooks in (("torch", torch_hooks), ("jax", jax_hooks)):
+        model = griffin_eval.load(shipped("bytes_griffin"), framework=name, dtype="float32")
+        array = {"torch": torch.tensor, "jax": jnp.asarray}[name]
+        recorded = getattr(hooks, record)(model.model.layers)
+        for ids in ([[5, 6, 7]], [[8, 9, 10]]):
+            model.step(array(ids), array([3]), model.init_state(1))
+        each = [leaf if isinstance(leaf, dict) else {"x": leaf} for leaf in recorded]
+        seen[name] = [{key: to_numpy(value) for key, value in leaf.items()} for leaf in each]
+    blocks = len(model.model.layers)
+    assert len(seen["torch"]) == len(seen["jax"]) == 2 * (blocks + (record == "record_blocks"))
+    for one, other in zip(seen["torch"], seen["jax"], strict=True):
+        assert one.keys() == other.keys()
+        for key in one:
+            np.testing.assert_allclose(one[key], other[key], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("ids", [[[5, 11]], [[-1, 5]]])
+@pytest.mark.parametrize("name", ["torch", "jax"])
+def test_ids_beyond_the_vocabulary_are_refused(name, ids):
+    model = twin(name, dataclasses.replace(BASE, vocab_size=11))
+    assert np.isfinite(model.step(np.array([[10, 0]]), np.array([2]), model.init_state(1))[0]).all()
+    with pytest.raises(IndexError):
+        model.model.model.embed_tokens(model._array(np.array(ids)))
 
 
 def dtype_of(leaf):
