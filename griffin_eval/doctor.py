@@ -92,11 +92,10 @@ def machine() -> dict[str, str]:
     from griffin_eval.kernels.cpu import compiled
 
     gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    built = compiled.library() is not None
     facts = {
         "system": platform.platform(),
         "processor": f"{_processor()}, {compiled.usable_cpus()} usable, {gigabytes:.0f} GB",
-        "compiled kernels": "built" if built else compiled.NOT_BUILT,
+        "compiled kernels": compiled.missing() or "built",
     }
     for framework in MODULES:
         reason = why_absent(*MODULES[framework])
@@ -281,7 +280,9 @@ def _processor() -> str:
 
 
 def _cache(holds: str, folder: Path) -> Cache:
-    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    # The hub's snapshots are links to its blobs.
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    sizes = [path.stat().st_size for path in files]
     return Cache(holds, folder, len(sizes), sum(sizes))
 
 

@@ -26,7 +26,7 @@ def unsupported(q: Float[Tensor, "B T H D"], keys: Tensor, values: Tensor) -> st
         return "the compiled kernel has no derivative"
     if torch.compiler.is_compiling():
         return "torch.compile cannot look into the compiled kernel"
-    return None if compiled.library() else compiled.NOT_BUILT
+    return compiled.missing()
 
 
 def local_attention(

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import functools
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,21 +11,35 @@ from pathlib import Path
 from griffin_eval.errors import BadInput
 from griffin_eval.kernels import devices
 
+logger = logging.getLogger(__name__)
+
 NOT_BUILT = "the compiled kernels are not there: griffin-eval was installed without a C compiler"
 MOST_HEAD_DIM = 256  # of attention/cpu.c
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}  # of cpu/floats.h
 
 
-@functools.cache
 def library() -> ctypes.CDLL | None:
-    """The loaded library; None where it was not built.
+    """The loaded library; None where it was not built, or cannot be loaded.
 
     Raises:
         BadInput: it was built from older sources than there are, in a checkout.
     """
+    loaded = _loaded()
+    return None if isinstance(loaded, str) else loaded
+
+
+def missing() -> str | None:
+    """The reason why `library` is None; None where it is there."""
+    loaded = _loaded()
+    return loaded if isinstance(loaded, str) else None
+
+
+@functools.cache
+def _loaded() -> ctypes.CDLL | str:
+    """The loaded library, or the reason why there is none."""
     path = Path(__file__).parent.with_name("_cpu.so")
     if not path.is_file():
-        return None
+        return NOT_BUILT
     built = path.stat().st_mtime
     for source in path.parent.glob("*/*.[ch]"):
         if source.stat().st_mtime > built:
@@ -32,7 +47,16 @@ def library() -> ctypes.CDLL | None:
                 f"{source} is newer than the compiled kernels, {path}, which may not fit: "
                 f"install the checkout again (pip install -e {path.parents[1]})"
             )
-    loaded = ctypes.CDLL(str(path))
+    try:
+        return _declared(ctypes.CDLL(str(path)))
+    except (OSError, AttributeError) as error:  # of another machine, or of another version
+        reason = f"the compiled kernels cannot be loaded ({error}): install griffin-eval again"
+        logger.warning("%s; slower kernels run instead", reason)
+        return reason
+
+
+def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare the types of the library's functions."""
     address, number = ctypes.c_void_p, ctypes.c_int64
     for name, arguments in {
         "griffin_rglru": [ctypes.c_int, address, address, address, number],
@@ -77,9 +101,9 @@ def register_ffi_targets() -> str | None:
     compiled or loaded. Returns None, or the reason they are missing."""
     import jax
 
-    loaded = library()
-    if loaded is None:
-        return NOT_BUILT
+    loaded = _loaded()
+    if isinstance(loaded, str):
+        return loaded
     jax.devices("cpu")  # so that one which refuses a kernel says so below, and still starts
     linear, scans = ("linear", "packed", "unpack"), ("scan", "scan_backward")
     for name in ("attention", *linear, *scans, "gated", "gated_backward"):

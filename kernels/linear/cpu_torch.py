@@ -117,7 +117,7 @@ def unsupported(x: Tensor, weight: Tensor, most_rows: int | None = None) -> str 
         return "the compiled kernel is for a few rows"
     if not weight.is_contiguous():
         return "the compiled kernel takes weights that lie as they were stored"
-    return None if compiled.library() else compiled.NOT_BUILT
+    return compiled.missing()
 
 
 def _is_plain(

@@ -31,7 +31,7 @@ def unsupported(x: Tensor, gates: Gates | None, starts: Tensor | None) -> str | 
         return f"the compiled kernels compute in float32, and x is {x.dtype}"
     if torch.compiler.is_compiling():
         return "torch.compile cannot look into the compiled kernels"
-    return None if compiled.library() else compiled.NOT_BUILT
+    return compiled.missing()
 
 
 def linear_scan(

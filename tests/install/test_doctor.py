@@ -67,6 +67,18 @@ def test_caches_are_counted(tmp_path, monkeypatch):
     assert doctor.caches()[0].folder == tmp_path / "chosen"
 
 
+def test_links_of_the_hub_are_not_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    blob = tmp_path / "models--a--b" / "blobs" / "abc"
+    link = tmp_path / "models--a--b" / "snapshots" / "main" / "model.safetensors"
+    for path in (blob, link):
+        path.parent.mkdir(parents=True)
+    blob.write_bytes(bytes(1000))
+    link.symlink_to(blob)
+    cache = {cache.holds: cache for cache in doctor.caches()}["downloads from the hub"]
+    assert (cache.entries, cache.nbytes) == (1, 1000)
+
+
 def test_a_failed_self_test_is_said_and_ends_with_1(monkeypatch):
     monkeypatch.setattr(doctor, "frameworks", lambda: ["torch"])
     monkeypatch.setattr(doctor, "kernels", lambda framework: [])

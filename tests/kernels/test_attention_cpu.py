@@ -382,10 +382,8 @@ def test_what_the_kernel_does_not_take_goes_to_the_plain_one(framework, monkeypa
     assert choice.name == "plain" and "257" in choice.refused["cpu"]
     with pytest.raises(NotImplementedError, match="256 dimensions, not 257"):
         api.choose(large, impl="cpu")
-    missing = {"torch": (compiled, "library"), "jax": (cpu_jax, "_missing")}[framework]
-    monkeypatch.setattr(
-        *missing, {"torch": lambda: None, "jax": lambda: compiled.NOT_BUILT}[framework]
-    )
+    missing = {"torch": (compiled, "missing"), "jax": (cpu_jax, "_missing")}[framework]
+    monkeypatch.setattr(*missing, lambda: compiled.NOT_BUILT)
     assert api.choose(q).name == "plain" and api.choose(q).refused["cpu"] == compiled.NOT_BUILT
     assert api.choose(q, impl="plain") == ("plain", {})
 
