@@ -1,6 +1,7 @@
 """The errors a user can meet, each one sentence that says what was expected, found, and to do."""
 
 import sys
+import traceback
 from typing import Any
 
 
@@ -40,7 +41,14 @@ def unreachable_data(error: BaseException) -> str | None:
     )
 
 
-def one_sentence(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+def raised_by_lm_eval(error: BaseException) -> bool:
+    """Whether the line that raised an error is in lm_eval, which raises ValueError for tasks and
+    arguments that do not exist."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals.get("__name__", "").partition(".")[0] == "lm_eval"
+
+
+def one_sentence(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """`sys.excepthook` of lm_eval's command line, as `griffin_eval._plugin` sets it.
 
     An error that the user can mend ends with its sentence and exit code 2. A lost process,
@@ -51,7 +59,7 @@ def one_sentence(kind: type[BaseException], error: BaseException, traceback: Any
     told = isinstance(error, ProcessLost) or (isinstance(error, MemoryError) and str(error))
     unreachable = unreachable_data(error)
     if not (expected or told or unreachable):
-        sys.__excepthook__(kind, error, traceback)
+        sys.__excepthook__(kind, error, trace)
         return
     print(f"griffin: {unreachable or error}", file=sys.stderr)
     sys.exit(2 if expected else 1)

@@ -35,7 +35,13 @@ from griffin_eval.cli.serve import serve
 from griffin_eval.cli.sweep import sweep
 from griffin_eval.cli.train import train
 from griffin_eval.cli.verify import verify
-from griffin_eval.errors import BadInput, MissingExtraError, ProcessLost, unreachable_data
+from griffin_eval.errors import (
+    BadInput,
+    MissingExtraError,
+    ProcessLost,
+    raised_by_lm_eval,
+    unreachable_data,
+)
 from griffin_eval.messages import printable
 
 app = typer.Typer(
@@ -102,7 +108,9 @@ def run(
             run_frozen(context.args, suite=suite, freeze=freeze)
         else:
             cli_evaluate()
-    except ValueError as error:  # lm_eval's word for a task or an argument that does not exist
+    except ValueError as error:
+        if not raised_by_lm_eval(error):
+            raise
         logging.getLogger("lm_eval").debug("where it was raised:", exc_info=True)
         raise BadInput(error) from error
 

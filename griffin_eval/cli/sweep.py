@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from griffin_eval.errors import ArgumentError, BadInput, MissingExtraError
+from griffin_eval.errors import ArgumentError, BadInput, MissingExtraError, raised_by_lm_eval
 
 LOOK_AGAIN = 5.0  # seconds between two looks for new checkpoints
 
@@ -103,11 +103,14 @@ def sweep(
     if model_args:
         arguments += ["--model_args", model_args]
     first = targets[0] if targets else sweeps.Target("", str(folder))
-    count = skipped = 0
+    count = skipped = failed = 0
     try:
         config = sweeps.configuration(arguments, first)
         for outcome in sweeps.sweep(config, find, output, following):
-            if outcome.seconds is None:
+            if outcome.failed:
+                failed += 1
+                typer.echo(f"{outcome.target.name}: failed: {outcome.reason}", err=True)
+            elif outcome.seconds is None:
                 skipped += 1
                 typer.echo(f"{outcome.target.name}: skipped, since {outcome.reason}")
             else:
@@ -115,10 +118,15 @@ def sweep(
                 typer.echo(f"{outcome.target.name}: {outcome.seconds:.1f} s")
             if watch:
                 _draw(output)
-    except ValueError as error:  # lm_eval's word for a task or an argument that does not exist
+    except ValueError as error:
+        if not raised_by_lm_eval(error):
+            raise
         raise BadInput(error) from error
     figures = _draw(output)
     typer.echo(f"{output}: evaluated: {count}, skipped: {skipped}, learning curves: {figures}")
+    if failed:
+        typer.echo(f"{output}: failed: {failed}; run the command again to retry them", err=True)
+        raise typer.Exit(1)
 
 
 def _draw(output: Path) -> int:

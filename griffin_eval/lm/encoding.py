@@ -98,25 +98,28 @@ class EncodingAfterState(Encoding):
         return np.concatenate([np.array([self.prefix_token_id], np.int32), ids], dtype=np.int32)
 
 
-class RememberedEncoding(Encoding):
-    """An `Encoding` that keeps the ids of each list of texts, for lists that come again."""
+class RememberedEncoding:
+    """The same methods as an `Encoding`, which keep the ids of each list of texts, for lists that
+    come again."""
+
+    def __init__(self, encoding: Encoding):
+        self.add_bos, self.prefix_token_id = encoding.add_bos, encoding.prefix_token_id
+        self._encoding, self._ids = encoding, dict[tuple[str, tuple[Any, ...]], Any]()
 
     def pairs(self, pairs: Sequence[tuple[str, str]]) -> list[EncodedPair]:
-        return self._remembered(super().pairs, pairs)
+        return self._remembered(self._encoding.pairs, pairs)
 
     def contexts(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return self._remembered(super().contexts, texts)
+        return self._remembered(self._encoding.contexts, texts)
 
     def documents(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return self._remembered(super().documents, texts)
+        return self._remembered(self._encoding.documents, texts)
 
     def _remembered(self, encode: Callable[[Any], Any], texts: Sequence[Any]) -> Any:
-        # A subclass of a tuple has a __dict__, which the tuple's fields are not in.
-        known = self.__dict__.setdefault("known", {})
         key = encode.__name__, tuple(texts)
-        if key not in known:
-            known[key] = encode(texts)
-        return known[key]
+        if key not in self._ids:
+            self._ids[key] = encode(texts)
+        return self._ids[key]
 
 
 def continuation_of(context: str, continuation: str) -> str:

@@ -1,22 +1,28 @@
 """Results files of lm-eval that are whole or absent, whenever a run ends."""
 
-import contextlib
 import functools
 import logging
 import os
-import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-logger = logging.getLogger(__name__)
+from lm_eval.loggers.evaluation_tracker import eval_logger
+from lm_eval.utils import make_table
+
+from griffin_eval.errors import BadInput
 
 
 def whole_or_absent(save: Callable[..., None]) -> Callable[..., None]:
     """A method of lm-eval's EvaluationTracker that writes files below its ``output_path``, made to
-    write them elsewhere first. Each then appears under its name with all its bytes, which are on
-    the disk. Runs of other models write as they always did."""
+    write them into a hidden folder beside it first. Each then appears under its name with all its
+    bytes, which are on the disk. Runs of other models write as they always did.
+
+    The method raises `BadInput` if the files cannot be written, which lm-eval only logs. The table
+    of results is printed before.
+    """
 
     @functools.wraps(save)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -26,28 +32,65 @@ def whole_or_absent(save: Callable[..., None]) -> Callable[..., None]:
         chosen = self.output_path
         is_file = Path(chosen).suffix == ".json"  # of which lm-eval puts the time into the name
         final = Path(chosen).parent if is_file else Path(chosen)
-        with tempfile.TemporaryDirectory(prefix="griffin-eval-") as folder:
-            self.output_path = str(Path(folder, Path(chosen).name)) if is_file else folder
-            try:
-                save(self, *args, **kwargs)
-            finally:
-                self.output_path = chosen
-            for file in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
-                _appear(file, final / file.relative_to(folder))
+        there = next(folder for folder in (final, *final.absolute().parents) if folder.is_dir())
+        try:
+            with (
+                tempfile.TemporaryDirectory(prefix=".griffin-eval-", dir=there) as folder,
+                _Failures() as failures,
+            ):
+                self.output_path = str(Path(folder, Path(chosen).name)) if is_file else folder
+                try:
+                    save(self, *args, **kwargs)
+                finally:
+                    self.output_path = chosen
+                files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+                # An upload to the hub may fail after the files are whole.
+                if failures.errors and (failures.of_disk or not files):
+                    raise failures.errors[0]
+                for file in files:
+                    _appear(file, final / file.relative_to(folder))
+        except OSError as error:
+            _print_table(kwargs.get("results", args[0] if args else None))
+            reason = error.strerror or error
+            raise BadInput(f"{chosen}: the results are not saved: {reason}") from error
 
     return wrapper
 
 
+class _Failures(logging.Handler):
+    """The errors that lm-eval's tracker catches and logs while it writes."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.errors: list[BaseException] = []
+
+    @property
+    def of_disk(self) -> bool:
+        """Whether one of them is the operating system's; those of a connection have no number."""
+        return any(isinstance(error, OSError) and error.errno for error in self.errors)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if error is not None and error not in self.errors:
+            self.errors.append(error)
+
+    def __enter__(self) -> "_Failures":
+        eval_logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        eval_logger.removeHandler(self)
+
+
 def _appear(source: Path, destination: Path) -> None:
-    """Copies a file; the copy has its name only when it is whole."""
-    unfinished = destination.with_name(f".{destination.name}.unfinished")
-    try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, unfinished)
-        with unfinished.open("rb") as file:
-            os.fsync(file.fileno())
-        unfinished.replace(destination)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        logger.error("the results are not saved in %s: %s", destination, error.strerror or error)
+    """Move a file to its name once its bytes are on the disk."""
+    with source.open("rb") as file:
+        os.fsync(file.fileno())
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    source.replace(destination)
+
+
+def _print_table(results: Any) -> None:
+    """Print aggregated results that cannot be saved; not the answers of a task."""
+    if isinstance(results, dict) and "results" in results:
+        print(make_table(results))

@@ -27,6 +27,7 @@ from lm_eval.loggers import EvaluationTracker
 from lm_eval.loggers.utils import add_env_info
 
 from griffin_eval.converters.source.steps import steps_of
+from griffin_eval.engine.scoring import NotFinite
 from griffin_eval.errors import ArgumentError, BadInput, CheckpointError
 from griffin_eval.json_files import read_json
 from griffin_eval.lm.load import StagedModel
@@ -64,11 +65,13 @@ class Outcome(NamedTuple):
         target: the checkpoint.
         seconds: that it took; None if it was not evaluated.
         reason: why it was not; empty if it was.
+        failed: whether there should be results, and there are none.
     """
 
     target: Target
     seconds: float | None
     reason: str = ""
+    failed: bool = False
 
 
 class Watch(NamedTuple):
@@ -100,9 +103,11 @@ def configuration(arguments: Sequence[str], first: Target) -> EvaluatorConfig:
     with mock.patch.object(sys, "argv", ["lm_eval", *command]):
         config = EvaluatorConfig.from_cli(HarnessCLI().parse_args())
     given: dict[str, Any] = dict(config.model_args or {})
-    for name in ("pretrained", "revision", "token_scores", "parity"):
+    one_run = ("pretrained", "revision", "token_scores", "parity")
+    for name in (*one_run, "state", "state_cache", "load"):
         if name in given:
-            raise ArgumentError(f"--model_args {name}=: a sweep does not take it")
+            reason = "" if name in one_run else ", since it belongs to one checkpoint"
+            raise ArgumentError(f"--model_args {name}=: a sweep does not take it{reason}")
     for name, reason in REFUSED.items():
         if getattr(config, name, None):
             raise ArgumentError(f"--{name}: a sweep does not take it, since {reason}")
@@ -126,10 +131,10 @@ def sweep(
         watch: how to wait for more; None evaluates those that there are.
 
     Yields:
-        Each checkpoint as soon as its results are written.
+        Each checkpoint as soon as its results are written, or it turns out that there will be none.
 
     Raises:
-        BadInput: an argument, task or checkpoint that cannot be used.
+        BadInput: an argument or task that cannot be used. A checkpoint that cannot is an `Outcome`.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as lm_eval's command line does
     settings = _settings(config)
@@ -183,7 +188,11 @@ def sweep(
                 )
             settings["checkpoints"][target.name] = _source(target)
             _write_settings(settings, output)
-            runner.evaluate(output / target.name)
+            try:
+                runner.evaluate(output / target.name)
+            except (NotFinite, CheckpointError, MemoryError) as error:
+                yield Outcome(target, None, str(error) or "out of memory", failed=True)
+                continue
             yield Outcome(target, time.perf_counter() - begin)
 
 
@@ -220,6 +229,8 @@ class _Runner:
 
     def evaluate(self, folder: Path) -> None:
         """Evaluates the model as it is now; the folder appears when all is written."""
+        if folder.exists() and not folder.is_dir():
+            raise ArgumentError(f"{folder} is a file: expected a folder for the results there")
         config = self._config
         given = _model_arguments(self._target, config.model_args)
         part = folder.with_name(f".{folder.name}.part")
@@ -264,7 +275,21 @@ class _Runner:
             tracker.save_results_samples(task, of_task)
         if not _is_done(part):  # lm_eval only logs what went wrong
             raise CheckpointError(f"{part}: lm_eval could not write results there; see its log")
+        _move_into(part, folder)
+
+
+def _move_into(part: Path, folder: Path) -> None:
+    """Move finished results to a folder, which may exist with other files in it. The aggregated
+    results come last, as they mark the checkpoint as done."""
+    if not folder.exists():
         part.rename(folder)
+        return
+    files = [path for path in part.rglob("*") if path.is_file()]
+    for file in sorted(files, key=lambda path: path.name.startswith("results_")):
+        destination = folder / file.relative_to(part)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(destination)
+    shutil.rmtree(part)
 
 
 def _built_once(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -373,14 +398,16 @@ def _reached(watch: Watch, seen: set[str]) -> bool:
 
 
 def _skipped(target: Target, error: Exception) -> Outcome:
-    """The outcome of a checkpoint that was deleted while it was read.
+    """Return the outcome of a checkpoint that was deleted while it was read, or cannot be read.
 
     Raises:
-        Exception: the error, where the checkpoint is still there or was never a folder.
+        ArgumentError: the error, which is no fault of the checkpoint.
     """
-    if target.revision is not None or Path(target.pretrained).exists():
+    if target.revision is None and not Path(target.pretrained).exists():
+        return Outcome(target, None, "it was deleted meanwhile")
+    if isinstance(error, ArgumentError):
         raise error
-    return Outcome(target, None, "it was deleted meanwhile")
+    return Outcome(target, None, str(error), failed=True)
 
 
 def targets_of_run(run: Path) -> list[Target]:

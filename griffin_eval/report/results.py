@@ -226,7 +226,11 @@ def _files(path: Path) -> list[Path]:
         raise ReportError(f"{path}: there is no such file or folder")
     if path.is_file():
         return [path]
-    files = sorted(path.rglob("results_*.json"))
+    files = [
+        file
+        for file in sorted(path.rglob("results_*.json"))
+        if not any(part.startswith(".") for part in file.relative_to(path).parts)
+    ]
     if not files:
         raise ReportError(f"{path}: no results_*.json in it; lm_eval --output_path writes them")
     return files

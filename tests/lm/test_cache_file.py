@@ -1,5 +1,6 @@
 """Damage to a `--use_cache` file never becomes an answer, and its end never a half result."""
 
+import errno
 import hashlib
 import json
 import logging
@@ -16,11 +17,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lm_eval.api.model import CachingLM
+from lm_eval.loggers import EvaluationTracker
 from sqlitedict import SqliteDict
 
 import griffin_eval
-from griffin_eval.errors import ArgumentError
+from griffin_eval.errors import ArgumentError, BadInput
 from griffin_eval.lm.cache_file import DIGEST, move_damaged_aside, use_table
+from griffin_eval.lm.guards import guard_files
 from griffin_eval.lm.model import GriffinLM
 from griffin_eval.lm.results_files import whole_or_absent
 from griffin_eval.lm.token_sums import TokenScores
@@ -282,10 +285,36 @@ def test_results_are_whole_or_absent(tmp_path, given, name):
     assert tracker.output_path == str(tmp_path / given)
 
 
-def test_results_that_cannot_be_saved_are_said(tmp_path, caplog):
+def test_results_that_cannot_be_saved_end_the_run(tmp_path):
     (tmp_path / "out").write_text("a file")
-    Tracker(tmp_path / "out").save()
-    assert "the results are not saved in" in caplog.text
+    with pytest.raises(BadInput, match="out: the results are not saved: Not a directory"):
+        Tracker(tmp_path / "out").save()
+    assert [path.name for path in tmp_path.rglob("*")] == ["out"]
+
+
+def test_a_full_disk_ends_the_run_after_its_table(tmp_path, monkeypatch, capsys):
+    guard_files()
+    tracker = EvaluationTracker(output_path=str(tmp_path / "out"))
+    tracker.general_config_tracker.model_source = "griffin"
+    tracker.general_config_tracker.model_name_sanitized = "model"
+    scores = {"alias": "a_task", "acc,none": 0.625, "acc_stderr,none": 0.1}
+    results = {"results": {"a_task": scores}, "versions": {"a_task": 1}, "n-shot": {"a_task": 0}}
+    results["higher_is_better"] = {"a_task": {"acc": True}}
+    write = Path.write_text
+
+    def until_full(path, text, **how):
+        write(path, text[:100], **how)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", until_full)
+        with pytest.raises(BadInput, match="out: the results are not saved: No space left"):
+            tracker.save_results_aggregated(results=results, samples=None)
+    assert not list(tmp_path.rglob("*")) and "0.625" in capsys.readouterr().out
+    tracker.save_results_aggregated(results=results, samples=None)
+    (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert json.loads(file.read_text())["results"] == {"a_task": scores}
+    assert file.parent == tmp_path / "out" / "model"
 
 
 def test_other_models_results_are_left_alone(tmp_path):

@@ -16,9 +16,11 @@ import pytest
 from flax import traverse_util
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.utils import sanitize_list
+from safetensors.numpy import load_file, save_file
 from slow import slow
 from typer.testing import CliRunner
 
+from griffin_eval import convert
 from griffin_eval.checkpoints import folder as shipped
 from griffin_eval.cli.main import app
 from griffin_eval.converters.checkpoint import Checkpoint
@@ -105,12 +107,12 @@ def only_these_tasks(task_folder):
         yield make
 
 
-def run(*arguments, code=0):
+def run(*arguments, code=0, said=False):
     done = CliRunner().invoke(app, ["sweep", *map(str, arguments)])
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
     assert done.exit_code == code, done.output
-    return done.stdout
+    return done.output if said else done.stdout
 
 
 def options(output, framework="torch"):
@@ -357,9 +359,43 @@ def test_a_step_of_a_run_opens_with_the_config_of_the_run(run_folder):
     assert checkpoint.folder == run_folder
 
 
-def test_another_model_is_refused(run_folder, checkpoint, only_these_tasks, tmp_path):
-    with pytest.raises(BadInput, match="no checkpoint of the same model.*config"):
-        run(run_folder / "9", checkpoint, *options(tmp_path / "results"))
+def test_another_model_is_named(run_folder, checkpoint, only_these_tasks, tmp_path):
+    done = run(run_folder / "9", checkpoint, *options(tmp_path / "results"), code=1, said=True)
+    assert "no checkpoint of the same model" in done and "evaluated: 1, skipped: 0" in done
+
+
+def test_a_diverged_and_a_damaged_checkpoint_are_named_and_the_others_evaluated(
+    run_folder, only_these_tasks, tmp_path
+):
+    source, training = shipped("bytes_griffin"), tmp_path / "training"
+    for step in (1, 2, 3, 4):
+        convert(source, training / str(step), to="griffin")
+    weights = load_file(training / "2" / "model.safetensors")
+    name = next(name for name in weights if name.endswith("final_norm.weight"))
+    weights[name] = np.full_like(weights[name], np.nan)
+    save_file(weights, training / "2" / "model.safetensors")
+    (training / "2" / "griffin_manifest.json").unlink()
+    damaged = training / "3" / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\xff")
+    results = tmp_path / "results"
+    (results / "4").mkdir(parents=True)
+    (results / "4" / "notes.txt").write_text("mine")
+    for _ in range(2):  # the same command tries them again, and only them
+        done = run(training, *options(results), code=1, said=True)
+        assert "2: failed: " in done and "NaN" in done
+        assert "3: failed: " in done and "has the SHA-256" in done
+        assert "failed: 2; run the command again" in done
+    assert "evaluated: 0, skipped: 2" in done
+    assert {path.name for path in results.glob("*/")} == {"1", "4", "figures"}
+    assert (results / "4" / "notes.txt").read_text() == "mine"
+    same(written(results / "1")[1]["sweep_choice"], written(results / "4")[1]["sweep_choice"])
+
+
+def test_a_bug_shows_its_traceback(run_folder, only_these_tasks, tmp_path, monkeypatch):
+    monkeypatch.setattr(GriffinLM, "loglikelihood", lambda *_, **__: [1].index(2))
+    with pytest.raises(ValueError, match="2 is not in list") as raised:
+        run(run_folder, *options(tmp_path / "results"))
+    assert not isinstance(raised.value, BadInput)
 
 
 @pytest.mark.parametrize(
@@ -374,6 +410,8 @@ def test_another_model_is_refused(run_folder, checkpoint, only_these_tasks, tmp_
         (["a", "a"], "named twice"),
         (["RUN", "--model_args", "pretrained=x"], "pretrained="),
         (["RUN", "--use_cache", "x"], "use_cache"),
+        (["RUN", "--model_args", "state=x"], "state=.*since it belongs to one checkpoint"),
+        (["RUN", "--model_args", "state_cache=x"], "state_cache=.*since it belongs"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, said, run_folder, tmp_path):
