@@ -10,11 +10,12 @@ sentence, and a library that is not installed an `ImportError` that names the pi
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from griffin_eval.arguments import stays_quantised
+from griffin_eval.arguments import dtype_name, stays_quantised
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.converters.verify import Comparison
 from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.generators import unchanged_generators
 
 if TYPE_CHECKING:
     from griffin_eval import model_jax, model_torch
@@ -141,7 +142,7 @@ def load(
     checkpoint: str | Path | Checkpoint,
     *,
     framework: str | None = None,
-    dtype: str = "auto",
+    dtype: Any = "auto",
     device: Any = None,
     load: str | None = None,
     check: bool = True,
@@ -154,7 +155,8 @@ def load(
     Args:
         checkpoint: path, or a checkpoint that is open already.
         framework: ``torch`` or ``jax``; None for the first of these that is installed.
-        dtype: float32, bfloat16, float16, float64, or ``auto`` for that of the checkpoint.
+        dtype: float32, bfloat16, float16, float64, or ``auto`` for that of the checkpoint. A dtype
+            of NumPy, PyTorch or JAX is one, too.
         device: a `torch.device` or its name; a `jax.Device`, or a mesh of them from
             `griffin_eval.sharding.mesh_jax.make_mesh` over which the weights are split; None for
             the CPU in PyTorch and JAX's default.
@@ -173,7 +175,7 @@ def load(
     from griffin_eval.runners.protocol import DTYPES
 
     framework, source = choose_framework(framework), opened(checkpoint)
-    source.check_parts = check
+    source.check_parts, dtype = check, dtype_name("dtype", dtype)
     if dtype not in ("auto", *DTYPES):
         raise ArgumentError(f"unknown dtype {dtype!r}: expected auto, {', '.join(DTYPES)}")
     packed = stays_quantised(load)
@@ -182,21 +184,22 @@ def load(
     if check:
         check_weights(source)
     name = source.dtype if dtype == "auto" else dtype
-    if framework == "torch":
-        import torch
+    with unchanged_generators():
+        if framework == "torch":
+            import torch
 
-        from griffin_eval.model_torch import loading as in_torch
+            from griffin_eval.model_torch import loading as in_torch
 
-        where = None if device is None else torch.device(device)
-        read = in_torch.load_packed if packed else in_torch.load
-        return read(source, getattr(torch, name), where)
-    import jax
+            where = None if device is None else torch.device(device)
+            read = in_torch.load_packed if packed else in_torch.load
+            return read(source, getattr(torch, name), where)
+        import jax
 
-    from griffin_eval.model_jax import loading as in_jax
+        from griffin_eval.model_jax import loading as in_jax
 
-    if name == "float64" and not jax.config.read("jax_enable_x64"):
-        raise ArgumentError("float64 in JAX needs jax.config.update('jax_enable_x64', True)")
-    return (in_jax.load_packed if packed else in_jax.load)(source, name, device)
+        if name == "float64" and not jax.config.read("jax_enable_x64"):
+            raise ArgumentError("float64 in JAX needs jax.config.update('jax_enable_x64', True)")
+        return (in_jax.load_packed if packed else in_jax.load)(source, name, device)
 
 
 def check_weights(checkpoint: Checkpoint) -> None:
@@ -210,7 +213,9 @@ def check_weights(checkpoint: Checkpoint) -> None:
     if checksums(checkpoint):
         problems = check(checkpoint)[1]
         if problems:
-            raise CheckpointError(f"{'; '.join(problems)} (check=False loads it as it is)")
+            raise CheckpointError(
+                f"{'; '.join(problems)} (check=False or --no-check loads it as it is)"
+            )
 
 
 def opened(checkpoint: str | Path | Checkpoint) -> Checkpoint:

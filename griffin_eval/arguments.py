@@ -1,5 +1,6 @@
 """Checks arguments of commands, models and tasks: sizes, counts, lists of lengths."""
 
+import os
 import re
 from typing import Any
 
@@ -25,6 +26,44 @@ def positive_integer(name: str, value: Any, also: str = "") -> int:
     if number < 1 or cut:
         raise ArgumentError(f"{name} must be a positive integer{also}, found {value!r}")
     return number
+
+
+def text_argument(name: str, value: Any) -> str:
+    """The text of an argument that names something: a path, a hub id, a revision, a device.
+
+    Raises:
+        ArgumentError: it is another kind of object.
+    """
+    if isinstance(value, str | os.PathLike) or is_integer(value):
+        return str(value)
+    if name == "device" and type(value).__module__.partition(".")[0] == "torch":
+        return str(value)
+    save = (
+        "; save it with save_pretrained(FOLDER) and name the folder"
+        if hasattr(value, "save_pretrained")
+        else ""
+    )
+    raise ArgumentError(f"{name} must be a text, found an object {type(value).__name__}{save}")
+
+
+def dtype_name(name: str, value: Any) -> str:
+    """The name of a dtype that is given as text, or as NumPy, PyTorch or JAX have it.
+
+    Raises:
+        ArgumentError: it is no dtype.
+    """
+    if isinstance(value, str):
+        return value
+    if type(value).__module__ == "torch":
+        return str(value).removeprefix("torch.")
+    import numpy as np
+
+    try:
+        return np.dtype(value).name
+    except TypeError:
+        raise ArgumentError(
+            f"{name} must be a dtype such as float32 or bfloat16, found {value!r:.100}"
+        ) from None
 
 
 def stays_quantised(load: Any) -> bool:
@@ -141,7 +180,7 @@ def parse_size(text: str, option: str) -> int:
     number = text[: len(text) - len(unit)]
     try:
         size = int(float(number) * _UNITS[unit.strip().upper()])
-    except (ValueError, KeyError):
+    except (OverflowError, ValueError, KeyError):
         size = 0
     if size < 1:
         raise ArgumentError(f"{option} {text!r}: expected a size such as 500MB or 5GB")

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from griffin_eval.api import opened
-from griffin_eval.arguments import positive_integer, stays_quantised
+from griffin_eval.arguments import positive_integer, stays_quantised, text_argument
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.generators import unchanged_generators
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,7 +70,8 @@ class Evaluator:
         checkpoint: path, or a checkpoint that is open already.
         framework: ``torch`` or ``jax``; None for the first of these that is installed.
         dtype: float32, bfloat16, float16, float64, or ``auto`` for that of the checkpoint; the
-            recurrence, norms and softmax are float32 at least.
+            recurrence, norms and softmax are float32 at least. A dtype of NumPy, PyTorch or JAX
+            is one, too.
         device: such as ``cpu`` or ``cuda:0``; None for what there is.
         load: ``quantised`` leaves the matrices of a quantised checkpoint in memory as they lie in
             the file, as `griffin_eval.load` does.
@@ -79,6 +81,9 @@ class Evaluator:
         tokenizer: folder or hub id of the tokenizer; None for the checkpoint's own.
         state: file of a saved state (`read`), from which every text goes on: it is tokenised alone,
             without BOS.
+        check: whether the weights are compared, before the first result, with the checksums there
+            are of them: the manifest beside them, those in a ``.pt`` file, and the hub's of files
+            in its cache.
 
     Attributes:
         config: the architecture, a `GriffinConfig`.
@@ -86,7 +91,8 @@ class Evaluator:
         dtype: of weights and activations.
 
     Raises:
-        ValueError: the checkpoint cannot be read as a model, or an argument that cannot be.
+        ValueError: the checkpoint cannot be read as a model, or an argument that cannot be. The
+            first call raises it if the weights are not what a checksum says.
         ImportError: the framework is not installed.
     """
 
@@ -95,27 +101,35 @@ class Evaluator:
         checkpoint: str | Path | Checkpoint,
         *,
         framework: str | None = None,
-        dtype: str = "auto",
-        device: str | None = None,
+        dtype: Any = "auto",
+        device: Any = None,
         load: str | None = None,
         tensor_parallel_size: int = 1,
         max_batch_size: int | None = None,
         tokenizer: str | Path | None = None,
         state: str | Path | None = None,
+        check: bool = True,
     ) -> None:
+        from griffin_eval.converters.output.manifest import checksums
         from griffin_eval.engine.limits import limits_for
+        from griffin_eval.lm.weights_hash import start_hashing
         from griffin_eval.runners.load import load_runners
         from griffin_eval.states.saved_state import check_origin, check_weights, read_state
 
-        self._checkpoint = opened(checkpoint)
-        self._runners: list[Runner] = load_runners(
-            self._checkpoint,
-            framework=framework,
-            dtype=dtype,
-            device=device,
-            tensor_parallel=positive_integer("tensor_parallel_size", tensor_parallel_size),
-            packed=stays_quantised(load),
-        )
+        if tokenizer is not None:
+            tokenizer = text_argument("tokenizer", tokenizer)
+        self._checkpoint = source = opened(checkpoint)
+        source.check_parts = self._check = check
+        with unchanged_generators():
+            self._runners: list[Runner] = load_runners(
+                source,
+                framework=framework,
+                dtype=dtype,
+                device=device,
+                tensor_parallel=positive_integer("tensor_parallel_size", tensor_parallel_size),
+                packed=stays_quantised(load),
+            )
+        self._hashing = start_hashing(source, check) if check and checksums(source) else None
         most = (
             None if max_batch_size is None else positive_integer("max_batch_size", max_batch_size)
         )
@@ -158,6 +172,7 @@ class Evaluator:
         from griffin_eval.engine import parallel
         from griffin_eval.engine.tree import Scorable
 
+        self._confirm_weights()
         sequences = [self._ids(text, scored=True) for text in _several(texts)]
         scores: dict[int, Score] = {}
 
@@ -199,6 +214,7 @@ class Evaluator:
                 "states of layers are read on one device, from the beginning of a text: leave out "
                 "tensor_parallel_size and state"
             )
+        self._confirm_weights()
         tokens, checkpoint = self._ids(text, scored=True), self._checkpoint
         given = {"framework": self.framework, "model": runner.model}
         return {"tokens": tokens} | layer_states(checkpoint, tokens, **given)
@@ -238,6 +254,7 @@ class Evaluator:
         sampling = checked(Sampling(temperature, top_k, top_p))
         if not isinstance(max_new_tokens, Integral) or max_new_tokens < 0:
             raise ArgumentError(f"expected a number of new tokens, not {max_new_tokens!r:.100}")
+        self._confirm_weights()
         asked = [
             Prompt(self._ids(prompt, scored=False), max_new_tokens, sampling)
             for prompt in _several(prompts)
@@ -288,6 +305,7 @@ class Evaluator:
 
         if self._state is not None:
             raise ArgumentError("a text is read from its beginning: leave state= out")
+        self._confirm_weights()
         template = None
         if chat:
             text, template = self._opening(text, chat_template)
@@ -367,11 +385,22 @@ class Evaluator:
             )
         return ids.astype(np.int32)
 
+    def _confirm_weights(self) -> None:
+        """Wait until the weights are compared with their checksums, which a thread does.
+
+        Raises:
+            CheckpointError: they differ.
+        """
+        if self._hashing is not None:
+            self._hashing.result()
+
     @cached_property
     def _weights_sha256(self) -> str:
         from griffin_eval.lm.weights_hash import weights_sha256
 
-        return weights_sha256(self._checkpoint)
+        if self._hashing is not None:
+            return self._hashing.result()
+        return weights_sha256(self._checkpoint, self._check)
 
     @property
     def _tokenizer_digest(self) -> str:

@@ -12,6 +12,7 @@ from rich.table import Table
 from griffin_eval.arguments import parse_size
 from griffin_eval.cli.options import (
     CheckpointOptions,
+    NoCheck,
     progress_bar,
     takes_checkpoint_options,
 )
@@ -77,12 +78,7 @@ def convert(
         str | None,
         typer.Option(help="Mesh whose devices each read whole chunks: model=8,data=2."),
     ] = None,
-    no_check: Annotated[
-        bool,
-        typer.Option(
-            "--no-check", help="Conversion without a look at the manifest and other checksums."
-        ),
-    ] = False,
+    no_check: NoCheck = False,
     max_memory: Annotated[
         str | None, typer.Option(help="Memory that the process may take, such as 500MB.")
     ] = None,

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from griffin_eval.cli.options import (
     CheckpointOptions,
+    NoCheck,
     check_figures_folder,
     progress_on_terminal,
     takes_checkpoint_options,
@@ -44,6 +45,7 @@ def memory(
     as_json: Annotated[bool, typer.Option("--json", help="Printed JSON, nothing else.")] = False,
     framework: Annotated[str | None, typer.Option(help="Framework: torch or jax.")] = None,
     device: Annotated[str | None, typer.Option(help="Device, as the framework names it.")] = None,
+    no_check: NoCheck = False,
     *,
     options: CheckpointOptions,
 ) -> None:
@@ -54,11 +56,14 @@ def memory(
     and of the gate (appendix A).
     """
     from griffin_eval.analysis.half_lives import decay_rates
+    from griffin_eval.api import check_weights
 
     if text is not None and not tokens:
         raise ArgumentError("--text and --tokens 0: no token of it would be read; leave one out")
     check_figures_folder(output)
     opened = options.open(checkpoint)
+    if not no_check:
+        check_weights(opened)
     if "recurrent" in opened.config.block_types and tokens:
         source, ids = _read_text(opened, text, tokens)
         layers = _measure(opened, ids, framework, device)

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from griffin_eval.text.tokenizer import Tokenizer
 
 
+NoCheck = Annotated[
+    bool, typer.Option("--no-check", help="Skip the checksum verification of the weights.")
+]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
     """How a checkpoint is found, and what is stated where its files do not.

@@ -7,6 +7,7 @@ import typer
 
 from griffin_eval.cli.options import (
     CheckpointOptions,
+    NoCheck,
     progress_on_terminal,
     takes_checkpoint_options,
 )
@@ -36,6 +37,7 @@ def read(
     framework: Annotated[str | None, typer.Option(help="Framework: torch or jax.")] = None,
     dtype: Annotated[str, typer.Option(help="dtype of weights and activations.")] = "auto",
     device: Annotated[str | None, typer.Option(help="Device, as the framework names it.")] = None,
+    no_check: NoCheck = False,
     *,
     options: CheckpointOptions,
 ) -> None:
@@ -60,6 +62,7 @@ def read(
         dtype=dtype,
         device=device,
         tokenizer=tokenizer,
+        check=not no_check,
     )
     with progress_on_terminal() as progress:
         bar = progress.add_task("tokens", total=None)

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from griffin_eval.cli.options import (
     CheckpointOptions,
+    NoCheck,
     progress_on_terminal,
     takes_checkpoint_options,
 )
@@ -71,6 +72,7 @@ def score(
     framework: Annotated[str | None, typer.Option(help="Framework: torch or jax.")] = None,
     dtype: Annotated[str, typer.Option(help="dtype of weights and activations.")] = "auto",
     device: Annotated[str | None, typer.Option(help="Device, as the framework names it.")] = None,
+    no_check: NoCheck = False,
     *,
     options: CheckpointOptions,
 ) -> None:
@@ -83,7 +85,8 @@ def score(
     if states is not None and states.exists() and (states.is_file() or any(states.iterdir())):
         raise ArgumentError(f"--states {states}: expected a new or an empty folder")
     named = list(read_texts(texts, lines))
-    scored = _score(named, checkpoint, tokenizer, framework, dtype, device, options, states)
+    settings = {"framework": framework, "dtype": dtype, "device": device, "tokenizer": tokenizer}
+    scored = _score(named, checkpoint, options, states, check=not no_check, **settings)
     if not as_csv:
         _print(scored)
         return
@@ -162,12 +165,9 @@ def word_rows(scored: Scored) -> Iterator[tuple[Any, ...]]:
 def _score(
     named: list[tuple[str, str]],
     checkpoint: str,
-    tokenizer: str | None,
-    framework: str | None,
-    dtype: str,
-    device: str | None,
     options: CheckpointOptions,
     states: Path | None,
+    **settings: Any,
 ) -> list[Scored]:
     from griffin_eval.converters.source.companions import tokenizer_folder
     from griffin_eval.evaluator import Evaluator
@@ -175,7 +175,7 @@ def _score(
     from griffin_eval.text.load import load_tokenizer
 
     opened = options.open(checkpoint)
-    model = Evaluator(opened, framework=framework, dtype=dtype, device=device, tokenizer=tokenizer)
+    model = Evaluator(opened, **settings)
     with progress_on_terminal() as progress:
         bar = progress.add_task("tokens", total=None)
         scores = model.score(
@@ -183,7 +183,7 @@ def _score(
             details=True,
             progress=lambda tokens: progress.advance(bar, tokens),
         )
-    reader = load_tokenizer(tokenizer or tokenizer_folder(opened.folder))
+    reader = load_tokenizer(settings["tokenizer"] or tokenizer_folder(opened.folder))
     scored = []
     for (name, text), score in zip(named, scores, strict=True):
         spans, count = reader.spans(text), len(score.logprobs)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from griffin_eval.cli.options import CheckpointOptions, takes_checkpoint_options
+from griffin_eval.cli.options import CheckpointOptions, NoCheck, takes_checkpoint_options
 from griffin_eval.errors import ArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def serve(
     framework: Annotated[str | None, typer.Option(help="Framework: torch or jax.")] = None,
     dtype: Annotated[str, typer.Option(help="dtype of weights and activations.")] = "auto",
     device: Annotated[str | None, typer.Option(help="Device, as the framework names it.")] = None,
+    no_check: NoCheck = False,
     load: Annotated[
         str | None,
         typer.Option(help="quantised leaves a quantised checkpoint's matrices so in memory."),
@@ -135,6 +136,7 @@ def serve(
         "state_cache": state_cache,
         "state_cache_size": state_cache_size,
         "tensor_parallel_size": tensor_parallel_size,
+        "check": not no_check,
     } | vars(options)
     given = {name: value for name, value in arguments.items() if value is not None}
     allowed = ServerOptions(
@@ -151,7 +153,11 @@ def serve(
         tokenizer_info=tokenizer_info,
     )
     sockets = _bound(host, port)
-    model = _load(lambda: ServedModel(given, allowed))
+    with contextlib.ExitStack() as unused:
+        for each in sockets:
+            unused.enter_context(each)
+        model = _load(lambda: ServedModel(given, allowed))
+        unused.pop_all()
     config = uvicorn.Config(
         make_app(model), lifespan="off", log_level="warning", timeout_graceful_shutdown=5
     )

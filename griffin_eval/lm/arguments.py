@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from griffin_eval.arguments import (
+    dtype_name,
     one_visible_keys,
     parse_size,
     positive_integer,
     stays_quantised,
+    text_argument,
 )
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.errors import ArgumentError
@@ -84,7 +86,7 @@ class ModelArguments:
         subfolder: subfolder of the folder or repository that holds the checkpoint.
         add_bos_token: whether texts start with BOS; by default as the model was trained.
         prefix_token_id: token that an empty context is scored from; by default BOS, else EOS.
-        on_merge: what happens to a continuation that the tokenizer merges into the last token of its
+        on_merge: what happens if the tokenizer merges a continuation into the last token of its
             context, which leaves no token to score: ``separate`` encodes it alone, with one
             warning; ``error`` refuses it, as lm_eval's hf does.
         state_budget: memory for states that are kept between steps, such as ``2GB``, in bytes once
@@ -102,7 +104,7 @@ class ModelArguments:
         accept_differences: whether weights are read although ``names`` says that their trainer
             computes what this model does not.
         check: whether the weights are compared with the manifest beside them, if there is one. A
-            run whose weights differ ends before its results are written.
+            run whose weights differ ends before the first answer.
         parity: ``check`` runs a probe in both frameworks first, records the largest differences,
             and refuses a checkpoint where they are not rounding
             (`griffin_eval.crosscheck.parity.check_parity`).
@@ -179,6 +181,9 @@ def parse_arguments(given: Mapping[str, Any]) -> ModelArguments:
     fields = [field.name for field in dataclasses.fields(ModelArguments)]
     _refuse_unknown(given, [*fields, "window"])
     values = {name: value for name, value in given.items() if name in fields and value is not None}
+    for name, parse in _PARSED.items():
+        if name in values:
+            values[name] = parse(name, values[name])
     if not values.get("pretrained"):
         raise ArgumentError(
             "model_args of griffin: pretrained= is missing: expected a folder, a .pt file or a hub "
@@ -197,9 +202,6 @@ def parse_arguments(given: Mapping[str, Any]) -> ModelArguments:
             f"unknown softmax_dtype {softmax_dtype!r}: expected {', '.join(DTYPES)}"
             f"{did_you_mean(str(softmax_dtype), DTYPES)}"
         )
-    for name, parse in _PARSED.items():
-        if name in values:
-            values[name] = parse(name, values[name])
     if values.get("state") is not None:
         fixed = ("max_length", "add_bos_token", "prefix_token_id")
         if given_too := [name for name in fixed if values.get(name) is not None]:
@@ -240,13 +242,14 @@ def _boolean(name: str, value: Any) -> bool:
 
 
 _PARSED = {
-    "pretrained": lambda name, value: str(value),
-    "peft": lambda name, value: str(value),
-    "token_scores": lambda name, value: str(value),
-    "state": lambda name, value: str(value),
-    "state_cache": lambda name, value: str(value),
+    # lm_eval makes numbers of digits, as in subfolder=12000.
+    **dict.fromkeys(
+        ("pretrained", "framework", "device", "peft", "tokenizer", "revision", "subfolder")
+        + ("preset", "item", "names", "token_scores", "state", "state_cache"),
+        text_argument,
+    ),
+    "dtype": dtype_name,
     "state_cache_size": lambda name, value: parse_size(str(value), name),
-    "dtype": lambda name, value: str(value),
     "prefix_token_id": _token,
     "add_bos_token": _boolean,
     "embedding_scale": _boolean,

@@ -86,7 +86,7 @@ def load(arguments: ModelArguments, launch: Launch) -> LoadedModel:
         checkpoint,
         framework=arguments.framework,
         dtype=arguments.dtype,
-        device=arguments.device if framework == "jax" else launch.device(arguments.device),
+        device=arguments.device if framework == "jax" else _torch_device(arguments, launch),
         tensor_parallel=arguments.tensor_parallel_size,
         data_parallel=arguments.data_parallel_size,
         launch=launch,
@@ -109,6 +109,36 @@ def load(arguments: ModelArguments, launch: Launch) -> LoadedModel:
     )
     _log(model)
     return model
+
+
+def device_for_lm_eval(framework: str, device: str | None) -> str | None:
+    """Return None for the device that lm_eval asks for by default, cuda:0, if there is none."""
+    if device != "cuda:0":
+        return device
+    if framework == "jax":
+        from griffin_eval.runners import jax_parallel
+        from griffin_eval.runners.jax_runner import choose_device
+
+        jax_parallel.initialize()
+    else:
+        from griffin_eval.runners.torch_runner import choose_device
+    try:
+        choose_device(device)
+    except ArgumentError:
+        logger.info("lm_eval asks for the device cuda:0 by default, and there is none here")
+        return None
+    return device
+
+
+def _torch_device(arguments: ModelArguments, launch: Launch) -> str | None:
+    import torch
+
+    try:
+        return launch.device(arguments.device, torch.cuda.device_count())
+    except ArgumentError:
+        if launch.rank:  # the first process prints the reason
+            raise SystemExit(2) from None
+        raise
 
 
 class StagedModel(NamedTuple):

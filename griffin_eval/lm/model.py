@@ -1,6 +1,7 @@
 """`GriffinLM`: what ``lm_eval --model griffin`` runs."""
 
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -14,14 +15,16 @@ from lm_eval.models.utils import (
 )
 from tqdm import tqdm
 
+from griffin_eval.converters.output.manifest import checksums
 from griffin_eval.engine import parallel
 from griffin_eval.engine.generation import Prompt
 from griffin_eval.engine.limits import limits_for
 from griffin_eval.engine.memory import return_freed_memory
-from griffin_eval.engine.scoring import NotFinite, Scored
+from griffin_eval.engine.scoring import Scored
 from griffin_eval.engine.stats import Stats
 from griffin_eval.engine.tree import Ablation, Scorable
 from griffin_eval.errors import ArgumentError
+from griffin_eval.generators import unchanged_generators
 from griffin_eval.lm import results
 from griffin_eval.lm.arguments import parse_arguments
 from griffin_eval.lm.encoding import (
@@ -34,7 +37,13 @@ from griffin_eval.lm.encoding import (
 )
 from griffin_eval.lm.generation_args import DEFAULT_GENERATED_TOKENS, read_generation_arguments
 from griffin_eval.lm.guards import guard_files
-from griffin_eval.lm.load import StagedModel, load, open_state_cache, stage
+from griffin_eval.lm.load import (
+    StagedModel,
+    device_for_lm_eval,
+    load,
+    open_state_cache,
+    stage,
+)
 from griffin_eval.lm.processes import group_of
 from griffin_eval.lm.token_scores import Record, TokenScoreFiles
 from griffin_eval.lm.token_sums import TokenScores
@@ -69,8 +78,11 @@ class GriffinLM(TemplateLM):
         guard_files()
         asked = parse_arguments(arguments | {"pretrained": pretrained, "framework": framework})
         sizes = asked.tensor_parallel_size, asked.data_parallel_size
-        launch = launched(asked.framework, asked.device, *sizes)
-        self._model = model = load(asked, launch)
+        with unchanged_generators():  # lm_eval has seeded them
+            device = device_for_lm_eval(asked.framework, asked.device)
+            asked = dataclasses.replace(asked, device=device)
+            launch = launched(asked.framework, asked.device, *sizes)
+            self._model = model = load(asked, launch)
         self.tokenizer, self._runners = model.tokenizer, model.runners
         self.runner = self._runners[0]
         # lm_eval reads these three, and makes tensors of PyTorch on the device.
@@ -78,7 +90,9 @@ class GriffinLM(TemplateLM):
         self._device = torch_device if self.runner.framework == "torch" else "cpu"
         self._rank, self._world_size = launch.replica, launch.replicas
         encoding = Encoding if model.state is None else EncodingAfterState
-        self._encoding = encoding(model.tokenizer, model.add_bos, model.prefix_token_id)
+        self._encoding: Encoding | RememberedEncoding = encoding(
+            model.tokenizer, model.add_bos, model.prefix_token_id
+        )
         asked = model.arguments
         self._limits = limits_for(self.runner, asked.state_budget, asked.max_batch_size)
         self.batch_sizes = {"rows": self._limits.rows}  # which lm_eval records
@@ -87,6 +101,7 @@ class GriffinLM(TemplateLM):
         self._warned: set[str] = set()
         self._templated = False  # whether lm_eval has put a request into the chat template
         self._weights_sha256 = start_hashing(model.checkpoint, asked.check)
+        self._has_checksums = asked.check and bool(checksums(model.checkpoint))
         if model.state is not None:
             check_weights(str(asked.state), model.state, self._weights_sha256.result())
         self._state_cache = (
@@ -111,7 +126,8 @@ class GriffinLM(TemplateLM):
 
     def remember_texts(self) -> None:
         """Keeps the token ids of all requests, for a model that will answer them again."""
-        self._encoding = RememberedEncoding(*self._encoding)
+        if isinstance(self._encoding, Encoding):
+            self._encoding = RememberedEncoding(self._encoding)
 
     def stage(self, pretrained: str, revision: str | None) -> StagedModel:
         """Reads another checkpoint of the same training into memory, for `adopt`. Another thread
@@ -455,10 +471,8 @@ class GriffinLM(TemplateLM):
             self.cache_hook.add_partial("generate_until", pairs[index], text)
             bar.update()
 
-        with (
-            self._bar("Running generate_until requests", len(requests), disable_tqdm) as bar,
-            self._damage_comes_first(),
-        ):
+        self._confirm_weights()
+        with self._bar("Running generate_until requests", len(requests), disable_tqdm) as bar:
             self.stats += parallel.generate(
                 self._runners,
                 prompts,
@@ -475,14 +489,14 @@ class GriffinLM(TemplateLM):
 
     # Helpers
 
-    @contextlib.contextmanager
-    def _damage_comes_first(self) -> Iterator[None]:
-        """Tells of weights that are not as their manifest says rather than of what they led to."""
-        try:
-            yield
-        except NotFinite:
+    def _confirm_weights(self) -> None:
+        """Wait until the weights are compared with their checksums, if there are any.
+
+        Raises:
+            CheckpointError: they differ.
+        """
+        if self._has_checksums:
             self._weights_sha256.result()
-            raise
 
     def _records(
         self, kind: str, requests: Sequence[Instance]
@@ -526,18 +540,18 @@ class GriffinLM(TemplateLM):
         describe: Callable[[int], str] = str,
         details: bool = False,
     ) -> None:
-        with self._damage_comes_first():
-            self.stats += parallel.score(
-                self._runners,
-                scorables,
-                limits=self._limits,
-                softmax_dtype=self._model.softmax_dtype,
-                on_result=on_result,
-                progress=progress,
-                describe=describe,
-                details=details,
-                cache=self._state_cache,
-            )
+        self._confirm_weights()
+        self.stats += parallel.score(
+            self._runners,
+            scorables,
+            limits=self._limits,
+            softmax_dtype=self._model.softmax_dtype,
+            on_result=on_result,
+            progress=progress,
+            describe=describe,
+            details=details,
+            cache=self._state_cache,
+        )
 
     def _fit(self, ids: np.ndarray, most: int) -> np.ndarray:
         if len(ids) > most:

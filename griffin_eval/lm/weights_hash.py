@@ -2,7 +2,6 @@
 
 import atexit
 import hashlib
-import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
@@ -13,22 +12,16 @@ from griffin_eval.converters.output.manifest import added, combined_sha256, mism
 from griffin_eval.converters.source.hub import check_files
 from griffin_eval.errors import CheckpointError
 
-logger = logging.getLogger(__name__)
-
 
 def start_hashing(checkpoint: Checkpoint, check: bool) -> Future[str]:
     """`weights_sha256` of a checkpoint, computed in a thread that ends with the process, after the
-    piece that it reads. What is wrong is logged at once, and raised where the result is asked for.
-    """
+    piece that it reads. What is wrong is raised where the result is asked for."""
     future: Future[str] = Future()
     ending = threading.Event()
 
     def run() -> None:
         try:
             future.set_result(weights_sha256(checkpoint, check, ending.is_set))
-        except CheckpointError as error:
-            logger.error("%s", error)
-            future.set_exception(error)
         except BaseException as error:
             future.set_exception(error)
         finally:
@@ -70,7 +63,9 @@ def weights_sha256(
     if check:
         check_files(checkpoint.container.files())
         if problems := added(checkpoint, entries):
-            raise CheckpointError(f"{problems[0]} (check=False evaluates it as it is)")
+            raise CheckpointError(
+                f"{problems[0]} (check=False or --no-check evaluates it as it is)"
+            )
     for name, dtype in sorted(checkpoint.dtypes.items()):
         one = hashlib.sha256()
         for piece in checkpoint.stored_pieces(name, check=check):
@@ -80,7 +75,7 @@ def weights_sha256(
         if name in entries:
             wrong = mismatch(checkpoint.folder, name, dtype, one.hexdigest(), entries[name])
             if wrong is not None:
-                raise CheckpointError(f"{wrong} (check=False evaluates it as it is)")
+                raise CheckpointError(f"{wrong} (check=False or --no-check evaluates it as it is)")
         hashes[name] = dtype, one.hexdigest()
     total = combined_sha256(hashes)
     for adapter in checkpoint.adapters:

@@ -4,6 +4,7 @@ import logging
 import os
 from pathlib import Path
 
+from griffin_eval.arguments import dtype_name, text_argument
 from griffin_eval.converters.arrays.dtypes import ITEM_BYTES
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.codecs.quantised import Dequantised
@@ -50,13 +51,12 @@ def load_runners(
         checkpoint: that is open.
         framework: ``torch`` or ``jax``; None takes the first of these that is installed.
         dtype: one of ``DTYPES``, or ``auto`` for the dtype of the checkpoint.
-        device: its name in the framework; None, or an accelerator that does not exist, takes the
-            best device of this machine, which the log names.
+        device: name of the device in the framework; None takes the best device of this machine,
+            which the log names.
         tensor_parallel: devices that share the weights of a replica, each of which holds a part
             (`griffin_eval.sharding`).
-        data_parallel: replicas. By default one, except with JAX where ``device`` is None, a
-            platform without a number, or does not exist: then as many as the local devices of the
-            platform make.
+        data_parallel: replicas. By default one, except with JAX where ``device`` is None or a
+            platform without a number: then as many as the local devices of the platform make.
         launch: which process this is of those that a launcher has started, if one has.
         packed: whether matrices that are quantised stay so in memory, with one device a replica:
             of PyTorch a CPU or a CUDA device, of JAX any.
@@ -70,7 +70,9 @@ def load_runners(
             that is not possible.
         MissingExtraError: the framework is not installed.
     """
-    framework = choose_framework(framework)
+    framework, dtype = choose_framework(framework), dtype_name("dtype", dtype)
+    if device is not None:
+        device = text_argument("device", device)
     if packed:
         check_packed(checkpoint, framework)
         _refuse_shared(tensor_parallel, launch)

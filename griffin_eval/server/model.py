@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from griffin_eval.converters.output.manifest import checksums
 from griffin_eval.engine.live.requests import Request
 from griffin_eval.engine.live.scheduler import Scheduler
 from griffin_eval.errors import ArgumentError
@@ -80,8 +81,9 @@ class ServedModel:
                 "the state of this model grows with the text, as it has global attention: say with "
                 "--max-length how many tokens a prompt and its answer may have"
             )
-        kept = model.arguments.state_cache is not None
-        hashed = weights_sha256(model.checkpoint) if kept or options.states else ""
+        kept, check = model.arguments.state_cache is not None, model.arguments.check
+        needed = kept or options.states or (check and checksums(model.checkpoint))
+        hashed = weights_sha256(model.checkpoint, check) if needed else ""
         self.saved: dict[str, SavedState] = {}
         for path in options.states:
             saved = read_state(path)

@@ -74,8 +74,21 @@ class Launch(NamedTuple):
         """How many models there are."""
         return self.world_size // self.sharing
 
-    def device(self, asked: str | None) -> str | None:
-        """The device of this process: of several processes each has a CUDA device of its own."""
-        if self.world_size > 1 and (asked is None or asked.startswith("cuda")):
-            return f"cuda:{self.local_rank}"
-        return asked
+    def device(self, asked: str | None, cuda_devices: int) -> str | None:
+        """Return the device of this process: each of several has a CUDA device of its own.
+
+        Args:
+            asked: Name of the device; None for the best one.
+            cuda_devices: Number of CUDA devices of this machine.
+
+        Raises:
+            ArgumentError: there are fewer CUDA devices than processes on this machine.
+        """
+        if self.world_size == 1 or not cuda_devices or not (asked or "cuda").startswith("cuda"):
+            return asked
+        if self.local_world_size > cuda_devices:
+            raise ArgumentError(
+                f"{self.local_world_size} processes on this machine need a CUDA device each, and "
+                f"it has {cuda_devices}: start {cuda_devices} processes, or use --device cpu"
+            )
+        return f"cuda:{self.local_rank}"

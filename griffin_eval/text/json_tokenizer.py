@@ -10,7 +10,12 @@ import numpy as np
 from griffin_eval.errors import CheckpointError, MissingExtraError
 from griffin_eval.text.boundaries import boundaries_of_json
 from griffin_eval.text.chat import WithChatTemplate
-from griffin_eval.text.tokenizer import GEMMA_NAMES, PROBE, unreadable
+from griffin_eval.text.tokenizer import (
+    GEMMA_NAMES,
+    PROBE,
+    naming_half_characters,
+    unreadable,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +59,9 @@ class TransformersTokenizer(WithChatTemplate):
         if not texts:
             return []
         # verbose=False: a text longer than the tokenizer's model_max_length is no mistake here.
-        return self._tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+        with naming_half_characters(texts):
+            encoded = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)
+        return encoded["input_ids"]
 
     def spans(self, text: str) -> np.ndarray:
         encoded = self._tokenizer(

@@ -11,7 +11,7 @@ import numpy as np
 from griffin_eval.errors import CheckpointError, MissingExtraError
 from griffin_eval.text.boundaries import boundaries_of_model
 from griffin_eval.text.chat import GEMMA_TURNS, WithChatTemplate, read_chat_template
-from griffin_eval.text.tokenizer import GEMMA_NAMES, unreadable
+from griffin_eval.text.tokenizer import GEMMA_NAMES, naming_half_characters, unreadable
 
 
 class SentencePieceTokenizer(WithChatTemplate):
@@ -63,11 +63,12 @@ class SentencePieceTokenizer(WithChatTemplate):
         return (None, None) if token < 0 else (self._model.id_to_piece(token), token)
 
     def encode(self, text: str) -> list[int]:
-        return self._join(self._cut.split(text), self._model.encode)
+        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         parts = [self._cut.split(text) for text in texts]
-        encoded = iter(self._model.encode([text for part in parts for text in part[::2]]))
+        with naming_half_characters(texts):
+            encoded = iter(self._model.encode([text for part in parts for text in part[::2]]))
         return [self._join(part, lambda _: next(encoded)) for part in parts]
 
     def spans(self, text: str) -> np.ndarray:

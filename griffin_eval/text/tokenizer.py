@@ -5,10 +5,12 @@ DeepMind publishes them, with sentencepiece itself: transformers turns such a fi
 of its own, which agrees with sentencepiece only where the file is exactly in Gemma's dialect.
 """
 
+import contextlib
 import hashlib
 import itertools
 import logging
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -104,6 +106,27 @@ class Tokenizer(Protocol):
             CheckpointError: there is no chat template, or it refuses these messages.
         """
         ...
+
+
+@contextlib.contextmanager
+def naming_half_characters(texts: Sequence[str]) -> Iterator[None]:
+    """Name the text that holds half of a surrogate pair, which tokenizers refuse with errors of
+    their own. JSON can spell such halves.
+
+    Raises:
+        ArgumentError: instead of an error within the block, where one of the texts holds one.
+    """
+    try:
+        yield
+    except (TypeError, ValueError):
+        for text in texts:
+            if half := re.search("[\ud800-\udfff]", text):
+                before = text[max(half.start() - 30, 0) : half.end()]
+                raise ArgumentError(
+                    f"a text holds half of a surrogate pair, which is no character, at index "
+                    f"{half.start()} (after {before!r}): replace it with U+FFFD"
+                ) from None
+        raise
 
 
 def default_add_bos(tokenizer: Tokenizer, config: GriffinConfig) -> bool:

@@ -227,10 +227,14 @@ def test_each_process_has_a_device_of_its_own(monkeypatch):
     ):
         with pytest.raises(ArgumentError, match=sentence):
             launch.shared_by(processes, replicas)
-    assert launch.device(None) == launch.device("cuda") == launch.device("cuda:0") == "cuda:1"
-    assert launch.device("cpu") == "cpu"
+    for asked in (None, "cuda", "cuda:0"):
+        assert launch.device(asked, 8) == "cuda:1"
+        assert launch.device(asked, 0) == asked  # nobody has asked for what is not there
+    assert launch.device("cpu", 8) == "cpu"
+    with pytest.raises(ArgumentError, match=r"2 processes .* and it has 1: start 1 processes"):
+        launch._replace(local_world_size=2).device(None, 1)
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert Launch.of_environment().device("cuda:0") == "cuda:0"
+    assert Launch.of_environment().device("cuda:0", 0) == "cuda:0"
 
 
 def test_jax_refuses_a_launcher(checkpoint, monkeypatch):

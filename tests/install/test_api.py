@@ -5,8 +5,12 @@ import pkgutil
 import subprocess
 import sys
 
+import commands
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from slow import fast
 
 import griffin_eval
@@ -143,11 +147,63 @@ def test_generation_is_greedy_unless_asked_otherwise(model):
         ([[5, 10**30]], "expected a text or token ids"),
         ([[1.7, 2.9]], "expected a text or token ids"),
         ([[[1], [2, 3]]], "expected a text or token ids"),
+        (["good", "a\ud83d"], r"half of a surrogate pair.*at index 1 \(after 'a\\ud83d'\)"),
     ],
 )
 def test_bad_input_is_one_sentence(model, texts, said):
     with pytest.raises(ValueError, match=said):
         model.score(texts)
+
+
+def test_dtypes_and_devices_of_libraries_are_names():
+    source = folder("bytes_griffin")
+    given = [np.float32, np.dtype("float32"), torch.float32, jnp.float32, "float32"]
+    for dtype in given:
+        for framework in ("torch", "jax"):
+            model = griffin_eval.Evaluator(source, framework=framework, dtype=dtype)
+            assert model.dtype == "float32"
+    for dtype in (torch.bfloat16, jnp.bfloat16, ml_dtypes.bfloat16):
+        module = griffin_eval.load(source, framework="torch", dtype=dtype)
+        assert next(module.parameters()).dtype == torch.bfloat16
+    assert griffin_eval.Evaluator(source, framework="torch", device=torch.device("cpu")).dtype
+    for wrong, said in ((np.int64, "unknown dtype 'int64'"), (object(), "dtype must be a dtype")):
+        for call in (griffin_eval.Evaluator, griffin_eval.load):
+            with pytest.raises(ValueError, match=said):
+                call(source, framework="torch", dtype=wrong)
+    with pytest.raises(ValueError, match="tokenizer must be a text, found an object dict"):
+        griffin_eval.Evaluator(source, framework="torch", tokenizer={})
+
+
+def test_damaged_weights_are_refused_before_a_result(tmp_path):
+    """By every way to a result, and accepted by each where it is told not to check."""
+    griffin_eval.convert(folder("bytes_griffin"), tmp_path / "damaged", to="griffin")
+    file = tmp_path / "damaged" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    (tmp_path / "text.txt").write_text("import os")
+    model = griffin_eval.Evaluator(tmp_path / "damaged", framework="torch")
+    for call in (model.score, model.generate, lambda texts: model.read(texts[0])):
+        with pytest.raises(ValueError, match="has the SHA-256"):
+            call(["import os"])
+    with pytest.raises(ValueError, match="has the SHA-256"):
+        model.layer_states("import os")
+    unchecked = griffin_eval.Evaluator(tmp_path / "damaged", framework="torch", check=False)
+    assert len(unchecked.score(["import os"])) == 1
+    place, text = str(tmp_path / "damaged"), str(tmp_path / "text.txt")
+    roads = {
+        "score": ["score", place, text],
+        "read": ["read", place, text, "--save", str(tmp_path / "state")],
+        "memory": ["memory", place, "--tokens", "16"],
+        "serve": ["serve", place, "--port", "0"],
+    }
+    for name, command in roads.items():
+        done = commands.griffin_eval(*command)
+        assert done.returncode == 2, name
+        assert "has the SHA-256" in done.stderr and "--no-check" in done.stderr
+        if name != "serve":  # which would wait for clients
+            done = commands.griffin_eval(*command, "--no-check")
+            assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("wrong", [-1, 3.5])

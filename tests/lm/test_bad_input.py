@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-from lm_eval.api.instance import Instance
 from safetensors.torch import load_file, save_file
 
 from griffin_eval.errors import ArgumentError, BadInput, CheckpointError, MissingExtraError
@@ -192,12 +191,6 @@ def test_what_hf_has_and_is_not_asked_for_is_accepted(checkpoint):
     lm = GriffinLM(pretrained=str(checkpoint), framework="torch", **arguments)
     assert lm.runner.framework == "torch"
     assert set(arguments).isdisjoint(lm.get_model_info())
-
-
-def test_continuation_without_tokens_has_nothing_to_lose(checkpoint):
-    lm = GriffinLM(pretrained=str(checkpoint), framework="torch")
-    request = Instance("loglikelihood", {}, ("The", ""), 0)
-    assert lm.loglikelihood([request]) == [(0.0, True)]
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax", None])

@@ -3,6 +3,8 @@
 import json
 import logging
 import shutil
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -16,7 +18,7 @@ from lm_eval.tasks import TaskManager
 from parity import TOLERANCES
 from slow import ci, fast, slow
 
-from griffin_eval import tasks
+from griffin_eval import Evaluator, tasks
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
@@ -296,7 +298,46 @@ def test_cuda_that_is_not_there_is_logged(checkpoint, caplog):
     with caplog.at_level(logging.INFO, "griffin_eval"):
         for framework in ("torch", "jax"):
             GriffinLM(pretrained=str(checkpoint), framework=framework, device="cuda:0")
-    assert caplog.text.count("there is no device cuda:0 here: running on ") == 2
+    assert caplog.text.count("lm_eval asks for the device cuda:0 by default") == 2
+    assert caplog.text.count("running on cpu") == 2
+    for device in ("cuda", "cuda:1"):
+        with pytest.raises(ArgumentError, match=f"there is no device {device} here"):
+            GriffinLM(pretrained=str(checkpoint), framework="torch", device=device)
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_a_device_that_is_not_there_is_refused(checkpoint, framework):
+    for device in ("cuda:0", "cuda", "cuda:1"):
+        with pytest.raises(ArgumentError, match=f"there is no device {device} here"):
+            Evaluator(str(checkpoint), framework=framework, device=device)
+
+
+def test_numbers_that_lm_eval_makes_of_digits_are_names(checkpoint, tmp_path):
+    shutil.copytree(checkpoint, tmp_path / "run" / "12000")
+    run = str(tmp_path / "run")
+    assert GriffinLM(pretrained=run, framework="torch", subfolder=12000).runner.dtype == "float32"
+    with pytest.raises(CheckpointError, match="revision='7' only applies to a hub id"):
+        GriffinLM(pretrained=run, framework="torch", subfolder=12000, revision=7)
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_a_model_leaves_the_generators_of_the_process_alone(checkpoint, framework):
+    """lm_eval has seeded them, and importing JAX draws from NumPy's."""
+    code = (
+        "import random, sys, numpy, torch\n"
+        "from griffin_eval.lm.model import GriffinLM\n"
+        "import griffin_eval\n"
+        "assert 'jax' not in sys.modules\n"
+        "def drawn(): return [random.getstate(), numpy.random.get_state()[1:3], torch.rand(3)]\n"
+        "def seed(): random.seed(1), numpy.random.seed(2), torch.manual_seed(3)\n"
+        "seed(); expected = str(drawn())\n"
+        f"for load in (GriffinLM, griffin_eval.Evaluator, griffin_eval.load):\n"
+        f"    seed(); load({str(checkpoint)!r}, framework={framework!r})\n"
+        "    assert str(drawn()) == expected, load\n"
+        f"assert ('jax' in sys.modules) == ({framework!r} == 'jax')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -423,6 +464,15 @@ def test_the_hash_of_weights_follows_them_through_formats(checkpoint, tmp_path):
     assert weights(changed, check=False) != kept
     with pytest.raises(CheckpointError, match="has the SHA-256"):
         weights(changed)
+    lm = GriffinLM(pretrained=str(changed), framework="torch", tokenizer=str(checkpoint))
+    lm.runner.read = None  # no request is computed
+    for kind, arguments in (
+        ("loglikelihood", ("The", " end")),
+        ("loglikelihood_rolling", ("The end",)),
+        ("generate_until", ("The", {"max_gen_toks": 2})),
+    ):
+        with pytest.raises(CheckpointError, match="has the SHA-256"):
+            getattr(lm, kind)(instances(kind, [arguments]))
 
 
 def test_white_space_is_a_context_without_bos(checkpoint):

@@ -1,0 +1,28 @@
+"""The random number generators that all code of a process shares."""
+
+import contextlib
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+
+@contextlib.contextmanager
+def unchanged_generators() -> Iterator[None]:
+    """Restore the global generators of Python, NumPy and PyTorch at the end of the block.
+
+    Importing JAX draws from NumPy's generator. lm_eval seeds it before a model is loaded, so that
+    sampled answers would depend on whether JAX had been imported before.
+    """
+    python, numpy = random.getstate(), np.random.get_state()
+    loaded: Any = sys.modules.get("torch")
+    torch = None if loaded is None else loaded.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        if torch is not None:
+            loaded.set_rng_state(torch)
