@@ -117,12 +117,31 @@ def _join_command_line(cli) -> None:
     original = cli.HarnessCLI.execute
 
     @functools.wraps(original)
-    def execute(*args, **kwargs):
+    def execute(cli, arguments):
         _behave_like_lm_eval()
-        return original(*args, **kwargs)
+        if _is_for_us(arguments):  # before PyTorch is imported
+            from griffin_eval.waiting import share_the_processor
+
+            share_the_processor()
+        return original(cli, arguments)
 
     cli.HarnessCLI.execute = execute
     cli.HarnessCLI.griffin_joined = True
+
+
+def _is_for_us(arguments) -> bool:
+    """Whether parsed arguments of lm_eval run this package's model, here or in a config file."""
+    import contextlib
+    import re
+
+    config = getattr(arguments, "config", None)
+    if config:
+        with (
+            contextlib.suppress(OSError, UnicodeDecodeError),
+            open(config, encoding="utf-8") as file,
+        ):
+            return re.search(f"^model: *[\"']?{MODEL}\\b", file.read(), re.MULTILINE) is not None
+    return getattr(arguments, "model", None) == MODEL
 
 
 def _behave_like_lm_eval() -> None:

@@ -14,6 +14,7 @@ from griffin_eval.bench.peers import why_absent
 from griffin_eval.messages import first_line
 from griffin_eval.runners import kept_programs
 from griffin_eval.runners.protocol import DTYPES
+from griffin_eval.waiting import SPIN_COUNT, VARIABLE
 
 LIBRARIES = ("jax", "jaxlib", "flax", "torch", "triton", "libtpu", "transformers", "tokenizers")
 LIBRARIES += ("sentencepiece", "lm-eval", "orbax-checkpoint", "tensorstore", "safetensors")
@@ -96,11 +97,22 @@ def machine() -> dict[str, str]:
         "system": platform.platform(),
         "processor": f"{_processor()}, {compiled.usable_cpus()} usable, {gigabytes:.0f} GB",
         "compiled kernels": compiled.missing() or "built",
+        "PyTorch's waiting threads": _waiting(),
     }
     for framework in MODULES:
         reason = why_absent(*MODULES[framework])
         facts[f"{framework} devices"] = reason or ", ".join(_devices(framework))
     return facts
+
+
+def _waiting() -> str:
+    """How long OpenMP's threads wait awake in commands, and what to set for other programs."""
+    if policy := os.environ.get("OMP_WAIT_POLICY"):
+        return f"OMP_WAIT_POLICY={policy}"
+    return (
+        f"{VARIABLE}={os.environ.get(VARIABLE, SPIN_COUNT)} in commands; set it before Python "
+        "starts for griffin_eval.Evaluator on a CPU that other processes use, too"
+    )
 
 
 def kernels(framework: str) -> Iterator[Kernel]:

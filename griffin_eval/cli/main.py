@@ -43,6 +43,7 @@ from griffin_eval.errors import (
     unreachable_data,
 )
 from griffin_eval.messages import printable
+from griffin_eval.waiting import share_the_processor
 
 app = typer.Typer(
     name="griffin-eval",
@@ -149,6 +150,7 @@ app.command(context_settings={"ignore_unknown_options": True})(sweep)
 
 def main() -> None:
     """Runs a command; bad input ends with one sentence on stderr and exit code 2."""
+    share_the_processor()
     # Else Python looks through all of torch and JAX for cycles as it ends.
     atexit.register(gc.freeze)
     try:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import os
 import socket
 import threading
 import time
@@ -108,10 +107,6 @@ def serve(
         raise ArgumentError("--state-cache-size needs --state-cache, the folder that it is of")
     if system_role not in ("merge", "refuse"):
         raise ArgumentError(f"--system-role {system_role}: expected merge or refuse")
-    # Read by OpenMP when PyTorch is imported. Threads that sleep between products wake too late;
-    # those that wait for one whose core the clients have should not do so for milliseconds.
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     from griffin_eval.text.chat import template_option
 
     template = template_option(chat_template)

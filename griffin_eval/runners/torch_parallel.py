@@ -7,6 +7,7 @@ launch``) has started all of them, maybe on several machines.
 
 import contextlib
 import datetime
+import os
 import pickle
 import signal
 import socket
@@ -30,6 +31,7 @@ from griffin_eval.runners.replay import LeadingRunner, end, follow
 from griffin_eval.runners.torch_runner import TorchRunner, choose_device
 from griffin_eval.sharding import processes_torch
 from griffin_eval.sharding.launch import Launch
+from griffin_eval.waiting import SPIN_COUNT, VARIABLE
 
 # Not ``-m``, which would read this module a second time under another name.
 FOLLOWER = "from griffin_eval.runners.torch_parallel import main; main()"
@@ -166,8 +168,9 @@ def load(checkpoint: Checkpoint, dtype: str, device: str | None, count: int) -> 
             f"{torch.cuda.device_count()} of cuda"
         )
     store = _open_store(count)
+    env = {VARIABLE: SPIN_COUNT} | os.environ
     followers = [  # -P: nothing is imported from the folder that the user is in
-        subprocess.Popen([sys.executable, "-P", "-c", FOLLOWER], stdin=subprocess.PIPE)
+        subprocess.Popen([sys.executable, "-P", "-c", FOLLOWER], stdin=subprocess.PIPE, env=env)
         for _ in range(1, count)
     ]
     for rank, follower in enumerate(followers, start=1):
