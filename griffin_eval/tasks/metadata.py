@@ -98,6 +98,7 @@ def config_of(
     embedding_scale: bool | None = None,
     logits_soft_cap: float | None = None,
     names: str | None = None,
+    accept_differences: bool = False,
     download: bool = False,
     **_: Any,
 ) -> GriffinConfig | None:
@@ -105,7 +106,8 @@ def config_of(
 
     Args:
         pretrained, revision, subfolder: where the checkpoint is.
-        preset, item, visible_keys, embedding_scale, logits_soft_cap, names: see `Overrides`.
+        preset, item, visible_keys, embedding_scale, logits_soft_cap, names, accept_differences: see
+            `Overrides`.
         window: another name of ``visible_keys``.
         download: whether a checkpoint that is not on this machine is read even though lm_eval runs
             another model than griffin.
@@ -123,6 +125,7 @@ def config_of(
         embedding_scale=embedding_scale,
         logits_soft_cap=logits_soft_cap,
         names=names,
+        accept_differences=accept_differences,
     )
     try:
         checkpoint = Checkpoint(

@@ -4,6 +4,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from griffin_eval.errors import ArgumentError
 from griffin_eval.kernels import devices
 from griffin_eval.kernels.attention.reference import Remembered
 
@@ -68,7 +69,7 @@ def local_attention(
 
     Raises:
         NotImplementedError: if the implementation asked for cannot compute this, and why.
-        ValueError: shapes or devices that do not belong together.
+        ArgumentError: shapes or devices that do not belong together.
     """
     _check_shapes(q, keys, values, max_age, past, lengths, starts, remembered)
     module = _module(choose(q, keys, values, lengths=lengths, starts=starts, impl=impl).name, q)
@@ -147,28 +148,32 @@ def _check_shapes(
     starts: Any,
     remembered: Remembered | None,
 ) -> None:
-    """Raises ValueError where arrays do not belong together: kernels would read what is behind."""
+    """Check that arrays belong together, since kernels would read what is behind them.
+
+    Raises:
+        ArgumentError: they do not.
+    """
     batch, length, heads, size = q.shape
     segments = len(lengths)
     slots = tuple(keys.shape)
     joined = slots[-1]  # dimensions of all heads of keys
     if not joined or joined % size or heads % (joined // size):
-        raise ValueError(
+        raise ArgumentError(
             f"the last axis of keys must be {size} or a multiple of it, of as many heads as divide "
             f"{heads}, beside a q of {list(q.shape)}, found {list(slots)}"
         )
     if starts is None:
         expected = {"lengths": (lengths, (batch,))}
         if len(slots) != 3 or slots[0] != batch or slots[1] < past + length:
-            raise ValueError(
+            raise ArgumentError(
                 f"keys must have the shape [{batch}, {past + length} or more, {joined}] beside a q "
                 f"of {list(q.shape)}, found {list(slots)}"
             )
     else:
         if batch != 1:
-            raise ValueError("packed segments (starts) lie in one row")
+            raise ArgumentError("packed segments (starts) lie in one row")
         if remembered is None:
-            raise ValueError("packed segments (starts) need what they remember (remembered)")
+            raise ArgumentError("packed segments (starts) need what they remember (remembered)")
         kept = len(remembered.keys), past, joined
         expected = {
             "starts": (starts, (segments,)),
@@ -181,7 +186,7 @@ def _check_shapes(
     expected |= {"values": (values, slots), "max_age": (max_age, (batch, length))}
     for name, (array, shape) in expected.items():
         if tuple(array.shape) != shape:
-            raise ValueError(
+            raise ArgumentError(
                 f"{name} must have the shape {list(shape)} beside a q of {list(q.shape)}, "
                 f"found {list(array.shape)}"
             )
@@ -189,4 +194,4 @@ def _check_shapes(
         name: array for name, (array, _) in expected.items()
     }
     if wrong := devices.elsewhere("q", q, arrays):
-        raise ValueError("; ".join(wrong))
+        raise ArgumentError("; ".join(wrong))

@@ -43,7 +43,7 @@ def product(x: Float[Array, "*N I"], weight: Float[Array, "O I"]) -> Float[Array
     """x W^T in float32, differentiable; see `unsupported`.
 
     Raises:
-        ValueError: x and weight do not have as many inputs.
+        ArgumentError: x and weight do not have as many inputs.
     """
     check_widths(x, weight)
     rows = x.astype(jnp.float32).reshape(-1, x.shape[-1])

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from griffin_eval.config import Activation
+from griffin_eval.errors import ArgumentError
 from griffin_eval.kernels.cpu import compiled
 from griffin_eval.kernels.linear.cuda_torch import wide_product
 from griffin_eval.kernels.linear.packed_torch import THEN, PackedMatrix, takes
@@ -56,11 +57,11 @@ def linear(
         A new tensor of the same dtype, the same to rounding either way. Differentiable.
 
     Raises:
-        ValueError: ``other`` is missing, or given for nothing; x and weight do not have as many
+        ArgumentError: ``other`` is missing, or given for nothing; x and weight do not have as many
             inputs.
     """
     if (other is not None) != (then == "mul"):
-        raise ValueError(f"linear: other goes with 'mul', found then={then!r}")
+        raise ArgumentError(f"linear: other goes with 'mul', found then={then!r}")
     check_widths(x, weight)
     if isinstance(weight, PackedMatrix):
         found = weight.linear(x, bias, then if then in THEN else "none", other)
@@ -91,7 +92,7 @@ def product(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"]) -> Float[Ten
     neither runs, or a gradient is needed.
 
     Raises:
-        ValueError: x and weight do not have as many inputs.
+        ArgumentError: x and weight do not have as many inputs.
     """
     check_widths(x, weight)
     if _is_plain(x, weight) and unsupported(x, weight, MOST_PRODUCT_ROWS) is None:

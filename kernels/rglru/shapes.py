@@ -35,6 +35,7 @@ def check_rglru(x: Any, gates: Gates, h0: Any, resets: Any, lengths: Any, starts
         "input_bias": (gates.input_bias, (blocks, out)),
         "recurrent_weight": (gates.recurrent_weight, weight),
         "recurrent_bias": (gates.recurrent_bias, (blocks, out)),
+        "imaginary_param": (gates.imaginary_param, (blocks * out,)),
     }
     _check(x, expected, h0, resets, lengths, starts)
 

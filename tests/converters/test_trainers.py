@@ -33,6 +33,7 @@ from griffin_eval.converters.plan import make_plan
 from griffin_eval.errors import CheckpointError
 from griffin_eval.layout import param_specs
 from griffin_eval.runners.load import load_runner
+from griffin_eval.tasks.metadata import config_of
 
 GRIFFIN = GriffinConfig(
     vocab_size=11,
@@ -317,6 +318,8 @@ def test_both_frameworks_run_it(tmp_path, name, framework):
     checkpoint = Checkpoint(path, overrides(name))
     runner = load_runner(checkpoint, framework=framework, device="cpu")
     assert runner.config == TRAINERS[name].config
+    known = {"names": name, "accept_differences": True, **TRAINERS[name].given}
+    assert config_of(pretrained=str(path), **known) == runner.config  # as a task of ours reads it
 
 
 @pytest.mark.parametrize("name", fast(["nemo"], TRAINERS))

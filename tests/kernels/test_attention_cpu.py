@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from slow import examples, fast, slow
 from xla_options import QUICK_COMPILE
 
+from griffin_eval.errors import ArgumentError
 from griffin_eval.kernels.attention import api, cpu_jax, cpu_torch, reference
 from griffin_eval.kernels.cpu import compiled
 from griffin_eval.model_jax import layouts as jax_layouts
@@ -401,18 +402,20 @@ def test_what_does_not_belong_together_is_refused(framework):
         ({2: arrays[2][:, :-1]}, "values must have the shape"),
         ({3: arrays[3][:1]}, "max_age must have the shape"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ArgumentError, match=said):
             api.local_attention(*(wrong.get(i, x) for i, x in enumerate(arrays)), **layout)
-    with pytest.raises(ValueError, match="lie in one row"):
+    with pytest.raises(ArgumentError, match="lie in one row"):
         api.local_attention(*arrays, **layout, starts=layout["lengths"])
     with pytest.raises(NotImplementedError, match="no implementation 'gpu'.*cpu, plain"):
         api.local_attention(*arrays, **layout, impl="gpu")
     arrays, layout, _ = Problem([3, 2], past=4).packed()
     remembered = layout.pop("remembered")
-    with pytest.raises(ValueError, match="need what they remember"):
+    with pytest.raises(ArgumentError, match="need what they remember"):
         api.local_attention(*arrays, **layout)
     for wrong in ({"keys": remembered.values[:, 1:]}, {"rows": remembered.rows[:1]}):
-        with pytest.raises(ValueError, match=f"remembered.{next(iter(wrong))} must have the shape"):
+        with pytest.raises(
+            ArgumentError, match=f"remembered.{next(iter(wrong))} must have the shape"
+        ):
             api.local_attention(*arrays, **layout, remembered=remembered._replace(**wrong))
 
 
@@ -425,7 +428,7 @@ def test_what_is_on_another_device_is_named(kind, impl):
     for i, name in enumerate(["q", "keys", "values", "max_age"]):
         moved = [x.to("meta") if i == at else x for at, x in enumerate(arrays)]
         said = f"^{name} must be on cpu like q, found meta$" if i else "must be on meta like q"
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ArgumentError, match=said):
             api.local_attention(*moved, **layout, **sizes, impl=impl)
     each = {name: x for name, x in layout.items() if name != "remembered"}
     moved = [(name, layout | {name: x.to("meta")}) for name, x in each.items()]
@@ -434,7 +437,7 @@ def test_what_is_on_another_device_is_named(kind, impl):
         moved.append((f"remembered.{name}", layout | {"remembered": other}))
     assert len(moved) == {"padded": 1, "packed": 5}[kind]
     for name, changed in moved:
-        with pytest.raises(ValueError, match=f"^{name} must be on cpu like q, found meta$"):
+        with pytest.raises(ArgumentError, match=f"^{name} must be on cpu like q, found meta$"):
             api.local_attention(*arrays, **changed, **sizes, impl=impl)
 
 

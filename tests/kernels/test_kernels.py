@@ -17,6 +17,7 @@ from slow import examples, fast, slow
 from torch_gradients import pulled_back
 from xla_options import QUICK_COMPILE
 
+from griffin_eval.errors import ArgumentError
 from griffin_eval.kernels import devices
 from griffin_eval.kernels.cpu import compiled
 from griffin_eval.kernels.rglru import (
@@ -462,11 +463,22 @@ def test_shapes_that_do_not_belong_together_are_named(framework, impl, changed, 
     v = {name: make(shape) for name, shape in shapes.items()}
     gates = Gates(*(v[name] for name in Gates._fields[:5]))
     where = {name: v[name] for name in ("resets", "lengths", "starts") if name in v}
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ArgumentError, match=said):
         if "a" in changed:
             api.linear_scan(v["a"], v["x"], v["h0"], impl=impl, **where)
         else:
             api.rglru(v["x"], gates, v["h0"], impl=impl, **where)
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_an_imaginary_part_of_another_shape_is_named(framework):
+    make = torch.zeros if framework == "torch" else jnp.zeros
+    block = make((2, 4, 2)), make((2, 2))
+    gates = Gates(make((4,)), *block, *block, imaginary_param=make((4,)))
+    assert api.rglru(make((1, 3, 8)), gates)[0].shape == (1, 3, 8)
+    wrong = gates._replace(imaginary_param=make((3,)))
+    with pytest.raises(ArgumentError, match=r"imaginary_param must have the shape \[4\]"):
+        api.rglru(make((1, 3, 8)), wrong)
 
 
 @pytest.mark.parametrize("impl", ["auto", "cpu", "plain"])
@@ -484,15 +496,15 @@ def test_what_is_on_another_device_is_named(impl, packed):
     for name in given:
         moved = given | {name: given[name].to("meta")}
         said = f"^{name} must be on cpu like x, found meta$"
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ArgumentError, match=said):
             api.linear_scan(x, x, **moved, impl=impl)
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ArgumentError, match=said):
             api.rglru(x, gates, **moved, impl=impl)
-    with pytest.raises(ValueError, match="^a must be on cpu like x, found meta$"):
+    with pytest.raises(ArgumentError, match="^a must be on cpu like x, found meta$"):
         api.linear_scan(x.to("meta"), x, h0, impl=impl)
     for name in shapes:
         moved = gates._replace(**{name: getattr(gates, name).to("meta")})
-        with pytest.raises(ValueError, match=f"^{name} must be on cpu like x, found meta$"):
+        with pytest.raises(ArgumentError, match=f"^{name} must be on cpu like x, found meta$"):
             api.rglru(x, moved, h0, impl=impl)
 
 
