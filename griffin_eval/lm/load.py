@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.configs.huggingface import generation_eos_ids
 from griffin_eval.converters.source.companions import tokenizer_folder
@@ -268,14 +269,21 @@ def _eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> frozenset[int]:
     return frozenset(ids)
 
 
+def _attention(config: GriffinConfig) -> str:
+    """Describe the attention of a model for the log."""
+    if "local_attention" in config.block_types:
+        return f"attention sees {config.visible_keys} keys"
+    return "global attention" if "global_attention" in config.block_types else "no attention"
+
+
 def _log(model: LoadedModel) -> None:
     runner = model.runners[0]
     logger.info(
-        "griffin: %s on %s in %s, %d parameters, attention sees %d keys, %s BOS",
+        "griffin: %s on %s in %s, %d parameters, %s, %s BOS",
         runner.framework,
         ", ".join(runner.device for runner in model.runners),
         runner.dtype,
         parameter_count(runner.config),
-        runner.config.visible_keys,
+        _attention(runner.config),
         "one" if model.add_bos else "no",
     )

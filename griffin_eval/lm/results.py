@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import griffin_eval
+from griffin_eval.config import GriffinConfig
 from griffin_eval.engine.stats import Stats
 from griffin_eval.layout import parameter_count
 from griffin_eval.lm.load import LoadedModel
@@ -28,11 +29,16 @@ def identity(model: LoadedModel) -> dict[str, Any]:
         "model_revision": model.arguments.revision or "",
         "model_framework": runner.framework,
         "model_device": runner.device,
-        "model_visible_keys": runner.config.visible_keys,
+        "model_visible_keys": window_of(runner.config),
         "model_softmax_dtype": model.softmax_dtype,
         "model_add_bos_token": model.add_bos,
         "griffin_eval_version": griffin_eval.__version__,
     }
+
+
+def window_of(config: GriffinConfig) -> int | None:
+    """Return the keys that local attention sees; None for a model without local attention."""
+    return config.visible_keys if "local_attention" in config.block_types else None
 
 
 def measured(

@@ -50,12 +50,15 @@ class Marks(NamedTuple):
     """Where curves over tokens have vertical lines; None for no line.
 
     Attributes:
-        visible_keys: tokens of the local attention's window, if all runs have the same.
+        visible_keys: tokens of the local attention's window, if all runs that have one have the
+            same.
         train_length: tokens of a training sequence.
+        window: name of the line at ``visible_keys``.
     """
 
     visible_keys: int | None
     train_length: int | None
+    window: str = "window"
 
 
 def draw_curves(runs: list[Run], folder: Path, marks: Marks) -> Iterable[Chart]:
@@ -96,8 +99,8 @@ def curve_figure(
         if over_x(own):
             _line(axes, run.label, over_x(own), index)
     _draw_chance(axes, runs, task, quantity)
-    _scale_x(axes, [x for own in points for x, _ in over_x(own)])
     axes.set_xlabel(x_label(runs, task, quantity))
+    _scale_x(axes, [x for own in points for x, _ in over_x(own)])
     if axes.get_xlabel().endswith(TOKENS):
         _draw_marks(axes, marks)
     _finish(figure, axes, quantity)
@@ -147,9 +150,9 @@ def draw_controls(runs: list[Run], folder: Path) -> Iterable[Chart]:
                 if points:
                     _line(axes, label, points, index)
             axes.axhline(0, color=GRAY, linewidth=1)
-            _scale_x(axes, xs)
             axes.set_title(run.label, fontsize=9)
             axes.set_xlabel(X_LABELS[task])
+            _scale_x(axes, xs)
         drawn[0].set_ylabel(y_label(next(iter(names))))
         handles, labels = drawn[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", fontsize=8, frameon=False)
@@ -164,10 +167,13 @@ def controls_name(task: str) -> str:
 def _cases_figure(runs: list[Run], points: list[list[Point]], quantity: str) -> Figure:
     """Points at named cases: a row for each case, in it a mark and an interval for each run."""
     names = list(dict.fromkeys(str(point.x) for own in points for point in own))
+    shown = [
+        (index, run, own) for index, (run, own) in enumerate(zip(runs, points, strict=True)) if own
+    ]
     figure, (axes,) = panels(1, width_of(1))
-    figure.set_figheight(max(2.2, 1.2 + 0.28 * len(names) * len(runs)))
-    for index, (run, own) in enumerate(zip(runs, points, strict=True)):
-        offset = (index - (len(runs) - 1) / 2) * 0.7 / len(runs)
+    figure.set_figheight(max(2.2, 1.4 + 0.28 * len(names) * len(shown)))
+    for place, (index, run, own) in enumerate(shown):
+        offset = (place - (len(shown) - 1) / 2) * 0.7 / len(shown)
         style = _style(index)
         color, marker = style["color"], style["marker"]
         for number, point in enumerate(own):
@@ -177,9 +183,11 @@ def _cases_figure(runs: list[Run], points: list[list[Point]], quantity: str) -> 
             if point.low is not None and point.high is not None:
                 axes.plot([point.low, point.high], [y, y], color=color, linewidth=1.6)
     axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
-    axes.invert_yaxis()
+    axes.set_ylim(len(names) - 0.5, -0.5)  # the first case is the upper row
     axes.set_xlabel(y_label(quantity))
-    axes.legend(fontsize=8, frameon=False)
+    if is_share(quantity):
+        axes.set_xlim(-0.03, 1.03)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     return figure
 
 
@@ -242,7 +250,7 @@ def _draw_marks(axes: Axes, marks: Marks) -> None:
     """Vertical lines at the marks that lie within the axis, each with its name above."""
     low, high = axes.get_xlim()
     for x, name, side in (
-        (marks.visible_keys, "window ", "right"),
+        (marks.visible_keys, f"{marks.window} ", "right"),
         (marks.train_length, " training length", "left"),
     ):
         if x is None or not low <= x <= high:
@@ -253,14 +261,15 @@ def _draw_marks(axes: Axes, marks: Marks) -> None:
 
 
 def _scale_x(axes: Axes, xs: Sequence[float]) -> None:
-    """A logarithmic horizontal axis where the points span a factor of eight or more."""
+    """Scale a horizontal axis that has its label: linearly in per cent, else logarithmically where
+    all points are above zero. Up to twelve points have a tick each."""
     ticks = sorted(set(xs))
-    if ticks[0] > 0 and ticks[-1] >= 8 * ticks[0]:
+    if not axes.get_xlabel().endswith("%") and ticks[0] > 0:
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short_number(x)))
-        if len(ticks) <= 8:
-            axes.set_xticks(ticks)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short_number(x)))
+    if len(ticks) <= 12:
+        axes.set_xticks(ticks)
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _finish(figure: Figure, axes: Axes, quantity: str) -> None:

@@ -18,8 +18,12 @@ def draw_all(runs: list[Run], folder: Path, train_length: int | None) -> list[Ch
         folder: for a PNG and an SVG of each; created if it does not exist.
         train_length: tokens of the models' training sequences, marked by a line; None if unknown.
     """
-    visible_keys = {run.config.get("model_visible_keys") for run in runs} - {None}
-    marks = Marks(visible_keys.pop() if len(visible_keys) == 1 else None, train_length)
+    known = {run.label: run.config.get("model_visible_keys") for run in runs}
+    with_window = [label for label, keys in known.items() if keys]
+    sizes = {known[label] for label in with_window}
+    alone = len(with_window) == 1 < len(runs)
+    window = f"{with_window[0]}'s window" if alone else "window"
+    marks = Marks(sizes.pop() if len(sizes) == 1 else None, train_length, window)
     with matplotlib.rc_context({"text.parse_math": False}):  # names may hold a $
         return [
             *draw_controls(runs, folder),

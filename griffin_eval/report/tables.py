@@ -61,13 +61,17 @@ def write_differences(differences: list[Difference], file: Path) -> None:
 
 
 def run_table(runs: list[Run]) -> Table:
-    """The runs: their models, checkpoints and devices."""
+    """The runs: their models, checkpoints and devices.
+
+    lm_eval records the device that was asked for, cuda:0 by default, and not the one that other
+    models ran on: theirs is left empty.
+    """
     headings = ["run", "model", "checkpoint", "framework", "dtype", "device", "window", "weights"]
     rows = []
     for run in runs:
         c = run.config
         hash_ = str(c.get("griffin_weights_sha256") or c.get("model_sha") or "")[:12]
-        told = [c.get("model_framework"), c.get("model_dtype"), c.get("model_device", c["device"])]
+        told = [c.get("model_framework"), c.get("model_dtype"), c.get("model_device")]
         told = [str(each or "").removeprefix("torch.") for each in told]
         rows.append(
             [
@@ -75,7 +79,7 @@ def run_table(runs: list[Run]) -> Table:
                 run.model,
                 run.pretrained,
                 *told,
-                str(c.get("model_visible_keys", "")),
+                str(c.get("model_visible_keys") or ""),
                 hash_,
             ]
         )

@@ -19,6 +19,7 @@ from parity import TOLERANCES
 from slow import ci, fast, slow
 
 from griffin_eval import Evaluator, tasks
+from griffin_eval.checkpoints import folder as shipped
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
@@ -480,6 +481,21 @@ def test_white_space_is_a_context_without_bos(checkpoint):
     pairs = [(" ", "x"), ("", " x")]
     found = lm.loglikelihood(instances("loglikelihood", pairs))
     assert found[0] == found[1]  # both are scored from the prefix token
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "said"),
+    [
+        ("induction_heads_griffin", 128, "attention sees 128 keys"),
+        ("induction_heads_hawk", None, "no attention"),
+        ("induction_heads_mqa", None, "global attention"),
+    ],
+)
+def test_a_window_is_recorded_for_models_that_have_one(name, keys, said, caplog):
+    with caplog.at_level(logging.INFO, "griffin_eval"):
+        lm = GriffinLM(str(shipped(name)), "torch")
+    assert f", {said}, " in caplog.text
+    assert lm.get_model_info()["model_visible_keys"] == keys
 
 
 def test_parity_check_is_recorded(checkpoint, caplog):

@@ -27,6 +27,7 @@ from griffin_eval.drawing import COLORS
 from griffin_eval.errors import BadInput
 from griffin_eval.lm.model import GriffinLM
 from griffin_eval.report import curves
+from griffin_eval.report import figures as figures_module
 from griffin_eval.report.curves import Marks, curve_figure, draw_controls, draw_over_steps
 from griffin_eval.report.heatmaps import draw_heatmaps
 from griffin_eval.report.paired import differences
@@ -38,6 +39,7 @@ from griffin_eval.report.results import (
     step_of,
     step_of_revision,
 )
+from griffin_eval.report.tables import run_table
 from griffin_eval.report.verdicts import holm, verdicts
 
 TASKS = ["griffin_phonebook", "griffin_pydoc_choice"]
@@ -160,6 +162,94 @@ def test_lines_and_bands_are_the_points(runs):
         assert {(p.x, p.low) for p in own} | {(p.x, p.high) for p in own} <= corners
     assert axes.get_xlabel() == "length of the phonebook, entries"
     assert axes.get_ylabel() == "exact match"
+
+
+def drawn(paths, tmp_path, monkeypatch, labels=()):
+    """Return the figures of a report of these files over x and by case, by file name."""
+    figures = {}
+
+    def keep(figure, folder, name, title):
+        figure.canvas.draw()
+        figures[name] = figure
+
+    monkeypatch.setattr(curves, "save_chart", keep)
+    figures_module.draw_all(read(paths, labels), tmp_path / "figures", 256)
+    return figures
+
+
+def window(keys):
+    return {"model": "griffin", "model_args": {"pretrained": "p"}, "model_visible_keys": keys}
+
+
+def test_every_point_stands_in_the_row_of_its_case(tmp_path, monkeypatch):
+    cases = {f"exact_match@{case},none": value for case, value in (("inside", 0.9), ("whole", 0.2))}
+    others = {"acc,none": 0.5}
+    paths = [
+        write_run(tmp_path / name, results={"griffin_phonebook": result}, config=window(128))
+        for name, result in (("a", others), ("b", cases), ("c", others), ("d", cases))
+    ]
+    figure = drawn(paths, tmp_path, monkeypatch, "abcd")["griffin_phonebook_exact_match_by_case"]
+    (axes,) = figure.axes
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == ["inside", "whole"] and list(axes.get_yticks()) == [0, 1]
+    bottom, top = axes.get_ylim()
+    assert (bottom, top) == (1.5, -0.5)
+    points = [line.get_xydata()[0] for line in axes.get_lines() if line.get_marker() != "None"]
+    assert len(points) == 4
+    for x, y in points:
+        assert names[round(y)] == ("inside" if x == 0.9 else "whole") and abs(y - round(y)) < 0.5
+    (legend,) = figure.legends  # outside of the axes, where its marks are no points
+    assert axes.get_legend() is None
+    assert [text.get_text() for text in legend.get_texts()] == ["b", "d"]
+
+
+@pytest.mark.parametrize(
+    ("task", "quantity", "xs", "scale"),
+    [
+        ("griffin_phonebook", "exact_match_by_depth", (10, 30, 50, 70, 90), "linear"),
+        ("griffin_induction_heads", "accuracy", (32, 64), "log"),
+        ("griffin_passkey", "accuracy", (512, 1024), "log"),
+        ("griffin_induction_heads", "accuracy", (64, 256, 4096), "log"),
+        ("griffin_phonebook", "exact_match", (0, 4, 64), "linear"),
+    ],
+)
+def test_an_axis_has_its_values_as_ticks(tmp_path, monkeypatch, task, quantity, xs, scale):
+    results = {task: {f"{quantity}@{x},none": 0.5 for x in xs}}
+    path = write_run(tmp_path / "run", results=results, config=window(128))
+    (axes,) = drawn([path], tmp_path, monkeypatch)[f"{task}_{quantity}"].axes
+    assert axes.get_xscale() == scale
+    assert list(axes.get_xticks()) == list(xs)
+    low, high = axes.get_xlim()
+    assert low < xs[0] and xs[-1] < high
+
+
+@pytest.mark.parametrize(
+    ("windows", "said"),
+    [
+        ((128, 128), "window "),
+        ((128, None), "griffin's window "),
+        ((None, None), None),
+        ((128, 64), None),
+    ],
+)
+def test_a_window_is_marked_for_models_that_have_one(tmp_path, monkeypatch, windows, said):
+    results = {"griffin_induction_heads": {f"accuracy@{x},none": 0.5 for x in (64, 256)}}
+    paths = [
+        write_run(tmp_path / name, results=results, config=window(keys))
+        for name, keys in zip("ab", windows, strict=True)
+    ]
+    figure = drawn(paths, tmp_path, monkeypatch, ("griffin", "hawk"))
+    (axes,) = figure["griffin_induction_heads_accuracy"].axes
+    marks = [text.get_text() for text in axes.texts if "window" in text.get_text()]
+    assert marks == ([] if said is None else [said])
+    rows = run_table(read(paths)).rows
+    assert [row[6] for row in rows] == ["" if keys is None else str(keys) for keys in windows]
+
+
+def test_a_device_that_nobody_recorded_is_left_empty(tmp_path):
+    config = {"model": "hf", "model_args": {"pretrained": "p"}, "device": "cuda:0"}
+    path = write_run(tmp_path, results={"a": {"acc,none": 0.5}}, config=config)
+    assert run_table(read([path])).rows[0][5] == ""
 
 
 def test_differences_are_those_of_the_samples(runs):
