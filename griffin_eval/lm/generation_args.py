@@ -1,6 +1,5 @@
 """lm_eval's arguments of generation (``--gen_kwargs``, and those of a task)."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from lm_eval.models.utils import (
@@ -10,10 +9,8 @@ from lm_eval.models.utils import (
 
 from griffin_eval.engine.sampling import GREEDY, Sampling, checked
 from griffin_eval.errors import ArgumentError
-from griffin_eval.text.tokenizer import Tokenizer
 
 DEFAULT_GENERATED_TOKENS = 256  # hf's default
-_MARGIN = 16  # tokens before a stop string that its first token may depend on
 
 
 class GenerationArguments(NamedTuple):
@@ -28,18 +25,6 @@ class GenerationArguments(NamedTuple):
     sampling: Sampling
     until: list[str]
     max_new_tokens: int
-
-    def stops(self, tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
-        """Whether the last of the generated ids completed a stop string.
-
-        It may be a special token, such as <end_of_turn>. Each token is at least a byte, so a string
-        that has just appeared lies within as many tokens as it has bytes.
-        """
-        if not self.until:
-            return False
-        tail = ids[-max(len(s.encode()) for s in self.until) - _MARGIN :]
-        text = tokenizer.decode(tail, skip_special_tokens=False)
-        return any(s in text for s in self.until)
 
 
 def read_generation_arguments(given: dict[str, Any]) -> GenerationArguments:

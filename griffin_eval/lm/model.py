@@ -10,9 +10,6 @@ from typing import Any
 import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook, TemplateLM
-from lm_eval.models.utils import (
-    postprocess_generated_text,
-)
 from tqdm import tqdm
 
 from griffin_eval.converters.output.manifest import checksums
@@ -51,6 +48,7 @@ from griffin_eval.lm.weights_hash import start_hashing
 from griffin_eval.runners.load import launched
 from griffin_eval.states.saved_state import SavedState, check_weights
 from griffin_eval.text.chat import TemplateRefused, after_opening, template_name
+from griffin_eval.text.stop_strings import StopStrings
 from griffin_eval.text.tokenizer import Tokenizer, encode_with_bos
 
 NO_LIMIT = 2**31 - 1  # positions are 32-bit integers
@@ -450,6 +448,7 @@ class GriffinLM(TemplateLM):
             )
         pairs: list[Any] = [request.args for request in requests]  # a context and its arguments
         given = [read_generation_arguments(arguments) for _, arguments in pairs]
+        stops = [StopStrings(self.tokenizer, each.until) for each in given]
         contexts = self._encoding.contexts([context for context, _ in pairs])
         prompts = []
         for ids, (sampling, _, max_new_tokens) in zip(contexts, given, strict=True):
@@ -466,8 +465,7 @@ class GriffinLM(TemplateLM):
         def on_result(index: int, ids: list[int]) -> None:
             generated[index] = ids
             text = self.tokenizer.decode(ids, skip_special_tokens=True)
-            text = postprocess_generated_text(text, given[index].until, None)
-            answers[index] = text
+            answers[index] = text = stops[index].cut(text)
             self.cache_hook.add_partial("generate_until", pairs[index], text)
             bar.update()
 
@@ -479,7 +477,7 @@ class GriffinLM(TemplateLM):
                 limits=self._limits,
                 eos_ids=self._model.eos_ids,
                 seed=int(np.random.randint(2**31)),  # lm_eval seeds numpy's global generator
-                should_stop=lambda i, ids: given[i].stops(self.tokenizer, ids),
+                should_stop=lambda i, ids: stops[i].completed(ids),
                 on_result=on_result,
                 describe=lambda i: _quoted(pairs[i][0]),
                 cache=self._state_cache,

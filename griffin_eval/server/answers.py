@@ -9,9 +9,8 @@ import orjson
 
 from griffin_eval.engine.live.requests import NewToken, PromptScores
 from griffin_eval.server.logprobs import TokenNames, written
+from griffin_eval.text.stop_strings import StopStrings
 from griffin_eval.text.tokenizer import Tokenizer
-
-_MARGIN = 16  # tokens before a stop string that its first token may depend on
 
 
 class Answer:
@@ -32,15 +31,14 @@ class Answer:
         *,
         in_parts: bool,
     ):
-        self._tokenizer, self._stop, self._changed = tokenizer, stop, changed
-        self._in_parts = in_parts
-        # Each token is at least a byte, so a string that has just appeared lies within as many.
-        self._tail = max((len(one.encode()) for one in stop), default=0) + _MARGIN
+        self._tokenizer, self._stop = tokenizer, StopStrings(tokenizer, stop)
+        self._changed, self._in_parts = changed, in_parts
         # Text of the first ``_upto`` tokens. What follows is decoded from token ``_from`` on, since
         # it may depend on the tokens before it.
         self._settled, self._from, self._upto = "", 0, 0
         self.scores: PromptScores | None = None
         self.tokens: list[NewToken] = []
+        self._ids: list[int] = []  # of these tokens
         self.reason: str | None = None
         self.error: Exception | None = None
 
@@ -51,12 +49,8 @@ class Answer:
         self.tokens.append(token)
         if self._in_parts:
             self._changed()
-        if not self._stop or token.ends:
-            return False
-        tail = [each.id for each in self.tokens[-self._tail :]]
-        # A special token may be a stop string, and may stand between two halves of one.
-        texts = [self._tokenizer.decode(tail, skip_special_tokens=skip) for skip in (True, False)]
-        return any(one in text for text in texts for one in self._stop)
+        self._ids.append(token.id)
+        return not token.ends and self._stop.completed(self._ids)
 
     def done(self, reason: str, error: Exception | None) -> None:
         self.reason, self.error = reason, error
@@ -70,19 +64,14 @@ class Answer:
         text = self._decode(0, count) if ended else self._longer(count)
         # What was settled has no stop string.
         before = 0 if ended or not text.startswith(self._settled) else len(self._settled)
-        starts = [text.find(one, max(before - len(one), 0)) for one in self._stop]
-        if found := [start for start in starts if start >= 0]:
-            return text[: min(found)]
+        if (beginning := self._stop.beginning(text, before)) is not None:
+            return text[:beginning]
         if ended:
             return text
         if len(text) > len(self._settled) and not text.endswith("\ufffd"):
             self._settled, self._from, self._upto = text, self._upto, count
         text = text.rstrip("\ufffd")
-        keep = max(
-            (n for one in self._stop for n in range(1, len(one)) if text.endswith(one[:n])),
-            default=0,
-        )
-        return text[: len(text) - keep]
+        return text[: len(text) - self._stop.begun(text)]
 
     def _longer(self, count: int) -> str:
         """The text of so many tokens, of which little more than what is not settled is decoded."""
