@@ -1,16 +1,19 @@
 """lm_eval's arguments of generation (``--gen_kwargs``, and those of a task)."""
 
+import math
 from typing import Any, NamedTuple
 
-from lm_eval.models.utils import (
-    handle_stop_sequences,
-    normalize_gen_kwargs,
-)
+from lm_eval.models.utils import normalize_gen_kwargs
 
+from griffin_eval.arguments import positive_integer
+from griffin_eval.engine.neutral import NEUTRAL, is_neutral
 from griffin_eval.engine.sampling import GREEDY, Sampling, checked
 from griffin_eval.errors import ArgumentError
+from griffin_eval.messages import brief
 
 DEFAULT_GENERATED_TOKENS = 256  # hf's default
+_LENGTHS = {"max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"}
+_NUMBERS = ("temperature", "top_k", "top_p")
 
 
 class GenerationArguments(NamedTuple):
@@ -28,24 +31,59 @@ class GenerationArguments(NamedTuple):
 
 
 def read_generation_arguments(given: dict[str, Any]) -> GenerationArguments:
-    """The arguments of one request; those of hf's model that ask for nothing are accepted.
+    """Return the arguments of one request; those of hf's model that ask for nothing are accepted.
 
     Raises:
-        ArgumentError: naming those that are not supported.
+        ArgumentError: An argument is not supported, or its value means nothing.
     """
-    kwargs: dict[str, Any] = dict(normalize_gen_kwargs(given, DEFAULT_GENERATED_TOKENS))
-    until = [s for s in handle_stop_sequences(kwargs.pop("until", None), eos=None) if s]
-    max_new_tokens = kwargs.pop("max_gen_toks")
-    sampled = kwargs.pop("do_sample", False)
-    asked = {name: kwargs.pop(name, None) for name in ("temperature", "top_k", "top_p")}
-    asked = {"temperature": 1.0} | {k: float(v) for k, v in asked.items() if v is not None}
-    top_k = int(asked.pop("top_k", 0))
-    sampling = checked(Sampling(**asked, top_k=top_k)) if sampled else GREEDY
-    neutral = {"num_beams": 1, "repetition_penalty": 1.0, "num_return_sequences": 1}
-    unsupported = [k for k, v in kwargs.items() if v is not None and v != neutral.get(k)]
+    kwargs = {name: value for name, value in given.items() if value is not None}
+    for name in _LENGTHS & kwargs.keys():
+        positive_integer(name, kwargs[name])
+    numbers: dict[str, Any] = {n: _number(n, kwargs[n]) for n in _NUMBERS if n in kwargs}
+    asked = kwargs.get("do_sample")
+    if asked not in (None, True, False):
+        raise ArgumentError(f"do_sample must be true or false, found {brief(asked)}")
+    if asked is None or asked:
+        checked(Sampling(**numbers))
+    until = _strings(kwargs.get("until", []))
+    whole = kwargs | numbers | ({} if asked is None else {"do_sample": bool(asked)})
+    kwargs = dict(normalize_gen_kwargs(whole, DEFAULT_GENERATED_TOKENS))
+    sampling = Sampling(**{"temperature": 1.0} | numbers) if kwargs["do_sample"] else GREEDY
+    supported = {"until", "max_gen_toks", "do_sample", *_NUMBERS}
+    unsupported = [
+        name
+        for name, value in kwargs.items()
+        if name not in supported and not is_neutral(value, NEUTRAL.get(name, ()))
+    ]
     if unsupported:
         raise ArgumentError(
             f"generation arguments {', '.join(unsupported)} are not supported: expected until, "
             "max_gen_toks, do_sample, temperature, top_k, top_p"
         )
-    return GenerationArguments(sampling, until, max_new_tokens)
+    return GenerationArguments(sampling, until, kwargs["max_gen_toks"])
+
+
+def _number(name: str, value: Any) -> float:
+    """Return a number, whole for ``top_k``."""
+    try:
+        number = float(value)
+    except (OverflowError, TypeError, ValueError):
+        number = math.nan
+    if name == "top_k" and number.is_integer():
+        return int(number)
+    if name == "top_k" or math.isnan(number) or isinstance(value, bool):
+        kind = "a whole number" if name == "top_k" else "a number"
+        raise ArgumentError(f"{name} must be {kind}, found {brief(value)}")
+    return number
+
+
+def _strings(until: Any) -> list[str]:
+    """Return the stop strings that are not empty."""
+    each = until if isinstance(until, list | tuple) else [until]
+    wrong = [one for one in each if not isinstance(one, str | None)]
+    if wrong:
+        raise ArgumentError(
+            f"until must be a string or a list of strings, found {brief(wrong[0])}: write it in "
+            "quotes"
+        )
+    return [one for one in each if one]

@@ -17,6 +17,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from parity import TOLERANCES
 from slow import ci, fast, slow
+from transformers import GenerationConfig
 
 from griffin_eval import Evaluator, tasks
 from griffin_eval.checkpoints import folder as shipped
@@ -27,6 +28,7 @@ from griffin_eval.converters.plan import make_plan
 from griffin_eval.crosscheck import logits
 from griffin_eval.engine.generation import Prompt, generate
 from griffin_eval.engine.limits import Limits
+from griffin_eval.engine.neutral import NEUTRAL
 from griffin_eval.engine.sampling import GREEDY, Sampling
 from griffin_eval.errors import ArgumentError, BadInput, CheckpointError
 from griffin_eval.lm.generation_args import read_generation_arguments
@@ -203,12 +205,53 @@ def test_how_tokens_are_chosen(given, expected):
     assert read_generation_arguments(given).sampling == expected
 
 
-@pytest.mark.parametrize("wrong", [{"top_p": -0.5}, {"top_p": 2}, {"temperature": -1}])
-def test_numbers_that_mean_nothing_are_refused(wrong):
-    with pytest.raises(
-        ArgumentError, match=f"{next(iter(wrong))}.*not {next(iter(wrong.values()))}"
-    ):
-        read_generation_arguments({"do_sample": True} | wrong)
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"do_sample": True, "top_p": -0.5}, "top_p from 0 to 1, not -0.5"),
+        ({"do_sample": True, "top_p": 2}, "top_p from 0 to 1, not 2"),
+        ({"temperature": -1}, "temperature of at least 0, not -1"),
+        ({"temperature": "hot"}, "temperature must be a number, found 'hot'"),
+        ({"temperature": True}, "temperature must be a number, found True"),
+        ({"top_k": 2.5}, "top_k must be a whole number, found 2.5"),
+        ({"do_sample": "no"}, "do_sample must be true or false, found 'no'"),
+        ({"max_gen_toks": -5}, "max_gen_toks must be a positive integer, found -5"),
+        ({"max_gen_toks": 0}, "max_gen_toks must be a positive integer, found 0"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens must be a positive integer, found 2.5"),
+        ({"max_tokens": "many"}, "max_tokens must be a positive integer, found 'many'"),
+        ({"max_completion_tokens": True}, "max_completion_tokens must be a positive integer"),
+        ({"until": [1]}, "until must be a string or a list of strings, found 1"),
+        ({"until": 1.5}, "until must be a string or a list of strings, found 1.5"),
+        ({"until": ["a", ["b"]]}, r"found \['b'\]"),
+        ({"until": {"a": 1}}, "found {'a': 1}"),
+        ({"max_length": 20}, "max_length are not supported"),
+        ({"repetition_penalty": True}, "repetition_penalty are not supported"),
+        ({"min_p": 0.1, "num_beams": 1}, "arguments min_p are not supported"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(wrong, said):
+    with pytest.raises(ArgumentError, match=said):
+        read_generation_arguments(wrong)
+
+
+def test_generation_arguments_at_their_defaults_ask_for_nothing():
+    """Those of transformers, whose own list this reads, and of the other programs."""
+    nothing = read_generation_arguments({})
+    defaults = GenerationConfig().to_dict()
+    defaults |= getattr(GenerationConfig, "_get_default_generation_params", dict)()
+    # A length of 20 tokens would count the prompt, and a temperature alone samples.
+    for name in ("max_length", "temperature", "transformers_version", "_from_model_config"):
+        defaults.pop(name, None)
+    assert defaults["num_beams"] == defaults["repetition_penalty"] == 1 and len(defaults) > 30
+    cases = [*defaults.items()]
+    for name, values in NEUTRAL.items():
+        cases += [(name, value) for value in (*(values or ("anything",)), None)]
+    cases += [(n, None) for n in ("until", "max_gen_toks", "do_sample", "temperature", "top_k")]
+    cases += [("until", []), ("until", ["", None]), ("temperature", 0), ("do_sample", 0)]
+    for name, value in cases:
+        assert read_generation_arguments({name: value}) == nothing, (name, value)
+    sampled = read_generation_arguments(defaults | {"do_sample": True}).sampling
+    assert sampled == Sampling(1.0, defaults["top_k"] or 0)
 
 
 def test_rolling_is_one_pass_with_one_bos(lm, reference_logprobs, record_parity):
