@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GRACE = 5  # seconds in which requests may end after Ctrl-C
 MOST_NAMED = 10  # requests that an interrupt cut
-LOCAL = ("127.0.0.1", "localhost", "::1")
+MOST_TRIES = 20  # to find a port that is free at every address of a host
 
 
 @takes_checkpoint_options
@@ -33,6 +33,10 @@ def serve(
     api_key: Annotated[
         str | None,
         typer.Option(help="Key that clients must send.", envvar="GRIFFIN_EVAL_API_KEY"),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Another host NAME that requests may name, such as a proxy's."),
     ] = None,
     served_model_name: Annotated[
         str | None, typer.Option(help="Name of the model; by default as the checkpoint was given.")
@@ -99,7 +103,9 @@ def serve(
     What requests begin with in common is read once. Listens at this machine's own address only,
     unless there is an --api-key.
     """
-    if host not in LOCAL and not api_key:
+    from griffin_eval.server.hosts import accepted_hosts, is_loopback
+
+    if not is_loopback(host) and not api_key:
         raise ArgumentError(
             f"--host {host} lets other machines ask: add --api-key, or listen at 127.0.0.1"
         )
@@ -134,6 +140,8 @@ def serve(
         "check": not no_check,
     } | vars(options)
     given = {name: value for name, value in arguments.items() if value is not None}
+    sockets = _bound(host, port)
+    addresses = [each.getsockname()[0] for each in sockets]
     allowed = ServerOptions(
         name=served_model_name or checkpoint,
         states=tuple(state or ()),
@@ -145,9 +153,9 @@ def serve(
         max_body=max_body,
         timeout=timeout,
         api_key=api_key,
+        hosts=accepted_hosts(host, addresses, allowed_host or ()),
         tokenizer_info=tokenizer_info,
     )
-    sockets = _bound(host, port)
     with contextlib.ExitStack() as unused:
         for each in sockets:
             unused.enter_context(each)
@@ -164,8 +172,8 @@ def serve(
             await super().startup(sockets)
             if self.started:
                 names = ", ".join(model.models)
-                where = f"{host}:{sockets[0].getsockname()[1]}"
-                typer.echo(f"{names}: listening at http://{where}", err=True)
+                where = _url(host, sockets[0].getsockname()[1])
+                typer.echo(f"{names}: listening at {where}", err=True)
 
         async def shutdown(self, sockets: Any = None) -> None:
             model.scheduler.refuse()
@@ -190,30 +198,45 @@ def serve(
 
 
 def _bound(host: str, port: int) -> list[socket.socket]:
-    """Sockets at an address, which do not listen yet.
+    """Return sockets at every address of a host and one port, which do not listen yet.
 
     Raises:
         ArgumentError: there is no such address here, or something listens at it.
     """
-    bound = []
-    with contextlib.ExitStack() as opened:
+    tries = 1 if port else MOST_TRIES
+    while True:
         try:
-            for family, *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-                each = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                try:
-                    each.bind(address)
-                except OSError as error:
-                    if not bound or error.errno != errno.EADDRNOTAVAIL:  # no IPv6 here
-                        raise
-                else:
-                    bound.append(each)
+            return _bound_once(host, port)
         except OSError as error:
-            raise _not_there(host, port, str(error.strerror)) from None
+            tries -= 1  # a port that is free at the first address may be taken at the next one
+            if error.errno != errno.EADDRINUSE or not tries:
+                raise _not_there(host, port, str(error.strerror)) from None
+
+
+def _bound_once(host: str, port: int) -> list[socket.socket]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    bound: list[socket.socket] = []
+    with contextlib.ExitStack() as opened:
+        for family, address in dict.fromkeys((family, address) for family, *_, address in found):
+            each = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                each.bind((address[0], port, *address[2:]))
+            except OSError as error:
+                if not bound or error.errno != errno.EADDRNOTAVAIL:  # no IPv6 here
+                    raise
+            else:
+                bound.append(each)
+                port = each.getsockname()[1]
         opened.pop_all()
     return bound
+
+
+def _url(host: str, port: int) -> str:
+    """Return the URL of a server, with an IPv6 address in brackets and its zone escaped."""
+    return f"http://[{host.replace('%', '%25')}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _not_there(host: str, port: int, why: str) -> ArgumentError:

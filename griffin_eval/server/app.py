@@ -11,11 +11,14 @@ from typing import Any
 
 import orjson
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as Http
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from griffin_eval.engine.live.requests import Request
 from griffin_eval.messages import brief
@@ -33,6 +36,7 @@ from griffin_eval.server.fields import (
     read_model,
     read_prompts,
 )
+from griffin_eval.server.hosts import Hosts
 from griffin_eval.server.model import ServedModel, any_seed
 
 DEFAULT_TOKENS = 16  # of /v1/completions, as the API has it
@@ -68,7 +72,24 @@ def make_app(model: ServedModel) -> Starlette:
     if model.options.tokenizer_info:
         routes.append(Route("/tokenizer_info", server.tokenizer_info))
     handlers: Any = {Refused: _refused, HTTPException: _http_error, Exception: _failed}
-    return Starlette(routes=routes, exception_handlers=handlers)
+    guard = Middleware(_HostGuard, model.options.hosts)
+    return Starlette(routes=routes, exception_handlers=handlers, middleware=[guard])
+
+
+class _HostGuard:
+    """Middleware that refuses requests for hosts, or from pages, that the server does not know."""
+
+    def __init__(self, app: ASGIApp, hosts: Hosts):
+        self._app, self._hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if scope["type"] == "http":
+                self._hosts.check(Headers(scope=scope))
+        except Refused as error:
+            await _refused(Http(scope), error)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 class _Server:
@@ -268,6 +289,10 @@ class _Server:
             Refused: the key is missing, the body too long, too slow, or no JSON.
         """
         self._check_key(http)
+        # A page can send other types to any server without asking it first (CORS preflight).
+        given = http.headers.get("content-type", "")
+        if given.partition(";")[0].strip().lower() != "application/json":
+            raise Refused(f"Content-Type must be application/json, found {given!r:.60}", 415)
         parts, size = [], 0
         try:
             async with asyncio.timeout(self._options.timeout):

@@ -17,6 +17,7 @@ from griffin_eval.lm.load import load, open_state_cache
 from griffin_eval.lm.weights_hash import weights_sha256
 from griffin_eval.server.answers import Answer, Completion
 from griffin_eval.server.fields import Asked, Refused, check_messages
+from griffin_eval.server.hosts import Hosts
 from griffin_eval.server.logprobs import TokenNames
 from griffin_eval.sharding.launch import Launch
 from griffin_eval.states.saved_state import SavedState, check_origin, check_weights, read_state
@@ -41,6 +42,7 @@ class ServerOptions:
         max_body: most bytes of a body.
         timeout: most seconds that a request may take.
         api_key: that clients have to send; None for none.
+        hosts: Hosts that requests may name.
         tokenizer_info: whether ``/tokenizer_info`` tells the tokenizer's settings.
     """
 
@@ -54,6 +56,7 @@ class ServerOptions:
     max_body: int = 64 << 20
     timeout: float = 3600.0
     api_key: str | None = None
+    hosts: Hosts = Hosts()
     tokenizer_info: bool = False
 
 

@@ -360,8 +360,9 @@ class ServerHere:
         import httpx
 
         transport = httpx.ASGITransport(self._app)  # raises what the server does not catch
-        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
-            answer = await client.post(address, content=body)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            headers = {"Content-Type": "application/json"}
+            answer = await client.post(address, content=body, headers=headers)
         return answer.status_code, answer.content
 
 

@@ -60,8 +60,9 @@ REQUESTS = {
 def ask(url: str, body) -> str:
     """Return the status and the body of the answer to a request."""
     data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return f"{answer.status} {answer.read().decode()}"
     except urllib.error.HTTPError as error:
         return f"{error.code} {error.read().decode()}"

@@ -484,7 +484,7 @@ def route_facts(app: Any) -> Iterator[str]:
     """Yield the facts of every route of an application."""
     from starlette.testclient import TestClient
 
-    client = TestClient(app, raise_server_exceptions=False)
+    client = TestClient(app, "http://localhost", raise_server_exceptions=False)
     yield from key_facts("server unknown route", client.get("/unknown").json())
     for route in app.routes:
         path = route.path

@@ -236,7 +236,8 @@ async def soak(given: argparse.Namespace, folder: Path) -> list[tuple[bool, str]
 
 def connected(address: str) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    return httpx.AsyncClient(base_url=address, timeout=600, limits=limits)
+    headers = {"Content-Type": "application/json"}
+    return httpx.AsyncClient(base_url=address, timeout=600, limits=limits, headers=headers)
 
 
 async def fill(client: Client, tokens: int) -> None:

@@ -43,12 +43,13 @@ def ask(model):
 
     async def asked(path, body, method, headers):
         transport = httpx.ASGITransport(app)  # raises what the server does not catch
-        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.request(method, path, content=body, headers=headers)
 
     def ask(path, body, method="POST", **headers):
         if not isinstance(body, bytes):
             body = json.dumps(body).encode("utf-8", "surrogatepass")
+        headers = {"Content-Type": "application/json"} | headers
         return loop.run_until_complete(asked(path, body, method, headers))
 
     yield ask
@@ -168,8 +169,30 @@ def test_addresses_methods_and_headers(ask):
         assert ask(path, b"").status_code in (404, 405, 307)
     for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "BREW"):
         assert refused(ask(COMPLETIONS, b"{}", method))["code"] == 405
-    headers = {"Content-Type": "text/plain", "Content-Encoding": "gzip", "Authorization": b"\xff"}
+    headers = {"Content-Encoding": "gzip", "Authorization": b"\xff"}
     assert ask(COMPLETIONS, {"prompt": "a", "max_tokens": 1}, **headers).status_code == 200
+
+
+POSTED = [COMPLETIONS, CHATS, "/generate", "/tokenize", "/detokenize"]
+SIMPLE = ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "a,b"]
+
+
+@pytest.mark.parametrize("path", POSTED)
+def test_bodies_that_a_page_may_send_without_asking_are_refused(ask, path):
+    body = {"prompt": "a", "max_tokens": 1}
+    for given in (*SIMPLE, "text/plain; application/json", "application/json-patch+json"):
+        error = refused(ask(path, body, **{"Content-Type": given}))
+        assert error["code"] == 415 and repr(given) in error["message"]
+    for given in ("application/json; charset=utf-8", "Application/JSON ;x=y"):
+        assert ask(COMPLETIONS, body, **{"Content-Type": given}).status_code == 200
+
+
+@pytest.mark.parametrize("path", [*POSTED, "/v1/models", "/health", "/metrics", "/none"])
+def test_other_hosts_and_pages_are_refused_at_every_address(ask, path):
+    method = "POST" if path in POSTED else "GET"
+    for status, header in ((421, {"Host": "evil.example"}), (403, {"Origin": "http://10.0.0.1"})):
+        error = refused(ask(path, {"prompt": "a"}, method, **header))
+        assert error["code"] == status and "--allowed-host NAME" in error["message"]
 
 
 def test_keys_are_compared_whatever_they_are(model, monkeypatch):
@@ -183,7 +206,7 @@ def test_keys_are_compared_whatever_they_are(model, monkeypatch):
 
 async def _with_key(model, given):
     transport = httpx.ASGITransport(server_app.make_app(model))
-    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         return await client.get("/v1/models", headers={"Authorization": given})
 
 
@@ -233,7 +256,7 @@ def test_ids_without_bos_get_one_warning(model, caplog):
 
     async def ask(prompts):
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             for prompt in prompts:
                 body = {"prompt": prompt, "max_tokens": 1}
                 assert (await client.post(COMPLETIONS, json=body)).status_code == 200
@@ -256,7 +279,7 @@ def test_a_model_whose_state_grows_needs_a_length():
 
     async def ask(body):
         transport = httpx.ASGITransport(server_app.make_app(model))
-        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.post(COMPLETIONS, json=body)
 
     found = asyncio.run(ask(body)).json()["choices"][0]["logprobs"]["tokens"]

@@ -30,6 +30,10 @@ from griffin_eval.checkpoints import folder
 pytestmark = pytest.mark.slow
 
 MODEL = folder("bytes_griffin")
+POST = (
+    b"POST /v1/completions HTTP/1.%d\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"%s\r\n\r\n"
+)
 BOOK = "Judith Hoffman: 8118401194\nIsaac Li: 6247546817\nConnie Mason: 9309456671\n"
 
 
@@ -59,6 +63,7 @@ class Server:
         data = None if body is None else (body if isinstance(body, bytes) else json.dumps(body))
         data = data.encode() if isinstance(data, str) else data
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        headers["Content-Type"] = "application/json"
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         try:
             with urllib.request.urlopen(request) as answer:
@@ -618,6 +623,27 @@ def test_an_address_that_is_taken_is_named_before_the_model_is_loaded(server, tm
         assert refused.returncode == 2 and "cannot be listened at" in refused.stderr
 
 
+@pytest.mark.parametrize("host", ["::1", "localhost"])
+def test_the_url_that_it_prints_answers_at_every_address(host):
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6")
+    program = Path(sys.executable).with_name("griffin-eval")
+    command = [program, "serve", MODEL, "--host", host, "--port", "0", "--framework", "torch"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            said = next(line for line in process.stderr if "listening at" in line)
+            url = said.split()[-1]
+            port = int(url.rpartition(":")[2])
+            assert url == (f"http://[::1]:{port}" if host == "::1" else f"http://localhost:{port}")
+            addresses = {found[4][0] for found in socket.getaddrinfo(host, port)}
+            urls = [f"http://{f'[{each}]' if ':' in each else each}:{port}" for each in addresses]
+            for each in (url, *urls):
+                with urllib.request.urlopen(f"{each}/health") as answer:
+                    assert answer.status == 200
+        finally:
+            process.send_signal(signal.SIGINT)
+
+
 def test_limits(state):
     server = Server(
         *("--framework", "torch", "--max-length", 20_000, "--queue", 2, "--max-body", 2000),
@@ -729,10 +755,7 @@ def test_a_client_that_goes_away_frees_its_row(server):
     for stream in (True, False):
         body = json.dumps({"prompt": "a", "max_tokens": 10**6, "stream": stream}).encode()
         with socket.create_connection((host, int(port))) as connection:
-            head = (
-                f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
-            )
-            connection.sendall(head.encode() + body)
+            connection.sendall(POST % (1, b"Content-Length: %d" % len(body)) + body)
             server.wait_for("generating", 1)
         server.wait_for("generating", 0)
         server.wait_for("unfinished", 0)
@@ -742,8 +765,7 @@ def test_a_client_that_goes_away_before_its_body_has_come():
     server = Server("--framework", "torch")
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
-        head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\n"
-        connection.sendall(head.encode() + b'{"prompt"')
+        connection.sendall(POST % (1, b"Content-Length: 99") + b'{"prompt"')
         time.sleep(0.5)
     assert server.get("/v1/completions", {"prompt": "a", "max_tokens": 1})[0] == 200
     assert "Traceback" not in server.close()
@@ -765,22 +787,25 @@ def exchange(server, sent):
 
 def test_what_is_spoken_below_the_api(server):
     body = b'{"prompt": "a", "max_tokens": 1, "temperature": 0}'
-    head = b"POST /v1/completions HTTP/1.%d\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
-    old = exchange(server, head % (0, len(body)) + body)
+
+    def head(version, length):
+        return POST % (version, b"Content-Length: %d" % length)
+
+    old = exchange(server, head(0, len(body)) + body)
     assert old.startswith(b"HTTP/1.") and b" 200 " in old[:15] and b"text_completion" in old
-    several = exchange(server, (head % (1, len(body)) + body) * 3 + head % (1, 1) + b"{")
+    several = exchange(server, (head(1, len(body)) + body) * 3 + head(1, 1) + b"{")
     assert several.count(b'"text_completion"') == 3 and several.count(b"invalid_request") == 1
     chunks = b"".join(b"%x\r\n%c\r\n" % (1, byte) for byte in body) + b"0\r\n\r\n"
-    chunked = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunked = POST % (1, b"Transfer-Encoding: chunked")
     assert b"text_completion" in exchange(server, chunked + chunks)
     for wrong in (
         b"\x16\x03\x01\x02\x00\x01\x00\x01",  # of TLS
         b"NO HTTP\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
+        head(1, -1),
         chunked + b"zz\r\n{}\r\n",
-        head % (1, 2**70),
-        b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
+        head(1, 2**70),
+        b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ):
         came = exchange(server, wrong)
         assert b" 200 " not in came[:15] and b"Traceback" not in came
