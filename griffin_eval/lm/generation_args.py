@@ -36,19 +36,20 @@ def read_generation_arguments(given: dict[str, Any]) -> GenerationArguments:
     Raises:
         ArgumentError: An argument is not supported, or its value means nothing.
     """
-    kwargs = {name: value for name, value in given.items() if value is not None}
-    for name in _LENGTHS & kwargs.keys():
-        positive_integer(name, kwargs[name])
-    numbers: dict[str, Any] = {n: _number(n, kwargs[n]) for n in _NUMBERS if n in kwargs}
-    asked = kwargs.get("do_sample")
+    stated = {name: value for name, value in given.items() if value is not None}
+    for name in _LENGTHS & stated.keys():
+        positive_integer(name, stated[name])
+    numbers = {name: _number(name, stated[name]) for name in _NUMBERS if name in stated}
+    asked = stated.get("do_sample")
     if asked not in (None, True, False):
         raise ArgumentError(f"do_sample must be true or false, found {brief(asked)}")
     if asked is None or asked:
         checked(Sampling(**numbers))
-    until = _strings(kwargs.get("until", []))
-    whole = kwargs | numbers | ({} if asked is None else {"do_sample": bool(asked)})
-    kwargs = dict(normalize_gen_kwargs(whole, DEFAULT_GENERATED_TOKENS))
-    sampling = Sampling(**{"temperature": 1.0} | numbers) if kwargs["do_sample"] else GREEDY
+    until = _strings(stated.get("until", []))
+    whole = stated | numbers | ({} if asked is None else {"do_sample": bool(asked)})
+    kwargs: dict[str, Any] = dict(normalize_gen_kwargs(whole, DEFAULT_GENERATED_TOKENS))
+    numbers.setdefault("temperature", 1.0)
+    sampling = Sampling(**numbers) if kwargs["do_sample"] else GREEDY
     supported = {"until", "max_gen_toks", "do_sample", *_NUMBERS}
     unsupported = [
         name
@@ -63,15 +64,15 @@ def read_generation_arguments(given: dict[str, Any]) -> GenerationArguments:
     return GenerationArguments(sampling, until, kwargs["max_gen_toks"])
 
 
-def _number(name: str, value: Any) -> float:
+def _number(name: str, value: Any) -> Any:
     """Return a number, whole for ``top_k``."""
     try:
-        number = float(value)
+        number = math.nan if isinstance(value, bool) else float(value)
     except (OverflowError, TypeError, ValueError):
         number = math.nan
     if name == "top_k" and number.is_integer():
         return int(number)
-    if name == "top_k" or math.isnan(number) or isinstance(value, bool):
+    if name == "top_k" or math.isnan(number):
         kind = "a whole number" if name == "top_k" else "a number"
         raise ArgumentError(f"{name} must be {kind}, found {brief(value)}")
     return number
