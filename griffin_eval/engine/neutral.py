@@ -25,7 +25,9 @@ _BY_VALUES: tuple[tuple[tuple[Any, ...] | None, str], ...] = (
     (None, "assistant_lookbehind target_lookbehind"),
 )
 # Values that ask for nothing, by argument; None where no value asks for anything.
-NEUTRAL = {name: values for values, names in _BY_VALUES for name in names.split()}
+NEUTRAL: dict[str, tuple[Any, ...] | None] = {
+    name: values for values, names in _BY_VALUES for name in names.split()
+}
 
 
 def is_neutral(value: Any, neutral: tuple[Any, ...] | None) -> bool:

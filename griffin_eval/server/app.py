@@ -35,6 +35,7 @@ from griffin_eval.server.fields import (
     read_ids,
     read_model,
     read_prompts,
+    stated,
 )
 from griffin_eval.server.hosts import Hosts
 from griffin_eval.server.model import ServedModel, any_seed
@@ -64,6 +65,7 @@ def make_app(model: ServedModel) -> Starlette:
         Route("/v1/chat/completions", server.chat, methods=["POST"]),
         Route("/generate", server.generate, methods=["POST", "PUT"]),
         Route("/v1/models", server.models),
+        Route("/v1/models/{name:path}", server.model),
         Route("/tokenize", server.tokenize, methods=["POST"]),
         Route("/detokenize", server.detokenize, methods=["POST"]),
         Route("/health", server.health),
@@ -103,10 +105,7 @@ class _Server:
     async def completions(self, http: Http) -> Response:
         body = await self._body(http)
         asked = read_fields(body, COMPLETION, DEFAULT_TOKENS)
-        if "prompt" not in body:
-            raise Refused("prompt is missing", param="prompt")
-        prompts = read_prompts(body["prompt"], self._model.vocab_size)
-        return await self._answer(http, asked, prompts, chat=False)
+        return await self._answer(http, asked, self._prompts(body), chat=False)
 
     async def chat(self, http: Http) -> Response:
         body = await self._body(http)
@@ -117,10 +116,14 @@ class _Server:
     async def generate(self, http: Http) -> Response:
         body = await self._body(http)
         asked = read_fields(body, GENERATE, CHAT_TOKENS)
-        prompts = read_prompts(body.get("prompt"), self._model.vocab_size)
-        async with self._asked(asked, prompts) as (completions, wake):
+        async with self._asked(asked, self._prompts(body)) as (completions, wake):
             await self._wait(http, completions, wake)
             return JSONResponse({"text": [each.text for each in completions]})
+
+    def _prompts(self, body: dict[str, Any]) -> list[str | list[int]]:
+        if "prompt" not in body:
+            raise Refused("prompt is missing", param="prompt")
+        return read_prompts(body["prompt"], self._model.vocab_size)
 
     async def _answer(
         self, http: Http, asked: Asked, prompts: list[str | list[int]], chat: bool
@@ -318,13 +321,21 @@ class _Server:
 
     async def models(self, http: Http) -> Response:
         self._check_key(http)
-        shared = {"object": "model", "created": self._created, "owned_by": "griffin-eval"}
-        most = {"max_model_len": self._options.max_tokens}
-        data = [{"id": name} | shared | most for name in self._model.models]
+        data = [self._described(name) for name in self._model.models]
         return JSONResponse({"object": "list", "data": data})
 
+    async def model(self, http: Http) -> Response:
+        self._check_key(http)
+        name = http.path_params["name"]
+        self._model.start_of(name)
+        return JSONResponse(self._described(name))
+
+    def _described(self, name: str) -> dict[str, Any]:
+        shared = {"object": "model", "created": self._created, "owned_by": "griffin-eval"}
+        return {"id": name} | shared | {"max_model_len": self._options.max_tokens}
+
     async def tokenize(self, http: Http) -> Response:
-        body = await self._body(http)
+        body = stated(await self._body(http))
         check_names(body, ("model", "prompt", "add_special_tokens"))
         text, special = body.get("prompt"), body.get("add_special_tokens", True)
         if not isinstance(text, str) or not isinstance(special, bool):
@@ -343,7 +354,7 @@ class _Server:
         )
 
     async def detokenize(self, http: Http) -> Response:
-        body = await self._body(http)
+        body = stated(await self._body(http))
         check_names(body, ("model", "tokens"))
         self._model.start_of(read_model(body))
         ids = read_ids(body.get("tokens"), self._model.vocab_size)
@@ -425,6 +436,9 @@ def _refused(http: Http, error: Refused) -> Response:
 
 def _http_error(http: Http, error: HTTPException) -> Response:
     message = f"{http.method} {http.url.path}: {error.detail}"
+    if error.status_code == 404:
+        known = ", ".join(route.path_format for route in http.app.routes)
+        message = f"there is no address {http.url.path:.200}: expected {known}"
     return _refused(http, Refused(message, error.status_code))
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 from griffin_eval.engine.live.requests import MOST_TOP
+from griffin_eval.engine.neutral import NEUTRAL, is_neutral
 from griffin_eval.engine.sampling import Sampling
 from griffin_eval.errors import BadInput
 from griffin_eval.messages import brief
@@ -54,27 +55,37 @@ class Asked(NamedTuple):
     top: int | None
 
 
-# What may be said but asks for nothing, by its neutral values.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "logit_bias": ({},),
+# Values at which fields that are not supported ask for nothing; None where no value asks for
+# anything. docs/serve.md has the same table.
+IGNORED: dict[str, tuple[Any, ...] | None] = NEUTRAL | {
+    # Labels and hints, which no answer depends on
+    **dict.fromkeys(("user", "safety_identifier", "metadata", "prediction"), None),
+    **dict.fromkeys(("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"), None),
+    # Tools: how to choose one of none
+    **dict.fromkeys(("tools", "functions"), ([],)),
+    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+    "parallel_tool_calls": None,
+    # Defaults
     "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "functions": ([],),
     "response_format": ({"type": "text"},),
-    "store": (False,),
-    "metadata": ({},),
     "modalities": (["text"],),
-    "skip_special_tokens": (True,),
-    "ignore_eos": (False,),
-    "use_beam_search": (False,),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    **dict.fromkeys(("audio", "moderation", "web_search_options"), ()),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template_kwargs": ({},),
+    # Fields that other requests support
+    **dict.fromkeys(("echo", "logprobs", "stream"), (False,)),
 }
-_SHARED = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "n", "user")
+IGNORED_IN_MESSAGES: dict[str, tuple[Any, ...] | None] = {
+    **dict.fromkeys(("annotations", "tool_calls"), ([],)),
+    **dict.fromkeys(("audio", "function_call", "refusal", "tool_call_id"), ()),
+}
+IN_MESSAGES = ("role", "content", "name")
+_SHARED = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "n")
 _STREAM = ("stream", "stream_options")
 COMPLETION = ("prompt", "echo", "logprobs", *_SHARED, *_STREAM)
 CHAT = ("messages", "max_completion_tokens", "logprobs", "top_logprobs", *_SHARED, *_STREAM)
@@ -94,12 +105,14 @@ def read_fields(body: Any, known: tuple[str, ...], default_tokens: int) -> Asked
     """
     if not isinstance(body, dict):
         raise Refused("the body must be a JSON object")
-    given = {name: value for name, value in body.items() if value is not None}
-    check_names(given, known, _NEUTRAL)
-    wrong = [n for n, v in given.items() if n not in known and not _neutral(v, _NEUTRAL[n])]
+    given = stated(body)
+    check_names(given, known, IGNORED)
+    ignored = IGNORED | {"best_of": (given.get("n", 1),)}
+    wrong = [n for n, v in given.items() if n not in known and not is_neutral(v, ignored[n])]
     if wrong:
         values = ", ".join(f"{name}={brief(given[name]):.60}" for name in wrong)
         raise Refused(f"not supported: {values}; leave it out", param=wrong[0])
+    given = {name: value for name, value in given.items() if name in known}
 
     def value(name: str, default: Any, check: Callable[[Any], bool], expected: str) -> Any:
         found = given.get(name, default)
@@ -126,17 +139,9 @@ def read_fields(body: Any, known: tuple[str, ...], default_tokens: int) -> Asked
         top = whole("logprobs", None, 0, MOST_TOP)
     stops = f"a string or at most {MOST_STOPS} strings, each of at most {LONGEST_STOP} characters"
     stop = value("stop", [], _strings, stops)
-    options = value(
-        "stream_options",
-        {},
-        lambda v: (
-            isinstance(v, dict)
-            and v.keys() <= {"include_usage"}
-            and isinstance(v.get("include_usage", False), bool)
-        ),
-        "an object with include_usage, true or false",
-    )
-    if options and not given.get("stream"):
+    expected = "an object with include_usage, true or false"
+    usage = bool(value("stream_options", {}, _stream_options, expected).get("include_usage"))
+    if usage and not given.get("stream"):
         raise Refused("stream_options needs stream=true", param="stream_options")
     top_k = whole("top_k", 0, -1)
     sampling = Sampling(number("temperature", 1.0, 100.0), top_k, number("top_p", 1.0, 1.0))
@@ -156,13 +161,18 @@ def read_fields(body: Any, known: tuple[str, ...], default_tokens: int) -> Asked
         [s for s in ([stop] if isinstance(stop, str) else stop) if s],
         whole("n", 1, 1, 128),
         flag("stream"),
-        bool(options.get("include_usage")),
+        usage,
         flag("echo"),
         top,
     )
     if not asked.max_tokens and not asked.echo and "echo" in known:
         raise Refused("max_tokens=0 asks for nothing: add echo=true", param="max_tokens")
     return asked
+
+
+def stated(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that are not null, which means the same as their absence."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def check_names(body: dict[str, Any], known: Sequence[str], neutral: Container[str] = ()) -> None:
@@ -187,8 +197,14 @@ def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
-    return any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in neutral)
+def _stream_options(value: Any) -> bool:
+    # Obfuscation would pad the parts of a stream to one size.
+    return isinstance(value, dict) and all(
+        isinstance(one, bool)
+        if name == "include_usage"
+        else name == "include_obfuscation" and not one
+        for name, one in stated(value).items()
+    )
 
 
 def _strings(value: Any) -> bool:
@@ -253,11 +269,13 @@ def _check_ids(ids: list[int], vocab_size: int, name: str) -> None:
 
 
 def read_prompts(value: Any, vocab_size: int) -> list[str | list[int]]:
-    """The prompts of a body: a text, texts, token ids, or lists of token ids.
+    """The prompts of a body: a text, texts, token ids, or lists of token ids; None for no text.
 
     Raises:
         Refused: it is none of these.
     """
+    if value is None:
+        return [""]
     several = value if isinstance(value, list) and not _ids(value) else [value]
     if not several or not all(isinstance(p, str) or (_ids(p) and p) for p in several):
         raise Refused(
@@ -271,27 +289,55 @@ def read_prompts(value: Any, vocab_size: int) -> list[str | list[int]]:
     return several
 
 
-def check_messages(messages: Any) -> None:
-    """Checks that messages of a chat are some, each with a role and a text.
+def read_messages(messages: Any) -> list[dict[str, str]]:
+    """Return the messages of a chat, each with ``role``, ``content`` and perhaps ``name``.
+
+    Parts of a content are joined, and a developer is the system.
 
     Raises:
-        Refused: naming the first that is not.
+        Refused: naming the first message that is none, or a field of it.
     """
     if not isinstance(messages, list) or not messages:
         expected = "messages must be a list of objects with role and content, each a string"
         raise Refused(f"{expected}, found {brief(messages):.60}", param="messages")
-    for number, message in enumerate(messages):
-        place = f"messages[{number}]"
-        if not isinstance(message, dict):
-            expected = f"{place} must be an object with role and content"
-            raise Refused(f"{expected}, found {brief(message):.60}", param="messages")
-        if unknown := message.keys() - {"role", "content", "name"}:
-            names = ", ".join(map(brief, sorted(unknown)[:10]))
-            raise Refused(f"{place}: unknown {names}: expected role, content", param="messages")
-        for name in ("role", "content", *({"name"} & message.keys())):
-            if not isinstance(message.get(name), str):
-                expected = f"{place}.{name} must be a string"
-                raise Refused(f"{expected}, found {brief(message.get(name)):.60}", param="messages")
+    return [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+
+
+def _message(message: Any, place: str) -> dict[str, str]:
+    if not isinstance(message, dict):
+        expected = f"{place} must be an object with role and content"
+        raise Refused(f"{expected}, found {brief(message):.60}", param="messages")
+    given = stated(message)
+    wrong = [
+        name
+        for name, value in given.items()
+        if name not in IN_MESSAGES and not is_neutral(value, IGNORED_IN_MESSAGES.get(name, ()))
+    ]
+    if wrong:
+        names = ", ".join(map(brief, sorted(wrong)[:10]))
+        expected = "expected role, content and name"
+        raise Refused(f"{place}: {names} is not supported: {expected}", param="messages")
+    if isinstance(parts := given.get("content"), list) and parts:
+        texts = [_text(part, f"{place}.content[{number}]") for number, part in enumerate(parts)]
+        given["content"] = "".join(texts)
+    for name in ("role", "content", *({"name"} & given.keys())):
+        if not isinstance(given.get(name), str):
+            expected = f"{place}.{name} must be a string" + " or text parts" * (name == "content")
+            raise Refused(f"{expected}, found {brief(given.get(name)):.60}", param="messages")
+    if given["role"] == "developer":
+        given["role"] = "system"
+    return {name: given[name] for name in IN_MESSAGES if name in given}
+
+
+def _text(part: Any, place: str) -> str:
+    """Return the text of one part of a content."""
+    given = stated(part) if isinstance(part, dict) else {}
+    given.pop("prompt_cache_breakpoint", None)  # a hint
+    text = given.get("text")
+    if given.keys() != {"type", "text"} or given["type"] != "text" or not isinstance(text, str):
+        expected = f'{place} must be a text part, {{"type": "text", "text": …}}'
+        raise Refused(f"{expected}, found {brief(part):.60}", param="messages")
+    return text
 
 
 def _ids(value: Any) -> bool:

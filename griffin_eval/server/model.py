@@ -16,7 +16,7 @@ from griffin_eval.lm.arguments import parse_arguments
 from griffin_eval.lm.load import load, open_state_cache
 from griffin_eval.lm.weights_hash import weights_sha256
 from griffin_eval.server.answers import Answer, Completion
-from griffin_eval.server.fields import Asked, Refused, check_messages
+from griffin_eval.server.fields import Asked, Refused, read_messages
 from griffin_eval.server.hosts import Hosts
 from griffin_eval.server.logprobs import TokenNames
 from griffin_eval.sharding.launch import Launch
@@ -226,7 +226,7 @@ class ServedModel:
             Refused: these are no messages, or the template refuses them, or it is not that of the
                 saved state.
         """
-        check_messages(messages)
+        messages = read_messages(messages)
         template = self.options.chat_template or self.tokenizer.chat_template
         if start is not None:
             self._check_template(start, template)

@@ -490,7 +490,7 @@ def route_facts(app: Any) -> Iterator[str]:
         path = route.path
         yield f"server {path}: {' '.join(sorted(route.methods))}"
         if "GET" in route.methods:
-            reply = client.get(path)
+            reply = client.get(path.replace("{name:path}", MODEL))
             if reply.headers["content-type"].startswith("text/plain"):
                 for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", reply.text, re.M):
                     yield f"server {path} metric {name}: {kind}"

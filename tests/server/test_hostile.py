@@ -8,11 +8,13 @@ import json
 import httpx
 import numpy as np
 import pytest
+from lm_eval.api.instance import Instance
 from slow import slow
 
 from griffin_eval import Evaluator
 from griffin_eval.checkpoints import folder
 from griffin_eval.errors import ArgumentError
+from griffin_eval.lm.model import GriffinLM
 from griffin_eval.server import app as server_app
 from griffin_eval.server.fields import CHAT, COMPLETION, GENERATE
 from griffin_eval.server.model import ServedModel, ServerOptions
@@ -145,7 +147,7 @@ def test_stop_strings_have_bounds(ask):
         *([{"role": 1, "content": "a"}], [{"role": "user", "content": 1}]),
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}],
         *([{"role": "user", "content": "a", "name": 1}], [{"role": "user", "content": "\ud800"}]),
-        [{"role": "user", "content": "a", "tool_calls": []}],
+        [{"role": "user", "content": "a", "tool_calls": [{}]}],
     ],
 )
 def test_what_are_no_messages(ask, messages):
@@ -223,6 +225,21 @@ def test_characters_and_stop_strings_split_over_tokens_arrive_whole(ask):
         assert cut["finish_reason"] == "stop" or stop not in whole["text"]
         again = streamed(ask(COMPLETIONS, body | {"stop": stop, "stream": True}))
         assert again == (cut["text"], cut["finish_reason"])
+
+
+def test_stop_strings_are_those_of_lm_eval(ask):
+    """Also one that the prompt has, and those of which one lies in the other."""
+    prompt = "Isaac Li: 6247546817\nIsaac Li:"
+    lm = GriffinLM(str(folder("bytes_griffin")), "torch", device="cpu")
+    body = {"prompt": prompt, "max_tokens": 20, "temperature": 0}
+    free = ask(COMPLETIONS, body).json()["choices"][0]["text"]
+    asked = [[], ["Li:"], ["", free[3]], [free[4:9], free[6:8]], [free[6:8], free[4:9]], free[:2]]
+    arguments = [{"until": stop, "max_gen_toks": 20} for stop in asked]
+    requests = [Instance("generate_until", {}, (prompt, one), 0) for one in arguments]
+    texts = lm.generate_until(requests, disable_tqdm=True)
+    for stop, text in zip(asked, texts, strict=True):
+        assert ask(COMPLETIONS, body | {"stop": stop}).json()["choices"][0]["text"] == text
+    assert texts[0] == free and texts[-1] == "" and texts[2] == free[:3]
 
 
 def test_log_probabilities_and_continuations_are_the_evaluators(ask):

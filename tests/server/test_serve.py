@@ -289,6 +289,9 @@ def test_async_clients_share_what_they_ask_about(server):
 def test_a_saved_state_is_a_model_of_its_own(client, server, evaluator, state):
     listed = [model.id for model in client.models.list()]
     assert listed == ["bytes", "bytes:book", "bytes:talk"]
+    assert [client.models.retrieve(name).id for name in listed] == listed
+    with pytest.raises(openai.NotFoundError, match="there is no model 'a/b': expected bytes"):
+        client.models.retrieve("a/b")
     behind = package.Evaluator(MODEL, framework="torch", device="cpu", state=state)
     [expected] = behind.generate(["\nIsaac Li:"], max_new_tokens=11)
     answer = client.completions.create(
@@ -386,6 +389,7 @@ def test_local_completions_generates_as_griffin_does(server, griffin):
 
 
 QUESTION = {"role": "user", "content": BOOK + "\nIsaac Li:"}
+PART = {"type": "text", "text": "Connie Mason:"}
 SYSTEM = {"role": "system", "content": "Look it up."}
 
 
@@ -472,6 +476,8 @@ def test_chats_go_on_from_what_was_saved_with_the_template(client):
     expected = client.chat.completions.create(model="bytes", messages=whole, **asked)
     assert answer.choices[0].message.content == expected.choices[0].message.content
     assert answer.usage.prompt_tokens < expected.usage.prompt_tokens / 5
+    history = [answer.choices[0].message.model_dump(), {"role": "user", "content": [PART]}]
+    assert client.chat.completions.create(model="bytes:talk", messages=[user, *history], **asked)
     merged = client.chat.completions.create(model="bytes:talk", messages=[SYSTEM, user], **asked)
     told = {"role": "user", "content": "Look it up.\n\nIsaac Li:"}
     same = client.chat.completions.create(model="bytes:talk", messages=[told], **asked)
@@ -554,7 +560,9 @@ def test_generate_as_rulers_client_asks(server):
 
 def test_tokens_and_what_the_server_is(server, evaluator):
     [score] = evaluator.score(["a é"])
-    status, found = server.get("/tokenize", {"prompt": "a é"})
+    status, found = server.get(
+        "/tokenize", {"prompt": "a é", "add_special_tokens": None, "x": None}
+    )
     assert status == 200 and found["tokens"] == score.tokens.tolist()
     assert server.get("/detokenize", {"tokens": found["tokens"][1:]}) == (200, {"prompt": "a é"})
     assert server.get("/tokenizer_info")[1]["vocab_size"] <= evaluator.config.vocab_size
@@ -594,7 +602,8 @@ def test_bad_input_is_refused_by_name(server, body, status, named):
 
 
 def test_unknown_addresses(server):
-    assert server.get("/v1/nothing")[0] == 404
+    status, answer = server.get("/v1/nothing")
+    assert status == 404 and "expected /v1/completions, /v1/chat" in answer["error"]["message"]
     assert server.get("/v1/completions")[0] == 405
 
 
@@ -604,8 +613,11 @@ def test_unknown_addresses(server):
         ({"messages": []}, "found []"),
         ({"messages": "a"}, "found 'a'"),
         ({"messages": ["a"]}, "messages[0] must be an object"),
-        ({"messages": [{"role": "user", "content": "a", "tool_calls": []}]}, "tool_calls"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content must be a string, found None"),
+        ({"messages": [{"role": "user", "content": "a", "tool_calls": [{}]}]}, "tool_calls"),
+        (
+            {"messages": [{"role": "user"}]},
+            "messages[0].content must be a string or text parts, found None",
+        ),
         ({"messages": [{"role": 1, "content": ""}]}, "messages[0].role must be a string, found 1"),
         ({"max_tokens": 5, "max_completion_tokens": 2}, "two names"),
     ],
