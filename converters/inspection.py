@@ -42,7 +42,7 @@ from griffin_eval.converters.naming.tables import (
 from griffin_eval.converters.naming.user_table import Names, read_names
 from griffin_eval.converters.overrides import NO_OVERRIDES, Overrides
 from griffin_eval.errors import BadInput, CheckpointError
-from griffin_eval.json_files import list_folder, read_json
+from griffin_eval.json_files import absolute_path, list_folder, read_json
 from griffin_eval.messages import listed
 
 logger = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ def _untied(stated: "StatedConfig") -> "StatedConfig":
 def _folder_of(path: Path) -> Path:
     """The folder of config and tokenizer: of a training's step, the folder of its run."""
     folder = path if path.is_dir() else path.parent
-    run = folder.absolute().parent
+    run = absolute_path(folder).parent
     is_step = path.is_dir() and step_number(path) is not None
     if is_step and not (folder / CONFIG_FILE).is_file() and (run / CONFIG_FILE).is_file():
         return run

@@ -76,6 +76,15 @@ def files_within(folder: Path) -> Iterator[Path]:
         yield from (Path(parent, file) for file in files)
 
 
+def absolute_path(path: str | Path) -> Path:
+    """Return the absolute path of a file, without ``..``.
+
+    Other links stay as they are: a folder's parent is then the one that the user sees.
+    """
+    path = Path(path).absolute()
+    return Path(os.path.realpath(path)) if ".." in path.parts else path
+
+
 def exists(path: str | Path, *, follow_links: bool = True) -> bool:
     """Whether there is something of this name; without ``follow_links``, be it a dead link.
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from griffin_eval.json_files import list_folder
+from griffin_eval.json_files import absolute_path, list_folder
 
 # What a tokenizer and generation need, in any format.
 COMPANIONS = (
@@ -20,7 +20,7 @@ TOKENIZERS = COMPANIONS[:2]  # either will do
 
 def tokenizer_folder(folder: Path) -> Path:
     """The folder of a checkpoint's tokenizer: its own, or its parent, as Google publishes them."""
-    for place in (folder, folder.absolute().parent):
+    for place in (folder, absolute_path(folder).parent):
         if any((place / name).is_file() for name in TOKENIZERS):
             return place
     return folder

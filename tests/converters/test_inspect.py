@@ -28,6 +28,7 @@ from griffin_eval.converters.naming.tables import bind
 from griffin_eval.converters.output.manifest import MANIFEST_FILE
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.converters.plan import make_plan
+from griffin_eval.converters.source.companions import tokenizer_folder
 from griffin_eval.converters.verify import compare
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.initializers import initial_value
@@ -247,6 +248,22 @@ def test_a_reader_that_goes_away(tmp_path, option):
     command = f"{shlex.join([PROGRAM, 'inspect', str(folder)])} {option} | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
     assert done.stdout.count("\n") == 1 and done.stderr == ""
+
+
+@pytest.mark.parametrize("path", ["run/9", "run/9/../9", "aside/../run/9", "."])
+def test_config_and_tokenizer_of_the_run_of_a_step(tmp_path, monkeypatch, path):
+    """However the path of the step is written; "." is the step's own folder."""
+    run, step = tmp_path / "run", tmp_path / "run" / "9"
+    run.mkdir()
+    write(step, "griffin", tensors_of("griffin"))
+    (step / "config.json").replace(run / "config.json")
+    (run / "tokenizer.json").write_text("{}")
+    (tmp_path / "aside").mkdir()
+    monkeypatch.chdir(step if path == "." else tmp_path)
+    opened = Checkpoint(path)
+    assert opened.config == CONFIG
+    assert opened.folder.samefile(run)
+    assert tokenizer_folder(Path(path)).samefile(run)
 
 
 def test_steps_of_a_trainer_with_averaged_parameters(tmp_path):

@@ -1,6 +1,7 @@
 """Orbax checkpoints in object stores, against servers of both kinds on this machine."""
 
 import json
+import posixpath
 import subprocess
 import sys
 from itertools import count
@@ -13,7 +14,14 @@ from commands import griffin_eval
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.containers.orbax.find import TREE_METADATA
 from griffin_eval.converters.containers.orbax.reader import OrbaxFolder
-from griffin_eval.converters.containers.orbax.remote import fetch, inside, listed_in
+from griffin_eval.converters.containers.orbax.remote import (
+    fetch,
+    inside,
+    listed_in,
+    stand_in,
+    store_of,
+    url_of,
+)
 from griffin_eval.converters.output.remote import RemoteOutput
 from griffin_eval.errors import BadInput
 
@@ -121,6 +129,18 @@ def test_what_a_store_cannot_hold_is_one_sentence(bucket, tmp_path):
     assert "copy the folder first" in refused("inspect", url)
     put(f"{url}/.griffin_partial", b"1")
     assert "was cut off" in refused("convert", SHIPPED, url, "--to", "griffin-orbax")
+
+
+@pytest.mark.parametrize("below", ["", ".hidden", "..a", "a/.b", "./a", "a/../.c"])
+def test_the_address_of_a_file_below_a_stand_in(below):
+    folder = stand_in("gs://bucket/run")
+    expected = posixpath.normpath(below) if below else ""
+    assert url_of(folder / below) == f"gs://bucket/run/{expected}"
+    assert store_of(folder / below) == {
+        "driver": "gcs",
+        "bucket": "bucket",
+        "path": posixpath.join("run", expected).rstrip("/") + "/",
+    }
 
 
 def test_no_name_leads_out():

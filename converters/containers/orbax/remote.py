@@ -20,6 +20,7 @@ from griffin_eval.converters.containers.orbax.find import MANIFEST, MSGPACK, TRE
 from griffin_eval.converters.containers.orbax.library import reason, tensorstore
 from griffin_eval.converters.containers.safetensors.files import leads_out
 from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.json_files import absolute_path
 
 DRIVERS = {"gs": "gcs", "s3": "s3"}  # of tensorstore, by scheme
 _FOLDERS = "GRIFFIN_EVAL_REMOTE_FOLDERS"  # in the environment, so that child processes know them
@@ -37,15 +38,15 @@ def is_remote(path: str | Path) -> bool:
 def store_of(folder: Path) -> dict[str, Any]:
     """tensorstore's specification of the key-value store that holds the files of a folder."""
     url = url_of(folder)
-    return {"driver": "file", "path": f"{folder.absolute()}/"} if url is None else _spec(url)
+    return {"driver": "file", "path": f"{absolute_path(folder)}/"} if url is None else _spec(url)
 
 
 def url_of(folder: Path) -> str | None:
     """The URL that a temporary folder stands for; None for any other folder."""
-    folder = folder.absolute()
+    folder = absolute_path(folder)
     for stage, url in _folders().items():
         if folder.is_relative_to(stage):
-            return url + folder.relative_to(stage).as_posix().removeprefix(".")
+            return url + "/".join(folder.relative_to(stage).parts)
     return None
 
 
