@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import shutil
 import socket
 import struct
@@ -22,6 +23,7 @@ from griffin_eval.converters.containers.orbax import store, stream
 from griffin_eval.converters.containers.orbax.find import looks_like_orbax
 from griffin_eval.converters.containers.orbax.reader import OrbaxFolder
 from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
+from griffin_eval.converters.source.steps import steps_of
 from griffin_eval.errors import ArgumentError, CheckpointError, MissingExtraError
 
 RNG = np.random.default_rng(0)
@@ -202,6 +204,86 @@ def test_steps_of_a_trainer(tmp_path, train_state):
     metadata.write_text(json.dumps(raw))
     reader = check(tmp_path / "run")
     assert "step 12000, unfinished: 14000" in reader.describe()
+
+
+LEFTOVERS = (
+    "9.orbax-checkpoint-tmp-1712345678901234",  # the number behind "tmp" is a time
+    "3.orbax-checkpoint-tmp-1712345678901234",
+    "step_9.orbax-checkpoint-tmp-1712345678901234",
+    "9.orbax-checkpoint-tmp",
+    "9.orbax-tmp-1712345678901234",
+    "tmp-checkpoint-9",  # as transformers named it from 4.36 to 4.37
+    "tmp_9",
+)
+
+
+@pytest.fixture(scope="module")
+def unmarked_run(tmp_path_factory):
+    """A run as releases of Orbax left it that marked no step as finished."""
+    import orbax.checkpoint as ocp
+
+    root = tmp_path_factory.mktemp("run")
+    ocp.PyTreeCheckpointer().save(root / "7", {"params": PARAMS})
+    for name in ("_CHECKPOINT_METADATA", "commit_success.txt"):
+        (root / "7" / name).unlink(missing_ok=True)
+    return root
+
+
+@pytest.mark.parametrize("name", LEFTOVERS)
+def test_what_a_save_that_was_cut_off_left_is_no_step(tmp_path, unmarked_run, name):
+    import orbax.checkpoint as ocp
+
+    run = shutil.copytree(unmarked_run, tmp_path / "run")
+    leftover = shutil.copytree(run / "7", run / name)
+    assert check(run).step == "7"
+    assert ocp.CheckpointManager(run).latest_step() == 7 or name.startswith("tmp")
+    assert steps_of(run) == {7: run / "7"}
+    (leftover / "manifest.ocdbt").unlink()  # processes wrote their parts, and nobody merged them
+    assert check(run).step == "7"
+    assert steps_of(run) == {7: run / "7"}
+    shutil.rmtree(run / "7")
+    assert not steps_of(run)
+    if "orbax" in name:
+        said = f"{run} holds no finished step, only {name}, left by saves that were cut off"
+        with pytest.raises(CheckpointError, match=re.escape(said)):
+            OrbaxFolder(run)
+        assert looks_like_orbax(run)
+        with pytest.raises(CheckpointError, match="is a save that was cut off"):
+            OrbaxFolder(leftover)
+
+
+def test_a_step_without_the_file_that_marks_an_earlier_one_as_finished(tmp_path, unmarked_run):
+    """Where a store renames no folders, Orbax marks a finished step by commit_success.txt."""
+    run = shutil.copytree(unmarked_run, tmp_path / "run")
+    shutil.copytree(run / "7", run / "9")
+    assert check(run).step == "9"
+    (run / "7" / "commit_success.txt").write_text("")
+    reader = check(run)
+    assert reader.step == "7" and "unfinished: 9" in reader.describe()
+    assert list(steps_of(run)) == [7]
+    check(run / "9")  # named, it is read nevertheless
+    (run / "9" / "commit_success.txt").write_text("")
+    assert check(run).step == "9" and list(steps_of(run)) == [7, 9]
+    (run / "7" / "commit_success.txt").unlink()  # of an older release, before an update
+    assert check(run).step == "9" and list(steps_of(run)) == [7, 9]
+
+
+@pytest.mark.parametrize("ocdbt", [True, False])
+def test_a_path_with_two_dots(tmp_path, monkeypatch, ocdbt):
+    """tensorstore refuses such paths."""
+    import orbax.checkpoint as ocp
+
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=ocdbt)
+    ocp.Checkpointer(handler).save(tmp_path / "run" / "7" / "default", PARAMS)
+    (tmp_path / "aside").mkdir()
+    assert check(tmp_path / "aside" / ".." / "run").step == "7"
+    assert check(tmp_path / "run" / "7" / "default" / "..").step == "7"
+    monkeypatch.chdir(tmp_path / "aside")
+    check("../run/7/default")
+    (tmp_path / "link").symlink_to(tmp_path / "run" / "7", target_is_directory=True)
+    check("../link/../7")  # the parent of what a link points to
+    monkeypatch.chdir(tmp_path / "run" / "7")
+    assert check(".").step == "7"
 
 
 def test_items_are_chosen(tmp_path):

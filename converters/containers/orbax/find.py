@@ -6,6 +6,7 @@ names and JSON are looked at.
 """
 
 import json
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import Any, NamedTuple
 
 from griffin_eval.converters.containers.container import natural_key
 from griffin_eval.errors import ArgumentError, CheckpointError
-from griffin_eval.json_files import read_json
+from griffin_eval.json_files import absolute_path, read_json
 from griffin_eval.messages import DAMAGED, brief, did_you_mean, listed
 
 TREE_METADATA, STEP_METADATA = "_METADATA", "_CHECKPOINT_METADATA"
+COMMITTED = "commit_success.txt"
 MANIFEST, MSGPACK = "manifest.ocdbt", "checkpoint"
 PROCESS = "ocdbt.process_"
 
@@ -24,6 +26,9 @@ Keys = tuple[str, ...]
 
 _STEP = re.compile(r"(?:.*[_-])?(\d{1,18})")
 _TEMPORARY = (".orbax-checkpoint-tmp", ".orbax-tmp")
+# Part of the name that Orbax, and some releases of transformers, give to a save in progress. What
+# follows it, such as the time, is no step.
+_SAVING = re.compile(r"(?:.*[._-])?tmp(?:[._-].*)?")
 _ALL_STORED = "store_array_data_equal_to_fill_value"
 _OPTIMIZER = re.compile(r"(opt|optim|optimizer)(_?states?)?|param_states", re.IGNORECASE)
 _RANDOM = re.compile(r"(.*_)?(rngs?|prng|key|seed)(_.*)?", re.IGNORECASE)
@@ -70,7 +75,9 @@ def looks_like_orbax(path: str | Path) -> bool:
     path = Path(path)
     if path.is_file():
         return path.name.startswith(MSGPACK) and _is_msgpack(path)
-    return path.is_dir() and bool(_is_item(path) or _items(path) or _steps(path))
+    return path.is_dir() and bool(
+        _is_item(path) or _items(path) or _steps(path) or _leftovers(path)
+    )
 
 
 def locate(path: str | Path, item: str | None = None) -> OrbaxLocation:
@@ -86,14 +93,15 @@ def locate(path: str | Path, item: str | None = None) -> OrbaxLocation:
     """
     path = Path(path)
     keys = tuple(key for key in (item or "").split("/") if key)
-    if any(mark in path.name for mark in _TEMPORARY):
+    folder_name = absolute_path(path).name
+    if any(mark in folder_name for mark in _TEMPORARY):
         raise CheckpointError(f"{path} is a save that was cut off: name a finished one")
     try:
         if path.is_file() or _is_item(path):
             return OrbaxLocation(path, keys)
         if not path.is_dir():
             raise CheckpointError(f"{path}: expected an Orbax checkpoint, found no such folder")
-        step, skipped = (path.name if _STEP.fullmatch(path.name) else None), ()
+        step, skipped = (folder_name if _number(folder_name) is not None else None), ()
         if not _items(path) and (steps := _steps(path)):
             *newer, path = _latest(path, steps)
             step, skipped = path.name, tuple(folder.name for folder in newer)
@@ -104,6 +112,11 @@ def locate(path: str | Path, item: str | None = None) -> OrbaxLocation:
             rest = keys[1:] if keys and keys[0] == name else keys
             others = tuple(other for other in items if other != name)
             return OrbaxLocation(items[name], rest, step, name, skipped, others)
+        if leftovers := _leftovers(path):
+            raise CheckpointError(
+                f"{path} holds no finished step, only {listed(leftovers)}, left by saves that were "
+                "cut off: name a folder with a finished step"
+            )
         found = listed(sorted(child.name for child in path.iterdir())) or "nothing"
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
@@ -116,10 +129,8 @@ def locate(path: str | Path, item: str | None = None) -> OrbaxLocation:
 def step_number(folder: Path) -> int | None:
     """The step that a finished checkpoint's folder is named after; None for any other folder, such
     as one whose save was cut off or has not ended."""
-    match = _STEP.fullmatch(folder.name)
-    if match is None or any(mark in folder.name for mark in _TEMPORARY):
-        return None
-    return int(match[1]) if _is_finished(folder) else None
+    number = _number(absolute_path(folder).name)
+    return number if number is not None and _is_finished(folder) else None
 
 
 class Tree(NamedTuple):
@@ -279,6 +290,8 @@ def _latest(root: Path, steps: Mapping[Path, int]) -> list[Path]:
 
 
 def _is_finished(step: Path) -> bool:
+    if _lacks_commit(step):
+        return False
     try:
         metadata = json.loads((step / STEP_METADATA).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -286,14 +299,54 @@ def _is_finished(step: Path) -> bool:
     return not isinstance(metadata, dict) or metadata.get("commit_timestamp_nsecs", 1) is not None
 
 
+def _lacks_commit(step: Path) -> bool:
+    """Whether a step lacks the file that marks an earlier one as finished.
+
+    Old releases of Orbax wrote it in stores that cannot rename folders, and later ones everywhere,
+    so that later steps of a run have it if earlier ones do.
+    """
+    number = _number(step.name)
+    if number is None or os.path.isfile(step / COMMITTED):
+        return False
+    try:
+        siblings = os.listdir(step.parent)
+    except OSError:
+        return False
+    return any(
+        (earlier := _number(name)) is not None
+        and earlier < number
+        and os.path.isfile(step.parent / name / COMMITTED)
+        for name in siblings
+    )
+
+
 def _steps(root: Path) -> dict[Path, int]:
     """Steps of a root, finished or not, and their numbers."""
     steps = {}
     for child in root.iterdir():
-        match = _STEP.fullmatch(child.name)
-        if match and (_is_item(child) or _items(child) if child.is_dir() else _is_msgpack(child)):
-            steps[child] = int(match[1])
+        number = _number(child.name)
+        if number is not None and _holds_arrays(child):
+            steps[child] = number
     return steps
+
+
+def _number(name: str) -> int | None:
+    """Return the step that a folder or file is named after, or None for other names."""
+    match = _STEP.fullmatch(name)
+    return None if match is None or _SAVING.fullmatch(name) else int(match[1])
+
+
+def _leftovers(root: Path) -> list[str]:
+    """Return the names of Orbax's temporary folders in a folder, sorted."""
+    return sorted(
+        child.name
+        for child in root.iterdir()
+        if any(mark in child.name for mark in _TEMPORARY) and _holds_arrays(child)
+    )
+
+
+def _holds_arrays(step: Path) -> bool:
+    return bool(_is_item(step) or _items(step)) if step.is_dir() else _is_msgpack(step)
 
 
 def _items(step: Path) -> dict[str, Path]:
@@ -305,10 +358,11 @@ def _items(step: Path) -> dict[str, Path]:
         if child.is_dir()
         and not child.name.startswith(PROCESS)
         and not any(mark in child.name for mark in _TEMPORARY)
+        and not (_STEP.fullmatch(child.name) and _number(child.name) is None)
         and _is_item(child)
     }
     # "12000" and "checkpoint_12000" alone are steps that hold their arrays without an item.
-    return items if any(not _STEP.fullmatch(name) for name in items) else {}
+    return items if any(_number(name) is None for name in items) else {}
 
 
 def _is_item(folder: Path) -> bool:
