@@ -13,8 +13,10 @@ NEEDED = ("results", "configs", "higher_is_better", "n-samples", "config")
 # The fields of a sample that identify its item in all runs. The document does not: its row may have
 # columns that depend on the model. A sample of each filter is of the same item.
 ITEM = ("doc_id", "prompt_hash", "target_hash")
-_STEP = re.compile(r"(?:step|ckpt|checkpoint)?[-_]?(\d+)")
-_STEP_OF_REVISION = re.compile(r"(?:step|ckpt|checkpoint|iter)[-_/]?(\d+)")
+_STEP = re.compile(r"(?:step|ckpt|checkpoint)?[-_]?(\d{1,18})")
+_STEP_OF_REVISION = re.compile(r"(?:step|ckpt|checkpoint|iter)[-_/]?(\d{1,18})(?!\d)")
+# Names that trainers give to the folder of an Orbax item, which lies in the folder of its step.
+_ITEMS = ("default", "state", "train_state", "params", "ema_params", "items")
 
 
 class ReportError(BadInput):
@@ -110,11 +112,14 @@ def read(paths: Sequence[Path], labels: Sequence[str] = ()) -> list[Run]:
 
 
 def step_of(pretrained: str) -> int | None:
-    """The step in the name of a checkpoint's folder, such as ``12000`` or ``step_12000``."""
-    for name in reversed(Path(pretrained).parts):
-        if match := _STEP.fullmatch(name):
-            return int(match[1])
-    return None
+    """The step in the name of a checkpoint's folder, such as ``12000`` or ``step_12000``.
+
+    Numbers in the names of folders above it are no steps, except above an Orbax item.
+    """
+    parts = Path(pretrained).parts
+    index = _index_of_step(parts)
+    match = None if index is None else _STEP.fullmatch(parts[index])
+    return None if match is None else int(match[1])
 
 
 def step_of_revision(revision: str) -> int | None:
@@ -167,8 +172,8 @@ def without_step(run: Run) -> dict[str, Any]:
         del arguments["tokenizer"]
     if arguments.pop("revision", None) is None:
         parts = list(Path(path).parts)
-        steps = [index for index, part in enumerate(parts) if _STEP.fullmatch(part)]
-        del parts[steps[-1] : steps[-1] + 1]
+        if (index := _index_of_step(parts)) is not None:
+            del parts[index]
         path = os.path.join("", *parts)
     return run.config | {"model_args": arguments | {"pretrained": path}}
 
@@ -192,6 +197,14 @@ def read_samples(file: Path) -> dict[str, dict[str, dict[str, Any]]]:
                     "the file may be cut off"
                 ) from None
     return samples
+
+
+def _index_of_step(parts: Sequence[str]) -> int | None:
+    """Return the index of the part of a path that is named after a step."""
+    index = len(parts) - 1
+    if index > 0 and parts[index] in _ITEMS:
+        index -= 1
+    return index if index >= 0 and _STEP.fullmatch(parts[index]) else None
 
 
 def x_of(text: str) -> float | str:

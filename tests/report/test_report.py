@@ -352,12 +352,18 @@ def test_runs_are_told_apart_by_what_differs(tmp_path):
 
 def test_steps_of_a_training_are_recognised():
     assert step_of("runs/griffin/step_12000") == 12000
+    assert step_of("runs/12000/") == 12000
     assert step_of("runs/12000/default") == 12000
+    assert step_of("runs/2024/checkpoint-500") == 500
     assert step_of("google/recurrentgemma-2b") is None
     assert step_of_revision("step1000-tokens4B") == 1000
     assert step_of_revision("stage2/iter_0500") == 500
     assert step_of_revision("12000") == 12000
     assert step_of_revision("main") is None
+    for path in ("/runs/2024/model", "/data/1/state/model", "2024/step_", "default", "", "/"):
+        assert step_of(path) is None
+    assert step_of_revision("2024/main") is None
+    assert step_of("9" * 5000) is None and step_of_revision("step" + "9" * 5000) is None
 
 
 def test_checkpoints_of_a_training_become_curves_over_the_step(tmp_path):
@@ -382,7 +388,11 @@ def test_checkpoints_of_a_training_become_curves_over_the_step(tmp_path):
     ("models", "steps", "names"),
     [
         ([{"pretrained": "A/{}"}, {"pretrained": "B/{}"}], (100, 200), ["A", "B"]),
-        slow([{"pretrained": f"/{x}/run/{{}}/f"} for x in "AB"], (1, 2), ["A/run/f", "B/run/f"]),
+        slow(
+            [{"pretrained": f"/{x}/run/{{}}/state"} for x in "AB"],
+            (1, 2),
+            ["A/run/state", "B/run/state"],
+        ),
         slow(
             [{"pretrained": "run/step_{}", "dtype": d} for d in ("float32", "bfloat16")],
             (16, 32, 64),
