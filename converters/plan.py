@@ -124,6 +124,7 @@ class Plan(NamedTuple):
 def parse_dtypes(text: str | None) -> dict[str, str]:
     """The rules in ``bfloat16`` or ``bfloat16,recurrent_param=bfloat16``: name's ending -> dtype.
 
+    An ending is one or more whole dotted names. The longest one that fits a parameter counts.
     The empty ending is the rule for all parameters but Λ and θ, which keep theirs unless named.
 
     Raises:
@@ -270,13 +271,18 @@ def _check_rules(rules: Mapping[str, str], names: Collection[str]) -> None:
         ArgumentError: naming one.
     """
     for ending, dtype in rules.items():
-        if not any(name.endswith(ending) for name in names):
+        if ending and not any(_fits(ending, name) for name in names):
             parts = (name.split(".") for name in names)
             known = dict.fromkeys(end for p in parts for end in (p[-1], ".".join(p[-2:])))
             raise ArgumentError(
                 f"--dtype …,{ending}={dtype}: no parameter of this model has a name that ends with "
                 f"{ending!r}{did_you_mean(ending, known)}"
             )
+
+
+def _fits(ending: str, name: str) -> bool:
+    """Whether a parameter's name ends with the ending of a rule, counted in whole dotted names."""
+    return name == ending or (ending != "" and name.endswith(f".{ending}"))
 
 
 def _check_encoding(source: Checkpoint, target: Format, encoding: Encoding) -> None:
@@ -351,7 +357,7 @@ def check_chunked(target: Format) -> None:
 
 
 def _wanted(spec: ParamSpec, stored: str, rules: Mapping[str, str]) -> str:
-    for ending, dtype in rules.items():
-        if ending and spec.name.endswith(ending):
-            return dtype
+    """Return the dtype of a parameter in the output: the longest rule that fits its name counts."""
+    if endings := [ending for ending in rules if _fits(ending, spec.name)]:
+        return rules[max(endings, key=len)]
     return stored if spec.keep_float32 else rules.get("", stored)

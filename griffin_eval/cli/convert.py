@@ -62,7 +62,10 @@ def convert(
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="Dtype of the tensors: bfloat16, or bfloat16,recurrent_param=float32."),
+        typer.Option(
+            help="Dtype of the tensors: bfloat16, or bfloat16,recurrent_param=float32. The longest "
+            "ending of a parameter's name counts."
+        ),
     ] = None,
     quantize: Annotated[
         str | None,

@@ -225,6 +225,29 @@ def test_dtype_policy(checkpoint, tmp_path):
     assert {write.dtype for write in plan.writes} == {"bfloat16", "float16", "float32"}
 
 
+@pytest.mark.parametrize(
+    "rules",
+    [
+        "weight=float16,final_norm.weight=float32,layers.1.mlp_block.up_proj.weight=bfloat16",
+        "layers.1.mlp_block.up_proj.weight=bfloat16,final_norm.weight=float32,weight=float16",
+    ],
+)
+def test_the_longest_dtype_rule_counts_and_fits_whole_names(checkpoint, rules):
+    plan = make_plan(Checkpoint(checkpoint), FORMATS["griffin"], dtypes=parse_dtypes(rules))
+    expected = {}
+    for write in plan.writes:
+        (name,) = (spec.name for spec in write.binding.canonical)
+        expected[name] = "float16" if name.split(".")[-1] == "weight" else "float32"
+    expected["model.final_norm.weight"] = "float32"
+    expected["model.layers.1.mlp_block.up_proj.weight"] = "bfloat16"
+    assert {write.binding.foreign: write.dtype for write in plan.writes} == expected
+    gate = "model.layers.0.temporal_block.rg_lru.input_gate_weight"
+    assert expected[gate] == "float32"
+    for part in ("gate_weight", "eight", ".weight", "orm.weight"):
+        with pytest.raises(ArgumentError, match=f"ends with '{part}'"):
+            make_plan(Checkpoint(checkpoint), FORMATS["hf"], dtypes={part: "float16"})
+
+
 def test_a_dtype_is_stated_once():
     for text in ("bfloat16,bfloat16", "a=float32,bfloat16,a=float16"):
         with pytest.raises(ArgumentError, match="twice: state it once"):
