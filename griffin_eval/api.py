@@ -98,7 +98,7 @@ def convert(
         to: name of a format, such as ``hf``, ``griffin``, ``deepmind-torch``, ``deepmind-flax``.
         dtype: dtype of the tensors, such as ``bfloat16``; None for that of the source.
         max_shard_size: size of a safetensors file at most; None for 5GB.
-        overwrite: whether to replace a destination that exists.
+        overwrite: whether to replace a destination that holds only a checkpoint.
 
     Returns:
         The new checkpoint, open.

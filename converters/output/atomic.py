@@ -14,13 +14,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from griffin_eval.converters.arrays.write import writing
-from griffin_eval.converters.source.resolve import FILES
+from griffin_eval.converters.output.replaceable import (
+    holds_checkpoint,
+    is_weights_file,
+    strangers,
+)
 from griffin_eval.errors import ArgumentError, BadInput
 from griffin_eval.json_files import exists
+from griffin_eval.messages import listed
 
 _NEW, _OLD, _JOB = "new", "old", "job"
-# One of these is in every folder that --overwrite may replace: it must not empty someone's home.
-_MARKS = ("*.safetensors", "*.pt", "*.pth", "*.bin", "config.json", "_METADATA", "checkpoint")
 _AT_FDCWD, _NO_REPLACE, _EXCHANGE = -100, 1, 2  # of renameat2(2)
 
 
@@ -39,7 +42,8 @@ class SafeOutput:
 
     Args:
         destination: folder to make. Missing parent folders are made.
-        overwrite: replaces an existing destination, if it is a checkpoint's file or folder.
+        overwrite: replaces an existing destination, if it is a checkpoint's file, or a folder with
+            nothing but a checkpoint's files in it.
         resume: goes on with what an earlier run left, if it was the same job, and leaves what is
             written for a later run when an exception ends the block. (A kill always leaves it.)
         job: whatever identifies the conversion (source and options), compared on ``resume``.
@@ -190,12 +194,16 @@ class SafeOutput:
         if kept:
             raise ArgumentError(f"{to} is not overwritten, since that would remove {kept[0]}")
         if to.is_dir():
-            marked = any(next(to.glob(mark), None) for mark in _MARKS)
-            if not marked and next(to.iterdir(), None):
+            if next(to.iterdir(), None) and not holds_checkpoint(to):
                 raise ArgumentError(
                     f"{to} is not overwritten, since it is no checkpoint's folder: name another"
                 )
-        elif not to.is_file() or to.suffix not in (*FILES, ".safetensors"):
+            if others := strangers(to):
+                raise ArgumentError(
+                    f"{to} is not overwritten, since that would remove what is not part of a "
+                    f"checkpoint: {listed(others)}; move it away, or name another folder"
+                )
+        elif not is_weights_file(to):
             raise ArgumentError(
                 f"{to} is not overwritten, since it is no checkpoint's file: name another"
             )

@@ -86,7 +86,7 @@ def convert(
         str | None, typer.Option(help="Memory that the process may take, such as 500MB.")
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replacement of an existing DESTINATION.")
+        bool, typer.Option("--overwrite", help="Replace DESTINATION if it holds only a checkpoint.")
     ] = False,
     resume: Annotated[
         bool,

@@ -22,11 +22,12 @@ from griffin_eval.converters.output import atomic
 from griffin_eval.converters.output.atomic import SafeOutput, check_disk
 from griffin_eval.errors import ArgumentError, BadInput
 
-FILES = ["config.json", "a.safetensors", "sub/b", "sub/c"]
+SUB = "additional_chat_templates"
+FILES = ["config.json", "a.safetensors", f"{SUB}/b.jinja", f"{SUB}/c.jinja"]
 
 
 def fill(folder: Path, text: str) -> None:
-    (folder / "sub").mkdir(exist_ok=True)
+    (folder / SUB).mkdir(exist_ok=True)
     for name in FILES:
         (folder / name).write_text(text)
 
@@ -120,10 +121,10 @@ def test_what_is_not_overwritten(tmp_path, monkeypatch):
     to = tmp_path / "model"
     make(to, "old")
     options = {"path": to, "overwrite": True}
-    refusal(ArgumentError, "would remove", protect=[to / "sub"], **options)
+    refusal(ArgumentError, "would remove", protect=[to / SUB], **options)
     refusal(ArgumentError, "would remove", protect=[to], **options)
     with monkeypatch.context() as patch:
-        patch.chdir(to / "sub")
+        patch.chdir(to / SUB)
         refusal(ArgumentError, "would remove", **options)
     (tmp_path / "link").symlink_to(to)
     refusal(ArgumentError, "is a link", path=tmp_path / "link", overwrite=True)
@@ -200,7 +201,7 @@ def test_everything_is_on_the_disk_before_it_is_renamed(tmp_path, monkeypatch):
     )
     make(tmp_path / "model", "new")
     new = str(tmp_path / ".model.partial" / "new")
-    expected = {new, f"{new}/sub", *(f"{new}/{name}" for name in FILES)}
+    expected = {new, f"{new}/{SUB}", *(f"{new}/{name}" for name in FILES)}
     assert expected <= set(synced[:-2])
     assert synced[-1] == str(tmp_path)
 

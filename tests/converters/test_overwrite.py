@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from slow import slow
 from tiny_checkpoints import CONFIG, write_all
 from typer.testing import CliRunner
 
 from griffin_eval.cli.main import app
 from griffin_eval.errors import ArgumentError
 from griffin_eval.layout import param_specs
+
+SHIPPED = Path(__file__).parents[2] / "griffin_eval" / "checkpoints"
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +102,206 @@ def test_only_checkpoints_are_overwritten(to, formats, tmp_path):
         assert "since it is no checkpoint's file: name another" in str(convert(name))
     assert (tmp_path / "notes.md").read_text() == "years" and (tmp_path / "pipe").is_fifo()
     assert convert("old.pt") is None and (tmp_path / "old.pt").is_dir()
+
+
+def _overwrite(formats: Path, destination: Path) -> BaseException | None:
+    arguments = ["convert", formats / "source", destination, "--to", "griffin", "--overwrite"]
+    return CliRunner().invoke(app, [str(a) for a in arguments]).exception
+
+
+BESIDE = {
+    "a text": ["thesis/chapter1.tex"],
+    "a source file": ["train.py"],
+    "a firmware": ["firmware.bin"],
+    "a clone": [".git/config"],
+    "several models": ["a.pt", "b.pt"],
+    "a model of each kind": ["a.safetensors", "b.gguf"],
+    "steps": ["100/_METADATA", "step_200/_METADATA"],
+    "a folder of the name of a file": ["model.safetensors.index.json/mine"],
+    "data that Orbax did not write": ["d/notes.txt"],
+    "files within an item": ["state/_METADATA", "state/notes.md"],
+    "files within an array": ["a.b/.zarray", "a.b/0.0", "a.b/mine"],
+    "templates": ["additional_chat_templates/a.jinja", "additional_chat_templates/a.txt"],
+    "other caches": [".cache/huggingface/x.lock", ".cache/mine"],
+    "nothing": ["empty/"],
+    "logs": ["runs/Jan1/events.out.tfevents.1"],
+}
+LISTED = {
+    "a text": "thesis/",
+    "a clone": ".git/",
+    "several models": "a.pt; b.pt",
+    "a model of each kind": "a.safetensors; b.gguf",
+    "steps": "100/; step_200/",
+    "a folder of the name of a file": "model.safetensors.index.json/",
+    "files within an item": "state/notes.md",
+    "files within an array": "a.b/mine",
+    "templates": "additional_chat_templates/a.txt",
+    "other caches": ".cache/mine",
+    "logs": "runs/",
+}
+
+
+@pytest.mark.parametrize("case", BESIDE)
+@pytest.mark.parametrize("mark", ["config.json", "model.safetensors", "old.pt"])
+def test_nothing_but_a_checkpoint_is_removed(case, mark, formats, tmp_path):
+    folder = tmp_path / "project"
+    for name in (mark, *BESIDE[case]):
+        path = folder / name
+        (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
+        if not name.endswith("/"):
+            path.write_text("years")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    said = str(_overwrite(formats, folder))
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert all((folder / name).exists() for name in BESIDE[case])
+    expected = LISTED.get(case, "; ".join(BESIDE[case]))
+    others = "a.pt; b.pt; old.pt", "a.safetensors; b.gguf; old.pt"
+    assert (
+        f"would remove what is not part of a checkpoint: {expected}; move it away" in said
+        or "since it is no checkpoint's folder: name another" in said
+        or (mark == "old.pt" and any(f"a checkpoint: {other}; move" in said for other in others))
+    )
+    assert "no checkpoint's folder" not in said or mark == "config.json"
+
+
+def test_a_folder_of_settings_alone_is_not_replaced(formats, tmp_path):
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    assert "since it is no checkpoint's folder" in str(_overwrite(formats, folder))
+    assert (folder / "config.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("name", ["hf", "griffin", "griffin-orbax", "deepmind-flax", "sharded"])
+def test_every_format_that_is_written_is_replaced(name, formats, tmp_path):
+    folder = shutil.copytree(formats / name, tmp_path / "old")
+    for page in ("LICENSE", "README_source.md", ".gitattributes", "USE_POLICY.md"):
+        (folder / page).write_text("text")
+    (folder / ".cache" / "huggingface" / "download").mkdir(parents=True)
+    assert _overwrite(formats, folder) is None
+    assert {path.name for path in folder.iterdir()} >= {"model.safetensors", "config.json"}
+    assert not (folder / "LICENSE").exists()
+
+
+def _transformers(folder: Path) -> None:
+    """Weights in shards and a tokenizer, as transformers saves them, and a trainer's state."""
+    import transformers
+
+    config = transformers.RecurrentGemmaConfig(
+        **{"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "lru_width": 16},
+        **{"num_attention_heads": 2, "num_hidden_layers": 3, "attention_window_size": 8},
+    )
+    model = transformers.RecurrentGemmaForCausalLM(config)
+    model.save_pretrained(folder, max_shard_size="8KB")
+    assert len(list(folder.glob("model-*-of-*.safetensors"))) > 1
+    tokenizer = transformers.AutoTokenizer.from_pretrained(SHIPPED / "bytes_griffin")
+    tokenizer.save_pretrained(folder)
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "rng_state_0.pth"):
+        (folder / name).write_bytes(b"")
+    for name in ("training_args.bin", "trainer_state.json", "scaler.pt"):
+        (folder / name).write_bytes(b"")
+
+
+def _names_of_transformers(folder: Path) -> None:
+    folder.mkdir()
+    names = "config generation_config tokenizer tokenizer_config trainer_state added_tokens"
+    names = [f"{name}.json" for name in (*names.split(), "special_tokens_map", "vocab")]
+    names += ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "merges.txt"]
+    names += ["optimizer.pt", "rng_state_1.pth", "training_args.bin", "tokenizer.model"]
+    names += ["README.md", "chat_template.jinja", "random_states_0.pkl"]
+    for name in names:
+        (folder / name).write_bytes(b"")
+
+
+def _orbax_step(folder: Path) -> None:
+    import jax
+    import orbax.checkpoint as ocp
+
+    tree = {"a": {"b": np.ones((4, 4), np.float32)}}
+    items = {
+        "params": ocp.args.StandardSave(tree),
+        "meta": ocp.args.JsonSave({"a": 1}),
+        "rng": ocp.args.JaxRandomKeySave(jax.random.key(0)),
+    }
+    options = ocp.CheckpointManagerOptions(best_fn=lambda metrics: metrics["x"])
+    with ocp.CheckpointManager(folder.parent, options=options) as manager:
+        manager.save(int(folder.name), args=ocp.args.Composite(**items), metrics={"x": 1.0})
+        manager.wait_until_finished()
+
+
+def _orbax_arrays(folder: Path, **options) -> None:
+    import orbax.checkpoint as ocp
+
+    tree = {"a": {"b": np.ones((4, 4), np.float32)}, "c": np.float32(1)}
+    handler = ocp.PyTreeCheckpointHandler(**options)
+    ocp.Checkpointer(handler).save(folder, tree)
+
+
+def _orbax_zarr(folder: Path) -> None:
+    _orbax_arrays(folder, use_ocdbt=False)
+
+
+def _orbax_zarr3(folder: Path) -> None:
+    _orbax_arrays(folder, use_ocdbt=False, use_zarr3=True)
+
+
+def _orbax_text(folder: Path) -> None:
+    import orbax.checkpoint as ocp
+
+    ocp.PyTreeCheckpointer().save(folder, {"a": np.ones(3, np.float32), "b": "text", "c": 3})
+
+
+def _torch(folder: Path) -> None:
+    import torch
+
+    folder.mkdir()
+    torch.save({"a": torch.ones(2)}, folder / "2b-it.pt")
+    (folder / "tokenizer.model").write_bytes(b"")
+
+
+def _torch_shards(folder: Path) -> None:
+    folder.mkdir()
+    for name in ("pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json", "vocab.json"):
+        (folder / name).write_bytes(b"")
+
+
+WRITERS = (
+    *(
+        slow(_transformers),
+        _names_of_transformers,
+        _orbax_step,
+        _orbax_zarr,
+        _orbax_zarr3,
+        _orbax_text,
+    ),
+    *(_torch, _torch_shards),
+)
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_what_other_libraries_write_is_replaced(write, formats, tmp_path):
+    folder = tmp_path / "run" / "100"
+    folder.parent.mkdir()
+    write(folder)
+    assert _overwrite(formats, folder) is None
+    assert (folder / "model.safetensors").is_file()
+
+
+def test_a_run_of_steps_is_not_replaced(formats, tmp_path):
+    """It is not a checkpoint, but many, and what the training wrote beside them."""
+    run = tmp_path / "run"
+    run.mkdir()
+    _orbax_step(run / "100")
+    _orbax_zarr(run / "200")
+    assert "what is not part of a checkpoint: 100/; 200/; move" in str(_overwrite(formats, run))
+    assert (run / "100" / "params" / "_METADATA").is_file()
+
+
+def test_a_file_that_is_no_checkpoint_is_not_replaced_for_its_name(formats, tmp_path):
+    for name in ("notes.pt", "notes.safetensors", "notes.ckpt"):
+        (tmp_path / name).write_text("years of notes")
+        assert "since it is no checkpoint's file" in str(_overwrite(formats, tmp_path / name))
+        assert (tmp_path / name).read_text() == "years of notes"
+    for source in ("hf/model.safetensors", "deepmind-torch/model.pt"):
+        file = shutil.copy(formats / source, tmp_path)
+        assert _overwrite(formats, Path(file)) is None and Path(file).is_dir()
