@@ -174,9 +174,10 @@ def _compared(
     if comparison.problems:
         named = "" if names is None else f" as {names.path} names them"
         advice = "; check that config.json and weights belong together"
+        advice *= _has_config(known) and not comparison.fits_config
         problems.append(
             f"{known.path} does not hold the parameters of its config{named}: "
-            f"{'; '.join(comparison.problems)}{advice * _has_config(known)}"
+            f"{'; '.join(comparison.problems)}{advice}"
         )
     return dataclasses.replace(
         known,

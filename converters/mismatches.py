@@ -31,11 +31,13 @@ class Comparison(NamedTuple):
         problems: clauses for people; none if the container holds the parameters of the config.
         left_out: tensors that are no parameters, each with the reason.
         notes: further facts that a conversion should record.
+        fits_config: whether names and shapes are those that the config asks for.
     """
 
     problems: list[str]
     left_out: dict[str, str]
     notes: dict[str, str]
+    fits_config: bool
 
 
 def compare(
@@ -63,11 +65,13 @@ def compare(
         del tensors[head]
         notes["lm_head"] = f"{head!r} equals the embedding, and is tied to it"
         left_out[head] = "equal to the embedding, and tied to it"
-    contents = _Contents(tensors, table, bindings, config, None if names is None else names.path)
+    file = None if names is None else names.path
+    contents = _Contents(tensors, table, bindings, config, file, container.left_out)
     clauses = [clause for rule in _RULES if (clause := rule(contents))]
+    fits = not any(rule(contents) for rule in _RULES if rule is not _other_dtypes)
     if names is not None:
         problems = [clause for rule in _COVERAGE if (clause := rule(contents))] + problems
-    return Comparison(problems + clauses, left_out, notes)
+    return Comparison(problems + clauses, left_out, notes, fits)
 
 
 def has_own_head(
@@ -113,6 +117,7 @@ class _Contents:
         config: the architecture.
         names_file: the user's table, if the naming is from one.
         expected: shapes of the tensors that the config asks for, by name.
+        left_out: what the container holds beside tensors, by name, each with the reason.
     """
 
     def __init__(
@@ -122,9 +127,10 @@ class _Contents:
         bindings: Sequence[Binding],
         config: GriffinConfig,
         names_file: Path | None,
+        left_out: Mapping[str, str],
     ):
         self.tensors, self.table, self.bindings = tensors, table, bindings
-        self.config, self.names_file = config, names_file
+        self.config, self.names_file, self.left_out = config, names_file, left_out
         self.expected: dict[str, Shape] = {b.foreign: b.shape for b in bindings if b.foreign}
 
     @cached_property
@@ -204,7 +210,14 @@ def _lacking_prefix(contents: _Contents) -> str | None:
 def _missing(contents: _Contents) -> str | None:
     if not (missing := contents.missing):
         return None
-    return f"{len(missing)} missing ({listed(missing, contents.show)})"
+
+    def show(name: str) -> str:
+        for key, why in contents.left_out.items():
+            if f"/{key}".endswith(f"/{name}") and "not floating point" in why:
+                return f"{contents.show(name)}, which is {why}"
+        return contents.show(name)
+
+    return f"{len(missing)} missing ({listed(missing, show)})"
 
 
 def _unexpected(contents: _Contents) -> str | None:
@@ -262,8 +275,9 @@ def _other_dtypes(contents: _Contents) -> str | None:
         return None
     text = listed(refused, lambda name: f"{contents.show(name)} is {dtypes[name]}")
     return (
-        f"{len(refused)} of a dtype other than {', '.join(FLOATS)} ({text}): quantized "
-        "checkpoints are not supported"
+        f"{len(refused)} of a dtype other than {', '.join(FLOATS)} ({text}), without scales of a "
+        "quantisation that is read: save them in one of these dtypes, or with the scales that "
+        "bitsandbytes or MLX saves beside them"
     )
 
 

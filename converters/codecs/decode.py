@@ -20,6 +20,8 @@ _REFUSED = {
     "fp8": ("FP8", (".weight_scale_inv",)),
 }
 
+_READ = ("bitsandbytes", "mlx", "gguf")  # as config.json calls them
+
 
 def decoded(container: Container, folder: Path) -> Container:
     """A container with its quantised parameters dequantised; the same one if it has none.
@@ -49,13 +51,13 @@ def refuse(container: Container, stated: dict[str, Any], folder: Path) -> None:
     Raises:
         CheckpointError: naming it.
     """
-    method = stated.get("quant_method", "bitsandbytes")
+    method = stated.get("quant_method", _READ[0])
     kinds = [kind for key, (kind, _) in _REFUSED.items() if method == key]
     for kind, ends in _REFUSED.values():
-        if kinds or method != "bitsandbytes":
+        if kinds or method not in _READ:
             break
         kinds += [kind for name in container.tensors if name.endswith(ends)][:1]
-    if kinds or method != "bitsandbytes":
+    if kinds or method not in _READ:
         raise CheckpointError(
             f"{folder} is quantised with {kinds[0] if kinds else brief(method)}, which is not "
             "read (bitsandbytes, MLX and GGUF are): dequantise it with its own library, or take "

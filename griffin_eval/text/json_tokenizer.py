@@ -11,6 +11,7 @@ from griffin_eval.errors import CheckpointError, MissingExtraError
 from griffin_eval.text.boundaries import boundaries_of_json
 from griffin_eval.text.chat import WithChatTemplate
 from griffin_eval.text.tokenizer import (
+    CONFIG_FILE,
     GEMMA_NAMES,
     PROBE,
     naming_half_characters,
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 class TransformersTokenizer(WithChatTemplate):
     """A ``tokenizer.json``, read by transformers. See `Tokenizer`."""
 
-    def __init__(self, file: Path, name: str, _: dict[str, Any]):
+    def __init__(self, file: Path, name: str, settings: dict[str, Any]):
         try:
             tokenizer = _read_json_tokenizer(file)
             begins = tokenizer.encode("a")[:1]
@@ -33,6 +34,12 @@ class TransformersTokenizer(WithChatTemplate):
             raise
         except BaseException as error:  # of JSON and transformers, and of Rust, whose panics are no
             # exceptions of Python's
+            if "auto_map" in settings and "trust_remote_code" in str(error):
+                raise CheckpointError(
+                    f"{file.parent / CONFIG_FILE} names custom code that makes the tokenizer "
+                    f"(auto_map), and no code of a checkpoint is run: remove auto_map to read "
+                    f"{file.name} without it, or name another tokenizer (tokenizer=...)"
+                ) from None
             raise CheckpointError(unreadable(file, error)) from error
         self._tokenizer = tokenizer
         self._boundaries: str | None = None  # until they are first asked for

@@ -205,4 +205,7 @@ def digest(file: Path) -> str:
 def unreadable(file: Path, error: BaseException) -> str:
     """The sentence for a tokenizer's file that a library refuses."""
     reason = first_line(error) or type(error).__name__
-    return f"{file} cannot be read as a tokenizer: {reason}; download or save it again"
+    return (
+        f"{file} cannot be read as a tokenizer: {reason}; download it again if it is damaged, or "
+        "update transformers and tokenizers if a later version wrote it"
+    )

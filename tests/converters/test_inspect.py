@@ -23,6 +23,7 @@ from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.configs.own import config_json
 from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
 from griffin_eval.converters.convert import convert_checkpoint
+from griffin_eval.converters.export import put_nested
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.naming.tables import bind
 from griffin_eval.converters.output.manifest import MANIFEST_FILE
@@ -229,6 +230,35 @@ def test_names_that_are_not_known(tmp_path):
     code, found = facts(folder)
     assert code == 1 and found["format"] is None and "--names" in found["problems"][0]
     assert len(found["tensors"]) == len(WEIGHTS) and found["dtypes"] == {"float32": len(WEIGHTS)}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_integers_in_the_place_of_a_parameter(tmp_path, name):
+    """Elements whose scales are not there: what they are quantised with cannot be told."""
+    tensors = tensors_of(name)
+    binding = next(b for b in bind(FORMATS[name].table, CONFIG) if "up_proj" in str(b.canonical))
+    tensors[binding.foreign] = np.ones(binding.shape, np.int8)
+    folder = tmp_path / "x"
+    if name == "deepmind-flax":  # whose writer here takes floating-point arrays alone
+        import orbax.checkpoint as ocp
+
+        tree = {}
+        for foreign, array in tensors.items():
+            put_nested(tree, foreign, array)
+        ocp.PyTreeCheckpointer().save(folder, tree)
+    else:
+        write(folder, name, tensors)
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint(folder, Overrides(visible_keys=5, embedding_scale=True, logits_soft_cap=30.0))
+    message = str(caught.value)
+    assert "not supported" not in message and binding.foreign in message
+    if name == "deepmind-flax":  # integers of an Orbax tree are counters
+        assert f"1 missing ({binding.foreign!r}" in message
+        assert "which is int8, not floating point" in message
+        return
+    assert "1 of a dtype other than bfloat16, float16, float32, float64" in message
+    assert "or with the scales that bitsandbytes or MLX saves beside them" in message
+    assert "belong together" not in message
 
 
 def test_a_config_that_cannot_be(tmp_path):

@@ -431,6 +431,29 @@ def test_what_config_json_says_of_quantisation(base, tmp_path, stated, message):
         Checkpoint(folder)
 
 
+def test_mlx_may_be_named_as_the_method(mlx, tmp_path):
+    """Some tools state what MLX's own key says as transformers states other methods."""
+    folder = shutil.copytree(mlx, tmp_path / "mlx")
+    config = json.loads((mlx / "config.json").read_text())
+    stated = config.pop("quantization")
+    config["quantization_config"] = stated | {"quant_method": "mlx"}
+    (folder / "config.json").write_text(json.dumps(config))
+    one, other = Checkpoint(mlx), Checkpoint(folder)
+    for name in one.dtypes:
+        assert one.numpy(name).tobytes() == other.numpy(name).tobytes()
+
+
+@pytest.mark.parametrize("method", ["mlx", "gguf", "bitsandbytes"])
+def test_a_method_that_is_read_is_not_called_unread(base, tmp_path, method):
+    folder = shutil.copytree(base, tmp_path / "changed")
+    config = json.loads((base / "config.json").read_text())
+    stated = {"quantization_config": {"quant_method": method}}
+    (folder / "config.json").write_text(json.dumps(config | stated))
+    with pytest.raises(CheckpointError, match="but no tensor is: remove that") as refused:
+        Checkpoint(folder)
+    assert "which is not read" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     "name, kind",
     [

@@ -437,8 +437,13 @@ def test_code_in_the_folder_is_neither_run_nor_asked_about(bpe, tmp_path):
     shutil.copy(bpe[0] / "tokenizer.json", tmp_path)
     config = {"auto_map": {"AutoTokenizer": ["a.B", None]}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="custom code"):
+    with pytest.raises(CheckpointError, match="custom code") as refused:
         load_tokenizer(tmp_path)
+    said = str(refused.value)
+    assert "remove auto_map to read tokenizer.json without it" in said
+    assert "download" not in said
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert load_tokenizer(tmp_path).encode("a") == load_tokenizer(bpe[0]).encode("a")
 
 
 @pytest.mark.parametrize(
