@@ -26,7 +26,8 @@ class StopStrings:
         self.strings = [string for string in strings if string]
         # Each token is at least a byte, so a stop string that has just appeared lies within as many
         # tokens as it has bytes.
-        self._tail = max((len(one.encode()) for one in self.strings), default=0) + _MARGIN
+        lengths = (len(one.encode(errors="surrogatepass")) for one in self.strings)
+        self._tail = max(lengths, default=0) + _MARGIN
         self._special = _SPECIAL.setdefault(tokenizer, {})
 
     def completed(self, ids: Sequence[int]) -> bool:

@@ -16,7 +16,7 @@ from griffin_eval.server.answers import Answer
 from griffin_eval.text.load import load_tokenizer
 
 SAID = "abcd<pad>bc<bos>d\n\n"
-STOPS = ["", "a", "bc", "cd", "abcd", "db", "d<pad>", "pad", "<bos>c", "bc\n", "é"]
+STOPS = ["", "a", "bc", "cd", "abcd", "db", "d<pad>", "pad", "<bos>c", "bc\n", "é", "\ud800"]
 
 
 @pytest.fixture(scope="module")
