@@ -17,12 +17,12 @@ def unchanged_generators() -> Iterator[None]:
     sampled answers would depend on whether JAX had been imported before.
     """
     python, numpy = random.getstate(), np.random.get_state()
-    loaded: Any = sys.modules.get("torch")
-    torch = None if loaded is None else loaded.get_rng_state()
+    torch: Any = sys.modules.get("torch")
+    state = None if torch is None else torch.get_rng_state()
     try:
         yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
         if torch is not None:
-            loaded.set_rng_state(torch)
+            torch.set_rng_state(state)

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
+from jax.core import Tracer
 from jaxtyping import Bool, Float, Int
 
 from griffin_eval.config import GriffinConfig
@@ -53,7 +53,7 @@ class Embedding(Head):
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T W"]:
         # Indexing returns other rows for ids beyond the vocabulary. Inside jit, ids are unknown.
-        if not isinstance(tokens, jax.core.Tracer) and tokens.size:
+        if not isinstance(tokens, Tracer) and tokens.size:
             least, most, vocabulary = int(tokens.min()), int(tokens.max()), self.vocab_size
             if least < 0 or most >= vocabulary:
                 raise IndexError(

@@ -298,7 +298,8 @@ class GriffinLM(TemplateLM):
         Raises:
             ArgumentError: a third argument that is none of these.
         """
-        names: list[Any] = [request.args[2] for request in requests]
+        arguments: list[Any] = [request.args for request in requests]
+        names = [name for _, _, name in arguments]
         unknown = sorted({str(name) for name in names} - set(ABLATIONS))
         if unknown:
             raise ArgumentError(
@@ -323,7 +324,8 @@ class GriffinLM(TemplateLM):
         Raises:
             ArgumentError: an empty continuation, or a merged one with ``on_merge=error``.
         """
-        encoded = list(self._encoding.pairs([request.args[:2] for request in requests]))
+        arguments: list[Any] = [request.args for request in requests]
+        encoded = list(self._encoding.pairs([each[:2] for each in arguments]))
         merged: list[str] = []
         for index, (texts, context, ids) in enumerate(encoded):
             if len(ids):
@@ -602,7 +604,8 @@ def _after_state(
 
 def _described(request: Instance) -> str:
     """Name the continuation of a request with its document and task, if lm_eval set them."""
-    _, continuation, *_ = request.args
+    arguments: Any = request.args
+    continuation = arguments[1]
     name = f"continuation {continuation!r} (choice {request.idx})"
     if request.doc_id is None:
         return f"the {name}"
