@@ -23,6 +23,7 @@ __all__ = [
     "convert",
     "load",
     "open_checkpoint",
+    "tune_process",
     "verify",
 ]
 
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
     )
     from griffin_eval.config import PRESETS, GriffinConfig
     from griffin_eval.evaluator import Continuation, Evaluator, Score
+    from griffin_eval.process import tune_process
 
-_MODULES = {"PRESETS": "config", "GriffinConfig": "config"}
+_MODULES = {"PRESETS": "config", "GriffinConfig": "config", "tune_process": "process"}
 _MODULES |= dict.fromkeys(("Continuation", "Evaluator", "Score"), "evaluator")  # others: api
 
 

@@ -120,9 +120,9 @@ def _join_command_line(cli) -> None:
     def execute(cli, arguments):
         _behave_like_lm_eval()
         if _is_for_us(arguments):  # before PyTorch is imported
-            from griffin_eval.waiting import share_the_processor
+            from griffin_eval.process import tune_process
 
-            share_the_processor()
+            tune_process()
         return original(cli, arguments)
 
     cli.HarnessCLI.execute = execute

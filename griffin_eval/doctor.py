@@ -12,9 +12,9 @@ import numpy as np
 
 from griffin_eval.bench.peers import why_absent
 from griffin_eval.messages import first_line
+from griffin_eval.process import SPIN_COUNT, SPIN_VARIABLE
 from griffin_eval.runners import kept_programs
 from griffin_eval.runners.protocol import DTYPES
-from griffin_eval.waiting import SPIN_COUNT, VARIABLE
 
 LIBRARIES = ("jax", "jaxlib", "flax", "torch", "triton", "libtpu", "transformers", "tokenizers")
 LIBRARIES += ("sentencepiece", "lm-eval", "orbax-checkpoint", "tensorstore", "safetensors")
@@ -110,8 +110,8 @@ def _waiting() -> str:
     if policy := os.environ.get("OMP_WAIT_POLICY"):
         return f"OMP_WAIT_POLICY={policy}"
     return (
-        f"{VARIABLE}={os.environ.get(VARIABLE, SPIN_COUNT)} in commands; set it before Python "
-        "starts for griffin_eval.Evaluator on a CPU that other processes use, too"
+        f"{SPIN_VARIABLE}={os.environ.get(SPIN_VARIABLE, SPIN_COUNT)} in commands; in a program "
+        "of your own call griffin_eval.tune_process() first"
     )
 
 

@@ -43,7 +43,7 @@ from griffin_eval.errors import (
     unreachable_data,
 )
 from griffin_eval.messages import printable
-from griffin_eval.waiting import share_the_processor
+from griffin_eval.process import share_processor, tune_process
 
 app = typer.Typer(
     name="griffin-eval",
@@ -91,6 +91,7 @@ def run(
     Takes what `lm_eval run` takes: griffin-eval run --model griffin --model_args pretrained=DIR
     --tasks griffin_phonebook; and --freeze FILE or --suite FILE.
     """
+    tune_process()
     from griffin_eval._plugin import install
 
     install()
@@ -150,7 +151,7 @@ app.command(context_settings={"ignore_unknown_options": True})(sweep)
 
 def main() -> None:
     """Runs a command; bad input ends with one sentence on stderr and exit code 2."""
-    share_the_processor()
+    share_processor()
     # Else Python looks through all of torch and JAX for cycles as it ends.
     atexit.register(gc.freeze)
     try:

@@ -13,6 +13,7 @@ from griffin_eval.cli.options import (
 )
 from griffin_eval.cli.score import read_texts
 from griffin_eval.errors import ArgumentError
+from griffin_eval.process import tune_process
 
 
 @takes_checkpoint_options
@@ -53,6 +54,7 @@ def read(
 
     if chat_template is not None and not chat:
         raise ArgumentError("--chat-template is of chats: add --chat, or leave it out")
+    tune_process()
     check_replaceable(save)
     template = template_option(chat_template)
     ((name, content),) = read_texts([text], False)

@@ -20,6 +20,7 @@ from griffin_eval.cli.options import (
     takes_checkpoint_options,
 )
 from griffin_eval.errors import ArgumentError
+from griffin_eval.process import tune_process
 
 if TYPE_CHECKING:
     import numpy as np
@@ -169,6 +170,7 @@ def _score(
     states: Path | None,
     **settings: Any,
 ) -> list[Scored]:
+    tune_process()
     from griffin_eval.converters.source.companions import tokenizer_folder
     from griffin_eval.evaluator import Evaluator
     from griffin_eval.states.saved_state import save_whole

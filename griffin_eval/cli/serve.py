@@ -15,6 +15,7 @@ import typer
 
 from griffin_eval.cli.options import CheckpointOptions, NoCheck, takes_checkpoint_options
 from griffin_eval.errors import ArgumentError, MissingExtraError
+from griffin_eval.process import tune_process
 
 if TYPE_CHECKING:
     from griffin_eval.engine.live.requests import Request
@@ -113,6 +114,7 @@ def serve(
         raise ArgumentError("--state-cache-size needs --state-cache, the folder that it is of")
     if system_role not in ("merge", "refuse"):
         raise ArgumentError(f"--system-role {system_role}: expected merge or refuse")
+    tune_process()
     from griffin_eval.text.chat import template_option
 
     template = template_option(chat_template)

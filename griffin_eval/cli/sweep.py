@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from griffin_eval.errors import ArgumentError, BadInput, MissingExtraError, raised_by_lm_eval
+from griffin_eval.process import tune_process
 
 LOOK_AGAIN = 5.0  # seconds between two looks for new checkpoints
 
@@ -53,6 +54,7 @@ def sweep(
         raise ArgumentError(f"--output {output} is a file: expected a folder")
     if until is not None and not watch:
         raise ArgumentError("--until says when --watch ends: add --watch")
+    tune_process()
     from griffin_eval._plugin import install
 
     install()

@@ -26,12 +26,12 @@ from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.errors import ArgumentError, CheckpointError, ProcessLost
 from griffin_eval.kernels.cpu.compiled import usable_cpus
+from griffin_eval.process import SPIN_COUNT, SPIN_VARIABLE, tune_process
 from griffin_eval.runners.identity import check_alike, identity
 from griffin_eval.runners.replay import LeadingRunner, end, follow
 from griffin_eval.runners.torch_runner import TorchRunner, choose_device
 from griffin_eval.sharding import processes_torch
 from griffin_eval.sharding.launch import Launch
-from griffin_eval.waiting import SPIN_COUNT, VARIABLE
 
 # Not ``-m``, which would read this module a second time under another name.
 FOLLOWER = "from griffin_eval.runners.torch_parallel import main; main()"
@@ -168,7 +168,7 @@ def load(checkpoint: Checkpoint, dtype: str, device: str | None, count: int) -> 
             f"{torch.cuda.device_count()} of cuda"
         )
     store = _open_store(count)
-    env = {VARIABLE: SPIN_COUNT} | os.environ
+    env = {SPIN_VARIABLE: SPIN_COUNT} | os.environ
     followers = [  # -P: nothing is imported from the folder that the user is in
         subprocess.Popen([sys.executable, "-P", "-c", FOLLOWER], stdin=subprocess.PIPE, env=env)
         for _ in range(1, count)
@@ -315,6 +315,7 @@ def main() -> None:
     """Runs a follower that the leader has started."""
     # Ctrl-C reaches every process of a terminal: the leader ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tune_process()  # which is its own
     pipe = sys.stdin.buffer
     try:
         job: Job = pickle.loads(receive(pipe))

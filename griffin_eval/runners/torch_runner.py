@@ -1,8 +1,5 @@
 """The PyTorch runner."""
 
-import contextlib
-import ctypes
-import os
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +40,6 @@ from griffin_eval.states.saved_state import SavedState, tensors_of
 
 RANKED = 64  # targets whose ranks are counted at a time
 WARM_UP = 2  # steps before graphs, in which kernels are compiled and chosen
-PRODUCTS = 128  # programs that oneDNN and PyTorch's layer over it keep, each
 
 
 class GraphedDecoding:
@@ -134,9 +130,6 @@ class TorchRunner:
             ArgumentError: the device, or what cannot stay quantised on it.
         """
         chosen, where = None if dtype == "auto" else getattr(torch, dtype), choose_device(device)
-        if where.type == "cpu":
-            keep_freed_memory()
-            keep_few_products()
         return cls((load_packed if packed else load)(checkpoint, chosen, where))
 
     def padded_tokens(self, count: int, smallest: int = 16) -> int:
@@ -412,24 +405,6 @@ class TorchRunner:
 
     def _put(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, torch.int64)
-
-
-def keep_freed_memory() -> None:
-    """Lets this process reuse the memory of freed tensors, where the C library is glibc: that
-    returns large blocks to the system, and new pages cost more than what is computed on them."""
-    mmap_threshold, trim_threshold, most = -3, -1, 1 << 30
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(mmap_threshold, most)
-        libc.mallopt(trim_threshold, most)
-
-
-def keep_few_products() -> None:
-    """Lets oneDNN keep fewer programs than its 1,024, unless the user has said how many: it makes
-    one of 60 kB for each number of rows that a matrix is multiplied with, and steps have many.
-    Without effect once it has multiplied anything in this process."""
-    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(name, str(PRODUCTS))
 
 
 def choose_device(device: str | None) -> torch.device:

@@ -184,10 +184,10 @@ import os
 from pathlib import Path
 import numpy as np
 from griffin_eval.engine.memory import return_freed_memory
-from griffin_eval.runners.torch_runner import keep_freed_memory
+from griffin_eval.process import tune_process
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-keep_freed_memory()
+tune_process()
 pieces = [(np.ones(1 << 20, np.uint8), np.ones(10_000, np.uint8)) for _ in range(100)]
 pieces = [kept for _, kept in pieces]
 before = resident()

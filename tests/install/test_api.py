@@ -25,6 +25,8 @@ EXAMPLE = """
 import griffin_eval
 from griffin_eval.checkpoints import folder
 
+griffin_eval.tune_process()  # a program of one's own, not a library
+
 # The checkpoint that is converted: a folder in any format, a .pt file or a hub id.
 checkpoint = griffin_eval.open_checkpoint(folder("bytes_griffin"))
 assert isinstance(checkpoint.config, griffin_eval.GriffinConfig)

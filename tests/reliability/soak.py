@@ -34,6 +34,7 @@ import griffin_eval
 from griffin_eval import Evaluator
 from griffin_eval.engine.scoring import NotFinite
 from griffin_eval.lm.model import GriffinLM
+from griffin_eval.process import tune_process
 
 CHECKPOINT = Path(griffin_eval.__file__).parent / "checkpoints" / "bytes_griffin"
 TEXT = "".join(topics[name] for name in sorted(topics))
@@ -251,6 +252,7 @@ def _rolling(text: str) -> Instance:
 
 
 def main() -> int:
+    tune_process()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--framework", choices=("torch", "jax"), required=True)
     parser.add_argument("--minutes", type=float, default=45)

@@ -11,6 +11,7 @@ from typing import Any
 from griffin_eval.bench.evaluation.requests import ask, comparable_metrics, plain_answer
 from griffin_eval.bench.products import products_jax, products_torch
 from griffin_eval.bench.timing import serve, watch_memory
+from griffin_eval.process import tune_process
 
 
 def plan(**arguments: Any) -> dict[str, Any]:
@@ -76,6 +77,7 @@ def read_document(checkpoint: str, framework: str, tokens: int) -> dict[str, flo
 
     from lm_eval.api.instance import Instance
 
+    tune_process()
     from griffin_eval.lm.model import GriffinLM
 
     lm = GriffinLM(checkpoint, framework=framework, device="cpu")

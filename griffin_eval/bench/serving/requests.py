@@ -26,6 +26,7 @@ from griffin_eval.api import convert
 from griffin_eval.bench.peers import Absent, check_peer, left_out
 from griffin_eval.bench.serving.clients import PEERS, Body, Client, own_server, served
 from griffin_eval.bench.timing import Failed
+from griffin_eval.process import tune_process
 
 CHOICES = (" yes", " no", " it depends", " nobody knows")
 _EXAMPLES, _OWN = 2000, 400  # characters that all texts begin with, and that each has of its own
@@ -58,6 +59,7 @@ def run(
     """
     from lm_eval.api.instance import Instance
 
+    tune_process()
     from griffin_eval.lm.model import GriffinLM
 
     lm = GriffinLM(checkpoint, framework, dtype=dtype)

@@ -20,6 +20,7 @@ from griffin_eval.bench.serving.clients import own_server, served
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.source.companions import tokenizer_folder
 from griffin_eval.converters.source.resolve import resolve
+from griffin_eval.process import tune_process
 
 LEAST_RATIO = 0.8  # of the engine's speed, that the server should have
 REQUESTS = ("loglikelihood", "loglikelihood_rolling", "generate_until")
@@ -55,6 +56,7 @@ def run(
     """
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
+    tune_process()
     from griffin_eval.lm.model import GriffinLM
 
     lm = GriffinLM(checkpoint, framework, dtype=dtype)

@@ -1,4 +1,4 @@
-"""How long PyTorch's threads wait awake is set before PyTorch is imported, by commands alone."""
+"""The process is tuned before PyTorch is imported, by commands alone."""
 
 import os
 import subprocess
@@ -78,6 +78,26 @@ def test_commands_set_it(name, tmp_path):
 @pytest.mark.parametrize("name", fast(["griffin_eval.Evaluator"], list(OTHERS)))
 def test_other_models_and_libraries_are_left_alone(name, tmp_path):
     assert before_torch(OTHERS[name], tmp_path) == "None"
+
+
+def test_a_library_changes_no_setting_of_the_process():
+    code = (
+        "import ctypes, os, griffin_eval\n"
+        "changes = []\n"
+        "before = dict(os.environ)\n"
+        "class Watched(ctypes.CDLL):\n"
+        "    def __getattr__(self, name):\n"
+        "        changes.append(name)\n"
+        "        return super().__getattr__(name)\n"
+        "ctypes.CDLL = Watched\n"
+        f"model = griffin_eval.Evaluator({CHECKPOINT!r}, framework='torch')\n"
+        "model.score(['import os'])\n"
+        "assert dict(os.environ) == before and 'mallopt' not in changes, changes\n"
+        "griffin_eval.tune_process()\n"
+        "assert dict(os.environ) != before and 'mallopt' in changes\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
