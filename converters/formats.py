@@ -57,7 +57,10 @@ FORMATS = {
 # Formats that are read and not written.
 READ_ONLY = {
     f.name: f
-    for f in (Format("gguf", "gguf", CANONICAL, "candle", "GGUF with canonical names, of candle"),)
+    for f in (
+        Format("gguf", "gguf", CANONICAL, "candle", "GGUF with canonical names, of candle"),
+        Format("hf-torch", "torch", CANONICAL, "transformers", "torch.save with canonical names"),
+    )
 }
 
 

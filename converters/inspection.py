@@ -40,6 +40,7 @@ from griffin_eval.converters.naming.tables import (
     write_out,
 )
 from griffin_eval.converters.naming.user_table import Names, read_names
+from griffin_eval.converters.naming.wrapped import unwrapped
 from griffin_eval.converters.overrides import NO_OVERRIDES, Overrides
 from griffin_eval.errors import BadInput, CheckpointError
 from griffin_eval.json_files import absolute_path, list_folder, read_json
@@ -108,6 +109,8 @@ def inspect(path: Path, overrides: Overrides = NO_OVERRIDES) -> Inspection:
         left_out=dict(container.left_out),
     )
     try:
+        if names is None and kind != "gguf":
+            container = _unwrapped(known, kind)
         container = decoded(container, known.folder)
         known = dataclasses.replace(known, container=container, layout=container.describe())
         naming = find_naming(known, kind, names)
@@ -140,6 +143,20 @@ def inspect(path: Path, overrides: Overrides = NO_OVERRIDES) -> Inspection:
     except BaseException:
         container.close()
         raise
+
+
+def _unwrapped(known: Inspection, kind: str) -> Container:
+    """The container, with the names that the model had before something wrapped it."""
+    formats = [f for f in (*FORMATS.values(), *READ_ONLY.values()) if f.container == kind]
+    raw = read_json(known.folder / CONFIG_FILE) if _has_config(known) else {}
+    key = "tie_embeddings" if raw.get("model_type") == MODEL_TYPE else "tie_word_embeddings"
+    return unwrapped(
+        known.container,
+        formats,
+        tied=raw.get(key, True) is True,
+        path=known.path,
+        has_items=CONTAINERS[kind].has_items,
+    )
 
 
 def _untied(stated: "StatedConfig") -> "StatedConfig":

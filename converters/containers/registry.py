@@ -9,6 +9,7 @@ from griffin_eval.converters.containers.orbax.kind import Orbax
 from griffin_eval.converters.containers.safetensors.kind import Safetensors
 from griffin_eval.converters.containers.torch_pt.kind import TorchPt
 from griffin_eval.errors import CheckpointError
+from griffin_eval.json_files import list_folder
 
 # In the order in which they are looked for; readers and writers are imported when one is used.
 CONTAINERS: dict[str, ContainerKind] = {
@@ -37,6 +38,12 @@ def open_container(path: Path, item: str | None = None) -> tuple[str, Container]
     if item is not None:
         nouns = " nor ".join(kind.noun for kind in able.values())
         raise NothingThere(f"{path} is neither {nouns}, so that it has no {item!r}")
+    if path.is_dir() and list_folder(path, "*.distcp"):
+        raise NothingThere(
+            f"{path} is a checkpoint of torch.distributed.checkpoint, which is not read: write it "
+            "as one file with python -m torch.distributed.checkpoint.format_utils dcp_to_torch "
+            "FOLDER model.pt"
+        )
     raise NothingThere(f"{path} holds no checkpoint: expected {any_of(CONTAINERS.values())}")
 
 

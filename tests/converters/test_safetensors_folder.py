@@ -500,12 +500,19 @@ def test_long_lists_are_cut(tmp_path):
     assert "layers.10.extra" not in message
 
 
-def test_a_bare_model_is_named_as_such(model, tmp_path):
+def test_a_bare_model_is_read_if_its_head_is_tied(model, tmp_path):
     model.model.save_pretrained(tmp_path)
-    message = disagreement(
-        tmp_path, f"{len(SPECS)} names lack the prefix 'model.'", "RecurrentGemmaForCausalLM"
-    )
-    assert "missing" not in message
+    checkpoint = Checkpoint(tmp_path)
+    for name, value in model.state_dict().items():
+        if name != "lm_head.weight":
+            assert torch.equal(checkpoint.torch(name), value)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="RecurrentGemmaForCausalLM") as caught:
+        Checkpoint(tmp_path)
+    message = str(caught.value)
+    assert f"{len(SPECS)} names lack the prefix 'model.'" in message
+    assert "1 missing ('lm_head.weight')" in message
     assert "unexpected" not in message
 
 
@@ -523,7 +530,13 @@ def test_output_heads(tmp_path):
     assert "unexpected" not in disagreement(folder, "'lm_head.weight' is (16, ")
     del tensors[EMBEDDING]
     folder = write(tmp_path, tensors | {"lm_head.weight": head})
-    disagreement(folder, f"1 missing ('{EMBEDDING}')", "1 unexpected ('lm_head.weight'")
+    checkpoint = Checkpoint(folder)  # one of two tied names is enough
+    assert checkpoint.config.tie_embeddings
+    assert torch.equal(checkpoint.torch(EMBEDDING), head)
+    config = json.loads((folder / "config.json").read_text()) | {"tie_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=re.escape(f"1 missing ('{EMBEDDING}')")):
+        Checkpoint(folder)
 
 
 # Damage at random: refused, or opened with every tensor where the file has bytes.

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from griffin_eval.converters.containers.container import Container, ContainerKind, Specs, Writer
 from griffin_eval.errors import CheckpointError
-from griffin_eval.messages import listed
 
 _FILE = "model.pt"
 
@@ -28,14 +27,11 @@ class TorchPt(ContainerKind):
         return bool(torch_files(names))
 
     def weight_files(self, names: list[str], where: str) -> list[str]:
-        from griffin_eval.converters.containers.torch_pt.reader import torch_files
+        from griffin_eval.converters.containers.torch_pt.reader import not_one_file, torch_files
 
         files = torch_files(names)
         if len(files) > 1:
-            raise CheckpointError(
-                f"{where}: expected one .pt file, found {listed(files)}; download the one that is "
-                "meant and give its path"
-            )
+            raise CheckpointError(f"{where}: {not_one_file(files)} (download it first)")
         return files
 
     def open(self, path: Path, item: str | None) -> Container:

@@ -12,10 +12,11 @@ to lie within its storage, every storage within the file.
 import fnmatch
 import math
 import mmap
+import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,11 +45,14 @@ if TYPE_CHECKING:
 
 SAVE_AGAIN = "load it where it was made and torch.save(model.state_dict(), path) again"
 ROOTS = ("model_state_dict", "state_dict", "params")  # under which trainers put the weights
+# Files of a trainer's state, which lie beside weights and hold none.
+_STATES = ("optimizer.*", "scheduler.*", "scaler.*", "rng_state*.pth", "training_args.*")
 
 _ZIP, _LOCAL_HEADER = b"PK\3\4", struct.Struct("<4s22xHH")
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # what torch.save wrote before 1.6
 _MAX_PICKLE = 10_000_000  # bytes, some 60,000 tensors; following more would take minutes
 _MAX_DEPTH = 32
+_SHARD = re.compile(r"-\d+-of-\d+\.bin")
 
 
 class TorchTensor(NamedTuple):
@@ -249,12 +253,17 @@ class TorchFile(MappedTensors[TorchTensor]):
             return item, content[item]
         if item == "" or any(isinstance(value, FoundTensor) for value in content.values()):
             return "", content
-        roots = [key for key in ROOTS if isinstance(content.get(key), dict)]
+        roots = [key for key in ROOTS if self._holds_tensors(content.get(key))]
         if len(roots) > 1:
             raise ArgumentError(
                 f"{self.file} holds several state dicts, {listed(roots)}: say which with item="
             )
         return (roots[0], content[roots[0]]) if roots else ("", content)
+
+    def _holds_tensors(self, content: Any) -> bool:
+        return isinstance(content, dict) and any(
+            isinstance(leaf, FoundTensor) for _, leaf in self._flatten(content)
+        )
 
     def _flatten(self, state: Any) -> Iterator[tuple[str, Any]]:
         """The leaves; no container twice, so that neither loops nor shared nests run away."""
@@ -364,7 +373,7 @@ def looks_like_torch(path: str | Path) -> bool:
 
 def torch_files(names: Iterable[str]) -> list[str]:
     """Those of the names of files in a folder that torch.save gives to weights, of one kind."""
-    names = sorted(names)
+    names = sorted(n for n in names if not any(fnmatch.fnmatch(n, each) for each in _STATES))
     for pattern in ("*.pt", "*.pth", "pytorch_model*.bin"):
         if matching := fnmatch.filter(names, pattern):
             return matching
@@ -383,6 +392,18 @@ def _find_file(path: Path) -> Path:
         raise CheckpointError(f"{path}: expected a file that torch.save wrote, found none")
     files = _candidates(path)
     if len(files) != 1:
-        found = listed(file.name for file in files) or "none"
-        raise CheckpointError(f"{path}: expected one .pt file in the folder, found {found}")
+        raise CheckpointError(f"{path}: {not_one_file([file.name for file in files])}")
     return files[0]
+
+
+def not_one_file(names: Sequence[str]) -> str:
+    """The clause about a folder that holds no file of torch.save with weights, or several."""
+    if names and all(_SHARD.search(name) for name in names):
+        return (
+            f"weights of torch.save in several files are not read ({listed(names)}): load the "
+            "model with transformers and save_pretrained it, which writes safetensors"
+        )
+    return (
+        f"expected one .pt file, found {listed(names) or 'none'}: give the path of the one that is "
+        "meant"
+    )

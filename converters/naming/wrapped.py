@@ -1,0 +1,238 @@
+"""Undoes what wrapping a model does to the names of its tensors.
+
+torch.compile, DistributedDataParallel, FSDP and trainers put the model into a module or dict, whose
+name then stands in front of every name or in the middle of some. A model saved without its output
+layer lacks the name in front. Of two names of one tied matrix some tools keep either.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from griffin_eval.converters.arrays.grid import Region
+from griffin_eval.converters.arrays.pieces import CHUNK_BYTES
+from griffin_eval.converters.containers.container import Container, Tensor, natural_key
+from griffin_eval.converters.containers.orbax.find import is_optimizer
+from griffin_eval.converters.formats import Format
+from griffin_eval.converters.naming.tables import (
+    CANONICAL,
+    CANONICAL_PATHS,
+    EMBEDDING,
+    HEAD,
+    foreign_name,
+)
+from griffin_eval.errors import CheckpointError
+from griffin_eval.messages import listed
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+logger = logging.getLogger(__name__)
+
+# Modules of torch.compile, FSDP and activation checkpointing, within any name.
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_STATES = ("optimizers.", "scheduler.", "lr_scheduler.", "scaler.", "rng")
+_LAST_NORM = "model.final_norm.weight"  # in every model, once
+
+
+class _Renaming(NamedTuple):
+    """New names of tensors.
+
+    Attributes:
+        names: old name of every tensor by its new name.
+        notes: phrases about what was done.
+    """
+
+    names: Mapping[str, str]
+    notes: Sequence[str]
+
+
+def unwrapped(
+    container: Container, formats: Sequence[Format], *, tied: bool, path: Path, has_items: bool
+) -> Container:
+    """Return a container with the names of a known naming, where that follows without doubt.
+
+    Args:
+        container: the open container.
+        formats: formats of its kind.
+        tied: whether the model's output head may be the embedding.
+        path: path of the checkpoint, for messages.
+        has_items: whether the option ``item`` chooses a part of it.
+
+    Raises:
+        CheckpointError: the parameters lie below a name beside other tensors.
+    """
+    renaming = _Renaming({name: name for name in container.tensors}, ())
+    renaming = _without_wrappers(renaming, formats)
+    if formats[0].container == "torch":
+        renaming = _without_state(renaming)
+    norms = [foreign_name(f.table, _LAST_NORM) for f in formats]
+    if not any(norm in renaming.names for norm in norms):
+        bare = _LAST_NORM.removeprefix("model.")
+        prefixes = _prefixes(renaming.names, norms) or _prefixes(renaming.names, [bare])
+        if prefixes:
+            renaming = _without_prefix(renaming, prefixes, container, path, has_items)
+        if tied:
+            renaming = _with_prefix(renaming, formats)
+    if tied:
+        renaming = _with_embedding(renaming, formats)
+    if not renaming.notes:
+        return container
+    said = ", ".join(renaming.notes)
+    logger.info("%s: %s", path, said)
+    return Renamed(container, renaming.names, said)
+
+
+def _separator(format: Format) -> str:
+    return "/" if format.container == "orbax" else "."
+
+
+def _without_wrappers(renaming: _Renaming, formats: Sequence[Format]) -> _Renaming:
+    separator = _separator(formats[0])
+    new: dict[str, str] = {}
+    removed: dict[str, None] = {}
+    for name in renaming.names:
+        parts = name.split(separator)
+        removed |= dict.fromkeys(part for part in parts if part in _WRAPPERS)
+        new[separator.join(part for part in parts if part not in _WRAPPERS)] = name
+    if not removed or len(new) < len(renaming.names):
+        return renaming
+    return _Renaming(new, [*renaming.notes, f"names read without {' and '.join(removed)}"])
+
+
+def _prefixes(names: Iterable[str], norms: Iterable[str]) -> list[str]:
+    """Return what stands in front of the name of a last norm."""
+    found = [
+        name.removesuffix(norm)
+        for name in names
+        for norm in norms
+        if name.endswith((f".{norm}", f"/{norm}"))
+    ]
+    return sorted(dict.fromkeys(found), key=natural_key)
+
+
+def _without_prefix(
+    renaming: _Renaming, prefixes: Sequence[str], container: Container, path: Path, has_items: bool
+) -> _Renaming:
+    """Remove the prefix of every name.
+
+    Raises:
+        CheckpointError: there are several prefixes, or names without it.
+    """
+    (prefix, *others) = prefixes
+    beside = [name for name in renaming.names if not name.startswith(prefix)]
+    if not beside and not others:
+        new = {name.removeprefix(prefix): old for name, old in renaming.names.items()}
+        return _Renaming(new, [*renaming.notes, f"names read without the prefix {prefix!r}"])
+    root = getattr(container, "root", "")
+    items = ["/".join(filter(None, (root, each[:-1]))) for each in prefixes]
+    if not has_items or (prefix.endswith(".") and (root or any("." in item for item in items))):
+        advice = "save the state dict of the model alone"
+    else:
+        advice = f"choose {' or '.join(f'item={item}' for item in items)} (--item, item=)"
+    if others:
+        raise CheckpointError(
+            f"{path} holds the parameters of several models, whose names begin with "
+            f"{' and '.join(map(repr, prefixes))}: {advice}"
+        )
+    raise CheckpointError(
+        f"{path} holds parameters whose names have the prefix {prefix!r}, beside other tensors "
+        f"({listed(beside)}): {advice}"
+    )
+
+
+def _without_state(renaming: _Renaming) -> _Renaming:
+    """Leave out what a trainer saves beside the model, as it is left out of an Orbax tree."""
+    names = {n: old for n, old in renaming.names.items() if not _is_training_state(n)}
+    if len(names) in (0, len(renaming.names)):
+        return renaming
+    return _Renaming(names, [*renaming.notes, "state of a training left out"])
+
+
+def _is_training_state(name: str) -> bool:
+    return is_optimizer((name.partition(".")[0],)) or name.startswith(_STATES)
+
+
+def _with_prefix(renaming: _Renaming, formats: Sequence[Format]) -> _Renaming:
+    """Add the prefix that a model saved without its output layer lacks."""
+    canonical = any(f.table in (CANONICAL, CANONICAL_PATHS) for f in formats)
+    separator = _separator(formats[0])
+    prefix = f"model{separator}"
+    bare = {separator.join(name.split(".")[1:]) for name in (_LAST_NORM, EMBEDDING)}
+    head = separator.join(HEAD.split("."))
+    if not canonical or not bare <= renaming.names.keys() or head in renaming.names:
+        return renaming
+    new = {prefix + name: old for name, old in renaming.names.items()}
+    return _Renaming(new, [*renaming.notes, f"names read with the prefix {prefix!r}"])
+
+
+def _with_embedding(renaming: _Renaming, formats: Sequence[Format]) -> _Renaming:
+    """Name the one matrix of a tied model after the embedding."""
+    for format in formats:
+        ops = {rule.canonical: rule.op for rule in format.table}
+        head, embedding = foreign_name(format.table, HEAD), foreign_name(format.table, EMBEDDING)
+        alone = head in renaming.names and embedding not in renaming.names
+        if foreign_name(format.table, _LAST_NORM) not in renaming.names or not alone:
+            continue
+        if ops[(HEAD,)] == ops[(EMBEDDING,)]:
+            names = {embedding if name == head else name: n for name, n in renaming.names.items()}
+            note = f"{head!r} read as the embedding, to which it is tied"
+            return _Renaming(names, [*renaming.notes, note])
+    return renaming
+
+
+class Renamed:
+    """A container whose tensors have other names.
+
+    Attributes:
+        tensors, left_out, mapped: as of `Container`.
+        stored: the container below.
+
+    Args:
+        stored: the container below.
+        names: name there of every tensor that remains, by its new name.
+        note: phrase for `describe`.
+    """
+
+    def __init__(self, stored: Container, names: Mapping[str, str], note: str):
+        self.stored, self.mapped = stored, stored.mapped
+        self._names, self._note = names, note
+        others = stored.tensors.keys() - names.values()
+        self.left_out = stored.left_out | dict.fromkeys(
+            sorted(others, key=natural_key), "state of a training"
+        )
+        self.tensors: Mapping[str, Tensor] = {
+            name: stored.tensors[names[name]] for name in sorted(names, key=natural_key)
+        }
+
+    def numpy(self, name: str) -> "np.ndarray":
+        return self.stored.numpy(self._names[name])
+
+    def slice(self, name: str, start: int, stop: int) -> "np.ndarray":
+        return self.stored.slice(self._names[name], start, stop)
+
+    def part(self, name: str, part: Region) -> "np.ndarray":
+        return self.stored.part(self._names[name], part)
+
+    def pieces(self, name: str, nbytes: int = CHUNK_BYTES) -> Iterator["np.ndarray"]:
+        return self.stored.pieces(self._names[name], nbytes)
+
+    def checksum(self, name: str) -> int | None:
+        return self.stored.checksum(self._names[name])
+
+    def torch(self, name: str) -> "torch.Tensor":
+        return self.stored.torch(self._names[name])
+
+    def memory_to_read(self, name: str, piece: int | None) -> int:
+        return self.stored.memory_to_read(self._names[name], piece)
+
+    def files(self) -> Iterable[Path]:
+        return self.stored.files()
+
+    def describe(self) -> str:
+        return f"{self.stored.describe()}, {self._note}"
+
+    def close(self) -> None:
+        self.stored.close()
