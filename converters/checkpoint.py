@@ -103,6 +103,8 @@ class Checkpoint:
         """Prepares the merging of adapters."""
 
         def equal(name: str, change: Change) -> bool:
+            if change.shape != param_specs(self.config)[name].shape:
+                return False
             return holds(self.stored_pieces(name, check=False), self.dtypes[name], change)
 
         self.adapters = [Adapter(folder, weight) for folder, weight in adapters]

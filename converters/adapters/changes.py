@@ -29,6 +29,9 @@ _PARTS = (_A, _B, _B_BIAS, _ROWS_A, _ROWS_B, _MAGNITUDE, _TOKENS, "weight", "bia
 _KEY = re.compile(
     r"(?P<module>[^.].*?)(?P<wraps>(?:\.base_layer)*)\." + f"(?P<part>{'|'.join(_PARTS)})"
 )
+# Further copies of the matrices of a module, as peft saves those of the embedding and the head.
+_COPY = re.compile(r"(.+)\.(?:modules_to_save|original_module)(\.weight|\.bias)")
+_ROWS_OF = re.compile(r"(.+)\.token_adapter\.base_layer(\.weight)")
 _EMBEDDING_MODULE, _HEAD_MODULE = EMBEDDING.removesuffix(".weight"), HEAD.removesuffix(".weight")
 
 
@@ -61,6 +64,11 @@ class Change:
     ids: tuple[int, ...] = ()
 
     @property
+    def shape(self) -> Shape:
+        """The shape of what takes the parameter's place; () if nothing does."""
+        return () if self.value is None else tuple(self.adapter.container.tensors[self.value].shape)
+
+    @property
     def adds(self) -> bool:
         """Whether it only adds something, so that it can be weighted, and others be added, too."""
         return self.value is self.magnitude is self.tokens is None
@@ -81,6 +89,25 @@ def changes_of(adapter: Adapter, config: GriffinConfig) -> dict[str, Change]:
     return found.changes
 
 
+def vocabulary_of(adapter: Adapter, config: GriffinConfig) -> int:
+    """Return the number of rows that the embedding has once an adapter is merged.
+
+    An adapter trained after the vocabulary was resized holds the whole resized matrix. One that
+    lacks the other of two matrices of that size leaves the size as it is, and is refused later.
+    """
+    rows: dict[str, int] = {}
+    for name, tensor in adapter.container.tensors.items():
+        parameter = re.sub(r"(\.token_adapter)?\.base_layer", "", name.removeprefix(_PREFIX))
+        if parameter in (EMBEDDING, HEAD) and tensor.shape[1:] == (config.width,):
+            rows[parameter] = tensor.shape[0]
+    trained = [name for name in rows if adapter.config.saves(name.removesuffix(".weight"))]
+    both = rows.keys() == {EMBEDDING, HEAD}
+    one = config.tie_embeddings and (not trained or adapter.config.ties)
+    if len(set(rows.values())) == 1 and (both or one):
+        return next(iter(rows.values()))
+    return config.vocab_size
+
+
 class _Reading:
     """The tensors of an adapter, sorted by what they change.
 
@@ -92,7 +119,7 @@ class _Reading:
     def __init__(self, adapter: Adapter, config: GriffinConfig):
         self.changes: dict[str, Change] = {}
         self.problems: list[str] = []
-        self._adapter, self._config = adapter, adapter.config
+        self._adapter, self._config, self._tied = adapter, adapter.config, config.tie_embeddings
         self._tensors = adapter.container.tensors
         self._shapes: dict[str, Shape] = {n: s.shape for n, s in param_specs(config).items()}
         self._shapes.setdefault(HEAD, self._shapes[EMBEDDING])
@@ -115,9 +142,15 @@ class _Reading:
                 f"({listed(self._unknown, repr)})",
             )
         if self._misshapen:
+            advice = "adapter and base do not belong together"
+            modules = tuple(f"'{_PREFIX}{m}." for m in (_EMBEDDING_MODULE, _HEAD_MODULE))
+            if all(each.startswith(modules) for each in self._misshapen):
+                advice = (
+                    "if the vocabulary was resized before the adapter was trained, save the "
+                    "adapter again with both matrices (save_embedding_layers=True)"
+                )
             self.problems.append(
-                f"{len(self._misshapen)} of another shape ({listed(self._misshapen)}): adapter and "
-                "base do not belong together"
+                f"{len(self._misshapen)} of another shape ({listed(self._misshapen)}): {advice}"
             )
         others = [f"{n!r} is {t.dtype}" for n, t in self._tensors.items() if t.dtype not in FLOATS]
         if others:
@@ -145,6 +178,11 @@ class _Reading:
             module = bare.rpartition(".")[0]
             shared = bare in (EMBEDDING, HEAD) and not self._config.saves(module)
             self._change(bare, value=self._shaped(name, self._shapes[bare]), shared=shared)
+        elif (match := _COPY.fullmatch(bare)) and f"{_PREFIX}{match[1]}{match[2]}" in self._tensors:
+            pass  # what peft trained in full lies beside it under its plain name
+        elif (match := _ROWS_OF.fullmatch(bare)) and match[1] + match[2] in (EMBEDDING, HEAD):
+            parameter = match[1] + match[2]
+            self._change(parameter, value=self._shaped(name, self._shapes[parameter]), shared=True)
         elif match := _KEY.fullmatch(bare):
             module, part = match["module"], match["part"]
             depth = match["wraps"].count(".")
@@ -229,7 +267,10 @@ class _Reading:
         if parameter not in (EMBEDDING, HEAD) or depth:
             self._unknown.append(name)
             return
-        ids = next((i for m, i in self._config.tokens.items() if module.endswith(m)), ())
+        tokens = self._config.tokens
+        ids = next((i for m, i in tokens.items() if module.endswith(m)), ())
+        if not ids and parameter == HEAD and self._tied:  # follows the embedding
+            ids = next((i for m, i in tokens.items() if _EMBEDDING_MODULE.endswith(m)), ())
         vocab, width = self._shapes[parameter]
         if len(set(ids)) < len(ids) or any(i >= vocab for i in ids):
             self.problems.append(
@@ -295,13 +336,14 @@ class _Reading:
         if known is None:
             self.changes[parameter] = Change(self._adapter, **what)
             return
-        # A value and what is added to it belong together; everything else excludes each other.
+        # A value and what is added to it belong together, and a copy of the base's matrix and rows
+        # of it; everything else excludes each other.
         fresh = Change(self._adapter, **what)
+        value, other = (known, fresh) if known.value is not None else (fresh, known)
         pair = {known.value is None, fresh.value is None}
-        if pair != {True, False} or known.tokens or fresh.tokens:
+        if pair != {True, False} or (other.tokens and not value.shared):
             self.problems.append(f"{parameter} is changed in two ways")
             return
-        value, other = (known, fresh) if known.value is not None else (fresh, known)
         self.changes[parameter] = dataclasses.replace(other, value=value.value, shared=value.shared)
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.adapters.adapter import Adapter
-from griffin_eval.converters.adapters.changes import Change, changes_of
+from griffin_eval.converters.adapters.changes import Change, changes_of, vocabulary_of
 from griffin_eval.converters.adapters.merge import factors
 from griffin_eval.converters.arrays.pieces import chunks
 from griffin_eval.converters.naming.tables import EMBEDDING, HEAD
@@ -40,8 +40,12 @@ def plan_merge(
             something, or one of these with a weight.
     """
     found: dict[str, list[Change]] = {}
+    vocab_size = config.vocab_size
     for adapter in adapters:
-        for name, change in changes_of(adapter, config).items():
+        own = dataclasses.replace(config, vocab_size=vocabulary_of(adapter, config))
+        if own.vocab_size != config.vocab_size:
+            vocab_size = own.vocab_size
+        for name, change in changes_of(adapter, own).items():
             if change.shared:  # a copy of the base's own matrix, which peft saves along
                 if equal(EMBEDDING if config.tie_embeddings else name, change):
                     change = dataclasses.replace(change, value=None, shared=False)
@@ -51,6 +55,7 @@ def plan_merge(
     for name, changes in found.items():
         for change in changes:
             _check_alone(name, change, len(adapters))
+    config = dataclasses.replace(config, vocab_size=vocab_size)
     if config.tie_embeddings:
         config = _decide_head(found, config)
     return Merge(config, found)
@@ -90,7 +95,9 @@ def _decide_head(found: dict[str, list[Change]], config: GriffinConfig) -> Griff
             found[EMBEDDING] = matrix + rows
         return config
     for name, changes in ((EMBEDDING, rows), (HEAD, head)):
-        if changes or matrix:
+        if any(change.value is not None for change in changes):
+            found[name] = changes
+        elif changes or matrix:
             found[name] = matrix + changes
     return dataclasses.replace(config, tie_embeddings=False)
 

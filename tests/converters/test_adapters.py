@@ -1,5 +1,6 @@
 """Adapters merged while reading, against peft: unmerged, and merged where that is right."""
 
+import dataclasses
 import json
 import shutil
 import warnings
@@ -120,14 +121,14 @@ def open_with(base, *adapters):
     return Checkpoint(base, Overrides(adapters=tuple(pairs)))
 
 
-def torch_logits(checkpoint):
+def torch_logits(checkpoint, ids=IDS):
     from griffin_eval.model_torch.loading import load
 
     model = load(checkpoint)
-    state = model.init_state(len(IDS))
-    lengths = torch.full((len(IDS),), IDS.shape[1])
+    state = model.init_state(len(ids))
+    lengths = torch.full((len(ids),), ids.shape[1])
     with torch.no_grad():
-        hidden, _ = model.step(torch.from_numpy(IDS), lengths, state)
+        hidden, _ = model.step(torch.from_numpy(ids), lengths, state)
         return model.logits(hidden).numpy()
 
 
@@ -410,6 +411,67 @@ def test_tokens_that_do_not_exist_are_refused(base, damaged):
     assert "different ids below 61" in damaged(base, "tokens", trainable_token_indices=[3, 61, 7])
     assert "different ids below 61" in damaged(base, "tokens", trainable_token_indices=[3, 3, 7])
     assert "of another shape" in damaged(base, "tokens", trainable_token_indices=[3, 4])
+
+
+RESIZED = {
+    "lora": {"target_modules": LINEAR},
+    "saved both": {"modules_to_save": ["embed_tokens", "lm_head"], "target_modules": ["q_proj"]},
+    "saved embedding": {"modules_to_save": ["embed_tokens"], "target_modules": ["q_proj"]},
+    "embedding and head": {"target_modules": ["embed_tokens", "lm_head"]},
+    "head": {"target_modules": ["lm_head"]},
+    "embedding": {"target_modules": ["embed_tokens"]},
+    "tokens": {"target_modules": ["q_proj"], "trainable_token_indices": [3, 57]},
+}
+
+
+@pytest.mark.parametrize("vocab", fast([64], [64, 59]))
+@pytest.mark.parametrize("kind", fast(["lora", "saved both", "tokens"], RESIZED))
+def test_an_adapter_of_a_resized_vocabulary(base, tmp_path, kind, vocab):
+    """Its matrices take the place of the base's, as of transformers' resized one."""
+    folder = tmp_path / "adapter"
+    write_adapter(folder, base, vocab=vocab, **RESIZED[kind])
+    checkpoint = open_with(base, folder)
+    assert checkpoint.config.vocab_size == vocab
+    assert checkpoint.numpy("model.embed_tokens.weight").shape == (vocab, BASE.width)
+    ids = IDS % vocab
+    ids[0, :2] = vocab - 1, vocab - 2
+    expected = logits(load_adapted(base, folder, vocab=vocab), ids)
+    assert relative_error(torch_logits(checkpoint, ids), expected) < 5e-5
+    convert_checkpoint(make_plan(checkpoint, FORMATS["griffin"]), tmp_path / "out")
+    assert compare(Checkpoint(tmp_path / "out"), checkpoint).same
+
+
+def test_a_resized_vocabulary_of_an_untied_base(tmp_path):
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    write_base(base, dataclasses.replace(BASE, tie_embeddings=False))
+    write_adapter(folder, base, vocab=64, target_modules=["q_proj"])
+    checkpoint = open_with(base, folder)
+    assert checkpoint.config.vocab_size == 64 and not checkpoint.config.tie_embeddings
+    expected = logits(load_adapted(base, folder, vocab=64), IDS)
+    assert relative_error(torch_logits(checkpoint), expected) < 5e-5
+    path = folder / "adapter_model.safetensors"
+    save_file({n: t.clone() for n, t in load_file(path).items() if "lm_head" not in n}, path)
+    with pytest.raises(CheckpointError, match="save the adapter again with both matrices"):
+        open_with(base, folder)
+
+
+def test_rows_that_an_adapter_does_not_hold_are_said_to_be_missing(base, tmp_path):
+    write_adapter(tmp_path / "a", base, vocab=64, target_modules=["lm_head"])
+    path = tmp_path / "a" / "adapter_model.safetensors"
+    save_file({n: t.clone() for n, t in load_file(path).items() if "lora_" in n}, path)
+    with pytest.raises(CheckpointError, match=r"save_embedding_layers=True\)") as refused:
+        open_with(base, tmp_path / "a")
+    assert "do not belong together" not in str(refused.value)
+
+
+def test_an_adapter_whose_first_rows_are_the_base_is_no_copy_of_it(base, adapters, tmp_path):
+    folder = shutil.copytree(adapters("lora"), tmp_path / "a")
+    path, name = folder / "adapter_model.safetensors", "model.embed_tokens.weight"
+    rows = torch.from_numpy(Checkpoint(base).numpy(name).copy())
+    new = torch.cat([rows, rows[:2]])
+    state = {n: t.clone() for n, t in load_file(path).items()}
+    save_file(state | {f"base_model.model.{name}": new}, path)
+    assert np.array_equal(open_with(base, folder).numpy(name), new)
 
 
 def test_copies_of_the_base(base, adapters, tmp_path):

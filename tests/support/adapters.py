@@ -31,25 +31,32 @@ def write_base(
     model.to(dtype).save_pretrained(folder)
 
 
-def load_base(folder: Path, dtype: torch.dtype | str = "auto") -> Any:
-    return transformers.RecurrentGemmaForCausalLM.from_pretrained(
+def load_base(folder: Path, dtype: torch.dtype | str = "auto", vocab: int | None = None) -> Any:
+    model = transformers.RecurrentGemmaForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation="eager"
     ).eval()
+    if vocab is not None:
+        torch.manual_seed(vocab)  # of the rows that are added
+        model.resize_token_embeddings(vocab)
+    return model
 
 
-def write_adapter(folder: Path, base: Path, seed: int = 0, **config: Any) -> None:
+def write_adapter(
+    folder: Path, base: Path, seed: int = 0, vocab: int | None = None, **config: Any
+) -> None:
     """An adapter that peft saves, trained at random.
 
     Args:
         folder: to write.
         base: that it is for.
         seed: of what it learnt.
+        vocab: the vocabulary to which the base is resized before the training, if it is.
         config: of peft's ``LoraConfig``.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         given = {"r": 3, "lora_alpha": 5, "task_type": "CAUSAL_LM"} | config
-        model = peft.get_peft_model(load_base(base), peft.LoraConfig(**given))
+        model = peft.get_peft_model(load_base(base, vocab=vocab), peft.LoraConfig(**given))
         draw = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -63,11 +70,13 @@ def write_adapter(folder: Path, base: Path, seed: int = 0, **config: Any) -> Non
         model.save_pretrained(folder)
 
 
-def load_adapted(base: Path, adapter: Path, dtype: torch.dtype | str = "auto") -> Any:
-    """The base with the unmerged adapter."""
+def load_adapted(
+    base: Path, adapter: Path, dtype: torch.dtype | str = "auto", vocab: int | None = None
+) -> Any:
+    """The base with the unmerged adapter, resized before as lm-eval's hf model does it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return peft.PeftModel.from_pretrained(load_base(base, dtype), adapter).eval()
+        return peft.PeftModel.from_pretrained(load_base(base, dtype, vocab), adapter).eval()
 
 
 @torch.no_grad()
