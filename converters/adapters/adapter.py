@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from griffin_eval.converters.adapters.config import base_named_in, read_adapter_config
-from griffin_eval.converters.adapters.files import ADAPTER_CONFIG, ADAPTER_FILE, ADAPTER_FILES
+from griffin_eval.converters.adapters.files import ADAPTER_CONFIG, ADAPTER_FILE, ADAPTER_PICKLE
+from griffin_eval.converters.containers.container import Container
 from griffin_eval.converters.containers.safetensors.reader import SafetensorsFolder
+from griffin_eval.converters.containers.torch_pt.reader import TorchFile, torch_files
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.json_files import list_folder
 
@@ -22,12 +24,14 @@ class Adapter:
 
     Attributes:
         folder: where it lies.
+        file: the file of its tensors.
         weight: the factor of what it adds to the base.
         config: what its adapter_config.json says.
         container: its tensors.
 
     Args:
-        folder: with ``adapter_config.json`` and ``adapter_model.safetensors``.
+        folder: with ``adapter_config.json`` and ``adapter_model.safetensors``, or
+            ``adapter_model.bin``.
         weight: as above.
 
     Raises:
@@ -38,22 +42,23 @@ class Adapter:
         self.folder, self.weight = folder, weight
         if not folder.is_dir():
             raise CheckpointError(f"{folder}: expected the folder of an adapter of peft")
-        absent = [name for name in ADAPTER_FILES if not (folder / name).is_file()]
-        if absent:
-            advice = ""
-            if (folder / "adapter_model.bin").is_file():
-                advice = "; adapter_model.bin is not read: load and save the adapter with peft"
+        absent = [name for name in (ADAPTER_CONFIG, ADAPTER_FILE) if not (folder / name).is_file()]
+        pickled = absent == [ADAPTER_FILE] and (folder / ADAPTER_PICKLE).is_file()
+        if absent and not pickled:
             raise CheckpointError(
-                f"{folder} holds no adapter of peft: {' and '.join(absent)} missing{advice}"
+                f"{folder} holds no adapter of peft: {' and '.join(absent)} missing"
             )
+        self.file = folder / (ADAPTER_PICKLE if pickled else ADAPTER_FILE)
         self.config = read_adapter_config(folder / ADAPTER_CONFIG)
-        self.container = SafetensorsFolder(folder, [folder / ADAPTER_FILE])
+        self.container: Container = (
+            TorchFile(self.file) if pickled else SafetensorsFolder(folder, [self.file])
+        )
         self._sha256: str | None = None
 
     @property
     def files(self) -> list[Path]:
         """What it consists of."""
-        return [self.folder / name for name in ADAPTER_FILES]
+        return [self.folder / ADAPTER_CONFIG, self.file]
 
     @property
     def sha256(self) -> str:
@@ -83,7 +88,7 @@ class Adapter:
 
         (values,) = self.container.pieces(name, max(1, self.container.tensors[name].nbytes))
         if not np.isfinite(values).all():
-            raise CheckpointError(f"{self.folder / ADAPTER_FILE}: {name} holds NaN or infinity")
+            raise CheckpointError(f"{self.file}: {name} holds NaN or infinity")
         return np.ascontiguousarray(values, dtype)
 
 
@@ -125,7 +130,8 @@ def refuse_lone_adapter(path: Path) -> None:
         return
     if any(name != ADAPTER_FILE for name in list_folder(path, "*.safetensors")):
         return  # a whole model that an adapter lies beside
-    if not (path / ADAPTER_FILE).is_file() and (path / "config.json").is_file():
+    has_tensors = (path / ADAPTER_FILE).is_file() or (path / ADAPTER_PICKLE).is_file()
+    if (path / "config.json").is_file() and (not has_tensors or torch_files(list_folder(path))):
         return
     base = base_named_in(path)
     named = f"the base that it was trained on, {base!r}" if base else "the base of it"

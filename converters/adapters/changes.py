@@ -11,7 +11,7 @@ from typing import Any
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.adapters.adapter import Adapter
-from griffin_eval.converters.adapters.files import ADAPTER_CONFIG, ADAPTER_FILE
+from griffin_eval.converters.adapters.files import ADAPTER_CONFIG
 from griffin_eval.converters.arrays.dtypes import FLOATS
 from griffin_eval.converters.naming.ops import Shape
 from griffin_eval.converters.naming.tables import EMBEDDING, HEAD
@@ -85,7 +85,7 @@ def changes_of(adapter: Adapter, config: GriffinConfig) -> dict[str, Change]:
     found = _Reading(adapter, config)
     found.read()
     if found.problems:
-        raise CheckpointError(f"{adapter.folder / ADAPTER_FILE}: {'; '.join(found.problems)}")
+        raise CheckpointError(f"{adapter.file}: {'; '.join(found.problems)}")
     return found.changes
 
 

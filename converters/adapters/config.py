@@ -23,7 +23,7 @@ _IGNORED = {
     *("runtime_config", "layers_to_transform", "layers_pattern", "exclude_modules"),
 }
 # Initial values that leave the base as it is; the others take something out of its weights.
-_INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")
+_INITIAL = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 _MAX_RANK = 1 << 20
 
 
@@ -116,7 +116,8 @@ def read_adapter_config(path: Path) -> AdapterConfig:
     )
     if fields.value("bias", "none") not in ("none", "all", "lora_only"):
         fields.problems.append(f"bias is {brief(raw['bias'])}, expected none, all or lora_only")
-    if (initial := fields.value("init_lora_weights")) not in _INITIAL:
+    initial = fields.value("init_lora_weights")
+    if (initial.lower() if isinstance(initial, str) else initial) not in _INITIAL:
         fields.problems.append(
             f"init_lora_weights is {brief(initial)}, which changes the weights of the base: save "
             "the adapter with path_initial_model_for_weight_conversion= of peft"

@@ -2,4 +2,5 @@
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILE = "adapter_model.safetensors"
-ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_FILE)
+ADAPTER_PICKLE = "adapter_model.bin"  # read where the other is absent, as peft does
+ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_FILE, ADAPTER_PICKLE)

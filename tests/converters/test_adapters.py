@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -83,7 +84,13 @@ KINDS = {
         "ensure_weight_tying": True,
     },
 }
+KINDS["mica"] = {"target_modules": LINEAR, "init_lora_weights": "mica"}
+KINDS["mica of the embedding"] = {
+    "target_modules": ["embed_tokens", "q_proj"],
+    "init_lora_weights": "MiCA",
+}
 UNTYING = {
+    "mica of the embedding",
     *("embedding", "head", "embedding and head", "dora of embedding and head"),
     *("embedding as a parameter", "saved embedding", "saved head", "saved both"),
     *("saved head, targeted", "saved embedding, targeted"),
@@ -132,7 +139,7 @@ def torch_logits(checkpoint, ids=IDS):
         return model.logits(hidden).numpy()
 
 
-FAST = ["lora", "gates", "tokens", "embedding and head"]
+FAST = ["lora", "gates", "tokens", "embedding and head", "mica"]
 
 
 @pytest.mark.parametrize("kind", fast(FAST, KINDS))
@@ -380,7 +387,10 @@ def test_values_that_are_refused(base, adapters, damaged, tmp_path):
     with pytest.raises(CheckpointError, match="adapter_model.safetensors: the header claims"):
         open_with(base, folder)
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
-    with pytest.raises(CheckpointError, match="adapter_model.bin is not read"):
+    with pytest.raises(CheckpointError, match="adapter_model.bin: expected a zip archive"):
+        open_with(base, folder)
+    (folder / "adapter_model.bin").unlink()
+    with pytest.raises(CheckpointError, match="adapter_model.safetensors missing$"):
         open_with(base, folder)
     write_base(tmp_path / "half", dtype=torch.float16)
     state[X + "lora_B.weight"][0] = 1e6
@@ -411,6 +421,25 @@ def test_tokens_that_do_not_exist_are_refused(base, damaged):
     assert "different ids below 61" in damaged(base, "tokens", trainable_token_indices=[3, 61, 7])
     assert "different ids below 61" in damaged(base, "tokens", trainable_token_indices=[3, 3, 7])
     assert "of another shape" in damaged(base, "tokens", trainable_token_indices=[3, 4])
+
+
+@pytest.mark.parametrize("kind", fast(["lora"], ["lora", "dora", "saved both"]))
+def test_tensors_that_torch_saved(base, adapters, kind, tmp_path):
+    """As peft saves them with safe_serialization=False, which is read where no other file is."""
+    folder = shutil.copytree(adapters(kind), tmp_path / "pickled")
+    file = folder / "adapter_model.safetensors"
+    torch.save(load_file(file), folder / "adapter_model.bin")
+    file.unlink()
+    one, other = open_with(base, adapters(kind)), open_with(base, folder)
+    assert compare(one, other).same
+    assert other.adapters[0].files == [folder / "adapter_config.json", folder / "adapter_model.bin"]
+    expected = logits(load_adapted(base, folder), IDS)
+    assert relative_error(torch_logits(other), expected) < 5e-5
+    with pytest.raises(CheckpointError, match="holds only an adapter"):
+        Checkpoint(folder)
+    torch.save({"x": Path}, folder / "adapter_model.bin")  # code
+    with pytest.raises(CheckpointError, match="can be code that runs"):
+        open_with(base, folder)
 
 
 RESIZED = {
