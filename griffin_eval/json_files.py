@@ -5,7 +5,7 @@ import fnmatch
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +104,12 @@ def exists(path: str | Path, *, follow_links: bool = True) -> bool:
     return True
 
 
-def parse_json(text: bytes) -> dict[str, Any]:
+def parse_json(text: bytes, parse_int: Callable[[str], int] = int) -> dict[str, Any]:
     """The JSON object in UTF-8 text.
+
+    Args:
+        text: the text.
+        parse_int: reader of the digits of an integer, which may raise ValueError as below.
 
     Raises:
         ValueError: for anything else; the message is a phrase that follows "found".
@@ -120,7 +124,7 @@ def parse_json(text: bytes) -> dict[str, Any]:
         return value
 
     try:
-        value = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=unique, parse_int=parse_int)
     except UnicodeDecodeError as error:
         raise ValueError(f"bytes that are not UTF-8, at {error.start}") from None
     except json.JSONDecodeError as error:

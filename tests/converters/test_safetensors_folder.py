@@ -432,6 +432,19 @@ def test_malformed_headers(tmp_path, header, data, fragment):
     refusal(write_raw(tmp_path, header, data), "model.safetensors", fragment, "download").encode()
 
 
+@pytest.mark.parametrize("shape", ["[-0]", "[2, -0]", "[0, -0]"])
+@pytest.mark.parametrize("offsets", ["[0, 0]", "[-0, 0]", "[0, -0]"])
+def test_a_zero_with_a_sign_is_refused_as_by_the_library(tmp_path, shape, offsets):
+    header = f'{{"a": {{"dtype": "U8", "shape": {shape}, "data_offsets": {offsets}}}}}'
+    folder = write_raw(tmp_path, header.encode(), b"")
+    with pytest.raises(SafetensorError), safe_open(folder / "model.safetensors", "np"):
+        pass
+    refusal(folder, "found the number -0, where only integers >= 0 may be")
+    header = f'{{"a": {{"dtype": "U8", "shape": [0], "data_offsets": {offsets}}}}}'
+    if "-" in offsets:
+        refusal(write_raw(tmp_path, header.encode(), b""), "found the number -0")
+
+
 def test_lengths_that_lie(tmp_path):
     file = tmp_path / "model.safetensors"
     for content, fragment in (

@@ -194,7 +194,7 @@ def _read_header(file: Path, data: mmap.mmap) -> tuple[list[TensorInfo], list[st
             else f"the header claims {length} bytes, more than the {_MAX_HEADER} that are allowed"
         ]
     try:
-        header = parse_json(data[8 : 8 + length])
+        header = parse_json(data[8 : 8 + length], parse_int=_integer)
     except ValueError as error:
         return [], [f"expected a JSON header, found {error}"]
     problems, tensors = [], []
@@ -209,6 +209,13 @@ def _read_header(file: Path, data: mmap.mmap) -> tuple[list[TensorInfo], list[st
         except ValueError as error:
             problems.append(f"{brief(name)} {error}")
     return tensors, problems or _offset_problems(tensors, 8 + length, len(data))
+
+
+def _integer(digits: str) -> int:
+    """Read an integer as the safetensors library does, for which -0 is negative."""
+    if digits == "-0":
+        raise ValueError("the number -0, where only integers >= 0 may be")
+    return int(digits)
 
 
 def _read_entry(name: str, entry: Any, file: Path, start: int) -> TensorInfo:
