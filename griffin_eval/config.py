@@ -11,6 +11,12 @@ from griffin_eval.errors import ArgumentError
 Activation = Literal["gelu_pytorch_tanh", "gelu", "silu"]
 BlockType = Literal["recurrent", "local_attention", "global_attention"]
 
+# Further names in transformers of the same functions.
+_OTHER_NAMES: dict[str, Activation] = {
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate"), "gelu_pytorch_tanh"),
+    **{"gelu_python_tanh": "gelu_pytorch_tanh", "gelu_python": "gelu", "swish": "silu"},
+}
+
 GRIFFIN: tuple[BlockType, ...] = ("recurrent", "recurrent", "local_attention")
 HAWK: tuple[BlockType, ...] = ("recurrent",)
 MQA: tuple[BlockType, ...] = ("global_attention",)
@@ -48,7 +54,7 @@ class GriffinConfig:
         attention_bias: the maps to queries, keys and values have biases.
         hidden_activation: of the MLP and of the recurrent block's y-branch, by its name in
             transformers: GeLU by tanh (``gelu_pytorch_tanh``), GeLU as it is defined (``gelu``) or
-            ``silu``.
+            ``silu``. Other names of the same functions, such as ``gelu_new``, become these.
         head_dim: dimensions of a head, D, where they are not W / H; None where they are.
         lru_constant: c of equation 3, a = sigmoid(-Λ)^(c r).
         absent_biases: maps that have no bias, by their names in the layout, of `BIASED`.
@@ -98,6 +104,9 @@ class GriffinConfig:
     lru_constant: float = 8.0
 
     def __post_init__(self):
+        if isinstance(self.hidden_activation, str):
+            name = _OTHER_NAMES.get(self.hidden_activation, self.hidden_activation)
+            object.__setattr__(self, "hidden_activation", name)
         for name in ("block_pattern", "absent_biases"):
             if isinstance(getattr(self, name), list):  # as JSON has it
                 object.__setattr__(self, name, tuple(getattr(self, name)))

@@ -177,6 +177,7 @@ def test_defaults_are_those_of_transformers(tmp_path):
         ({"head_dim": 128}, {"head_dim": 128}),
         ({"attention_bias": True}, {"attention_bias": True}),
         ({"hidden_activation": "silu"}, {"hidden_activation": "silu"}),
+        ({"hidden_activation": "gelu_new"}, {"hidden_activation": "gelu_pytorch_tanh"}),
         ({"sliding_window": 2048}, {}),
         # RoPE: nested wins over the top level, rope_scaling over rope_parameters.
         ({"rope_theta": 500}, {"rope_base": 500.0}),

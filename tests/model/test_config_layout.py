@@ -148,6 +148,20 @@ def test_all_bad_fields_are_listed_together():
     assert "gate_blocks (5) must divide lru_width (32)" in str(error.value)
 
 
+def test_activations_have_one_name():
+    """transformers' further names of a function, by their values in float64."""
+    from transformers.activations import ACT2FN
+
+    x = torch.linspace(-6, 6, 1001, dtype=torch.float64)
+    names = ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh", "gelu_python", "swish")
+    for name in names:
+        config = replace(BASE, hidden_activation=name)
+        assert config.hidden_activation in ("gelu_pytorch_tanh", "gelu", "silu")
+        expected = ACT2FN[config.hidden_activation](x)
+        torch.testing.assert_close(ACT2FN[name](x), expected, rtol=0, atol=1e-10)
+    assert replace(BASE, hidden_activation="gelu_new") == BASE
+
+
 def test_every_field_is_validated():
     boolean = {"embedding_scale"}
     assert {field.name for field in fields(GriffinConfig)} == BAD.keys() | boolean
