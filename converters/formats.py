@@ -89,7 +89,11 @@ _GLOBAL = (
 _BIASES = ("absent_biases", lambda c: bool(c.absent_biases), "its maps have biases")
 _CONSTANT = ("lru_constant", lambda c: c.lru_constant != 8, "its constant is 8")
 _COMPLEX = ("complex_gates", lambda c: c.complex_gates, "its recurrence is real")
-_HALF = ("rope_fraction", lambda c: c.rope_fraction != 0.5, "it rotates half of each head")
+_HALF = (
+    "rope_fraction",
+    lambda c: c.attends and c.rope_fraction != 0.5,
+    "it rotates half of each head",
+)
 # What no other library has but transformers.
 _OF_TRANSFORMERS = (
     (
@@ -97,9 +101,17 @@ _OF_TRANSFORMERS = (
         lambda c: c.hidden_activation != "gelu_pytorch_tanh",
         "its activation is GeLU by tanh",
     ),
-    ("attention_bias", lambda c: c.attention_bias, "its queries, keys and values have no bias"),
-    ("head_dim", lambda c: c.head_dim is not None, "its heads have width / num_heads dimensions"),
-    ("num_kv_heads", lambda c: c.num_kv_heads != 1, "it has one head of keys"),
+    (
+        "attention_bias",
+        lambda c: c.attends and c.attention_bias,
+        "its queries, keys and values have no bias",
+    ),
+    (
+        "head_dim",
+        lambda c: c.attends and c.head_dim is not None,
+        "its heads have width / num_heads dimensions",
+    ),
+    ("num_kv_heads", lambda c: c.attends and c.num_kv_heads != 1, "it has one head of keys"),
 )
 _DEEPMIND = (
     ("tie_embeddings", lambda c: not c.tie_embeddings, "its output head is the embedding"),
@@ -110,7 +122,7 @@ _DEEPMIND = (
     _CONSTANT,
     ("conv_width", lambda c: c.conv_width != 4, "its convolution has 4 taps"),
     ("norm_eps", lambda c: c.norm_eps != 1e-6, "it adds 1e-6"),
-    ("rope_base", lambda c: c.rope_base != 10_000, "its base is 10000"),
+    ("rope_base", lambda c: c.attends and c.rope_base != 10_000, "its base is 10000"),
     _HALF,
 )
 _TRANSFORMERS = (

@@ -125,6 +125,11 @@ class GriffinConfig:
         object.__setattr__(self, "absent_biases", absent)
 
     @property
+    def attends(self) -> bool:
+        """Whether a block has attention. Without, nothing depends on heads, biases and RoPE."""
+        return set(self.block_types) != {"recurrent"}
+
+    @property
     def head_size(self) -> int:
         """Dimensions of an attention head, D."""
         return self.head_dim or self.width // self.num_heads
@@ -215,14 +220,15 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
 }
 
+
 # What several fields must be together, where each is right by itself.
 _RELATIONS: tuple[tuple[Callable[[GriffinConfig], bool], Callable[[GriffinConfig], str]], ...] = (
     (
-        lambda c: c.head_dim is not None or c.width % c.num_heads == 0,
+        lambda c: not c.attends or c.head_dim is not None or c.width % c.num_heads == 0,
         lambda c: f"num_heads ({c.num_heads}) must divide width ({c.width}) without a head_dim",
     ),
     (
-        lambda c: c.num_heads % c.num_kv_heads == 0,
+        lambda c: not c.attends or c.num_heads % c.num_kv_heads == 0,
         lambda c: f"num_kv_heads ({c.num_kv_heads}) must divide num_heads ({c.num_heads})",
     ),
     (
@@ -240,7 +246,7 @@ _RELATIONS: tuple[tuple[Callable[[GriffinConfig], bool], Callable[[GriffinConfig
         ),
     ),
     (
-        lambda c: c.rotary_dim > 0 and c.rotary_dim % 2 == 0,
+        lambda c: not c.attends or (c.rotary_dim > 0 and c.rotary_dim % 2 == 0),
         lambda c: (
             f"rope_fraction ({c.rope_fraction}) must select an even, positive number of the "
             f"{c.head_size} dimensions of a head"

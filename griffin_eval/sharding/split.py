@@ -96,10 +96,12 @@ def split_over(config: GriffinConfig, devices: int) -> Split:
         "heads": (config.num_heads, "heads"),
         "lru": (config.gate_blocks, "blocks of gates"),
     }
+    if not config.attends:
+        del counts["heads"]  # no parameter has this axis
     whole = {
         axis: f"{count} {what}" for axis, (count, what) in counts.items() if count % devices != 0
     }
-    if config.num_kv_heads > 1 and config.num_kv_heads % devices:
+    if "heads" in counts and config.num_kv_heads > 1 and config.num_kv_heads % devices:
         whole["heads"] = whole["kv_heads"] = f"{config.num_kv_heads} heads of keys"
     if config.complex_gates and devices > 1:  # of which one half is real, the other imaginary
         whole["lru"] = "complex channels"

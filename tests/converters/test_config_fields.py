@@ -162,6 +162,35 @@ def test_shapes_say_what_they_can():
     assert origins.keys() == {field.name for field in dataclasses.fields(GriffinConfig)}
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"width": 20, "num_heads": 2, "gate_blocks": 2, "lru_width": 20},
+        slow({"width": 20, "num_heads": 3, "gate_blocks": 3, "lru_width": 24}),
+        slow({"width": 8, "num_heads": 16, "gate_blocks": 16, "lru_width": 16}),
+        slow({"rope_base": 500.0, "rope_fraction": 1.0, "num_kv_heads": 2, "head_dim": 5}),
+    ],
+)
+def test_a_model_without_attention_needs_no_heads(changes, tmp_path):
+    """In every format that holds it, without a config in DeepMind's, and in both frameworks."""
+    config = dataclasses.replace(CONFIG, block_pattern=("recurrent",), **changes)
+    arrays, base = weights(config), write(tmp_path / "base", config)
+    given = {"embedding_scale": True, "logits_soft_cap": 30.0}
+    for target in ("griffin-orbax", "deepmind-flax", "deepmind-torch"):
+        out = tmp_path / target
+        griffin_eval.convert(base, out, to=target)
+        assert Checkpoint(out).config == config
+        (out / "config.json").unlink()
+        opened = griffin_eval.open_checkpoint(out, **given)
+        for name, value in arrays.items():
+            assert opened.numpy(name).tobytes() == value.tobytes()
+    scores = [
+        griffin_eval.Evaluator(base, framework=framework).score([[1, 2, 3, 4]])
+        for framework in ("torch", "jax")
+    ]
+    assert scores[0][0].total == pytest.approx(scores[1][0].total, rel=1e-5)
+
+
 def test_one_model_has_one_config():
     assert dataclasses.replace(CONFIG, head_dim=CONFIG.head_size) == CONFIG
     one, other = (

@@ -18,11 +18,12 @@ from parity_oracles import deepmind_config
 from recurrentgemma import common
 from slow import examples
 
-from griffin_eval.config import GRIFFIN, HAWK, MQA, PRESETS, GriffinConfig
+from griffin_eval.config import GRIFFIN, HAWK, LOCAL_MQA, MQA, PRESETS, GriffinConfig
 from griffin_eval.initializers import initial_value
 from griffin_eval.layout import ParamScope, param_specs, parameter_count
 from griffin_eval.model_jax import griffin as jax_griffin
 from griffin_eval.model_torch import griffin as torch_griffin
+from griffin_eval.sharding.split import split_over
 
 RECURRENTGEMMA_2B, RECURRENTGEMMA_9B = (PRESETS[f"recurrentgemma-{n}"] for n in ("2b", "9b"))
 
@@ -146,6 +147,39 @@ def test_all_bad_fields_are_listed_together():
     assert "num_heads (3) must divide width (32) without a head_dim" in str(error.value)
     assert "num_kv_heads (2) must divide num_heads (3)" in str(error.value)
     assert "gate_blocks (5) must divide lru_width (32)" in str(error.value)
+
+
+# Refused where there is attention: an odd number of rotated dimensions, heads that do not divide
+# the width or are more than it, or that heads of keys do not divide.
+OF_ATTENTION = (
+    {"width": 20, "num_heads": 2},
+    {"width": 10, "num_heads": 1},
+    {"width": 32, "num_heads": 3},
+    {"width": 16, "num_heads": 32},
+    {"num_heads": 2, "num_kv_heads": 4},
+    {"rope_fraction": 3 / 16},
+)
+
+
+@pytest.mark.parametrize("changes", OF_ATTENTION)
+def test_a_model_without_attention_is_not_held_to_its_rules(changes):
+    hawk = replace(BASE, block_pattern=("recurrent",), **changes)
+    assert not hawk.attends and param_specs(hawk)
+    # A pattern with attention that the layers do not reach.
+    assert not replace(BASE, num_layers=2, **changes).attends
+    for pattern in (GRIFFIN, MQA, LOCAL_MQA):
+        with pytest.raises(ValueError, match="num_heads|rope_fraction"):
+            replace(BASE, block_pattern=pattern, **changes)
+    with pytest.raises(ValueError, match="gate_blocks"):
+        replace(hawk, gate_blocks=5)
+
+
+def test_a_model_without_attention_is_split_by_what_it_has():
+    hawk = replace(BASE, block_pattern=("recurrent",), num_heads=3)
+    assert (
+        split_over(hawk, 2).whole.keys() == split_over(replace(hawk, num_heads=2), 2).whole.keys()
+    )
+    assert "heads" not in split_over(hawk, 2).whole
 
 
 def test_activations_have_one_name():
