@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests of one file share what they compiled: each worker takes a half, and from the other's at last.
 WORKERS := -n 2 --dist worksteal
 
-.PHONY: environment before compare surface figures demo test test-ci test-all test-gpu test-oldest test-newest soak soak-serve kills flips fuzz faults faults-remote wheel types check format clean
+.PHONY: environment before compare coverage surface figures demo test test-ci test-all test-gpu test-oldest test-newest soak soak-serve kills flips fuzz faults faults-remote wheel types check format clean
 
 demo: $(STAMP)
 	$(BIN)/python -m griffin_eval.demo $(if $(FULL),--full)
@@ -32,6 +32,11 @@ test-all: $(STAMP)
 	XLA_FLAGS= $(BIN)/pytest $(WORKERS) -m "not gpu" --hypothesis-profile=all --jaxtyping-packages=$(TYPED) $(ARGS)
 	$(MAKE) fuzz SECONDS=300
 	.ci/check_install editable
+
+# The tests of test-all under coverage.py. `python tests/net/lines.py compare` then names lines that
+# survived a change and are not run any more; `record` keeps the lines of a commit.
+coverage: $(STAMP)
+	XLA_FLAGS= $(BIN)/python -P tests/net/lines.py run $(WORKERS) -m "not gpu" --hypothesis-profile=all $(ARGS)
 
 # Install the wheel of COMMIT (53c0389 without it) in build/before; compare runs the same commands in both
 # environments and compares what they print and write.
