@@ -7,7 +7,7 @@ import numpy as np
 
 from griffin_eval.engine.limits import Limits
 from griffin_eval.engine.reader import Reader
-from griffin_eval.engine.scoring import NotFinite
+from griffin_eval.engine.scoring import NotFinite, cause_of_not_finite
 from griffin_eval.engine.stats import Stats
 from griffin_eval.engine.tree import build_prompts
 from griffin_eval.runners.protocol import Runner
@@ -50,8 +50,8 @@ def read(
             tensors = reader.pool.tensors(slot, len(tokens) - 1)
             if bad := [name for name, one in tensors.items() if not np.isfinite(one).all()]:
                 raise NotFinite(
-                    f"the state after the text holds NaN or infinity in {', '.join(bad[:3])}: the "
-                    f"weights may be damaged, or {runner.dtype} too narrow: try dtype=float32"
+                    f"the state after the text holds NaN or infinity in {', '.join(bad[:3])}: "
+                    f"{cause_of_not_finite(runner.dtype)}"
                 )
             return tensors
         reader.step()

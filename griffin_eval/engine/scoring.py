@@ -36,6 +36,13 @@ class NotFinite(BadInput):
     """Requests whose results are NaN or infinite, also when each is computed alone."""
 
 
+def cause_of_not_finite(dtype: str) -> str:
+    """Say what makes results of a model in this dtype NaN or infinite, and what to do."""
+    if dtype in ("float32", "float64"):
+        return "the weights may be damaged, or their training have diverged"
+    return f"the weights may be damaged, or {dtype} too narrow for them: try dtype=float32"
+
+
 def not_finite(what: str, named: Sequence[str], of: int, dtype: str) -> NotFinite:
     """The error for requests that are not finite.
 
@@ -47,8 +54,7 @@ def not_finite(what: str, named: Sequence[str], of: int, dtype: str) -> NotFinit
     """
     names = "; ".join(named[:3]) + ("; …" if len(named) > 3 else "")
     return NotFinite(
-        f"{len(named)} of {of} {what} are NaN or infinite: {names}; the weights may be "
-        f"damaged, or {dtype} too narrow for them: try dtype=float32"
+        f"{len(named)} of {of} {what} are NaN or infinite: {names}; {cause_of_not_finite(dtype)}"
     )
 
 

@@ -49,8 +49,11 @@ def test_a_state_that_is_not_finite_is_named(subject, value):
 
     subject.read = spoil
     limits, found = Limits(32, 2), {}
-    with pytest.raises(NotFinite, match="1 of 2 log-likelihoods are NaN or infinite: sequence 0"):
+    with pytest.raises(
+        NotFinite, match="1 of 2 log-likelihoods are NaN or infinite: sequence 0"
+    ) as told:
         scores(subject, [Scorable(LONG, 1), Scorable(SHORT, 1)], limits)
+    assert "dtype" not in str(told.value)  # float32 is not too narrow
     with pytest.raises(NotFinite, match="1 of 1 generations are NaN or infinite: prompt 0"):
         generate(
             subject,

@@ -18,6 +18,7 @@ from griffin_eval.engine.live.prompt_reader import PromptReader, lately
 from griffin_eval.engine.live.requests import MOST_TOP, Counts, NewToken, Request
 from griffin_eval.engine.rows import Row, Rows
 from griffin_eval.engine.sampling import Chooser
+from griffin_eval.engine.scoring import cause_of_not_finite
 from griffin_eval.runners.protocol import Runner
 from griffin_eval.states.saved_state import SavedState
 from griffin_eval.states.state_cache import StateCache
@@ -383,7 +384,7 @@ class Scheduler:
         """Lets a request be read by itself once more, since NaN may have come from another one in
         the same step; it ends with an error if that was so already."""
         if request is self._alone:
-            reason = f"the model's answer in {self._runner.dtype} is not finite: try dtype float32"
+            reason = f"the answer is not finite: {cause_of_not_finite(self._runner.dtype)}"
             self._finish(request, "error", ArithmeticError(reason))
             return
         self._prompts.reset(request)
