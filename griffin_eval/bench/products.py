@@ -1,5 +1,6 @@
 """The rooflines that models are compared with: the best rates of matrix products and of reading."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -30,8 +31,10 @@ def products_torch(
     gate, up, down = (torch.randn(s, **options) / 32 for s in _mlp_shapes(width, mlp_width))
     ways: dict[str, Callable] = {"F.linear": F.linear}
     pointwise = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-    if device == "cpu" and dtype != "float16" and pointwise:  # oneDNN may have no such product
-        ways["mkldnn._linear_pointwise"] = lambda x, w: pointwise(x, w, None, "none", [], "")
+    if device == "cpu" and dtype != "float16" and pointwise:
+        with contextlib.suppress(RuntimeError):  # oneDNN has no bfloat16 on some processors
+            pointwise(x, gate, None, "none", [], "")
+            ways["mkldnn._linear_pointwise"] = lambda x, w: pointwise(x, w, None, "none", [], "")
     flops = tokens * 3 * 2 * width * mlp_width
     with torch.inference_mode():
         return {

@@ -288,7 +288,9 @@ def test_no_flipped_bit_goes_into_a_part(source, tmp_path):
         np.testing.assert_array_equal(part, original.numpy(name)[split.part(spec, rank)])
     files = [path for path in sorted(out.rglob("d/*")) if path.is_file()]
     sizes = np.array([path.stat().st_size for path in files])
-    for _ in range(10):
+    for flips in range(200):  # many are of bytes that no part is read from
+        if noticed == 3 and flips >= 10:
+            break
         path = files[draw.choice(len(files), p=sizes / sizes.sum())]
         content = path.read_bytes()
         flipped = bytearray(content)
@@ -302,7 +304,7 @@ def test_no_flipped_bit_goes_into_a_part(source, tmp_path):
             for key, part in found.items():
                 np.testing.assert_array_equal(part, whole[key])
         path.write_bytes(content)
-    assert noticed
+    assert noticed >= 3
 
 
 def test_parts_of_chunks_are_not_checked_and_the_log_says_so(source, tmp_path, caplog):

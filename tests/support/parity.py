@@ -25,7 +25,8 @@ _OF_EITHER_TWIN = {
     ("- equations", "logits, long memories"): 1e-5,
     # other precisions
     ("- equations", "logits, float64"): 6e-14,
-    ("- equations", "logits, any config"): 2e-13,  # float64
+    # float64; a norm over two channels, as random configs have them, magnifies what was rounded
+    ("- equations", "logits, any config"): 1e-11,
     ("- equations", "logits, bfloat16"): 1.5e-1,
     ("- equations", "state of a bfloat16 RG-LRU"): 1.5e-6,
     ("- longdouble", "rotation"): 1e-6,

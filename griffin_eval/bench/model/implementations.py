@@ -42,9 +42,9 @@ def make_torch(checkpoint: Checkpoint, dtype: str, packed: bool = False) -> Impl
 
     from griffin_eval.model_torch.decoding import DecodingState
     from griffin_eval.model_torch.loading import load, load_packed
-    from griffin_eval.runners.torch_runner import keep_freed_memory
+    from griffin_eval.process import tune_process
 
-    keep_freed_memory()
+    tune_process()
     model = (load_packed if packed else load)(checkpoint, getattr(torch, dtype)).eval()
 
     class Torch:

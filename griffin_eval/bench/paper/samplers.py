@@ -50,12 +50,13 @@ def make_torch(config: GriffinConfig, device: str) -> Sampler:
     from griffin_eval.model_torch.decoding import DecodingState
     from griffin_eval.model_torch.griffin import initialize
     from griffin_eval.model_torch.state import map_leaves, nbytes
-    from griffin_eval.runners.torch_runner import choose_device, keep_freed_memory
+    from griffin_eval.process import tune_process
+    from griffin_eval.runners.torch_runner import choose_device
 
     chosen = choose_device(device)
     _check_device("torch", device, chosen.type)
     if chosen.type == "cpu":
-        keep_freed_memory()
+        tune_process()
     model = initialize(config).to(chosen).requires_grad_(False).eval()
 
     def wait(value):

@@ -58,9 +58,9 @@ def measure(
         rounds: measurements of each.
         tell: is called with what is being measured.
     """
-    from griffin_eval.runners.torch_runner import keep_freed_memory
+    from griffin_eval.process import tune_process
 
-    keep_freed_memory()
+    tune_process()
     timings = []
     for tokens in lengths:
         problem = Problem(tokens, width, gates)
