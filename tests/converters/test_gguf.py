@@ -35,6 +35,7 @@ from griffin_eval.cli.main import app
 from griffin_eval.config import PRESETS
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.codecs.decode import decoded
+from griffin_eval.converters.containers.gguf import reader
 from griffin_eval.converters.containers.gguf.reader import GgufFile
 from griffin_eval.converters.output.manifest import check
 from griffin_eval.converters.overrides import Overrides
@@ -52,6 +53,35 @@ def run(*arguments, code=0):
     done = CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": "250"})
     assert done.exit_code == code, done.output
     return done.output
+
+
+class Name(str):
+    """A name that counts how often it is compared with others."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        Name.compared += 1
+        return str.__eq__(self, other)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="GgufFile counts every name in the list of all names, which is quadratic in tensors",
+)
+def test_the_work_of_opening_grows_with_the_number_of_tensors(tmp_path, monkeypatch):
+    read = reader._Header._name
+    monkeypatch.setattr(reader._Header, "_name", lambda self: Name(read(self)))
+    compared = []
+    for count in (100, 400):
+        entries = [entry(f"t.{i}", (), TYPES.F32, 32 * i) for i in range(count)]
+        (tmp_path / "many.gguf").write_bytes(padded(header(entries)) + bytes(32 * count))
+        Name.compared = 0
+        assert len(GgufFile(tmp_path / "many.gguf").tensors) == count
+        compared.append(Name.compared)
+    few, many = compared
+    assert many <= 8 * max(few, 100)  # four times as many tensors
 
 
 def same_bits(found, expected):
