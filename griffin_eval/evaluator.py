@@ -1,6 +1,7 @@
 """Scoring and generation with a checkpoint, on texts or token ids (`griffin_eval.Evaluator`)."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from griffin_eval.api import opened
 from griffin_eval.arguments import positive_integer, stays_quantised, text_argument
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.errors import ArgumentError, BadInput, CheckpointError, MissingExtraError
 from griffin_eval.generators import unchanged_generators
 
 if TYPE_CHECKING:
@@ -380,7 +381,8 @@ class Evaluator:
             raise ArgumentError(f"expected a text or token ids, found {text!r:.100}")
         if ids.min() < 0 or ids.max() >= self.config.vocab_size:
             raise ArgumentError(
-                f"token ids must be from 0 to {self.config.vocab_size - 1}, found "
+                self._names_a_token(ids)
+                or f"token ids must be from 0 to {self.config.vocab_size - 1}, found "
                 f"{ids.min()} to {ids.max()}"
             )
         return ids.astype(np.int32)
@@ -393,6 +395,14 @@ class Evaluator:
         """
         if self._hashing is not None:
             self._hashing.result()
+
+    def _names_a_token(self, ids: "np.ndarray") -> str | None:
+        """Return the sentence about a token that the tokenizer has and the embedding lacks."""
+        from griffin_eval.text.bounded import refusal_of
+
+        with suppress(BadInput, MissingExtraError):  # token ids need no tokenizer
+            return refusal_of(ids.tolist(), self._tokenizer)
+        return None
 
     @cached_property
     def _weights_sha256(self) -> str:
@@ -409,13 +419,11 @@ class Evaluator:
     @cached_property
     def _tokenizer(self) -> "Tokenizer":
         from griffin_eval.converters.source.companions import tokenizer_folder
+        from griffin_eval.text.bounded import bounded
         from griffin_eval.text.load import load_tokenizer
-        from griffin_eval.text.tokenizer import check_vocabulary
 
         folder = self._tokenizer_path or tokenizer_folder(self._checkpoint.folder)
-        tokenizer = load_tokenizer(folder)
-        check_vocabulary(tokenizer, self.config.vocab_size)
-        return tokenizer
+        return bounded(load_tokenizer(folder), self.config.vocab_size)
 
     @property
     def _add_bos(self) -> bool:

@@ -135,11 +135,12 @@ def tokenizer_of(opened: "Checkpoint") -> "tuple[Tokenizer, bool]":
         CheckpointError: there is none, or it is of another model.
     """
     from griffin_eval.converters.source.companions import tokenizer_folder
+    from griffin_eval.text.bounded import bounded
     from griffin_eval.text.load import load_tokenizer
-    from griffin_eval.text.tokenizer import check_vocabulary, default_add_bos
+    from griffin_eval.text.tokenizer import default_add_bos
 
     tokenizer = load_tokenizer(tokenizer_folder(opened.folder))
-    check_vocabulary(tokenizer, opened.config.vocab_size)
+    tokenizer = bounded(tokenizer, opened.config.vocab_size)
     return tokenizer, default_add_bos(tokenizer, opened.config)
 
 

@@ -19,12 +19,12 @@ from griffin_eval.runners.protocol import Runner
 from griffin_eval.sharding.launch import Launch
 from griffin_eval.states.saved_state import SavedState, check_origin, read_state
 from griffin_eval.states.state_cache import StateCache
+from griffin_eval.text.bounded import bounded
 from griffin_eval.text.load import load_tokenizer
 from griffin_eval.text.tokenizer import (
     JSON_FILE,
     MODEL_FILE,
     Tokenizer,
-    check_vocabulary,
     default_add_bos,
     digest,
 )
@@ -73,7 +73,7 @@ def load(arguments: ModelArguments, launch: Launch) -> LoadedModel:
     framework, checkpoint = choose_framework(arguments.framework), _open(arguments)
     config = checkpoint.config
     tokenizer = load_tokenizer(arguments.tokenizer or tokenizer_folder(checkpoint.folder))
-    check_vocabulary(tokenizer, config.vocab_size)
+    tokenizer = bounded(tokenizer, config.vocab_size)
     prefix_token_id = _prefix_token(tokenizer, arguments.prefix_token_id, config.vocab_size)
     add_bos = arguments.add_bos_token
     if add_bos is None:

@@ -123,7 +123,7 @@ class _Server:
     def _prompts(self, body: dict[str, Any]) -> list[str | list[int]]:
         if "prompt" not in body:
             raise Refused("prompt is missing", param="prompt")
-        return read_prompts(body["prompt"], self._model.vocab_size)
+        return read_prompts(body["prompt"], self._model.vocab_size, self._model.tokenizer)
 
     async def _answer(
         self, http: Http, asked: Asked, prompts: list[str | list[int]], chat: bool
@@ -343,10 +343,10 @@ class _Server:
                 "expected prompt, a text, and add_special_tokens, true or false, found "
                 f"{brief(text):.60} and {brief(special):.60}"
             )
-        tokenizer, start = self._model.tokenizer, self._model.start_of(read_model(body))
+        start = self._model.start_of(read_model(body))
 
         def encode() -> list[int]:
-            return self._model.encode(text, start).tolist() if special else tokenizer.encode(text)
+            return self._model.encode(text, start, special=special).tolist()
 
         ids = await asyncio.to_thread(encode) if len(text) > LONG else encode()
         return JSONResponse(

@@ -9,6 +9,8 @@ from griffin_eval.engine.neutral import NEUTRAL, is_neutral
 from griffin_eval.engine.sampling import Sampling
 from griffin_eval.errors import BadInput
 from griffin_eval.messages import brief
+from griffin_eval.text.bounded import refusal_of
+from griffin_eval.text.tokenizer import Tokenizer
 
 MOST_STOPS, LONGEST_STOP = 64, 1000  # strings, and characters of one
 
@@ -262,14 +264,24 @@ def read_ids(value: Any, vocab_size: int) -> list[int]:
     return value
 
 
-def _check_ids(ids: list[int], vocab_size: int, name: str) -> None:
+def _check_ids(
+    ids: list[int], vocab_size: int, name: str, tokenizer: Tokenizer | None = None
+) -> None:
     wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
     if wrong is not None:
-        raise Refused(f"token ids must be from 0 to {vocab_size - 1}, found {wrong}", param=name)
+        said = f"token ids must be from 0 to {vocab_size - 1}, found {wrong}"
+        raise Refused(refusal_of(ids, tokenizer) or said, param=name)
 
 
-def read_prompts(value: Any, vocab_size: int) -> list[str | list[int]]:
+def read_prompts(
+    value: Any, vocab_size: int, tokenizer: Tokenizer | None = None
+) -> list[str | list[int]]:
     """The prompts of a body: a text, texts, token ids, or lists of token ids; None for no text.
+
+    Args:
+        value: the field of the body.
+        vocab_size: number of tokens of the model.
+        tokenizer: tokenizer that names tokens which the model lacks.
 
     Raises:
         Refused: it is none of these.
@@ -285,7 +297,7 @@ def read_prompts(value: Any, vocab_size: int) -> list[str | list[int]]:
         )
     for prompt in several:
         if not isinstance(prompt, str):
-            _check_ids(prompt, vocab_size, "prompt")
+            _check_ids(prompt, vocab_size, "prompt", tokenizer)
     return several
 
 

@@ -130,14 +130,23 @@ class ServedModel:
             )
         return name
 
-    def encode(self, prompt: str | list[int], start: str | None) -> np.ndarray:
+    def encode(
+        self, prompt: str | list[int], start: str | None, *, special: bool = True
+    ) -> np.ndarray:
         """int32 ids of a prompt: a text with BOS if the model was trained so, but behind a saved
-        state without; ids as they are."""
+        state, or without ``special`` tokens, without; ids as they are.
+
+        Raises:
+            Refused: a text with a token that the model lacks.
+        """
         if isinstance(prompt, list):
             return np.array(prompt, np.int32)
-        if start is not None:
-            return np.array(self.tokenizer.encode(prompt), np.int32)
-        ids = encode_with_bos(self.tokenizer, prompt, self._add_bos)
+        try:
+            if start is not None or not special:
+                return np.array(self.tokenizer.encode(prompt), np.int32)
+            ids = encode_with_bos(self.tokenizer, prompt, self._add_bos)
+        except ArgumentError as error:
+            raise Refused(str(error), param="prompt") from None
         return np.array(ids or [self._prefix], np.int32)
 
     def without_bos(self, ids: np.ndarray) -> bool:

@@ -45,6 +45,7 @@ class TransformersTokenizer(WithChatTemplate):
         self._boundaries: str | None = None  # until they are first asked for
         self.name = name
         self.vocab_size = max(tokenizer.get_vocab().values()) + 1
+        self.trained_vocab_size = int(tokenizer.vocab_size)  # without added tokens
         self.bos_token, self.bos_token_id = tokenizer.bos_token, tokenizer.bos_token_id
         self.eos_token, self.eos_token_id = tokenizer.eos_token, tokenizer.eos_token_id
         self.pad_token, self.pad_token_id = tokenizer.pad_token, tokenizer.pad_token_id

@@ -36,7 +36,7 @@ class SentencePieceTokenizer(WithChatTemplate):
         self._model = model
         self._boundaries: str | None = None  # until they are first asked for
         self.name = name
-        self.vocab_size = model.get_piece_size()
+        self.vocab_size = self.trained_vocab_size = model.get_piece_size()
         self.bos_token, self.bos_token_id = self._token(model.bos_id())
         self.eos_token, self.eos_token_id = self._token(model.eos_id())
         self.pad_token, self.pad_token_id = self._token(model.pad_id())

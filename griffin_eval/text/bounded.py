@@ -1,0 +1,124 @@
+"""A tokenizer with tokens that the model's embedding lacks: texts that use them are refused."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.messages import brief, listed
+from griffin_eval.text.tokenizer import Tokenizer, check_vocabulary
+
+logger = logging.getLogger(__name__)
+
+
+def bounded(tokenizer: Tokenizer, rows: int) -> Tokenizer:
+    """Return a tokenizer whose ids all have a row in the model's embedding.
+
+    Args:
+        tokenizer: tokenizer of the model; returned as it is if its ids have rows.
+        rows: number of rows of the embedding.
+
+    Raises:
+        CheckpointError: the tokenizer is of another model, or its BOS has no row.
+    """
+    if tokenizer.vocab_size <= rows:
+        return tokenizer
+    check_vocabulary(tokenizer, rows)
+    if tokenizer.bos_token_id is not None and tokenizer.bos_token_id >= rows:
+        raise CheckpointError(
+            f"the tokenizer {tokenizer.name} begins texts with {tokenizer.bos_token!r} of id "
+            f"{tokenizer.bos_token_id}, but the model's embedding has {rows} rows: name the "
+            "tokenizer that the model was trained with (tokenizer=...)"
+        )
+    beyond = range(rows, tokenizer.vocab_size)
+    logger.warning(
+        "the tokenizer %s has tokens that the model's embedding of %d rows lacks (%s): texts that "
+        "use them are refused",
+        tokenizer.name,
+        rows,
+        listed(beyond, lambda token: f"{tokenizer.piece(token)!r}, {token}"),
+    )
+    return BoundedTokenizer(tokenizer, rows)
+
+
+def refusal_of(ids: Iterable[int], tokenizer: Tokenizer | None) -> str | None:
+    """Return the sentence about the first id that a tokenizer has and the model's embedding lacks.
+
+    Args:
+        ids: token ids.
+        tokenizer: tokenizer of the model, if there is one.
+    """
+    if not isinstance(tokenizer, BoundedTokenizer):
+        return None
+    lacking = (int(token) for token in ids if token in tokenizer.beyond)
+    token = next(lacking, None)
+    return None if token is None else tokenizer.refusal(token, "a list of token ids")
+
+
+class BoundedTokenizer:
+    """A tokenizer that refuses texts with ids that the embedding lacks. See `Tokenizer`.
+
+    Special tokens without a row are None, since no text can use them.
+
+    Attributes:
+        beyond: the ids that the embedding lacks.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, rows: int):
+        self._tokenizer, self.beyond = tokenizer, range(rows, tokenizer.vocab_size)
+        self.name = tokenizer.name
+        self.vocab_size = self.trained_vocab_size = rows
+        self.bos_token, self.bos_token_id = tokenizer.bos_token, tokenizer.bos_token_id
+        self.eos_token, self.eos_token_id = tokenizer.eos_token, tokenizer.eos_token_id
+        self.pad_token, self.pad_token_id = tokenizer.pad_token, tokenizer.pad_token_id
+        if self.eos_token_id is not None and self.eos_token_id >= rows:
+            self.eos_token = self.eos_token_id = None
+        if self.pad_token_id is not None and self.pad_token_id >= rows:
+            self.pad_token = self.pad_token_id = None
+        self.adds_bos, self.chat_template = tokenizer.adds_bos, tokenizer.chat_template
+
+    @property
+    def boundaries(self) -> str:
+        return self._tokenizer.boundaries
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        encoded = self._tokenizer.encode_batch(texts)
+        for text, ids in zip(texts, encoded, strict=True):
+            largest = max(ids, default=0)
+            if largest in self.beyond:
+                raise ArgumentError(self.refusal(largest, f"the text {brief(text)}"))
+        return encoded
+
+    def refusal(self, token: int, what: str) -> str:
+        """Return the sentence that refuses a token.
+
+        Args:
+            token: one of ``beyond``.
+            what: noun phrase for the text that uses the token.
+        """
+        return (
+            f"{what} uses the token {self.piece(token)!r} of id {token}, but the model's embedding "
+            f"has {self.beyond.start} rows: leave the token out, or name the tokenizer that the "
+            "model was trained with (tokenizer=...)"
+        )
+
+    def spans(self, text: str) -> np.ndarray:
+        return self._tokenizer.spans(text)
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def piece(self, token: int) -> str:
+        return self._tokenizer.piece(token)
+
+    def apply_chat_template(
+        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool
+    ) -> str:
+        return self._tokenizer.apply_chat_template(
+            messages, add_generation_prompt=add_generation_prompt
+        )
