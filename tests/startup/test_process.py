@@ -7,6 +7,7 @@ import sys
 import pytest
 from slow import fast
 
+from griffin_eval import process
 from griffin_eval.checkpoints import folder
 
 # Prints the variable where the program is about to import PyTorch, and ends.
@@ -52,6 +53,12 @@ OTHERS = {
 }
 
 
+def untuned():
+    """The environment of this process, which tests of commands may have tuned."""
+    names = {process.SPIN_VARIABLE, *process.PRODUCT_VARIABLES}
+    return {name: value for name, value in os.environ.items() if name not in names}
+
+
 def before_torch(entry, tmp_path, **environment):
     code, arguments = entry
     (tmp_path / "TEXT").write_text("import os")
@@ -63,7 +70,7 @@ def before_torch(entry, tmp_path, **environment):
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env={k: v for k, v in os.environ.items() if k != "GOMP_SPINCOUNT"} | environment,
+        env=untuned() | environment,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("before torch: ")]
     assert lines, done.stderr
@@ -96,7 +103,9 @@ def test_a_library_changes_no_setting_of_the_process():
         "griffin_eval.tune_process()\n"
         "assert dict(os.environ) != before and 'mallopt' in changes\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=untuned()
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import subprocess
 import sys
 from unittest import mock
@@ -19,7 +20,11 @@ def griffin_eval(*arguments: object) -> subprocess.CompletedProcess[str]:
     out, error = io.StringIO(), io.StringIO()
     code = 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-        with mock.patch.object(sys, "argv", command), mock.patch("atexit.register"):
+        with (
+            mock.patch.object(sys, "argv", command),
+            mock.patch("atexit.register"),
+            mock.patch.dict(os.environ),  # which commands set
+        ):
             try:
                 main()
             except SystemExit as ended:
