@@ -147,12 +147,13 @@ def inspect(path: Path, overrides: Overrides = NO_OVERRIDES) -> Inspection:
 
 def _unwrapped(known: Inspection, kind: str) -> Container:
     """The container, with the names that the model had before something wrapped it."""
-    formats = [f for f in (*FORMATS.values(), *READ_ONLY.values()) if f.container == kind]
+    formats = (*FORMATS.values(), *READ_ONLY.values())
     raw = read_json(known.folder / CONFIG_FILE) if _has_config(known) else {}
     key = "tie_embeddings" if raw.get("model_type") == MODEL_TYPE else "tie_word_embeddings"
     return unwrapped(
         known.container,
-        formats,
+        kind,
+        [f.table for f in formats if f.container == kind],
         tied=raw.get(key, True) is True,
         path=known.path,
         has_items=CONTAINERS[kind].has_items,

@@ -14,12 +14,12 @@ from griffin_eval.converters.arrays.grid import Region
 from griffin_eval.converters.arrays.pieces import CHUNK_BYTES
 from griffin_eval.converters.containers.container import Container, Tensor, natural_key
 from griffin_eval.converters.containers.orbax.find import is_optimizer
-from griffin_eval.converters.formats import Format
 from griffin_eval.converters.naming.tables import (
     CANONICAL,
     CANONICAL_PATHS,
     EMBEDDING,
     HEAD,
+    NameRule,
     foreign_name,
 )
 from griffin_eval.errors import CheckpointError
@@ -37,6 +37,9 @@ _STATES = ("optimizers.", "scheduler.", "lr_scheduler.", "scaler.", "rng")
 _LAST_NORM = "model.final_norm.weight"  # in every model, once
 
 
+_Table = Sequence[NameRule]
+
+
 class _Renaming(NamedTuple):
     """New names of tensors.
 
@@ -50,13 +53,20 @@ class _Renaming(NamedTuple):
 
 
 def unwrapped(
-    container: Container, formats: Sequence[Format], *, tied: bool, path: Path, has_items: bool
+    container: Container,
+    kind: str,
+    tables: Sequence[_Table],
+    *,
+    tied: bool,
+    path: Path,
+    has_items: bool,
 ) -> Container:
     """Return a container with the names of a known naming, where that follows without doubt.
 
     Args:
         container: the open container.
-        formats: formats of its kind.
+        kind: its name in `griffin_eval.converters.containers.registry`.
+        tables: names of the parameters in the formats of its kind.
         tied: whether the model's output head may be the embedding.
         path: path of the checkpoint, for messages.
         has_items: whether the option ``item`` chooses a part of it.
@@ -65,19 +75,20 @@ def unwrapped(
         CheckpointError: the parameters lie below a name beside other tensors.
     """
     renaming = _Renaming({name: name for name in container.tensors}, ())
-    renaming = _without_wrappers(renaming, formats)
-    if formats[0].container == "torch":
+    separator = "/" if kind == "orbax" else "."
+    renaming = _without_wrappers(renaming, separator)
+    if kind == "torch":
         renaming = _without_state(renaming)
-    norms = [foreign_name(f.table, _LAST_NORM) for f in formats]
+    norms = [foreign_name(table, _LAST_NORM) for table in tables]
     if not any(norm in renaming.names for norm in norms):
         bare = _LAST_NORM.removeprefix("model.")
         prefixes = _prefixes(renaming.names, norms) or _prefixes(renaming.names, [bare])
         if prefixes:
             renaming = _without_prefix(renaming, prefixes, container, path, has_items)
         if tied:
-            renaming = _with_prefix(renaming, formats)
+            renaming = _with_prefix(renaming, tables, separator)
     if tied:
-        renaming = _with_embedding(renaming, formats)
+        renaming = _with_embedding(renaming, tables)
     if not renaming.notes:
         return container
     said = ", ".join(renaming.notes)
@@ -85,12 +96,7 @@ def unwrapped(
     return Renamed(container, renaming.names, said)
 
 
-def _separator(format: Format) -> str:
-    return "/" if format.container == "orbax" else "."
-
-
-def _without_wrappers(renaming: _Renaming, formats: Sequence[Format]) -> _Renaming:
-    separator = _separator(formats[0])
+def _without_wrappers(renaming: _Renaming, separator: str) -> _Renaming:
     new: dict[str, str] = {}
     removed: dict[str, None] = {}
     for name in renaming.names:
@@ -155,10 +161,9 @@ def _is_training_state(name: str) -> bool:
     return is_optimizer((name.partition(".")[0],)) or name.startswith(_STATES)
 
 
-def _with_prefix(renaming: _Renaming, formats: Sequence[Format]) -> _Renaming:
+def _with_prefix(renaming: _Renaming, tables: Sequence[_Table], separator: str) -> _Renaming:
     """Add the prefix that a model saved without its output layer lacks."""
-    canonical = any(f.table in (CANONICAL, CANONICAL_PATHS) for f in formats)
-    separator = _separator(formats[0])
+    canonical = any(table in (CANONICAL, CANONICAL_PATHS) for table in tables)
     prefix = f"model{separator}"
     bare = {separator.join(name.split(".")[1:]) for name in (_LAST_NORM, EMBEDDING)}
     head = separator.join(HEAD.split("."))
@@ -168,13 +173,13 @@ def _with_prefix(renaming: _Renaming, formats: Sequence[Format]) -> _Renaming:
     return _Renaming(new, [*renaming.notes, f"names read with the prefix {prefix!r}"])
 
 
-def _with_embedding(renaming: _Renaming, formats: Sequence[Format]) -> _Renaming:
+def _with_embedding(renaming: _Renaming, tables: Sequence[_Table]) -> _Renaming:
     """Name the one matrix of a tied model after the embedding."""
-    for format in formats:
-        ops = {rule.canonical: rule.op for rule in format.table}
-        head, embedding = foreign_name(format.table, HEAD), foreign_name(format.table, EMBEDDING)
+    for table in tables:
+        ops = {rule.canonical: rule.op for rule in table}
+        head, embedding = foreign_name(table, HEAD), foreign_name(table, EMBEDDING)
         alone = head in renaming.names and embedding not in renaming.names
-        if foreign_name(format.table, _LAST_NORM) not in renaming.names or not alone:
+        if foreign_name(table, _LAST_NORM) not in renaming.names or not alone:
             continue
         if ops[(HEAD,)] == ops[(EMBEDDING,)]:
             names = {embedding if name == head else name: n for name, n in renaming.names.items()}

@@ -238,7 +238,7 @@ def test_a_full_disk_is_told_in_a_sentence(tmp_path, monkeypatch):
         ('{"recipe": "bytes", "model": "hawk", "output": "x", "steps": 0}', "at least 1, found 0"),
         ('{"recipe": "bytes", "model": "hawk", "output": "x", "steps": "9"}', "found '9'"),
         ('{"recipe": "bytes", "model": "hawk", "output": "x", "until": 2}', "at most 1, found 2"),
-        ('{"recipe": "bytes", "model": "hawk", "output": "x", "heads": 3}', "num_heads (3) must"),
+        ('{"recipe": "bytes", "model": "hawk", "output": "x", "heads": 3}', "gate_blocks (3) must"),
         ('{"recipe": "bytes", "model": "hawk", "output": "x", "schedule": "step"}', "cosine or"),
         ('{"recipe": "bytes", "model": "hawk", "output": "a"}', "the output a too"),
         ("[1]", "expected a JSON object, found [1]"),
