@@ -13,7 +13,8 @@ TYPES = ROOT / "build" / "types"
 
 setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 shutil.rmtree(TYPES, ignore_errors=True)
-for package, folder in setuptools["package-dir"].items():
+beside = {"benchmarks": "benchmarks", "experiments": "experiments"}
+for package, folder in (setuptools["package-dir"] | beside).items():
     shutil.copytree(
         ROOT / folder,
         TYPES / package.replace(".", "/"),

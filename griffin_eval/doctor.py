@@ -1,6 +1,7 @@
 """The facts that a bug report needs: versions, devices, kernels and their self-test, caches."""
 
 import contextlib
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -10,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from griffin_eval.bench.peers import why_absent
 from griffin_eval.messages import first_line
 from griffin_eval.process import SPIN_COUNT, SPIN_VARIABLE
 from griffin_eval.runners import kept_programs
@@ -100,7 +100,7 @@ def machine() -> dict[str, str]:
         "PyTorch's waiting threads": _waiting(),
     }
     for framework in MODULES:
-        reason = why_absent(*MODULES[framework])
+        reason = _why_absent(*MODULES[framework])
         facts[f"{framework} devices"] = reason or ", ".join(_devices(framework))
     return facts
 
@@ -300,4 +300,16 @@ def _cache(holds: str, folder: Path) -> Cache:
 
 def frameworks() -> list[str]:
     """The frameworks that are installed and can be imported."""
-    return [name for name, modules in MODULES.items() if why_absent(*modules) is None]
+    return [name for name, modules in MODULES.items() if _why_absent(*modules) is None]
+
+
+def _why_absent(*modules: str) -> str | None:
+    """Return why some of the modules cannot be imported; None if all can."""
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError:
+            return f"{module} not installed"
+        except Exception as error:  # a broken installation can raise anything
+            return f"{module} cannot be imported: {type(error).__name__}: {first_line(error)}"
+    return None

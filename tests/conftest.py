@@ -19,7 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # The repository's folder `kernels` must not be taken for the package of that name on PyPI, which
 # transformers imports. PYTHONSAFEPATH does the same for the processes that tests start.
-sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
+sys.path.insert(0, str(ROOT))
+import experiments  # noqa: E402, F401 - found beside the tests; it takes the checkout from the path
+
 os.environ["PYTHONSAFEPATH"] = "1"
 
 # Read by the libraries when they are imported, here and in the processes that tests start.

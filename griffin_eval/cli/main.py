@@ -1,7 +1,5 @@
 """The ``griffin-eval`` command."""
 
-import atexit
-import gc
 import logging
 import sys
 from pathlib import Path
@@ -10,23 +8,11 @@ from typing import Annotated
 import typer
 
 import griffin_eval
-from griffin_eval.cli.bench.convert import bench_convert
-from griffin_eval.cli.bench.evaluation import bench_eval
-from griffin_eval.cli.bench.latency import bench_latency
-from griffin_eval.cli.bench.model import bench_model
-from griffin_eval.cli.bench.pauses import bench_pauses
-from griffin_eval.cli.bench.quantisation import bench_quantize
-from griffin_eval.cli.bench.scan import bench_scan
-from griffin_eval.cli.bench.serving import bench_serve
-from griffin_eval.cli.bench.shard import bench_shard
-from griffin_eval.cli.bench.sweep import bench_sweep
-from griffin_eval.cli.bench.throughput import bench_throughput
-from griffin_eval.cli.bench.training import bench_training
 from griffin_eval.cli.checkpoints import checkpoints
 from griffin_eval.cli.convert import convert
 from griffin_eval.cli.doctor import doctor
+from griffin_eval.cli.ending import run_command
 from griffin_eval.cli.inspect import inspect
-from griffin_eval.cli.map import causal_map
 from griffin_eval.cli.memory import memory
 from griffin_eval.cli.read import read
 from griffin_eval.cli.report import report
@@ -35,15 +21,8 @@ from griffin_eval.cli.serve import serve
 from griffin_eval.cli.sweep import sweep
 from griffin_eval.cli.train import train
 from griffin_eval.cli.verify import verify
-from griffin_eval.errors import (
-    BadInput,
-    MissingExtraError,
-    ProcessLost,
-    raised_by_lm_eval,
-    unreachable_data,
-)
-from griffin_eval.messages import printable
-from griffin_eval.process import share_processor, tune_process
+from griffin_eval.errors import ArgumentError, BadInput, MissingExtraError, raised_by_lm_eval
+from griffin_eval.process import tune_process
 
 app = typer.Typer(
     name="griffin-eval",
@@ -117,20 +96,27 @@ def run(
         raise BadInput(error) from error
 
 
-bench = typer.Typer(help="Benchmarks against peers and limits measured in the same run.")
-bench.command(name="convert")(bench_convert)
-bench.command(name="eval")(bench_eval)
-bench.command(name="model")(bench_model)
-bench.command(name="quantize")(bench_quantize)
-bench.command(name="scan")(bench_scan)
-bench.command(name="serve")(bench_serve)
-bench.command(name="pauses")(bench_pauses)
-bench.command(name="shard")(bench_shard)
-bench.command(name="sweep")(bench_sweep)
-bench.command(name="latency")(bench_latency)
-bench.command(name="throughput")(bench_throughput)
-bench.command(name="training")(bench_training)
-app.add_typer(bench, name="bench")
+def _moved(name: str, home: str) -> None:
+    """Add a command that says where an earlier one lives now."""
+
+    @app.command(
+        name=name,
+        hidden=True,
+        context_settings={
+            "allow_extra_args": True,
+            "ignore_unknown_options": True,
+            "help_option_names": [],
+        },
+    )
+    def moved() -> None:
+        raise ArgumentError(
+            f"griffin-eval {name} is no longer part of the package: run python -m {home} "
+            f"from a checkout of griffin-eval's repository"
+        )
+
+
+_moved("bench", "benchmarks.evaluation (also .model, .scan, .convert, .serving, .shard)")
+_moved("map", "experiments.causal_map")
 for command in (
     convert,
     inspect,
@@ -145,29 +131,9 @@ for command in (
     doctor,
 ):
     app.command()(command)
-app.command(name="map")(causal_map)
 app.command(context_settings={"ignore_unknown_options": True})(sweep)
 
 
 def main() -> None:
-    """Runs a command; bad input ends with one sentence on stderr and exit code 2."""
-    share_processor()
-    # Else Python looks through all of torch and JAX for cycles as it ends.
-    atexit.register(gc.freeze)
-    try:
-        app()
-    except (BadInput, MissingExtraError) as error:
-        print(f"griffin-eval: {printable(str(error))}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:
-        unreachable = unreachable_data(error)
-        if unreachable is not None:
-            print(f"griffin-eval: {unreachable}", file=sys.stderr)
-            sys.exit(1)
-        if error.filename is None:
-            raise
-        print(f"griffin-eval: {error.filename}: {error.strerror or error}", file=sys.stderr)
-        sys.exit(2)
-    except (MemoryError, ProcessLost) as error:  # the engine's says for which request
-        print(f"griffin-eval: {error or 'out of memory'}", file=sys.stderr)
-        sys.exit(1)
+    """Run the command that the arguments name."""
+    run_command(app)

@@ -12,14 +12,14 @@ from parity import BASE, MODELS
 from slow import fast, slow
 from typer.testing import CliRunner
 
-from griffin_eval.analysis.causal_map import (
+from experiments.causal_map.causal_map import (
     Component,
     components,
     distances_of,
     measure,
     permuted,
 )
-from griffin_eval.analysis.map_pairs import (
+from experiments.causal_map.map_pairs import (
     SYMBOLS,
     copying_pairs,
     induction_pairs,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from parity import BASE, MODELS
 from slow import fast, slow
 
-from griffin_eval.analysis.causal_map import Component, Pair, components, measure
-from griffin_eval.analysis.withheld import bins, lost_keys, lost_writes
+from experiments.causal_map.causal_map import Component, Pair, components, measure
+from experiments.causal_map.withheld import bins, lost_keys, lost_writes
 
 FRAMEWORKS = ("torch", "jax")
 SEVERAL_HEADS = replace(BASE, num_kv_heads=2)  # of keys

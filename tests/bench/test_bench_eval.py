@@ -21,9 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from griffin_eval._plugin import TASKS
-from griffin_eval.analysis.flops import logit_flops, reading_flops
-from griffin_eval.bench.evaluation.compare import (
+from benchmarks.evaluation.compare import (
     Timing,
     compare,
     differing_flags,
@@ -31,9 +29,11 @@ from griffin_eval.bench.evaluation.compare import (
     timing_table,
     tokens_and_limit,
 )
-from griffin_eval.bench.evaluation.plan import UNCLEAR, _Plan, plan
-from griffin_eval.bench.evaluation.run import Workload, parse_workloads
-from griffin_eval.bench.flops import prompt_work, scoring_work
+from benchmarks.evaluation.plan import UNCLEAR, _Plan, plan
+from benchmarks.evaluation.run import Workload, parse_workloads
+from benchmarks.flops import prompt_work, scoring_work
+from benchmarks.model_flops import logit_flops, reading_flops
+from griffin_eval._plugin import TASKS
 from griffin_eval.cli.main import app
 from griffin_eval.engine.tree import MOST_REPEATED, REPEATED, Scorable
 from griffin_eval.errors import ArgumentError

@@ -12,11 +12,11 @@ from rich.console import Console
 from slow import slow
 from typer.testing import CliRunner
 
-from griffin_eval.analysis.flops import logit_flops, reading_flops
-from griffin_eval.bench.model import run
-from griffin_eval.bench.model.run import Bench, make_config, print_results
-from griffin_eval.bench.peers import Absent
-from griffin_eval.bench.random_checkpoint import write_weights
+from benchmarks.model import run
+from benchmarks.model.run import Bench, make_config, print_results
+from benchmarks.model_flops import logit_flops, reading_flops
+from benchmarks.peers import Absent
+from benchmarks.random_checkpoint import write_weights
 from griffin_eval.cli.main import app
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError

@@ -9,9 +9,9 @@ from parity import BASE
 from rich.console import Console
 from typer.testing import CliRunner
 
+from benchmarks import conversion_limits as limits
+from benchmarks.convert import conversions
 from griffin_eval import config
-from griffin_eval.bench import conversion_limits as limits
-from griffin_eval.bench import conversions
 from griffin_eval.cli.main import app
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError

@@ -12,9 +12,10 @@ from rich.console import Console
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
-from griffin_eval.analysis.cache_sizes import cache_sizes, parameter_bytes
-from griffin_eval.analysis.flops import logit_flops, reading_flops
-from griffin_eval.bench.paper import (
+from benchmarks.model_flops import logit_flops, reading_flops
+from benchmarks.peers import Absent
+from benchmarks.timing import Failed
+from experiments.paper_speed import (
     byte_model,
     claims,
     decoding,
@@ -25,11 +26,10 @@ from griffin_eval.bench.paper import (
     throughput,
     training,
 )
-from griffin_eval.bench.paper.byte_model import Rates
-from griffin_eval.bench.paper.decoding import Measured, Point
-from griffin_eval.bench.paper.models import make_models
-from griffin_eval.bench.peers import Absent
-from griffin_eval.bench.timing import Failed
+from experiments.paper_speed.byte_model import Rates
+from experiments.paper_speed.decoding import Measured, Point
+from experiments.paper_speed.models import make_models
+from griffin_eval.analysis.cache_sizes import cache_sizes, parameter_bytes
 from griffin_eval.cli.main import app
 from griffin_eval.config import PRESETS
 from griffin_eval.errors import ArgumentError
@@ -128,7 +128,7 @@ def test_equal_steps_are_measured_once():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_states_have_the_bytes_of_the_formulas_in_both_frameworks(name):
-    from griffin_eval.bench.paper.samplers import make_jax, make_torch
+    from experiments.paper_speed.samplers import make_jax, make_torch
 
     config = SMALL[name]
     for make in (make_torch, make_jax):
@@ -143,7 +143,7 @@ def test_a_filled_state_samples_like_one_that_has_read(framework, name):
     """No row outgrows its capacity, and the state moves on."""
     import torch
 
-    from griffin_eval.bench.paper.samplers import MAKERS, MOST_STEPS
+    from experiments.paper_speed.samplers import MAKERS, MOST_STEPS
 
     sampler = MAKERS[framework](SMALL[name], "cpu")
     with torch.inference_mode():

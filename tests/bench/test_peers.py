@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from griffin_eval.bench.peers import why_absent
+from benchmarks.peers import why_absent
 
 COMMAND = str(Path(sys.executable).with_name("griffin-eval"))
 BROKEN = "cannot be imported: AttributeError: it is broken"
@@ -119,7 +119,7 @@ def test_convert_without_a_peer(broken, tmp_path):
     assert not [line for line in done.stdout.splitlines() if "left out" in line]
     code = (
         "from pathlib import Path\n"
-        "from griffin_eval.bench import convert as c\n"
+        "from benchmarks.convert import run as c\n"
         "c.PEERS = (c.Route('griffin', 'griffin', 'theirs', 'save_with_transformers'),)\n"
         "from rich.console import Console\n"
         f"c.run(Console(width=140), 'griffin-100m', Path({str(tmp_path / 'model')!r}), 1)\n"

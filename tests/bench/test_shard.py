@@ -7,9 +7,9 @@ import pytest
 from programs import griffin_eval
 from slow import slow
 
-from griffin_eval.bench.shard.collectives import collectives
-from griffin_eval.bench.shard.table import RUNS, complete
-from griffin_eval.bench.shard.targets import parse_target
+from benchmarks.shard.collectives import collectives
+from benchmarks.shard.table import RUNS, complete
+from benchmarks.shard.targets import parse_target
 from griffin_eval.errors import ArgumentError
 
 # The text is as XLA prints it.

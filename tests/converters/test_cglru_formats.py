@@ -18,8 +18,8 @@ from safetensors.numpy import save_file
 from slow import fast
 from xla_options import QUICK_COMPILE
 
+from benchmarks.model_flops import reading_flops
 from griffin_eval.analysis.cache_sizes import cache_sizes, parameter_bytes
-from griffin_eval.analysis.flops import reading_flops
 from griffin_eval.analysis.half_lives import decay_rates, measure
 from griffin_eval.config import PRESETS
 from griffin_eval.converters.checkpoint import Checkpoint, Overrides

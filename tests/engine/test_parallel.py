@@ -636,7 +636,7 @@ import json, sys
 import numpy as np
 from torch.utils._python_dispatch import TorchDispatchMode
 from griffin_eval import Evaluator
-from griffin_eval.bench.shard.run import expected_sums
+from benchmarks.shard.run import expected_sums
 from griffin_eval.sharding.split import split_over
 
 model = Evaluator(sys.argv[1], framework="torch", device="cpu", tensor_parallel_size=2)

@@ -15,7 +15,7 @@ from slow import ci, slow
 from torch_gradients import pulled_back
 from xla_options import QUICK_COMPILE
 
-from griffin_eval.bench.scan.tpu_compiler import TARGETS, compile_for
+from benchmarks.scan.tpu_compiler import TARGETS, compile_for
 from griffin_eval.kernels import devices
 from griffin_eval.kernels.attention import api, reference, tpu_jax
 from griffin_eval.model_jax.griffin import initialize

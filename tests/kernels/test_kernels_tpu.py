@@ -13,7 +13,7 @@ from slow import ci, slow
 from torch_gradients import pulled_back
 from xla_options import QUICK_COMPILE
 
-from griffin_eval.bench.scan.tpu_compiler import TARGETS, compile_for
+from benchmarks.scan.tpu_compiler import TARGETS, compile_for
 from griffin_eval.kernels.rglru import reference
 from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.kernels.rglru.tpu import block, rglru, scan

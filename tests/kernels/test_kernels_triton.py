@@ -23,7 +23,7 @@ from torch_gradients import pulled_back
 from triton_builds import compile_for, usage
 from triton_interpreter import KERNELS, interpreted_kernels
 
-from griffin_eval.bench.scan import gpu
+from benchmarks.scan import gpu
 from griffin_eval.errors import ArgumentError, MissingExtraError
 from griffin_eval.kernels.rglru import reference, triton_torch
 from griffin_eval.kernels.rglru.reference import Gates

@@ -11,7 +11,7 @@ from parity import BASE, weights
 from slow import fast
 from typer.testing import CliRunner
 
-from griffin_eval.bench.random_checkpoint import write_weights
+from benchmarks.random_checkpoint import write_weights
 from griffin_eval.cli.main import app
 from griffin_eval.config import PRESETS
 from griffin_eval.converters.checkpoint import Checkpoint

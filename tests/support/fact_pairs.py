@@ -4,7 +4,7 @@ import numpy as np
 from fixtures_engine import reference_scores
 from parity import BASE
 
-from griffin_eval.analysis.causal_map import Pair
+from experiments.causal_map.causal_map import Pair
 
 
 def pair_of(seed: int, length: int = 30, fact: int = 5, answer: int = 2) -> Pair:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from griffin_eval.bench.random_checkpoint import VOCABULARY, write_checkpoint
+from benchmarks.random_checkpoint import VOCABULARY, write_checkpoint
 
 
 @pytest.fixture(scope="session")

@@ -18,11 +18,11 @@ from parity import BASE, relative_error, weights
 from tiny_checkpoints import write_source
 from xla_options import QUICK_COMPILE
 
-from griffin_eval.bench.shard.collectives import collectives
-from griffin_eval.bench.shard.measured import Sizes
-from griffin_eval.bench.shard.plan import differences, expected_sums, training_needs
-from griffin_eval.bench.shard.run import unexpected
-from griffin_eval.bench.shard.steps import compile_steps, compile_training
+from benchmarks.shard.collectives import collectives
+from benchmarks.shard.measured import Sizes
+from benchmarks.shard.plan import differences, expected_sums, training_needs
+from benchmarks.shard.run import unexpected
+from benchmarks.shard.steps import compile_steps, compile_training
 from griffin_eval.config import HAWK, MQA, GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.engine.generation import Prompt

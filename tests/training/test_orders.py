@@ -15,6 +15,15 @@ from hypothesis import strategies as st
 from programs import griffin_eval
 from slow import examples
 
+from experiments.training_records.record_figures import draw_all
+from experiments.training_records.records import record, state
+from experiments.training_records.text_figures import (
+    best_of_each_size,
+    bits,
+    config_of,
+    exponent,
+    training_flops,
+)
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError, CheckpointError
@@ -24,16 +33,7 @@ from griffin_eval.training.held_out import held_out_metrics
 from griffin_eval.training.optimizer import make_optimizer, make_schedule
 from griffin_eval.training.orders import Order, command, read_order, read_queue
 from griffin_eval.training.recipes import RECIPES, Batch
-from griffin_eval.training.record_figures import draw_all
-from griffin_eval.training.records import record, state
 from griffin_eval.training.run_folder import Run, read_metrics
-from griffin_eval.training.text_figures import (
-    best_of_each_size,
-    bits,
-    config_of,
-    exponent,
-    training_flops,
-)
 from griffin_eval.training.trainer import is_finished, train_model
 
 ORDER = {"recipe": "selective_copy", "model": "griffin", "output": "run"}

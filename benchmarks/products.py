@@ -1,0 +1,137 @@
+"""The rooflines that models are compared with: the best rates of matrix products and of reading."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Literal
+
+from benchmarks.timing import best_seconds
+
+MEASURED = 1.0  # seconds in which products are repeated
+Dtype = Literal["float32", "bfloat16", "float16"]  # that benchmarks of models run in
+
+
+def products_torch(
+    tokens: int, width: int, mlp_width: int, device: str = "cpu", dtype: str = "float32"
+) -> dict[str, float]:
+    """FLOP/s of an MLP's three products of matrices, by each way that PyTorch has.
+
+    Args:
+        tokens: rows.
+        width: of the model.
+        mlp_width: expanded.
+        device: as PyTorch names it.
+        dtype: of the matrices.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    torch.manual_seed(0)
+    options: Any = {"device": device, "dtype": getattr(torch, dtype)}
+    x, hidden = (torch.randn(tokens, size, **options) for size in (width, mlp_width))
+    gate, up, down = (torch.randn(s, **options) / 32 for s in _mlp_shapes(width, mlp_width))
+    ways: dict[str, Callable] = {"F.linear": F.linear}
+    pointwise = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    if device == "cpu" and dtype != "float16" and pointwise:
+        with contextlib.suppress(RuntimeError):  # oneDNN has no bfloat16 on some processors
+            pointwise(x, gate, None, "none", [], "")
+            ways["mkldnn._linear_pointwise"] = lambda x, w: pointwise(x, w, None, "none", [], "")
+    flops = tokens * 3 * 2 * width * mlp_width
+    with torch.inference_mode():
+        return {
+            f"torch {name}": flops
+            / best_seconds(
+                _wait(
+                    lambda product=product: (
+                        product(x, gate),
+                        product(x, up),
+                        product(hidden, down),
+                    ),
+                    device,
+                ),
+                MEASURED,
+            )
+            for name, product in ways.items()
+        }
+
+
+def products_jax(
+    tokens: int, width: int, mlp_width: int, dtype: str = "float32"
+) -> dict[str, float]:
+    """As `products_torch`, compiled by JAX for its default device: with weights as stored, and
+    transposed beforehand; sums are float32."""
+    import jax
+    import jax.numpy as jnp
+
+    keys = iter(jax.random.split(jax.random.key(0), 5))
+    x = jax.random.normal(next(keys), (tokens, width), dtype)
+    hidden = jax.random.normal(next(keys), (tokens, mlp_width), dtype)
+    weights = [jax.random.normal(next(keys), s, dtype) / 32 for s in _mlp_shapes(width, mlp_width)]
+
+    def product(x, w):
+        return jnp.matmul(x, w, preferred_element_type=jnp.float32)
+
+    @jax.jit
+    def as_stored(x, hidden, gate, up, down):
+        return product(x, gate.T), product(x, up.T), product(hidden, down.T)
+
+    @jax.jit
+    def transposed(x, hidden, gate, up, down):
+        return product(x, gate), product(x, up), product(hidden, down)
+
+    flops = tokens * 3 * 2 * width * mlp_width
+    with jax.default_matmul_precision("highest"):
+        stored = best_seconds(_run(as_stored, x, hidden, *weights), MEASURED)
+        weights = [w.T.copy() for w in weights]
+        turned = best_seconds(_run(transposed, x, hidden, *weights), MEASURED)
+    return {"jax x @ w.T": flops / stored, "jax x @ w": flops / turned}
+
+
+def reading_torch(nbytes: int, device: str = "cpu") -> dict[str, float]:
+    """Bytes per second at which an array of float32 is read, by each way that PyTorch has.
+
+    Args:
+        nbytes: of the array.
+        device: as PyTorch names it.
+    """
+    import torch
+
+    array = torch.ones(nbytes // 4096, 1024, device=device)
+    vector = torch.ones(1024, device=device)
+    ways = {"sum": array.sum, "matrix times vector": lambda: array @ vector}
+    return {
+        f"torch {name}": array.nbytes / best_seconds(_wait(way, device))
+        for name, way in ways.items()
+    }
+
+
+def reading_jax(nbytes: int) -> dict[str, float]:
+    """As `reading_torch`, compiled by JAX for its default device."""
+    import jax
+    import jax.numpy as jnp
+
+    array = jnp.ones(nbytes // 4)
+    return {"jax sum": array.nbytes / best_seconds(_run(jax.jit(jnp.sum), array))}
+
+
+def _run(function: Callable, *arguments: Any) -> Callable[[], Any]:
+    import jax
+
+    return lambda: jax.block_until_ready(function(*arguments))
+
+
+def _wait(work: Callable[[], Any], device: str) -> Callable[[], Any]:
+    """The work, and on an accelerator waiting for its end."""
+    import torch
+
+    if device == "cpu":
+        return work
+
+    def finished() -> None:
+        work()
+        torch.accelerator.synchronize(device)
+
+    return finished
+
+
+def _mlp_shapes(width: int, mlp_width: int) -> list[tuple[int, int]]:
+    return [(mlp_width, width), (mlp_width, width), (width, mlp_width)]

@@ -1,0 +1,317 @@
+"""The scan and the RG-LRU on this CPU in float32, beside other implementations and the limit.
+
+The limit of a scan is the sum of two arrays written to a third that is there already, by this
+package's own loop or by torch, whichever is faster; of its backward pass, which reads three arrays
+and writes two, 5/3 of that. An RG-LRU is compared with what it is made of: from the products of its
+gates with the scan alone, whole with the products and the scan.
+
+Memory that was given back is used again, as when a model is evaluated, and JAX writes over its
+input. Implementations take turns; medians of the rounds, but the best of them for the limit.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.table import Table
+
+from benchmarks.peers import why_absent
+from griffin_eval.kernels.cpu import compiled
+from griffin_eval.kernels.rglru import api
+from griffin_eval.kernels.rglru.reference import C, Gates
+
+SLOWEST = 0.5  # seconds; what takes longer is measured once
+REPEAT = 0.02  # seconds that a measurement takes at least, where calls are short
+
+
+class Timing(NamedTuple):
+    """One line of the table.
+
+    Attributes:
+        operation: what is computed.
+        tokens: T.
+        implementation: its name.
+        seconds: median.
+        against: what ``ratio`` is over.
+        ratio: seconds over those of ``against``.
+    """
+
+    operation: str
+    tokens: int
+    implementation: str
+    seconds: float
+    against: str
+    ratio: float
+
+
+def measure(
+    lengths: list[int], width: int, gates: int, rounds: int, tell: Callable[[str], None]
+) -> list[Timing]:
+    """Times everything at each length.
+
+    Args:
+        lengths: T of each problem; the batch is 1.
+        width: D.
+        gates: blocks of the RG-LRU's gates, dividing ``width``.
+        rounds: measurements of each.
+        tell: is called with what is being measured.
+    """
+    from griffin_eval.process import tune_process
+
+    tune_process()
+    timings = []
+    for tokens in lengths:
+        problem = Problem(tokens, width, gates)
+        calls = {**_limits(problem), **_torch(problem), **_jax(problem), **_peers(problem)}
+        for call in calls.values():
+            call()  # JAX compiles
+        times: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
+        for number in range(rounds):
+            tell(f"T = {tokens}, round {number + 1} of {rounds}")
+            for key, call in calls.items():
+                if number == 0 or times[key][-1] < SLOWEST:
+                    times[key].append(_seconds(call))
+        timings += _timings(tokens, times)
+    return timings
+
+
+class Problem:
+    """Arrays of one recurrence of D columns over T tokens."""
+
+    def __init__(self, tokens: int, width: int, gates: int):
+        rng = np.random.default_rng(0)
+        self.tokens, self.width, self.count = tokens, width, gates
+
+        def draw(*shape: int) -> np.ndarray:
+            return rng.standard_normal(shape, np.float32)
+
+        self.a = rng.uniform(0.9, 1, (1, tokens, width)).astype(np.float32)
+        self.x, self.dh = draw(1, tokens, width), draw(1, tokens, width)
+        block = width // gates
+        shapes = [(gates, block, block), (gates, block)]
+        scale = np.float32(block**-0.5)
+        gate_arrays = [draw(*shape) * scale for shape in shapes * 2]
+        self.gates = Gates(draw(width) - 4, *gate_arrays)
+
+
+_Calls = dict[tuple[str, str], Callable[[], Any]]
+SCAN, BACK, FUSED, WHOLE = "scan", "scan, backward", "RG-LRU from products", "RG-LRU"
+PRODUCTS, LIMIT, TORCH, JAX = "products", "limit", "griffin, torch", "griffin, JAX"
+
+
+def _limits(problem: Problem) -> _Calls:
+    import torch
+
+    a, x = torch.from_numpy(problem.a), torch.from_numpy(problem.x)
+    out = torch.empty_like(x)
+    calls: _Calls = {(LIMIT, "torch.add"): lambda: torch.add(a, x, out=out)}
+    library = compiled.library()
+    if library is not None:
+        pointers = [array.data_ptr() for array in (a, x, out)]
+        threads = torch.get_num_threads()
+        calls[LIMIT, "sum"] = lambda: library.griffin_sum(*pointers, x.numel(), threads)
+    return calls
+
+
+def _torch(problem: Problem) -> _Calls:
+    import torch
+    import torch.nn.functional as F
+
+    from griffin_eval.kernels.rglru import cpu_torch
+
+    a, x, dh = (torch.from_numpy(v) for v in (problem.a, problem.x, problem.dh))
+    gates = Gates(*(None if v is None else torch.from_numpy(v) for v in problem.gates))
+    blocks = x[0].view(problem.tokens, problem.count, -1).transpose(0, 1)
+    leaves = [a.clone().requires_grad_(), x.clone().requires_grad_()]
+
+    def products() -> list[torch.Tensor]:
+        return [torch.bmm(blocks, w) for w in (gates.input_weight, gates.recurrent_weight)]
+
+    calls: _Calls = {(PRODUCTS, TORCH): products}
+    for name in ("cpu", "plain"):
+        if name == "cpu" and cpu_torch.unsupported(x, None, None):
+            continue
+        label = TORCH if name == "cpu" else f"{TORCH}, plain"
+        h, _ = api.linear_scan(*leaves, impl=name)
+        calls[SCAN, label] = lambda name=name: api.linear_scan(a, x, impl=name)
+        calls[BACK, label] = lambda h=h: torch.autograd.grad(h, leaves, dh, retain_graph=True)
+        calls[WHOLE, label] = lambda name=name: api.rglru(x, gates, impl=name)
+    if (SCAN, TORCH) in calls:
+        out, last = torch.empty_like(x[0]), torch.zeros(1, problem.width)
+        biases = [b.flatten() for b in (gates.input_bias, gates.recurrent_bias)]
+        arrays = [*cpu_torch.layout(x), x[0], *products(), *biases]
+        arrays.append(-C * F.softplus(gates.recurrent_param))
+        calls[FUSED, TORCH] = lambda: cpu_torch.run(
+            cpu_torch.GATED, arrays, [out, last], 1, problem.count
+        )
+    return {
+        key: torch.inference_mode()(call) if key[0] != BACK else call for key, call in calls.items()
+    }
+
+
+def _jax(problem: Problem) -> _Calls:
+    import jax
+    import jax.numpy as jnp
+
+    from griffin_eval.kernels.rglru import cpu_jax
+
+    a, x, dh = (jnp.asarray(v) for v in (problem.a, problem.x, problem.dh))
+    gates = Gates(*(None if v is None else jnp.asarray(v) for v in problem.gates))
+
+    def over(function: Callable, *rest: Any) -> Callable[[], Any]:
+        """A call of ``function(x, *rest)`` whose result is its next x."""
+        compiled, state = jax.jit(function, donate_argnums=0), [jnp.array(x)]
+
+        def call() -> None:
+            state[0] = compiled(state[0], *rest).block_until_ready()
+
+        return call
+
+    def ready(function: Callable, *arrays: Any) -> Callable[[], Any]:
+        compiled = jax.jit(function)
+        return lambda: jax.block_until_ready(compiled(*arrays))
+
+    def products(x: Any, gates: Gates) -> Any:
+        return cpu_jax.products(x, gates.input_weight, gates.recurrent_weight)
+
+    calls: _Calls = {(PRODUCTS, JAX): ready(products, x, gates)}
+    for name in ("cpu", "plain"):
+        if name == "cpu" and cpu_jax.unsupported(x, None, None):
+            continue
+        label = JAX if name == "cpu" else f"{JAX}, plain"
+
+        def scan(x: Any, a: Any, name: str = name) -> Any:
+            return api.linear_scan(a, x, impl=name)[0]
+
+        calls[SCAN, label] = over(scan, a)
+        pull = jax.jit(lambda x, a, scan=scan: jax.vjp(scan, x, a)[1])(x, a)
+        calls[BACK, label] = ready(lambda pull, dh: pull(dh), pull, dh)
+        calls[WHOLE, label] = over(
+            lambda x, gates, name=name: api.rglru(x, gates, impl=name)[0], gates
+        )
+    if (SCAN, JAX) in calls:
+        biases = [b.reshape(-1) for b in (gates.input_bias, gates.recurrent_bias)]
+        rest = (*products(x, gates), *biases, -C * jax.nn.softplus(gates.recurrent_param))
+        calls[FUSED, JAX] = over(lambda x, *rest: cpu_jax.from_products(x, *rest), *rest)
+    calls[SCAN, "lax.associative_scan"] = over(_associative, a)
+    return calls
+
+
+def _associative(x: Any, a: Any) -> Any:
+    import jax
+
+    def combine(left: tuple[Any, Any], right: tuple[Any, Any]) -> tuple[Any, Any]:
+        return left[0] * right[0], left[1] * right[0] + right[1]
+
+    return jax.lax.associative_scan(combine, (a, x), axis=1)[1]
+
+
+def _peers(problem: Problem) -> _Calls:
+    """The scans of transformers and of DeepMind's code, where they are installed and work."""
+    import torch
+
+    absent, calls = absent_peers(), {}
+    for name, (_, make) in PEERS.items():
+        if name not in absent:
+            calls[SCAN, name] = make(problem)
+    return {key: torch.inference_mode()(call) for key, call in calls.items()}
+
+
+def absent_peers() -> dict[str, str]:
+    """Why peers are left out, by their names."""
+    reasons = {name: why_absent(*modules) for name, (modules, _) in PEERS.items()}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def _transformers(problem: Problem) -> Callable[[], Any]:
+    import torch
+    from transformers.models.recurrent_gemma import modeling_recurrent_gemma as theirs
+
+    a, x = torch.from_numpy(problem.a), torch.from_numpy(problem.x)
+    reset = torch.zeros(1, problem.tokens, 1, dtype=torch.bool)
+    scan: Any = theirs.RecurrentGemmaRglru._rnn_scan
+    return lambda: scan(None, x, a, reset, None)
+
+
+def _deepmind_torch(problem: Problem) -> Callable[[], Any]:
+    import torch
+    from recurrentgemma.torch.layers import rnn_scan
+
+    a, x = torch.from_numpy(problem.a), torch.from_numpy(problem.x)
+    start = torch.zeros(1, problem.tokens, dtype=torch.bool)
+    return lambda: rnn_scan(x, a, start, None)
+
+
+def _deepmind_jax(problem: Problem) -> Callable[[], Any]:
+    import jax
+    import jax.numpy as jnp
+    from recurrentgemma.jax.scan import linear_scan
+
+    compiled = jax.jit(lambda x, a: linear_scan(x, a)[0])
+    arrays = jnp.asarray(problem.x), jnp.asarray(problem.a)
+    return lambda: compiled(*arrays).block_until_ready()
+
+
+# Modules that a peer needs, and what makes its call.
+PEERS: dict[str, tuple[tuple[str, ...], Callable[[Problem], Callable[[], Any]]]] = {
+    "transformers": (
+        ("transformers.models.recurrent_gemma.modeling_recurrent_gemma",),
+        _transformers,
+    ),
+    "DeepMind, torch": (("recurrentgemma.torch.layers",), _deepmind_torch),
+    "DeepMind, JAX": (("recurrentgemma.jax.scan",), _deepmind_jax),
+}
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    once = time.perf_counter() - start
+    if once > SLOWEST:
+        return once
+    repeats = max(1, int(REPEAT / max(once, 1e-7)))
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - start) / repeats
+
+
+def _timings(tokens: int, times: dict[tuple[str, str], list[float]]) -> Iterator[Timing]:
+    limit = min(min(values) for (what, _), values in times.items() if what == LIMIT)
+    median = {key: statistics.median(values) for key, values in times.items()}
+    yield Timing(LIMIT, tokens, "sum", limit, LIMIT, 1.0)
+    for (operation, name), seconds in median.items():
+        framework = ", ".join(name.split(", ")[:2])
+        products, scan = median.get((PRODUCTS, framework)), median.get((SCAN, name))
+        if operation == SCAN:
+            yield Timing(operation, tokens, name, seconds, LIMIT, seconds / limit)
+        elif operation == BACK:
+            yield Timing(operation, tokens, name, seconds, "5/3 limit", seconds / limit * 3 / 5)
+        elif operation == FUSED and scan:
+            yield Timing(operation, tokens, name, seconds, "its scan", seconds / scan)
+        elif operation == WHOLE and scan and products:
+            against = "products and scan"
+            yield Timing(operation, tokens, name, seconds, against, seconds / (products + scan))
+
+
+def timing_table(timings: list[Timing]) -> Table:
+    """The timings as they are printed."""
+    table = Table(title="milliseconds, medians")
+    table.add_column("operation")
+    table.add_column("T", justify="right")
+    table.add_column("implementation")
+    table.add_column("time", justify="right")
+    table.add_column("ratio", justify="right")
+    table.add_column("over")
+    for timing in timings:
+        table.add_row(
+            timing.operation,
+            str(timing.tokens),
+            timing.implementation,
+            f"{timing.seconds * 1e3:.3f}",
+            f"{timing.ratio:.2f}",
+            timing.against,
+        )
+    return table

@@ -1,0 +1,146 @@
+"""The scan and the RG-LRU on a CUDA device: bandwidth over that of a copy, beside other libraries.
+
+``copy_fraction`` is the bytes that an operation cannot do without, over seconds, over the bytes a
+copy moves in a second. The scan reads a and x and writes h, backward it reads a, h and dh and
+writes da and dx. The RG-LRU reads x and writes h, backward it reads x, h and dh and writes dx.
+
+Peers, where they are installed, get the same numbers in the layout that they ask for, which is not
+timed: HGRN of flash-linear-attention (which takes log a) and accelerated-scan (columns first; its
+CUDA kernel where nvcc is, for powers of 2).
+"""
+
+import itertools
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.peers import why_absent
+from griffin_eval.errors import ArgumentError
+
+# (batch, tokens, width) of RecurrentGemma 2B and 9B: one document, and as many as fill a device.
+SHAPES = ((1, 8192, 2560), (8, 8192, 2560), (64, 2048, 2560), (1, 8192, 4096), (8, 8192, 4096))
+GATE_WIDTH = 256
+COPIED = 2**28  # values of the copied array, or those of the shape if they are more
+COLUMNS = ("operation", "implementation", "shape", "dtype", "seconds", "copy_fraction")
+
+PEERS = {"flash-linear-attention": "fla.ops.hgrn", "accelerated-scan": "accelerated_scan.scalar"}
+
+_Call = tuple[str, str, int, Callable[[], Any]]  # operation, implementation, arrays, what is timed
+
+
+def measure(
+    shapes: Sequence[tuple[int, int, int]] = SHAPES,
+    dtypes: Sequence[str] = ("float32", "bfloat16"),
+    device: str = "cuda",
+    tell: Callable[[str], Any] = lambda line: None,
+) -> list[dict[str, Any]]:
+    """Times everything: medians, as rows of `COLUMNS`.
+
+    Args:
+        shapes: batch, tokens and width of each.
+        dtypes: of the arrays.
+        device: as PyTorch names it.
+        tell: called with a line about what is timed next; a kernel of a peer may compile for
+            minutes before its first time.
+
+    Raises:
+        ArgumentError: there is no CUDA device.
+    """
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError("--target cuda needs a CUDA device, and torch finds none")
+    rows = []
+    for shape, dtype in itertools.product(shapes, dtypes):
+        x = torch.randn(shape, dtype=getattr(torch, dtype), device=device)
+        source = x.new_ones(max(x.numel(), COPIED if device == "cuda" else 0))
+        target = torch.empty_like(source)
+        rate = 2 * source.nbytes / _seconds(partial(target.copy_, source))
+        for operation, implementation, arrays, call in _calls(x):
+            tell(f"{operation}, {implementation}: {' x '.join(map(str, shape))}, {dtype}")
+            seconds = _seconds(call)
+            fraction = arrays * x.nbytes / seconds / rate
+            row = (operation, implementation, shape, dtype, seconds, fraction)
+            rows.append(dict(zip(COLUMNS, row, strict=True)))
+    return rows
+
+
+def absent_peers() -> dict[str, str]:
+    """Why peers are left out, by their names."""
+    reasons = {name: why_absent(module) for name, module in PEERS.items()}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def _calls(x: Any) -> Iterator[_Call]:
+    """What to time. A forward pass keeps what the backward pass needs, as in training."""
+    import torch
+
+    from griffin_eval.kernels.rglru import triton_torch
+    from griffin_eval.kernels.rglru.reference import Gates
+
+    a = torch.rand(x.shape, device=x.device).mul_(0.1).add_(0.9).to(x.dtype)
+    _, tokens, width = x.shape
+    size = GATE_WIDTH if width % GATE_WIDTH == 0 else width
+    weight = size**-0.5 * x.new_ones(width // size, size, size).normal_()
+    bias, slope = weight[:, 0].clone(), x.new_ones(width).uniform_(-7, -2)
+    gates = (slope, weight, bias, weight, bias)
+
+    def rglru(x: Any, *gates: Any) -> Any:
+        return triton_torch.rglru(x, Gates(*gates))
+
+    yield from _both("scan", "griffin", (3, 5), triton_torch.linear_scan, a, x)
+    yield from _both("RG-LRU", "griffin", (2, 4), rglru, x, *gates)
+    absent = absent_peers()
+    if "flash-linear-attention" not in absent:
+        from fla.ops.hgrn import chunk_hgrn, fused_recurrent_hgrn  # type: ignore[import-not-found]
+
+        for function in (chunk_hgrn, fused_recurrent_hgrn):
+            yield from _both("scan", f"fla {function.__name__}", (3, 5), function, x, a.log())
+    if "accelerated-scan" not in absent:
+        columns_first = [v.transpose(1, 2).contiguous() for v in (a, x)]
+        from accelerated_scan import scalar  # type: ignore[import-not-found]
+
+        yield from _both("scan", "accelerated-scan, Triton", (3, 5), scalar.scan, *columns_first)
+        built = shutil.which("nvcc") and why_absent("accelerated_scan.warp") is None
+        if built and tokens & (tokens - 1) == 0:
+            from accelerated_scan import warp  # type: ignore[import-not-found]
+
+            yield from _both("scan", "accelerated-scan, CUDA", (3, 5), warp.scan, *columns_first)
+
+
+def _both(
+    operation: str, name: str, arrays: tuple[int, int], function: Callable[..., Any], *inputs: Any
+) -> Iterator[_Call]:
+    import torch
+
+    leaves = [v.detach().clone().requires_grad_() for v in inputs]
+    forward = partial(function, *leaves)
+    yield operation, name, arrays[0], forward
+    h = forward()
+    h = h[0] if isinstance(h, tuple) else h
+    pull_back = partial(torch.autograd.grad, h, leaves, torch.randn_like(h), retain_graph=True)
+    yield f"{operation}, backward", name, arrays[1], pull_back
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    from triton.testing import do_bench  # empties the caches before each call
+
+    milliseconds: Any = do_bench(call, warmup=100, rep=300, return_mode="median")
+    return milliseconds / 1000
+
+
+def timing_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """The rows as they are printed."""
+    table = Table(title="microseconds, medians; bandwidth over that of a copy")
+    for heading in ("operation", "implementation", "shape", "dtype"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("time", "of a copy"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        shape = " x ".join(map(str, row["shape"]))
+        names = row["operation"], row["implementation"], shape, row["dtype"]
+        table.add_row(*names, f"{row['seconds'] * 1e6:.1f}", f"{row['copy_fraction']:.0%}")
+    return table

@@ -1,0 +1,79 @@
+"""Devices to compile for: chips of a TPU slice that need not be there, or a divided processor."""
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from griffin_eval.errors import ArgumentError
+
+# Shapes of slices that libtpu knows, the smallest first.
+SLICES = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+# Bytes that the compiler grants a program on a chip, by generation.
+MEMORY = {"v5e": int(15.75 * 2**30), "v6e": int(31.25 * 2**30)}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a step is compiled for.
+
+    Attributes:
+        kind: a key of `MEMORY`, or ``cpu``.
+        count: number of devices.
+    """
+
+    kind: str
+    count: int
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes of a device; None of a processor, which has one memory for all."""
+        return MEMORY.get(self.kind)
+
+
+def parse_target(text: str) -> Target:
+    """The target of a text such as ``v5e-16`` or ``cpu-8``.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    match = re.fullmatch(r"(\w+)-(\d+)", text)
+    kinds = (*MEMORY, "cpu")
+    if match is None or match.group(1) not in kinds or not 0 < int(match.group(2)) <= 256:
+        raise ArgumentError(
+            f"--target {text!r}: expected {' or '.join(kinds)} and a number of devices up to 256, "
+            "such as v5e-16"
+        )
+    return Target(match.group(1), int(match.group(2)))
+
+
+def devices(target: Target) -> list[Any]:
+    """The devices of JAX, which of a TPU are those of the smallest slice that has as many.
+
+    Raises:
+        ArgumentError: JAX was started with fewer.
+    """
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if target.kind == "cpu":  # which JAX divides before it first looks for devices
+        count = f"--xla_force_host_platform_device_count={target.count}"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {count}".strip()
+        import jax
+
+        there = jax.devices("cpu")
+        if len(there) < target.count:
+            raise ArgumentError(
+                f"--target {target.kind}-{target.count}: JAX was started with {len(there)} devices"
+            )
+        return there[: target.count]
+    from jax.experimental import topologies
+
+    from benchmarks.ahead_of_time import ENVIRONMENT
+
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    sizes = {shape: int(shape.split("x")[0]) * int(shape.split("x")[1]) for shape in SLICES}
+    shape = next(shape for shape, size in sizes.items() if size >= target.count)
+    topology = topologies.get_topology_desc(
+        f"{target.kind}:{shape}", "tpu", chips_per_host_bounds=(2, 2, 1)
+    )
+    return list(topology.devices)[: target.count]

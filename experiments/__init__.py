@@ -1,0 +1,3 @@
+"""Experiments whose findings docs/results.md, memory.md and performance.md show."""
+
+import benchmarks as benchmarks  # It takes the checkout from the path, so it must be found first.

@@ -1,0 +1,174 @@
+"""What a fact is worth when it is not written, or not looked at: documents that are read with
+something withheld from single layers, beside the patched states of `causal_map`.
+
+- **A write withheld**: of the fact's tokens a layer's RG-LRU keeps its state (a = 1 and no input),
+  its convolution shows later tokens no input, its attention shows them no key.
+- **Keys hidden by age**: no query of a layer sees the keys of tokens so many tokens before it.
+
+With L and D as in `causal_map`, what is lost is (D - D of the two documents read so) / D. 0: as
+before. 1: the documents are not told apart any more, which is exact where every layer withholds
+everything. Tokens of the fact itself are read as ever, but for an RG-LRU that keeps its state.
+"""
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.causal_map.causal_map import Component, Pair, check_finite, softmax_dtype
+from griffin_eval.runners.protocol import Runner
+
+AGES = tuple(4**power for power in range(10))  # first ages of bins, in tokens
+STEPS = 8  # times the tokens of a step of the runner that are read at once
+
+
+class Withheld(NamedTuple):
+    """What R rows of a step lose, in a model of N layers, as arrays of any framework.
+
+    Attributes:
+        h, conv, keys: bool [R, N], in which layers the RG-LRU keeps its state, the convolution gets
+            no input, and attention sees no key.
+        first, end: int32 [R], the tokens of which that is; ``end`` itself is not one.
+        after: int32 [R], number of the first query from which keys are hidden.
+        ages: int32 [R, 2], the least age of a hidden key, and one more than the greatest.
+    """
+
+    h: Any
+    conv: Any
+    keys: Any
+    first: Any
+    end: Any
+    after: Any
+    ages: Any
+
+
+class _Loss(NamedTuple):
+    """A component whose write is withheld, or with ages whose keys of such ages are hidden."""
+
+    part: Component
+    ages: tuple[int, int] | None
+
+
+def bins(pairs: Sequence[Pair], visible_keys: int | None) -> list[tuple[int, int]]:
+    """Ranges of ages, from one and to before another, up to the window or the longest document.
+
+    Args:
+        pairs: documents and questions.
+        visible_keys: keys that a query of local attention sees, its own included; None for all.
+    """
+    most = max(len(pair.original) + len(pair.original_answer) - 1 for pair in pairs)
+    most = most if visible_keys is None else min(most, visible_keys)
+    firsts = [age for age in AGES if age < most]
+    return list(zip(firsts, [*firsts[1:], most], strict=True))
+
+
+def lost_writes(
+    runner: Runner, pairs: Sequence[Pair], parts: Sequence[Component], between: np.ndarray
+) -> np.ndarray:
+    """float64 [P, C]: nats of D that are lost where a component does not write the fact.
+
+    Args:
+        runner: the model, on one device.
+        pairs: documents and questions.
+        parts: of the model.
+        between: float64 [P], D.
+    """
+    return _lost(runner, pairs, [_Loss(part, None) for part in parts], between)
+
+
+def lost_keys(
+    runner: Runner,
+    pairs: Sequence[Pair],
+    parts: Sequence[Component],
+    ages: Sequence[tuple[int, int]],
+    between: np.ndarray,
+) -> np.ndarray:
+    """float64 [P, C, K]: nats of D that are lost where keys of some ages are hidden.
+
+    Args:
+        runner, pairs, between: as of `lost_writes`.
+        parts: components of attention.
+        ages: of `bins`.
+    """
+    losses = [_Loss(part, range_) for part in parts for range_ in ages]
+    return _lost(runner, pairs, losses, between).reshape(len(pairs), len(parts), len(ages))
+
+
+def _lost(
+    runner: Runner, pairs: Sequence[Pair], losses: Sequence[_Loss], between: np.ndarray
+) -> np.ndarray:
+    lost = np.empty((len(pairs), len(losses)))
+    own: Any = importlib.import_module(f"experiments.causal_map.withheld_{runner.framework}")
+    read = own.reader(runner)
+    for index, pair in enumerate(pairs if losses else ()):
+        preferences = _preferences(runner, read, pair, losses)
+        check_finite(runner, preferences)
+        lost[index] = between[index] - (preferences[:, 1] - preferences[:, 0])
+    return lost
+
+
+def _preferences(
+    runner: Runner, read: Callable[..., Any], pair: Pair, losses: Sequence[_Loss]
+) -> np.ndarray:
+    """float64 [losses, 2]: L of the original and of the changed document."""
+    answers = np.stack([pair.original_answer, pair.changed_answer])
+    documents = np.stack([pair.original, pair.changed])
+    asked = answers.shape[1]
+    # A row for each loss, document and answer.
+    rows = np.concatenate(
+        [documents.repeat(2, 0), np.tile(answers[:, :-1], (2, 1))], 1
+    )  # [4, N + M - 1]
+    length = rows.shape[1]
+    tokens = np.zeros((4, runner.padded_tokens(length)), np.int32)
+    tokens[:, :length] = rows
+    at_once = max(1, STEPS * runner.step_tokens // tokens.size)
+    last, targets = np.arange(length - asked, length), np.tile(answers, (2, 1))
+    found = []
+    for begin in range(0, len(losses), at_once):
+        some = list(losses[begin : begin + at_once])
+        some += [_Loss(Component("none", (), ()), None)] * (at_once - len(some))  # one shape
+        hidden = read(
+            np.tile(tokens, (at_once, 1)),
+            np.full(4 * at_once, length, np.int32),
+            _withheld(some, pair, runner.config.num_layers),
+        )
+        positions = (np.arange(4 * at_once)[:, None] * tokens.shape[1] + last).ravel()
+        logprobs, _ = runner.score(
+            hidden,
+            positions,
+            np.tile(targets, (at_once, 1)).ravel(),
+            np.arange(len(positions)),
+            softmax_dtype(runner),
+        )
+        of_answers = logprobs.reshape(at_once, 2, 2, asked).sum(-1)
+        found.append(of_answers[..., 1] - of_answers[..., 0])
+    return np.concatenate(found)[: len(losses)]
+
+
+def _withheld(losses: Sequence[_Loss], pair: Pair, layers: int) -> Withheld:
+    differing = np.flatnonzero(pair.original != pair.changed)
+    first = int(differing[0]) if len(differing) else pair.fact_end - 1
+    everything = len(pair.original) + len(pair.original_answer)
+
+    def where(kind: str, aged: bool) -> np.ndarray:
+        rows = np.zeros((len(losses), layers), bool)
+        for row, (part, ages) in enumerate(losses):
+            if kind in part.kinds and (aged or ages is None):
+                rows[row, list(part.layers)] = True
+        return rows.repeat(4, 0)
+
+    def numbers(written: int, aged: Callable[[tuple[int, int]], int]) -> np.ndarray:
+        each = [written if ages is None else aged(ages) for _, ages in losses]
+        return np.array(each, np.int32).repeat(4, 0)
+
+    ages = [numbers(1, lambda a: a[0]), numbers(everything, lambda a: a[1])]
+    return Withheld(
+        where("RG-LRU", False),
+        where("conv", False),
+        where("attention", True),
+        numbers(first, lambda _: 0),
+        numbers(pair.fact_end, lambda _: everything),
+        numbers(pair.fact_end, lambda _: 0),
+        np.stack(ages, 1),
+    )

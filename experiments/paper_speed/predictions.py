@@ -1,0 +1,60 @@
+"""What the byte model says of the paper's models of 1.3B parameters in bfloat16: nothing is run."""
+
+from typing import Any
+
+import numpy as np
+
+from experiments.paper_speed.byte_model import (
+    Rates,
+    largest_batch,
+    sampling_seconds,
+)
+from experiments.paper_speed.models import PATTERNS, RECURRENT
+from griffin_eval.config import PRESETS
+
+SIZE, ITEMSIZE = "1.3b", 2
+BATCH = 16  # of figure 4
+PROMPTS, SAMPLED = (0, 4096), (128, 512, 1024, 2048, 4096)
+LENGTHS = (512, 1024, 2048, 4096)  # of figure 1(b)
+MEMORY = 9 * 16 * 10**8  # nine tenths of the 16 GB of a TPU-v3, the rest for what a step works with
+TPU_V3_INTENSITY = 136  # operations for each byte that a TPU-v3 reads (appendix F.2)
+# In units of the time of a byte, since only ratios are printed: bytes alone, and a TPU-v3.
+BYTES, TPU_V3 = Rates(1, np.inf), Rates(1, TPU_V3_INTENSITY)
+
+CONFIGS = {name: PRESETS[f"{name}-{SIZE}"] for name in PATTERNS}
+
+
+def latencies() -> list[dict[str, Any]]:
+    """The Transformer's time to sample over that of each model, at the batch of figure 4."""
+    rows = []
+    for prompt in PROMPTS:
+        for sampled in SAMPLED:
+            seconds = {
+                name: sampling_seconds(config, BYTES, BATCH, prompt, sampled, ITEMSIZE)
+                for name, config in CONFIGS.items()
+            }
+            over = {name: seconds["mqa"] / seconds[name] for name in RECURRENT}
+            rows.append({"prompt": prompt, "sampled": sampled, "mqa_over": over})
+    return rows
+
+
+def throughputs() -> list[dict[str, Any]]:
+    """The largest batch of each model within `MEMORY`, and its tokens per second over the
+    Transformer's: by the bytes alone, and with the operations of a TPU-v3."""
+    rows = []
+    for length in LENGTHS:
+        batches = {
+            name: largest_batch(config, length, MEMORY, ITEMSIZE)
+            for name, config in CONFIGS.items()
+        }
+        row: dict[str, Any] = {"sampled": length, "batches": batches}
+        for kind, rates in (("bytes", BYTES), ("tpu_v3", TPU_V3)):
+            speeds = {
+                name: batches[name]
+                * length
+                / sampling_seconds(config, rates, batches[name], 0, length, ITEMSIZE)
+                for name, config in CONFIGS.items()
+            }
+            row[kind] = {name: speeds[name] / speeds["mqa"] for name in RECURRENT}
+        rows.append(row)
+    return rows
