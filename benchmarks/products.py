@@ -1,26 +1,29 @@
-"""The rooflines that models are compared with: the best rates of matrix products and of reading."""
+"""The rooflines that models are compared with: the best rates of matrix products and of reading.
+
+``python -m benchmarks.products`` answers requests for these functions (`benchmarks.timing.serve`).
+"""
 
 import contextlib
 from collections.abc import Callable
 from typing import Any, Literal
 
-from benchmarks.timing import best_seconds
+from benchmarks.timing import best_seconds, serve
 
-MEASURED = 1.0  # seconds in which products are repeated
-Dtype = Literal["float32", "bfloat16", "float16"]  # that benchmarks of models run in
+MEASURED = 1.0  # seconds for which products are repeated
+Dtype = Literal["float32", "bfloat16", "float16"]  # dtypes of the benchmarks of models
 
 
 def products_torch(
     tokens: int, width: int, mlp_width: int, device: str = "cpu", dtype: str = "float32"
 ) -> dict[str, float]:
-    """FLOP/s of an MLP's three products of matrices, by each way that PyTorch has.
+    """Return FLOP/s of an MLP's three products of matrices, by each way that PyTorch has.
 
     Args:
-        tokens: rows.
-        width: of the model.
-        mlp_width: expanded.
-        device: as PyTorch names it.
-        dtype: of the matrices.
+        tokens: Number of rows.
+        width: Width of the model.
+        mlp_width: Expanded width.
+        device: Device as PyTorch names it.
+        dtype: Dtype of the matrices.
     """
     import torch
     import torch.nn.functional as F
@@ -32,33 +35,26 @@ def products_torch(
     ways: dict[str, Callable] = {"F.linear": F.linear}
     pointwise = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     if device == "cpu" and dtype != "float16" and pointwise:
-        with contextlib.suppress(RuntimeError):  # oneDNN has no bfloat16 on some processors
+        with contextlib.suppress(RuntimeError):  # oneDNN has no bfloat16 on some processors.
             pointwise(x, gate, None, "none", [], "")
             ways["mkldnn._linear_pointwise"] = lambda x, w: pointwise(x, w, None, "none", [], "")
+
+    def seconds(product: Callable) -> float:
+        work = _wait(lambda: (product(x, gate), product(x, up), product(hidden, down)), device)
+        return best_seconds(work, MEASURED)
+
     flops = tokens * 3 * 2 * width * mlp_width
     with torch.inference_mode():
-        return {
-            f"torch {name}": flops
-            / best_seconds(
-                _wait(
-                    lambda product=product: (
-                        product(x, gate),
-                        product(x, up),
-                        product(hidden, down),
-                    ),
-                    device,
-                ),
-                MEASURED,
-            )
-            for name, product in ways.items()
-        }
+        return {f"torch {name}": flops / seconds(product) for name, product in ways.items()}
 
 
 def products_jax(
     tokens: int, width: int, mlp_width: int, dtype: str = "float32"
 ) -> dict[str, float]:
-    """As `products_torch`, compiled by JAX for its default device: with weights as stored, and
-    transposed beforehand; sums are float32."""
+    """Return what `products_torch` does, compiled by JAX for its default device.
+
+    The weights are as stored, and transposed beforehand; sums are float32.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -87,11 +83,11 @@ def products_jax(
 
 
 def reading_torch(nbytes: int, device: str = "cpu") -> dict[str, float]:
-    """Bytes per second at which an array of float32 is read, by each way that PyTorch has.
+    """Return the bytes per second at which an array of float32 is read, by ways of PyTorch.
 
     Args:
-        nbytes: of the array.
-        device: as PyTorch names it.
+        nbytes: Size of the array.
+        device: Device as PyTorch names it.
     """
     import torch
 
@@ -105,7 +101,7 @@ def reading_torch(nbytes: int, device: str = "cpu") -> dict[str, float]:
 
 
 def reading_jax(nbytes: int) -> dict[str, float]:
-    """As `reading_torch`, compiled by JAX for its default device."""
+    """Return what `reading_torch` does, compiled by JAX for its default device."""
     import jax
     import jax.numpy as jnp
 
@@ -120,7 +116,7 @@ def _run(function: Callable, *arguments: Any) -> Callable[[], Any]:
 
 
 def _wait(work: Callable[[], Any], device: str) -> Callable[[], Any]:
-    """The work, and on an accelerator waiting for its end."""
+    """Return the work, on an accelerator with waiting for its end."""
     import torch
 
     if device == "cpu":
@@ -135,3 +131,8 @@ def _wait(work: Callable[[], Any], device: str) -> Callable[[], Any]:
 
 def _mlp_shapes(width: int, mlp_width: int) -> list[tuple[int, int]]:
     return [(mlp_width, width), (mlp_width, width), (width, mlp_width)]
+
+
+if __name__ == "__main__":
+    functions = (products_torch, products_jax, reading_torch, reading_jax)
+    serve({function.__name__: function for function in functions})

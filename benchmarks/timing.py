@@ -1,4 +1,8 @@
-"""How the benchmarks measure: processes of their own, their time and memory, how they fail."""
+"""Worker processes, interleaved rounds, and the memory and time that a worker measures.
+
+A worker may run in an environment with another version of the package: what it imports from here
+needs the standard library alone.
+"""
 
 import json
 import os
@@ -8,38 +12,62 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, TypeVar
 
 from benchmarks import ROOT
 from benchmarks.peers import Absent
-from griffin_eval.errors import ArgumentError, BadInput, MissingExtraError
 
 START = ROOT / "benchmarks" / "start.py"
+# Compiled programs of JAX, kept in the folder that the first variable names.
+JAX_CACHE = "JAX_COMPILATION_CACHE_DIR"
+JAX_KEEPS_ALL = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+
+Key = TypeVar("Key")
+Result = TypeVar("Result")
 
 
 class Failed(Exception):
-    """How a measured process ended, and the last line of what it said on stderr."""
+    """A measured process ended early; the message is the last line of its stderr."""
+
+
+def module_command(python: str, module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module of this checkout in an environment.
+
+    Args:
+        python: Interpreter of the environment.
+        module: Name of the module, such as ``benchmarks.model.worker``.
+    """
+    return [python, "-P", str(START), module, *arguments]
 
 
 class Job:
-    """A process that measures what it is asked to, one request after the other.
+    """A worker process that answers one request after the other.
 
     Args:
-        module: a module of this package that calls `serve` when it is run.
-        arguments: its command line.
-        environment: variables beside those of this process.
+        module: Module of this checkout that calls `serve` when it is run.
+        arguments: Command line of the module.
+        environment: Variables to set beside those of this process.
+        python: Interpreter of the worker.
     """
 
     def __init__(
-        self, module: str, *arguments: str, environment: Mapping[str, str] | None = None
+        self,
+        module: str,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        python: str = sys.executable,
     ) -> None:
         self._module = module
         self._errors = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(START), module, *arguments],
+            module_command(python, module, *arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -48,13 +76,15 @@ class Job:
         )
 
     def ask(self, do: str, **arguments: Any) -> Any:
-        """What the function ``do`` of the module returns for arguments that JSON can hold.
+        """Return what the function ``do`` of the module returns; JSON must hold the arguments.
 
         Raises:
-            Absent: a library that it needs is missing or broken.
-            ArgumentError: the function raised `BadInput`.
-            Failed: the process has ended.
+            Absent: A library that the function needs is missing or broken.
+            ArgumentError: The function raised `BadInput`.
+            Failed: The process has ended.
         """
+        from griffin_eval.errors import ArgumentError
+
         assert self._process.stdin and self._process.stdout
         try:
             self._process.stdin.write(json.dumps({"do": do} | arguments) + "\n")
@@ -71,7 +101,7 @@ class Job:
         return answer["result"]
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         assert self._process.stdin and self._process.stdout
         self._process.kill()
         self._process.wait()
@@ -90,37 +120,100 @@ class Job:
     def _end(self) -> str:
         code = self._process.wait()
         self._errors.seek(0)
-        last = self._errors.read().strip().rpartition("\n")[2]
-        if code < 0:
-            return f"{self._module} was killed by signal {-code}: {last}".removesuffix(": ")
-        return last or f"{self._module} ended with exit code {code}"
+        return how_it_ended(self._module, code, self._errors.read())
+
+
+def how_it_ended(name: str, code: int, stderr: str) -> str:
+    """Return one line about a process that failed.
+
+    Args:
+        name: Name of the process.
+        code: Its exit code, negative for a signal.
+        stderr: What it wrote there.
+    """
+    last = stderr.strip().rpartition("\n")[2]
+    if code < 0:
+        return f"{name} was killed by signal {-code}: {last}".removesuffix(": ")
+    return last or f"{name} ended with exit code {code}"
 
 
 def serve(functions: Mapping[str, Callable[..., Any]]) -> None:
-    """Answers the requests of a `Job` until there are no more.
+    """Answer the requests of a `Job` until there are no more.
 
     Args:
-        functions: what can be asked for, by name; they return what JSON can hold.
+        functions: Functions that can be asked for, by name; JSON must hold what they return.
     """
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # Libraries print on stdout, which holds the answers.
     for line in sys.stdin:
         request = json.loads(line)
         try:
             answer = {"result": functions[request.pop("do")](**request)}
-        except (Absent, MissingExtraError) as error:
+        except Absent as error:
             answer = {"absent": str(error)}
-        except BadInput as error:
-            answer = {"bad_input": str(error)}
+        except (ImportError, ValueError) as error:
+            if not type(error).__module__.startswith("griffin_eval"):
+                raise
+            # The package raises subclasses for missing extras and for what a user can mend.
+            kind = "absent" if isinstance(error, ImportError) else "bad_input"
+            answer = {kind: str(error)}
         print(json.dumps(answer), file=answers, flush=True)
 
 
-def best_seconds(work: Callable[[], Any], seconds: float = 0.5) -> float:
-    """Seconds of the fastest of the calls that fit into a time; a first, which may compile, aside.
+def interleave(
+    rounds: int,
+    measurements: Mapping[Key, Callable[[], Result]],
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[Key, list[Result]]:
+    """Take every measurement once a round, every second round in the opposite order.
 
     Args:
-        work: what is timed.
-        seconds: how long it is called again.
+        rounds: Number of rounds.
+        measurements: Functions that measure, by key.
+        say: Called with a line about each round.
+
+    Returns:
+        The results of each key, one a round.
+    """
+    results: dict[Key, list[Result]] = {key: [] for key in measurements}
+    for number in range(rounds):
+        say(f"round {number + 1} of {rounds}")
+        for key in list(measurements)[:: 1 if number % 2 == 0 else -1]:
+            results[key].append(measurements[key]())
+    return results
+
+
+def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
+    """Return the quotient of every round."""
+    return [a / b for a, b in zip(numerators, denominators, strict=True)]
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return the median and, of several values, the range."""
+    middle = f"{median(values):.3g}"
+    if len(values) == 1:
+        return middle
+    return f"{middle} ({min(values):.3g}-{max(values):.3g})"
+
+
+@contextmanager
+def busy_process() -> Iterator[None]:
+    """Keep one core busy with a process of another session, as another user would."""
+    with subprocess.Popen(
+        [sys.executable, "-c", "while True: pass"], start_new_session=True
+    ) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def best_seconds(work: Callable[[], Any], seconds: float = 0.5) -> float:
+    """Return the seconds of the fastest call after a first one, which may compile.
+
+    Args:
+        work: Function to time.
+        seconds: Time for which it is called again.
     """
     work()
     best, end = float("inf"), time.perf_counter() + seconds
@@ -132,10 +225,10 @@ def best_seconds(work: Callable[[], Any], seconds: float = 0.5) -> float:
 
 @contextmanager
 def watch_memory(interval: float = 0.005) -> Iterator[list[int]]:
-    """A list that fills with the bytes of anonymous memory this process has.
+    """Yield a list that fills with the bytes of anonymous memory this process has.
 
     Args:
-        interval: seconds between two readings.
+        interval: Seconds between two readings.
     """
     readings, stop = [anonymous_memory()], threading.Event()
 
@@ -153,8 +246,10 @@ def watch_memory(interval: float = 0.005) -> Iterator[list[int]]:
 
 
 def anonymous_memory() -> int:
-    """Anonymous resident bytes of this process (RssAnon): pages of mapped files are not counted,
-    since the system takes them back at will."""
+    """Return the anonymous resident bytes of this process (RssAnon).
+
+    Pages of mapped files are not counted, since the system takes them back at will.
+    """
     match = re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())
     assert match is not None
     return int(match[1]) * 1024

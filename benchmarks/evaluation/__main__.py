@@ -1,4 +1,4 @@
-"""The command ``bench eval``."""
+"""The command ``python -m benchmarks.evaluation``."""
 
 import tempfile
 from importlib.util import find_spec
@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from benchmarks.commands import AsJson, Pythons, Rounds, interpreters
+from benchmarks.commands import tell as tell
 from benchmarks.failures import measuring
 from benchmarks.products import Dtype
 from griffin_eval.arguments import token_counts
@@ -20,96 +21,76 @@ if TYPE_CHECKING:
 TASKS = "griffin_pydoc_choice,griffin_pydoc_topic,griffin_phonebook,griffin_pydoc_rolling"
 
 
-def bench_eval(
+def main(
     checkpoint: Annotated[
         Path | None,
         typer.Option(help="Folder that transformers reads; by default a small random one."),
     ] = None,
-    tasks: Annotated[
-        str,
-        typer.Option(
-            help="Tasks TASK[:DOCUMENTS[:WHOLE]],…: documents in the model and whole commands."
-        ),
-    ] = TASKS,
+    tasks: Annotated[str, typer.Option(help="Tasks or tags, as lm_eval takes them: A,B,….")] = TASKS,
     tasks_path: Annotated[
         Path | None, typer.Option(help="Folder with more tasks.", exists=True, file_okay=False)
     ] = None,
-    limit: Annotated[
-        int, typer.Option(help="Number of documents where --tasks does not say.", min=1)
-    ] = 8,
-    rounds: Annotated[
-        int, typer.Option(help="Number of measurements of each, in turn.", min=1)
-    ] = 3,
+    limit: Annotated[int, typer.Option(help="Number of documents of each task.", min=1)] = 8,
+    rounds: Rounds = 5,
     frameworks: Annotated[str, typer.Option(help="Frameworks that griffin runs in.")] = "torch,jax",
     dtype: Annotated[
         Dtype, typer.Option(help="Dtype of weights and activations, of hf's model too.")
     ] = "float32",
-    characters: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of characters that rolling documents are cut to, but in whole commands.",
-            min=1,
-        ),
-    ] = None,
     lengths: Annotated[
         str,
-        typer.Option(
-            help="Lengths in tokens of single documents whose memory is measured; 0: none."
-        ),
+        typer.Option(help="Lengths in tokens of single documents whose memory is measured, or 0."),
     ] = "100000,1000000",
+    python: Pythons = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Evaluate with lm_eval's hf model and with griffin, on the CPU; time, limit, answers, memory.
+    """Time lm_eval with griffin beside lm_eval's hf model and the roofline; memory of documents.
 
-    Exit code 1 if answers differ from hf's.
+    The first task is measured once more beside a busy process of another session. Exit code 1 if
+    answers differ from hf's.
     """
-    from benchmarks.evaluation.run import HF_NEEDS, Bench, parse_workloads
+    from benchmarks.evaluation.run import HF_NEEDS, Bench
     from benchmarks.peers import why_absent
     from benchmarks.random_checkpoint import write_checkpoint
+    from benchmarks.report import Report
     from griffin_eval.checkpoints import folder as shipped
     from griffin_eval.runners.load import choose_framework
 
-    workloads = parse_workloads(tasks, limit)
     chosen = [choose_framework(name) for name in frameworks.split(",")]
     tokens = token_counts(lengths)
     if find_spec("lm_eval") is None:
         raise MissingExtraError("lm-eval", "torch")
     hf_absent = why_absent(*HF_NEEDS)
-    opened = None if checkpoint is None else _open(checkpoint, hf_absent is None)
+    report = Report()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         tiny = shipped("bytes_griffin")
         if hf_absent is None:
             tiny = folder / "checkpoint"
             write_checkpoint(tiny)
-        opened = opened or _open(tiny, hf_absent is None)
+        opened = _open(checkpoint or tiny, hf_absent is None)
         bench = Bench(
-            Console(width=max(Console().width, 160)),
-            opened.folder,
+            opened.folder.resolve(),
             opened.config,
-            hf_absent=hf_absent,
-            frameworks=chosen,
-            dtype=dtype,
-            tasks_path=tasks_path,
-            characters=characters,
-            folder=folder,
+            hf_absent,
+            interpreters(python),
+            chosen,
+            dtype,
+            list(dict.fromkeys(tasks.split(","))),
+            str(tasks_path.resolve()) if tasks_path else None,
+            limit,
+            folder,
         )
         with measuring():
-            agree = bench.evaluate(workloads, rounds)
+            agree = bench.evaluate(rounds, report)
             if tokens:
-                bench.read_documents(tiny, tokens)
+                bench.read_documents(tiny, tokens, rounds, report)
+    report.show(as_json)
     if not agree:
         raise typer.Exit(1)
 
 
-def tell(text: str) -> None:
-    """Prints a line about long work on a terminal, nothing in a pipe."""
-    console = Console(stderr=True)
-    if console.is_terminal:
-        console.print(text, highlight=False, markup=False)
-
-
 def _open(path: Path, for_hf: bool) -> "Checkpoint":
-    """The checkpoint in a folder, which must be of Hugging Face's format if hf's model reads it."""
+    """Open a checkpoint, which must be of Hugging Face's format if hf's model reads it."""
     from griffin_eval.converters.checkpoint import Checkpoint
 
     checkpoint = Checkpoint(path)
@@ -122,4 +103,4 @@ def _open(path: Path, for_hf: bool) -> "Checkpoint":
 
 
 if __name__ == "__main__":
-    run_command(lambda: typer.run(bench_eval))
+    run_command(lambda: typer.run(main))

@@ -1,67 +1,113 @@
-"""What a task asks of a model, as lm-eval's own hf model understands it.
+"""The work that a task asks of a model: its requests, their prefix tree, and FLOPs.
 
-Tokens and expected answers here come from transformers alone; only the prefix tree that counts the
-tokens is this package's.
+Tokens come from lm_eval's own hf model; only the prefix tree that counts them is this package's.
+``python -m benchmarks.evaluation.plan`` answers requests for `plan` (`benchmarks.timing.serve`).
 """
 
-import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from lm_eval.api.instance import Instance
+from lm_eval.evaluator import simple_evaluate
 from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
 
-from benchmarks.evaluation.requests import HEAD, ask
-from benchmarks.flops import Work, prompt_work, scoring_work
 from benchmarks.model_flops import logit_flops, reading_flops
-from griffin_eval._plugin import install
+from benchmarks.timing import serve
+from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.engine.tree import Scorable
-
-UNCLEAR = 1e-3  # logits closer than this may change places by rounding
+from griffin_eval.engine.tree import Edge, Scorable, Tree, build, build_prompts
+from griffin_eval.errors import ArgumentError
 
 _HFLM: Any = HFLM  # lm_eval's decorator hides its type
 
 
-def plan(checkpoint: str, doubtful: list[int], **requests: Any) -> dict[str, Any]:
-    """Tokens and work of a task, and what to expect of it.
+class Work(NamedTuple):
+    """The least work that answers some requests.
+
+    Attributes:
+        requested: Tokens that the requests would read, each by itself.
+        unique: Tokens of their prefix tree.
+        flops: Operations that read the unique tokens, with logits where something is scored.
+    """
+
+    requested: int
+    unique: int
+    flops: int
+
+
+def scoring_work(config: GriffinConfig, sequences: Sequence[Scorable]) -> Work:
+    """Return the work of scoring sequences, of which all tokens but the last are read."""
+    tree = build(sequences)
+    scored = sum(
+        len(np.unique(np.concatenate([np.arange(t.start, t.end) for t in edge.targets])))
+        for edge in _edges(tree)
+        if edge.targets
+    )
+    flops = reading_flops(config, _positions(tree)) + scored * logit_flops(config)
+    return Work(sum(len(s.tokens) - 1 for s in sequences), tree.tokens, flops)
+
+
+def prompt_work(config: GriffinConfig, prompts: Sequence[Sequence[int]]) -> Work:
+    """Return the work of reading prompts; each one's last token is the first that continues it."""
+    tree = build_prompts([tokens[:-1] for tokens in prompts])
+    requested = sum(len(tokens) - 1 for tokens in prompts)
+    return Work(requested, tree.tokens, reading_flops(config, _positions(tree)))
+
+
+def _edges(tree: Tree) -> Iterator[Edge]:
+    pending = list(tree.roots)
+    while pending:
+        edge = pending.pop()
+        yield edge
+        pending += edge.children
+
+
+def _positions(tree: Tree) -> np.ndarray:
+    parts = [np.arange(edge.start, edge.end) for edge in _edges(tree)]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def plan(checkpoint: str, task: str, limit: int, tasks_path: str | None) -> dict[str, Any]:
+    """Return the work of a task, and what hf needs to know of it.
 
     Args:
         checkpoint: Hugging Face folder.
-        doubtful: log-likelihood requests of which to say whether rounding decides the greedy flag.
-        requests: arguments of `ask`.
+        task: Name of a task or tag.
+        limit: Number of documents of each task.
+        tasks_path: Folder with more tasks.
 
     Returns:
-        ``kinds``, the methods of a model that were called; the fields of `Work`; ``decode_flops``,
-        which a generated token takes at least; ``rolling``, of each document the log-likelihood of
-        its first `HEAD` tokens after one BOS, in one pass; ``unclear``, those of ``doubtful`` that
-        rounding decides.
+        ``kinds``, the methods of a model that were called; the fields of `Work`; and
+        ``decode_flops``, the least operations of a generated token.
+
+    Raises:
+        ArgumentError: There is no such task.
     """
-    install()
-    lm = _Plan(checkpoint, doubtful)
-    ask(lm, **requests)
+    manager = TaskManager(include_path=tasks_path)
+    if not manager.match_tasks([task]):
+        where = f" or in {tasks_path}" if tasks_path else ""
+        raise ArgumentError(
+            f"task {task!r}: lm_eval{where} has no such task; `lm_eval ls tasks` lists them, "
+            "--tasks-path adds a folder"
+        )
+    lm = _Plan(checkpoint)
+    simple_evaluate(
+        lm, tasks=[task], limit=limit, task_manager=manager, bootstrap_iters=0, log_samples=False
+    )
     work = {name: sum(getattr(w, name) for w in lm.works) for name in Work._fields}
-    return work | {
-        "kinds": lm.kinds,
-        "decode_flops": lm.decode_flops,
-        "rolling": lm.rolling,
-        "unclear": lm.unclear,
-    }
+    return work | {"kinds": lm.kinds, "decode_flops": lm.decode_flops}
 
 
 class _Plan(_HFLM):
-    """Takes down what it is asked and makes nothing of it."""
+    """A model that notes the work of its requests and computes nothing."""
 
-    def __init__(self, checkpoint: str, doubtful: list[int]):
+    def __init__(self, checkpoint: str):
         super().__init__(pretrained=checkpoint, dtype="float32", device="cpu", batch_size=1)
         self._architecture = Checkpoint(checkpoint).config
-        self._doubtful = doubtful
         self.kinds: list[str] = []
         self.works: list[Work] = []
-        self.rolling: list[float] = []
-        self.unclear: list[int] = []
         self.decode_flops = 0
 
     def _loglikelihood_tokens(
@@ -73,11 +119,6 @@ class _Plan(_HFLM):
         self.kinds.append("loglikelihood")
         scorables = [Scorable(context + new, len(context)) for _, context, new in requests]
         self.works.append(scoring_work(self._architecture, scorables))
-        self.unclear = [
-            i
-            for i, (_, context, new) in enumerate(requests)
-            if i in self._doubtful and self._is_unclear(context + new, len(context))
-        ]
         return [(0.0, False)] * len(requests)
 
     def loglikelihood_rolling(
@@ -89,9 +130,7 @@ class _Plan(_HFLM):
         for request in requests:
             ids = self.tok_encode(request.args[0], add_special_tokens=False)
             documents.append(ids if ids[:1] == [bos] else [bos, *ids])
-        scorables = [Scorable(ids, 1) for ids in documents]
-        self.works.append(scoring_work(self._architecture, scorables))
-        self.rolling = [self._one_pass(ids[: HEAD + 1]) for ids in documents]
+        self.works.append(scoring_work(self._architecture, [Scorable(ids, 1) for ids in documents]))
         return [0.0] * len(requests)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -103,18 +142,6 @@ class _Plan(_HFLM):
         self.decode_flops = token + logit_flops(self._architecture)
         return [""] * len(requests)
 
-    def _logits(self, ids: Sequence[int]) -> torch.Tensor:
-        with torch.inference_mode():
-            return self.model(torch.tensor([list(ids)]), use_cache=False).logits[0].double()
 
-    def _one_pass(self, ids: list[int]) -> float:
-        logprobs = self._logits(ids)[:-1].log_softmax(-1)
-        return float(logprobs[range(len(ids) - 1), ids[1:]].sum())
-
-    def _is_unclear(self, ids: Sequence[int], start: int) -> bool:
-        """Whether rounding may decide if every token from ``start`` on is the likeliest."""
-        logits, which = self._logits(ids)[start - 1 : -1], range(len(ids) - start)
-        target = logits[which, ids[start:]]
-        logits[which, ids[start:]] = -math.inf
-        lead = target - logits.max(-1).values
-        return bool((lead >= -UNCLEAR).all() and (lead <= UNCLEAR).any())
+if __name__ == "__main__":
+    serve({"plan": plan})

@@ -1,363 +1,290 @@
-"""``lm_eval --model griffin`` beside ``--model hf``, and beside the limit, on the same requests.
+"""``lm_eval --model griffin`` beside ``--model hf``, and beside the roofline, on the same requests.
 
-Every measurement is a process of its own, on the CPU, and they take turns: in each round hf, then
-griffin in every framework. Two times are taken. *In the model* is what lm-eval waits for answers
-(`benchmarks.evaluation.worker.evaluate`); *whole command* is the stock ``lm_eval``, from
-its start to its exit. JAX keeps what it has compiled in a folder, which is filled before the first
-round.
+Every measurement is a process of its own on the CPU: the stock ``lm_eval``. Two times are taken:
+that of the whole command, and for how long lm_eval waited for the model's answers. JAX keeps what
+it has compiled in a folder, which is filled before the first round.
 
 hf gets batches of 8, and of 1 where it generates, since its padding is wrong there; griffin gets
-what lm_eval says where nothing is asked for, 1, which changes nothing.
+lm_eval's default, 1, which changes nothing.
 
 The roofline is the time of the matrix products alone: of every token of the requests' prefix tree
-once, at the best rate that either framework reaches in this run on the shapes of the model's MLP
-with the tokens of a step. Answers are compared with hf's, but rolling log-likelihoods, which hf
-cuts into windows, with one pass of transformers after one BOS.
+once, at the best rate that either framework reaches in the same round on the shapes of the model's
+MLP with the tokens of a step.
 """
 
-import json
-import os
-import statistics
-import subprocess
+import math
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.evaluation.compare import (
-    Timing,
-    compare,
-    differing_flags,
-    differing_metrics,
-    timing_table,
-    tokens_and_limit,
-)
-from benchmarks.evaluation.requests import comparable_metrics
+from benchmarks.commands import Interpreter, tell
+from benchmarks.evaluation.lm_eval_runs import Run, run_lm_eval
 from benchmarks.peers import left_out
-from benchmarks.timing import Failed, Job
+from benchmarks.report import Report, Row
+from benchmarks.timing import JAX_CACHE, JAX_KEEPS_ALL, Job, busy_process, interleave, ratios
 from griffin_eval.config import GriffinConfig
-from griffin_eval.errors import ArgumentError
-from griffin_eval.runners.batching import step_tokens
 from griffin_eval.runners.protocol import FRAMEWORKS
 
 HF_NEEDS = ("torch", "transformers", "accelerate", "lm_eval.models.huggingface")
-WORKER = "benchmarks.evaluation.worker"
-BAD_INPUT = 2  # exit code of lm_eval with this package's model
-GRIFFIN_BATCH, HF_BATCH = 1, 8
+HF_BATCH = 8
 HF_LENGTH = 1 << 20  # hf cuts contexts at 2048 tokens unless told otherwise
-IN_MODEL, WHOLE = "in the model", "whole command"
+STEP = 512  # tokens of a step on a CPU
+BUSY = "a busy process"
+# Largest differences of a log-likelihood, relative above 1 nat and absolute below. hf rounds its
+# logits to 16 bits too.
+TOLERANCES = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
+METRIC_TOLERANCE = 1e-6  # relative; of an accuracy, less than one document
+
+Case = tuple[str, str, str]  # task, what runs beside it, implementation
 
 
-class Workload(NamedTuple):
-    """A task or tag, the documents of each task in the model, and in whole commands (or 0)."""
-
-    task: str
-    documents: int
-    whole: int
-
-
-def parse_workloads(text: str, documents: int) -> list[Workload]:
-    """Workloads in ``TASK[:DOCUMENTS[:WHOLE]],…``; whole commands have as many unless it says so.
-
-    Args:
-        text: what the user gave.
-        documents: where it does not say how many.
-
-    Raises:
-        ArgumentError: not such a text, or a task twice.
-    """
-    workloads = []
-    for part in text.split(","):
-        task, *numbers = part.split(":")
-        counts = [int(n) if n.isdecimal() else -1 for n in numbers] or [documents]
-        if not task or len(counts) > 2 or counts[0] < 1 or counts[-1] < 0:
-            raise ArgumentError(
-                f"--tasks {part!r}: expected TASK, TASK:DOCUMENTS or TASK:DOCUMENTS:WHOLE, such as "
-                "griffin_phonebook:8:0"
-            )
-        workloads.append(Workload(task, counts[0], counts[-1]))
-    tasks = [workload.task for workload in workloads]
-    if twice := sorted({task for task in tasks if tasks.count(task) > 1}):
-        raise ArgumentError(f"--tasks names {', '.join(twice)} more than once")
-    return workloads
-
-
+@dataclass
 class Bench:
     """A run of the benchmark.
 
-    Args:
-        console: for every measurement as it is taken, and the tables.
-        checkpoint: folder, of Hugging Face's format if hf's model runs.
-        config: its architecture.
-        hf_absent: why hf's model is left out; None if it runs.
-        frameworks: in which griffin runs.
-        dtype: of both models.
-        tasks_path: folder with more tasks.
-        characters: rolling documents are cut to so many in the model; None for whole ones.
-        folder: for files of this run.
+    Attributes:
+        checkpoint: Folder, of Hugging Face's format if hf's model runs.
+        config: Its architecture.
+        hf_absent: Reason why hf's model is left out; None if it runs.
+        pythons: Environments whose griffin-eval is measured.
+        frameworks: Frameworks that griffin runs in.
+        dtype: Dtype of all models.
+        tasks: Names of tasks or tags.
+        tasks_path: Folder with more tasks.
+        limit: Number of documents of each task.
+        folder: Folder for files of this run.
     """
 
-    def __init__(
-        self,
-        console: Console,
-        checkpoint: Path,
-        config: GriffinConfig,
-        *,
-        hf_absent: str | None,
-        frameworks: list[str],
-        dtype: str,
-        tasks_path: Path | None,
-        characters: int | None,
-        folder: Path,
-    ):
-        self._console, self._checkpoint, self._config = console, checkpoint.resolve(), config
-        self._frameworks, self._characters, self._folder = frameworks, characters, folder
-        self._tasks_path = str(tasks_path.resolve()) if tasks_path else None
-        self._hf_absent, self._dtype = hf_absent, dtype
-        self._models = [*(["hf"] if hf_absent is None else []), *frameworks]
-        self._files = 0
-        self._plans: dict[Workload, dict[str, Any]] = {}
-        self._results: dict[tuple[Workload, str, str], list[dict[str, Any]]] = {}
-        self._rates: dict[str, float] = {}
-        self._environment = {
-            "JAX_PLATFORMS": "cpu",
-            "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    checkpoint: Path
+    config: GriffinConfig
+    hf_absent: str | None
+    pythons: list[Interpreter]
+    frameworks: list[str]
+    dtype: str
+    tasks: list[str]
+    tasks_path: str | None
+    limit: int
+    folder: Path
+
+    def evaluate(self, rounds: int, report: Report) -> bool:
+        """Measure all tasks, and the first one again beside a busy process.
+
+        Args:
+            rounds: Number of measurements of each.
+            report: Gets a table and notes.
+
+        Returns:
+            Whether all answers agree with hf's.
+
+        Raises:
+            ArgumentError: There is no such task.
+            Failed: A measurement did not come to its end.
+        """
+        conditions = [(task, "") for task in self.tasks] + [(self.tasks[0], BUSY)]
+        cases = [(*condition, who) for condition in conditions for who in self._models]
+        measurements: dict[Case, Callable[[], Run]] = {
+            case: partial(self._measure, *case) for case in cases
         }
-
-    def evaluate(self, workloads: list[Workload], rounds: int) -> bool:
-        """Measures workloads and prints what was found; gives whether all answers agree.
-
-        Args:
-            workloads: what to evaluate.
-            rounds: measurements of each.
-
-        Raises:
-            ArgumentError: there is no such task.
-            Failed: a measurement did not come to its end.
-        """
-        if self._hf_absent is None:
-            for workload in workloads:
-                self._plans[workload] = self._plan(workload, doubtful=[])
-        if "jax" in self._frameworks:
-            for workload in workloads:
-                self._measure(workload, "jax", "compiling: ")
-        self._results.clear()
-        for _ in range(rounds):
-            self._measure_products()
-            for workload in workloads:
-                for who in self._models:
-                    self._measure(workload, who)
-        way, rate = max(self._rates.items(), key=lambda item: item[1])
-        timings = [timing for w in workloads for timing in self._timings(w, rate)]
-        self._console.print(timing_table(timings))
-        self._line(f"roofline: {way}, {rate / 1e9:.1f} GFLOP/s")
-        if self._hf_absent is not None:
-            self._line(left_out("hf", f"{self._hf_absent}; it counts the tokens of the roofline"))
-            return True
-        agree = [self._compare(w, framework) for w in workloads for framework in self._frameworks]
-        return all(agree)
-
-    def read_documents(self, checkpoint: Path, lengths: list[int]) -> None:
-        """Reads one document of each length in tokens; prints time and memory, and how many bytes
-        a token take between the shortest and the longest.
-
-        Args:
-            checkpoint: of a tiny model, for which these lengths are a matter of minutes.
-            lengths: in tokens.
-
-        Raises:
-            Failed: a measurement did not come to its end.
-        """
-        table = Table(title="one document, its rolling log-likelihood by a tiny model")
-        memory = ("before", "tokenizing", "reading")
-        for heading in ("griffin", "tokens", "tokens/s", *(f"MB {when}" for when in memory)):
-            table.add_column(heading, justify="right" if table.columns else "left")
-        slopes = []
-        for framework in self._frameworks:
-            read = []
-            for length in sorted(lengths):
-                r = self._job(
-                    "read_document",
-                    checkpoint=str(checkpoint.resolve()),
-                    framework=framework,
-                    tokens=length,
-                )
-                self._say(f"a document of {r['tokens']} tokens, griffin {framework}", r["seconds"])
-                rate = f"{r['tokens'] / r['seconds']:.0f}"
-                megabytes = (f"{r[when] / 1e6:.0f}" for when in memory)
-                table.add_row(framework, str(r["tokens"]), rate, *megabytes)
-                read.append(r)
-            if read[-1]["tokens"] > read[0]["tokens"]:
-                slopes.append((framework, read[0], read[-1]))
-        self._console.print(table)
-        for framework, short, long in slopes:
-            tokens = f"from {short['tokens']} to {long['tokens']} tokens"
-            self._line(
-                f"griffin {framework}, {tokens}: {bytes_a_token(short, long):.0f} bytes a token"
-            )
-
-    def _measure(self, workload: Workload, who: str, prefix: str = "") -> None:
-        for place, measure in ((IN_MODEL, self._in_model), (WHOLE, self._whole_command)):
-            if place == WHOLE and not workload.whole:
-                continue
-            result = measure(workload, *self._model(who, workload))
-            self._say(f"{prefix}{workload.task}, {place}, {_named(who)}", result["seconds"])
-            self._results.setdefault((workload, place, who), []).append(result)
-
-    def _timings(self, workload: Workload, rate: float) -> Iterator[Timing]:
-        for place, documents in ((IN_MODEL, workload.documents), (WHOLE, workload.whole)):
-            for framework in self._frameworks if documents else ():
-                seconds = {
-                    who: statistics.median(
-                        r["seconds"] for r in self._results[workload, place, who]
-                    )
-                    for who in self._models
-                }
-                timing = Timing(
-                    workload.task,
-                    place,
-                    documents,
-                    framework,
-                    seconds.get("hf"),
-                    seconds[framework],
-                )
-                if place == IN_MODEL and workload in self._plans:
-                    stats = self._results[workload, place, framework][0]["stats"]
-                    tokens, limit = tokens_and_limit(self._plans[workload], stats, rate)
-                    timing = timing._replace(tokens=tokens, limit=limit)
-                yield timing
-
-    def _compare(self, workload: Workload, framework: str) -> bool:
-        """Prints what is the same as in hf's answers, and what is not; gives whether all is."""
-        ours, theirs = (self._results[workload, IN_MODEL, who][0] for who in (framework, "hf"))
-        doubtful = differing_flags(ours, theirs)
-        unclear = self._plan(workload, doubtful)["unclear"] if doubtful else []
-        same, problems = compare(
-            ours, theirs, self._plans[workload], frozenset(unclear), self._dtype
+        for case in cases:
+            if case[2].startswith("griffin jax"):
+                tell(f"compiling: {case[0]}, {case[2]}")
+                measurements[case]()
+        products: dict[str, Callable[[], float]] = {"products": self._best_products}
+        results = interleave(rounds, products | measurements, tell)
+        rates: list[float] = results.pop("products")
+        report.tables[f"{self.limit} documents of each task, {self.dtype}, seconds"] = [
+            row for condition in conditions for row in self._rows(*condition, results, rates)
+        ]
+        report.notes.append(
+            f"roofline: {min(rates) / 1e9:.0f} to {max(rates) / 1e9:.0f} GFLOP/s of products"
         )
-        if workload.whole and self._dtype == "float32":
-            ours, theirs = (
-                self._results[workload, WHOLE, who][0]["metrics"] for who in (framework, "hf")
+        if self.hf_absent is not None:
+            report.notes.append(left_out("hf", f"{self.hf_absent}; it counts the roofline's work"))
+            return True
+        problems = [
+            f"{task}, {who}: NOT the same: {problem}"
+            for task, beside, who in cases
+            for problem in differences(
+                results[task, beside, who][0], results[task, beside, "hf"][0], self.dtype
             )
-            problems += [f"{WHOLE}: {what}" for what in differing_metrics(ours, theirs)]
-        name = f"{workload.task}, {_named(framework)}"
-        self._line(f"{name}: the same are {', '.join(same)}")
-        for problem in problems:
-            self._line(f"{name}: NOT the same: {problem}")
+        ]
+        report.notes += problems or ["all answers agree with those of hf"]
         return not problems
 
-    def _plan(self, workload: Workload, doubtful: list[int]) -> dict[str, Any]:
-        return self._job(
-            "plan",
-            checkpoint=str(self._checkpoint),
-            doubtful=doubtful,
-            **self._requests(workload),
-        )
+    def read_documents(
+        self, checkpoint: Path, lengths: list[int], rounds: int, report: Report
+    ) -> None:
+        """Score one document of each length in tokens; report speed and memory.
 
-    def _in_model(
-        self, workload: Workload, model: str, arguments: dict[str, Any], batch_size: int
-    ) -> dict[str, Any]:
-        return self._job(
-            "evaluate",
-            model=model,
-            model_args=arguments,
-            batch_size=batch_size,
-            **self._requests(workload),
-        )
+        Args:
+            checkpoint: Folder of a tiny model, for which these lengths are a matter of minutes.
+            lengths: Lengths in tokens.
+            rounds: Number of measurements of each.
+            report: Gets a table.
 
-    def _whole_command(
-        self, workload: Workload, model: str, arguments: dict[str, Any], batch_size: int
-    ) -> dict[str, Any]:
-        output = self._new_path()
-        command = [str(Path(sys.executable).with_name("lm_eval")), "--model", model]
-        command += ["--model_args", ",".join(f"{k}={v}" for k, v in arguments.items())]
-        command += ["--tasks", workload.task, "--limit", str(workload.whole)]
-        command += ["--batch_size", str(batch_size), "--device", "cpu"]
-        command += ["--output_path", str(output)]
-        command += ["--include_path", self._tasks_path] if self._tasks_path else []
-        begin = time.perf_counter()
-        self._run(command)
-        seconds = time.perf_counter() - begin
-        results = json.loads(next(output.rglob("results_*.json")).read_text())
-        return {"seconds": seconds, "metrics": comparable_metrics(results)}
+        Raises:
+            Failed: A measurement did not come to its end.
+        """
 
-    def _model(self, who: str, workload: Workload) -> tuple[str, dict[str, Any], int]:
-        """What lm_eval is to run: ``--model``, ``--model_args`` and ``--batch_size``."""
-        arguments: dict[str, Any] = {"pretrained": str(self._checkpoint), "dtype": self._dtype}
-        if who != "hf":
-            return "griffin", arguments | {"framework": who}, GRIFFIN_BATCH
-        kinds = self._plans[workload]["kinds"]
-        if "loglikelihood_rolling" not in kinds:  # else it is the length of hf's windows
-            arguments["max_length"] = HF_LENGTH
-        return "hf", arguments, 1 if "generate_until" in kinds else HF_BATCH
+        def read(python: str, framework: str, tokens: int) -> dict[str, float]:
+            with Job("benchmarks.evaluation.document", python=python) as job:
+                return job.ask(
+                    "read_document", checkpoint=str(checkpoint), framework=framework, tokens=tokens
+                )
 
-    def _requests(self, workload: Workload) -> dict[str, Any]:
+        measurements = {
+            (python.named(framework), length): partial(read, python.path, framework, length)
+            for framework in self.frameworks
+            for python in self.pythons
+            for length in sorted(lengths)
+        }
+        results = interleave(rounds, measurements, tell)
+        rows = []
+        for (name, _), found in results.items():
+            shortest = results[name, min(lengths)]
+            longer = found[0]["tokens"] - shortest[0]["tokens"]
+            growth = [_growth(b) - _growth(a) for a, b in zip(shortest, found, strict=True)]
+            rows.append(
+                {
+                    "implementation": name,
+                    "tokens": found[0]["tokens"],
+                    "tokens/s": [r["tokens"] / r["seconds"] for r in found],
+                    "MB before": [r["before"] / 1e6 for r in found],
+                    "MB at most": [r["peak"] / 1e6 for r in found],
+                    "bytes a token": [g / longer for g in growth] if longer else None,
+                }
+            )
+        report.tables["one document, scored by a tiny model"] = rows
+
+    @property
+    def _griffins(self) -> dict[str, tuple[str, str]]:
+        """Interpreter and framework of each of this package's implementations."""
         return {
-            "task": workload.task,
-            "limit": workload.documents,
-            "tasks_path": self._tasks_path,
-            "characters": self._characters,
+            python.named(framework): (python.path, framework)
+            for framework in self.frameworks
+            for python in self.pythons
         }
 
-    def _measure_products(self) -> None:
-        c = self._config
-        for framework in filter(find_spec, FRAMEWORKS):
-            rates = self._job(
-                f"products_{framework}",
-                tokens=step_tokens("cpu"),
-                width=c.width,
-                mlp_width=c.mlp_width,
-                dtype=self._dtype,
-            )
-            for way, rate in rates.items():
-                self._line(f"{f'matrix products, {way}':<72}{rate / 1e9:>10.1f} GFLOP/s")
-                self._rates[way] = max(rate, self._rates.get(way, 0.0))
+    @property
+    def _models(self) -> list[str]:
+        return [*(["hf"] if self.hf_absent is None else []), *self._griffins]
 
-    def _job(self, name: str, **arguments: Any) -> dict[str, Any]:
-        """What a function of `benchmarks.evaluation.worker` returns, in a process of its
-        own."""
-        with Job(WORKER, environment=self._environment) as job:
-            return job.ask(name, **arguments)
+    def _measure(self, task: str, beside: str, who: str) -> Run:
+        options = ["--tasks", task, "--limit", str(self.limit), "--device", "cpu"]
+        options += ["--include_path", self.tasks_path] if self.tasks_path else []
+        arguments = {"pretrained": self.checkpoint, "dtype": self.dtype}
+        with busy_process() if beside else nullcontext():
+            if who != "hf":
+                python, framework = self._griffins[who]
+                arguments["framework"] = framework
+                return run_lm_eval(python, "griffin", arguments, *options, **self._environment)
+            kinds = self._plans[task]["kinds"]
+            if "loglikelihood_rolling" not in kinds:  # There it is the length of hf's windows.
+                arguments["max_length"] = HF_LENGTH
+            options += ["--batch_size", str(1 if "generate_until" in kinds else HF_BATCH)]
+            return run_lm_eval(sys.executable, "hf", arguments, *options, **self._environment)
 
-    def _run(self, command: list[str]) -> None:
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=os.environ | self._environment
+    def _rows(
+        self, task: str, beside: str, results: Mapping[Any, list[Run]], rates: list[float]
+    ) -> Iterator[Row]:
+        hf = results.get((task, beside, "hf"))
+        for who in self._models:
+            runs = results[task, beside, who]
+            in_model, whole = [r.model_seconds for r in runs], [r.seconds for r in runs]
+            row: dict[str, Any] = {
+                "task": task,
+                "beside": beside,
+                "implementation": who,
+                "in the model": in_model,
+            }
+            if hf and who != "hf":
+                row["speed-up over hf"] = ratios([r.model_seconds for r in hf], in_model)
+            if hf:
+                counts = results[task, beside, next(iter(self._griffins))][0].config
+                row["x roofline"] = ratios(in_model, self._roofline(task, counts, rates))
+            row["whole command"] = whole
+            if hf and who != "hf":
+                row["whole speed-up"] = ratios([r.seconds for r in hf], whole)
+            if who != "hf":
+                row["requested"] = runs[0].config["griffin_tokens_requested"]
+                row["computed"] = runs[0].config["griffin_tokens_computed"]
+            yield row
+
+    def _roofline(self, task: str, counts: Mapping[str, int], rates: list[float]) -> list[float]:
+        """Return the least seconds of each round; `_plans` does not know the generated tokens."""
+        plan = self._plans[task]
+        computed, again, unique = (
+            counts[f"griffin_tokens_{name}"] for name in ("computed", "again", "unique")
         )
-        said = done.stderr.strip().rpartition("\n")[2]
-        if done.returncode == BAD_INPUT:
-            raise ArgumentError(said)
-        if done.returncode < 0:
-            raise Failed(f"{Path(command[0]).name} was killed by signal {-done.returncode}: {said}")
-        if done.returncode:
-            raise Failed(said)
+        flops = plan["flops"] + (computed - again - unique) * plan["decode_flops"]
+        return [flops / rate for rate in rates]
 
-    def _new_path(self) -> Path:
-        self._files += 1
-        return self._folder / str(self._files)
+    @cached_property
+    def _plans(self) -> dict[str, dict[str, Any]]:
+        plans = {}
+        for task in self.tasks:
+            with Job("benchmarks.evaluation.plan", environment=self._environment) as job:
+                plans[task] = job.ask(
+                    "plan",
+                    checkpoint=str(self.checkpoint),
+                    task=task,
+                    limit=self.limit,
+                    tasks_path=self.tasks_path,
+                )
+        return plans
 
-    def _say(self, what: str, seconds: float) -> None:
-        self._line(f"{what:<72}{seconds:>10.2f} s")
+    @property
+    def _environment(self) -> dict[str, str]:
+        compiled = str(self.folder / "compiled")
+        return {"JAX_PLATFORMS": "cpu", JAX_CACHE: compiled} | JAX_KEEPS_ALL
 
-    def _line(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+    def _best_products(self) -> float:
+        """Return FLOP/s of the fastest way of either framework."""
+        sizes = {"tokens": STEP, "width": self.config.width, "mlp_width": self.config.mlp_width}
+        rates = []
+        for framework in filter(find_spec, FRAMEWORKS):
+            with Job("benchmarks.products", environment=self._environment) as job:
+                rates += job.ask(f"products_{framework}", **sizes, dtype=self.dtype).values()
+        return max(rates)
 
 
-def bytes_a_token(short: dict[str, float], long: dict[str, float]) -> float:
-    """Bytes that a document takes for each token by which it is longer, its text included.
+def differences(ours: Run, theirs: Run, dtype: str) -> list[str]:
+    """Return what differs between griffin's and hf's answers.
 
-    Args:
-        short, long: what `benchmarks.evaluation.worker.read_document` measured of two.
+    In 16 bits rounding decides metrics and texts: log-likelihoods alone are compared.
     """
-    peaks = [max(r["tokenizing"], r["reading"]) - r["before"] for r in (short, long)]
-    return (peaks[1] - peaks[0]) / (long["tokens"] - short["tokens"])
+    problems = []
+    tolerance = TOLERANCES[dtype]
+    pairs = _pairs(ours, theirs, "loglikelihood")
+    far = [(a, b) for a, b in pairs if not abs(a - b) <= tolerance * max(1.0, abs(b))]
+    if far:
+        problems.append(f"{len(far)} of {len(pairs)} log-likelihoods, such as {_both(far[0])}")
+    if dtype != "float32":
+        return problems
+    pairs = _pairs(ours, theirs, "generate_until")
+    far = [(a, b) for a, b in pairs if a != b]
+    if far:
+        problems.append(f"{len(far)} of {len(pairs)} texts, such as {_both(far[0])}")
+    for name, value in theirs.metrics.items():
+        metric = ours.metrics.get(name, math.nan)
+        if not math.isclose(metric, value, rel_tol=METRIC_TOLERANCE):
+            problems.append(f"{name} {_both((metric, value))}")
+    return problems
 
 
-def _named(who: str) -> str:
-    return who if who == "hf" else f"griffin {who}"
+def _pairs(ours: Run, theirs: Run, kind: str) -> list[tuple[Any, Any]]:
+    both = (run.answers.get(kind, []) for run in (ours, theirs))
+    return list(zip(*both, strict=True))
+
+
+def _both(pair: tuple[Any, Any]) -> str:
+    return f"{pair[0]!r}, not {pair[1]!r}"
+
+
+def _growth(read: dict[str, float]) -> float:
+    return read["peak"] - read["before"]

@@ -1,0 +1,65 @@
+"""Options and messages that several benchmark commands share."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+from rich.console import Console
+
+Rounds = Annotated[int, typer.Option(help="Number of interleaved rounds.", min=1)]
+Framework = Annotated[str, typer.Option(help="Framework: torch or jax.")]
+AnyDtype = Annotated[str, typer.Option(help="Dtype of weights and activations.")]
+Model = Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
+Pythons = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--python",
+        help="Interpreter of an environment to measure; repeat it to compare several.  "
+        "[default: this one]",
+        exists=True,
+        dir_okay=False,
+    ),
+]
+
+
+class Interpreter(NamedTuple):
+    """An environment whose griffin-eval is measured.
+
+    Attributes:
+        label: Suffix that tells it from the others; empty if it is the only one.
+        path: Absolute path of its Python.
+    """
+
+    label: str
+    path: str
+
+    def named(self, framework: str) -> str:
+        """Return the name of this package's implementation in a table."""
+        return f"griffin {framework}{self.label}"
+
+
+def interpreters(paths: Sequence[Path] | None) -> list[Interpreter]:
+    """Return the interpreters of `Pythons`, by default the one that runs this.
+
+    Paths are not resolved, since an environment's Python is a link to another one.
+    """
+    if not paths:
+        return [Interpreter("", sys.executable)]
+    absolute = [Path(os.path.abspath(path)) for path in paths]
+    if len(absolute) == 1:
+        return [Interpreter("", str(absolute[0]))]
+    return [
+        Interpreter(f", {number} {path.parent.parent.name}", str(path))
+        for number, path in enumerate(absolute, 1)
+    ]
+
+
+def tell(text: str) -> None:
+    """Print a line about long work on a terminal, nothing in a pipe."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        console.print(text, highlight=False, markup=False)

@@ -1,0 +1,60 @@
+"""The results of a benchmark: tables and notes, printed for people or as JSON."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.timing import spread
+
+Row = Mapping[str, Any]  # cells by heading: text, numbers, or a list with a number for each round
+WIDTH = 120  # columns of a table where the terminal does not say
+
+
+@dataclass
+class Report:
+    """The results of one run.
+
+    Attributes:
+        tables: Rows of each table, by its title.
+        notes: Lines that are printed below the tables.
+    """
+
+    tables: dict[str, list[Row]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def show(self, as_json: bool) -> None:
+        """Print everything, lists of numbers as median and range."""
+        if as_json:
+            typer.echo(json.dumps({"tables": self.tables, "notes": self.notes}, indent=1))
+            return
+        console = Console(width=max(Console().width, WIDTH))
+        for title, rows in self.tables.items():
+            console.print(_rich_table(title, rows))
+        for note in self.notes:
+            typer.echo(note)
+
+
+def _rich_table(title: str, rows: Sequence[Row]) -> Table:
+    table = Table(title=title)
+    headings = list(dict.fromkeys(heading for row in rows for heading in row))
+    for heading in headings:
+        text = any(isinstance(row.get(heading), str) for row in rows)
+        table.add_column(heading, justify="left" if text else "right")
+    for row in rows:
+        table.add_row(*(_cell(row.get(heading)) for heading in headings))
+    return table
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return spread(value)
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
