@@ -1,12 +1,10 @@
-"""The command ``bench model``."""
+"""The command ``python -m benchmarks.model``."""
 
-import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from benchmarks.evaluation.__main__ import tell
+from benchmarks.commands import AsJson, Pythons, Rounds, interpreters
 from benchmarks.failures import measuring
 from benchmarks.products import Dtype
 from griffin_eval.arguments import positive_integers
@@ -15,7 +13,7 @@ from griffin_eval.converters.codecs.encode import ENCODINGS, encoding_named
 from griffin_eval.errors import ArgumentError
 
 
-def bench_model(
+def main(
     width: Annotated[int, typer.Option(help="Model width.")] = 512,
     layers: Annotated[int, typer.Option(help="Number of residual blocks.")] = 6,
     heads: Annotated[
@@ -30,9 +28,7 @@ def bench_model(
         str, typer.Option(help="Batch sizes: numbers of rows decoded together.")
     ] = "1,16",
     steps: Annotated[int, typer.Option(help="Number of tokens decoded in a round.", min=1)] = 32,
-    rounds: Annotated[
-        int, typer.Option(help="Number of measurements of each, in turn.", min=1)
-    ] = 5,
+    rounds: Rounds = 5,
     implementations: Annotated[
         str,
         typer.Option(
@@ -43,50 +39,45 @@ def bench_model(
     quantize: Annotated[
         str | None,
         typer.Option(
-            help="Quantised weights, which torch-quantised and jax-quantised leave so and all "
-            f"others dequantise: {', '.join(ENCODINGS)}."
+            help="Encoding of quantised weights, which this package runs as they are and "
+            f"dequantised, others dequantised: {', '.join(ENCODINGS)}."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Printed JSON, nothing else.")] = False,
+    python: Pythons = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Read and decode on the CPU, beside transformers and DeepMind's code; speed over its limit.
+    """Time reading and decoding on the CPU beside transformers, DeepMind's code and the limits.
 
     Exit code 1 if the logits differ.
     """
-    from benchmarks.model.run import (
-        NEEDS,
-        QUANTISED,
-        TWINS,
-        Bench,
-        make_config,
-        print_results,
-    )
+    from benchmarks.model.run import FRAMEWORKS, NEEDS, Bench, make_config
+    from benchmarks.report import Report
     from griffin_eval.messages import did_you_mean
 
     rows = positive_integers("--batches", batches, "numbers of rows such as 1,16")
     config = make_config(
         width=width, layers=layers, heads=heads, vocab_size=vocab, visible_keys=visible_keys
     )
-    chosen, known = implementations.split(","), [n for n in NEEDS if n not in QUANTISED.values()]
+    chosen = implementations.split(",")
     for name in chosen:
-        if name not in known:
+        if name not in NEEDS:
             raise ArgumentError(
-                f"unknown implementation {name!r}: expected some of {', '.join(known)}"
-                f"{did_you_mean(name, known)}"
+                f"unknown implementation {name!r}: expected some of {', '.join(NEEDS)}"
+                f"{did_you_mean(name, list(NEEDS))}"
             )
+    if not set(FRAMEWORKS) & set(chosen):
+        raise ArgumentError("limits need one of ours: add torch or jax to --implementations")
     encoding = None if quantize is None else encoding_named(quantize)
-    bench = Bench(config, tokens, rows, steps, chosen, dtype, encoding)
-    if not set(TWINS) & set(chosen):
-        raise ArgumentError("limits need one of ours, torch or jax, chosen and installed")
+    report = Report()
+    pythons = interpreters(python)
     with measuring():
-        found = bench.run(rounds, tell)
-    if as_json:
-        typer.echo(json.dumps(found, indent=2))
-    else:
-        print_results(Console(width=max(Console().width, 120)), found)
-    if not found["agree"]:
+        agree = Bench(config, tokens, rows, steps, chosen, dtype, encoding, pythons).run(
+            rounds, report
+        )
+    report.show(as_json)
+    if not agree:
         raise typer.Exit(1)
 
 
 if __name__ == "__main__":
-    run_command(lambda: typer.run(bench_model))
+    run_command(lambda: typer.run(main))

@@ -1,40 +1,40 @@
 """The model's own speed on the CPU, beside the public implementations and the limits.
 
 Every implementation has the same weights and a process of its own, and they take turns: in each
-round first the limits, then every workload in every implementation. Two kinds of work:
+round the limits, and every workload in every implementation. Two kinds of work:
 
 - *prefill*: one document is read from its start, into a state to decode from, with the logits of
   its last position or of all. DeepMind's code gives all logits or none: without all, none.
 - *decode*: every row reads one more token, for its logits, from a state that has read as many
   tokens as attention sees.
 
-The limits: of prefill, the operations of its products of matrices (`benchmarks.flops`) at
-the best rate that either framework reaches in this run on the shapes of the MLP; of decoding, of
-any number of rows, those of its rows at that rate or the bytes of the weights at the best rate of
-reading as many, whichever takes longer.
-
-Times are medians of the rounds, and so are the fractions of the limits, each taken with the limit
-of its own round, since a shared machine is not always equally fast. The logits of all
-implementations are compared at some positions of the document, and at the first decoded tokens.
+The limits: of prefill, the operations of its products of matrices (`benchmarks.model_flops`) at
+the best rate that either framework reaches in the same round on the shapes of the MLP; of decoding,
+those of its rows at that rate or the bytes of the weights at the best rate of reading as many,
+whichever takes longer. The logits of all implementations are compared at some positions of the
+document, and at the first decoded tokens.
 """
 
 import os
-import statistics
+import sys
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.commands import Interpreter, tell
+from benchmarks.model.implementations import PEER_NEEDS
 from benchmarks.model_flops import logit_flops, reading_flops
 from benchmarks.peers import Absent, left_out
 from benchmarks.products import Dtype
 from benchmarks.random_checkpoint import write_weights
-from benchmarks.timing import Job
+from benchmarks.report import Report, Row
+from benchmarks.timing import Job, interleave, ratios, spread
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.codecs.encoding import Encoding
@@ -44,21 +44,9 @@ from griffin_eval.converters.plan import make_plan
 from griffin_eval.errors import ArgumentError
 from griffin_eval.layout import param_specs
 
-WORKER = "benchmarks.model.worker"
-# Modules that each implementation imports, the twins first. DeepMind's torch code imports JAX.
-NEEDS = {
-    "torch": ("torch",),
-    "torch-quantised": ("torch",),
-    "jax": ("jax", "flax"),
-    "jax-quantised": ("jax", "flax"),
-    "transformers": ("torch", "transformers.models.recurrent_gemma.modeling_recurrent_gemma"),
-    "deepmind-torch": ("torch", "jax", "flax", "recurrentgemma.torch.griffin"),
-    "deepmind-jax": ("jax", "flax", "recurrentgemma.jax.griffin"),
-}
-TWINS = ("torch", "jax")
-# Ours of a quantised checkpoint, beside the twins of the same frameworks.
-QUANTISED = {"torch": "torch-quantised", "jax": "jax-quantised"}
-# Of logits, as a part of the largest. In 16 bits every implementation rounds elsewhere.
+FRAMEWORKS = ("torch", "jax")
+NEEDS = {"torch": ("torch",), "jax": ("jax", "flax")} | PEER_NEEDS  # modules to import
+# Largest difference of a logit, as a part of the largest. In 16 bits implementations round apart.
 TOLERANCES = {"float32": 5e-5, "bfloat16": 0.1, "float16": 0.02}
 
 
@@ -66,41 +54,27 @@ class Workload(NamedTuple):
     """Something to be timed.
 
     Attributes:
-        name: for tables.
-        request: to `benchmarks.model.worker.Worker`.
-        tokens: that it reads.
+        name: Name for tables.
+        request: Request to `benchmarks.model.worker.Worker`.
+        tokens: Number of tokens that it reads.
+        flops: Operations of its products of matrices.
+        nbytes: Bytes of the weights if it may be bound by reading them, or 0.
     """
 
     name: str
     request: dict[str, Any]
     tokens: int
-
-
-def workloads(tokens: int, batches: list[int], steps: int) -> list[Workload]:
-    """What is timed, in this order.
-
-    Args:
-        tokens: of the document.
-        batches: rows that are decoded together, each a workload.
-        steps: tokens decoded in a round.
-    """
-    found = [
-        Workload("prefill", {"do": "read", "tokens": tokens, "every": False}, tokens),
-        Workload("prefill, all logits", {"do": "read", "tokens": tokens, "every": True}, tokens),
-    ]
-    for batch in batches:
-        request = {"do": "decode", "batch": batch, "steps": steps}
-        found.append(Workload(f"decode, batch {batch}", request, batch))
-    return found
+    flops: int
+    nbytes: int
 
 
 def make_config(
     *, width: int, layers: int, heads: int, vocab_size: int, visible_keys: int
 ) -> GriffinConfig:
-    """A RecurrentGemma of this size, which every implementation can express.
+    """Return a RecurrentGemma of this size, which every implementation can express.
 
     Raises:
-        ArgumentError: sizes that do not fit together.
+        ArgumentError: The sizes do not fit together.
     """
     return GriffinConfig(
         vocab_size=vocab_size,
@@ -114,246 +88,239 @@ def make_config(
     )
 
 
+@dataclass
 class Bench:
     """A run of the benchmark.
 
-    Args:
-        config: a RecurrentGemma.
-        tokens: of the document.
-        batches: rows that are decoded together.
-        steps: tokens decoded in a round.
-        chosen: of `NEEDS`, what is measured if it is installed.
-        dtype: of weights and activations.
-        encoding: in which the weights are quantised; those of `QUANTISED` leave them so, of each
-            framework that is chosen, and all others have them dequantised. None for weights that
-            were never quantised.
+    Attributes:
+        config: A RecurrentGemma.
+        tokens: Length of the document.
+        batches: Numbers of rows that are decoded together.
+        steps: Number of tokens decoded in a round.
+        chosen: Names of `NEEDS` to measure if they are installed.
+        dtype: Dtype of weights and activations.
+        encoding: Encoding of the weights. This package's models run them as they are and
+            dequantised, all others dequantised. None for weights that were never quantised.
+        pythons: Environments whose griffin-eval is measured.
     """
 
-    def __init__(
-        self,
-        config: GriffinConfig,
-        tokens: int,
-        batches: list[int],
-        steps: int,
-        chosen: Collection[str],
-        dtype: Dtype = "float32",
-        encoding: Encoding | None = None,
-    ):
-        self._config, self._tokens, self._batches = config, tokens, batches
-        self._workloads = workloads(tokens, batches, steps)
-        self._dtype, self._encoding = dtype, encoding
-        asked = {*chosen} - {*QUANTISED.values()}
-        if encoding is not None:
-            asked |= {QUANTISED[name] for name in TWINS if name in chosen}
-        self._names = [name for name in NEEDS if name in asked]
-        self.absent: dict[str, str] = {}
+    config: GriffinConfig
+    tokens: int
+    batches: list[int]
+    steps: int
+    chosen: Collection[str]
+    dtype: Dtype
+    encoding: Encoding | None
+    pythons: list[Interpreter]
+    _absent: dict[str, str] = field(default_factory=dict)
 
-    def run(self, rounds: int, say: Any) -> dict[str, Any]:
-        """Measures, and gives what was found as it is written in JSON.
+    def run(self, rounds: int, report: Report) -> bool:
+        """Measure.
 
         Args:
-            rounds: measurements of everything, in turn.
-            say: called with a line about each.
+            rounds: Number of measurements of each.
+            report: Gets a table and notes.
+
+        Returns:
+            Whether the logits of all implementations agree.
 
         Raises:
-            ArgumentError: neither of this package's implementations can be measured.
-            Failed: an implementation did not come to its end.
+            ArgumentError: None of this package's implementations can be measured.
+            Failed: An implementation did not come to its end.
         """
-        seconds: dict[tuple[str, str], list[float]] = {}
-        limits: dict[str, dict[str, list[float]]] = {}
         with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
             folder = Path(temporary)
-            write_weights(self._config, folder)
-            if self._encoding is not None:
-                self._quantise(folder, self._encoding)
-            jobs = self._start(folder, stack, say)
-            for number in range(rounds):
-                say(f"round {number + 1} of {rounds}")
-                for name in self._twins:
-                    self._measure_limits(name, jobs[name], limits)
-                for work in self._workloads:
-                    for name, job in jobs.items():
-                        measured = job.ask(**work.request)["seconds"]
-                        seconds.setdefault((work.name, name), []).append(measured)
+            write_weights(self.config, folder)
+            if self.encoding is not None:
+                self._quantise(folder, self.encoding)
+            jobs = self._start(folder, stack)
+            limits = self._limit_measurements(jobs)
+            timed: dict[tuple[str, str], Callable[[], float]] = {
+                (work.name, name): partial(job.ask, **work.request)
+                for work in self._workloads
+                for name, job in jobs.items()
+            }
+            results = interleave(rounds, limits | timed, tell)
             stack.close()
-            agreement = self._compare(folder)
-        return self._results(seconds, limits, agreement)
+            differences = self._differences(folder, list(jobs))
+        rates = {
+            limit: [max(r) for r in zip(*(results[key] for key in limits if key[0] == limit))]
+            for limit in ("products", "bandwidth")
+        }
+        title = f"{self.dtype}, {len(os.sched_getaffinity(0))} threads, tokens/s"
+        report.tables[title] = [
+            self._row(work, name, results, rates, list(jobs))
+            for work in self._workloads
+            for name in jobs
+        ]
+        gigas = {limit: spread([rate / 1e9 for rate in values]) for limit, values in rates.items()}
+        report.notes.append(
+            f"rooflines: products {gigas['products']} GFLOP/s, reading {gigas['bandwidth']} GB/s"
+        )
+        report.notes += [left_out(name, reason) for name, reason in self._absent.items()]
+        return self._compare(differences, report)
+
+    @property
+    def _workloads(self) -> list[Workload]:
+        read = reading_flops(self.config, np.arange(self.tokens))
+        logits = logit_flops(self.config)
+        works = [
+            Workload(
+                "prefill" + ", all logits" * every,
+                {"do": "read", "tokens": self.tokens, "every": every},
+                self.tokens,
+                read + logits * (self.tokens if every else 1),
+                0,
+            )
+            for every in (False, True)
+        ]
+        step = reading_flops(self.config, np.array([self.config.visible_keys - 1])) + logits
+        for batch in self.batches:
+            request = {"do": "decode", "batch": batch, "steps": self.steps}
+            name = f"decode, batch {batch}"
+            works.append(Workload(name, request, batch, batch * step, self._weight_bytes))
+        return works
+
+    @property
+    def _weight_bytes(self) -> int:
+        return sum(
+            spec.size * (4 if spec.keep_float32 or self.dtype == "float32" else 2)
+            for spec in param_specs(self.config).values()
+        )
 
     def _quantise(self, folder: Path, encoding: Encoding) -> None:
-        """Quantises the weights in a folder, and dequantises them again beside that."""
+        """Quantise the weights in a folder, and dequantise them again beside that."""
         plan = make_plan(
-            Checkpoint(folder), FORMATS["hf"], dtypes={"": self._dtype}, encoding=encoding
+            Checkpoint(folder), FORMATS["hf"], dtypes={"": self.dtype}, encoding=encoding
         )
         convert_checkpoint(plan, folder / "quantised")
         convert_checkpoint(
             make_plan(Checkpoint(folder / "quantised"), FORMATS["hf"]), folder / "dequantised"
         )
 
-    def _folder_of(self, name: str, folder: Path) -> Path:
-        if self._encoding is None:
-            return folder
-        return folder / ("quantised" if name in QUANTISED.values() else "dequantised")
+    def _implementations(self) -> dict[str, tuple[str, str, str]]:
+        """Return the worker's name, the weights' folder and the interpreter, by name in tables."""
+        plain = "" if self.encoding is None else "dequantised"
+        names: dict[str, tuple[str, str, str]] = {}
+        for name in (name for name in NEEDS if name in self.chosen):
+            if name not in FRAMEWORKS:
+                names[name] = (name, plain, sys.executable)
+                continue
+            for python in self.pythons:
+                names[python.named(name)] = (name, plain, python.path)
+                if self.encoding is not None:
+                    packed = f"{name}-quantised"
+                    names[python.named(packed)] = (packed, "quantised", python.path)
+        return names
 
-    def _start(self, folder: Path, stack: ExitStack, say: Any) -> dict[str, Job]:
-        """A process for each implementation, ready to be timed; those that are missing or broken
-        are noted in ``absent``."""
+    def _start(self, folder: Path, stack: ExitStack) -> dict[str, Job]:
+        """Return a process for each implementation, ready to be timed.
+
+        Implementations that are missing or broken are noted in ``_absent``.
+        """
         jobs = {}
-        for name in self._names:
-            say(f"loading and compiling: {name}")
-            weights = str(self._folder_of(name, folder))
+        for name, (worker, weights, python) in self._implementations().items():
+            tell(f"loading and compiling: {name}")
             job = stack.enter_context(
-                Job(WORKER, name, weights, self._dtype, environment={"JAX_PLATFORMS": "cpu"})
+                Job(
+                    "benchmarks.model.worker",
+                    *(worker, str(folder / weights), self.dtype),
+                    environment={"JAX_PLATFORMS": "cpu"},
+                    python=python,
+                )
             )
             try:
                 job.ask("load")
             except Absent as reason:
-                self.absent[name] = str(reason)
+                self._absent[name] = str(reason)
                 continue
             jobs[name] = job
             job.ask(
                 "check",
-                tokens=self._tokens,
-                batches=self._batches,
-                prompt=self._config.visible_keys,
-                path=str(folder / f"{name}.npz"),
+                tokens=self.tokens,
+                batches=self.batches,
+                prompt=self.config.visible_keys,
+                path=str(folder / f"{_file(name)}.npz"),
             )
-        self._names = list(jobs)
-        self._twins = [name for name in TWINS if name in jobs]
-        if not self._twins:
+        if not any(map(is_ours, jobs)):
             raise ArgumentError("limits need one of ours, torch or jax, chosen and installed")
         return jobs
 
-    def _measure_limits(
-        self, framework: str, job: Job, limits: dict[str, dict[str, list[float]]]
-    ) -> None:
-        asked: dict[str, dict[str, Any]] = {
-            "products": {"do": "products", "tokens": self._tokens},
-            "reading": {"do": "bandwidth", "nbytes": self._weight_bytes},
-        }
-        for name, request in asked.items():
-            for way, value in job.ask(framework=framework, **request).items():
-                limits.setdefault(name, {}).setdefault(way, []).append(value)
+    def _limit_measurements(
+        self, jobs: Mapping[str, Job]
+    ) -> dict[tuple[str, str], Callable[[], float]]:
+        sizes = {"width": self.config.width, "mlp_width": self.config.mlp_width}
+        measurements: dict[tuple[str, str], Callable[[], float]] = {}
+        for framework in FRAMEWORKS:
+            name = next((name for name in jobs if name.startswith(f"griffin {framework}")), None)
+            if name is None:
+                continue
+            ask = partial(jobs[name].ask, framework=framework)
+            measurements["products", framework] = partial(
+                ask, "products", tokens=self.tokens, **sizes
+            )
+            measurements["bandwidth", framework] = partial(
+                ask, "bandwidth", nbytes=self._weight_bytes
+            )
+        return measurements
 
-    @property
-    def _weight_bytes(self) -> int:
-        return sum(
-            spec.size * (4 if spec.keep_float32 or self._dtype == "float32" else 2)
-            for spec in param_specs(self._config).values()
-        )
-
-    def _limits(self, work: Workload, limits: dict[str, dict[str, list[float]]]) -> list[float]:
-        """Seconds, in each round."""
-
-        def best(name: str, choose: Any) -> list[float]:
-            return [choose(ways) for ways in zip(*limits[name].values(), strict=True)]
-
-        if work.request["do"] == "read":
-            flops = reading_flops(self._config, np.arange(self._tokens))
-            flops += logit_flops(self._config) * (self._tokens if work.request["every"] else 1)
-            return [flops / rate for rate in best("products", max)]
-        last = np.array([self._config.visible_keys - 1])
-        flops = work.tokens * (reading_flops(self._config, last) + logit_flops(self._config))
-        return [
-            max(flops / products, self._weight_bytes / reading)
-            for products, reading in zip(best("products", max), best("reading", max), strict=True)
-        ]
-
-    def _results(
+    def _row(
         self,
-        seconds: dict[tuple[str, str], list[float]],
-        limits: dict[str, dict[str, list[float]]],
-        agreement: dict[str, dict[str, float]],
-    ) -> dict[str, Any]:
-        rows = []
-        for work in self._workloads:
-            least = self._limits(work, limits)
-            medians = {n: statistics.median(seconds[work.name, n]) for n in self._names}
-            for name, median in medians.items():
-                taken = seconds[work.name, name]
-                parts = [limit / each for limit, each in zip(least, taken, strict=True)]
-                rows.append(
-                    {
-                        "workload": work.name,
-                        "implementation": name,
-                        "tokens_per_second": work.tokens / median,
-                        "seconds": taken,
-                        "of_limit": statistics.median(parts),
-                        "limit_tokens_per_second": work.tokens / statistics.median(least),
-                        "times": {twin: median / medians[twin] for twin in self._twins},
-                    }
-                )
-        return {
-            "config": self._config.__dict__,
-            "dtype": self._dtype,
-            "quantised": None if self._encoding is None else self._encoding.name,
-            "threads": len(os.sched_getaffinity(0)),
-            "tokens": self._tokens,
-            "absent": self.absent,
-            "limits": limits,
-            "rows": rows,
-            "largest_difference": agreement,
-            "agree": all(
-                d <= TOLERANCES[self._dtype] for pair in agreement.values() for d in pair.values()
-            ),
+        work: Workload,
+        name: str,
+        results: Mapping[tuple[str, str], list[float]],
+        rates: Mapping[str, list[float]],
+        names: list[str],
+    ) -> Row:
+        seconds = results[work.name, name]
+        limits = [
+            max(work.flops / products, work.nbytes / reading)
+            for products, reading in zip(rates["products"], rates["bandwidth"], strict=True)
+        ]
+        row: dict[str, Any] = {
+            "workload": work.name,
+            "implementation": name,
+            "tokens/s": [work.tokens / taken for taken in seconds],
+            "of roofline": ratios(limits, seconds),
         }
+        for peer in (peer for peer in names if not is_ours(peer) and is_ours(name)):
+            row[f"over {peer}"] = ratios(results[work.name, peer], seconds)
+        return row
 
-    def _compare(self, folder: Path) -> dict[str, dict[str, float]]:
-        """Largest difference of a logit from the reference's, over the largest logit: by workload,
-        of each implementation. The reference is the first that is not ours."""
-        ours = {*TWINS, *QUANTISED.values()}
-        reference = next((n for n in self._names if n not in ours), self._names[0])
-        arrays = {name: np.load(folder / f"{name}.npz") for name in self._names}
-        expected = arrays[reference]
+    def _differences(self, folder: Path, names: list[str]) -> dict[str, dict[str, float]]:
+        """Return how far logits are from the reference's, over the largest logit.
+
+        The reference is the first peer, or the first implementation if there is none.
+        """
+        reference = next((name for name in names if not is_ours(name)), names[0])
+        arrays = {name: np.load(folder / f"{_file(name)}.npz") for name in names}
+        expected = arrays.pop(reference)
         return {
             work: {
                 f"{name} - {reference}": float(
                     np.abs(found[work] - expected[work]).max() / np.abs(expected[work]).max()
                 )
                 for name, found in arrays.items()
-                if name != reference and work in found
+                if work in found
             }
             for work in expected
         }
 
-
-def print_results(console: Console, found: dict[str, Any]) -> None:
-    """Prints what `Bench.run` found: a table of times, the rooflines, and how the logits agree."""
-    twins = list(found["rows"][0]["times"])
-    quantised = "" if found["quantised"] is None else f", quantised: {found['quantised']}"
-    table = Table(title=f"{found['dtype']}{quantised}, {found['threads']} threads, medians")
-    for heading in ("workload", "implementation"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("tokens/s", "roofline", "of roofline", *(f"our {twin} is" for twin in twins)):
-        table.add_column(heading, justify="right")
-    before = None
-    for row in found["rows"]:
-        if before not in (None, row["workload"]):
-            table.add_section()
-        name = row["implementation"]
-        table.add_row(
-            row["workload"] if row["workload"] != before else "",
-            f"griffin {name}" if name in (*TWINS, *QUANTISED.values()) else name,
-            f"{row['tokens_per_second']:.0f}",
-            f"{row['limit_tokens_per_second']:.0f}",
-            f"{row['of_limit']:.2f}",
-            *("" if name == twin else f"{row['times'][twin]:.2f}x as fast" for twin in twins),
-        )
-        before = row["workload"]
-    console.print(table)
-    scales = {"products": (1e9, "GFLOP/s"), "reading": (1e9, "GB/s")}
-    for limit, ways in found["limits"].items():
-        scale, unit = scales[limit]
-        medians = {way: statistics.median(values) for way, values in ways.items()}
-        text = ", ".join(f"{way} {value / scale:.1f}" for way, value in medians.items())
-        _line(console, f"roofline: {limit}, {unit}: {text}")
-    for work, pairs in found["largest_difference"].items():
-        text = ", ".join(f"{pair} {value:.1e}" for pair, value in pairs.items())
-        _line(console, f"largest difference of logits, {work}: {text or 'nothing to compare'}")
-    for name, reason in found["absent"].items():
-        _line(console, left_out(name, reason))
-    same = "agree" if found["agree"] else "do NOT agree"
-    _line(console, f"the logits {same} within {TOLERANCES[found['dtype']]:g} of the largest")
+    def _compare(self, differences: Mapping[str, Mapping[str, float]], report: Report) -> bool:
+        tolerance = TOLERANCES[self.dtype]
+        for work, pairs in differences.items():
+            text = ", ".join(f"{pair} {value:.1e}" for pair, value in pairs.items())
+            report.notes.append(f"largest difference of logits, {work}: {text or 'one model only'}")
+        agree = all(d <= tolerance for pairs in differences.values() for d in pairs.values())
+        same = "agree" if agree else "do NOT agree"
+        report.notes.append(f"the logits {same} within {tolerance:g} of the largest")
+        return agree
 
 
-def _line(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+def is_ours(name: str) -> bool:
+    """Return whether an implementation, by its name in tables, is this package's."""
+    return name.startswith("griffin ")
+
+
+def _file(name: str) -> str:
+    return name.replace(" ", "-").replace("/", "-")

@@ -1,0 +1,126 @@
+"""This package's models, by the names that `griffin_eval.load` promises.
+
+Steps of decoding go through `DecodingState` in a version of the package that has it, such as that
+of commit 53c0389, since its runners decode by it; in others they go through the model's own step.
+"""
+
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+import griffin_eval
+
+STEP = 512  # tokens that the runners read at a time on a CPU
+
+
+class Torch:
+    """The model in PyTorch, as an `Implementation`."""
+
+    def __init__(self, checkpoint: str, dtype: str, load: str | None):
+        griffin_eval.tune_process()
+        import torch
+
+        self._torch = torch
+        self._model: Any = griffin_eval.load(
+            checkpoint, framework="torch", dtype=dtype, device="cpu", load=load
+        ).eval()
+
+    def read(self, tokens: np.ndarray, every: bool) -> Any:
+        hidden, _ = self._read(tokens)
+        wanted = self._torch.cat(hidden, 1)[0] if every else hidden[-1][0, -1:]
+        return self._model.logits(wanted)
+
+    def begin(self, tokens: np.ndarray) -> Any:
+        _, state = self._read(tokens)
+        if not has_decoding_state("torch"):
+            return state
+        from griffin_eval.model_torch.decoding import DecodingState
+
+        rows = self._torch.arange(len(tokens))
+        return DecodingState.start(self._model, len(rows)).insert(rows, state, rows)
+
+    def decode(self, state: Any, tokens: np.ndarray) -> tuple[Any, Any]:
+        ids, ones = self._torch.from_numpy(tokens), self._torch.ones(len(tokens)).long()
+        if has_decoding_state("torch"):
+            hidden, state = state.step(self._model, ids, ones)
+            return self._model.logits(hidden), state
+        hidden, state = self._model.step(ids[:, None], ones, state)
+        return self._model.logits(hidden[:, 0]), state
+
+    def _read(self, tokens: np.ndarray) -> tuple[list, Any]:
+        state, hidden = self._model.init_state(len(tokens)), []
+        for chunk in self._torch.from_numpy(tokens).split(STEP, 1):
+            lengths = self._torch.full((len(tokens),), chunk.shape[1])
+            h, state = self._model.step(chunk, lengths, state)
+            hidden.append(h)
+        return hidden, state
+
+
+class Jax:
+    """The model in JAX, as an `Implementation`: compiled, with the state donated."""
+
+    def __init__(self, checkpoint: str, dtype: str, load: str | None):
+        import jax
+        import jax.numpy as jnp
+        from flax import nnx
+
+        self._jax, self._jnp = jax, jnp
+        self._model: Any = griffin_eval.load(checkpoint, framework="jax", dtype=dtype, load=load)
+        graph, self._params = nnx.split(self._model)
+
+        def step(state: Any, params: Any, tokens: Any) -> Any:
+            lengths = jnp.full(len(tokens), tokens.shape[1], jnp.int32)
+            return nnx.merge(graph, params).step(tokens, lengths, state)
+
+        def logits(params: Any, hidden: Any) -> Any:
+            return nnx.merge(graph, params).logits(hidden)
+
+        def decode(state: Any, params: Any, tokens: Any) -> Any:
+            if has_decoding_state("jax"):
+                active = jnp.ones(len(tokens), jnp.int32)
+                hidden, state = state.step(nnx.merge(graph, params), tokens, active)
+            else:
+                hidden, state = step(state, params, tokens[:, None])
+                hidden = hidden[:, 0]
+            return logits(params, hidden), state
+
+        self._step, self._decode = (jax.jit(f, donate_argnums=0) for f in (step, decode))
+        self._logits = jax.jit(logits)
+
+    def read(self, tokens: np.ndarray, every: bool) -> Any:
+        hidden, state = self._read(tokens)
+        wanted = self._jnp.concatenate(hidden, 1)[0] if every else hidden[-1][0, -1:]
+        return self._jax.block_until_ready((self._logits(self._params, wanted), state))[0]
+
+    def begin(self, tokens: np.ndarray) -> Any:
+        _, state = self._read(tokens)
+        if not has_decoding_state("jax"):
+            return state
+        from griffin_eval.model_jax.decoding import DecodingState
+
+        rows = self._jnp.arange(len(tokens))
+        insert = self._jax.jit(DecodingState.insert, donate_argnums=0)
+        return insert(DecodingState.start(self._model, len(rows)), rows, state, rows)
+
+    def decode(self, state: Any, tokens: np.ndarray) -> tuple[Any, Any]:
+        return self._jax.block_until_ready(self._decode(state, self._params, tokens))
+
+    def _read(self, tokens: np.ndarray) -> tuple[list, Any]:
+        state, hidden = self._model.init_state(len(tokens)), []
+        for start in range(0, tokens.shape[1], STEP):
+            h, state = self._step(state, self._params, tokens[:, start : start + STEP])
+            hidden.append(h)
+        return hidden, state
+
+
+def has_decoding_state(framework: str) -> bool:
+    """Return whether the installed package decodes by a state of its own."""
+    return find_spec(f"griffin_eval.model_{framework}.decoding") is not None
+
+
+def make(name: str, checkpoint: str, dtype: str) -> Torch | Jax:
+    """Return the implementation of a name such as ``torch`` or ``jax-quantised``."""
+    framework, _, quantised = name.partition("-")
+    load = "quantised" if quantised else None
+    return {"torch": Torch, "jax": Jax}[framework](checkpoint, dtype, load)
