@@ -9,10 +9,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.timing import spread
+from benchmarks.timing import number, spread
 
 Row = Mapping[str, Any]  # cells by heading: text, numbers, or a list with a number for each round
-WIDTH = 120  # columns of a table where the terminal does not say
+WIDTH = 160  # columns of a table where the terminal does not say
 
 
 @dataclass
@@ -56,5 +56,5 @@ def _cell(value: Any) -> str:
     if isinstance(value, list):
         return spread(value)
     if isinstance(value, float):
-        return f"{value:.3g}"
+        return number(value)
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -188,12 +188,16 @@ def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[f
     return [a / b for a, b in zip(numerators, denominators, strict=True)]
 
 
+def number(value: float) -> str:
+    """Return three significant digits, or all digits of a large number."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
 def spread(values: Sequence[float]) -> str:
     """Return the median and, of several values, the range."""
-    middle = f"{median(values):.3g}"
     if len(values) == 1:
-        return middle
-    return f"{middle} ({min(values):.3g}-{max(values):.3g})"
+        return number(values[0])
+    return f"{number(median(values))} ({number(min(values))}-{number(max(values))})"
 
 
 @contextmanager

@@ -26,7 +26,9 @@ def main(
         Path | None,
         typer.Option(help="Folder that transformers reads; by default a small random one."),
     ] = None,
-    tasks: Annotated[str, typer.Option(help="Tasks or tags, as lm_eval takes them: A,B,….")] = TASKS,
+    tasks: Annotated[
+        str, typer.Option(help="Tasks or tags, as lm_eval takes them: A,B,….")
+    ] = TASKS,
     tasks_path: Annotated[
         Path | None, typer.Option(help="Folder with more tasks.", exists=True, file_okay=False)
     ] = None,

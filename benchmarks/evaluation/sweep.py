@@ -1,38 +1,46 @@
-"""`griffin-eval sweep` over checkpoints, beside one lm_eval command for each of them.
+"""`griffin-eval sweep` over checkpoints, beside one lm_eval command.
 
-What a sweep should take at most is what one command takes, and 1.1 times the model's time for each
-of the other checkpoints. Commands and sweeps are processes of their own, and take turns.
+The limit of a sweep is one command, and 1.1 times the model's time for each of the other
+checkpoints. Commands and sweeps are processes of their own, and take turns.
+``python -m benchmarks.evaluation.sweep CHECKPOINT``.
 """
 
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Annotated, Any
 
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+import typer
 
-from benchmarks.timing import Failed
+from benchmarks.commands import AsJson, Framework, Interpreter, Pythons, Rounds, interpreters, tell
+from benchmarks.evaluation.lm_eval_runs import run_command_line, run_lm_eval
+from benchmarks.failures import measuring
+from benchmarks.report import Report, Row
+from benchmarks.timing import interleave, ratios
+from griffin_eval.arguments import positive_integers
+from griffin_eval.cli.ending import run_command
+from griffin_eval.cli.options import check_figures_folder
+from griffin_eval.errors import ArgumentError
 
 MODEL_TIMES = 1.1  # that a further checkpoint should take at most
+Taken = tuple[float, list[float]]  # seconds of a process, and of the model for each checkpoint
 
 
-class Measured(NamedTuple):
-    """Seconds of one size, a number for each round.
+@dataclass
+class Measured:
+    """Seconds of one size in one environment, one number a round.
 
     Attributes:
-        limit: documents of each task.
-        checkpoints: that the sweep evaluates.
-        command: of one lm_eval command.
-        model: of the model for one checkpoint; the median of all.
-        sweep: of the sweep.
+        limit: Number of documents of each task.
+        checkpoints: Number of checkpoints that the sweep evaluates.
+        command: Seconds of one lm_eval command.
+        model: Seconds of the model for one checkpoint, the median of all.
+        sweep: Seconds of the sweep.
     """
 
     limit: int
@@ -40,102 +48,94 @@ class Measured(NamedTuple):
     command: list[float]
     model: list[float]
     sweep: list[float]
+    limits: list[float] = field(init=False)
 
-    @property
-    def most(self) -> float:
-        """Seconds that the sweep should take at most."""
-        others = MODEL_TIMES * (self.checkpoints - 1) * median(self.model)
-        return median(self.command) + others
+    def __post_init__(self) -> None:
+        others = MODEL_TIMES * (self.checkpoints - 1)
+        pairs = zip(self.command, self.model, strict=True)
+        self.limits = [command + others * model for command, model in pairs]
+
+    def row(self, name: str) -> Row:
+        commands = [self.checkpoints * seconds for seconds in self.command]
+        return {
+            "documents": self.limit,
+            "implementation": name,
+            "one command": self.command,
+            "model, one checkpoint": self.model,
+            f"sweep of {self.checkpoints}": self.sweep,
+            "limit": self.limits,
+            "sweep / limit": ratios(self.sweep, self.limits),
+            f"{self.checkpoints} commands / sweep": ratios(commands, self.sweep),
+        }
 
 
-def run(
-    console: Console,
-    checkpoint: Path,
-    tasks: str,
-    limits: Sequence[int],
-    framework: str,
-    checkpoints: int,
-    rounds: int,
-) -> list[Measured]:
-    """Measures and prints.
+@dataclass
+class Bench:
+    """A run of the benchmark.
 
-    Args:
-        console: to print on.
-        checkpoint: a folder, of which there will be copies.
-        tasks: as lm_eval takes them.
-        limits: numbers of documents of each task, each measured by itself.
+    Attributes:
+        folders: Folders of the checkpoints.
+        tasks: Tasks as lm_eval takes them.
         framework: ``torch`` or ``jax``.
-        checkpoints: how many copies the sweep evaluates.
-        rounds: of both measurements.
-
-    Returns:
-        What was measured, for each of the limits.
-
-    Raises:
-        Failed: a command ended with an error.
     """
-    found = [Measured(limit, checkpoints, [], [], []) for limit in limits]
-    with tempfile.TemporaryDirectory() as root:
-        folders = [Path(root) / f"step{number}" for number in range(checkpoints)]
-        for folder in folders:
-            shutil.copytree(checkpoint, folder)
-        turns = [(number, measured) for number in range(rounds + 1) for measured in found]
-        for number, measured in track(
-            turns, "rounds", console=console, disable=not console.is_terminal
-        ):
-            results = Path(root) / f"{measured.limit}-{number}"
-            taken = _measure(folders, tasks, measured.limit, framework, results)
-            if number == 0:  # which may compile
-                continue
-            for values, value in zip(measured[2:], taken, strict=True):
-                values.append(value)
-    for measured in found:
-        _show(console, measured, tasks)
-    return found
+
+    folders: list[Path]
+    tasks: str
+    framework: str
+
+    def run(
+        self, limits: list[int], pythons: list[Interpreter], rounds: int
+    ) -> dict[str, list[Measured]]:
+        """Measure each number of documents in each environment.
+
+        Raises:
+            ArgumentError: A command refused its arguments.
+            Failed: A command ended with an error.
+        """
+        measurements: dict[Any, Callable[[], Taken]] = {
+            (python, limit, way): partial(measure, python.path, limit)
+            for python in pythons
+            for limit in limits
+            for way, measure in (("command", self._command), ("sweep", self._sweep))
+        }
+        interleave(1, measurements)  # The first runs may compile.
+        results = interleave(rounds, measurements, tell)
+        return {
+            python.named(self.framework): [
+                self._measured(
+                    limit, results[python, limit, "command"], results[python, limit, "sweep"]
+                )
+                for limit in limits
+            ]
+            for python in pythons
+        }
+
+    def _measured(self, limit: int, commands: list[Taken], sweeps: list[Taken]) -> Measured:
+        model = [median(one + many) for (_, one), (_, many) in zip(commands, sweeps, strict=True)]
+        seconds = ([taken for taken, _ in runs] for runs in (commands, sweeps))
+        command, sweep = seconds
+        return Measured(limit, len(self.folders), command, model, sweep)
+
+    def _command(self, python: str, limit: int) -> Taken:
+        arguments = {"pretrained": self.folders[0], "framework": self.framework}
+        options = ("--tasks", self.tasks, "--limit", str(limit))
+        run = run_lm_eval(python, "griffin", arguments, *options)
+        return run.seconds, [run.config["griffin_seconds"]]
+
+    def _sweep(self, python: str, limit: int) -> Taken:
+        with tempfile.TemporaryDirectory() as results:
+            command = [str(Path(python).with_name("griffin-eval")), "sweep"]
+            command += [*map(str, self.folders), "-o", f"{results}/sweep"]
+            command += ["--model_args", f"framework={self.framework}"]
+            command += ["--tasks", self.tasks, "--limit", str(limit)]
+            seconds = run_command_line(command, "griffin-eval sweep", {})
+            files = sorted(Path(results).rglob("results_*.json"))
+            configs = [json.loads(file.read_text())["config"] for file in files]
+        return seconds, [config["griffin_seconds"] for config in configs]
 
 
-def _measure(
-    folders: Sequence[Path], tasks: str, limit: int, framework: str, results: Path
-) -> tuple[float, float, float]:
-    """Seconds of one command, of the model for one checkpoint, and of a sweep."""
-    asked = ["--tasks", tasks, "--limit", str(limit)]
-    own = f"pretrained={folders[0]},framework={framework}"
-    once, many = results / "command", results / "sweep"
-    command = _seconds(
-        *("-m", "lm_eval", "--model", "griffin", "--model_args", own),
-        *(*asked, "--output_path", str(once)),
-    )
-    main = "from griffin_eval.cli.main import main; main()"
-    sweep = _seconds(
-        *("-c", main, "sweep", *map(str, folders), "-o", str(many)),
-        *("--model_args", f"framework={framework}", *asked),
-    )
-    return command, median(_model_seconds(once) + _model_seconds(many)), sweep
-
-
-def _show(console: Console, measured: Measured, tasks: str) -> None:
-    title = f"{measured.checkpoints} checkpoints, {measured.limit} documents of each of {tasks}"
-    table = Table(title=title)
-    for heading in ("seconds", "median", "range"):
-        table.add_column(heading, justify="left" if heading == "seconds" else "right")
-    for name, values in (
-        ("one command", measured.command),
-        ("model's time for one checkpoint", measured.model),
-        ("sweep", measured.sweep),
-    ):
-        table.add_row(name, f"{median(values):.3g}", f"{min(values):.3g}-{max(values):.3g}")
-    console.print(table)
-    took, most, count = median(measured.sweep), measured.most, measured.checkpoints
-    console.print(
-        f"sweep: {took:.3g} s; one command and {MODEL_TIMES} times the model's time for "
-        f"{count - 1} more: {most:.3g} s, {took / most:.2f} of it: "
-        f"{'held' if took <= most else 'exceeded'}; {count} commands take "
-        f"{count * median(measured.command) / took:.1f} times as long"
-    )
-
-
-def draw(found: Sequence[Measured], folder: Path) -> Path:
-    """Bars of what a sweep takes, beside as many commands and the limit: ``sweep_timing``."""
+def draw(found: list[Measured], folder: Path) -> Path:
+    """Draw what a sweep takes, beside as many commands and the limit: ``sweep_timing``."""
     from matplotlib.lines import Line2D
 
     from griffin_eval.drawing import BLACK, BLUE, SKY_BLUE, panels, save
@@ -153,15 +153,10 @@ def draw(found: Sequence[Measured], folder: Path) -> Path:
             label = "" if place else "all else"
             axes.barh(place, whole - of_model, 0.7, left=of_model, color=SKY_BLUE, label=label)
             axes.annotate(f" {name}: {whole:.0f} s", (0, place - 0.42), va="bottom", fontsize=9)
-        low, high = min(measured.sweep), max(measured.sweep)
-        axes.hlines(2, low, high, color=BLACK)
-        axes.vlines(measured.most, 1.6, 2.4, color=BLACK, linestyles="--")
-        axes.set(
-            xlabel="seconds",
-            yticks=[],
-            ylim=(2.6, -0.8),
-            title=f"{measured.limit} documents of each task",
-        )
+        axes.hlines(2, min(measured.sweep), max(measured.sweep), color=BLACK)
+        axes.vlines(median(measured.limits), 1.6, 2.4, color=BLACK, linestyles="--")
+        title = f"{measured.limit} documents of each task"
+        axes.set(xlabel="seconds", yticks=[], ylim=(2.6, -0.8), title=title)
     handles, labels = drawn[0].get_legend_handles_labels()
     handles.append(Line2D([], [], color=BLACK, linestyle="--"))
     labels.append(f"one command and {MODEL_TIMES} times the model's time for the others")
@@ -169,16 +164,44 @@ def draw(found: Sequence[Measured], folder: Path) -> Path:
     return save(figure, folder, "sweep_timing")
 
 
-def _seconds(*arguments: str) -> float:
-    """Seconds of a command of this Python."""
-    begin = time.perf_counter()
-    done = subprocess.run([sys.executable, "-P", *arguments], capture_output=True, text=True)
-    if done.returncode:
-        raise Failed(done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}")
-    return time.perf_counter() - begin
+def main(
+    checkpoint: Annotated[Path, typer.Argument(help="Folder of a checkpoint.")],
+    tasks: Annotated[
+        str, typer.Option(help="Tasks, as lm_eval takes them: A,B,….")
+    ] = "griffin_pydoc_choice,griffin_phonebook",
+    limit: Annotated[
+        str, typer.Option(help="Numbers of documents of each task, each measured by itself: A,B,….")
+    ] = "20,100",
+    framework: Framework = "torch",
+    checkpoints: Annotated[int, typer.Option(help="Number of copies to evaluate.", min=2)] = 10,
+    rounds: Rounds = 5,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for the figure, PNG and SVG.")
+    ] = None,
+    python: Pythons = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time a sweep over copies of a checkpoint beside one lm_eval command.
+
+    The figure is of the first `--python`.
+    """
+    if not checkpoint.is_dir():
+        raise ArgumentError(f"{checkpoint} is no folder: expected that of a checkpoint")
+    limits = positive_integers("--limit", limit, "numbers of documents such as 20,100")
+    check_figures_folder(output)
+    with tempfile.TemporaryDirectory() as root, measuring():
+        folders = [Path(root) / f"step{number}" for number in range(checkpoints)]
+        for folder in folders:
+            shutil.copytree(checkpoint, folder)
+        found = Bench(folders, tasks, framework).run(limits, interpreters(python), rounds)
+    report = Report()
+    report.tables[f"{tasks}, seconds"] = [
+        measured.row(name) for name, sizes in found.items() for measured in sizes
+    ]
+    if output is not None:
+        report.notes.append(str(draw(next(iter(found.values())), output)))
+    report.show(as_json)
 
 
-def _model_seconds(folder: Path) -> list[float]:
-    """Of the model, in each of the results in a folder."""
-    results = [json.loads(path.read_text()) for path in sorted(folder.rglob("results_*.json"))]
-    return [result["config"]["griffin_seconds"] for result in results]
+if __name__ == "__main__":
+    run_command(lambda: typer.run(main))

@@ -1,29 +1,39 @@
-"""The command ``bench serve``."""
+"""The command ``python -m benchmarks.serving``."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from benchmarks.commands import (
+    AnyDtype,
+    AsJson,
+    Framework,
+    Model,
+    Pythons,
+    Rounds,
+    interpreters,
+)
 from benchmarks.failures import measuring
 from griffin_eval.cli.ending import run_command
 from griffin_eval.errors import ArgumentError
 
 
-def bench_serve(
-    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
-    framework: Annotated[str, typer.Option(help="Framework: torch or jax.")] = "torch",
-    dtype: Annotated[str, typer.Option(help="Dtype of weights and activations.")] = "auto",
+def main(
+    checkpoint: Model,
+    framework: Framework = "torch",
+    dtype: AnyDtype = "auto",
     clients: Annotated[int, typer.Option(help="Number of requests at a time.", min=1)] = 32,
-    requests: Annotated[int, typer.Option(help="Number of requests of each kind.", min=1)] = 128,
+    requests: Annotated[
+        int, typer.Option(help="Number of requests of each kind, or of documents.", min=1)
+    ] = 128,
     new_tokens: Annotated[
         int,
         typer.Option(
             help="Number of tokens to generate for each text; a task says so itself.", min=2
         ),
     ] = 64,
-    rounds: Annotated[int, typer.Option(help="Number of measurements of each.", min=1)] = 3,
+    rounds: Rounds = 5,
     task: Annotated[
         str | None,
         typer.Option(help="Task of lm_eval whose documents are the requests, by its own client."),
@@ -32,24 +42,29 @@ def bench_serve(
         Path | None,
         typer.Option(help="Folder with more tasks, for --task.", exists=True, file_okay=False),
     ] = None,
+    python: Pythons = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Time a server under many clients beside the engine without one; time to first token.
+    """Time a server under many clients beside the engine without one, and beside other servers.
 
-    With `--task`, lm_eval asks the server and the engine, and `--requests` counts documents.
+    With `--task`, lm_eval asks the server and the engine.
     """
+    from benchmarks.report import Report
     from benchmarks.serving import requests as texts
     from benchmarks.serving import tasks
 
     if tasks_path is not None and task is None:
         raise ArgumentError("--tasks-path has tasks for --task: name one of them")
-    console = Console(width=max(Console().width, 100))
+    report, pythons = Report(), interpreters(python)
+    model = (checkpoint, framework, dtype, clients)
     with measuring():
         if task is None:
-            texts.run(console, checkpoint, framework, dtype, clients, requests, new_tokens, rounds)
+            texts.Bench(*model, requests, new_tokens, pythons).run(rounds, report)
         else:
             where = None if tasks_path is None else str(tasks_path)
-            tasks.run(console, checkpoint, framework, dtype, clients, task, where, requests, rounds)
+            tasks.Bench(*model, task, where, requests, pythons).run(rounds, report)
+    report.show(as_json)
 
 
 if __name__ == "__main__":
-    run_command(lambda: typer.run(bench_serve))
+    run_command(lambda: typer.run(main))

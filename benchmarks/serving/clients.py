@@ -9,106 +9,118 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from benchmarks.timing import Failed
 
+COMPLETIONS = "/v1/completions"
 _START = 900  # seconds that a server may take until it is ready
 _PATIENCE = 60  # seconds for which a connection that a server refuses is tried again
+_TIMEOUT = 7 * 24 * 3600  # seconds that an answer may take
 
 Body = dict[str, Any]
 
 
-class Client:
-    """Asks a server at a port; every thread has a connection of its own."""
+@contextmanager
+def answered(port: int, path: str, body: Body) -> Iterator[http.client.HTTPResponse]:
+    """Ask a server.
 
-    def __init__(self, port: int, clients: int):
-        self._port, self._clients = port, clients
+    Yields:
+        The answer, to be read.
 
-    def all(self, path: str, bodies: Sequence[Body]) -> tuple[float, list[list[float]]]:
-        """Sends requests, so many at a time as there are clients.
-
-        Returns:
-            Seconds for all of them; of each, the seconds at which parts of its answer came.
-
-        Raises:
-            Failed: one was not answered with status 200.
-        """
-        waiting: queue.SimpleQueue[tuple[int, Body]] = queue.SimpleQueue()
-        for pair in enumerate(bodies):
-            waiting.put(pair)
-        times: list[list[float]] = [[] for _ in bodies]
-        failures: list[str] = []
-
-        def work() -> None:
-            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=3600)
-            while not failures:
-                try:
-                    number, body = waiting.get_nowait()
-                except queue.Empty:
-                    break
-                try:
-                    times[number] = self._ask(connection, path, body)
-                except (Failed, OSError, http.client.HTTPException) as error:
-                    failures.append(str(error) or type(error).__name__)
-            connection.close()
-
-        threads = [threading.Thread(target=work) for _ in range(min(self._clients, len(bodies)))]
-        begin = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        seconds = time.perf_counter() - begin
-        if failures:
-            raise Failed(failures[0])
-        return seconds, times
-
-    def _ask(self, connection: http.client.HTTPConnection, path: str, body: Body) -> list[float]:
-        begin, times = time.perf_counter(), list[float]()
-        answer = None
+    Raises:
+        Failed: Its status is not 200.
+    """
+    begin = time.perf_counter()
+    answer, sent = None, json.dumps(body)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT)
+    try:
         while answer is None:
             try:
-                sent = json.dumps(body)
                 connection.request("POST", path, sent, {"Content-Type": "application/json"})
                 answer = connection.getresponse()
-            except ConnectionError:  # a server may let few wait: Python's own, 5
+            except ConnectionError:  # A server may let few wait: Python's own, 5.
                 connection.close()
                 if time.perf_counter() - begin > _PATIENCE:
                     raise
                 time.sleep(0.05)
         if answer.status != 200:
             raise Failed(f"{path}: status {answer.status}: {answer.read()[:300].decode()}")
-        if not body.get("stream"):
-            answer.read()
-            return [time.perf_counter() - begin]
-        while line := answer.readline():
-            if line.startswith(b"data: {"):
-                times.append(time.perf_counter() - begin)
-        return times
+        yield answer
+    except (OSError, http.client.HTTPException) as error:
+        raise Failed(f"{path}: {error or type(error).__name__}") from error
+    finally:
+        connection.close()
 
 
-def own_server(checkpoint: str, framework: str, dtype: str, *options: str) -> list[str]:
-    """The command of `griffin-eval serve`, but for its port."""
-    main = "from griffin_eval.cli.main import main; main()"
-    command = [sys.executable, "-P", "-c", main, "serve", checkpoint]
-    return [*command, "--framework", framework, "--dtype", dtype, *options]
+def event_times(answer: http.client.HTTPResponse) -> Iterator[float]:
+    """Yield the time of each part of a stream, as of `time.perf_counter`."""
+    while line := answer.readline():
+        if line.startswith(b"data: {"):
+            yield time.perf_counter()
+
+
+def ask(port: int, path: str, body: Body) -> Any:
+    """Return the JSON that a server answers."""
+    with answered(port, path, body) as answer:
+        return json.loads(answer.read())
+
+
+def run_all(clients: int, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """Do the same work with every item, in as many threads as there are clients.
+
+    Raises:
+        Failed: The work with one of them failed, after which no other is begun.
+    """
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in range(len(items)):
+        waiting.put(number)
+    results: list[Any] = [None] * len(items)
+    failures: list[Failed] = []
+
+    def run() -> None:
+        while not failures:
+            try:
+                number = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                results[number] = work(items[number])
+            except Failed as failure:
+                failures.append(failure)
+
+    threads = [threading.Thread(target=run) for _ in range(min(clients, len(items)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return results
+
+
+def own_server(python: str, checkpoint: str, framework: str, dtype: str) -> list[str]:
+    """Return the command of `griffin-eval serve`, but for its port."""
+    program = str(Path(python).with_name("griffin-eval"))
+    options = ["--framework", framework, "--dtype", dtype, "--timeout", str(_TIMEOUT)]
+    return [program, "serve", checkpoint, *options]
 
 
 def mlx_server(folder: str) -> list[str]:
-    """The command of MLX's server, but for its port."""
+    """Return the command of MLX's server, but for its port."""
     return [sys.executable, "-P", "-m", "mlx_lm", "server", "--model", folder]
 
 
 def transformers_server(folder: str) -> list[str]:
-    """The command of transformers' server, but for its port."""
+    """Return the command of transformers' server, but for its port."""
     main = "from transformers.cli.transformers import main; main()"
     return [sys.executable, "-P", "-c", main, "serve", folder]
 
 
-PEERS = {  # the modules that they need, and their commands for a folder as transformers has it
+PEERS = {  # modules that they need, and their commands for a folder in transformers' format
     "mlx_lm.server": (("mlx_lm",), mlx_server),
     "transformers serve": (("fastapi", "uvicorn", "openai"), transformers_server),
 }
@@ -116,13 +128,13 @@ PEERS = {  # the modules that they need, and their commands for a folder as tran
 
 @contextmanager
 def served(command: list[str]) -> Iterator[int]:
-    """A server, which answers at the port that this gives.
+    """Run a server and yield the port at which it answers.
 
     Args:
-        command: that starts it, but for ``--port``.
+        command: Command that starts it, but for ``--port``.
 
     Raises:
-        Failed: it has ended, or does not answer in time.
+        Failed: It has ended, or does not answer in time.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

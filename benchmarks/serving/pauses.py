@@ -2,77 +2,93 @@
 
 Streams are clients that have texts continued, one answer after the other. They are timed for a
 while, and then for as long as it takes to answer another client, whose prompt is long. The server
-is a process of its own on this machine.
+is a process of its own on this machine. ``python -m benchmarks.serving.pauses CHECKPOINT``.
 """
 
-import http.client
-import json
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import count
 from pydoc_data.topics import topics
-from types import TracebackType
-from typing import Any
+from typing import Annotated, NamedTuple
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+import typer
 
-from benchmarks.serving.clients import Body, own_server, served
+from benchmarks.commands import (
+    AnyDtype,
+    AsJson,
+    Framework,
+    Model,
+    Pythons,
+    Rounds,
+    interpreters,
+    tell,
+)
+from benchmarks.failures import measuring
+from benchmarks.report import Report, Row
+from benchmarks.serving.clients import (
+    COMPLETIONS,
+    answered,
+    ask,
+    event_times,
+    own_server,
+    served,
+)
 from benchmarks.serving.requests import make_texts
-from benchmarks.timing import Failed
+from benchmarks.timing import Failed, interleave, ratios
+from griffin_eval.cli.ending import run_command
 
 STREAMS = 16
-_TIMEOUT = 7 * 24 * 3600  # seconds that the long prompt may take
 
 
 class Streams:
-    """Clients of a server, from the first token of each until the end of the ``with`` block.
+    """Clients of a server, each of which has a text continued again and again.
 
     Args:
-        port: of the server.
-        texts: that are continued, one a client.
-
-    Raises:
-        Failed: one was not answered with status 200.
+        port: Port of the server.
+        texts: Texts to continue, one a client.
     """
 
     def __init__(self, port: int, texts: list[str]):
         self._port, self._stopped = port, threading.Event()
         self._times: list[list[list[float]]] = [[] for _ in texts]  # of tokens, by answer
-        self._failures: list[str] = []
+        self._failures: list[Failed] = []
         self._begun = [threading.Event() for _ in texts]
         self._threads = [
             threading.Thread(target=self._run, args=pair, daemon=True) for pair in enumerate(texts)
         ]
 
-    def __enter__(self) -> "Streams":
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the clients, from the first token of each on.
+
+        Raises:
+            Failed: One was not answered with status 200.
+        """
         for thread in self._threads:
             thread.start()
         for begun in self._begun:
             begun.wait()
-        self._check()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stopped.set()
-        for thread in self._threads:
-            thread.join()
-        if error is None:
+        try:
             self._check()
+            yield
+        finally:
+            self._stopped.set()
+            for thread in self._threads:
+                thread.join()
+        self._check()
 
     def between(self, begin: float, end: float) -> np.ndarray:
-        """float64 [N], seconds between the tokens of an answer, of those that came in a time.
+        """Return the seconds between tokens of an answer, float64 [N].
 
         Args:
-            begin, end: the time, as of `time.perf_counter`.
+            begin: Time of the first token that counts, as of `time.perf_counter`.
+            end: Time of the last one.
         """
-        self._check()
-        gaps = []
+        gaps = [np.empty(0)]
         for answers in self._times:
             for times in list(answers):
                 came = np.array(times[:])
@@ -81,123 +97,119 @@ class Streams:
 
     def _check(self) -> None:
         if self._failures:
-            raise Failed(self._failures[0])
+            raise self._failures[0]
 
     def _run(self, number: int, text: str) -> None:
         body = {"prompt": text, "max_tokens": 1 << 20, "temperature": 1, "stream": True}
+        seeds = count()
         try:
-            seed = 0
             while not self._stopped.is_set():
-                self._times[number].append([])
-                self._stream(number, body | {"seed": seed})
-                seed += 1
-        except (Failed, OSError, http.client.HTTPException) as error:
-            self._failures.append(str(error) or type(error).__name__)
+                self._stream(number, body | {"seed": next(seeds)})
+        except Failed as failure:
+            self._failures.append(failure)
         self._begun[number].set()
 
-    def _stream(self, number: int, body: Body) -> None:
-        """One answer, until it ends or the clients do."""
-        connection, answer = _ask(self._port, body)
-        try:
-            while not self._stopped.is_set() and (line := answer.readline()):
-                if line.startswith(b"data: {"):
-                    self._times[number][-1].append(time.perf_counter())
-                    self._begun[number].set()
-        finally:
-            connection.close()
+    def _stream(self, number: int, body: dict) -> None:
+        """Read one answer, until it ends or the clients do."""
+        times: list[float] = []
+        self._times[number].append(times)
+        with answered(self._port, COMPLETIONS, body) as answer:
+            for moment in event_times(answer):
+                times.append(moment)
+                self._begun[number].set()
+                if self._stopped.is_set():
+                    return
 
 
-def _ask(
-    port: int, body: Body, path: str = "/v1/completions"
-) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    """A connection, and the answer that comes.
+class Pauses(NamedTuple):
+    """One measurement.
 
-    Raises:
-        Failed: its status is not 200.
+    Attributes:
+        alone: Seconds between tokens without the prompt, float64 [N].
+        beside: Seconds between tokens while the prompt is read.
+        reading: Seconds until the prompt was answered.
     """
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT)
-    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    if answer.status != 200:
-        raise Failed(f"{path}: status {answer.status}: {answer.read()[:300].decode()}")
-    return connection, answer
+
+    alone: np.ndarray
+    beside: np.ndarray
+    reading: float
 
 
-def run(
-    console: Console,
-    checkpoint: str,
-    framework: str,
-    dtype: str,
-    tokens: int,
-    seconds: float,
-    rounds: int,
-) -> None:
-    """Measures and prints.
+def measure(port: int, tokens: int, seconds: float, calls: count) -> Pauses:
+    """Time streams for a while, and then beside a prompt.
 
     Args:
-        console: to print on.
-        checkpoint: path or hub id.
-        framework, dtype: as of `griffin-eval serve`.
-        tokens: of the long prompt.
-        seconds: for which streams are timed without it.
-        rounds: of both measurements, each with another prompt.
-
-    Raises:
-        Failed: the server ended, or did not answer.
+        port: Port of the server.
+        tokens: Length of the prompt.
+        seconds: Time without the prompt.
+        calls: Counter of the prompts, each of which begins with tokens of its own, since a server
+            remembers what it has read.
     """
+    page = "".join(topics[name] for name in sorted(topics))
+    ids = np.array(ask(port, "/tokenize", {"prompt": page})["tokens"])
+    prompt = np.resize(np.roll(ids, -1000 * next(calls) - 1), tokens).tolist()
     texts = [f"{number}. {text}" for number, text in enumerate(make_texts(STREAMS))]
-    without, during, reading = list[np.ndarray](), list[np.ndarray](), list[float]()
-    command = own_server(checkpoint, framework, dtype, "--timeout", str(_TIMEOUT))
-    with served(command) as port:
-        ids = _text_ids(port)
-        for number in range(rounds):
-            # Its beginning is its own, since a server remembers what it has read.
-            prompt = np.resize(np.roll(ids, -1000 * number - 1), tokens).tolist()
-            with Streams(port, texts) as streams:
-                begin = time.perf_counter()
-                time.sleep(seconds)
-                middle = time.perf_counter()
-                _wait_for(port, {"prompt": prompt, "max_tokens": 1, "temperature": 0})
-                end = time.perf_counter()
-                without.append(streams.between(begin, middle))
-                during.append(streams.between(middle, end))
-                reading.append(end - middle)
-    _print(console, tokens, np.concatenate(without), np.concatenate(during), reading)
-
-
-def _wait_for(port: int, body: Body, path: str = "/v1/completions") -> Any:
-    connection, answer = _ask(port, body, path)
-    found = json.loads(answer.read())
-    connection.close()
+    streams = Streams(port, texts)
+    with streams.running():
+        begin = time.perf_counter()
+        time.sleep(seconds)
+        middle = time.perf_counter()
+        ask(port, COMPLETIONS, {"prompt": prompt, "max_tokens": 1, "temperature": 0})
+        end = time.perf_counter()
+        found = Pauses(streams.between(begin, middle), streams.between(middle, end), end - middle)
+    if not (len(found.alone) and len(found.beside)):
+        raise Failed("no stream had two tokens in the time: take more --seconds, or more --tokens")
     return found
 
 
-def _text_ids(port: int) -> np.ndarray:
-    """Ids of a text, to be repeated."""
-    text = "".join(topics[name] for name in sorted(topics))
-    return np.array(_wait_for(port, {"prompt": text}, "/tokenize")["tokens"])
+def row(name: str, tokens: int, rounds: list[Pauses]) -> Row:
+    """Return the row of a server: 99th percentiles, and the limit of that beside the prompt."""
+    alone = [float(np.percentile(found.alone, 99)) for found in rounds]
+    steps = [float(np.median(found.alone)) for found in rounds]
+    beside = [float(np.percentile(found.beside, 99)) for found in rounds]
+    limits = [2 * before + step for before, step in zip(alone, steps, strict=True)]
+    return {
+        "implementation": name,
+        "alone: median": steps,
+        "99th": alone,
+        "beside: 99th": beside,
+        "beside / alone": ratios(beside, alone),
+        "limit": limits,
+        "beside / limit": ratios(beside, limits),
+        "largest": [float(found.beside.max()) for found in rounds],
+        "prompt, tokens/s": [tokens / found.reading for found in rounds],
+    }
 
 
-def _print(
-    console: Console, tokens: int, without: np.ndarray, during: np.ndarray, reading: list[float]
+def main(
+    checkpoint: Model,
+    tokens: Annotated[
+        int, typer.Option(help="Number of tokens of the long prompt.", min=1, max=1_000_000)
+    ] = 1_000_000,
+    framework: Framework = "torch",
+    dtype: AnyDtype = "auto",
+    seconds: Annotated[
+        float, typer.Option(help="Seconds of the measurement without the prompt.", min=0.1)
+    ] = 30.0,
+    rounds: Rounds = 5,
+    python: Pythons = None,
+    as_json: AsJson = False,
 ) -> None:
-    if not (len(without) and len(during)):
-        raise Failed("no stream had two tokens in the time: take more --seconds, or more --tokens")
-    table = Table(title=f"seconds between tokens of {STREAMS} streams")
-    for heading in ("", "median", "99th percentile", "largest", "tokens"):
-        table.add_column(heading, justify="right" if heading else "left")
-    for name, gaps in (("alone", without), (f"beside {tokens:,} tokens", during)):
-        half, most = np.percentile(gaps, (50, 99))
-        table.add_row(name, f"{half:.3g}", f"{most:.3g}", f"{gaps.max():.3g}", f"{len(gaps):,}")
-    console.print(table)
-    step, before = np.percentile(without, (50, 99))
-    after, limit = np.percentile(during, 99), 2 * before + step
-    console.print(
-        f"99th percentile beside the prompt: {after:.3g} s, {after / before:.2f} times that alone; "
-        f"the limit, twice that alone and one step (the median alone), is {limit:.3g} s: "
-        f"{'held' if after <= limit else 'exceeded'}"
-    )
-    console.print(
-        f"the prompt was answered in {' '.join(f'{each:.3g}' for each in reading)} s, "
-        f"{tokens * len(reading) / sum(reading):,.0f} tokens/s"
-    )
+    """Time tokens of 16 streams of a server, alone and while it reads a very long prompt.
+
+    The limit of the 99th percentile beside the prompt is twice that alone and one step.
+    """
+    report, calls = Report(), count()
+    with measuring(), ExitStack() as stack:
+        measurements = {}
+        for one in interpreters(python):
+            port = stack.enter_context(served(own_server(one.path, checkpoint, framework, dtype)))
+            measurements[one.named("serve")] = partial(measure, port, tokens, seconds, calls)
+        results = interleave(rounds, measurements, tell)
+    title = f"seconds between tokens of {STREAMS} streams, alone and beside {tokens:,} tokens"
+    report.tables[title] = [row(name, tokens, found) for name, found in results.items()]
+    report.show(as_json)
+
+
+if __name__ == "__main__":
+    run_command(lambda: typer.run(main))

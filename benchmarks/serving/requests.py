@@ -1,233 +1,220 @@
 """`griffin-eval serve` under many clients, beside the same requests in the engine itself.
 
-Two kinds of requests: texts to continue, with examples that all of them begin with; and choices,
-four to a question, of which a client asks the log-probabilities with the prompt, as lm-eval's does.
-The server is a process of its own on this machine. Rounds alternate with those of the engine.
+Three kinds of requests: texts to continue, with examples that all of them begin with; the same as
+streams; and choices, four to a question, of which a client asks the log-probabilities with the
+prompt, as lm-eval's does. Every server is a process of its own on this machine. In each round all
+of them and the engine take turns.
 
-Then the texts are continued once more as streams, for the times of single tokens; and afterwards by
-`mlx_lm.server` and `transformers serve`, one after the other, if they are installed; they give no
-log-probabilities of prompts.
+`mlx_lm.server` and `transformers serve` stream the same continuations if they are installed; they
+give no log-probabilities of prompts.
 """
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from pathlib import Path
 from pydoc_data.topics import topics
-from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
+from benchmarks.commands import Interpreter, tell
 from benchmarks.peers import Absent, check_peer, left_out
-from benchmarks.serving.clients import PEERS, Body, Client, own_server, served
-from benchmarks.timing import Failed
+from benchmarks.report import Report, Row
+from benchmarks.serving.clients import (
+    COMPLETIONS,
+    PEERS,
+    Body,
+    answered,
+    ask,
+    event_times,
+    own_server,
+    run_all,
+    served,
+)
+from benchmarks.timing import Failed, Job, interleave, ratios
 from griffin_eval.api import convert
-from griffin_eval.process import tune_process
 
 CHOICES = (" yes", " no", " it depends", " nobody knows")
-_EXAMPLES, _OWN = 2000, 400  # characters that all texts begin with, and that each has of its own
+CONTINUED, STREAMED, CHOSEN, TRANSPORTED = "continuations", "streams", "choices", "transport"
+_EXAMPLES, _OWN = 2000, 400  # characters that all texts begin with, and of each alone
 
 
-def run(
-    console: Console,
-    checkpoint: str,
-    framework: str,
-    dtype: str,
-    clients: int,
-    requests: int,
-    new_tokens: int,
-    rounds: int,
-) -> None:
-    """Measures and prints.
-
-    Args:
-        console: to print on.
-        checkpoint: path or hub id.
-        framework, dtype: as of `griffin-eval serve`.
-        clients: requests at a time.
-        requests: of each kind.
-        new_tokens: that are generated for each text.
-        rounds: of each measurement.
-
-    Raises:
-        BadInput: the checkpoint cannot be used.
-        Failed: the server ended, or did not answer.
-    """
-    from lm_eval.api.instance import Instance
-
-    tune_process()
-    from griffin_eval.lm.model import GriffinLM
-
-    lm = GriffinLM(checkpoint, framework, dtype=dtype)
-    texts = make_texts(requests)
-    pairs = [(texts[i // len(CHOICES)], CHOICES[i % len(CHOICES)]) for i in range(requests)]
-    how = {"until": [], "max_gen_toks": new_tokens}
-    asked = {
-        "continuations": [
-            Instance("generate_until", {}, (text, how), i) for i, text in enumerate(texts)
-        ],
-        "choices": [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)],
-    }
-    bodies: dict[str, list[Body]] = {
-        "continuations": [
-            {"prompt": text, "max_tokens": new_tokens, "temperature": 0} for text in texts
-        ],
-        "choices": [
-            {"prompt": context + choice, "max_tokens": 0, "echo": True, "logprobs": 1}
-            for context, choice in pairs
-        ],
-    }
-    streamed: list[Body] = [body | {"stream": True} for body in bodies["continuations"]]
-    direct: dict[str, Callable[[], Any]] = {
-        "continuations": lambda: lm.generate_until(asked["continuations"], disable_tqdm=True),
-        "choices": lambda: lm.loglikelihood(asked["choices"], disable_tqdm=True),
-    }
-    seconds: dict[tuple[str, str], list[float]] = {}
-    own = Streams([], [])
-    with served(own_server(checkpoint, framework, dtype)) as port:
-        client = Client(port, clients)
-        # Each round has texts of its own, since a server remembers what it has read.
-        for number in track(
-            range(rounds + 1), "rounds", console=console, disable=not console.is_terminal
-        ):
-            for kind, mine in bodies.items():
-                fresh = _fresh(mine, number)
-                begin = time.perf_counter()
-                direct[kind]()
-                took = {"engine": time.perf_counter() - begin}
-                took["server"], _ = client.all("/v1/completions", fresh)
-                plain = [{"prompt": body["prompt"]} for body in fresh]
-                took["transport"], _ = client.all("/tokenize", plain)
-                if number == 0:  # which may compile
-                    continue
-                for who, value in took.items():
-                    seconds.setdefault((kind, who), []).append(value)
-            took_streamed, times = client.all("/v1/completions", _fresh(streamed, f"{number}s"))
-            if number:
-                own.seconds.append(took_streamed)
-                own.parts.extend(times)
-    _print(console, clients, requests, new_tokens, seconds)
-    streams = {"griffin-eval serve": own}
-    with tempfile.TemporaryDirectory() as root:
-        for name in PEERS:
-            try:
-                streams[name] = _peer(
-                    name, checkpoint, Path(root), dtype, clients, streamed, rounds
-                )
-            except (Absent, Failed) as reason:
-                console.print(left_out(name, str(reason)), markup=False)
-    _print_streams(console, streams)
-
-
-class Streams(NamedTuple):
-    """What a server did with the texts to continue.
+@dataclass
+class Bench:
+    """A run of the benchmark.
 
     Attributes:
-        seconds: of each round.
-        parts: of each request, the seconds at which parts of its answer came.
+        checkpoint: Path or hub id.
+        framework: Framework of `griffin-eval serve`.
+        dtype: Dtype of `griffin-eval serve`.
+        clients: Number of requests at a time.
+        requests: Number of requests of each kind.
+        new_tokens: Number of tokens to generate for each text.
+        pythons: Environments whose griffin-eval is measured.
     """
 
-    seconds: list[float]
-    parts: list[list[float]]
+    checkpoint: str
+    framework: str
+    dtype: str
+    clients: int
+    requests: int
+    new_tokens: int
+    pythons: list[Interpreter]
+    _calls: count = field(default_factory=count)
+    _dropped: dict[str, str] = field(default_factory=dict)
+
+    def run(self, rounds: int, report: Report) -> None:
+        """Measure.
+
+        Args:
+            rounds: Number of measurements of each.
+            report: Gets tables and notes.
+
+        Raises:
+            BadInput: The checkpoint cannot be used.
+            Failed: A server of this package ended, or did not answer.
+        """
+        measurements: dict[tuple[str, str], Callable[[], Any]] = {}
+        with ExitStack() as stack:
+            for python in self.pythons:
+                arguments = (self.checkpoint, self.framework, self.dtype)
+                engine = stack.enter_context(
+                    Job("benchmarks.serving.engine", *arguments, python=python.path)
+                )
+                engine.ask("load")
+                port = stack.enter_context(served(own_server(python.path, *arguments)))
+                server = python.named("serve")
+                direct = python.named("engine")
+                for kind in (CONTINUED, CHOSEN):
+                    measurements[kind, direct] = partial(self._ask_engine, engine, kind)
+                    measurements[kind, server] = partial(self._ask_server, port, kind)
+                measurements[TRANSPORTED, server] = partial(self._ask_server, port, TRANSPORTED)
+                measurements[STREAMED, server] = partial(self._stream, port, {})
+            for name, (port, named) in self._start_peers(stack).items():
+                measurements[STREAMED, name] = partial(self._stream_peer, name, port, named)
+            interleave(1, measurements)  # The first requests may compile.
+            results = interleave(rounds, measurements, tell)
+        title = f"{self.requests} requests of each kind, {self.clients} clients, seconds"
+        report.tables[title] = [
+            self._row(kind, python, results)
+            for python in self.pythons
+            for kind in (CONTINUED, CHOSEN)
+        ]
+        report.tables[f"streams of {self.new_tokens} new tokens, seconds"] = [
+            self._stream_row(name, results)
+            for kind, name in results
+            if kind == STREAMED and name not in self._dropped
+        ]
+        report.notes += [left_out(name, reason) for name, reason in self._dropped.items()]
+
+    def _fresh_texts(self) -> list[str]:
+        """Return texts of their own for each call, since a server remembers what it has read."""
+        number = next(self._calls)
+        return [f"{number}. {text}" for text in make_texts(self.requests)]
+
+    def _choices(self) -> list[str]:
+        texts = self._fresh_texts()
+        return [texts[i // len(CHOICES)] + CHOICES[i % len(CHOICES)] for i in range(self.requests)]
+
+    def _ask_engine(self, engine: Job, kind: str) -> float:
+        if kind == CHOSEN:
+            return engine.ask("score", texts=self._choices())
+        return engine.ask("continue_texts", texts=self._fresh_texts(), new_tokens=self.new_tokens)
+
+    def _ask_server(self, port: int, kind: str) -> float:
+        path = "/tokenize" if kind == TRANSPORTED else COMPLETIONS
+        options: Body = {
+            TRANSPORTED: {},
+            CONTINUED: {"max_tokens": self.new_tokens, "temperature": 0},
+            CHOSEN: {"max_tokens": 0, "echo": True, "logprobs": 1},
+        }[kind]
+        texts = self._choices() if kind == CHOSEN else self._fresh_texts()
+        bodies = [{"prompt": text} | options for text in texts]
+        begin = time.perf_counter()
+        run_all(self.clients, partial(ask, port, path), bodies)
+        return time.perf_counter() - begin
+
+    def _stream(self, port: int, named: Body) -> tuple[float, list[list[float]]]:
+        """Return the seconds of all streams, and those until each part of each of them."""
+        options = {"max_tokens": self.new_tokens, "temperature": 0, "stream": True}
+        bodies = [{"prompt": text} | options | named for text in self._fresh_texts()]
+
+        def read(body: Body) -> list[float]:
+            start = time.perf_counter()
+            with answered(port, COMPLETIONS, body) as answer:
+                return [moment - start for moment in event_times(answer)]
+
+        begin = time.perf_counter()
+        parts = run_all(self.clients, read, bodies)
+        return time.perf_counter() - begin, parts
+
+    def _stream_peer(self, name: str, port: int, named: Body) -> Any:
+        if name not in self._dropped:
+            try:
+                return self._stream(port, named)
+            except Failed as reason:
+                self._dropped[name] = str(reason)
+        return None
+
+    def _start_peers(self, stack: ExitStack) -> dict[str, tuple[int, Body]]:
+        """Return the port of each peer, and what names its model in a request."""
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()), "hf")
+        peers: dict[str, tuple[int, Body]] = {}
+        for name, (modules, command) in PEERS.items():
+            try:
+                check_peer(*modules)
+                if not folder.exists():
+                    dtype = None if self.dtype == "auto" else self.dtype
+                    convert(self.checkpoint, folder, to="hf", dtype=dtype)
+                port = stack.enter_context(served(command(str(folder))))
+            except (Absent, Failed) as reason:
+                self._dropped[name] = str(reason)
+                continue
+            # MLX's server would load a model that is named.
+            peers[name] = port, {} if name == "mlx_lm.server" else {"model": str(folder)}
+        return peers
+
+    def _row(self, kind: str, python: Interpreter, results: dict[tuple[str, str], list]) -> Row:
+        server, engine = python.named("serve"), python.named("engine")
+        return {
+            "requests": kind,
+            "implementation": server,
+            "engine": results[kind, engine],
+            "server": results[kind, server],
+            "engine / server": ratios(results[kind, engine], results[kind, server]),
+            "transport alone": results[TRANSPORTED, server],
+        }
+
+    def _stream_row(self, name: str, results: dict[tuple[str, str], list]) -> Row:
+        ours = results[STREAMED, self.pythons[0].named("serve")]
+        rounds = results[STREAMED, name]
+        seconds = [taken for taken, _ in rounds]
+        first = [[times[0] for times in parts if times] for _, parts in rounds]
+        gaps = [[g for times in parts for g in np.diff(times).tolist()] for _, parts in rounds]
+        return {
+            "server": name,
+            "all": seconds,
+            "over the first": ratios(seconds, [taken for taken, _ in ours]),
+            "first token: median": [_percentile(values, 50) for values in first],
+            "99th": [_percentile(values, 99) for values in first],
+            "between parts: median": [_percentile(values, 50) for values in gaps],
+            "99th ": [_percentile(values, 99) for values in gaps],
+        }
 
 
-def _fresh(bodies: Sequence[Body], number: int | str) -> list[Body]:
-    return [body | {"prompt": f"{number}. {body['prompt']}"} for body in bodies]
+def _percentile(values: list[float], percent: int) -> float:
+    return float(np.percentile(values, percent)) if values else float("nan")
 
 
-def _peer(
-    name: str,
-    checkpoint: str,
-    root: Path,
-    dtype: str,
-    clients: int,
-    bodies: Sequence[Body],
-    rounds: int,
-) -> Streams:
-    """Asks another server for the same continuations. Only one of them runs at a time.
-
-    Args:
-        root: folder for the checkpoint in transformers' format, which they share.
-
-    Raises:
-        Absent: it is not installed.
-        Failed: it does not start, or does not answer.
-    """
-    modules, command = PEERS[name]
-    check_peer(*modules)
-    folder = root / "hf"
-    if not folder.exists():
-        convert(checkpoint, folder, to="hf", dtype=None if dtype == "auto" else dtype)
-    found = Streams([], [])
-    with served(command(str(folder))) as port:
-        # Of MLX's server a model that is named is one to load.
-        named = {} if name == "mlx_lm.server" else {"model": str(folder)}
-        for number in range(rounds + 1):
-            fresh = [body | named for body in _fresh(bodies, number)]
-            took, times = Client(port, clients).all("/v1/completions", fresh)
-            if number:
-                found.seconds.append(took)
-                found.parts.extend(times)
-    return found
-
-
-def make_texts(count: int) -> list[str]:
-    """Texts with the same examples before each, and something of its own after them."""
+def make_texts(number: int) -> list[str]:
+    """Return texts with the same examples before each, and something of its own after them."""
     names = sorted(topics)
     examples = "".join(topics[name] for name in names)[:_EXAMPLES]
     rest = "".join(topics[name] for name in names[::-1])
-    starts = np.linspace(0, len(rest) - _OWN, count).astype(int)
+    starts = np.linspace(0, len(rest) - _OWN, number).astype(int)
     return [f"{examples}\n\n{rest[at : at + _OWN]}" for at in starts]
-
-
-def _print(
-    console: Console,
-    clients: int,
-    requests: int,
-    new_tokens: int,
-    seconds: dict[tuple[str, str], list[float]],
-) -> None:
-    table = Table(
-        title=f"{requests} requests of each kind, {clients} clients, {new_tokens} new tokens"
-    )
-    for heading in (
-        "requests",
-        "engine, s",
-        "server, s",
-        "range",
-        "engine / server",
-        "transport, s",
-    ):
-        table.add_column(heading, justify="left" if heading == "requests" else "right")
-    for kind in dict.fromkeys(kind for kind, _ in seconds):
-        engine, server, transport = (
-            seconds[kind, who] for who in ("engine", "server", "transport")
-        )
-        table.add_row(
-            kind,
-            f"{median(engine):.3g}",
-            f"{median(server):.3g}",
-            f"{min(server):.3g}-{max(server):.3g}",
-            f"{median(engine) / median(server):.2f}",
-            f"{median(transport):.3g}",
-        )
-    console.print(table)
-
-
-def _print_streams(console: Console, streams: dict[str, Streams]) -> None:
-    table = Table(title="Continuations, by server")
-    for heading in (
-        *("server", "seconds", "to the first token, s: p50", "p99"),
-        *("between parts, s: p50", "p99"),
-    ):
-        table.add_column(heading, justify="left" if heading == "server" else "right")
-    for name, (seconds, parts) in streams.items():
-        first = [times[0] for times in parts if times] or [float("nan")]
-        gaps = [np.diff(times) for times in parts if len(times) > 1] or [np.array([np.nan])]
-        numbers = [*np.percentile(first, (50, 99)), *np.percentile(np.concatenate(gaps), (50, 99))]
-        table.add_row(name, f"{median(seconds):.3g}", *(f"{each:.3g}" for each in numbers))
-    console.print(table)

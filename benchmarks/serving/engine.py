@@ -1,0 +1,44 @@
+"""The engine without a server, in a process that uses public names alone.
+
+``python -m benchmarks.serving.engine CHECKPOINT FRAMEWORK DTYPE`` answers requests for the methods
+of `Engine`, first of all `Engine.load` (`benchmarks.timing.serve`).
+"""
+
+import sys
+import time
+from typing import Any
+
+from benchmarks.timing import serve
+
+
+class Engine:
+    """A checkpoint and the functions that can be asked of it."""
+
+    def load(self) -> None:
+        """Load the model.
+
+        Raises:
+            BadInput: The checkpoint cannot be used.
+        """
+        import griffin_eval
+
+        griffin_eval.tune_process()
+        checkpoint, framework, dtype = sys.argv[1:]
+        self._model: Any = griffin_eval.Evaluator(checkpoint, framework=framework, dtype=dtype)
+
+    def continue_texts(self, texts: list[str], new_tokens: int) -> float:
+        """Return the seconds it takes to continue texts."""
+        begin = time.perf_counter()
+        self._model.generate(texts, max_new_tokens=new_tokens)
+        return time.perf_counter() - begin
+
+    def score(self, texts: list[str]) -> float:
+        """Return the seconds it takes to score texts."""
+        begin = time.perf_counter()
+        self._model.score(texts)
+        return time.perf_counter() - begin
+
+
+if __name__ == "__main__":
+    engine = Engine()
+    serve({"load": engine.load, "continue_texts": engine.continue_texts, "score": engine.score})
