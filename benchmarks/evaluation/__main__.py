@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from benchmarks.commands import AsJson, Pythons, Rounds, interpreters
-from benchmarks.commands import tell as tell
 from benchmarks.failures import measuring
 from benchmarks.products import Dtype
 from griffin_eval.arguments import token_counts

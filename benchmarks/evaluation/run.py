@@ -94,9 +94,9 @@ class Bench:
             if case[2].startswith("griffin jax"):
                 tell(f"compiling: {case[0]}, {case[2]}")
                 measurements[case]()
-        products: dict[str, Callable[[], float]] = {"products": self._best_products}
-        results = interleave(rounds, products | measurements, tell)
-        rates: list[float] = results.pop("products")
+        limits: dict[Any, Callable[[], Any]] = {"products": self._best_products}
+        results = interleave(rounds, limits | measurements, tell)
+        rates = results.pop("products")
         report.tables[f"{self.limit} documents of each task, {self.dtype}, seconds"] = [
             row for condition in conditions for row in self._rows(*condition, results, rates)
         ]

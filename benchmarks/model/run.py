@@ -143,10 +143,7 @@ class Bench:
             results = interleave(rounds, limits | timed, tell)
             stack.close()
             differences = self._differences(folder, list(jobs))
-        rates = {
-            limit: [max(r) for r in zip(*(results[key] for key in limits if key[0] == limit))]
-            for limit in ("products", "bandwidth")
-        }
+        rates = {limit: _best(limit, results) for limit in ("products", "bandwidth")}
         title = f"{self.dtype}, {len(os.sched_getaffinity(0))} threads, tokens/s"
         report.tables[title] = [
             self._row(work, name, results, rates, list(jobs))
@@ -315,6 +312,12 @@ class Bench:
         same = "agree" if agree else "do NOT agree"
         report.notes.append(f"the logits {same} within {tolerance:g} of the largest")
         return agree
+
+
+def _best(limit: str, results: Mapping[tuple[str, str], list[float]]) -> list[float]:
+    """Return the best rate of either framework in each round."""
+    ways = [values for key, values in results.items() if key[0] == limit]
+    return [max(rates) for rates in zip(*ways, strict=True)]
 
 
 def is_ours(name: str) -> bool:

@@ -121,7 +121,7 @@ class Worker:
 
 
 def in_float32(logits: Any) -> np.ndarray:
-    """Return a copy of any framework's logits, also of 16 bits, which numpy may have no type for."""
+    """Return a float32 copy of any framework's logits, of 16 bits too."""
     return np.array(logits.float() if hasattr(logits, "float") else logits, np.float32)
 
 

@@ -18,6 +18,8 @@ from benchmarks.timing import interleave, ratios
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.source.companions import tokenizer_folder
 from griffin_eval.converters.source.resolve import resolve
+from griffin_eval.text.load import load_tokenizer
+from griffin_eval.text.tokenizer import default_add_bos
 
 MIN_RATIO = 0.8  # of the engine's speed that the server should have
 _ANY_LENGTH = 10_000_000  # tokens of a prompt, which the client would cut otherwise
@@ -59,13 +61,18 @@ class Bench:
             Failed: A server ended, or did not answer.
         """
         with closing(Checkpoint(resolve(self.checkpoint))) as opened:
-            tokenizer = str(tokenizer_folder(opened.folder))
+            folder = tokenizer_folder(opened.folder)
+            tokenizer = load_tokenizer(folder)
+            client = {
+                "tokenizer": folder,
+                "add_bos_token": default_add_bos(tokenizer, opened.config),
+            }
         measurements = {
             (way, python): measure
             for python in self.pythons
             for way, measure in (
                 ("engine", partial(self._engine, python)),
-                ("server", partial(self._server, python, tokenizer)),
+                ("server", partial(self._server, python, client)),
             )
         }
         interleave(1, measurements)  # The first runs may compile.
@@ -79,9 +86,8 @@ class Bench:
                 rows.append(row | {"engine / server": ratio} | runs[0].metrics)
             middle = sorted(speed)[len(speed) // 2]
             verdict = "reached" if middle >= MIN_RATIO else "missed"
-            report.notes.append(
-                f"{python.named('serve')}: {middle:.2f} of the engine's speed; {MIN_RATIO}: {verdict}"
-            )
+            speeds = f"{middle:.2f} of the engine's speed; {MIN_RATIO} of it: {verdict}"
+            report.notes.append(f"{python.named('serve')}: {speeds}")
         title = f"{self.limit} documents of {self.task}, {self.clients} clients"
         report.tables[title] = rows
 
@@ -89,7 +95,7 @@ class Bench:
         arguments = {"pretrained": self.checkpoint, "dtype": self.dtype}
         return self._run(python, "griffin", arguments | {"framework": self.framework})
 
-    def _server(self, python: Interpreter, tokenizer: str) -> Run:
+    def _server(self, python: Interpreter, client: dict[str, Any]) -> Run:
         command = own_server(python.path, self.checkpoint, self.framework, self.dtype)
         with served(command) as port:
             arguments = {
@@ -97,10 +103,9 @@ class Bench:
                 "model": self.checkpoint,
                 "num_concurrent": self.clients,
                 "tokenizer_backend": "huggingface",
-                "tokenizer": tokenizer,
                 "max_length": _ANY_LENGTH,
             }
-            return self._run(python, "local-completions", arguments)
+            return self._run(python, "local-completions", arguments | client)
 
     def _run(self, python: Interpreter, model: str, arguments: dict[str, Any]) -> Run:
         options = ["--tasks", self.task, "--limit", str(self.limit)]

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.evaluation.__main__ import tell
+from benchmarks.commands import tell
 from experiments.paper_speed.options import (
     AsJson,
     Device,

@@ -13,7 +13,6 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -899,60 +898,3 @@ def test_an_interrupt_names_what_was_cut(again):
         assert asked.result() is None or asked.result()[0] >= 500
     assert re.search(r"cut off: 1 requests .*\(2 tokens, \d+ of 1000000 new\)", said), said
     assert "Traceback" not in said
-
-
-def test_the_benchmark_measures_both():
-    sizes = ("--requests", 2, "--clients", 2, "--new-tokens", 3, "--rounds", 1)
-    sizes += ("--dtype", "float32")  # MLX's server ends in bfloat16 on a processor
-    done = griffin_eval("bench", "serve", MODEL, *sizes)
-    assert done.returncode == 0, done.stderr
-    rows = [
-        line for line in done.stdout.splitlines() if "continuations" in line or "choices" in line
-    ]
-    assert len(rows) == 2 and "to the first token" in done.stdout
-    for peer, module in (("mlx_lm.server", "mlx_lm"), ("transformers serve", "fastapi")):
-        line = next(line for line in done.stdout.splitlines() if peer in line)
-        if find_spec(module) is None:
-            assert line == f"{peer} is left out: {module} not installed"
-        else:
-            assert len(re.findall(r"[0-9.e-]*[0-9]", line)) == 5, line
-
-
-def test_the_benchmark_asks_a_task_of_lm_eval_both_ways():
-    sizes = ("--requests", 3, "--clients", 2, "--rounds", 1, "--dtype", "float32")
-    done = griffin_eval("bench", "serve", MODEL, "--task", "griffin_pydoc_choice", *sizes)
-    assert done.returncode == 0, done.stderr
-    said = " ".join(done.stdout.split())
-    engine, server = (
-        re.search(rf"{who} │ (\S+) │ \S+ │ (\S+) │ (\S+) │", said).groups()
-        for who in ("engine", "server")
-    )
-    assert engine[1:] == server[1:]  # metrics
-    found = re.search(r"at (\S+) of the engine's speed; 0.8 of it: (reached|missed)", said)
-    ratio = float(engine[0]) / float(server[0])
-    assert float(found[1]) == pytest.approx(ratio, rel=0.02, abs=0.01)
-    assert (found[2] == "reached") == (ratio >= 0.8) or ratio == pytest.approx(0.8, rel=0.02)
-    done = griffin_eval("bench", "serve", MODEL, "--task", "griffin_none", *sizes)
-    assert done.returncode == 2 and "no such task" in done.stderr
-    assert "Traceback" not in done.stderr
-    done = griffin_eval("bench", "serve", MODEL, "--tasks-path", MODEL, *sizes)
-    assert done.returncode == 2 and "name one of them" in done.stderr
-
-
-def test_the_benchmark_of_pauses_prints_the_limit():
-    done = griffin_eval("bench", "pauses", MODEL, "--tokens", 3000, "--seconds", 1)
-    assert done.returncode == 0, done.stderr
-    said = " ".join(done.stdout.split())
-    table = re.search(r"alone │ (\S+) │ (\S+) .*beside 3,000 tokens │ \S+ │ (\S+) ", said)
-    step, before, after = map(float, table.groups())
-    found = re.search(r"prompt: (\S+) s, (\S+) times .* is (\S+) s: (held|exceeded)", said)
-    ratio, limit = float(found[2]), float(found[3])
-    assert float(found[1]) == after and ratio == pytest.approx(after / before, rel=0.02, abs=0.01)
-    assert limit == pytest.approx(2 * before + step, rel=0.02)
-    assert (found[4] == "held") == (after <= limit) or after == pytest.approx(limit, rel=0.02)
-    assert "the prompt was answered in" in said
-
-
-def test_the_benchmark_says_why_a_server_did_not_start(tmp_path):
-    done = griffin_eval("bench", "serve", tmp_path)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
