@@ -11,9 +11,6 @@ class Absent(Exception):
 def check_peer(*modules: str) -> None:
     """Import the modules that a peer needs.
 
-    Args:
-        modules: Names as in an import statement.
-
     Raises:
         Absent: A module is not installed, or cannot be imported for whatever reason.
     """

@@ -16,15 +16,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]  # dtypes of the benchmarks of
 def products_torch(
     tokens: int, width: int, mlp_width: int, device: str = "cpu", dtype: str = "float32"
 ) -> dict[str, float]:
-    """Return FLOP/s of an MLP's three products of matrices, by each way that PyTorch has.
-
-    Args:
-        tokens: Number of rows.
-        width: Width of the model.
-        mlp_width: Expanded width.
-        device: Device as PyTorch names it.
-        dtype: Dtype of the matrices.
-    """
+    """Return FLOP/s of an MLP's three products of matrices, by each way that PyTorch has."""
     import torch
     import torch.nn.functional as F
 
@@ -83,12 +75,7 @@ def products_jax(
 
 
 def reading_torch(nbytes: int, device: str = "cpu") -> dict[str, float]:
-    """Return the bytes per second at which an array of float32 is read, by ways of PyTorch.
-
-    Args:
-        nbytes: Size of the array.
-        device: Device as PyTorch names it.
-    """
+    """Return the bytes per second at which an array of float32 is read, by ways of PyTorch."""
     import torch
 
     array = torch.ones(nbytes // 4096, 1024, device=device)

@@ -38,24 +38,12 @@ class Failed(Exception):
 
 
 def module_command(python: str, module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module of this checkout in an environment.
-
-    Args:
-        python: Interpreter of the environment.
-        module: Name of the module, such as ``benchmarks.model.worker``.
-    """
+    """Return the command that runs a module of this checkout in an environment."""
     return [python, "-P", str(START), module, *arguments]
 
 
 class Job:
-    """A worker process that answers one request after the other.
-
-    Args:
-        module: Module of this checkout that calls `serve` when it is run.
-        arguments: Command line of the module.
-        environment: Variables to set beside those of this process.
-        python: Interpreter of the worker.
-    """
+    """A worker process that answers one request after the other."""
 
     def __init__(
         self,
@@ -124,13 +112,7 @@ class Job:
 
 
 def how_it_ended(name: str, code: int, stderr: str) -> str:
-    """Return one line about a process that failed.
-
-    Args:
-        name: Name of the process.
-        code: Its exit code, negative for a signal.
-        stderr: What it wrote there.
-    """
+    """Return one line about a process that failed."""
     last = stderr.strip().rpartition("\n")[2]
     if code < 0:
         return f"{name} was killed by signal {-code}: {last}".removesuffix(": ")
@@ -138,11 +120,7 @@ def how_it_ended(name: str, code: int, stderr: str) -> str:
 
 
 def serve(functions: Mapping[str, Callable[..., Any]]) -> None:
-    """Answer the requests of a `Job` until there are no more.
-
-    Args:
-        functions: Functions that can be asked for, by name; JSON must hold what they return.
-    """
+    """Answer the requests of a `Job` until there are no more."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Libraries print on stdout, which holds the answers.
     for line in sys.stdin:
@@ -166,11 +144,6 @@ def interleave(
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[Key, list[Result]]:
     """Take every measurement once a round, every second round in the opposite order.
-
-    Args:
-        rounds: Number of rounds.
-        measurements: Functions that measure, by key.
-        say: Called with a line about each round.
 
     Returns:
         The results of each key, one a round.
@@ -213,12 +186,7 @@ def busy_process() -> Iterator[None]:
 
 
 def best_seconds(work: Callable[[], Any], seconds: float = 0.5) -> float:
-    """Return the seconds of the fastest call after a first one, which may compile.
-
-    Args:
-        work: Function to time.
-        seconds: Time for which it is called again.
-    """
+    """Return the seconds of the fastest call after a first one, which may compile."""
     work()
     best, end = float("inf"), time.perf_counter() + seconds
     while (begin := time.perf_counter()) < end:
@@ -229,11 +197,7 @@ def best_seconds(work: Callable[[], Any], seconds: float = 0.5) -> float:
 
 @contextmanager
 def watch_memory(interval: float = 0.005) -> Iterator[list[int]]:
-    """Yield a list that fills with the bytes of anonymous memory this process has.
-
-    Args:
-        interval: Seconds between two readings.
-    """
+    """Yield a list that fills with the bytes of anonymous memory this process has."""
     readings, stop = [anonymous_memory()], threading.Event()
 
     def watch() -> None:

@@ -12,11 +12,6 @@ from benchmarks.timing import serve, watch_memory
 def read_document(checkpoint: str, framework: str, tokens: int) -> dict[str, float]:
     """Score one document, made of text that Python ships.
 
-    Args:
-        checkpoint: Folder.
-        framework: ``torch`` or ``jax``.
-        tokens: Approximate length of the document.
-
     Returns:
         ``tokens``, ``seconds``, and bytes of anonymous resident memory (RssAnon) of a model that
         has read a page: ``before`` the text exists, and the ``peak`` while it is read.

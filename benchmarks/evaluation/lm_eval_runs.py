@@ -16,34 +16,19 @@ BAD_INPUT = 2  # exit code of lm_eval and griffin-eval for what the user can men
 
 
 class Run(NamedTuple):
-    """One run of the command.
+    """One run of the command."""
 
-    Attributes:
-        seconds: From its start to its exit.
-        model_seconds: Time for which lm_eval waited for answers, tokenizing included.
-        answers: Log-likelihoods and texts, by kind of request.
-        metrics: Metrics that any model should give, by task and name.
-        config: Part ``config`` of the results file.
-    """
-
-    seconds: float
-    model_seconds: float
-    answers: dict[str, list[Any]]
-    metrics: dict[str, float]
-    config: dict[str, Any]
+    seconds: float  # from its start to its exit
+    model_seconds: float  # for which lm_eval waited for answers, tokenizing included
+    answers: dict[str, list[Any]]  # log-likelihoods and texts, by kind of request
+    metrics: dict[str, float]  # that any model should give, by task and name
+    config: dict[str, Any]  # of the results file
 
 
 def run_lm_eval(
     python: str, model: str, model_args: Mapping[str, Any], *options: str, **environment: str
 ) -> Run:
     """Run ``lm_eval`` of an environment.
-
-    Args:
-        python: Interpreter of the environment.
-        model: As ``--model``.
-        model_args: As ``--model_args``.
-        options: Further options of the command line.
-        environment: Variables to set beside those of this process.
 
     Raises:
         ArgumentError: The command refused its arguments.
@@ -69,11 +54,6 @@ def run_lm_eval(
 
 def run_command_line(command: list[str], name: str, environment: Mapping[str, str]) -> float:
     """Return the seconds that a command takes.
-
-    Args:
-        command: Program and arguments.
-        name: Name of the program for messages.
-        environment: Variables to set beside those of this process.
 
     Raises:
         ArgumentError: The command refused its arguments.

@@ -24,17 +24,11 @@ _HFLM: Any = HFLM  # lm_eval's decorator hides its type
 
 
 class Work(NamedTuple):
-    """The least work that answers some requests.
+    """The least work that answers some requests."""
 
-    Attributes:
-        requested: Tokens that the requests would read, each by itself.
-        unique: Tokens of their prefix tree.
-        flops: Operations that read the unique tokens, with logits where something is scored.
-    """
-
-    requested: int
-    unique: int
-    flops: int
+    requested: int  # tokens that the requests would read, each by itself
+    unique: int  # tokens of their prefix tree
+    flops: int  # to read the unique tokens, with logits where something is scored
 
 
 def scoring_work(config: GriffinConfig, sequences: Sequence[Scorable]) -> Work:
@@ -71,12 +65,6 @@ def _positions(tree: Tree) -> np.ndarray:
 
 def plan(checkpoint: str, task: str, limit: int, tasks_path: str | None) -> dict[str, Any]:
     """Return the work of a task, and what hf needs to know of it.
-
-    Args:
-        checkpoint: Hugging Face folder.
-        task: Name of a task or tag.
-        limit: Number of documents of each task.
-        tasks_path: Folder with more tasks.
 
     Returns:
         ``kinds``, the methods of a model that were called; the fields of `Work`; and

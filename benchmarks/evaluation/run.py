@@ -40,43 +40,24 @@ BUSY = "a busy process"
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
 METRIC_TOLERANCE = 1e-6  # relative; of an accuracy, less than one document
 
-Case = tuple[str, str, str]  # task, what runs beside it, implementation
-
 
 @dataclass
 class Bench:
-    """A run of the benchmark.
-
-    Attributes:
-        checkpoint: Folder, of Hugging Face's format if hf's model runs.
-        config: Its architecture.
-        hf_absent: Reason why hf's model is left out; None if it runs.
-        pythons: Environments whose griffin-eval is measured.
-        frameworks: Frameworks that griffin runs in.
-        dtype: Dtype of all models.
-        tasks: Names of tasks or tags.
-        tasks_path: Folder with more tasks.
-        limit: Number of documents of each task.
-        folder: Folder for files of this run.
-    """
+    """A run of the benchmark."""
 
     checkpoint: Path
     config: GriffinConfig
-    hf_absent: str | None
+    hf_absent: str | None  # reason why hf's model is left out
     pythons: list[Interpreter]
     frameworks: list[str]
     dtype: str
     tasks: list[str]
     tasks_path: str | None
-    limit: int
-    folder: Path
+    limit: int  # documents of each task
+    folder: Path  # for what JAX compiles
 
     def evaluate(self, rounds: int, report: Report) -> bool:
         """Measure all tasks, and the first one again beside a busy process.
-
-        Args:
-            rounds: Number of measurements of each.
-            report: Gets a table and notes.
 
         Returns:
             Whether all answers agree with hf's.
@@ -87,15 +68,13 @@ class Bench:
         """
         conditions = [(task, "") for task in self.tasks] + [(self.tasks[0], BUSY)]
         cases = [(*condition, who) for condition in conditions for who in self._models]
-        measurements: dict[Case, Callable[[], Run]] = {
-            case: partial(self._measure, *case) for case in cases
-        }
+        measurements: dict[Any, Callable[[], Any]] = {"products": self._best_products}
+        measurements |= {case: partial(self._measure, *case) for case in cases}
         for case in cases:
             if case[2].startswith("griffin jax"):
                 tell(f"compiling: {case[0]}, {case[2]}")
                 measurements[case]()
-        limits: dict[Any, Callable[[], Any]] = {"products": self._best_products}
-        results = interleave(rounds, limits | measurements, tell)
+        results = interleave(rounds, measurements, tell)
         rates = results.pop("products")
         report.tables[f"{self.limit} documents of each task, {self.dtype}, seconds"] = [
             row for condition in conditions for row in self._rows(*condition, results, rates)
@@ -120,12 +99,6 @@ class Bench:
         self, checkpoint: Path, lengths: list[int], rounds: int, report: Report
     ) -> None:
         """Score one document of each length in tokens; report speed and memory.
-
-        Args:
-            checkpoint: Folder of a tiny model, for which these lengths are a matter of minutes.
-            lengths: Lengths in tokens.
-            rounds: Number of measurements of each.
-            report: Gets a table.
 
         Raises:
             Failed: A measurement did not come to its end.

@@ -33,22 +33,14 @@ Taken = tuple[float, list[float]]  # seconds of a process, and of the model for 
 
 @dataclass
 class Measured:
-    """Seconds of one size in one environment, one number a round.
+    """Seconds of one size in one environment, one number a round."""
 
-    Attributes:
-        limit: Number of documents of each task.
-        checkpoints: Number of checkpoints that the sweep evaluates.
-        command: Seconds of one lm_eval command.
-        model: Seconds of the model for one checkpoint, the median of all.
-        sweep: Seconds of the sweep.
-    """
-
-    limit: int
+    limit: int  # documents of each task
     checkpoints: int
     command: list[float]
-    model: list[float]
+    model: list[float]  # for one checkpoint, the median of all
     sweep: list[float]
-    limits: list[float] = field(init=False)
+    limits: list[float] = field(init=False)  # of the sweep
 
     def __post_init__(self) -> None:
         others = MODEL_TIMES * (self.checkpoints - 1)
@@ -71,13 +63,7 @@ class Measured:
 
 @dataclass
 class Bench:
-    """A run of the benchmark.
-
-    Attributes:
-        folders: Folders of the checkpoints.
-        tasks: Tasks as lm_eval takes them.
-        framework: ``torch`` or ``jax``.
-    """
+    """A run of the benchmark."""
 
     folders: list[Path]
     tasks: str

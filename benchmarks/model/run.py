@@ -51,21 +51,13 @@ TOLERANCES = {"float32": 5e-5, "bfloat16": 0.1, "float16": 0.02}
 
 
 class Workload(NamedTuple):
-    """Something to be timed.
-
-    Attributes:
-        name: Name for tables.
-        request: Request to `benchmarks.model.worker.Worker`.
-        tokens: Number of tokens that it reads.
-        flops: Operations of its products of matrices.
-        nbytes: Bytes of the weights if it may be bound by reading them, or 0.
-    """
+    """Something to be timed."""
 
     name: str
-    request: dict[str, Any]
-    tokens: int
-    flops: int
-    nbytes: int
+    request: dict[str, Any]  # to `benchmarks.model.worker.Worker`
+    tokens: int  # that it reads
+    flops: int  # of its products of matrices
+    nbytes: int  # of the weights where reading them may take longer, or 0
 
 
 def make_config(
@@ -92,23 +84,15 @@ def make_config(
 class Bench:
     """A run of the benchmark.
 
-    Attributes:
-        config: A RecurrentGemma.
-        tokens: Length of the document.
-        batches: Numbers of rows that are decoded together.
-        steps: Number of tokens decoded in a round.
-        chosen: Names of `NEEDS` to measure if they are installed.
-        dtype: Dtype of weights and activations.
-        encoding: Encoding of the weights. This package's models run them as they are and
-            dequantised, all others dequantised. None for weights that were never quantised.
-        pythons: Environments whose griffin-eval is measured.
+    With an encoding, this package's models run the quantised weights as they are and dequantised,
+    all others dequantised.
     """
 
     config: GriffinConfig
-    tokens: int
-    batches: list[int]
-    steps: int
-    chosen: Collection[str]
+    tokens: int  # length of the document
+    batches: list[int]  # numbers of rows that are decoded together
+    steps: int  # tokens decoded in a round
+    chosen: Collection[str]  # names of NEEDS
     dtype: Dtype
     encoding: Encoding | None
     pythons: list[Interpreter]
@@ -116,10 +100,6 @@ class Bench:
 
     def run(self, rounds: int, report: Report) -> bool:
         """Measure.
-
-        Args:
-            rounds: Number of measurements of each.
-            report: Gets a table and notes.
 
         Returns:
             Whether the logits of all implementations agree.

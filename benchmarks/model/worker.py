@@ -23,13 +23,7 @@ CHECKED = 3  # tokens after the prompts whose logits are compared
 
 
 class Worker:
-    """The functions that can be asked of an implementation.
-
-    Args:
-        name: Name of the implementation.
-        folder: Folder of the checkpoint.
-        dtype: Dtype of weights and activations.
-    """
+    """The functions that can be asked of an implementation."""
 
     _model: Any
 
@@ -61,14 +55,7 @@ class Worker:
             self._stack.enter_context(torch.inference_mode())
 
     def check(self, tokens: int, batches: list[int], prompt: int, path: str) -> None:
-        """Compile, warm up, start decoding, and write logits to compare to an .npz file.
-
-        Args:
-            tokens: Length of the document that `read` reads.
-            batches: Batch sizes of which `decode` will be asked.
-            prompt: Number of tokens that their rows have read before.
-            path: Path of the file.
-        """
+        """Compile, warm up, start decoding, and write logits to compare to an .npz file."""
         document = self._draw(1, tokens)
         keep = np.unique(np.linspace(0, tokens - 1, KEPT).astype(int))
         every = in_float32(self._model.read(document, True)).reshape(tokens, -1)

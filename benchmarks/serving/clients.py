@@ -130,9 +130,6 @@ PEERS = {  # modules that they need, and their commands for a folder in transfor
 def served(command: list[str]) -> Iterator[int]:
     """Run a server and yield the port at which it answers.
 
-    Args:
-        command: Command that starts it, but for ``--port``.
-
     Raises:
         Failed: It has ended, or does not answer in time.
     """

@@ -44,122 +44,81 @@ from griffin_eval.cli.ending import run_command
 STREAMS = 16
 
 
-class Streams:
-    """Clients of a server, each of which has a text continued again and again.
+@contextmanager
+def streams(port: int, texts: list[str]) -> Iterator[list[tuple[float, float]]]:
+    """Have texts continued again and again, each by a client of its own.
 
-    Args:
-        port: Port of the server.
-        texts: Texts to continue, one a client.
+    Yields:
+        A list that fills with the time of each token (as of `time.perf_counter`) and the seconds
+        since the one before it in its answer, once every client has a token.
+
+    Raises:
+        Failed: A request was not answered with status 200.
     """
+    gaps: list[tuple[float, float]] = []
+    failures: list[Failed] = []
+    stopped, begun = threading.Event(), [threading.Event() for _ in texts]
 
-    def __init__(self, port: int, texts: list[str]):
-        self._port, self._stopped = port, threading.Event()
-        self._times: list[list[list[float]]] = [[] for _ in texts]  # of tokens, by answer
-        self._failures: list[Failed] = []
-        self._begun = [threading.Event() for _ in texts]
-        self._threads = [
-            threading.Thread(target=self._run, args=pair, daemon=True) for pair in enumerate(texts)
-        ]
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Run the clients, from the first token of each on.
-
-        Raises:
-            Failed: One was not answered with status 200.
-        """
-        for thread in self._threads:
-            thread.start()
-        for begun in self._begun:
-            begun.wait()
-        try:
-            self._check()
-            yield
-        finally:
-            self._stopped.set()
-            for thread in self._threads:
-                thread.join()
-        self._check()
-
-    def between(self, begin: float, end: float) -> np.ndarray:
-        """Return the seconds between tokens of an answer, float64 [N].
-
-        Args:
-            begin: Time of the first token that counts, as of `time.perf_counter`.
-            end: Time of the last one.
-        """
-        gaps = [np.empty(0)]
-        for answers in self._times:
-            for times in list(answers):
-                came = np.array(times[:])
-                gaps.append(np.diff(came)[(came[1:] >= begin) & (came[1:] <= end)])
-        return np.concatenate(gaps)
-
-    def _check(self) -> None:
-        if self._failures:
-            raise self._failures[0]
-
-    def _run(self, number: int, text: str) -> None:
+    def run(text: str, has_begun: threading.Event) -> None:
         body = {"prompt": text, "max_tokens": 1 << 20, "temperature": 1, "stream": True}
-        seeds = count()
         try:
-            while not self._stopped.is_set():
-                self._stream(number, body | {"seed": next(seeds)})
+            for seed in count():
+                before = None
+                with answered(port, COMPLETIONS, body | {"seed": seed}) as answer:
+                    for moment in event_times(answer):
+                        has_begun.set()
+                        if before is not None:
+                            gaps.append((moment, moment - before))
+                        before = moment
+                        if stopped.is_set():
+                            return
         except Failed as failure:
-            self._failures.append(failure)
-        self._begun[number].set()
+            failures.append(failure)
+            has_begun.set()
 
-    def _stream(self, number: int, body: dict) -> None:
-        """Read one answer, until it ends or the clients do."""
-        times: list[float] = []
-        self._times[number].append(times)
-        with answered(self._port, COMPLETIONS, body) as answer:
-            for moment in event_times(answer):
-                times.append(moment)
-                self._begun[number].set()
-                if self._stopped.is_set():
-                    return
+    threads = [threading.Thread(target=run, args=pair) for pair in zip(texts, begun, strict=True)]
+    for thread in threads:
+        thread.start()
+    try:
+        for event in begun:
+            event.wait()
+        yield gaps
+    finally:
+        stopped.set()
+        for thread in threads:
+            thread.join()
+    if failures:
+        raise failures[0]
 
 
 class Pauses(NamedTuple):
-    """One measurement.
+    """One measurement of the seconds between tokens."""
 
-    Attributes:
-        alone: Seconds between tokens without the prompt, float64 [N].
-        beside: Seconds between tokens while the prompt is read.
-        reading: Seconds until the prompt was answered.
-    """
-
-    alone: np.ndarray
-    beside: np.ndarray
-    reading: float
+    alone: np.ndarray  # without the prompt, float64 [N]
+    beside: np.ndarray  # while the prompt is read
+    reading: float  # seconds until the prompt was answered
 
 
 def measure(port: int, tokens: int, seconds: float, calls: count) -> Pauses:
     """Time streams for a while, and then beside a prompt.
 
-    Args:
-        port: Port of the server.
-        tokens: Length of the prompt.
-        seconds: Time without the prompt.
-        calls: Counter of the prompts, each of which begins with tokens of its own, since a server
-            remembers what it has read.
+    Every call has a prompt of its own, since a server remembers what it has read.
     """
     page = "".join(topics[name] for name in sorted(topics))
     ids = np.array(ask(port, "/tokenize", {"prompt": page})["tokens"])
     prompt = np.resize(np.roll(ids, -1000 * next(calls) - 1), tokens).tolist()
     texts = [f"{number}. {text}" for number, text in enumerate(make_texts(STREAMS))]
-    streams = Streams(port, texts)
-    with streams.running():
+    with streams(port, texts) as gaps:
         begin = time.perf_counter()
         time.sleep(seconds)
         middle = time.perf_counter()
         ask(port, COMPLETIONS, {"prompt": prompt, "max_tokens": 1, "temperature": 0})
         end = time.perf_counter()
-        found = Pauses(streams.between(begin, middle), streams.between(middle, end), end - middle)
-    if not (len(found.alone) and len(found.beside)):
+    alone = np.array([gap for moment, gap in gaps if begin <= moment <= middle])
+    beside = np.array([gap for moment, gap in gaps if middle < moment <= end])
+    if not (len(alone) and len(beside)):
         raise Failed("no stream had two tokens in the time: take more --seconds, or more --tokens")
-    return found
+    return Pauses(alone, beside, end - middle)
 
 
 def row(name: str, tokens: int, rounds: list[Pauses]) -> Row:

@@ -46,23 +46,13 @@ _EXAMPLES, _OWN = 2000, 400  # characters that all texts begin with, and of each
 
 @dataclass
 class Bench:
-    """A run of the benchmark.
-
-    Attributes:
-        checkpoint: Path or hub id.
-        framework: Framework of `griffin-eval serve`.
-        dtype: Dtype of `griffin-eval serve`.
-        clients: Number of requests at a time.
-        requests: Number of requests of each kind.
-        new_tokens: Number of tokens to generate for each text.
-        pythons: Environments whose griffin-eval is measured.
-    """
+    """A run of the benchmark."""
 
     checkpoint: str
     framework: str
     dtype: str
-    clients: int
-    requests: int
+    clients: int  # requests at a time
+    requests: int  # of each kind
     new_tokens: int
     pythons: list[Interpreter]
     _calls: count = field(default_factory=count)
@@ -70,10 +60,6 @@ class Bench:
 
     def run(self, rounds: int, report: Report) -> None:
         """Measure.
-
-        Args:
-            rounds: Number of measurements of each.
-            report: Gets tables and notes.
 
         Raises:
             BadInput: The checkpoint cannot be used.

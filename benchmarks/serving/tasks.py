@@ -27,34 +27,19 @@ _ANY_LENGTH = 10_000_000  # tokens of a prompt, which the client would cut other
 
 @dataclass
 class Bench:
-    """A run of the benchmark.
-
-    Attributes:
-        checkpoint: Path or hub id.
-        framework: Framework of `griffin-eval serve`.
-        dtype: Dtype of `griffin-eval serve`.
-        clients: Number of requests at a time.
-        task: Name of a task or tag.
-        tasks_path: Folder with more tasks.
-        limit: Number of documents of each task.
-        pythons: Environments whose griffin-eval is measured.
-    """
+    """A run of the benchmark."""
 
     checkpoint: str
     framework: str
     dtype: str
-    clients: int
+    clients: int  # requests at a time
     task: str
     tasks_path: str | None
-    limit: int
+    limit: int  # documents of each task
     pythons: list[Interpreter]
 
     def run(self, rounds: int, report: Report) -> None:
         """Measure.
-
-        Args:
-            rounds: Number of measurements of each.
-            report: Gets a table and a note for each environment.
 
         Raises:
             BadInput: The checkpoint cannot be used, or there is no such task.
