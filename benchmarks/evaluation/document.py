@@ -6,7 +6,7 @@
 import time
 from pydoc_data.topics import topics
 
-from benchmarks.timing import serve, watch_memory
+from benchmarks.timing import serve, tune_process, watch_memory
 
 
 def read_document(checkpoint: str, framework: str, tokens: int) -> dict[str, float]:
@@ -18,7 +18,7 @@ def read_document(checkpoint: str, framework: str, tokens: int) -> dict[str, flo
     """
     import griffin_eval
 
-    griffin_eval.tune_process()
+    tune_process()
     model = griffin_eval.Evaluator(checkpoint, framework=framework, device="cpu")
     page = "".join(text for _, text in sorted(topics.items()))
     (start,) = model.score([page[:10_000]])

@@ -66,6 +66,8 @@ class Bench:
             ArgumentError: There is no such task.
             Failed: A measurement did not come to its end.
         """
+        if self.hf_absent is None:
+            tell(f"counted the tokens of {len(self._plans)} tasks")
         conditions = [(task, "") for task in self.tasks] + [(self.tasks[0], BUSY)]
         cases = [(*condition, who) for condition in conditions for who in self._models]
         measurements: dict[Any, Callable[[], Any]] = {"products": self._best_products}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import griffin_eval
+from benchmarks.timing import tune_process
 
 STEP = 512  # tokens that the runners read at a time on a CPU
 
@@ -18,7 +19,7 @@ class Torch:
     """The model in PyTorch, as an `Implementation`."""
 
     def __init__(self, checkpoint: str, dtype: str, load: str | None):
-        griffin_eval.tune_process()
+        tune_process()
         import torch
 
         self._torch = torch

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.timing import serve
+from benchmarks.timing import serve, tune_process
 
 
 class Engine:
@@ -22,7 +22,7 @@ class Engine:
         """
         import griffin_eval
 
-        griffin_eval.tune_process()
+        tune_process()
         checkpoint, framework, dtype = sys.argv[1:]
         self._model: Any = griffin_eval.Evaluator(checkpoint, framework=framework, dtype=dtype)
 
