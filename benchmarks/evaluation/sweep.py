@@ -8,16 +8,15 @@ checkpoints. Commands and sweeps are processes of their own, and take turns.
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, NamedTuple
 
 import typer
 
-from benchmarks.commands import AsJson, Framework, Interpreter, Pythons, Rounds, interpreters, tell
+from benchmarks.commands import AsJson, Framework, Pythons, Rounds, interpreters, tell
 from benchmarks.evaluation.lm_eval_runs import run_command_line, run_lm_eval
 from benchmarks.failures import measuring
 from benchmarks.report import Report, Row
@@ -28,24 +27,30 @@ from griffin_eval.cli.options import check_figures_folder
 from griffin_eval.errors import ArgumentError
 
 MODEL_TIMES = 1.1  # that a further checkpoint should take at most
-Taken = tuple[float, list[float]]  # seconds of a process, and of the model for each checkpoint
+
+
+class Taken(NamedTuple):
+    """Seconds of one round."""
+
+    command: float  # of one lm_eval command
+    model: float  # of the model for one checkpoint, the median of all
+    sweep: float
 
 
 @dataclass
 class Measured:
-    """Seconds of one size in one environment, one number a round."""
+    """The rounds of one size in one environment."""
 
     limit: int  # documents of each task
     checkpoints: int
-    command: list[float]
-    model: list[float]  # for one checkpoint, the median of all
-    sweep: list[float]
-    limits: list[float] = field(init=False)  # of the sweep
+    rounds: list[Taken]
 
     def __post_init__(self) -> None:
+        self.command, self.model, self.sweep = (
+            list(seconds) for seconds in zip(*self.rounds, strict=True)
+        )
         others = MODEL_TIMES * (self.checkpoints - 1)
-        pairs = zip(self.command, self.model, strict=True)
-        self.limits = [command + others * model for command, model in pairs]
+        self.limits = [taken.command + others * taken.model for taken in self.rounds]
 
     def row(self, name: str) -> Row:
         commands = [self.checkpoints * seconds for seconds in self.command]
@@ -61,63 +66,23 @@ class Measured:
         }
 
 
-@dataclass
-class Bench:
-    """A run of the benchmark."""
+def measure(folders: list[Path], tasks: str, framework: str, python: str, limit: int) -> Taken:
+    """Time one command and a sweep over all folders.
 
-    folders: list[Path]
-    tasks: str
-    framework: str
-
-    def run(
-        self, limits: list[int], pythons: list[Interpreter], rounds: int
-    ) -> dict[str, list[Measured]]:
-        """Measure each number of documents in each environment.
-
-        Raises:
-            ArgumentError: A command refused its arguments.
-            Failed: A command ended with an error.
-        """
-        measurements: dict[Any, Callable[[], Taken]] = {
-            (python, limit, way): partial(measure, python.path, limit)
-            for python in pythons
-            for limit in limits
-            for way, measure in (("command", self._command), ("sweep", self._sweep))
-        }
-        interleave(1, measurements)  # The first runs may compile.
-        results = interleave(rounds, measurements, tell)
-        return {
-            python.named(self.framework): [
-                self._measured(
-                    limit, results[python, limit, "command"], results[python, limit, "sweep"]
-                )
-                for limit in limits
-            ]
-            for python in pythons
-        }
-
-    def _measured(self, limit: int, commands: list[Taken], sweeps: list[Taken]) -> Measured:
-        model = [median(one + many) for (_, one), (_, many) in zip(commands, sweeps, strict=True)]
-        seconds = ([taken for taken, _ in runs] for runs in (commands, sweeps))
-        command, sweep = seconds
-        return Measured(limit, len(self.folders), command, model, sweep)
-
-    def _command(self, python: str, limit: int) -> Taken:
-        arguments = {"pretrained": self.folders[0], "framework": self.framework}
-        options = ("--tasks", self.tasks, "--limit", str(limit))
-        run = run_lm_eval(python, "griffin", arguments, *options)
-        return run.seconds, [run.config["griffin_seconds"]]
-
-    def _sweep(self, python: str, limit: int) -> Taken:
-        with tempfile.TemporaryDirectory() as results:
-            command = [str(Path(python).with_name("griffin-eval")), "sweep"]
-            command += [*map(str, self.folders), "-o", f"{results}/sweep"]
-            command += ["--model_args", f"framework={self.framework}"]
-            command += ["--tasks", self.tasks, "--limit", str(limit)]
-            seconds = run_command_line(command, "griffin-eval sweep", {})
-            files = sorted(Path(results).rglob("results_*.json"))
-            configs = [json.loads(file.read_text())["config"] for file in files]
-        return seconds, [config["griffin_seconds"] for config in configs]
+    Raises:
+        ArgumentError: A command refused its arguments.
+        Failed: A command ended with an error.
+    """
+    asked = ("--tasks", tasks, "--limit", str(limit))
+    arguments = {"pretrained": folders[0], "framework": framework}
+    one = run_lm_eval(python, "griffin", arguments, *asked)
+    with tempfile.TemporaryDirectory() as results:
+        command = [str(Path(python).with_name("griffin-eval")), "sweep", *map(str, folders)]
+        command += ["-o", f"{results}/sweep", "--model_args", f"framework={framework}", *asked]
+        sweep = run_command_line(command, "griffin-eval sweep", {})
+        files = sorted(Path(results).rglob("results_*.json"))
+        configs = [one.config, *(json.loads(file.read_text())["config"] for file in files)]
+    return Taken(one.seconds, median(config["griffin_seconds"] for config in configs), sweep)
 
 
 def draw(found: list[Measured], folder: Path) -> Path:
@@ -179,13 +144,20 @@ def main(
         folders = [Path(root) / f"step{number}" for number in range(checkpoints)]
         for folder in folders:
             shutil.copytree(checkpoint, folder)
-        found = Bench(folders, tasks, framework).run(limits, interpreters(python), rounds)
+        measurements = {
+            (environment.named(framework), size): partial(
+                measure, folders, tasks, framework, environment.path, size
+            )
+            for environment in interpreters(python)
+            for size in limits
+        }
+        interleave(1, measurements)  # The first runs may compile.
+        results = interleave(rounds, measurements, tell)
+    found = {key: Measured(key[1], checkpoints, taken) for key, taken in results.items()}
     report = Report()
-    report.tables[f"{tasks}, seconds"] = [
-        measured.row(name) for name, sizes in found.items() for measured in sizes
-    ]
+    report.tables[f"{tasks}, seconds"] = [sizes.row(name) for (name, _), sizes in found.items()]
     if output is not None:
-        report.notes.append(str(draw(next(iter(found.values())), output)))
+        report.notes.append(str(draw(list(found.values())[: len(limits)], output)))
     report.show(as_json)
 
 

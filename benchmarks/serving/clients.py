@@ -2,14 +2,13 @@
 
 import http.client
 import json
-import queue
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -70,36 +69,9 @@ def ask(port: int, path: str, body: Body) -> Any:
 
 
 def run_all(clients: int, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """Do the same work with every item, in as many threads as there are clients.
-
-    Raises:
-        Failed: The work with one of them failed, after which no other is begun.
-    """
-    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in range(len(items)):
-        waiting.put(number)
-    results: list[Any] = [None] * len(items)
-    failures: list[Failed] = []
-
-    def run() -> None:
-        while not failures:
-            try:
-                number = waiting.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                results[number] = work(items[number])
-            except Failed as failure:
-                failures.append(failure)
-
-    threads = [threading.Thread(target=run) for _ in range(min(clients, len(items)))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return results
+    """Do the same work with every item, in as many threads as there are clients."""
+    with ThreadPoolExecutor(clients) as threads:
+        return list(threads.map(work, items))
 
 
 def own_server(python: str, checkpoint: str, framework: str, dtype: str) -> list[str]:
