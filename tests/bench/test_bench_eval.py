@@ -103,6 +103,7 @@ def test_in_sixteen_bits_log_likelihoods_alone_are_compared():
     assert len(differences(ours, run(), "float16")) == 1
 
 
+@pytest.mark.slow
 def test_bad_arguments_end_with_one_sentence(checkpoint):
     for arguments, said in (
         (["--frameworks", "torhc"], "unknown framework 'torhc'"),
@@ -173,6 +174,7 @@ def test_a_sweep_is_timed_beside_a_command(tmp_path):
     assert row["sweep / limit"][0] == pytest.approx(sweep / row["limit"][0])
 
 
+@pytest.mark.slow
 def test_a_sweep_that_cannot_be_measured_ends_with_one_line(tmp_path):
     done = benchmark("evaluation.sweep", tmp_path / "none")
     assert done.returncode == 2 and "is no folder" in done.stderr

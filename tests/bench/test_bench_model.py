@@ -91,6 +91,7 @@ def test_every_part_of_the_random_checkpoint_matters(tmp_path):
     assert all(np.abs(checkpoint.numpy(name)).min() > 0 for name in checkpoint.dtypes)
 
 
+@pytest.mark.slow
 def test_bad_arguments_end_with_one_sentence():
     for arguments, said in (
         (["--batches", "1,0"], "--batches '1,0'"),

@@ -56,6 +56,7 @@ def test_pauses_stand_beside_their_limit():
     assert row["prompt, tokens/s"][0] > 0
 
 
+@pytest.mark.slow
 def test_what_cannot_be_measured_ends_with_one_sentence(tmp_path):
     for arguments, said in (
         ((tmp_path,), str(tmp_path)),
