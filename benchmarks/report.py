@@ -44,7 +44,7 @@ def _rich_table(title: str, rows: Sequence[Row]) -> Table:
     headings = list(dict.fromkeys(heading for row in rows for heading in row))
     for heading in headings:
         text = any(isinstance(row.get(heading), str) for row in rows)
-        table.add_column(heading, justify="left" if text else "right")
+        table.add_column(heading, justify="left" if text else "right", no_wrap=text)
     for row in rows:
         table.add_row(*(_cell(row.get(heading)) for heading in headings))
     return table
