@@ -1,52 +1,45 @@
-"""The command ``bench convert``."""
+"""The command ``python -m benchmarks.convert``."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from benchmarks.failures import measuring
 from griffin_eval.cli.ending import run_command
 from griffin_eval.errors import ArgumentError
 
 
 def bench_convert(
     directory: Annotated[
-        Path,
-        typer.Argument(
-            help="Folder to write into; it takes about 6 times the model, with --to twice, with "
-            "--limits 10 times."
-        ),
+        Path, typer.Argument(help="Folder to write into; it takes up to 10 times the model.")
     ],
     preset: Annotated[
         str, typer.Option(help="Preset whose tensor shapes are used.")
     ] = "recurrentgemma-2b",
-    rounds: Annotated[
-        int, typer.Option(help="Number of measurements of each, in turn with cp.", min=1)
-    ] = 3,
-    to: Annotated[
-        str | None, typer.Option(help="Format to write, if only one is to be measured.")
-    ] = None,
+    rounds: Annotated[int, typer.Option(help="Number of interleaved rounds.", min=1)] = 5,
+    to: Annotated[str | None, typer.Option(help="Measure only the conversion to FORMAT.")] = None,
     chunks: Annotated[
         str | None,
         typer.Option(help="Mesh whose devices each read whole chunks of --to: model=8,data=2."),
     ] = None,
     limits: Annotated[
         bool,
-        typer.Option(
-            "--limits", help="The conversions that have a limit beside a plain one, and no others."
-        ),
+        typer.Option("--limits", help="Measure merging and dequantising beside plain conversions."),
     ] = False,
+    python: Annotated[
+        list[str] | None,
+        typer.Option(help="Interpreter whose griffin-eval converts; several take turns."),
+    ] = None,
 ) -> None:
-    """Convert a model of a preset's shapes every way; time over cp, and memory.
-
-    With --limits: merge an adapter and dequantise what every codec reads; time over that of a plain
-    conversion of as many bytes.
-    """
-    from benchmarks import conversion_limits, convert
+    """Convert a model of a preset's shapes every way, beside cp and other libraries."""
+    from benchmarks.convert.run import conversions_between, conversions_with_limits, run
     from griffin_eval.config import PRESETS
-    from griffin_eval.converters.formats import format_named
+    from griffin_eval.converters.arrays.write import writing
+    from griffin_eval.converters.formats import FORMATS, check_expressible, format_named
+    from griffin_eval.converters.output.atomic import check_disk
+    from griffin_eval.converters.plan import check_chunked
+    from griffin_eval.layout import param_specs
     from griffin_eval.messages import did_you_mean
     from griffin_eval.sharding.split import parse_mesh
 
@@ -55,18 +48,31 @@ def bench_convert(
             f"unknown preset {preset!r}: expected one of {', '.join(PRESETS)}"
             f"{did_you_mean(preset, PRESETS)}"
         )
-    if chunks is not None and to is None:
-        raise ArgumentError("--chunks needs --to, the format that is written in chunks")
-    only = None if to is None else format_named(to).name
-    mesh = None if chunks is None else parse_mesh(chunks, "--chunks")
+    if to is not None:
+        check_expressible(PRESETS[preset], FORMATS[format_named(to).name])
     if limits and to is not None:
         raise ArgumentError("--limits does not go with --to: it writes one format")
-    console = Console(width=max(Console().width, 150))
-    with measuring():
-        if limits:
-            conversion_limits.run(console, preset, directory, rounds)
-        else:
-            convert.run(console, preset, directory, rounds, only, mesh)
+    if chunks is not None:
+        if to is None:
+            raise ArgumentError("--chunks needs --to, the format that is written in chunks")
+        parse_mesh(chunks, "--chunks")
+        check_chunked(FORMATS[to])
+    pythons = python or [sys.executable]
+    for each in pythons:
+        if not Path(each).with_name("griffin-eval").is_file():
+            raise ArgumentError(f"--python {each}: no griffin-eval is installed beside it")
+    with writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    numbers = sum(spec.size for spec in param_specs(PRESETS[preset]).values())
+    copies = len(FORMATS) + 1 if to is None else 2  # in 2 bytes a number, or dequantised in 4
+    check_disk(numbers * (10 if limits else 2 * copies), directory)
+    conversions = (
+        conversions_with_limits(preset, directory)
+        if limits
+        else conversions_between(preset, directory, to, chunks)
+    )
+    if not run(list(conversions), directory, rounds, pythons):
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

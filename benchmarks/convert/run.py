@@ -1,213 +1,261 @@
-"""The time and memory of conversions, beside a copy of the same bytes.
+"""Time and memory of conversions, each in turn with what it cannot be faster than.
 
-Every measurement runs in a process of its own (`benchmarks.convert.conversions`). A conversion
-reads, hashes, writes and syncs; the limit is ``cp`` and a sync of the source, taken in turn with
-it. Memory is the largest anonymous resident size seen (RssAnon): pages of a mapped file are not
-counted, since the system takes them back at will.
+A conversion is ``griffin-eval convert``, a process of its own that reads, hashes, writes and syncs.
+The limit of a plain one is ``cp`` and a sync of its source. The limit of one that merges an adapter
+or dequantises is a plain conversion of the tensors that it wrote. Memory is the largest anonymous
+resident size (RssAnon): the system takes pages of a mapped file back at will.
 """
 
 import itertools
 import os
+import re
 import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.console import Console
+import typer
 
-from benchmarks.convert.sources import write_source
-from benchmarks.peers import Absent, left_out
-from benchmarks.timing import Failed, Job
+import griffin_eval
+from benchmarks.convert import sources
+from benchmarks.convert.peers import PEERS
+from benchmarks.peers import left_out, why_absent
+from benchmarks.timing import START, Failed
 from griffin_eval.config import PRESETS
-from griffin_eval.converters.arrays.write import writing
-from griffin_eval.converters.codecs.encode import ENCODINGS
-from griffin_eval.converters.formats import FORMATS, check_expressible, refusals
-from griffin_eval.converters.output.atomic import check_disk
-from griffin_eval.converters.plan import check_chunked
-from griffin_eval.errors import BadInput
+from griffin_eval.converters.formats import FORMATS, refusals
 from griffin_eval.layout import param_specs
 
-WORKER = "benchmarks.convert.conversions"
-OURS, QUANTISE = "convert", "quantise"
-OUTPUT = "output"  # folder that a measured conversion writes
+MERGING, DEQUANTISING = 1.3, 2.5  # times a plain conversion, at most
+TARGET = "griffin"  # format that merged and dequantised checkpoints are written in
+COLUMNS = ("seconds", "limit", "x limit", "at most", "memory, MB", "over tensor", "output, MB")
 
 
-class Route(NamedTuple):
+class Conversion(NamedTuple):
     """A conversion that is measured.
 
     Attributes:
-        source: name of the format, or of the encoding, that is read.
-        target: name of the format that is written, or of the encoding, in the format hf.
-        peer: what converts, if not this package.
-        way: a key of `benchmarks.convert.conversions.WAYS`.
+        name: Words for its row.
+        source: Name of the folder that is read.
+        write: Writes that folder.
+        options: Options of ``griffin-eval convert``.
+        at_most: Largest ratio to a plain conversion; None if ``cp`` is the limit.
+        peer: Key of `PEERS` if a library converts.
     """
 
+    name: str
     source: str
-    target: str
-    peer: str = ""
-    way: str = OURS
-
-    def __str__(self) -> str:
-        return f"{self.source} to {self.target}" + f", {self.peer}" * bool(self.peer)
+    write: Callable[[Path], None]
+    options: tuple[str, ...]
+    at_most: float | None = None
+    peer: str | None = None
 
 
-# What people do without a converter.
-PEERS = (
-    Route("hf", "deepmind-flax", "stock Orbax's save", "save_with_orbax"),
-    Route("hf", "hf", "transformers' load and save", "save_with_transformers"),
-    Route("deepmind-torch", "deepmind-torch", "torch.load and torch.save", "save_with_torch"),
-)
+class Run(NamedTuple):
+    """What a process took: seconds, and the largest anonymous memory in bytes."""
+
+    seconds: float
+    memory: int
 
 
-def run(
-    console: Console,
-    preset: str,
-    directory: Path,
-    rounds: int,
-    only: str | None = None,
-    mesh: dict[str, int] | None = None,
-) -> None:
-    """Converts a bfloat16 checkpoint of a preset's shapes every way; a row as it is measured.
+def run(conversions: list[Conversion], directory: Path, rounds: int, pythons: list[str]) -> bool:
+    """Measure conversions and print a row of each; return whether all of them succeeded.
 
     Args:
-        console: for the rows; what is being done stands on stderr, if that is a terminal.
-        preset: name of the preset whose tensor shapes are used.
-        directory: folder in which the checkpoint is written, in every format, and kept for the
-            next time.
-        rounds: measurements of each conversion, in turn with the copy of its source.
-        only: name of the format to write, if only one way is measured, from the first format.
-        mesh: for whose devices that is written in chunks, if any.
-
-    Raises:
-        BadInput: the directory cannot be written, or its disk is too small; the one format cannot
-            hold the model, or has no chunks.
+        conversions: What to measure.
+        directory: Folder for the sources, which are kept for the next time.
+        rounds: Number of measurements of each, in turn with its limit.
+        pythons: Interpreters whose ``griffin-eval`` converts.
     """
-    config = PRESETS[preset]
-    names = [name for name, target in FORMATS.items() if not refusals(config, target)]
-    if only is not None:
-        check_expressible(config, FORMATS[only])
-        if mesh is not None:
-            check_chunked(FORMATS[only])
-        names = names[:1]
-    with writing(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-    nbytes = sum(spec.size for spec in param_specs(config).values()) * 2
-    missing = sum(not (directory / name).exists() for name in names)
-    check_disk((missing + 1) * nbytes, directory)
-    largest = max(spec.size for spec in param_specs(config).values()) * 2
-    console.print(f"{preset}, bfloat16, median of {rounds}; seconds, and memory and output in MB")
-    heads = "time", "cp + sync", "x cp", "memory", "over tensor", "output"
-    line(console, row("conversion", *heads))
-    shutil.rmtree(directory / OUTPUT, ignore_errors=True)  # of a run that was cut off
-    failed = False
-    with Console(stderr=True).status("") as status:
-        written = []
-        for name in names:
-            status.update(f"writing the model as {name}")
-            try:
-                _write_model(preset, name, directory / name, directory / names[0])
-                written.append(name)
-            except Absent as reason:
-                line(console, left_out(name, str(reason)))
-        for route in _routes(written) if only is None else [Route(names[0], only)]:
-            status.update(str(route))
-            try:
-                line(console, _measure_route(route, directory, rounds, largest, mesh))
-            except Absent as reason:
-                line(console, left_out(route.peer or str(route), str(reason)))
-            except (Failed, BadInput) as error:
-                line(console, row(str(route)) + f"failed: {error}")
-                failed = True
-            finally:
-                shutil.rmtree(directory / OUTPUT, ignore_errors=True)
-    if failed:
-        sys.exit(1)
+    typer.echo(f"medians of {rounds} interleaved rounds, and their range")
+    typer.echo(_row("conversion", *COLUMNS))
+    succeeded = True
+    for conversion in conversions:
+        reason = conversion.peer and why_absent(*PEERS[conversion.peer].modules)
+        if reason:
+            typer.echo(left_out(conversion.name, reason))
+            continue
+        try:
+            if not (directory / conversion.source).exists():
+                conversion.write(directory / conversion.source)
+            for row in _measure(conversion, directory, rounds, pythons):
+                typer.echo(row)
+        except Failed as error:
+            typer.echo(f"{conversion.name}: failed: {error}")
+            succeeded = False
+        finally:
+            for name in ("output", "plain"):
+                shutil.rmtree(directory / name, ignore_errors=True)
+    return succeeded
 
 
-def _routes(names: list[str]) -> Iterator[Route]:
-    for source, target in itertools.product(names, names):
-        peers = [peer for peer in PEERS if (peer.source, peer.target) == (source, target)]
-        if source != target or peers:
-            yield Route(source, target)
-        yield from peers
-    for name in ENCODINGS if "hf" in names else ():
-        yield Route(names[0], name, way=QUANTISE)
+def conversions_between(
+    preset: str, directory: Path, to: str | None, chunks: str | None
+) -> Iterator[Conversion]:
+    """Yield the conversions between all formats, or the one from the first format to ``to``."""
+    names = [name for name, target in FORMATS.items() if not refusals(PRESETS[preset], target)]
+    first = "griffin"
 
+    def writes(name: str) -> Callable[[Path], None]:
+        def write(folder: Path) -> None:
+            if not (directory / first).exists():
+                sources.write_model(preset, directory / first)
+            if name != first:
+                convert(sys.executable, directory / first, folder, "--to", name)
 
-def _write_model(preset: str, name: str, folder: Path, first: Path) -> None:
-    """Writes the model in a format, if it is not there: the first by itself, others from it."""
-    if folder.exists():
+        return write
+
+    if to is not None:
+        options = ("--to", to, *(("--chunks", chunks) if chunks else ()))
+        yield Conversion(f"{first} to {to}", first, writes(first), options)
         return
-    if folder == first:
-        write_source(preset, name, folder)
+    for source, target in itertools.product(names, names):
+        peers = [name for name, p in PEERS.items() if (p.source, p.target) == (source, target)]
+        plain = Conversion(f"{source} to {target}", source, writes(source), ("--to", target))
+        if source != target or peers:
+            yield plain
+        for peer in peers:
+            yield plain._replace(name=f"{plain.name}, {peer}", peer=peer)
+
+
+def conversions_with_limits(preset: str, directory: Path) -> Iterator[Conversion]:
+    """Yield the conversions that merge an adapter or dequantise."""
+    to, adapter = ("--to", TARGET), directory / "adapter"
+
+    def base(folder: Path) -> None:
+        sources.write_model(preset, folder)
+
+    if not adapter.exists():
+        sources.write_adapter(preset, adapter)
+    merging = (*to, "--adapter", str(adapter))
+    yield Conversion(f"LoRA of rank {sources.RANK}, merged", TARGET, base, merging, MERGING)
+    if refusals(PRESETS[preset], FORMATS["hf"]):
+        reason = f"their files are of the format hf, which cannot hold {preset}"
+        typer.echo(left_out("each encoding of bitsandbytes and MLX", reason))
     else:
-        measure(OURS, first, folder, name)
+        for kind in sources.ENCODED:
+            write = partial(sources.write_encoded, preset, kind)
+            yield Conversion(f"{kind} dequantised", kind, write, to, DEQUANTISING)
+    if reason := why_absent("gguf"):
+        typer.echo(left_out("GGUF", reason))
+        return
+    for kind in sources.GGUF:
+        write = partial(sources.write_gguf, preset, kind)
+        yield Conversion(f"GGUF {kind} dequantised", f"gguf-{kind}", write, to, DEQUANTISING)
 
 
-def _measure_route(
-    route: Route, directory: Path, rounds: int, largest: int, mesh: dict[str, int] | None
-) -> str:
-    """The row of a conversion; ``largest`` is the number of bytes of the largest tensor."""
-    results, copies, size = [], [], 0
-    source, output = directory / route.source, directory / OUTPUT
-    for _ in range(rounds):
-        copies.append(_copy(source, output))
-        results.append(measure(route.way, source, output, route.target, mesh))
-        size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
-        shutil.rmtree(output)
-    seconds = statistics.median(result["seconds"] for result in results)
-    copy = statistics.median(copies)
-    memory = max(result["bytes"] for result in results)
-    figures = (f"{seconds:.2f}", f"{copy:.2f}", f"{seconds / copy:.2f}")
-    figures += (f"{memory / 1e6:.0f}", f"{(memory - largest) / 1e6:+.0f}", f"{size / 1e6:.0f}")
-    return row(str(route), *figures)
-
-
-def line(console: Console, text: str) -> None:
-    """Prints a line as it is."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def row(what: str, *cells: str) -> str:
-    """A conversion and its figures."""
-    return what.ljust(62) + "".join(cell.rjust(14) for cell in cells)
-
-
-def measure(
-    way: str, source: Path, destination: Path, target: str, mesh: dict[str, int] | None = None
-) -> dict[str, float]:
-    """Seconds and bytes of a conversion in a process of its own.
-
-    Args:
-        way: a key of `benchmarks.convert.conversions.WAYS`.
-        source: folder to read.
-        destination: folder to write.
-        target: name of the format, or of the encoding, that is written.
-        mesh: for whose devices that is written in chunks, if any.
+def convert(python: str, source: Path, destination: Path, *options: str) -> Run:
+    """Run ``griffin-eval convert`` of an interpreter's environment.
 
     Raises:
-        Absent: a library that it needs is missing or broken.
-        ArgumentError: the conversion was refused.
-        Failed: the process has ended.
+        Failed: The command failed.
     """
-    arguments = {"source": source, "destination": destination}
-    with Job(WORKER) as job:
-        paths = {name: str(path.resolve()) for name, path in arguments.items()}
-        return job.ask("measure", way=way, target=target, mesh=mesh, **paths)
+    program = Path(python).with_name("griffin-eval")
+    return _run([program, "convert", source, destination, *options])
 
 
-def _copy(source: Path, destination: Path) -> float:
+def _measure(
+    conversion: Conversion, directory: Path, rounds: int, pythons: list[str]
+) -> Iterator[str]:
+    """Measure a conversion; yield a row for each interpreter, or the row of the peer."""
+    source, output, plain = (directory / name for name in (conversion.source, "output", "plain"))
+    for folder in (output, plain):
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut off
+
+    def ours(python: str) -> Run:
+        return convert(python, source, output, *conversion.options)
+
+    def theirs() -> Run:
+        name = conversion.peer or ""
+        module = "benchmarks.convert.peers"
+        return _run([sys.executable, "-P", START, module, name, source.resolve(), output.resolve()])
+
+    turns: dict[str, Callable[[], Run]] = {"limit": partial(_copy, source, output)}
+    if conversion.at_most is not None:
+        convert(pythons[0], source, plain, *conversion.options)
+        turns["limit"] = partial(convert, pythons[0], plain, output, "--to", TARGET)
+    if conversion.peer:
+        turns[conversion.name] = theirs
+    for python in [] if conversion.peer else pythons:
+        label = f", {python}" if len(pythons) > 1 else ""
+        turns[conversion.name + label] = partial(ours, python)
+    runs: dict[str, list[Run]] = {name: [] for name in turns}
+    size = 0
+    for number in range(rounds):
+        for name in list(turns)[:: -1 if number % 2 else 1]:
+            runs[name].append(turns[name]())
+            if name != "limit":
+                size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
+            shutil.rmtree(output)
+    tensor = _largest_tensor(source if conversion.at_most is None else plain)
+    limits = [each.seconds for each in runs.pop("limit")]
+    for name, each in runs.items():
+        seconds, memory = [one.seconds for one in each], max(one.memory for one in each)
+        ratios = [mine / limit for mine, limit in zip(seconds, limits, strict=True)]
+        yield _row(
+            name,
+            *map(_spread, (seconds, limits, ratios)),
+            "" if conversion.at_most is None else f"{conversion.at_most:g}",
+            *(f"{memory / 1e6:.0f}", f"{(memory - tensor) / 1e6:+.0f}", f"{size / 1e6:.0f}"),
+        )
+
+
+def _run(command: list[str | Path]) -> Run:
+    with tempfile.TemporaryFile("w+") as errors:
+        begin, memory = time.perf_counter(), 0
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+        try:
+            while process.poll() is None:
+                memory = max(memory, _anonymous_memory(process.pid))
+                time.sleep(0.002)
+        finally:
+            process.kill()
+            process.wait()
+        seconds = time.perf_counter() - begin
+        errors.seek(0)
+        if process.returncode:
+            last = errors.read().strip().rpartition("\n")[2]
+            raise Failed(last or f"exit code {process.returncode}")
+    return Run(seconds, memory)
+
+
+def _anonymous_memory(process: int) -> int:
+    match = re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{process}/status").read_text())
+    return int(match[1]) * 1024 if match else 0  # a process that has ended has none
+
+
+def _copy(source: Path, destination: Path) -> Run:
     begin = time.perf_counter()
-    subprocess.run(["cp", "-r", str(source), str(destination)], check=True)
+    subprocess.run(["cp", "-r", source, destination], check=True)
     for path in destination.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)
             os.fsync(descriptor)
             os.close(descriptor)
-    seconds = time.perf_counter() - begin
-    shutil.rmtree(destination)
-    return seconds
+    return Run(time.perf_counter() - begin, 0)
+
+
+def _largest_tensor(folder: Path) -> int:
+    """Return the bytes of the largest parameter of a checkpoint."""
+    checkpoint = griffin_eval.open_checkpoint(folder)
+    specs = param_specs(checkpoint.config)
+    return max(
+        specs[name].size * (4 if dtype == "float32" else 2)
+        for name, dtype in checkpoint.dtypes.items()
+    )
+
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
+
+
+def _row(what: str, *cells: str) -> str:
+    widths = (20, 20, 20, 9, 12, 12, 12)
+    return what.ljust(44) + "".join(
+        cell.rjust(width) for cell, width in zip(cells, widths, strict=True)
+    )

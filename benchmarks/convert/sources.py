@@ -1,63 +1,50 @@
-"""The checkpoints that conversions are measured on: random, of a preset's shapes, written once.
+"""Checkpoints of a preset's shapes that conversions are measured on, written once.
 
-What quantised ones hold is random as well: how long it takes to dequantise depends on the kind of
-blocks and hardly on their content.
+All contents are random, since the time of dequantising depends on the kind of blocks and hardly on
+their values.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from benchmarks.peers import check_peer
+import ml_dtypes
+import numpy as np
+
 from griffin_eval.config import PRESETS
 from griffin_eval.converters.adapters.files import ADAPTER_CONFIG, ADAPTER_FILE
+from griffin_eval.converters.codecs.bitsandbytes import code_of
+from griffin_eval.converters.configs.own import config_json
+from griffin_eval.converters.containers.safetensors.writer import SafetensorsWriter
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.output.atomic import SafeOutput
 from griffin_eval.layout import ParamSpec, param_specs
 
-if TYPE_CHECKING:
-    import numpy as np
-
 RANK = 16  # of the adapter that is merged
-_CONFIG = "config.json"
-_POOL = 4096  # different blocks of a GGUF file
-_LARGEST = 0.5  # value in them, so that nothing is infinite in 16 bits
+BLOCK = 64  # elements that have one scale
+ENCODED = ("bnb-nf4", "bnb-fp4", "bnb-int8", "mlx-4", "mlx-8")
+GGUF = ("F16", "BF16", "Q8_0", "Q4_0", "Q5_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+
+Shape = tuple[int, ...]
+Draw = Callable[[Shape], Iterator[np.ndarray]]  # rows of a tensor, some at a time
 
 
-def write_source(preset: str, target: str, folder: Path) -> None:
-    """Writes the model in bfloat16.
-
-    Args:
-        preset: name of the preset whose tensor shapes it has.
-        target: name of a format in safetensors.
-        folder: to write.
-    """
-    import ml_dtypes
-    import numpy as np
-
-    from griffin_eval.converters.configs.own import config_json
-    from griffin_eval.converters.containers.safetensors.writer import SafetensorsWriter
-
-    specs, rng = param_specs(PRESETS[preset]), np.random.default_rng(0)
-    with SafeOutput(folder) as new:
-        with SafetensorsWriter(new, {n: (s.shape, "bfloat16") for n, s in specs.items()}) as writer:
-            for name, spec in specs.items():
-                writer.write(name, (rows.astype(ml_dtypes.bfloat16) for rows in _random(spec, rng)))
-        raw = config_json(PRESETS[preset], FORMATS[target], "bfloat16")
-        (new / _CONFIG).write_text(json.dumps(raw))
+def write_model(preset: str, folder: Path) -> None:
+    """Write the model in bfloat16 in the format ``griffin``."""
+    draw = _normal(np.dtype(ml_dtypes.bfloat16))
+    tensors = {n: (s.shape, "bfloat16", draw) for n, s in param_specs(PRESETS[preset]).items()}
+    _write(folder, tensors, config_json(PRESETS[preset], FORMATS["griffin"], "bfloat16"))
 
 
 def write_adapter(preset: str, folder: Path) -> None:
-    """Writes a LoRA of every linear map, if it is not there."""
-    if folder.exists():
-        return
-    import numpy as np
+    """Write a LoRA of every linear map."""
     from safetensors.numpy import save_file
 
     rng, state = np.random.default_rng(0), {}
     for name, spec in param_specs(PRESETS[preset]).items():
-        if name.endswith(".weight") and len(spec.shape) == 2 and "vocab" not in spec.axes:
+        if _is_matrix(spec) and "vocab" not in spec.axes:
             module = f"base_model.model.{name.removesuffix('.weight')}"
             for part, shape in (("A", (RANK, spec.shape[1])), ("B", (spec.shape[0], RANK))):
                 state[f"{module}.lora_{part}.weight"] = rng.standard_normal(shape, np.float32)
@@ -67,96 +54,144 @@ def write_adapter(preset: str, folder: Path) -> None:
         (new / ADAPTER_CONFIG).write_text(json.dumps(config))
 
 
-def write_fp4(nf4: Path, folder: Path) -> None:
-    """Writes a checkpoint in nf4 as one in fp4: of the same numbers, which mean other values."""
-    import numpy as np
+def write_encoded(preset: str, kind: str, folder: Path) -> None:
+    """Write the model as bitsandbytes or MLX quantise it, in the format ``hf``.
 
-    from griffin_eval.converters.codecs.bitsandbytes import code_of
-    from griffin_eval.converters.containers.safetensors.reader import SafetensorsFolder
-    from griffin_eval.converters.containers.safetensors.writer import SafetensorsWriter
-
-    def changed(name: str) -> "Iterator[np.ndarray]":
-        if name.endswith(".quant_map"):
-            yield code_of("fp4")
-        elif name.endswith("__nf4"):
-            text = stored.numpy(name).tobytes().replace(b'"nf4"', b'"fp4"')
-            yield np.frombuffer(text, np.uint8)
+    Args:
+        preset: Preset whose tensor shapes are used.
+        kind: One of `ENCODED`.
+        folder: Folder to write.
+    """
+    library, _, how = kind.partition("-")
+    encode = {"mlx": _mlx, "bnb": _bitsandbytes_8 if how == "int8" else _bitsandbytes_4}[library]
+    tensors: dict[str, tuple[Shape, str, Draw]] = {}
+    for name, spec in param_specs(PRESETS[preset]).items():
+        takes = _is_matrix(spec) and (library == "mlx" or "vocab" not in spec.axes)
+        if takes and spec.shape[1] % BLOCK == 0:
+            tensors |= encode(spec, how)
         else:
-            yield from stored.pieces(name)
+            rows, *rest = spec.shape
+            taps = library == "mlx" and name.endswith("conv_1d.weight")
+            shape = (rows, rest[1], 1) if taps else spec.shape
+            tensors[name] = shape, "bfloat16", _normal(np.dtype(ml_dtypes.bfloat16))
+    raw = config_json(PRESETS[preset], FORMATS["hf"], "bfloat16")
+    if library == "mlx":
+        raw["quantization"] = {"group_size": BLOCK, "bits": int(how), "mode": "affine"}
+    else:
+        bits = {"load_in_4bit": how != "int8", "load_in_8bit": how == "int8"}
+        kinds = {"bnb_4bit_quant_type": "nf4" if how == "int8" else how}
+        raw["quantization_config"] = {"quant_method": "bitsandbytes", **bits, **kinds}
+    _write(folder, tensors, raw)
 
-    with SafetensorsFolder(nf4) as stored, SafeOutput(folder) as new:
-        specs = {
-            name.replace("__nf4", "__fp4"): (tensor.shape, stored.numpy(name).dtype.name)
-            for name, tensor in stored.tensors.items()
-        }
-        with SafetensorsWriter(new, specs) as writer:
-            for name in stored.tensors:
-                writer.write(name.replace("__nf4", "__fp4"), changed(name))
-        (new / _CONFIG).write_text((nf4 / _CONFIG).read_text().replace('"nf4"', '"fp4"'))
+
+def _bitsandbytes_4(spec: ParamSpec, kind: str) -> dict[str, tuple[Shape, str, Draw]]:
+    state = {"quant_type": kind, "blocksize": BLOCK, "dtype": "bfloat16", "shape": spec.shape}
+    text = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    return {
+        spec.name: ((spec.size // 2, 1), "uint8", _integers(np.uint8)),
+        f"{spec.name}.absmax": ((spec.size // BLOCK,), "float32", _normal(np.dtype(np.float32))),
+        f"{spec.name}.quant_map": ((16,), "float32", lambda shape: iter([code_of(kind)])),
+        f"{spec.name}.quant_state.bitsandbytes__{kind}": (
+            *(text.shape, "uint8"),
+            lambda shape: iter([text]),
+        ),
+    }
+
+
+def _bitsandbytes_8(spec: ParamSpec, kind: str) -> dict[str, tuple[Shape, str, Draw]]:
+    scale = spec.name.removesuffix("weight") + "SCB"
+    return {
+        spec.name: (spec.shape, "int8", _integers(np.int8)),
+        scale: (spec.shape[:1], "float32", _normal(np.dtype(np.float32))),
+    }
+
+
+def _mlx(spec: ParamSpec, bits: str) -> dict[str, tuple[Shape, str, Draw]]:
+    rows, columns = spec.shape
+    module, draw = spec.name.removesuffix("weight"), _normal(np.dtype(ml_dtypes.bfloat16))
+    return {
+        spec.name: ((rows, columns * int(bits) // 32), "uint32", _integers(np.uint32)),
+        f"{module}scales": ((rows, columns // BLOCK), "bfloat16", draw),
+        f"{module}biases": ((rows, columns // BLOCK), "bfloat16", draw),
+    }
 
 
 def write_gguf(preset: str, kind: str, folder: Path) -> None:
-    """Writes a GGUF file as candle does, matrices in blocks, the rest in float32; with a config.
+    """Write a GGUF file as candle does, matrices in blocks, the rest in float32; with a config.
 
     Args:
-        preset: name of the preset whose tensor shapes it has.
-        kind: name of a type of GGUF.
-        folder: to write.
-
-    Raises:
-        Absent: the gguf library is not installed.
+        preset: Preset whose tensor shapes are used.
+        kind: One of `GGUF`.
+        folder: Folder to write.
     """
-    check_peer("gguf")
     import gguf
-    import numpy as np
-
-    from griffin_eval.converters.configs.own import config_json
 
     specs = param_specs(PRESETS[preset])
     block, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-    blocks = _blocks(kind, nbytes)
-    rng = np.random.default_rng(0)
-
-    def kind_of(spec: ParamSpec) -> "gguf.GGMLQuantizationType":
-        whole = len(spec.shape) == 2 and spec.shape[1] % block == 0
-        return gguf.GGMLQuantizationType[kind if whole else "F32"]
-
-    def values(spec: ParamSpec) -> np.ndarray:
-        if kind_of(spec).name != "F32":
-            return blocks[rng.integers(0, len(blocks), spec.size // block)]
-        return np.concatenate(list(_random(spec, rng)))
-
+    blocks, rng = _gguf_blocks(kind, nbytes), np.random.default_rng(0)
+    normal = _normal(np.dtype(np.float32))
     with SafeOutput(folder) as new:
         writer = gguf.GGUFWriter(new / "model.gguf", "recurrent-gemma")
-        for spec in specs.values():
-            own, per_own = gguf.GGML_QUANT_SIZES[kind_of(spec)]
-            size = spec.size // own * per_own
-            writer.add_tensor_info(spec.name, spec.shape, np.dtype("f4"), size, kind_of(spec))
+        whole = {n: len(s.shape) == 2 and s.shape[1] % block == 0 for n, s in specs.items()}
+        for name, spec in specs.items():
+            own = gguf.GGMLQuantizationType[kind if whole[name] else "F32"]
+            per, size = gguf.GGML_QUANT_SIZES[own]
+            nbytes_of = spec.size // per * size
+            writer.add_tensor_info(name, spec.shape, np.dtype("f4"), nbytes_of, own)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for spec in specs.values():
-            writer.write_tensor_data(values(spec))
+        for name, spec in specs.items():
+            if whole[name]:
+                values = blocks[rng.integers(0, len(blocks), spec.size // block)]
+            else:
+                values = np.concatenate(list(normal(spec.shape)))
+            writer.write_tensor_data(values)
         writer.close()
         raw = config_json(PRESETS[preset], FORMATS["griffin"], "float32")
-        (new / _CONFIG).write_text(json.dumps(raw))
+        (new / "config.json").write_text(json.dumps(raw))
 
 
-def _blocks(kind: str, nbytes: int) -> "np.ndarray":
-    """Different blocks of random bytes whose values are small, uint8 [N, nbytes]."""
+def _gguf_blocks(kind: str, nbytes: int) -> np.ndarray:
+    """Return different blocks of random bytes whose values are small, uint8 [N, nbytes]."""
     import gguf
-    import numpy as np
 
-    pool = np.random.default_rng(0).integers(0, 256, (_POOL, nbytes), np.uint8)
+    pool = np.random.default_rng(0).integers(0, 256, (4096, nbytes), np.uint8)
     with np.errstate(all="ignore"):
         values = gguf.quants.dequantize(pool, gguf.GGMLQuantizationType[kind])
-        return pool[np.abs(values.astype(np.float32)).max(1) < _LARGEST]  # NaN is not
+        return pool[np.abs(values.astype(np.float32)).max(1) < 0.5]  # finite in 16 bits, too
 
 
-def _random(spec: ParamSpec, rng: "np.random.Generator") -> "Iterator[np.ndarray]":
-    """The rows of a parameter in float32, some at a time."""
-    import numpy as np
+def _write(folder: Path, tensors: dict[str, tuple[Shape, str, Draw]], config: Any) -> None:
+    """Write safetensors and config.json."""
+    specs = {name: (shape, dtype) for name, (shape, dtype, _) in tensors.items()}
+    with SafeOutput(folder) as new:
+        with SafetensorsWriter(new, specs) as writer:
+            for name, (shape, _, draw) in tensors.items():
+                writer.write(name, draw(shape))
+        (new / "config.json").write_text(json.dumps(config))
 
-    rows = max(1, (32 << 20) // max(1, spec.size // spec.shape[0]))
-    for start in range(0, spec.shape[0], rows):
-        yield rng.standard_normal((min(rows, spec.shape[0] - start), *spec.shape[1:]), np.float32)
+
+def _normal(dtype: np.dtype) -> Draw:
+    rng = np.random.default_rng(0)
+    return lambda shape: (
+        rng.standard_normal(part, np.float32).astype(dtype) for part in _parts(shape)
+    )
+
+
+def _integers(dtype: Any) -> Draw:
+    rng, limits = np.random.default_rng(0), np.iinfo(dtype)
+    return lambda shape: (
+        rng.integers(limits.min, limits.max, part, dtype, endpoint=True) for part in _parts(shape)
+    )
+
+
+def _parts(shape: Shape) -> Iterator[Shape]:
+    """Yield the shapes of consecutive rows, at most 32 Mi elements each."""
+    rows = max(1, (32 << 20) // max(1, prod(shape[1:])))
+    for start in range(0, shape[0], rows):
+        yield min(rows, shape[0] - start), *shape[1:]
+
+
+def _is_matrix(spec: ParamSpec) -> bool:
+    return spec.name.endswith(".weight") and len(spec.shape) == 2

@@ -1,0 +1,63 @@
+"""One conversion with a library alone: ``PYTHON -P benchmarks/start.py benchmarks.convert.peers``."""
+
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Peer(NamedTuple):
+    """What people do without a converter.
+
+    Attributes:
+        source: Name of the format that is read.
+        target: Name of the format that is written.
+        modules: Modules that it needs.
+    """
+
+    source: str
+    target: str
+    modules: tuple[str, ...]
+
+
+PEERS = {
+    "Orbax's save": Peer("hf", "griffin-orbax", ("orbax.checkpoint",)),
+    "transformers' load and save": Peer(
+        "hf", "hf", ("torch", "transformers.models.recurrent_gemma.modeling_recurrent_gemma")
+    ),
+    "torch.load and torch.save": Peer("deepmind-torch", "deepmind-torch", ("torch",)),
+}
+
+
+def save_with_orbax(source: str, destination: str) -> None:
+    """Read the whole model into memory, then save it with Orbax."""
+    import numpy as np
+    import orbax.checkpoint as ocp
+
+    import griffin_eval
+
+    checkpoint = griffin_eval.open_checkpoint(source)
+    tree = {name: np.ascontiguousarray(checkpoint.numpy(name)) for name in checkpoint.dtypes}
+    ocp.PyTreeCheckpointer().save(Path(destination).resolve(), tree)
+
+
+def save_with_transformers(source: str, destination: str) -> None:
+    """Load and save a model with transformers."""
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(source, dtype="auto").save_pretrained(destination)
+
+
+def save_with_torch(source: str, destination: str) -> None:
+    """Load and save a state dict with torch, as DeepMind's code loads it."""
+    import torch
+
+    weights = torch.load(Path(source) / "model.pt", weights_only=True)
+    os.mkdir(destination)
+    torch.save(weights, Path(destination) / "model.pt")
+
+
+if __name__ == "__main__":
+    save = dict(zip(PEERS, (save_with_orbax, save_with_transformers, save_with_torch), strict=True))
+    save[sys.argv[1]](*sys.argv[2:])
+    os.sync()
