@@ -1,12 +1,9 @@
 """The scan and the RG-LRU on this CPU in float32, beside other implementations and the limit.
 
-The limit of a scan is the sum of two arrays written to a third that is there already, by this
-package's own loop or by torch, whichever is faster; of its backward pass, which reads three arrays
-and writes two, 5/3 of that. An RG-LRU is compared with what it is made of: from the products of its
-gates with the scan alone, whole with the products and the scan.
-
-Memory that was given back is used again, as when a model is evaluated, and JAX writes over its
-input. Implementations take turns; medians of the rounds, but the best of them for the limit.
+The limit of a scan is the sum of two arrays written over a third, by this package's loop or by
+torch, whichever is faster. A backward pass reads three arrays and writes two: 5/3 of that limit. An
+RG-LRU is compared with its parts: from the products of its gates with the scan, whole with both.
+Memory is used again, as when a model is evaluated, and JAX writes over its input.
 """
 
 import statistics
@@ -15,14 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.table import Table
 
 from benchmarks.peers import why_absent
 from griffin_eval.kernels.cpu import compiled
 from griffin_eval.kernels.rglru import api
 from griffin_eval.kernels.rglru.reference import C, Gates
 
-SLOWEST = 0.5  # seconds; what takes longer is measured once
 REPEAT = 0.02  # seconds that a measurement takes at least, where calls are short
 
 
@@ -30,18 +25,22 @@ class Timing(NamedTuple):
     """One line of the table.
 
     Attributes:
-        operation: what is computed.
+        operation: Operation that is timed.
         tokens: T.
-        implementation: its name.
-        seconds: median.
-        against: what ``ratio`` is over.
-        ratio: seconds over those of ``against``.
+        implementation: Name of the implementation.
+        seconds: Median of the rounds.
+        fastest: Seconds of the fastest round.
+        slowest: Seconds of the slowest round.
+        against: Words for the denominator of ``ratio``.
+        ratio: Median over the time of ``against``.
     """
 
     operation: str
     tokens: int
     implementation: str
     seconds: float
+    fastest: float
+    slowest: float
     against: str
     ratio: float
 
@@ -49,14 +48,14 @@ class Timing(NamedTuple):
 def measure(
     lengths: list[int], width: int, gates: int, rounds: int, tell: Callable[[str], None]
 ) -> list[Timing]:
-    """Times everything at each length.
+    """Time every implementation in turn.
 
     Args:
         lengths: T of each problem; the batch is 1.
         width: D.
-        gates: blocks of the RG-LRU's gates, dividing ``width``.
-        rounds: measurements of each.
-        tell: is called with what is being measured.
+        gates: Blocks of the RG-LRU's gates, dividing ``width``.
+        rounds: Number of rounds.
+        tell: Called with a line about what is timed next.
     """
     from griffin_eval.process import tune_process
 
@@ -71,8 +70,7 @@ def measure(
         for number in range(rounds):
             tell(f"T = {tokens}, round {number + 1} of {rounds}")
             for key, call in calls.items():
-                if number == 0 or times[key][-1] < SLOWEST:
-                    times[key].append(_seconds(call))
+                times[key].append(_seconds(call))
         timings += _timings(tokens, times)
     return timings
 
@@ -161,7 +159,7 @@ def _jax(problem: Problem) -> _Calls:
     gates = Gates(*(None if v is None else jnp.asarray(v) for v in problem.gates))
 
     def over(function: Callable, *rest: Any) -> Callable[[], Any]:
-        """A call of ``function(x, *rest)`` whose result is its next x."""
+        """Return a call of ``function(x, *rest)`` whose result is its next x."""
         compiled, state = jax.jit(function, donate_argnums=0), [jnp.array(x)]
 
         def call() -> None:
@@ -209,7 +207,7 @@ def _associative(x: Any, a: Any) -> Any:
 
 
 def _peers(problem: Problem) -> _Calls:
-    """The scans of transformers and of DeepMind's code, where they are installed and work."""
+    """Return the scans of transformers and of DeepMind's code that are installed and work."""
     import torch
 
     absent, calls = absent_peers(), {}
@@ -220,7 +218,7 @@ def _peers(problem: Problem) -> _Calls:
 
 
 def absent_peers() -> dict[str, str]:
-    """Why peers are left out, by their names."""
+    """Return why peers are left out, by their names."""
     reasons = {name: why_absent(*modules) for name, (modules, _) in PEERS.items()}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
@@ -254,7 +252,7 @@ def _deepmind_jax(problem: Problem) -> Callable[[], Any]:
     return lambda: compiled(*arrays).block_until_ready()
 
 
-# Modules that a peer needs, and what makes its call.
+# Modules that a peer needs, and the function that makes its call.
 PEERS: dict[str, tuple[tuple[str, ...], Callable[[Problem], Callable[[], Any]]]] = {
     "transformers": (
         ("transformers.models.recurrent_gemma.modeling_recurrent_gemma",),
@@ -266,52 +264,43 @@ PEERS: dict[str, tuple[tuple[str, ...], Callable[[Problem], Callable[[], Any]]]]
 
 
 def _seconds(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    call()
-    once = time.perf_counter() - start
-    if once > SLOWEST:
-        return once
-    repeats = max(1, int(REPEAT / max(once, 1e-7)))
-    start = time.perf_counter()
-    for _ in range(repeats):
+    start, count = time.perf_counter(), 0
+    while count == 0 or time.perf_counter() - start < REPEAT:
         call()
-    return (time.perf_counter() - start) / repeats
+        count += 1
+    return (time.perf_counter() - start) / count
 
 
 def _timings(tokens: int, times: dict[tuple[str, str], list[float]]) -> Iterator[Timing]:
-    limit = min(min(values) for (what, _), values in times.items() if what == LIMIT)
+    limits = min((values for (what, _), values in times.items() if what == LIMIT), key=min)
+    limit = min(limits)
     median = {key: statistics.median(values) for key, values in times.items()}
-    yield Timing(LIMIT, tokens, "sum", limit, LIMIT, 1.0)
-    for (operation, name), seconds in median.items():
+    yield Timing(LIMIT, tokens, "sum", limit, limit, max(limits), LIMIT, 1.0)
+    for (operation, name), values in times.items():
         framework = ", ".join(name.split(", ")[:2])
-        products, scan = median.get((PRODUCTS, framework)), median.get((SCAN, name))
-        if operation == SCAN:
-            yield Timing(operation, tokens, name, seconds, LIMIT, seconds / limit)
-        elif operation == BACK:
-            yield Timing(operation, tokens, name, seconds, "5/3 limit", seconds / limit * 3 / 5)
-        elif operation == FUSED and scan:
-            yield Timing(operation, tokens, name, seconds, "its scan", seconds / scan)
-        elif operation == WHOLE and scan and products:
-            against = "products and scan"
-            yield Timing(operation, tokens, name, seconds, against, seconds / (products + scan))
+        scan = median.get((SCAN, name), 0.0)
+        whole = scan + median.get((PRODUCTS, framework), 0.0)
+        denominators = {
+            SCAN: (LIMIT, limit),
+            BACK: ("5/3 limit", limit * 5 / 3),
+            FUSED: ("its scan", scan),
+            WHOLE: ("products and scan", whole),
+        }
+        if operation in denominators:
+            against, seconds = denominators[operation]
+            spread = median[operation, name], min(values), max(values)
+            yield Timing(operation, tokens, name, *spread, against, spread[0] / seconds)
 
 
-def timing_table(timings: list[Timing]) -> Table:
-    """The timings as they are printed."""
-    table = Table(title="milliseconds, medians")
-    table.add_column("operation")
-    table.add_column("T", justify="right")
-    table.add_column("implementation")
-    table.add_column("time", justify="right")
-    table.add_column("ratio", justify="right")
-    table.add_column("over")
-    for timing in timings:
-        table.add_row(
-            timing.operation,
-            str(timing.tokens),
-            timing.implementation,
-            f"{timing.seconds * 1e3:.3f}",
-            f"{timing.ratio:.2f}",
-            timing.against,
-        )
-    return table
+def table(timings: list[Timing]) -> tuple[str, list[str], list[list[str]]]:
+    """Return title, headings and cells of the timings."""
+    rows = [
+        [
+            *(each.operation, str(each.tokens), each.implementation),
+            f"{each.seconds * 1e3:.3f} ({each.fastest * 1e3:.3f}-{each.slowest * 1e3:.3f})",
+            *(f"{each.ratio:.2f}", each.against),
+        ]
+        for each in timings
+    ]
+    headings = ["operation", "T", "implementation", "time", "ratio", "over"]
+    return "milliseconds, medians of the rounds and their range", headings, rows

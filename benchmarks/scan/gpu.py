@@ -11,11 +11,10 @@ CUDA kernel where nvcc is, for powers of 2).
 
 import itertools
 import shutil
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
-
-from rich.table import Table
 
 from benchmarks.peers import why_absent
 from griffin_eval.errors import ArgumentError
@@ -24,30 +23,36 @@ from griffin_eval.errors import ArgumentError
 SHAPES = ((1, 8192, 2560), (8, 8192, 2560), (64, 2048, 2560), (1, 8192, 4096), (8, 8192, 4096))
 GATE_WIDTH = 256
 COPIED = 2**28  # values of the copied array, or those of the shape if they are more
-COLUMNS = ("operation", "implementation", "shape", "dtype", "seconds", "copy_fraction")
+COLUMNS = (
+    *("operation", "implementation", "shape", "dtype"),
+    *("seconds", "fastest", "slowest", "copy_fraction"),
+)
 
 PEERS = {"flash-linear-attention": "fla.ops.hgrn", "accelerated-scan": "accelerated_scan.scalar"}
 
-_Call = tuple[str, str, int, Callable[[], Any]]  # operation, implementation, arrays, what is timed
+_Call = tuple[str, str, int, Callable[[], Any]]  # operation, implementation, arrays, function
 
 
 def measure(
     shapes: Sequence[tuple[int, int, int]] = SHAPES,
     dtypes: Sequence[str] = ("float32", "bfloat16"),
     device: str = "cuda",
+    rounds: int = 5,
     tell: Callable[[str], Any] = lambda line: None,
+    peers: bool = True,
 ) -> list[dict[str, Any]]:
-    """Times everything: medians, as rows of `COLUMNS`.
+    """Time every operation in turn with a copy; return rows of `COLUMNS`.
 
     Args:
-        shapes: batch, tokens and width of each.
-        dtypes: of the arrays.
-        device: as PyTorch names it.
-        tell: called with a line about what is timed next; a kernel of a peer may compile for
-            minutes before its first time.
+        shapes: Batch, tokens and width of each problem.
+        dtypes: Dtypes of the arrays.
+        device: Device as PyTorch names it.
+        rounds: Number of rounds.
+        tell: Called with a line about what is timed next; a peer may compile for minutes.
+        peers: Whether to time other libraries as well.
 
     Raises:
-        ArgumentError: there is no CUDA device.
+        ArgumentError: There is no CUDA device.
     """
     import torch
 
@@ -57,25 +62,31 @@ def measure(
     for shape, dtype in itertools.product(shapes, dtypes):
         x = torch.randn(shape, dtype=getattr(torch, dtype), device=device)
         source = x.new_ones(max(x.numel(), COPIED if device == "cuda" else 0))
-        target = torch.empty_like(source)
-        rate = 2 * source.nbytes / _seconds(partial(target.copy_, source))
-        for operation, implementation, arrays, call in _calls(x):
-            tell(f"{operation}, {implementation}: {' x '.join(map(str, shape))}, {dtype}")
-            seconds = _seconds(call)
+        copy = partial(torch.empty_like(source).copy_, source)
+        calls = list(_calls(x, peers))
+        times: list[list[float]] = [[] for _ in (copy, *calls)]
+        for number in range(rounds):
+            tell(f"{' x '.join(map(str, shape))}, {dtype}, round {number + 1} of {rounds}")
+            for values, call in zip(times, (copy, *(each[3] for each in calls)), strict=True):
+                values.append(_seconds(call))
+        rate = 2 * source.nbytes / statistics.median(times[0])
+        for (operation, name, arrays, _), values in zip(calls, times[1:], strict=True):
+            seconds = statistics.median(values)
             fraction = arrays * x.nbytes / seconds / rate
-            row = (operation, implementation, shape, dtype, seconds, fraction)
+            spread = seconds, min(values), max(values)
+            row = (operation, name, shape, dtype, *spread, fraction)
             rows.append(dict(zip(COLUMNS, row, strict=True)))
     return rows
 
 
 def absent_peers() -> dict[str, str]:
-    """Why peers are left out, by their names."""
+    """Return why peers are left out, by their names."""
     reasons = {name: why_absent(module) for name, module in PEERS.items()}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def _calls(x: Any) -> Iterator[_Call]:
-    """What to time. A forward pass keeps what the backward pass needs, as in training."""
+def _calls(x: Any, peers: bool) -> Iterator[_Call]:
+    """Yield what to time. A forward pass keeps what the backward pass needs, as in training."""
     import torch
 
     from griffin_eval.kernels.rglru import triton_torch
@@ -93,7 +104,7 @@ def _calls(x: Any) -> Iterator[_Call]:
 
     yield from _both("scan", "griffin", (3, 5), triton_torch.linear_scan, a, x)
     yield from _both("RG-LRU", "griffin", (2, 4), rglru, x, *gates)
-    absent = absent_peers()
+    absent = absent_peers() if peers else PEERS
     if "flash-linear-attention" not in absent:
         from fla.ops.hgrn import chunk_hgrn, fused_recurrent_hgrn  # type: ignore[import-not-found]
 
@@ -128,19 +139,20 @@ def _both(
 def _seconds(call: Callable[[], Any]) -> float:
     from triton.testing import do_bench  # empties the caches before each call
 
-    milliseconds: Any = do_bench(call, warmup=100, rep=300, return_mode="median")
+    milliseconds: Any = do_bench(call, warmup=25, rep=60, return_mode="median")
     return milliseconds / 1000
 
 
-def timing_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The rows as they are printed."""
-    table = Table(title="microseconds, medians; bandwidth over that of a copy")
-    for heading in ("operation", "implementation", "shape", "dtype"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("time", "of a copy"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        shape = " x ".join(map(str, row["shape"]))
-        names = row["operation"], row["implementation"], shape, row["dtype"]
-        table.add_row(*names, f"{row['seconds'] * 1e6:.1f}", f"{row['copy_fraction']:.0%}")
-    return table
+def table(rows: Sequence[dict[str, Any]]) -> tuple[str, list[str], list[list[str]]]:
+    """Return title, headings and cells of the rows."""
+    cells = [
+        [
+            *(row["operation"], row["implementation"], " x ".join(map(str, row["shape"]))),
+            row["dtype"],
+            f"{row['seconds'] * 1e6:.1f} ({row['fastest'] * 1e6:.1f}-{row['slowest'] * 1e6:.1f})",
+            f"{row['copy_fraction']:.0%}",
+        ]
+        for row in rows
+    ]
+    headings = ["operation", "implementation", "shape", "dtype", "time", "of a copy"]
+    return "microseconds, medians of the rounds; bandwidth over that of a copy", headings, cells

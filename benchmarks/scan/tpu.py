@@ -1,8 +1,7 @@
-"""Recurrence and attention on TPUs, as a compiler without one sees them: ``bench scan --target``.
+"""Recurrence and attention on TPUs, as a compiler without one sees them.
 
-Every figure is the compiler's or follows from its schedule
-(`benchmarks.scan.tpu_compiler`); none is measured on a TPU. The other scans are those of
-DeepMind's recurrentgemma, where it is installed.
+Every figure is the compiler's or follows from its schedule (`benchmarks.scan.tpu_compiler`). The
+other scans are those of DeepMind's recurrentgemma, where it is installed.
 """
 
 import itertools
@@ -13,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from rich.table import Table
 
 from benchmarks.peers import why_absent
 from benchmarks.scan.tpu_compiler import TARGETS, compile_for
@@ -57,13 +55,7 @@ def absent_peers() -> dict[str, str]:
 
 
 def shape_of(time: int, width: int, blocks: int) -> Shape:
-    """A model of another size: heads as wide as the blocks of its gates, RecurrentGemma's window.
-
-    Args:
-        time: tokens T.
-        width: of the RG-LRU.
-        blocks: of its gates, dividing ``width``.
-    """
+    """Return a model of another size: heads as wide as the gates' blocks, a window of 2048."""
     return Shape(f"T = {time}, D = {width}", 1, time, width, blocks, blocks, width // blocks, 2048)
 
 
@@ -73,26 +65,22 @@ def measure(
     dtypes: Sequence[str] = DTYPES,
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[dict[str, Any]]:
-    """Compiles every implementation for every target.
+    """Compile every implementation for every target; return a dict a row.
+
+    ``what`` is ``scan``, ``RG-LRU`` or ``attention``, each also ``and gradient``, or ``block``:
+    convolution, gates, scan and the product with the other branch. ``bundles_per_tile`` is for 8 x
+    128 numbers, ``bundles_over_memory`` over the cycles that the ideal bytes take. A figure is None
+    where the compiler is silent; ``error`` holds its message where it refuses.
 
     Args:
-        targets: of `benchmarks.scan.tpu_compiler.TARGETS`.
-        shapes: inputs.
-        dtypes: of the inputs.
-        tell: called with a line about what is compiled next.
-
-    Returns:
-        One dict a row: ``target``, ``shape``, ``batch``, ``time``, ``width``, ``dtype``, ``what``
-        (``scan``, ``RG-LRU``, ``attention``, each also ``and gradient``, or ``block``: convolution,
-        gates, scan and the product with the other branch) and ``implementation``; ``width``, of
-        attention too, that of the recurrence; ``hbm_over_ideal``;
-        ``bundles_per_tile`` of 8 x 128 numbers and ``bundles_over_memory``, those over the cycles
-        that the ideal bytes take; ``cycles``, estimated; ``temporary_bytes``. None where the
-        compiler does not say; ``error`` holds its words where it refuses.
+        targets: Keys of `benchmarks.scan.tpu_compiler.TARGETS`.
+        shapes: Sizes of the inputs.
+        dtypes: Dtypes of the inputs.
+        tell: Called with a line about what is compiled next.
 
     Raises:
-        ArgumentError: an unknown target.
-        MissingExtraError: no libtpu.
+        ArgumentError: An unknown target.
+        MissingExtraError: libtpu is not installed.
     """
     unknown = [target for target in targets if target not in TARGETS]
     if unknown:
@@ -118,16 +106,9 @@ def _row(
     function: Callable,
     arguments: tuple,
 ) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "target": target,
-        "shape": shape.name,
-        "batch": shape.batch,
-        "time": shape.time,
-        "width": shape.width,
-        "dtype": dtype,
-        "what": what,
-        "implementation": implementation,
-    }
+    sizes = {key: getattr(shape, key) for key in ("batch", "time", "width")}
+    row: dict[str, Any] = {"target": target, "shape": shape.name, **sizes, "dtype": dtype}
+    row |= {"what": what, "implementation": implementation}
     empty = ("hbm_over_ideal", "bundles_per_tile", "bundles_over_memory", "cycles")
     row |= dict.fromkeys((*empty, "temporary_bytes", "error"))
     try:
@@ -137,13 +118,10 @@ def _row(
         return row | {"error": first_line(error)}
     tiles = shape.batch * shape.time * shape.width / _TILE
     memory = ideal / TARGETS[target].bytes_per_cycle
-    bundles = [kernel.bundles for kernel in report.kernels]
-    if bundles and None not in bundles:
-        scheduled = sum(b for b in bundles if b is not None)
-        row |= {
-            "bundles_per_tile": scheduled / tiles,
-            "bundles_over_memory": scheduled / memory,
-        }
+    bundles = [kernel.bundles for kernel in report.kernels if kernel.bundles is not None]
+    if bundles and len(bundles) == len(report.kernels):
+        row["bundles_per_tile"] = sum(bundles) / tiles
+        row["bundles_over_memory"] = sum(bundles) / memory
     if report.hbm_bytes is not None:
         row["hbm_over_ideal"] = report.hbm_bytes / ideal
     return row | {"cycles": report.cycles, "temporary_bytes": report.temporary_bytes}
@@ -253,21 +231,17 @@ def _by_xla(scan: Callable, x: Array, gates: Gates, h0: Array) -> tuple[Array, A
     return scan(jnp.exp(log_a).astype(x.dtype), gated.astype(x.dtype), h0)
 
 
-def timing_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The rows of `measure` for a terminal."""
-    table = Table(title="compiled without a TPU; bundles and cycles are lower bounds")
-    for heading in ("target", "shape", "dtype", "what", "implementation"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("HBM / ideal", "bundles / tile", "/ memory", "cycles", "temporaries"):
-        table.add_column(heading, justify="right", no_wrap=True)
+def table(rows: Sequence[dict[str, Any]]) -> tuple[str, list[str], list[list[str]]]:
+    """Return title, headings and cells of the rows of `measure`."""
+    names = ["target", "shape", "dtype", "what", "implementation"]
+    ratios = ("hbm_over_ideal", "bundles_per_tile", "bundles_over_memory")
+    cells = []
     for row in rows:
-        words = [str(row[key]) for key in ("target", "shape", "dtype", "what", "implementation")]
-        ratios = ("hbm_over_ideal", "bundles_per_tile", "bundles_over_memory")
         numbers = ["" if row[key] is None else f"{row[key]:.2f}" for key in ratios]
         cycles = "" if row["cycles"] is None else f"{row['cycles']:,.0f}"
-        temporaries = row["temporary_bytes"]
-        memory = "" if temporaries is None else f"{temporaries / 1e6:.1f} MB"
-        if row["error"]:
-            cycles = "refused"
-        table.add_row(*words, *numbers, cycles, memory)
-    return table
+        memory = row["temporary_bytes"]
+        numbers += ["refused" if row["error"] else cycles]
+        numbers += ["" if memory is None else f"{memory / 1e6:.1f} MB"]
+        cells.append([*(row[name] for name in names), *numbers])
+    headings = [*names, "HBM / ideal", "bundles / tile", "/ memory", "cycles", "temporaries"]
+    return "compiled without a TPU; bundles and cycles are lower bounds", headings, cells

@@ -1,4 +1,4 @@
-"""Devices to compile for: chips of a TPU slice that need not be there, or a divided processor."""
+"""Devices to compile for: chips of a TPU slice that need not be there, or a divided CPU."""
 
 import os
 import re
@@ -15,28 +15,22 @@ MEMORY = {"v5e": int(15.75 * 2**30), "v6e": int(31.25 * 2**30)}
 
 @dataclass(frozen=True)
 class Target:
-    """What a step is compiled for.
-
-    Attributes:
-        kind: a key of `MEMORY`, or ``cpu``.
-        count: number of devices.
-    """
+    """Devices to compile for: their kind, a key of `MEMORY` or ``cpu``, and their number."""
 
     kind: str
     count: int
 
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.count}"
+
     @property
     def memory(self) -> int | None:
-        """Bytes of a device; None of a processor, which has one memory for all."""
+        """Bytes of a device; None for a processor, which has one memory for all."""
         return MEMORY.get(self.kind)
 
 
 def parse_target(text: str) -> Target:
-    """The target of a text such as ``v5e-16`` or ``cpu-8``.
-
-    Raises:
-        ArgumentError: it is none.
-    """
+    """Parse a target such as ``v5e-16`` or ``cpu-8``; ArgumentError for other texts."""
     match = re.fullmatch(r"(\w+)-(\d+)", text)
     kinds = (*MEMORY, "cpu")
     if match is None or match.group(1) not in kinds or not 0 < int(match.group(2)) <= 256:
@@ -48,7 +42,7 @@ def parse_target(text: str) -> Target:
 
 
 def devices(target: Target) -> list[Any]:
-    """The devices of JAX, which of a TPU are those of the smallest slice that has as many.
+    """Return the devices, for a TPU those of the smallest slice that has as many.
 
     Raises:
         ArgumentError: JAX was started with fewer.
