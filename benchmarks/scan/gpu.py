@@ -40,6 +40,7 @@ def measure(
     rounds: int = 5,
     tell: Callable[[str], Any] = lambda line: None,
     peers: bool = True,
+    seconds: Callable[[Callable[[], Any]], float] | None = None,
 ) -> list[dict[str, Any]]:
     """Time every operation in turn with a copy; return rows of `COLUMNS`.
 
@@ -50,6 +51,7 @@ def measure(
         rounds: Number of rounds.
         tell: Called with a line about what is timed next; a peer may compile for minutes.
         peers: Whether to time other libraries as well.
+        seconds: Times a call; `bench_seconds` if None.
 
     Raises:
         ArgumentError: There is no CUDA device.
@@ -58,7 +60,7 @@ def measure(
 
     if device == "cuda" and not torch.cuda.is_available():
         raise ArgumentError("--target cuda needs a CUDA device, and torch finds none")
-    rows = []
+    timer, rows = seconds or bench_seconds, []
     for shape, dtype in itertools.product(shapes, dtypes):
         x = torch.randn(shape, dtype=getattr(torch, dtype), device=device)
         source = x.new_ones(max(x.numel(), COPIED if device == "cuda" else 0))
@@ -68,12 +70,12 @@ def measure(
         for number in range(rounds):
             tell(f"{' x '.join(map(str, shape))}, {dtype}, round {number + 1} of {rounds}")
             for values, call in zip(times, (copy, *(each[3] for each in calls)), strict=True):
-                values.append(_seconds(call))
+                values.append(timer(call))
         rate = 2 * source.nbytes / statistics.median(times[0])
         for (operation, name, arrays, _), values in zip(calls, times[1:], strict=True):
-            seconds = statistics.median(values)
-            fraction = arrays * x.nbytes / seconds / rate
-            spread = seconds, min(values), max(values)
+            median = statistics.median(values)
+            fraction = arrays * x.nbytes / median / rate
+            spread = median, min(values), max(values)
             row = (operation, name, shape, dtype, *spread, fraction)
             rows.append(dict(zip(COLUMNS, row, strict=True)))
     return rows
@@ -136,7 +138,8 @@ def _both(
     yield f"{operation}, backward", name, arrays[1], pull_back
 
 
-def _seconds(call: Callable[[], Any]) -> float:
+def bench_seconds(call: Callable[[], Any]) -> float:
+    """Return the median seconds of a call on a CUDA device."""
     from triton.testing import do_bench  # empties the caches before each call
 
     milliseconds: Any = do_bench(call, warmup=25, rep=60, return_mode="median")

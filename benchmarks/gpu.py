@@ -1,0 +1,522 @@
+"""Measurements on a CUDA device, in two runs of five minutes: A of the model, B of ``lm_eval``.
+
+Bring wheels (each at most 64 MiB) for what the machine lacks. In a checkout, for Python 3.12:
+
+    pip wheel --no-deps -w wheels . --config-settings=--build-option=--python-tag=py3
+    pip download --no-deps -d wheels --only-binary :all: --python-version 3.12 lm-eval typer rich \\
+        safetensors xxhash ml_dtypes jaxtyping wadler-lindig flax pytest names (and what these need)
+
+On the machine, whose own torch, jax and transformers stay:
+
+    python -m venv --system-site-packages env && env/bin/pip install --no-index --no-deps wheels/*
+    env/bin/python benchmarks/gpu.py a --output a.json
+    env/bin/python benchmarks/gpu.py b --output b.json
+
+The JSON file is written anew after every figure, so that a run that is cut off keeps its results.
+``--device cpu --tiny`` rehearses a run with tiny sizes.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import multiprocessing
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[0] = str(ROOT)
+
+import benchmarks as benchmarks  # noqa: E402 - found beside this file; it takes the checkout from the path
+
+MINUTES = 5
+ROUNDS = 5
+PACKAGES = ("torch", "triton", "jax", "transformers", "griffin-eval", "lm-eval")
+
+
+class Settings(NamedTuple):
+    """Device and sizes of a run."""
+
+    device: str
+    tiny: bool
+
+    def size(self, full: int, tiny: int) -> int:
+        """Return the size for a device, or for a rehearsal."""
+        return tiny if self.tiny else full
+
+
+Report = Callable[[str, Any], None]  # takes the name of a figure, and the figure as JSON has it
+
+
+def versions(settings: Settings, report: Report) -> None:
+    """Report the versions of packages, and the device."""
+    import torch
+
+    report("python", platform.python_version())
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            report(package, metadata.version(package))
+    if settings.device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        report("device", properties.name)
+        report("multiprocessors", properties.multi_processor_count)
+        report("memory", properties.total_memory)
+
+
+def copy_bandwidth(settings: Settings, report: Report) -> None:
+    """Report the bytes that a copy reads and writes in a second."""
+    import torch
+
+    source = torch.ones(settings.size(2**30, 2**12), dtype=torch.bfloat16, device=settings.device)
+    target = torch.empty_like(source)
+    seconds = _times(lambda: target.copy_(source), settings)
+    report("seconds", seconds)
+    report("bytes_per_second", 2 * source.nbytes / seconds["median"])
+
+
+def products(settings: Settings, report: Report) -> None:
+    """Report the FLOP/s of square products in bfloat16."""
+    import torch
+
+    for full, tiny in ((4096, 16), (8192, 32), (16384, 64)):
+        size = settings.size(full, tiny)
+        left = torch.randn(size, size, device=settings.device).to(torch.bfloat16)
+        seconds = _times(lambda left=left: left @ left, settings)
+        report(str(size), 2 * size**3 / seconds["median"])
+
+
+def profile_decoding(settings: Settings, report: Report) -> None:
+    """Report a profile of a decoding step of one row, and of many."""
+    model = _griffin(settings)
+    for rows in (1, settings.size(64, 3)):
+        _profile(_decoding_step(model, rows, settings), settings, f"{rows} rows", report)
+
+
+def profile_reading(settings: Settings, report: Report) -> None:
+    """Report a profile of reading one text."""
+    tokens = settings.size(4096, 64)
+    step = _reading_step(_griffin(settings), [tokens], settings)
+    _profile(step, settings, f"{tokens} tokens", report)
+
+
+def kernels(settings: Settings, report: Report) -> None:
+    """Report the scan and the RG-LRU in Triton, forward and backward, beside a copy."""
+    if settings.device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+    from benchmarks.scan import gpu
+
+    shapes = [(1, 4, 6)] if settings.tiny else [(8, 8192, 2560), (1, 8192, 2560)]
+    seconds = gpu.bench_seconds if settings.device == "cuda" else _call_seconds
+    for shape in shapes:
+        rows = gpu.measure([shape], ["bfloat16"], settings.device, seconds=seconds, peers=False)
+        for row in rows:
+            report(f"{row['operation']}, {' x '.join(map(str, shape))}", row)
+
+
+def beside_transformers(settings: Settings, report: Report) -> None:
+    """Report decoding and reading beside transformers, in interleaved rounds."""
+    griffin, peer = _griffin(settings), _transformers(settings)
+    text = settings.size(4096, 64)
+    lengths = {f"reading {text}": [text], f"reading 8 x {text // 4}": [text // 4] * 8}
+    for name, each in lengths.items():
+        calls = {
+            "griffin": _reading_step(griffin, each, settings),
+            "transformers": _peer_reading(peer, each, settings),
+        }
+        report(name, _in_turn(calls, settings))
+    for rows in (1, settings.size(64, 3)):
+        calls = {
+            "griffin": _decoding_step(griffin, rows, settings),
+            "transformers": _peer_decoding(peer, rows, settings),
+        }
+        report(f"decoding {rows}", _in_turn(calls, settings))
+
+
+def gpu_tests(settings: Settings, report: Report) -> None:
+    """Report the tests that need a GPU; a rehearsal only collects them."""
+    command = [sys.executable, "-P", "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider"]
+    files = (
+        "engine/test_gpu.py",
+        "kernels/test_kernels_triton.py",
+        "kernels/test_packed_triton.py",
+    )
+    command += [str(ROOT / "tests" / file) for file in files]
+    environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_PLATFORMS": "cuda,cpu"}
+    if settings.device == "cpu":
+        command.append("--collect-only")
+        environment["JAX_PLATFORMS"] = "cpu"
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True
+    )
+    report("exit_code", done.returncode)
+    report("output", (done.stdout + done.stderr).strip().splitlines()[-30:])
+
+
+def lm_eval_commands(settings: Settings, report: Report) -> None:
+    """Report whole ``lm_eval`` commands, each of a choice task and a task that generates."""
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = Path(folder) / "checkpoint"
+        _write_checkpoint(checkpoint, settings)
+        griffin = f"framework=torch,dtype=bfloat16,device={settings.device}"
+        limit = settings.size(100, 2)
+        for task, shots in (("griffin_pydoc_choice", 5), ("griffin_phonebook", 0)):
+            # The first command compiles kernels and tunes them; the second finds them.
+            for model, arguments, name in (
+                ("griffin", griffin, "griffin, first"),
+                ("griffin", griffin, "griffin, again"),
+                ("hf", "dtype=bfloat16", "hf"),
+            ):
+                command = [
+                    *(sys.executable, "-P", "-m", "lm_eval", "--model", model, "--tasks", task),
+                    *("--model_args", f"pretrained={checkpoint},{arguments}"),
+                    *("--num_fewshot", str(shots), "--limit", str(limit)),
+                    *("--batch_size", "8", "--output_path", f"{folder}/results"),
+                ]
+                if model == "hf":
+                    command += ["--device", settings.device]
+                report(f"{task}, {name}", _command(command))
+
+
+def _command(command: list[str]) -> dict[str, Any]:
+    begin = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True)
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    seconds = time.perf_counter() - begin
+    return {"seconds": seconds, "exit_code": done.returncode, "output": lines[-12:]}
+
+
+# Function and largest number of seconds of each measurement, the most important ones first.
+RUNS: dict[str, dict[str, tuple[Callable[[Settings, Report], None], float]]] = {
+    "a": {
+        "versions": (versions, 30),
+        "copy": (copy_bandwidth, 30),
+        "products": (products, 30),
+        "profile of decoding": (profile_decoding, 60),
+        "profile of reading": (profile_reading, 40),
+        "kernels": (kernels, 60),
+        "beside transformers": (beside_transformers, 90),
+        "GPU tests": (gpu_tests, 200),
+    },
+    "b": {"versions": (versions, 30), "lm_eval": (lm_eval_commands, 290)},
+}
+
+
+def _config(settings: Settings) -> Any:
+    import griffin_eval
+
+    config = griffin_eval.PRESETS["recurrentgemma-2b"]
+    if settings.tiny:
+        small = {"width": 64, "mlp_width": 96, "lru_width": 64, "num_heads": 2, "gate_blocks": 2}
+        small |= {"num_layers": 3, "vocab_size": 1024, "visible_keys": 17}
+        config = dataclasses.replace(config, **small)
+    return config
+
+
+def _griffin(settings: Settings) -> Any:
+    """Return a runner of this package's model, with random weights in bfloat16."""
+    import torch
+
+    from griffin_eval.model_torch.griffin import Griffin, param_dtype
+    from griffin_eval.runners.torch_runner import TorchRunner
+
+    def make(spec: Any) -> torch.nn.Parameter:
+        dtype = param_dtype(spec, torch.bfloat16)
+        values = torch.empty(spec.shape, dtype=dtype, device=settings.device)
+        return torch.nn.Parameter(values.normal_(0, 0.02))
+
+    return TorchRunner(Griffin(_config(settings), make))
+
+
+def _decoding_step(runner: Any, rows: int, settings: Settings) -> Callable[[], Any]:
+    """Return a warm step that continues rows by their likeliest tokens."""
+    import numpy as np
+
+    state = runner.start_decoding(rows, 2048)
+    tokens, every = np.ones(rows, np.int64), np.arange(rows)
+
+    def step() -> None:
+        nonlocal state
+        hidden, state = runner.decode_step(state, tokens, tokens)
+        runner.greedy(hidden, every)
+
+    for _ in range(settings.size(70, 1)):  # a graph is captured for each of 64 offsets
+        step()
+    return step
+
+
+def _reading_step(runner: Any, lengths: list[int], settings: Settings) -> Callable[[], Any]:
+    """Return a warm step that reads packed texts, and finds the likeliest token after each."""
+    import numpy as np
+
+    pool = runner.open_pool(len(lengths), 2048)
+    tokens, none = np.ones(sum(lengths), np.int64), np.full(len(lengths), -1)
+
+    def step() -> None:
+        hidden, _ = runner.read(pool, tokens, np.array(lengths), none, none)
+        runner.greedy(hidden, np.cumsum(lengths) - 1)
+
+    step()
+    return step
+
+
+def _transformers(settings: Settings) -> Any:
+    """Return transformers' model of the same shapes, with random weights in bfloat16."""
+    import torch
+    from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
+
+    from griffin_eval.converters.configs.huggingface import to_huggingface
+
+    config = RecurrentGemmaConfig(**to_huggingface(_config(settings)))
+    with torch.device(settings.device):
+        model: Any = RecurrentGemmaForCausalLM(config)
+    return model.to(torch.bfloat16).eval()
+
+
+def _peer_reading(model: Any, lengths: list[int], settings: Settings) -> Callable[[], Any]:
+    import torch
+
+    tokens = torch.ones(len(lengths), lengths[0], dtype=torch.int64, device=settings.device)
+
+    @torch.inference_mode()
+    def step() -> None:
+        model(tokens, use_cache=False, logits_to_keep=1).logits.argmax(-1).cpu()
+
+    step()
+    return step
+
+
+def _peer_decoding(model: Any, rows: int, settings: Settings) -> Callable[[], Any]:
+    """Return a step of transformers that continues rows by their likeliest tokens."""
+    import torch
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=model.config)
+    tokens = torch.ones(rows, 16, dtype=torch.int64, device=settings.device)
+
+    @torch.inference_mode()
+    def step(tokens: torch.Tensor = tokens[:, :1]) -> None:
+        logits = model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        logits.argmax(-1).cpu()
+
+    step(tokens)  # a prompt, after which one token at a time continues
+    step()
+    return step
+
+
+def _profile(step: Callable[[], Any], settings: Settings, name: str, report: Report) -> None:
+    """Report seconds, kernels by time, launches and gaps of a step."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    report(f"{name}, seconds", _times(step, settings))
+    cuda, repeats = settings.device == "cuda", 3
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda
+    with profile(activities=activities) as trace:
+        for _ in range(repeats):
+            step()
+        _wait(settings)
+    events: list[Any] = list(trace.events() or ())
+    launches = Counter(event.name for event in events if "Launch" in event.name)
+    if cuda:
+        run = [event for event in events if event.device_type == DeviceType.CUDA]
+    else:  # operations of PyTorch stand for kernels
+        run = [event for event in events if event.cpu_parent is None]
+    busy, gaps = _busy_and_gaps([(e.time_range.start, e.time_range.end) for e in run])
+    times: dict[str, list[float]] = {}
+    for event in run:
+        times.setdefault(event.name, []).append(event.time_range.elapsed_us())
+    slowest = sorted(times, key=lambda kernel: -sum(times[kernel]))[:40]
+    report(
+        name,
+        {
+            "kernels": len(run) / repeats,
+            "launch_calls": {call: count / repeats for call, count in launches.items()},
+            "busy_us": busy / repeats,
+            "gaps_us": gaps / repeats,
+            "kernels_by_time": [
+                {
+                    "name": kernel,
+                    "count": len(times[kernel]) / repeats,
+                    "us": sum(times[kernel]) / repeats,
+                }
+                for kernel in slowest
+            ],
+        },
+    )
+
+
+def _busy_and_gaps(intervals: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return the length of the union of intervals, and what their span has beside it."""
+    if not intervals:
+        return 0.0, 0.0
+    busy, reached = 0.0, min(start for start, _ in intervals)
+    first = reached
+    for start, end in sorted(intervals):
+        busy += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return busy, reached - first - busy
+
+
+def _in_turn(calls: dict[str, Callable[[], Any]], settings: Settings) -> dict[str, Any]:
+    """Return the seconds of calls that take turns."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            times[name].append(_once(call, settings))
+    return {name: _spread(values) for name, values in times.items()}
+
+
+def _times(call: Callable[[], Any], settings: Settings) -> dict[str, float]:
+    call()
+    return _spread([_once(call, settings) for _ in range(ROUNDS)])
+
+
+def _once(call: Callable[[], Any], settings: Settings) -> float:
+    _wait(settings)
+    repeats = settings.size(4, 1)
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    _wait(settings)
+    return (time.perf_counter() - begin) / repeats
+
+
+def _call_seconds(call: Callable[[], Any]) -> float:
+    return _once(call, Settings("cpu", tiny=True))
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def _wait(settings: Settings) -> None:
+    import torch
+
+    if settings.device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _write_checkpoint(folder: Path, settings: Settings) -> None:
+    """Write transformers' model of the shapes, with a small tokenizer."""
+    from benchmarks.random_checkpoint import write_checkpoint
+
+    folder.mkdir()
+    write_checkpoint(folder)
+    if not settings.tiny:
+        _transformers(settings).save_pretrained(folder)
+
+
+def run(which: str, settings: Settings, output: Path, seconds: float) -> dict[str, Any]:
+    """Run the measurements of a run, each in a process of its own; keep what is known in a file.
+
+    Args:
+        which: Key of `RUNS`.
+        settings: Device and sizes.
+        output: JSON file to write.
+        seconds: Time for all of them.
+
+    Returns:
+        What the file holds: figures, seconds and error of each measurement.
+    """
+    end = time.monotonic() + seconds
+    results: dict[str, Any] = {"run": which, **settings._asdict(), "measurements": {}}
+    for name, (function, limit) in RUNS[which].items():
+        begin = time.monotonic()
+        record: dict[str, Any] = {"figures": {}, "error": "under way", "seconds": 0.0}
+        results["measurements"][name] = record
+        _write(output, results)
+        for kind, key, value in _messages(function, settings, min(begin + limit, end)):
+            if kind == "figure":
+                record["figures"][key] = value
+            else:
+                record["error"] = value
+            _write(output, results)
+        record["seconds"] = time.monotonic() - begin
+        _write(output, results)
+        print(f"{name}: {record['seconds']:.0f} s, {record['error'] or 'done'}", flush=True)
+    return results
+
+
+def _messages(
+    function: Callable[[Settings, Report], None], settings: Settings, end: float
+) -> Iterator[tuple[str, str, Any]]:
+    """Yield the figures of a measurement, then its error or None; end it when its time is up."""
+    context = multiprocessing.get_context("fork")  # it has imported torch, and not used the device
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_measure, args=(function, settings, sender))
+    process.start()
+    assert process.pid
+    sender.close()
+    try:
+        while True:
+            if not receiver.poll(max(0.0, end - time.monotonic())):
+                yield "error", "", "cut off, since its time was up"
+                return
+            message = receiver.recv()
+            yield message
+            if message[0] == "error":
+                return
+    except EOFError:
+        process.join()
+        yield "error", "", f"its process ended with exit code {process.exitcode}"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # and what it started
+        process.kill()
+        process.join()
+
+
+def _measure(function: Callable[[Settings, Report], None], settings: Settings, sender: Any) -> None:
+    os.setpgid(0, 0)
+    try:
+        function(settings, lambda key, value: sender.send(("figure", key, value)))
+    except BaseException as error:
+        traceback.print_exc()
+        sender.send(("error", "", f"{type(error).__name__}: {error}"))
+    else:
+        sender.send(("error", "", None))
+
+
+def _write(output: Path, results: dict[str, Any]) -> None:
+    beside = output.with_name(f"{output.name}.part")
+    beside.write_text(json.dumps(results, indent=1) + "\n")
+    os.replace(beside, output)
+
+
+def main() -> None:
+    """Run what the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("run", choices=RUNS, help="measurements to run")
+    parser.add_argument("--output", type=Path, help="JSON file to write, gpu-RUN.json by default")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="use tiny sizes, for a rehearsal")
+    parser.add_argument("--seconds", type=float, default=MINUTES * 60 - 10, help="time for the run")
+    arguments = parser.parse_args()
+    import torch
+
+    with contextlib.suppress(
+        Exception
+    ):  # once for all measurements, of which each says what failed
+        import griffin_eval.runners.torch_runner
+        import transformers.models.recurrent_gemma.modeling_recurrent_gemma  # noqa: F401
+    if arguments.device == "cuda" and not torch.backends.cuda.is_built():
+        parser.error("--device cuda needs a build of torch for CUDA: use --device cpu --tiny")
+    settings = Settings(arguments.device, arguments.tiny)
+    output = arguments.output or Path(f"gpu-{arguments.run}.json")
+    run(arguments.run, settings, output, arguments.seconds)
+
+
+if __name__ == "__main__":
+    main()
