@@ -32,7 +32,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ sys.path[0] = str(ROOT)
 
 import benchmarks as benchmarks  # noqa: E402 - found beside this file; it takes the checkout from the path
 
-MINUTES = 5
+SECONDS = 290.0  # of a run, beside its start
 ROUNDS = 5
 PACKAGES = ("torch", "triton", "jax", "transformers", "griffin-eval", "lm-eval")
 
@@ -169,7 +169,7 @@ def lm_eval_commands(settings: Settings, report: Report) -> None:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / "checkpoint"
         _write_checkpoint(checkpoint, settings)
-        griffin = f"framework=torch,dtype=bfloat16,device={settings.device}"
+        griffin = "framework=torch,dtype=bfloat16"
         limit = settings.size(100, 2)
         for task, shots in (("griffin_pydoc_choice", 5), ("griffin_phonebook", 0)):
             # The first command compiles kernels and tunes them; the second finds them.
@@ -182,10 +182,8 @@ def lm_eval_commands(settings: Settings, report: Report) -> None:
                     *(sys.executable, "-P", "-m", "lm_eval", "--model", model, "--tasks", task),
                     *("--model_args", f"pretrained={checkpoint},{arguments}"),
                     *("--num_fewshot", str(shots), "--limit", str(limit)),
-                    *("--batch_size", "8", "--output_path", f"{folder}/results"),
+                    *("--batch_size", "8", "--device", settings.device),
                 ]
-                if model == "hf":
-                    command += ["--device", settings.device]
                 report(f"{task}, {name}", _command(command))
 
 
@@ -197,7 +195,7 @@ def _command(command: list[str]) -> dict[str, Any]:
     return {"seconds": seconds, "exit_code": done.returncode, "output": lines[-12:]}
 
 
-# Function and largest number of seconds of each measurement, the most important ones first.
+# Function and largest number of seconds of each measurement, in a run of `SECONDS`.
 RUNS: dict[str, dict[str, tuple[Callable[[Settings, Report], None], float]]] = {
     "a": {
         "versions": (versions, 30),
@@ -434,6 +432,7 @@ def run(which: str, settings: Settings, output: Path, seconds: float) -> dict[st
     results: dict[str, Any] = {"run": which, **settings._asdict(), "measurements": {}}
     for name, (function, limit) in RUNS[which].items():
         begin = time.monotonic()
+        limit *= seconds / SECONDS
         record: dict[str, Any] = {"figures": {}, "error": "under way", "seconds": 0.0}
         results["measurements"][name] = record
         _write(output, results)
@@ -502,15 +501,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="JSON file to write, gpu-RUN.json by default")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="use tiny sizes, for a rehearsal")
-    parser.add_argument("--seconds", type=float, default=MINUTES * 60 - 10, help="time for the run")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="time for the run")
     arguments = parser.parse_args()
     import torch
 
-    with contextlib.suppress(
-        Exception
-    ):  # once for all measurements, of which each says what failed
-        import griffin_eval.runners.torch_runner
-        import transformers.models.recurrent_gemma.modeling_recurrent_gemma  # noqa: F401
+    # Import once what several measurements need; each of them reports an import that fails.
+    with contextlib.suppress(Exception):
+        import_module("griffin_eval.runners.torch_runner")
+        import_module("transformers.models.recurrent_gemma.modeling_recurrent_gemma")
     if arguments.device == "cuda" and not torch.backends.cuda.is_built():
         parser.error("--device cuda needs a build of torch for CUDA: use --device cpu --tiny")
     settings = Settings(arguments.device, arguments.tiny)

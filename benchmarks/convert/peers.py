@@ -1,4 +1,4 @@
-"""One conversion with a library alone: ``PYTHON -P benchmarks/start.py benchmarks.convert.peers``."""
+"""A conversion with a library alone, which `benchmarks.convert.run` starts as a process."""
 
 import os
 import sys

@@ -73,6 +73,8 @@ def run(conversions: list[Conversion], directory: Path, rounds: int, pythons: li
         pythons: Interpreters whose ``griffin-eval`` converts.
     """
     typer.echo(f"medians of {rounds} interleaved rounds, and their range")
+    for number, python in enumerate(pythons if len(pythons) > 1 else [], 1):
+        typer.echo(f"python {number}: {python}")
     typer.echo(_row("conversion", *COLUMNS))
     succeeded = True
     for conversion in conversions:
@@ -181,8 +183,8 @@ def _measure(
         turns["limit"] = partial(convert, pythons[0], plain, output, "--to", TARGET)
     if conversion.peer:
         turns[conversion.name] = theirs
-    for python in [] if conversion.peer else pythons:
-        label = f", {python}" if len(pythons) > 1 else ""
+    for number, python in enumerate([] if conversion.peer else pythons, 1):
+        label = f", python {number}" if len(pythons) > 1 else ""
         turns[conversion.name + label] = partial(ours, python)
     runs: dict[str, list[Run]] = {name: [] for name in turns}
     size = 0

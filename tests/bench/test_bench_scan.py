@@ -1,41 +1,37 @@
-"""The command ``bench scan`` on the CPU, as a user runs it."""
+"""``python -m benchmarks.scan`` on the CPU and for a TPU, with peers and without."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from commands import griffin_eval
-from slow import slow
+from benchmark import benchmark
 
-COMMAND = [str(Path(sys.executable).with_name("griffin-eval")), "bench", "scan"]
-SMALL = ["--lengths", "40,9", "--width", "32", "--gates", "2", "--rounds", "1"]
+SMALL = ["--lengths", "40,9", "--width", "32", "--gates", "2", "--rounds", "2"]
+SMALL_TPU = ["--target", "v5e", "--lengths", "1024", "--width", "256", "--gates", "2"]
+BROKEN = "cannot be imported: AttributeError: it is broken"
+OURS = ["griffin, torch", "griffin, torch, plain", "griffin, JAX", "griffin, JAX, plain"]
+THEIRS = ["lax.associative_scan", "transformers", "DeepMind, torch", "DeepMind, JAX"]
 
 
-def run(*arguments):
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
+@pytest.fixture
+def broken(tmp_path):
+    """Return an environment whose recurrentgemma cannot be imported."""
+    (tmp_path / "recurrentgemma").mkdir()
+    module = tmp_path / "recurrentgemma" / "__init__.py"
+    module.write_text("raise AttributeError('it is broken')\n")
+    return {"PYTHONPATH": str(tmp_path)}
 
 
 @pytest.mark.slow
 def test_every_implementation_is_timed_and_put_over_what_it_says():
-    done = run(*SMALL, "--json")
+    done = benchmark("scan", *SMALL, "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     timed = {(row["operation"], row["tokens"], row["implementation"]): row for row in rows}
     assert len(timed) == len(rows)
+    assert all(row["fastest"] <= row["seconds"] <= row["slowest"] for row in rows)
     for tokens in (40, 9):
         names = {name for operation, n, name in timed if operation == "scan" and n == tokens}
-        assert names == {
-            "griffin, torch",
-            "griffin, torch, plain",
-            "griffin, JAX",
-            "griffin, JAX, plain",
-            "lax.associative_scan",
-            "transformers",
-            "DeepMind, torch",
-            "DeepMind, JAX",
-        }
+        assert names == {*OURS, *THEIRS}
         limit = timed["limit", tokens, "sum"]["seconds"]
         for framework in ("torch", "JAX"):
             scan = timed["scan", tokens, f"griffin, {framework}"]
@@ -44,22 +40,51 @@ def test_every_implementation_is_timed_and_put_over_what_it_says():
             assert back["ratio"] == pytest.approx(back["seconds"] / (limit * 5 / 3))
             gated = timed["RG-LRU from products", tokens, f"griffin, {framework}"]
             assert gated["ratio"] == pytest.approx(gated["seconds"] / scan["seconds"])
-            assert timed["RG-LRU", tokens, f"griffin, {framework}"]["against"] == (
-                "products and scan"
-            )
+            whole = timed["RG-LRU", tokens, f"griffin, {framework}"]
+            assert whole["against"] == "products and scan"
 
 
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
+@pytest.mark.slow
+def test_the_cpu_without_a_peer(broken):
+    done = benchmark("scan", *SMALL, "--json", **broken)
+    assert done.returncode == 0, done.stderr
+    names = {row["implementation"] for row in json.loads(done.stdout) if row["operation"] == "scan"}
+    assert names == {*OURS, *THEIRS[:2]}
+    for name in ("torch is left out: recurrentgemma.torch", "JAX is left out: recurrentgemma.jax"):
+        assert f"DeepMind, {name}" in done.stderr
+    assert done.stderr.count(BROKEN) == 2
+
+
+@pytest.mark.slow
+def test_a_tpu():
+    """Every row has its figures, that of DeepMind's kernel, which has no name, as well."""
+    done = benchmark("scan", *SMALL_TPU, "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert not [row["error"] for row in rows if row["error"]]
+    scans = {row["implementation"] for row in rows if row["what"] == "scan"}
+    assert scans == {"griffin", "DeepMind", "lax.scan", "associative_scan, T = 1024"}
+    assert {row["dtype"] for row in rows} == {"float32", "bfloat16"}
+    for row in rows:
+        if row["implementation"] in ("griffin", "DeepMind") and "attention" not in row["what"]:
+            assert row["cycles"] > 0 and row["bundles_per_tile"] > 0 and row["hbm_over_ideal"] > 0
+
+
+@pytest.mark.slow
+def test_a_tpu_without_a_peer(broken):
+    done = benchmark("scan", *SMALL_TPU, **broken)
+    assert done.returncode == 0, done.stderr
+    assert "RG-LRU and gradient" in done.stdout and done.stdout.count("DeepMind") == 1
+    assert f"associative_scan is left out: recurrentgemma.jax.scan {BROKEN}" in done.stdout
+
+
+@pytest.mark.slow
+def test_bad_input_is_one_sentence():
+    for arguments, sentence in (
         (["--lengths", "8,x"], "--lengths '8,x': expected numbers of tokens such as 8192"),
         (["--width", "30", "--gates", "4"], "--gates 4 must divide --width 30"),
-        slow(["--target", "cuda"], "--target cuda needs a CUDA device, and torch finds none"),
-        slow(["--target", "v0"], "v0"),
-    ],
-)
-def test_bad_input_is_one_sentence(arguments, said):
-    done = griffin_eval("bench", "scan", *arguments)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr and not done.stdout
+        (["--target", "v0"], "unknown TPU v0"),
+    ):
+        done = benchmark("scan", *arguments)
+        assert done.returncode == 2 and sentence in done.stderr, arguments
+        assert len(done.stderr.splitlines()) == 1 and not done.stdout

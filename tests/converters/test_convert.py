@@ -419,39 +419,6 @@ def _as_a_folder_per_array(source):
     plain.rename(source)
 
 
-@pytest.mark.slow
-def test_benchmark_measures_every_direction(tmp_path):
-    done = invoke("bench", "convert", tmp_path, "--preset", "griffin-100m", "--rounds", 1)
-    assert done.exit_code == 0, done.output
-    rows = [line.split() for line in done.stdout.splitlines() if " to griffin" in line]
-    assert len(rows) == 2 and len(done.stdout.splitlines()) == 4
-    for row in rows:
-        seconds, copy, ratio, memory, *_ = (float(cell) for cell in row[-6:])
-        assert seconds > 0 and copy > 0 and memory > 0
-        assert ratio == pytest.approx(seconds / copy, rel=0.2)
-    chosen = "--to", "griffin-orbax", "--chunks", "model=2"
-    done = invoke("bench", "convert", tmp_path, "--preset", "griffin-100m", "--rounds", 1, *chosen)
-    assert done.exit_code == 0, done.output
-    (row,) = (line for line in done.stdout.splitlines() if " to " in line)
-    assert row.split()[1:3] == ["to", "griffin-orbax"] and len(row.split()) == 9
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (("--preset", "griffin"), "unknown preset 'griffin'"),
-        (("--chunks", "model=2"), "--chunks needs --to"),
-        (("--to", "griffin", "--chunks", "model=2"), "--chunks is for formats in chunks"),
-        (("--to", "griffin-orbax", "--chunks", "rows=2"), "expected sizes of the axes"),
-        (("--to", "orbax"), "orbax"),
-    ],
-)
-def test_a_benchmark_of_what_cannot_be_is_one_sentence(options, sentence, tmp_path):
-    done = invoke("bench", "convert", tmp_path / "out", *options)
-    assert isinstance(done.exception, ArgumentError) and sentence in str(done.exception)
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("values", [[], [np.nan], [-np.nan], [np.inf, -np.inf], [-np.inf]])
 def test_values_that_are_not_finite_are_counted(dtype, values):
