@@ -315,7 +315,6 @@ def _peer_decoding(model: Any, rows: int, settings: Settings) -> Callable[[], An
 
 def _profile(step: Callable[[], Any], settings: Settings, name: str, report: Report) -> None:
     """Report seconds, kernels by time, launches and gaps of a step."""
-    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     report(f"{name}, seconds", _times(step, settings))
@@ -328,7 +327,7 @@ def _profile(step: Callable[[], Any], settings: Settings, name: str, report: Rep
     events: list[Any] = list(trace.events() or ())
     launches = Counter(event.name for event in events if "Launch" in event.name)
     if cuda:
-        run = [event for event in events if event.device_type == DeviceType.CUDA]
+        run = [event for event in events if event.device_type.name == "CUDA"]
     else:  # operations of PyTorch stand for kernels
         run = [event for event in events if event.cpu_parent is None]
     busy, gaps = _busy_and_gaps([(e.time_range.start, e.time_range.end) for e in run])
