@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -42,10 +41,6 @@ def bench_shard(
     rows: Annotated[int, typer.Option(help="Number of rows of a decoding step.", min=1)] = 32,
     batch: Annotated[int, typer.Option(help="Number of rows of a training step.", min=1)] = 16,
     length: Annotated[int, typer.Option(help="Tokens of each of these rows.", min=1)] = 2048,
-    table: Annotated[
-        Path | None,
-        typer.Option(help="Compile all runs of docs/scale.md that this file does not hold yet."),
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
 ) -> None:
     """Compile a model split over devices; count its collective operations and bytes.
@@ -58,13 +53,6 @@ def bench_shard(
     from griffin_eval.messages import did_you_mean
     from griffin_eval.runners.load import choose_framework
 
-    console = Console(width=max(Console().width, 160))
-    if table is not None:
-        from benchmarks.shard.run import print_steps
-        from benchmarks.shard.table import complete
-
-        print_steps(console, complete(table, begins=lambda run: typer.echo(run, err=True)))
-        return
     chosen = parse_target(target)
     if preset not in PRESETS:
         raise ArgumentError(
@@ -94,7 +82,7 @@ def bench_shard(
     if as_json:
         typer.echo(json.dumps(result, indent=1))
     else:
-        print_result(console, result)
+        print_result(Console(width=max(Console().width, 160)), result)
     if any(step.get("unexpected") for step in result["steps"]):
         raise typer.Exit(1)
 

@@ -213,40 +213,27 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
     elif "sums" in result:
         sums = f"{result['sums']} sums of vectors, and a few of one number a vector"
         console.print(f"the split needs: {sums}")
-    print_steps(console, {"": result})
-
-
-def print_steps(console: Console, results: dict[str, dict[str, Any]]) -> None:
-    """Print a row of each step of results.
-
-    Args:
-        console: Console to print to.
-        results: Results by what stands before their steps.
-    """
     table = Table(title="bytes of a device in MB; GFLOP and million cycles without kernels")
     names = ("weights", "states", "temporaries")
     figures = (*names, "fit", "GFLOP", "Mcycles", "kernels")
-    for heading in ("", "step", "operations: number, MB", "not needed", *figures):
+    for heading in ("step", "operations: number, MB", "not needed", *figures):
         table.add_column(heading, justify="right" if heading in figures else "left")
-    for label, result in results.items():
-        for step in result.get("steps", [result]):
-            if "problem" in step:
-                table.add_row(label, step.get("step", "-"), step["problem"])
-                continue
-            said = _said(step)
-            cycles, fit = step.get("cycles"), step.get("states_that_fit")
-            table.add_row(
-                *(label, step["step"], "\n".join(said) or "none"),
-                "; ".join(step["unexpected"]) or "nothing",
-                *(f"{step[name] / 1e6:,.1f}" for name in names),
-                "-" if fit is None else str(fit),
-                f"{step['flops'] / 1e9:,.1f}",
-                "-" if cycles is None else f"{cycles / 1e6:,.1f}",
-                str(step["kernels"]),
-            )
+    for step in result["steps"]:
+        if "problem" in step:
+            table.add_row(step["step"], step["problem"])
+            continue
+        said = [
+            f"{kind}: {each['count']}, {each['bytes'] / 1e6:.2f}"
+            for kind, each in step["collectives"].items()
+        ]
+        cycles, fit = step["cycles"], step.get("states_that_fit")
+        table.add_row(
+            *(step["step"], "\n".join(said) or "none"),
+            "; ".join(step["unexpected"]) or "nothing",
+            *(f"{step[name] / 1e6:,.1f}" for name in names),
+            "-" if fit is None else str(fit),
+            f"{step['flops'] / 1e9:,.1f}",
+            "-" if cycles is None else f"{cycles / 1e6:,.1f}",
+            str(step["kernels"]),
+        )
     console.print(table)
-
-
-def _said(step: dict[str, Any]) -> list[str]:
-    found = step["collectives"].items()
-    return [f"{kind}: {each['count']}, {each['bytes'] / 1e6:.2f}" for kind, each in found]

@@ -71,14 +71,6 @@ def test_a_tpu():
 
 
 @pytest.mark.slow
-def test_a_tpu_without_a_peer(broken):
-    done = benchmark("scan", *SMALL_TPU, **broken)
-    assert done.returncode == 0, done.stderr
-    assert "RG-LRU and gradient" in done.stdout and done.stdout.count("DeepMind") == 1
-    assert f"associative_scan is left out: recurrentgemma.jax.scan {BROKEN}" in done.stdout
-
-
-@pytest.mark.slow
 def test_bad_input_is_one_sentence():
     for arguments, sentence in (
         (["--lengths", "8,x"], "--lengths '8,x': expected numbers of tokens such as 8192"),

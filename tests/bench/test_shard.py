@@ -6,7 +6,6 @@ import pytest
 from benchmark import benchmark
 
 from benchmarks.shard.collectives import collectives
-from benchmarks.shard.table import complete
 from benchmarks.shard.targets import parse_target
 from griffin_eval.errors import ArgumentError
 
@@ -147,23 +146,6 @@ def test_a_document_is_divided():
     assert kinds == {"all-gather": 2, "collective-permute": 4, "all-reduce": 1}
     assert (one["collectives"], one["unexpected"], two["unexpected"]) == ({}, [], [])
     assert 0.5 < two["flops"] / one["flops"] < 0.55
-
-
-@pytest.mark.slow
-def test_a_table_of_runs_goes_on_where_it_ended(tmp_path):
-    file, begun = tmp_path / "results.json", []
-    good = "--preset hawk-100m --layers 1 --target cpu-2 " + " ".join(map(str, SMALL))
-    bad = "--preset hawk-100m --target cpu-2 --split time --tokens 5"
-    first = complete(file, [good], begun.append)
-    assert {step["step"] for step in first[good]["steps"]} == {"scoring", "decoding"}
-    both = complete(file, [good, bad], begun.append)
-    assert begun == [good, bad] and both[good] == first[good]
-    assert "a document of 5 tokens cannot be split over 2 devices" in both[bad]["problem"]
-    assert complete(file, [good, bad], begun.append) == both == json.loads(file.read_text())
-    assert begun == [good, bad] and list(tmp_path.iterdir()) == [file]
-    file.write_text('{"a": 3}')
-    with pytest.raises(ArgumentError, match="holds no results of --table"):
-        complete(file, [])
 
 
 @pytest.mark.slow
