@@ -632,11 +632,11 @@ def test_memory_that_runs_out_in_one_of_several_processes_makes_steps_smaller(ch
 
 
 COUNTED = """
+from benchmarks.shard.plan import expected_sums  # benchmarks take the checkout from the path
 import json, sys
 import numpy as np
 from torch.utils._python_dispatch import TorchDispatchMode
 from griffin_eval import Evaluator
-from benchmarks.shard.run import expected_sums
 from griffin_eval.sharding.split import split_over
 
 model = Evaluator(sys.argv[1], framework="torch", device="cpu", tensor_parallel_size=2)
@@ -683,6 +683,7 @@ print(json.dumps(found))
 def test_processes_say_to_each_other_what_the_split_needs(checkpoint):
     done = subprocess.run(
         [sys.executable, "-c", COUNTED, str(checkpoint)],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
         timeout=300,

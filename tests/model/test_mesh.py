@@ -37,7 +37,7 @@ def worker(calls: list[list], devices: int = 4, flags: str | None = None) -> lis
         env=os.environ
         | {
             "XLA_FLAGS": f"{flags} {divided}",
-            "PYTHONPATH": str(WORKER.parent),
+            "PYTHONPATH": os.pathsep.join(map(str, (WORKER.parent, WORKER.parents[2]))),
         },
     )
     assert done.returncode == 0, done.stderr
