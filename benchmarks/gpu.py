@@ -1,10 +1,10 @@
 """Measurements on a CUDA device, in two runs of five minutes: A of the model, B of ``lm_eval``.
 
-Bring wheels (each at most 64 MiB) for what the machine lacks. In a checkout, for Python 3.12:
+In a checkout, collect wheels of what the machine lacks, each at most 64 MiB, for its Python 3.12:
 
-    pip wheel --no-deps -w wheels . --config-settings=--build-option=--python-tag=py3
-    pip download --no-deps -d wheels --only-binary :all: --python-version 3.12 lm-eval typer rich \\
-        safetensors xxhash ml_dtypes jaxtyping wadler-lindig flax pytest names (and what these need)
+    make wheel && mkdir wheels && cp dist/*.whl wheels
+    python3.12 -m pip wheel -w wheels lm-eval typer rich safetensors xxhash ml_dtypes jaxtyping \\
+        psutil scipy matplotlib sentencepiece names pytest hypothesis
 
 On the machine, whose own torch, jax and transformers stay:
 
