@@ -103,7 +103,7 @@ faults-remote: $(STAMP)
 
 # Records the finished runs of QUEUES (griffin-eval train --queue), and draws docs/figures of all records.
 figures: $(STAMP)
-	$(BIN)/python -m experiments.training_records.records $(QUEUES)
+	$(BIN)/python -m experiments.training_records $(QUEUES)
 
 check: $(STAMP) types
 	$(BIN)/ruff format --check .

@@ -1,6 +1,5 @@
 """The checkpoints that ship: their cards, their sizes, and that they score what the cards say."""
 
-import json
 import platform
 from pathlib import Path
 
@@ -86,26 +85,3 @@ def test_griffins_go_into_every_format_without_loss(tmp_path):
         here = tmp_path / target
     done = griffin_eval("verify", folder("bytes_griffin"), here)
     assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.slow
-def test_a_card_holds_the_run_and_its_scores(tmp_path):
-    from huggingface_hub import ModelCard
-
-    from griffin_eval.training.card import write_card
-
-    run, checkpoint, results = (tmp_path / name for name in ("run", "small_griffin", "results"))
-    training = ("train", "induction_heads", "--model", "griffin", "--steps", 1, "--length", 8)
-    assert griffin_eval(*training, "-o", run).returncode == 0
-    assert griffin_eval("convert", run, checkpoint, "--to", "griffin").returncode == 0
-    metadata = {"lengths": [8, 16], "samples": 2, "window": 4}
-    done = griffin_eval(
-        *("run", "--model", "griffin", "--model_args", f"pretrained={checkpoint}"),
-        *("--tasks", "griffin_induction_heads", "--metadata", json.dumps(metadata)),
-        *("--output_path", results),
-    )
-    assert done.returncode == 0, done.stderr
-    card = ModelCard.load(write_card(run, checkpoint, [results], "The only run.", None))
-    assert [r.metric_type for r in card.data.eval_results] == ["accuracy@8", "accuracy@16"]
-    assert {json.dumps(r.dataset_args) for r in card.data.eval_results} == {json.dumps(metadata)}
-    assert "seed 0, 1 steps" in card.text

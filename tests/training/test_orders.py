@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import math
-import re
 from pathlib import Path
 
 import jax
@@ -15,15 +13,6 @@ from hypothesis import strategies as st
 from programs import griffin_eval
 from slow import examples
 
-from experiments.training_records.record_figures import draw_all
-from experiments.training_records.records import record, state
-from experiments.training_records.text_figures import (
-    best_of_each_size,
-    bits,
-    config_of,
-    exponent,
-    training_flops,
-)
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError, CheckpointError
@@ -295,97 +284,6 @@ def json_or_text(value: str):
         return json.loads(value)
     except json.JSONDecodeError:
         return value
-
-
-@pytest.mark.slow
-def test_finished_runs_are_recorded(tmp_path):
-    order = order_of(tmp_path, "copy/run", steps=2)
-    assert state(order) == (f"{order.folder}: not begun", False)
-    last = train_model(order.run, order.folder, checkpoint_every=1)
-    line, finished = state(order)
-    assert finished and "step 2 (finished)" in line
-    longer = order_of(tmp_path, "copy/run", steps=3)
-    assert "step 2 (of 3)" in state(longer)[0] and not state(longer)[1]
-    made = json.loads(json.dumps(record(order)))
-    assert made["name"] == "copy/run" and made["last"] == last
-    assert made["curves"]["step"] == [1, 2] and len(made["curves"]["in_view"]) == 2
-
-
-def recorded(name: str, model: str, steps: int) -> dict:
-    tests = list(range(100, steps + 1, 100))
-    rising = [1 - 50 / step for step in tests]
-    curves = {"step": tests, "accuracy": rising, "in_view": rising, "out_of_view": rising}
-    last = {"step": steps, "accuracy": rising[-1]}
-    return {"name": name, "settings": {"model": model}, "curves": curves, "last": last}
-
-
-@pytest.mark.slow
-def test_figures_are_drawn_from_records_alone(tmp_path):
-    seeds = [recorded(f"copy/griffin-{seed}", "griffin", 300 + 100 * seed) for seed in range(3)]
-    others = [recorded("copy/hawk-0", "hawk", 500), recorded("copy/hawk-0.lower", "hawk", 200)]
-    change = recorded("copy/griffin-0-rate", "griffin", 300)
-    assert draw_all([], tmp_path) == []
-    drawn = draw_all([*seeds, *others], tmp_path)
-    assert [path.name for path in drawn] == ["selective_copying_training.png"]
-    picture = drawn[0].read_bytes()
-    assert draw_all([*seeds, *others], tmp_path)[0].read_bytes() == picture
-    assert draw_all([change], tmp_path) == []  # there is nothing to compare it with
-    drawn = draw_all([*seeds, *others, change], tmp_path)
-    assert [path.name for path in drawn][1:] == ["selective_copying_changes.png"]
-    assert drawn[0].read_bytes() == picture  # to which a run with a change is no seed
-
-
-def recorded_text(name: str, model: str, losses, **sizes) -> dict:
-    recipe = {"name": "text", "width": 32, "window": 256, "length": 512} | sizes
-    last = {"test_loss": float(np.mean(losses)), "by_row": list(losses), "tokens": 2000 * 512}
-    return {"name": name, "settings": {"model": model, "recipe": recipe}, "last": last}
-
-
-def test_texts_are_compared_part_by_part():
-    rng = np.random.default_rng(0)
-    parts = rng.normal(1.4, 0.3, 40)
-    one = recorded_text("window/griffin-128", "griffin", parts)
-    other = recorded_text("window/griffin-32", "griffin", parts + 0.01)
-    assert bits(one).value == pytest.approx(parts.mean() / np.log(2))
-    assert bits(one).low < bits(one).value < bits(one).high
-    difference = bits(other, one)
-    assert difference.low == pytest.approx(0.01 / np.log(2)) == pytest.approx(difference.high)
-
-
-def test_the_exponent_of_losses_by_flops():
-    runs = [
-        recorded_text(f"scale/hawk-{width}-003", "hawk", [0], width=width) for width in (32, 64)
-    ]
-    small, large = map(training_flops, runs)
-    weights = sum(
-        math.prod(spec.shape)
-        for spec in param_specs(config_of(runs[1])).values()
-        if len(spec.shape) > 1 and not re.search("conv|bias", spec.name)
-    )
-    assert large == pytest.approx(6 * weights * 2000 * 512, rel=1e-6)
-    for run, flops in zip(runs, (small, large), strict=True):
-        run["last"]["test_loss"] = 5 * flops**-0.07
-    assert exponent(runs) == pytest.approx(-0.07)
-    worse = recorded_text("scale/hawk-64-012", "hawk", [9], width=64)
-    assert best_of_each_size([worse, *runs[::-1]], "hawk") == runs
-
-
-@pytest.mark.slow
-def test_the_figures_of_texts(tmp_path):
-    rng = np.random.default_rng(1)
-    windows = [
-        recorded_text(f"window/{model}-{window}", model, rng.random(8) + 1, window=window)
-        for model in ("griffin", "local_mqa", "mqa")
-        for window in ((32, 128) if model != "mqa" else (2048,))
-    ]
-    sizes = [
-        recorded_text(f"scale/{model}-{width}-003", model, rng.random(8) + 1, width=width)
-        for model in ("griffin", "hawk", "mqa")
-        for width in (32, 64)
-    ]
-    drawn = draw_all([*windows, *sizes], tmp_path)
-    assert [path.name for path in drawn] == ["windows.png", "sizes.png"]
-    assert draw_all(windows[:-1], tmp_path) == []  # there is nothing to compare with
 
 
 @pytest.mark.slow

@@ -1,20 +1,15 @@
-"""Writes the model card of a trained checkpoint:
+"""The command ``python -m experiments.training_records.card``."""
 
-    python -m griffin_eval.training.card RUN CHECKPOINT RESULTS... --chosen WHY [--until ACCURACY]
-
-RUN is the folder of a training run, CHECKPOINT the folder it was converted to, RESULTS are files or
-folders that lm_eval wrote about CHECKPOINT, WHY is a sentence on what chose this run among others.
-The scores stand in Hugging Face's model-index, with the metadata of their tasks.
-"""
-
-import argparse
 import json
 import platform
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from experiments import MODEL_NAMES
+from griffin_eval.cli.ending import run_command
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.layout import parameter_count
 from griffin_eval.report.results import Run, read
@@ -22,7 +17,7 @@ from griffin_eval.training.orders import command
 from griffin_eval.training.run_folder import METRICS_FILE, RUN_FILE, read_metrics
 
 QUANTITIES = ("accuracy", "token_accuracy", "exact_match", "bits_per_byte")
-# Metadata that lm_eval and the tasks add to what the user gave.
+# Metadata that lm_eval and the tasks add to those of the user.
 ADDED = ("version", "config_source", "dataset_sha256", "chance")
 DATA = {
     "selective_copy": "Generated: data symbols among noise (section 6.2 of the paper).",
@@ -41,13 +36,7 @@ DATA = {
         "(SHA-256 of the text: {text})."
     ),
 }
-LEVELS = (0.5, 0.9, 0.95, 0.99)  # of the accuracy, whose first steps a card names
-NAMES = {
-    "griffin": "Griffin",
-    "hawk": "Hawk",
-    "mqa": "MQA Transformer",
-    "local_mqa": "local MQA Transformer",
-}
+LEVELS = (0.5, 0.9, 0.95, 0.99)  # accuracies whose first steps a card names
 LINEAGE = {
     "griffin": "recurrent, recurrent and local attention blocks in turn",
     "hawk": "recurrent blocks alone",
@@ -57,20 +46,15 @@ LINEAGE = {
 
 
 def write_card(
-    run: Path, checkpoint: Path, results: list[Path], chosen: str, until: float | None
-) -> Path:
-    """Writes ``README.md`` into the folder of a checkpoint.
-
-    Args:
-        run: folder of the training run.
-        checkpoint: folder that the run was converted to.
-        results: files or folders of lm_eval's results on the checkpoint.
-        chosen: sentence on what chose this run among others.
-        until: the accuracy that ended the run, if one did.
-
-    Returns:
-        The path of the card.
-    """
+    run: Annotated[Path, typer.Argument(help="Folder of the training run.")],
+    checkpoint: Annotated[Path, typer.Argument(help="Folder of the converted checkpoint.")],
+    results: Annotated[
+        list[Path], typer.Argument(help="Files or folders of lm_eval's results on CHECKPOINT.")
+    ],
+    chosen: Annotated[str, typer.Option(help="Sentence on why this run was chosen.")],
+    until: Annotated[float | None, typer.Option(help="Accuracy that ended the run.")] = None,
+) -> None:
+    """Write README.md, the model card with a model-index of scores, into CHECKPOINT."""
     name, settings = checkpoint.name, json.loads((run / RUN_FILE).read_text())
     recipe, model, seed = settings["recipe"], settings["model"], settings["seed"]
     metrics = read_metrics(run / METRICS_FILE)
@@ -90,7 +74,7 @@ def write_card(
     lines = [
         f"# {name}",
         "",
-        f"{NAMES[model]}, {LINEAGE[model]}: {config.num_layers} blocks of "
+        f"{MODEL_NAMES[model]}, {LINEAGE[model]}: {config.num_layers} blocks of "
         f"width {config.width}, {parameter_count(config):,} parameters{window}, vocabulary "
         f"{config.vocab_size}, in {opened.dtype}. A small model for tests and demonstrations of "
         "one task; it is good for nothing else.",
@@ -118,11 +102,11 @@ def write_card(
     opened.close()
     path = checkpoint / "README.md"
     ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n".join(lines)).save(path)
-    return path
+    typer.echo(str(path))
 
 
 def _curve(metrics: list[dict[str, Any]]) -> str:
-    """At which steps the held-out accuracy first reached some levels."""
+    """Say at which steps the held-out accuracy first reached the levels."""
     first = {
         level: next((one["step"] for one in metrics if one["accuracy"] >= level), None)
         for level in LEVELS
@@ -132,7 +116,7 @@ def _curve(metrics: list[dict[str, Any]]) -> str:
 
 
 def _scores(run: Run) -> list[EvalResult]:
-    """The numbers of `QUANTITIES` as entries of a model-index."""
+    """Return the numbers of `QUANTITIES` as entries of a model-index."""
     scores = []
     for point in run.points:
         if point.quantity not in QUANTITIES or not isinstance(point.value, float):
@@ -153,7 +137,7 @@ def _scores(run: Run) -> list[EvalResult]:
 
 
 def _given(run: Run, task: str) -> dict[str, Any]:
-    """The ``--metadata`` of a run for a task, without the arguments of the model and additions."""
+    """Return the ``--metadata`` of a task, without the arguments of the model and additions."""
     return {
         key: value
         for key, value in run.metadata[task].items()
@@ -162,10 +146,4 @@ def _given(run: Run, task: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Writes the model card of a trained checkpoint.")
-    parser.add_argument("run", type=Path)
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("results", type=Path, nargs="+")
-    parser.add_argument("--chosen", required=True, help="what chose this run among others")
-    parser.add_argument("--until", type=float, help="the accuracy that ended the run")
-    print(write_card(**vars(parser.parse_args())))
+    run_command(lambda: typer.run(write_card))

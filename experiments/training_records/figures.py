@@ -1,0 +1,190 @@
+"""Figures of the recorded training runs."""
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments import MODEL_NAMES
+from experiments.training_records.text_runs import (
+    SIZES,
+    best_of_each_size,
+    bits,
+    exponent,
+    training_flops,
+)
+from griffin_eval.drawing import BLACK, COLORS, panels, save
+from griffin_eval.training.figures import STYLES
+
+Records = Sequence[dict[str, Any]]
+
+# The name of a record is the folder of its run: model, seed or window, and the change if any.
+SEEDS = re.compile(r"copy/(griffin|hawk|mqa)-\d+")
+CHANGED = {
+    "rate": "one rate for all",
+    "window": "whole window at once",
+    "decay": "gates decay too",
+    "curriculum": "whole length at once",
+    "conv": "wide convolutions",
+}
+CHANGES = re.compile(rf"copy/(griffin|hawk|mqa)-0-({'|'.join(CHANGED)})")
+WINDOWS = re.compile(r"window/(griffin|local_mqa|mqa)-\d+")
+CHANCE = 1 / 14  # accuracy of guessing a data symbol of selective copying
+
+
+def draw_all(records: Records, folder: Path) -> list[Path]:
+    """Draw every figure whose runs are recorded, and return the paths of the PNG files."""
+    copying, changed, windows, sizes = (
+        [record for record in records if pattern.fullmatch(record["name"])]
+        for pattern in (SEEDS, CHANGES, WINDOWS, SIZES)
+    )
+    paths = [draw_copying(copying, folder)] if copying else []
+    unchanged = {
+        record["settings"]["model"]: record for record in copying if record["name"].endswith("-0")
+    }
+    if changed and {record["settings"]["model"] for record in changed} <= unchanged.keys():
+        paths.append(draw_changes(unchanged, changed, folder))
+    if any(record["settings"]["model"] == "mqa" for record in windows):
+        paths.append(draw_windows(windows, folder))
+    if sizes:
+        paths.append(draw_sizes(sizes, folder))
+    return paths
+
+
+def draw_copying(records: Records, folder: Path) -> Path:
+    """Draw figure 6a: accuracy on selective copying by the step of training.
+
+    Each run has a thin line, which ends where the run did; the run of the median number of steps of
+    each model has a thick one. The second panel splits the answers of Griffin and Hawk by whether
+    the data symbol is within the reach of Griffin's attention.
+    """
+    figure, (left, right) = panels(2, 9.5, share_y=True)
+    for model, (color, dashes) in STYLES.items():
+        runs = _of_model(records, model)
+        if not runs:
+            continue
+        median = sorted(runs, key=lambda run: run["last"]["step"])[(len(runs) - 1) // 2]
+        count = "one seed" if len(runs) == 1 else f"{len(runs)} seeds, median thick"
+        for run in runs:
+            left.plot(
+                run["curves"]["step"],
+                run["curves"]["accuracy"],
+                dashes,
+                color=color,
+                linewidth=2.2 if run is median else 0.8,
+                label=f"{MODEL_NAMES[model]} ({count})" if run is median else None,
+            )
+        if model == "mqa" or "out_of_view" not in median["curves"]:
+            continue
+        for name, marker in (("in_view", ""), ("out_of_view", "o")):
+            right.plot(
+                median["curves"]["step"],
+                median["curves"][name],
+                dashes,
+                marker=marker,
+                markersize=3,
+                color=color,
+                label=f"{MODEL_NAMES[model]}, {name.replace('_', ' ')}",
+            )
+    for axes in (left, right):
+        axes.axhline(CHANCE, color="#999999", linewidth=0.8, linestyle=":")
+        axes.set_xlabel("step")
+        axes.set_ylim(-0.02, 1.02)
+        axes.legend(frameon=False, fontsize=9)
+    left.set_ylabel("held-out accuracy of the symbols")
+    left.set_title("Selective copying, 256 tokens", fontsize=11)
+    right.set_title("by the reach of Griffin's window, 128", fontsize=11)
+    return save(figure, folder, "selective_copying_training")
+
+
+def draw_changes(unchanged: dict[str, dict[str, Any]], changed: Records, folder: Path) -> Path:
+    """Draw the accuracy by step of runs that differ from a model's first run in one setting.
+
+    Args:
+        unchanged: First run of each model.
+        changed: Runs with a change.
+        folder: Folder of the figure.
+    """
+    models = [model for model in STYLES if _of_model(changed, model)]
+    figure, axes = panels(len(models), 4.75 * len(models), share_y=True)
+    last = max(run["last"]["step"] for run in changed)
+    for panel, model in zip(axes, models, strict=True):
+        for run in [unchanged[model], *_of_model(changed, model)]:
+            match = CHANGES.fullmatch(run["name"])
+            curves = run["curves"]
+            count = sum(step <= last for step in curves["step"])
+            panel.plot(
+                curves["step"][:count],
+                curves["accuracy"][:count],
+                color=COLORS[list(CHANGED).index(match[2])] if match else BLACK,
+                linewidth=1.2 if match else 2.2,
+                label=CHANGED[match[2]] if match else "as above",
+            )
+        panel.set_title(MODEL_NAMES[model], fontsize=11)
+        panel.set_xlabel("step")
+        panel.set_ylim(-0.02, 1.02)
+        panel.legend(frameon=False, fontsize=9)
+    axes[0].set_ylabel("held-out accuracy of the symbols")
+    return save(figure, folder, "selective_copying_changes")
+
+
+def draw_windows(records: Records, folder: Path) -> Path:
+    """Draw appendix E in small: bits a byte by the window of local attention, above those of the
+    Transformer with global attention, whose run is among the records."""
+    (reference,) = _of_model(records, "mqa")
+    figure, (axes,) = panels(1, 6.0)
+    for model in ("griffin", "local_mqa"):
+        runs = _of_model(records, model)
+        runs.sort(key=lambda run: run["settings"]["recipe"]["window"])
+        above = [bits(run, reference) for run in runs]
+        color, dashes = STYLES[model]
+        axes.errorbar(
+            [run["settings"]["recipe"]["window"] for run in runs],
+            [estimate.value for estimate in above],
+            [
+                [estimate.value - estimate.low for estimate in above],
+                [estimate.high - estimate.value for estimate in above],
+            ],
+            fmt=f"o{dashes}",
+            color=color,
+            capsize=3,
+            label=MODEL_NAMES[model],
+        )
+    axes.axhline(0, color=STYLES["mqa"][0], linewidth=1, label=MODEL_NAMES["mqa"])
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.set_xlabel("keys that local attention sees")
+    axes.set_ylabel("bits a byte above global attention")
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.4, 0.92))  # below the line
+    return save(figure, folder, "windows")
+
+
+def draw_sizes(records: Records, folder: Path) -> Path:
+    """Draw figure 1a in small: held-out loss by the FLOPs of training."""
+    figure, (axes,) = panels(1, 6.0)
+    for model in ("griffin", "hawk", "mqa"):
+        runs = best_of_each_size(records, model)
+        if not runs:
+            continue
+        color, dashes = STYLES[model]
+        slope = f", exponent {exponent(runs):.3f}" if len(runs) > 1 else ""
+        axes.plot(
+            [training_flops(run) for run in runs],
+            [run["last"]["test_loss"] / math.log(2) for run in runs],
+            f"o{dashes}",
+            color=color,
+            label=MODEL_NAMES[model] + slope,
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("FLOPs of training")
+    axes.set_ylabel("held-out bits a byte")
+    axes.yaxis.set_major_formatter("{x:.1f}")
+    axes.yaxis.set_minor_formatter("{x:.1f}")
+    axes.legend(frameon=False)
+    return save(figure, folder, "sizes")
+
+
+def _of_model(records: Records, model: str) -> list[dict[str, Any]]:
+    return [record for record in records if record["settings"]["model"] == model]
