@@ -1,61 +1,44 @@
-"""What a fact is worth when it is not written, or not looked at: documents that are read with
-something withheld from single layers, beside the patched states of `causal_map`.
+"""Facts that are not written and keys that are not seen.
 
-- **A write withheld**: of the fact's tokens a layer's RG-LRU keeps its state (a = 1 and no input),
-  its convolution shows later tokens no input, its attention shows them no key.
-- **Keys hidden by age**: no query of a layer sees the keys of tokens so many tokens before it.
+Documents are read with something withheld from single layers, beside the patched states of
+`experiments.causal_map.patching`:
 
-With L and D as in `causal_map`, what is lost is (D - D of the two documents read so) / D. 0: as
-before. 1: the documents are not told apart any more, which is exact where every layer withholds
-everything. Tokens of the fact itself are read as ever, but for an RG-LRU that keeps its state.
+- **A write withheld**: for the fact's tokens a layer's RG-LRU keeps its state (a = 1, no input),
+  its convolution shows later tokens no input, and its attention shows them no key.
+- **Keys hidden by age**: no query of a layer sees the keys of tokens at some distances before it.
+
+With L and D as there, the share that is lost is (D - D of the two documents read so) / D. 0: as
+before. 1: the documents cannot be told apart, which is exact where every layer withholds
+everything. Tokens of the fact itself are read as usual, except that an RG-LRU keeps its state.
 """
 
-import importlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from experiments.causal_map.causal_map import Component, Pair, check_finite, softmax_dtype
+from experiments.causal_map.pairs import Pair
+from experiments.causal_map.patching import Component, check_finite, softmax_dtype
+from experiments.causal_map.withheld_torch import Reading, Withheld, reader
 from griffin_eval.runners.protocol import Runner
 
 AGES = tuple(4**power for power in range(10))  # first ages of bins, in tokens
-STEPS = 8  # times the tokens of a step of the runner that are read at once
-
-
-class Withheld(NamedTuple):
-    """What R rows of a step lose, in a model of N layers, as arrays of any framework.
-
-    Attributes:
-        h, conv, keys: bool [R, N], in which layers the RG-LRU keeps its state, the convolution gets
-            no input, and attention sees no key.
-        first, end: int32 [R], the tokens of which that is; ``end`` itself is not one.
-        after: int32 [R], number of the first query from which keys are hidden.
-        ages: int32 [R, 2], the least age of a hidden key, and one more than the greatest.
-    """
-
-    h: Any
-    conv: Any
-    keys: Any
-    first: Any
-    end: Any
-    after: Any
-    ages: Any
+STEPS = 8  # tokens that are read at once, in steps of the runner
 
 
 class _Loss(NamedTuple):
-    """A component whose write is withheld, or with ages whose keys of such ages are hidden."""
+    """A component whose write is withheld or, with ages, whose keys of these ages are hidden."""
 
     part: Component
     ages: tuple[int, int] | None
 
 
 def bins(pairs: Sequence[Pair], visible_keys: int | None) -> list[tuple[int, int]]:
-    """Ranges of ages, from one and to before another, up to the window or the longest document.
+    """Return half-open ranges of ages, up to the window or the longest document.
 
     Args:
-        pairs: documents and questions.
-        visible_keys: keys that a query of local attention sees, its own included; None for all.
+        pairs: Documents and questions.
+        visible_keys: Keys that a query of local attention sees, its own included; None for all.
     """
     most = max(len(pair.original) + len(pair.original_answer) - 1 for pair in pairs)
     most = most if visible_keys is None else min(most, visible_keys)
@@ -66,12 +49,12 @@ def bins(pairs: Sequence[Pair], visible_keys: int | None) -> list[tuple[int, int
 def lost_writes(
     runner: Runner, pairs: Sequence[Pair], parts: Sequence[Component], between: np.ndarray
 ) -> np.ndarray:
-    """float64 [P, C]: nats of D that are lost where a component does not write the fact.
+    """Return the nats of D, float64 [P, C], lost where a component does not write the fact.
 
     Args:
-        runner: the model, on one device.
-        pairs: documents and questions.
-        parts: of the model.
+        runner: Model in PyTorch, on one device.
+        pairs: Documents and questions.
+        parts: Components of the model.
         between: float64 [P], D.
     """
     return _lost(runner, pairs, [_Loss(part, None) for part in parts], between)
@@ -84,12 +67,12 @@ def lost_keys(
     ages: Sequence[tuple[int, int]],
     between: np.ndarray,
 ) -> np.ndarray:
-    """float64 [P, C, K]: nats of D that are lost where keys of some ages are hidden.
+    """Return the nats of D, float64 [P, C, K], lost where keys of some ages are hidden.
 
     Args:
-        runner, pairs, between: as of `lost_writes`.
-        parts: components of attention.
-        ages: of `bins`.
+        runner, pairs, between: See `lost_writes`.
+        parts: Components of attention.
+        ages: Ranges of `bins`.
     """
     losses = [_Loss(part, range_) for part in parts for range_ in ages]
     return _lost(runner, pairs, losses, between).reshape(len(pairs), len(parts), len(ages))
@@ -99,8 +82,7 @@ def _lost(
     runner: Runner, pairs: Sequence[Pair], losses: Sequence[_Loss], between: np.ndarray
 ) -> np.ndarray:
     lost = np.empty((len(pairs), len(losses)))
-    own: Any = importlib.import_module(f"experiments.causal_map.withheld_{runner.framework}")
-    read = own.reader(runner)
+    read = reader(runner)
     for index, pair in enumerate(pairs if losses else ()):
         preferences = _preferences(runner, read, pair, losses)
         check_finite(runner, preferences)
@@ -108,10 +90,8 @@ def _lost(
     return lost
 
 
-def _preferences(
-    runner: Runner, read: Callable[..., Any], pair: Pair, losses: Sequence[_Loss]
-) -> np.ndarray:
-    """float64 [losses, 2]: L of the original and of the changed document."""
+def _preferences(runner: Runner, read: Reading, pair: Pair, losses: Sequence[_Loss]) -> np.ndarray:
+    """Return L, float64 [losses, 2], of the original and of the changed document."""
     answers = np.stack([pair.original_answer, pair.changed_answer])
     documents = np.stack([pair.original, pair.changed])
     asked = answers.shape[1]

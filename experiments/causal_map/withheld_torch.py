@@ -1,31 +1,48 @@
-"""Readings of the PyTorch model from which something is withheld, for
-`experiments.causal_map.withheld`."""
+"""Reading with the model in PyTorch while something is withheld from single layers."""
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from experiments.causal_map.withheld import Withheld
 from griffin_eval.analysis.gates_torch import twin_of
 from griffin_eval.kernels.attention.plain_torch import QUERY_BLOCK, QueryBlock, attend
 from griffin_eval.model_torch.blocks import RecurrentBlock
 
-Given = dict[str, Withheld]  # what the step that runs withholds, as tensors, under "now"
+
+class Withheld(NamedTuple):
+    """Losses of R rows of a step, in a model of N layers, as arrays or tensors.
+
+    Attributes:
+        h, conv, keys: bool [R, N], layers where the RG-LRU keeps its state, the convolution gets no
+            input, and attention sees no key.
+        first, end: int32 [R], the range of tokens that are withheld, without ``end`` itself.
+        after: int32 [R], number of the first query from which keys are hidden.
+        ages: int32 [R, 2], the least age of a hidden key, and one more than the greatest.
+    """
+
+    h: Any
+    conv: Any
+    keys: Any
+    first: Any
+    end: Any
+    after: Any
+    ages: Any
 
 
-def reader(runner: Any) -> Callable[[np.ndarray, np.ndarray, Withheld], Tensor]:
-    """A function that reads documents from their beginning.
+# Takes int32 [R, T] tokens, int32 [R] lengths and the losses, and returns hidden [R T, W].
+Reading = Callable[[np.ndarray, np.ndarray, Withheld], Tensor]
+Given = dict[str, Withheld]  # losses of the step that runs, under "now"
+
+
+def reader(runner: Any) -> Reading:
+    """Return a function that reads documents from their beginning.
 
     Args:
-        runner: a `griffin_eval.runners.torch_runner.TorchRunner`, which is left as it is.
-
-    Returns:
-        It takes int32 [R, T] tokens, int32 [R] lengths and what is withheld, and gives hidden
-        vectors [R T, W] for the runner.
+        runner: A `griffin_eval.runners.torch_runner.TorchRunner`, which is left unchanged.
     """
     model = twin_of(runner.model)
     device = model.model.embed_tokens.weight.device
@@ -50,14 +67,14 @@ def reader(runner: Any) -> Callable[[np.ndarray, np.ndarray, Withheld], Tensor]:
 
 
 class _Part(nn.Module):
-    """A part of a layer that may lose something."""
+    """A part of a layer that may lose its input."""
 
     def __init__(self, module: nn.Module, layer: int, given: Given):
         super().__init__()
         self.module, self.layer, self.given = module, layer, given
 
     def span(self, length: int) -> tuple[Tensor, Tensor]:
-        """Which of T tokens are the fact's, and which come after it, bool [R, T]."""
+        """Return the tokens of the fact, and those after it, bool [R, T] each."""
         now = self.given["now"]
         t = torch.arange(length, device=now.first.device)
         return (t >= now.first[:, None]) & (t < now.end[:, None]), t >= now.end[:, None]
@@ -76,7 +93,7 @@ class _Recurrence(_Part):
     def forward(self, x: Tensor, context: Any, h0: Tensor) -> tuple[Tensor, Tensor]:
         y, h = self.module(x, context, h0)
         now, length = self.given["now"], x.shape[1]
-        # As if the fact's tokens were not there: then what is before and after them joins.
+        # Read without the fact's tokens, so that the tokens before and after them join.
         size = (now.end - now.first)[:, None]
         t = torch.arange(length, device=x.device)[None]
         kept = torch.where(t < now.first[:, None], t, (t + size).clamp(max=length - 1)).long()
@@ -94,14 +111,14 @@ class _Recurrence(_Part):
 
 
 def _hide(layer: int, given: Given, _: Any, inputs: Any) -> Any:
-    """The arguments of an attention block, of which some queries do not see some keys."""
+    """Return the arguments of an attention block in which some queries do not see some keys."""
     x, context, state = inputs
     layout: Any = _HidingLayout(context.layout, layer, given["now"])
     return x, context._replace(layout=layout), state
 
 
 class _HidingLayout:
-    """A layout of padded rows that start a document, some of which do not see some keys."""
+    """A layout of padded rows that start a document, with keys hidden from some queries."""
 
     def __init__(self, layout: Any, layer: int, now: Withheld):
         self.layout, self.layer, self.now = layout, layer, now

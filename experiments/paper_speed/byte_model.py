@@ -1,4 +1,4 @@
-"""What decoding takes by appendix F of the paper, from the sizes of a model alone.
+"""The byte model of decoding, by appendix F of the paper, from the sizes of a model alone.
 
 A step reads all parameters and the cache of every row, and multiplies each row with every weight.
 Its time is that of its bytes at the rate of reading memory, or that of its operations at the best
@@ -7,6 +7,7 @@ rate of products, whichever is longer. Section 5.1 has the bytes alone, for batc
 """
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -14,16 +15,17 @@ import numpy as np
 from benchmarks.model_flops import logit_flops, reading_flops
 from griffin_eval.analysis.cache_sizes import cache_sizes, parameter_bytes
 from griffin_eval.config import GriffinConfig
+from griffin_eval.errors import ArgumentError
 
-LONGEST = 2**40  # tokens of a context that a crossing is looked for in
+LONGEST = 2**40  # tokens of the longest context that is searched for a crossing
 
 
 class Rates(NamedTuple):
-    """What a machine can do.
+    """Best rates of a machine.
 
     Attributes:
-        bandwidth: bytes of memory read in a second.
-        flops: operations of products of matrices in a second.
+        bandwidth: Bytes of memory read in a second.
+        flops: Operations of matrix products in a second.
     """
 
     bandwidth: float
@@ -31,29 +33,29 @@ class Rates(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """What decoding steps take, one entry for each context.
+    """Costs of decoding steps, one entry for each context.
 
     Attributes:
         nbytes: float64 [N], bytes of the parameters and of the caches of all rows.
-        flops: float64 [N], operations of products of matrices, logits included.
+        flops: float64 [N], operations of matrix products, logits included.
     """
 
     nbytes: np.ndarray
     flops: np.ndarray
 
     def seconds(self, rates: Rates) -> np.ndarray:
-        """float64 [N], the least time of each step."""
+        """Return the least time of each step, float64 [N]."""
         return np.maximum(self.nbytes / rates.bandwidth, self.flops / rates.flops)
 
 
 def step_costs(config: GriffinConfig, batch: int, contexts: np.ndarray, itemsize: int = 4) -> Costs:
-    """Bytes and operations of a decoding step of B rows.
+    """Return the bytes and operations of a decoding step.
 
     Args:
-        config: the architecture.
-        batch: rows, B.
-        contexts: int [N], tokens that every row has read before the step.
-        itemsize: bytes of a number.
+        config: Architecture.
+        batch: Rows.
+        contexts: int [N], tokens of every row before the step.
+        itemsize: Bytes of a number.
     """
     # Both are straight lines in the context, below the window of local attention and above it.
     knots = sorted({0, config.visible_keys - 1, int(np.max(contexts)) + config.visible_keys})
@@ -68,35 +70,28 @@ def step_costs(config: GriffinConfig, batch: int, contexts: np.ndarray, itemsize
 def sampling_seconds(
     config: GriffinConfig, rates: Rates, batch: int, prompt: int, sampled: int, itemsize: int = 4
 ) -> float:
-    """The least seconds to sample tokens of every row behind a prompt that has been read.
-
-    Args:
-        config: the architecture.
-        rates: of the machine.
-        batch: rows.
-        prompt: tokens of the prompt.
-        sampled: tokens that are sampled.
-        itemsize: bytes of a number.
-    """
+    """Return the least seconds to sample tokens of every row after a prompt of some tokens."""
     contexts = np.arange(prompt, prompt + sampled)
     return float(step_costs(config, batch, contexts, itemsize).seconds(rates).sum())
 
 
-def formula_bytes(config: GriffinConfig, tokens: int, itemsize: int = 4) -> int:
-    """Bytes of a document's state by the formulas of F.4, in a dtype of float32 or wider: 2 T d of
-    global attention, at most 2 T_WS d of local attention, D_RNN and 3 D_RNN of a recurrent block.
+def formula_bytes(config: GriffinConfig, tokens: int) -> int:
+    """Return the bytes of a document's state by the formulas of F.4, for float32 or wider.
+
+    These are 2 T d of global attention, at most 2 T_WS d of local attention, and D_RNN + 3 D_RNN of
+    a recurrent block.
     """
     keys = {"global_attention": tokens, "local_attention": config.visible_keys - 1}
     numbers = sum(
         2 * keys[kind] * config.kv_width if kind in keys else config.conv_width * config.lru_width
         for kind in config.block_types
     )
-    return itemsize * numbers
+    return 4 * numbers
 
 
 def filled(config: GriffinConfig, context: int) -> int:
-    """The least context whose step takes what one after ``context`` tokens takes: 0 where the cache
-    does not grow, the kept keys of local attention where it has stopped growing."""
+    """Return the least context whose cache is as large as that after ``context`` tokens: 0 where
+    it does not grow, the window where it has stopped growing."""
     most = cache_sizes(config, context, 4).total
     return bisect_left(range(context), most, key=lambda n: cache_sizes(config, n, 4).total)
 
@@ -104,48 +99,57 @@ def filled(config: GriffinConfig, context: int) -> int:
 def largest_batch(
     config: GriffinConfig, length: int, memory: int, itemsize: int = 4, working: int = 0
 ) -> int:
-    """The most rows whose caches fit into memory beside the parameters; 0 if none does.
+    """Return the most rows whose caches fit into memory beside the parameters; 0 if none fits.
 
     Args:
-        config: the architecture.
-        length: tokens of every row.
-        memory: bytes.
-        itemsize: bytes of a number.
-        working: bytes that a row takes beside its cache.
+        config: Architecture.
+        length: Tokens of every row.
+        memory: Bytes.
+        itemsize: Bytes of a number.
+        working: Bytes of a row beside its cache.
     """
     row = cache_sizes(config, length, itemsize).total + working
     return max(0, memory - parameter_bytes(config, itemsize)) // row
 
 
-def cache_bound_from(config: GriffinConfig, batch: int, itemsize: int = 4) -> int | None:
-    """The context from which the caches of B rows have as many bytes as the parameters (F.4); None
-    if they never have."""
-    share = parameter_bytes(config, itemsize) / batch
-    tokens = bisect_left(
-        range(LONGEST), share, key=lambda n: cache_sizes(config, n, itemsize).total
-    )
+def logit_bytes(config: GriffinConfig) -> int:
+    """Return the bytes of a row's logits in float32."""
+    return 4 * config.vocab_size
+
+
+def largest_batches(
+    models: Mapping[str, GriffinConfig], length: int, memory: int
+) -> dict[str, int]:
+    """Return the most rows of each model whose caches and logits fit into memory in float32.
+
+    Raises:
+        ArgumentError: A model does not fit with a single row.
+    """
+    batches = {
+        name: largest_batch(config, length, memory, working=logit_bytes(config))
+        for name, config in models.items()
+    }
+    if too_large := [name for name, batch in batches.items() if not batch]:
+        raise ArgumentError(
+            f"--memory {memory / 1e6:.0f}MB is too little for {too_large[0]} and one row of "
+            f"{length} tokens: expected more"
+        )
+    return batches
+
+
+def cache_bound_from(config: GriffinConfig, batch: int) -> int | None:
+    """Return the context from which the caches of a batch have as many bytes as the parameters
+    (F.4), or None if they never have."""
+    share = parameter_bytes(config, 4) / batch
+    tokens = bisect_left(range(LONGEST), share, key=lambda n: cache_sizes(config, n, 4).total)
     return None if tokens == LONGEST else tokens
 
 
-def compute_bound_from(
-    config: GriffinConfig, rates: Rates, context: int, itemsize: int = 4
-) -> int | None:
-    """The batch from which the operations of a step take longer than its bytes (F.2); None where
-    each further row adds more bytes than operations."""
-    costs = [step_costs(config, rows, np.array([context]), itemsize) for rows in (0, 1)]
+def compute_bound_from(config: GriffinConfig, rates: Rates, context: int = 0) -> int | None:
+    """Return the batch from which the operations of a step take longer than its bytes (F.2), or
+    None where the bytes of each further row take longer than its operations."""
+    costs = [step_costs(config, rows, np.array([context])) for rows in (0, 1)]
     weights = costs[0].nbytes[0] / rates.bandwidth
     row = costs[1].flops[0] / rates.flops
     row -= (costs[1].nbytes[0] - costs[0].nbytes[0]) / rates.bandwidth
     return int(np.ceil(weights / row)) if row > 0 else None
-
-
-def faster_from(seconds: np.ndarray, others: np.ndarray) -> int | None:
-    """The number of steps from which a model stays faster than another; None if it never does.
-
-    Args:
-        seconds: float [N], of each step of the model.
-        others: float [N], of each step of the other.
-    """
-    slower = np.flatnonzero(np.cumsum(seconds) >= np.cumsum(others))
-    first = slower[-1] + 2 if len(slower) else 1
-    return int(first) if first <= len(seconds) else None

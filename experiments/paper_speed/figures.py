@@ -1,6 +1,6 @@
 """Figures of the three commands: measured points with their range, and the model as lines."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,86 +8,62 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from experiments.paper_speed.models import TITLES
+from experiments import MODEL_NAMES
 from griffin_eval.drawing import BLACK, BLUE, GREEN, VERMILION, panels, save
 
-COLORS = {"griffin": BLUE, "hawk": VERMILION, "mqa": GREEN}
-DASHES: tuple[Literal["-", "--", "-."], ...] = ("-", "--", "-.")
+Row = Mapping[str, Any]
+Dashes = Literal["-", "--", "-."]
+STYLES: dict[str, tuple[str, Dashes]] = {
+    "griffin": (BLUE, "-"),
+    "hawk": (VERMILION, "--"),
+    "mqa": (GREEN, "-."),
+}
 MARKERS = {"torch": "o", "jax": "s", "transformers": "^"}
 FRAMEWORKS = {"torch": "PyTorch", "jax": "JAX", "transformers": "transformers"}
-ASIDE = {"torch": 0.96, "jax": 1.04}  # of their places, so that marks do not cover each other
+ASIDE = {"torch": 0.96, "jax": 1.04}  # factors of x, so that marks do not cover each other
 SPREAD = ("fastest", "slowest")
-PANEL, HEIGHT = 4.6, 4.8  # inches; there is a legend below
+PANEL, HEIGHT = 4.6, 4.8  # inches, with the legend below
 
 
-def draw_latency(found: dict[str, Any], folder: Path) -> list[Path]:
-    """Seconds to sample, one figure a batch with a panel for each prompt (the paper's figure 4);
-    and milliseconds of a step over its context, with a panel for each batch."""
-    rows, steps = found["latencies"], found["steps"]
-    prompts, batches = (list(dict.fromkeys(r[k] for r in rows)) for k in ("prompt", "batch"))
+def draw_latency(findings: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Draw the seconds to sample, one figure a batch with a panel for each prompt (figure 4)."""
+    rows = findings["latencies"]
+    prompts, batches = (list(dict.fromkeys(row[k] for row in rows)) for k in ("prompt", "batch"))
     paths = []
     for batch in batches:
-        figure, drawn = panels(len(prompts), PANEL * max(len(prompts), 1.4), share_y=True)
-        figure.set_figheight(HEIGHT)
+        figure, drawn = _panels(len(prompts), share_y=True)
         for axes, prompt in zip(drawn, prompts, strict=True):
-            chosen = [r for r in rows if (r["batch"], r["prompt"]) == (batch, prompt)]
+            chosen = [row for row in rows if (row["batch"], row["prompt"]) == (batch, prompt)]
             _series(axes, chosen, "sampled", "seconds", "modelled_seconds")
             axes.set(xlabel="tokens sampled", title=f"prompt of {prompt:,} tokens")
             _logarithmic(axes)
         drawn[0].set_ylabel("seconds")
-        _legend(figure, rows)
-        title = f"time to sample, batch {batch}, {found['dtype']}, {found['device']}"
-        figure.suptitle(title, fontsize=11)
+        _label(figure, findings, rows, f"time to sample, batch {batch}")
         paths.append(save(figure, folder, f"latency_batch_{batch}"))
-    figure, drawn = panels(len(batches), PANEL * max(len(batches), 1.4))
-    figure.set_figheight(HEIGHT)
-    for axes, batch in zip(drawn, batches, strict=True):
-        chosen = [
-            step
-            | {
-                "seconds": 1e3 * float(np.median(step["seconds"])),
-                "fastest": 1e3 * min(step["seconds"]),
-                "slowest": 1e3 * max(step["seconds"]),
-                "modelled_seconds": 1e3 * step["modelled_seconds"],
-            }
-            for step in steps
-            if step["batch"] == batch
-        ]
-        _series(axes, chosen, "context", "seconds", "modelled_seconds", to_the_end=True)
-        axes.set_xscale("linear")
-        axes.xaxis.set_major_locator(MaxNLocator(4))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: f"{tokens:,.0f}"))
-        axes.set(xlabel="tokens of context", title=f"batch {batch}", ylim=(0, None))
-    drawn[0].set_ylabel("milliseconds of a decoding step")
-    _legend(figure, rows)
-    return [*paths, save(figure, folder, "latency_steps")]
+    return paths
 
 
-def draw_throughput(found: dict[str, Any], folder: Path) -> list[Path]:
-    """Tokens per second over the number of sampled tokens (the paper's figure 1(b))."""
-    rows = found["throughputs"]
-    figure, (speeds, batches) = panels(2, 2 * PANEL)
-    figure.set_figheight(HEIGHT)
+def draw_throughput(findings: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Draw tokens per second over the number of sampled tokens (figure 1(b) of the paper)."""
+    rows = findings["throughputs"]
+    figure, (speeds, batches) = _panels(2)
     _series(speeds, rows, "sampled", "tokens_per_second", "modelled_tokens_per_second")
     _series(batches, rows, "sampled", None, "batch")
     speeds.set(xlabel="tokens sampled", ylabel="tokens per second")
     batches.set(xlabel="tokens sampled", ylabel="rows of the largest batch")
     for axes in (speeds, batches):
         _logarithmic(axes)
-    _legend(figure, rows)
-    title = f"throughput with {found['memory'] / 1e9:g} GB, {found['dtype']}, {found['device']}"
-    figure.suptitle(title, fontsize=11)
+    _label(figure, findings, rows, f"throughput with {findings['memory'] / 1e9:g} GB")
     return [save(figure, folder, "throughput")]
 
 
-def draw_training(found: dict[str, Any], folder: Path) -> list[Path]:
-    """Time of a step over the Transformer's at the shortest length (the paper's figure 3)."""
-    rows = [row | {"framework": "jax"} for row in found["steps"]]
+def draw_training(findings: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Draw the time of a step over the Transformer's at the shortest length (figure 3)."""
+    rows = [row | {"framework": "jax"} for row in findings["steps"]]
     widths = list(dict.fromkeys(row["width"] for row in rows))
-    figure, drawn = panels(len(widths), PANEL * max(len(widths), 1.4), share_y=True)
-    figure.set_figheight(HEIGHT)
+    figure, drawn = _panels(len(widths), share_y=True)
     for axes, width in zip(drawn, widths, strict=True):
         chosen = [
             row
@@ -100,30 +76,33 @@ def draw_training(found: dict[str, Any], folder: Path) -> list[Path]:
         axes.set(xlabel="tokens of a sequence", title=f"width {width}", ylim=(0, None))
     shortest = min(row["length"] for row in rows)
     drawn[0].set_ylabel(f"time of a step over MQA's at {shortest} tokens")
-    _legend(figure, rows, model="products alone")
-    title = f"training, {found['tokens']:,} tokens a step, JAX, {found['dtype']}, {found['device']}"
-    figure.suptitle(title, fontsize=11)
+    title = f"training, {findings['tokens']:,} tokens a step, JAX"
+    _label(figure, findings, rows, title, model="products alone")
     return [save(figure, folder, "training")]
 
 
-def _series(
-    axes: Axes,
-    rows: Sequence[dict[str, Any]],
-    x: str,
-    y: str | None,
-    modelled: str,
-    *,
-    to_the_end: bool = False,
-) -> None:
-    """Points of each framework with their range, and what the model says as lines, which go on to
-    the end where a cache has stopped growing."""
+PAINTERS = {"latency": draw_latency, "throughput": draw_throughput, "training": draw_training}
+
+
+def _panels(count: int, share_y: bool = False) -> tuple[Figure, Sequence[Axes]]:
+    figure, drawn = panels(count, PANEL * max(count, 1.4), share_y=share_y)
+    figure.set_figheight(HEIGHT)
+    return figure, drawn
+
+
+def _series(axes: Axes, rows: Sequence[Row], x: str, y: str | None, modelled: str) -> None:
+    """Draw points of each framework with their range, and the model as lines.
+
+    Args:
+        axes: Panel.
+        rows: Rows of results.
+        x, y, modelled: Keys of the rows; without ``y`` there are lines only.
+    """
     ticks = sorted({row[x] for row in rows})
-    aside = ASIDE if len({row["framework"] for row in rows}) > 1 and not to_the_end else {}
-    for (name, color), dashes in zip(COLORS.items(), DASHES, strict=True):
+    aside = ASIDE if len({row["framework"] for row in rows}) > 1 else {}
+    for name, (color, dashes) in STYLES.items():
         of_model = [row for row in rows if row["model"] == name]
         line = sorted({row[x]: row[modelled] for row in of_model}.items())
-        if to_the_end:
-            line.append((ticks[-1], line[-1][1]))
         axes.plot(*zip(*line, strict=True), dashes, color=color, linewidth=1.2)
         for framework, marker in MARKERS.items():
             chosen = [row for row in of_model if row["framework"] == framework]
@@ -147,20 +126,27 @@ def _series(
 
 
 def _logarithmic(axes: Axes) -> None:
-    """A logarithmic vertical axis with plain numbers."""
+    """Give axes a logarithmic vertical axis with plain numbers."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def _legend(figure: Figure, rows: Iterable[dict[str, Any]], model: str = "byte model") -> None:
-    """Below the panels: colours are models, marks frameworks, lines what is computed."""
-    rows = list(rows)
+def _label(
+    figure: Figure,
+    findings: Mapping[str, Any],
+    rows: Iterable[Row],
+    title: str,
+    model: str = "byte model",
+) -> None:
+    """Add the title, and a legend below: models by color, frameworks by mark, the model by line."""
+    figure.suptitle(f"{title}, {findings['dtype']}, {findings['device']}", fontsize=11)
     handles = [
-        Line2D([], [], color=color, linestyle=dashes, label=f"{TITLES[name]}, {model}")
-        for (name, color), dashes in zip(COLORS.items(), DASHES, strict=True)
+        Line2D([], [], color=color, linestyle=dashes, label=f"{MODEL_NAMES[name]}, {model}")
+        for name, (color, dashes) in STYLES.items()
     ]
+    frameworks = {row["framework"] for row in rows}
     handles += [
         Line2D(
             [],
@@ -172,6 +158,6 @@ def _legend(figure: Figure, rows: Iterable[dict[str, Any]], model: str = "byte m
             label=f"{FRAMEWORKS[name]}, measured",
         )
         for name, marker in MARKERS.items()
-        if any(row["framework"] == name for row in rows)
+        if name in frameworks
     ]
     figure.legend(handles=handles, frameon=False, fontsize=8, loc="outside lower center", ncols=3)

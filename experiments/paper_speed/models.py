@@ -1,27 +1,42 @@
-"""The three models that sections 4.3 and 5 compare, in one size."""
+"""The three models that sections 4.3 and 5 of the paper compare, in one size."""
 
-import dataclasses
+from typing import NamedTuple
 
-from benchmarks.model.run import make_config
 from griffin_eval.config import GRIFFIN, HAWK, MQA, GriffinConfig
 
 PATTERNS = {"griffin": GRIFFIN, "hawk": HAWK, "mqa": MQA}
-TITLES = {"griffin": "Griffin", "hawk": "Hawk", "mqa": "MQA Transformer"}
-RECURRENT = ("griffin", "hawk")  # what is compared with the Transformer
-DTYPE, ITEMSIZE = "float32", 4  # of everything that is measured
+RECURRENT = ("griffin", "hawk")  # compared with the Transformer
+DTYPE, ITEMSIZE = "float32", 4  # of weights and activations in every measurement
 
 
-def make_models(**sizes: int) -> dict[str, GriffinConfig]:
-    """Griffin, Hawk and the MQA Transformer of one size, with RecurrentGemma's conventions.
+class Size(NamedTuple):
+    """Sizes that the three models share."""
 
-    Args:
-        sizes: as of `benchmarks.model.run.make_config`.
+    layers: int
+    width: int
+    head_dim: int
+    vocab_size: int
+    visible_keys: int
 
-    Raises:
-        ArgumentError: sizes that do not fit together.
-    """
-    config = make_config(**sizes)
+
+SMALL = Size(layers=6, width=512, head_dim=128, vocab_size=32_000, visible_keys=1024)
+TINY = Size(layers=3, width=64, head_dim=32, vocab_size=256, visible_keys=32)  # to try a command
+
+
+def make_models(size: Size) -> dict[str, GriffinConfig]:
+    """Return Griffin, Hawk and the MQA Transformer of a size, with RecurrentGemma's conventions."""
+    heads = size.width // size.head_dim
     return {
-        name: dataclasses.replace(config, block_pattern=pattern)
+        name: GriffinConfig(
+            vocab_size=size.vocab_size,
+            width=size.width,
+            mlp_width=3 * size.width,
+            num_heads=heads,
+            num_layers=size.layers,
+            lru_width=size.width,
+            gate_blocks=heads,
+            visible_keys=size.visible_keys,
+            block_pattern=pattern,
+        )
         for name, pattern in PATTERNS.items()
     }

@@ -1,4 +1,4 @@
-"""What the byte model says of the paper's models of 1.3B parameters in bfloat16: nothing is run."""
+"""Predictions of the byte model for the paper's models of 1.3B parameters in bfloat16."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ SIZE, ITEMSIZE = "1.3b", 2
 BATCH = 16  # of figure 4
 PROMPTS, SAMPLED = (0, 4096), (128, 512, 1024, 2048, 4096)
 LENGTHS = (512, 1024, 2048, 4096)  # of figure 1(b)
-MEMORY = 9 * 16 * 10**8  # nine tenths of the 16 GB of a TPU-v3, the rest for what a step works with
-TPU_V3_INTENSITY = 136  # operations for each byte that a TPU-v3 reads (appendix F.2)
+MEMORY = 9 * 16 * 10**8  # nine tenths of the 16 GB of a TPU-v3
+TPU_V3_INTENSITY = 136  # operations for each byte that it reads (appendix F.2)
 # In units of the time of a byte, since only ratios are printed: bytes alone, and a TPU-v3.
 BYTES, TPU_V3 = Rates(1, np.inf), Rates(1, TPU_V3_INTENSITY)
 
@@ -25,7 +25,7 @@ CONFIGS = {name: PRESETS[f"{name}-{SIZE}"] for name in PATTERNS}
 
 
 def latencies() -> list[dict[str, Any]]:
-    """The Transformer's time to sample over that of each model, at the batch of figure 4."""
+    """Return the Transformer's time to sample over each model's, at the batch of figure 4."""
     rows = []
     for prompt in PROMPTS:
         for sampled in SAMPLED:
@@ -34,12 +34,12 @@ def latencies() -> list[dict[str, Any]]:
                 for name, config in CONFIGS.items()
             }
             over = {name: seconds["mqa"] / seconds[name] for name in RECURRENT}
-            rows.append({"prompt": prompt, "sampled": sampled, "mqa_over": over})
+            rows.append({"prompt": prompt, "sampled": sampled} | over)
     return rows
 
 
 def throughputs() -> list[dict[str, Any]]:
-    """The largest batch of each model within `MEMORY`, and its tokens per second over the
+    """Return the largest batch of each model within `MEMORY`, and its tokens per second over the
     Transformer's: by the bytes alone, and with the operations of a TPU-v3."""
     rows = []
     for length in LENGTHS:
@@ -47,14 +47,13 @@ def throughputs() -> list[dict[str, Any]]:
             name: largest_batch(config, length, MEMORY, ITEMSIZE)
             for name, config in CONFIGS.items()
         }
-        row: dict[str, Any] = {"sampled": length, "batches": batches}
-        for kind, rates in (("bytes", BYTES), ("tpu_v3", TPU_V3)):
+        row = {"sampled": length} | {f"{name}_batch": batch for name, batch in batches.items()}
+        for kind, rates in (("by_bytes", BYTES), ("on_tpu_v3", TPU_V3)):
             speeds = {
                 name: batches[name]
-                * length
                 / sampling_seconds(config, rates, batches[name], 0, length, ITEMSIZE)
                 for name, config in CONFIGS.items()
             }
-            row[kind] = {name: speeds[name] / speeds["mqa"] for name in RECURRENT}
+            row |= {f"{name}_{kind}": speeds[name] / speeds["mqa"] for name in RECURRENT}
         rows.append(row)
     return rows

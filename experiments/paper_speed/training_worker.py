@@ -1,13 +1,9 @@
-"""One model in JAX, in a process that `experiments.paper_speed.training` asks to train and read.
-
-``python -m experiments.paper_speed.training_worker CONFIG DEVICE`` answers requests for the
-methods of `Worker` (`benchmarks.timing.serve`).
-"""
+"""A process that trains and reads with one model in JAX, for `experiments.paper_speed.training`."""
 
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -18,7 +14,7 @@ from flax import nnx
 
 from benchmarks.products import products_jax
 from benchmarks.timing import serve
-from experiments.paper_speed.samplers import open_jax_device
+from experiments.paper_speed.decoding_worker import open_jax_device
 from griffin_eval.config import GriffinConfig
 from griffin_eval.initializers import initial_value
 from griffin_eval.layout import param_specs
@@ -33,29 +29,29 @@ LEARNING_RATE = 1e-4
 
 
 class Worker:
-    """What can be asked of a model.
+    """A model that answers the requests of a `Job`.
 
     Args:
-        config: the fields of its `GriffinConfig` as JSON.
-        device: as JAX names it.
-
-    Raises:
-        ArgumentError: JAX finds no such device.
+        config: Fields of a `GriffinConfig` as JSON.
+        device: Device, as JAX names it.
     """
 
     def __init__(self, config: str, device: str):
-        self._chunk = step_tokens(open_jax_device(device).platform)
-        self._config = GriffinConfig(**json.loads(config))
+        self._config, self._device = GriffinConfig(**json.loads(config)), device
+        self._warm: set[tuple[str, int]] = set()
+
+    def load(self) -> None:
+        """Make the model and its optimizer."""
+        self._chunk = step_tokens(open_jax_device(self._device).platform)
         specs = param_specs(self._config).items()
         self._params = {name: jnp.asarray(initial_value(spec, 0)) for name, spec in specs}
         optimizer = make_optimizer(optax.constant_schedule(LEARNING_RATE))
         self._state = optimizer.init(self._params)
         self._update, _ = compile_update(self._config, optimizer)
         self._read = jax.jit(self._read_chunk, donate_argnums=2)
-        self._warm: set[tuple[str, int]] = set()
 
     def train(self, rows: int, length: int) -> float:
-        """Seconds of one update on rows of random tokens."""
+        """Return the seconds of one update on rows of random tokens."""
         drawn = self._tokens(rows, length + 1)
         weights = np.ones((rows, length), np.float32)
         batch = Batch(drawn[:, :-1], drawn[:, 1:], weights, weights > 0)
@@ -67,7 +63,7 @@ class Worker:
         return self._seconds("train", length, update)
 
     def prefill(self, length: int) -> float:
-        """Seconds to read one document into a state to decode from, with its last logits."""
+        """Return the seconds to read one document into a state, with its last logits."""
         tokens = self._tokens(1, length)
 
         def read() -> None:
@@ -79,8 +75,8 @@ class Worker:
 
         return self._seconds("prefill", length, read)
 
-    def products(self, tokens: int) -> dict[str, float]:
-        """FLOP/s by each way of multiplying matrices, on the shapes of the MLP."""
+    def products(self, tokens: int) -> Mapping[str, float]:
+        """Return the FLOP/s of each way to multiply matrices of the shapes of the MLP."""
         return products_jax(tokens, self._config.width, self._config.mlp_width)
 
     def _model(self, params: dict[str, jax.Array]) -> Griffin:
@@ -97,7 +93,7 @@ class Worker:
         return rng.integers(self._config.vocab_size, size=(rows, length), dtype=np.int32)
 
     def _seconds(self, kind: str, length: int, work: Callable[[], None]) -> float:
-        """Seconds of the work, done once before if it is the first of its kind and compiles."""
+        """Time the work, after a first run of its kind and length, which compiles."""
         if (kind, length) not in self._warm:
             work()
             self._warm.add((kind, length))
@@ -106,16 +102,7 @@ class Worker:
         return time.perf_counter() - begin
 
 
-def main() -> None:
-    use_one_heap()  # as `griffin-eval train` does
-    worker: list[Worker] = []
-
-    def load() -> None:
-        worker.append(Worker(*sys.argv[1:]))
-
-    asked = ("train", "prefill", "products")
-    serve({"load": load} | {name: lambda n=name, **a: getattr(worker[0], n)(**a) for name in asked})
-
-
 if __name__ == "__main__":
-    main()
+    use_one_heap()  # as `griffin-eval train` does
+    worker = Worker(*sys.argv[1:])
+    serve({name: getattr(worker, name) for name in ("load", "train", "prefill", "products")})

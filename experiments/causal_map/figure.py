@@ -1,4 +1,4 @@
-"""The figure of `griffin-eval map`, as PNG and SVG."""
+"""The figure of `experiments.causal_map`, as PNG and SVG."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,17 +19,19 @@ CELL, TOP = 0.3, 1.3  # inches of a row of cells, and of the curves above them
 
 
 def draw(maps: Sequence[dict[str, Any]], folder: Path) -> Path:
-    """A row for each checkpoint. Layers stand from bottom to top over the distance from the fact,
-    recurrent states in blue and attention in orange, hatched where the interval holds 0; above them
-    all recurrent states and all attention, with the window marked. Beside them what is lost where
-    keys of some ages are hidden, what the gates leave of the fact, and the half-lives.
+    """Draw a row for each checkpoint.
+
+    Layers stand from bottom to top over the distance from the fact, recurrent states in blue and
+    attention in orange, hatched where the interval holds 0. Above them stand all recurrent states
+    and all attention, with the window marked. Beside them stand the losses where keys of some ages
+    are hidden, the share of the fact that the gates leave, and the half-lives.
 
     Args:
-        maps: the numbers as ``--json`` prints them.
-        folder: created if it does not exist.
+        maps: Numbers as ``--json`` prints them.
+        folder: Folder of the figure, created if it does not exist.
 
     Returns:
-        The path of the PNG.
+        Path of the PNG.
     """
     looks, remembers = (any(each[k] for each in maps) for k in ("keys_hidden", "half_lives"))
     widths = [1.35, 1.5] + [0.8] * looks + [0.9, 0.9] * remembers
@@ -69,7 +71,7 @@ def _draw_row(
 
 
 def _single(facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of cells: what is not drawn as a curve."""
+    """Return the components of single layers or halves, which are not drawn as curves."""
     return [row for row in facts["components"] if not row["component"].startswith("all ")]
 
 
@@ -81,25 +83,24 @@ def _columns(facts: dict[str, Any]) -> tuple[list[str], str]:
 
 
 def _curves(axes: Axes, facts: dict[str, Any], side: str, columns: list[str]) -> None:
-    """All recurrent states and all attention, with their intervals."""
+    """Draw all recurrent states and all attention, with their intervals."""
     for kind, color in KINDS.items():
         for row in facts["components"]:
-            if row["component"] != f"all {kind}":
-                continue
-            given = [(x, cell) for x, cell in enumerate(row[side]) if cell is not None]
-            if not given:
-                continue
-            x = [place for place, _ in given]
-            marker = "o" if kind == "recurrent" else "s"
+            places = [x for x, cell in enumerate(row[side]) if cell is not None]
             label = f"all {kind}"
-            y = [cell["value"] for _, cell in given]
-            axes.plot(x, y, marker=marker, markersize=3, color=color, linewidth=1.3, label=label)
-            bounds = [
-                (cell["value"], cell["value"]) if cell["low"] is None else
-                (cell["low"], cell["high"])
-                for _, cell in given
-            ]  # fmt: skip
-            axes.fill_between(x, *np.transpose(bounds), color=color, alpha=0.2, linewidth=0)
+            if row["component"] != label or not places:
+                continue
+            cells = [row[side][x] for x in places]
+            values = [cell["value"] for cell in cells]
+            marker = "o" if kind == "recurrent" else "s"
+            axes.plot(
+                places, values, marker=marker, markersize=3, color=color, linewidth=1.3, label=label
+            )
+            low, high = (  # a single pair has no interval
+                [cell["value"] if cell[bound] is None else cell[bound] for cell in cells]
+                for bound in ("low", "high")
+            )
+            axes.fill_between(places, low, high, color=color, alpha=0.2, linewidth=0)
     _mark_window(axes, facts)
     axes.set_xticks(range(len(columns)), [])
     extra = 1 if side == "necessary" else 0
@@ -109,12 +110,11 @@ def _curves(axes: Axes, facts: dict[str, Any], side: str, columns: list[str]) ->
     axes.tick_params(labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, axis="y", color="#dddddd", linewidth=0.6)
-    if axes.get_legend_handles_labels()[0]:  # none of a model that answers no pair
-        axes.legend(frameon=False, fontsize=7, loc="center left")
+    axes.legend(frameon=False, fontsize=7, loc="center left")
 
 
 def _mark_window(axes: Axes, facts: dict[str, Any]) -> None:
-    """A line between the last distance within the window and the first beyond it."""
+    """Draw a line between the last distance within the window and the first beyond it."""
     if facts["window"] is None or facts["distances"] is None:
         return
     within = [each for each in facts["distances"] if each is not None and each < facts["window"]]
@@ -163,7 +163,7 @@ def _cell(
 
 
 def _ages(axes: Axes, facts: dict[str, Any]) -> None:
-    """What is lost where keys of some ages are hidden; the layers alone."""
+    """Draw the losses where keys of some ages are hidden, for single layers."""
     rows = [
         row | {"kind": "attention"}
         for row in facts["keys_hidden"]
@@ -178,7 +178,7 @@ def _ages(axes: Axes, facts: dict[str, Any]) -> None:
 
 
 def _left(axes: Axes, facts: dict[str, Any]) -> None:
-    """What the gates leave of the fact on the first document: medians over channels."""
+    """Draw the share of the fact that the gates leave on the first document."""
     layers = facts["left_by_gates"]
     if not layers:
         axes.set_axis_off()
@@ -200,7 +200,7 @@ def _left(axes: Axes, facts: dict[str, Any]) -> None:
 
 
 def _half_lives(axes: Axes, facts: dict[str, Any]) -> None:
-    """Half-lives on the first document: 5 % to 95 % of a layer's channels, and their median."""
+    """Draw half-lives on the first document: 5 % to 95 % of a layer's channels, and medians."""
     memory = facts["half_lives"]
     if not memory:
         axes.set_axis_off()

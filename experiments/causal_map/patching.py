@@ -1,4 +1,4 @@
-"""The causal memory map: where a model keeps a fact, by state patching.
+"""State patching, which shows where a model keeps a fact.
 
 Between two tokens the future depends on the past through the state alone. Two documents differ in
 one fact; both are read up to a cut, and some components of one's state are put into the other's,
@@ -17,52 +17,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.causal_map.pairs import Pair
 from griffin_eval.config import GriffinConfig
-from griffin_eval.errors import ArgumentError, BadInput
+from griffin_eval.errors import BadInput
 from griffin_eval.intervals import Estimate, ratio
 from griffin_eval.runners.protocol import Runner
 
 DISTANCES = (0, 1, *(4**power for power in range(1, 10)))  # tokens between fact and cut
-KINDS = {"RG-LRU": ("h",), "conv": ("conv",), "attention": ("k", "v")}  # leaves of a state
+KINDS = {
+    "RG-LRU": ("h",),
+    "conv": ("conv",),
+    "attention": ("k", "v"),
+}  # leaves of the state by kind
 RECURRENT = ("RG-LRU", "conv")
-
-
-class Pair(NamedTuple):
-    """Two documents that differ in one fact, and a question about it.
-
-    Attributes:
-        original, changed: int32 [N], the documents with their question, of equal length.
-        fact_end: number of tokens up to the last that differs; less than N.
-        original_answer, changed_answer: int32 [M] each, the answers, of equal length.
-        end: tokens before the last cut; None for all but the last.
-    """
-
-    original: np.ndarray
-    changed: np.ndarray
-    fact_end: int
-    original_answer: np.ndarray
-    changed_answer: np.ndarray
-    end: int | None = None
-
-    def cut(self, distance: int | None) -> int | None:
-        """Number of tokens before a cut; None if the question ends before it.
-
-        Args:
-            distance: tokens between the fact and the cut; None for the last cut, which is before
-                the last token, or at ``end``.
-        """
-        last = len(self.original) - 1 if self.end is None else self.end
-        cut = last if distance is None else self.fact_end + distance
-        return cut if cut <= last else None
 
 
 class Component(NamedTuple):
     """A part of the state that is patched.
 
     Attributes:
-        label: its name in tables and figures.
-        layers: indices of layers, from 0.
-        kinds: keys of `KINDS`; those that a layer has not are left out.
+        label: Name in tables and figures.
+        layers: Indices of layers, from 0.
+        kinds: Keys of `KINDS`; a layer that lacks one is left as it is.
     """
 
     label: str
@@ -70,10 +46,10 @@ class Component(NamedTuple):
     kinds: tuple[str, ...]
 
     def patch(self, to: dict[str, np.ndarray], of: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The tensors of a state, with those of this component from another one.
+        """Return the tensors of a state, with those of this component from another one.
 
         Args:
-            to, of: tensors of a `griffin_eval.states.saved_state.SavedState`.
+            to, of: Tensors of a `griffin_eval.states.saved_state.SavedState`.
         """
         leaves = [leaf for kind in self.kinds for leaf in KINDS[kind]]
         return {name: (of if self._holds(name, leaves) else to)[name] for name in to}
@@ -84,12 +60,12 @@ class Component(NamedTuple):
 
 
 class Effects(NamedTuple):
-    """What patching did to P pairs, at K distances and for C components.
+    """Effects of patching C components of P pairs at K distances.
 
     Attributes:
-        original, changed: float64 [P], L of the documents as they are, in nats.
-        sufficient, necessary: float64 [P, C, K], by how much patching moved L to the other
-            document's, in nats; NaN where a pair has no such cut.
+        original, changed: float64 [P], L of the unpatched documents, in nats.
+        sufficient, necessary: float64 [P, C, K], nats by which patching moved L to that of the
+            other document; NaN where a pair has no such cut.
     """
 
     original: np.ndarray
@@ -108,11 +84,11 @@ class Effects(NamedTuple):
         return (self.original < 0) & (self.changed > 0)
 
     def apart(self, columns: Sequence[int], count: int) -> "Effects":
-        """The effects at a single distance as those of several columns.
+        """Spread the effects at a single distance over columns.
 
         Args:
-            columns: the column of each pair.
-            count: number of columns, which take the place of K.
+            columns: Column of each pair.
+            count: Number of columns, which replace K.
         """
 
         def spread(values: np.ndarray) -> np.ndarray:
@@ -123,31 +99,25 @@ class Effects(NamedTuple):
 
         return self._replace(sufficient=spread(self.sufficient), necessary=spread(self.necessary))
 
-    def share(self, effects: np.ndarray, component: int, distance: int) -> Estimate | None:
-        """The share of D, with its interval over the pairs that were answered; None of no pair.
+    def share(self, nats: np.ndarray) -> Estimate | None:
+        """Return the share of D, with its interval over the answered pairs; None without any.
 
         Args:
-            effects: ``sufficient`` or ``necessary``.
-            component, distance: indices.
+            nats: float64 [P], one number for each pair; NaN where it has none.
         """
-        return self.share_of(effects[:, component, distance])
-
-    def share_of(self, values: np.ndarray) -> Estimate | None:
-        """The same of float64 [P] nats, one for each pair."""
-        used = np.flatnonzero(self.answered & ~np.isnan(values))
+        used = np.flatnonzero(self.answered & ~np.isnan(nats))
         if not len(used):
             return None
-        return ratio(values[used].tolist(), self.between[used].tolist(), used.tolist())
+        return ratio(nats[used].tolist(), self.between[used].tolist(), used.tolist())
 
 
 def components(config: GriffinConfig, *, groups: bool = False) -> list[Component]:
-    """The parts of a model's state, from the bottom: a component for each layer and kind, and then
-    all recurrent states, and all keys and values of attention.
+    """Return the parts of a model's state, from the bottom: a component for each layer and kind,
+    then all recurrent states, and all keys and values of attention.
 
     Args:
-        config: the architecture.
-        groups: whether to leave out the single layers, and to have the lower and the upper half of
-            the depth instead.
+        config: Architecture.
+        groups: Whether to return the lower and the upper half of the depth in the place of layers.
     """
     depth, blocks = config.num_layers, config.block_types
 
@@ -177,13 +147,7 @@ def components(config: GriffinConfig, *, groups: bool = False) -> list[Component
 
 
 def permuted(pairs: Sequence[Pair]) -> list[Pair]:
-    """The same documents, each with the answers of the next pair: patching cannot move them.
-
-    Raises:
-        ArgumentError: there is one pair only.
-    """
-    if len(pairs) < 2:
-        raise ArgumentError("answers of other pairs need two pairs at least, found one")
+    """Give each pair the answers of the next one, which patching cannot move."""
     return [
         pair._replace(original_answer=other.original_answer, changed_answer=other.changed_answer)
         for pair, other in zip(pairs, [*pairs[1:], pairs[0]], strict=True)
@@ -191,7 +155,7 @@ def permuted(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def distances_of(pairs: Sequence[Pair]) -> list[int | None]:
-    """Those of `DISTANCES` that some pair has, and then the cut before the last token."""
+    """Return the `DISTANCES` that some pair has, and None for the cut before the last token."""
     longest = max(len(pair.original) - 1 - pair.fact_end for pair in pairs)
     return [*(distance for distance in DISTANCES if distance < longest), None]
 
@@ -201,19 +165,19 @@ def measure(
     pairs: Sequence[Pair],
     parts: Sequence[Component],
     distances: Sequence[int | None],
-    progress: Callable[[int], Any] = lambda pairs: None,
+    progress: Callable[[], Any] = lambda: None,
 ) -> Effects:
-    """Patches the states of pairs.
+    """Patch the states of pairs.
 
     Args:
-        runner: the model.
-        pairs: documents and questions.
-        parts: what to patch.
-        distances: see `Pair.cut`.
-        progress: called with the number of pairs that are done.
+        runner: Model.
+        pairs: Documents and questions.
+        parts: Components to patch.
+        distances: Distances of `Pair.cut`.
+        progress: Function to call after each pair.
 
     Raises:
-        BadInput: the log-probabilities are not finite.
+        BadInput: The log-probabilities are not finite.
     """
     shape = len(pairs), len(parts), len(distances)
     found = Effects(
@@ -237,30 +201,26 @@ def measure(
             found.original[index], found.changed[index] = preferences[:2]
             found.sufficient[index, :, place] = preferences[2::2] - preferences[0]
             found.necessary[index, :, place] = preferences[1] - preferences[3::2]
-        progress(1)
+        progress()
     return found
 
 
 def check_finite(runner: Runner, values: np.ndarray) -> None:
-    """Refuses log-probabilities that are not.
-
-    Raises:
-        BadInput: some value is NaN or infinite.
-    """
+    """Raise BadInput if a log-probability is NaN or infinite."""
     if not np.isfinite(values).all():
         raise BadInput(
-            "the answers have log-probabilities that are not finite: the weights may be "
-            f"damaged, or {runner.dtype} too narrow: try --dtype float32"
+            "the answers have log-probabilities that are not finite: the weights may be damaged, "
+            f"or {runner.dtype} too narrow: convert the checkpoint with --dtype float32"
         )
 
 
 def softmax_dtype(runner: Runner) -> str:
-    """The dtype in which a runner's logits are normalised."""
+    """Return the dtype in which a runner's logits are normalised."""
     return "float64" if runner.dtype == "float64" else "float32"
 
 
 class _Reader:
-    """Reads documents into the first two rows of a pool, and patched states into all of it."""
+    """Reader of documents into two rows of a pool, and of patched states into all rows."""
 
     def __init__(self, runner: Runner, capacity: int, rows: int):
         self._runner = runner
@@ -272,7 +232,7 @@ class _Reader:
     def states(
         self, pair: Pair, distances: Sequence[int | None]
     ) -> Iterator[tuple[int, dict[str, np.ndarray], dict[str, np.ndarray]]]:
-        """The index of every distance that the pair has, and both documents' states at its cut."""
+        """Yield the index of every distance of the pair, and both documents' states at its cut."""
         before: list[dict[str, np.ndarray]] | None = None
         done = 0
         both = np.stack([pair.original, pair.changed])
@@ -291,7 +251,7 @@ class _Reader:
     def preferences(
         self, pair: Pair, cut: int, states: Sequence[dict[str, np.ndarray]]
     ) -> np.ndarray:
-        """float64 [S]: L after each state has read on to the question."""
+        """Return L, float64 [S], after each state has read on to the question."""
         found = []
         for first in range(0, len(states), self._rows):
             some = states[first : first + self._rows]
@@ -302,7 +262,7 @@ class _Reader:
         return np.concatenate(found)
 
     def _preferences(self, hidden: Any, width: int, rows: int, pair: Pair) -> np.ndarray:
-        """L of each row, from the hidden vectors of its last ``width`` tokens."""
+        """Return L of each row, from the hidden vectors of its last ``width`` tokens."""
         answers = np.stack([pair.original_answer, pair.changed_answer])  # [2, M]
         last = np.arange(rows) * width + width - 1
         firsts, of_row = np.tile(answers[:, 0], rows), np.repeat(np.arange(rows), 2)
@@ -330,14 +290,14 @@ class _Reader:
         return self._runner.score(hidden, positions, targets, position_of, self._softmax)[0]
 
     def _read(self, tokens: np.ndarray, *, started: bool) -> tuple[Any, int]:
-        """Reads int [R, T] tokens into the first R rows of the pool, a step at a time.
+        """Read int [R, T] tokens into the first R rows of the pool, a step at a time.
 
         Args:
-            tokens: one row for each document.
-            started: whether the rows hold states to go on from.
+            tokens: One row for each document.
+            started: Whether the rows hold states to go on from.
 
         Returns:
-            The hidden vectors of the last step, and its number of tokens a row.
+            Hidden vectors of the last step, and its number of tokens a row.
         """
         rows, total = tokens.shape
         step = max(1, self._runner.step_tokens // rows)

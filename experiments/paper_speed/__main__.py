@@ -1,0 +1,187 @@
+"""The command ``python -m experiments.paper_speed``."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from benchmarks.timing import Failed
+from experiments.paper_speed.models import SMALL, TINY, make_models
+from griffin_eval.arguments import parse_size, positive_integers
+from griffin_eval.cli.ending import run_command
+from griffin_eval.cli.options import check_figures_folder
+from griffin_eval.errors import ArgumentError
+from griffin_eval.runners.load import choose_framework
+
+PROMPTS, SAMPLED, BATCHES = [0, 4096], [128, 512, 2048, 4096, 16_384], [1, 8, 16]
+LENGTHS = [512, 1024, 2048, 4096]  # tokens that are sampled for a throughput
+TINY_LENGTHS, TINY_MEMORY = [8, 32], "2MB"
+
+Frameworks = Annotated[
+    Literal["both", "torch", "jax"],
+    typer.Option(help="Frameworks; torch has transformers' RecurrentGemma beside it."),
+]
+Memory = Annotated[
+    str, typer.Option(help="Memory for weights, caches and logits, such as 500MB or 4GB.")
+]
+Rounds = Annotated[int, typer.Option(help="Number of rounds, each with every measurement.", min=1)]
+Device = Annotated[str, typer.Option(help="Device, as the frameworks name it.")]
+Tiny = Annotated[
+    bool, typer.Option("--tiny", help="Measure models of width 64 on short texts, for a try.")
+]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Folder for figures, PNG and SVG.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
+
+app = typer.Typer(
+    help="Measure the paper's claims on speed with Griffin, Hawk and an MQA Transformer.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def latency(
+    memory: Memory = "4GB",
+    frameworks: Frameworks = "both",
+    rounds: Rounds = 3,
+    device: Device = "cpu",
+    tiny: Tiny = False,
+    output: Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time to sample tokens after a prompt (section 5.1).
+
+    Decoding steps are timed at several contexts and summed, with 1, 8 and 16 rows and with the most
+    rows of which every model fits into --memory. The table compares them with the byte model of
+    appendix F.
+    """
+    from experiments.paper_speed import decoding
+    from experiments.paper_speed.byte_model import largest_batches
+    from experiments.paper_speed.latency import contexts_to_measure, results
+
+    prompts, sampled, batches = ([0], TINY_LENGTHS, [1]) if tiny else (PROMPTS, SAMPLED, BATCHES)
+    models = make_models(TINY if tiny else SMALL)
+    largest = largest_batches(
+        models, prompts[-1] + sampled[-1], parse_size(TINY_MEMORY if tiny else memory, "--memory")
+    )
+    batches = sorted({*batches, min(largest.values())})
+    contexts = contexts_to_measure(models, prompts, sampled)
+    points = [(batch, context) for batch in batches for context in contexts]
+    check_figures_folder(output)
+    with _measuring():
+        measured = decoding.measure(
+            models, _chosen(frameworks), dict.fromkeys(models, points), rounds, device, _tell
+        )
+    _report("latency", results(measured, prompts, sampled, batches), output, as_json)
+
+
+@app.command()
+def throughput(
+    memory: Memory = "1GB",
+    frameworks: Frameworks = "both",
+    rounds: Rounds = 3,
+    device: Device = "cpu",
+    tiny: Tiny = False,
+    output: Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tokens per second with the largest batch that fits into memory (section 5.2)."""
+    from experiments.paper_speed import decoding
+    from experiments.paper_speed.throughput import points_to_measure, results
+
+    models, lengths = make_models(TINY if tiny else SMALL), TINY_LENGTHS if tiny else LENGTHS
+    budget = parse_size(TINY_MEMORY if tiny else memory, "--memory")
+    wanted = points_to_measure(models, lengths, budget)
+    check_figures_folder(output)
+    with _measuring():
+        measured = decoding.measure(models, _chosen(frameworks), wanted, rounds, device, _tell)
+    _report("throughput", results(measured, budget, lengths), output, as_json)
+
+
+@app.command()
+def training(
+    widths: Annotated[str, typer.Option(help="Model widths, multiples of 128.")] = "512",
+    lengths: Annotated[
+        str, typer.Option(help="Lengths of the sequences in tokens, which divide 8192.")
+    ] = "256,512,1024,2048,4096,8192",
+    rounds: Rounds = 3,
+    device: Device = "cpu",
+    tiny: Tiny = False,
+    output: Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time of a training step in JAX (section 4.3).
+
+    Every step reads as many tokens, in many short sequences or few long ones.
+    """
+    from experiments.paper_speed import training as steps
+
+    choose_framework("jax")
+    tokens, size = (64, TINY) if tiny else (8192, SMALL._replace(vocab_size=8192))
+    times = positive_integers("--lengths", "16,64" if tiny else lengths, "such as 256,8192")
+    if uneven := [length for length in times if tokens % length]:
+        raise ArgumentError(f"--lengths {uneven[0]}: expected lengths that divide {tokens}")
+    chosen = positive_integers("--widths", "64" if tiny else widths, "such as 256,512")
+    if narrow := [width for width in chosen if width % size.head_dim]:
+        raise ArgumentError(f"--widths {narrow[0]}: expected multiples of {size.head_dim}")
+    models = {width: make_models(size._replace(width=width)) for width in chosen}
+    check_figures_folder(output)
+    with _measuring():
+        findings = steps.measure(models, times, tokens, rounds, device, _tell)
+    _report("training", findings, output, as_json)
+
+
+def _chosen(frameworks: str) -> list[str]:
+    names = ["torch", "jax"] if frameworks == "both" else [frameworks]
+    return [choose_framework(name) for name in names]
+
+
+def _tell(text: str) -> None:
+    """Print a line about long work on a terminal, and nothing in a pipe."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        console.print(text, highlight=False, markup=False)
+
+
+@contextmanager
+def _measuring() -> Iterator[None]:
+    """End the command with one line and exit code 1 if a measuring process fails."""
+    try:
+        yield
+    except Failed as error:
+        typer.echo(f"a measurement failed: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _report(kind: str, findings: dict[str, Any], output: Path | None, as_json: bool) -> None:
+    """Print findings with the paper's claims, and draw their figures.
+
+    Args:
+        kind: Name of the command.
+        findings: Results as ``--json`` prints them.
+        output: Folder of the figures.
+        as_json: Whether to print JSON in the place of tables.
+    """
+    from experiments.paper_speed import claims, tables
+
+    judge: Callable[[dict[str, Any]], list[claims.Claim]] = claims.JUDGES[kind]
+    findings["claims"] = [claim._asdict() for claim in judge(findings)]
+    if as_json:
+        typer.echo(json.dumps(findings, indent=1))
+    else:
+        tables.PRINTERS[kind](Console(width=max(Console().width, 170)), findings)
+    if output is not None:
+        from experiments.paper_speed import figures
+
+        for path in figures.PAINTERS[kind](findings, output):
+            typer.echo(str(path), err=as_json)
+
+
+if __name__ == "__main__":
+    run_command(app)
