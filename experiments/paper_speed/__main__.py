@@ -175,7 +175,7 @@ def _report(kind: str, findings: dict[str, Any], output: Path | None, as_json: b
     if as_json:
         typer.echo(json.dumps(findings, indent=1))
     else:
-        tables.PRINTERS[kind](Console(width=max(Console().width, 170)), findings)
+        tables.PRINTERS[kind](Console(width=max(Console().width, tables.WIDTH)), findings)
     if output is not None:
         from experiments.paper_speed import figures
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from experiments.paper_speed import predictions
 from experiments.paper_speed.decoding import PEER
 
+WIDTH = 200  # columns that the widest table takes
 Findings = Mapping[str, Any]
 
 # Columns are keys of ``--json``, each with a format, or with ``bytes`` for sizes.

@@ -277,9 +277,11 @@ def run(model, *arguments):
 
 @pytest.mark.slow
 def test_own_text_and_figure(tmp_path):
-    (tmp_path / "note.txt").write_text("The keys are red.\nThe door is open.\n")
-    own = ["--text", tmp_path / "note.txt", "--fact", "red", "--instead", "tan"]
-    own += ["--question", "The keys are", "--groups"]
+    (tmp_path / "note.txt").write_text(
+        "Herbert Manning: 8841551200\nGraham Baker: 6774675169\n\n"
+    )
+    own = ["--text", tmp_path / "note.txt", "--fact", "8841551200", "--instead", "2093456789"]
+    own += ["--question", "Herbert Manning:", "--groups"]
     (facts,) = json.loads(run("bytes_griffin", *own, "--json", "-o", tmp_path / "figures"))
     assert facts["pairs"] == facts["accuracy"] == 1 and facts["distances"] == [0, 1, 4, 16, None]
     assert [row["component"] for row in facts["components"]] == [
