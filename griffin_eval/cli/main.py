@@ -115,7 +115,11 @@ def _moved(name: str, home: str) -> None:
         )
 
 
-_moved("bench", "benchmarks.evaluation (also .model, .scan, .convert, .serving, .shard)")
+_moved(
+    "bench",
+    "benchmarks.evaluation (also .model, .scan, .convert, .serving, .shard), or "
+    "experiments.paper_speed for latency, throughput and training,",
+)
 _moved("map", "experiments.causal_map")
 for command in (
     convert,

@@ -277,9 +277,7 @@ def run(model, *arguments):
 
 @pytest.mark.slow
 def test_own_text_and_figure(tmp_path):
-    (tmp_path / "note.txt").write_text(
-        "Herbert Manning: 8841551200\nGraham Baker: 6774675169\n\n"
-    )
+    (tmp_path / "note.txt").write_text("Herbert Manning: 8841551200\nGraham Baker: 6774675169\n\n")
     own = ["--text", tmp_path / "note.txt", "--fact", "8841551200", "--instead", "2093456789"]
     own += ["--question", "Herbert Manning:", "--groups"]
     (facts,) = json.loads(run("bytes_griffin", *own, "--json", "-o", tmp_path / "figures"))
