@@ -88,7 +88,7 @@ def test_import_is_quick_and_brings_nothing_along():
 def test_no_submodule_takes_the_place_of_a_name():
     names = {name: getattr(griffin_eval, name) for name in griffin_eval.__all__}
     for module in pkgutil.iter_modules(griffin_eval.__path__):
-        if not module.name.startswith("_") and module.name != "demo":
+        if not module.name.startswith("_"):
             importlib.import_module(f"griffin_eval.{module.name}")
             assert module.name not in names
     assert {name: getattr(griffin_eval, name) for name in griffin_eval.__all__} == names

@@ -149,22 +149,6 @@ def test_help_and_version_import_no_framework():
     assert "Usage" in done.stdout and "heavy: set()" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("full", [False, slow(True)])
-def test_demo_agrees(tmp_path, monkeypatch, full):
-    monkeypatch.chdir(tmp_path)
-    more = ["--full", "--steps", "5"] if full else []
-    done = run("python", "-m", "griffin_eval.demo", "--samples", "2", *more)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert ("All three agree." if full else "Both agree.") in done.stdout
-    assert done.stdout.count("converted to") == 4 and "are the same bit for bit" in done.stdout
-    assert (tmp_path / "demo-report" / "report.html").is_file()
-    if full:
-        assert "layers.1.mlp_block.up_proj.weight changed" in done.stdout
-        assert re.search(r"quantised to 4 bits: \d+ kB became \d+; .* is 0\.\d+ nats", done.stdout)
-    assert full or not done.stderr  # no progress in a pipe
-
-
 def parameters(command, path=("griffin-eval",)):
     """(name on the command line, help text) of every option and argument."""
     for name, inner in getattr(command, "commands", {}).items():

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 MAKE = {"make demo", "make test"}  # these two are what runs the demo and the tests
-# Lines that are run elsewhere: test_command_line has the demo, .ci/run the tests and installations.
+# Lines that this page's test leaves out: they make an environment, or run the tests.
 ELSEWHERE = ("make ", "pip install ")
 
 
@@ -34,6 +34,19 @@ def test_readme_is_short_and_begins_with_two_commands():
     assert len(README.read_text().splitlines()) <= 150
     first = [line.split("#")[0].strip() for line in blocks(README)[0][1].splitlines()]
     assert set(first) == MAKE
+
+
+def test_the_demo_types_the_quick_start_until_a_command_fails(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text(
+        "```bash\necho install\n```\n## Quick start\n```bash\necho one > file\ncat file\n```\n"
+        "```text\none\n```\n```bash\n(exit 3)\necho after\n```\n## More\n```bash\necho more\n```\n"
+    )
+    demo = [sys.executable, ROOT / ".ci" / "demo.py", readme, tmp_path / "scratch"]
+    done = subprocess.run(demo, capture_output=True, text=True)
+    assert done.stdout == "$ echo one > file\n$ cat file\none\n$ (exit 3)\n"
+    assert done.returncode == 3
+    assert (tmp_path / "scratch" / "file").exists()
 
 
 @pytest.mark.parametrize(
