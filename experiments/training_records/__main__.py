@@ -22,7 +22,7 @@ def training_records(
     """
     from experiments.training_records.figures import draw_all
     from experiments.training_records.records import progress, read_records, record
-    from griffin_eval.training.orders import read_queue
+    from griffin_eval.training.options import read_queue
 
     records = {made["name"]: made for made in read_records(RECORDS)}
     for order in [order for queue in queues or [] for order in read_queue(queue)]:

@@ -13,7 +13,7 @@ from griffin_eval.cli.ending import run_command
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.layout import parameter_count
 from griffin_eval.report.results import Run, read
-from griffin_eval.training.orders import command
+from griffin_eval.training.options import command
 from griffin_eval.training.run_folder import METRICS_FILE, RUN_FILE, read_metrics
 
 QUANTITIES = ("accuracy", "token_accuracy", "exact_match", "bits_per_byte")

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from griffin_eval.training.orders import Order, command
+from griffin_eval.training.options import TrainOptions, command
 from griffin_eval.training.run_folder import METRICS_FILE, read_metrics
 from griffin_eval.training.trainer import is_finished
 
@@ -18,7 +18,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def record(order: Order) -> dict[str, Any]:
+def record(order: TrainOptions) -> dict[str, Any]:
     """Make the record of a run.
 
     Returns:
@@ -27,7 +27,7 @@ def record(order: Order) -> dict[str, Any]:
         ends the run; ``curves``, lists with an element for each test; and ``last``, the last line
         of metrics.
     """
-    lines = read_metrics(order.folder / METRICS_FILE)
+    lines = read_metrics(order.output / METRICS_FILE)
     settings = order.run.settings()
     if "from" in settings:
         settings["from"] = _name(Path(settings["from"]))
@@ -35,7 +35,7 @@ def record(order: Order) -> dict[str, Any]:
         name: [round(line[name], DIGITS) for line in lines] for name in CURVES if name in lines[-1]
     }
     return {
-        "name": _name(order.folder),
+        "name": _name(order.output),
         "command": command(settings, lines[-1]["step"], order.until),
         "settings": settings,
         "until": order.until,
@@ -48,17 +48,17 @@ def _name(folder: Path) -> str:
     return "/".join(folder.parts[-2:])
 
 
-def progress(order: Order) -> tuple[str, bool]:
+def progress(order: TrainOptions) -> tuple[str, bool]:
     """Return a line about the progress of a run, and whether the run is finished."""
-    file = order.folder / METRICS_FILE
+    file = order.output / METRICS_FILE
     lines = read_metrics(file) if file.is_file() else []
     if not lines:
-        return f"{order.folder}: not begun", False
+        return f"{order.output}: not begun", False
     steps, last = order.run.recipe.steps, lines[-1]
     finished = is_finished(lines, steps, order.until)
     word = "finished" if finished else f"of {steps}"
     shown = (f"{name.replace('_', ' ')} {last[name]:.1%}" for name in SHOWN if name in last)
     return (
-        f"{order.folder}: step {last['step']} ({word}), length {last['length']}, "
+        f"{order.output}: step {last['step']} ({word}), length {last['length']}, "
         f"{', '.join(shown)}, {last['seconds'] / 60:.0f} minutes"
     ), finished

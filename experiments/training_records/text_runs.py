@@ -35,7 +35,7 @@ def config_of(record: dict[str, Any]) -> GriffinConfig:
     recipe = dataclasses.replace(
         recipe_named("text"),
         width=settings["recipe"]["width"],
-        visible_keys=settings["recipe"]["window"],
+        window=settings["recipe"]["window"],
     )
     return recipe.config(settings["model"])
 

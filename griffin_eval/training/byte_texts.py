@@ -7,12 +7,14 @@ left out here. The text differs a little between versions of Python, so a run re
 import functools
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from griffin_eval.tasks.phonebook.books import NUMBERS
 from griffin_eval.tasks.phonebook.names import PEOPLE, person
+from griffin_eval.training.recipes import Batch
 
 PAD, EOS, BOS, FIRST = range(4)  # ids; that of byte b is FIRST + b
 VOCABULARY = FIRST + 256
@@ -20,14 +22,10 @@ DIGITS = 10  # of a number
 SPREAD = 40_507  # has no divisor in common with `PEOPLE`: the first names and surnames differ
 LOW_WEIGHT = 0.1  # in the loss, of all of a phonebook but the digits that can be looked up
 
-# Tokens, targets, weights, asked and distance, each [T], as in
-# `griffin_eval.training.recipes.Batch`.
-Example = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-
 
 @functools.cache
 def corpus() -> bytes:
-    """The modules to train on, one after the other."""
+    """Return the modules to train on, one after the other."""
     from griffin_eval.tasks.long_text.documents import PYTHON_MODULES
 
     folder = Path(os.__file__).parent
@@ -37,20 +35,24 @@ def corpus() -> bytes:
 
 @functools.cache
 def held_out() -> bytes:
-    """The modules that the tasks read, one after the other."""
+    """Return the modules that the tasks read, one after the other."""
     from griffin_eval.tasks.long_text.documents import python_texts
 
     return "\n".join(text for _, text in python_texts()).encode()
 
 
-def text(rng: np.random.Generator, length: int, source: bytes | None = None) -> Example:
-    """``length`` bytes of a source, if not `corpus`, from a random position on. No target counts as
-    asked."""
-    source = corpus() if source is None else source
-    start = int(rng.integers(len(source) - length))
-    ids = _ids(source[start : start + length])
-    none = np.zeros(length, np.int32)
-    return ids[:-1], ids[1:], np.ones(length, np.float32), none > 0, none
+def text(
+    rng: np.random.Generator,
+    length: int,
+    *,
+    source: Callable[[], bytes] = corpus,
+    asked: bool = False,
+) -> Batch:
+    """Draw ``length`` bytes of a source. ``asked`` says whether they count for the accuracy."""
+    whole = source()
+    start = int(rng.integers(len(whole) - length))
+    ids, ones = _ids(whole[start : start + length]), np.ones(length, np.float32)
+    return Batch(ids[:-1], ids[1:], ones, np.full(length, asked), np.zeros(length, np.int32))
 
 
 def phonebook(
@@ -61,19 +63,19 @@ def phonebook(
     most: float = 0.8,
     people: int = PEOPLE,
     digits: int = DIGITS,
-) -> Example:
-    """A book, then its entries again in random order, in the form of `griffin_phonebook`.
+) -> Batch:
+    """Draw a book, then its entries again in random order, in the form of `griffin_phonebook`.
 
     Two of the repeated entries stand between blank lines, then follow as many as fit into
     ``length`` bytes. The digits of the repeated entries are asked for.
 
     Args:
-        rng: to draw from.
+        rng: generator to draw from.
         length: bytes of the example, of which the book takes a tenth or more.
-        fewest: entries that the book has at least, however long they are.
-        most: share of the bytes that the book takes at most, but for what its last entry exceeds.
-        people: how many different names there are in all books; the book has no more entries.
-        digits: last ones of a number that an entry has.
+        fewest: smallest number of entries of the book, however long they are.
+        most: largest share of the bytes that the book takes, but for its last entry.
+        people: number of different names in all books; the book has no more entries.
+        digits: number of digits of an entry, the last ones of a number.
     """
     # An entry has more bytes than one, so that these are enough.
     known = rng.choice(people, min(people, max(fewest, length)), replace=False)
@@ -86,8 +88,8 @@ def phonebook(
     return _asked_again(rng, book, length)
 
 
-def _asked_again(rng: np.random.Generator, book: list[str], length: int) -> Example:
-    """A book and its entries again, as `phonebook` has them."""
+def _asked_again(rng: np.random.Generator, book: list[str], length: int) -> Batch:
+    """Return the row of `phonebook` for a book."""
     sizes = [len(entry) for entry in book]
     again: list[int] = []
     while sum(sizes[i] for i in again) < length:
@@ -105,11 +107,11 @@ def _asked_again(rng: np.random.Generator, book: list[str], length: int) -> Exam
     asked = digit & (np.arange(length) > starts[-1])
     weights = np.where(asked, 1, LOW_WEIGHT).astype(np.float32)
     distance = np.where(asked, np.concatenate(distances)[:length], 0)
-    return ids[:-1], ids[1:], weights, asked, distance
+    return Batch(ids[:-1], ids[1:], weights, asked, distance)
 
 
 def write_byte_tokenizer(folder: str | Path) -> None:
-    """Writes ``tokenizer.json`` and ``tokenizer_config.json``: one token for each byte, after BOS.
+    """Write ``tokenizer.json`` and ``tokenizer_config.json``: one token for each byte, after BOS.
 
     Both transformers and this package read them.
     """
@@ -136,14 +138,14 @@ def write_byte_tokenizer(folder: str | Path) -> None:
 
 
 def _ids(data: bytes) -> np.ndarray:
-    """int32 ids of BOS and of the bytes."""
+    """Return the int32 ids of BOS and of the bytes."""
     return np.concatenate([[BOS], np.frombuffer(data, np.uint8).astype(np.int32) + FIRST]).astype(
         np.int32
     )
 
 
 def _byte_characters() -> list[str]:
-    """The character that byte-level tokenizers write for each byte, as in GPT-2's table.
+    """Return the character that byte-level tokenizers write for each byte, as in GPT-2's table.
 
     It is the byte's own character where that is printable and no space, else the next free one from
     256 on.

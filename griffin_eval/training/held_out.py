@@ -1,4 +1,4 @@
-"""What a run is tested for at its checkpoints."""
+"""The tests of a run at its checkpoints."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,32 +15,32 @@ from griffin_eval.training.recipes import Batch
 from griffin_eval.training.step import Params
 
 QUANTILES = (0.05, 0.5, 0.95)
-MOST_ANSWERS = 32  # of a row whose accuracies are told apart
+MAX_ANSWERS = 32  # of a row, to list the accuracy of each
 PARTS = ("recurrent_param", "recurrent_gate_weight", "recurrent_gate_bias")  # Λ, W_a and b_a
 
 
 def held_out_metrics(
     evaluate: Callable, params: Params, batches: list[Batch], window: int
 ) -> dict[str, Any]:
-    """Loss and accuracies on held-out batches.
+    """Return loss and accuracies on held-out batches.
 
     Args:
-        evaluate: from `griffin_eval.training.step.compile_update`.
-        params: of the model.
+        evaluate: function from `griffin_eval.training.step.compile_update`.
+        params: parameters of the model.
         batches: held-out rows, with their distances.
-        window: tokens of which a query of local attention sees what it repeats. Models without
-            local attention are split by it as well, to be compared.
+        window: number of keys that local attention sees. Models without local attention are split
+            by it as well, to be compared.
 
     Returns:
         ``test_loss``; ``accuracy`` of the asked targets; ``in_view`` and ``out_of_view``, of those
         that repeat a token inside and outside the window, if there are any; ``sequences``, the
         share of rows without an error; ``by_answer``, the accuracy of the first, second, … answer,
-        where all rows ask for equally many, at most `MOST_ANSWERS`; and ``by_row``, the loss of
+        where all rows ask for equally many, at most `MAX_ANSWERS`; and ``by_row``, the loss of
         each row, where all targets weigh alike.
     """
     losses, right = zip(*(evaluate(params, batch) for batch in batches), strict=True)
     weights = [np.asarray(batch.weights) for batch in batches]
-    rights = np.concatenate([np.asarray(each) for each in right])
+    rights = np.concatenate([np.asarray(values) for values in right])
     asked = np.concatenate([batch.asked for batch in batches])
     means = [np.sum(loss) / weight.sum() for loss, weight in zip(losses, weights, strict=True)]
     metrics: dict[str, Any] = {"test_loss": float(np.mean(means))}
@@ -55,9 +55,9 @@ def held_out_metrics(
     if rows.any():
         metrics["sequences"] = float((rights | ~asked)[rows].all(1).mean())
     counts = asked.sum(1)
-    if 1 < counts.min() == counts.max() <= MOST_ANSWERS:
-        each = rights[asked].reshape(len(asked), -1).mean(0)
-        metrics["by_answer"] = [round(float(share), 4) for share in each]
+    if 1 < counts.min() == counts.max() <= MAX_ANSWERS:
+        shares = rights[asked].reshape(len(asked), -1).mean(0)
+        metrics["by_answer"] = [round(float(share), 4) for share in shares]
     if all((weight == 1).all() for weight in weights):
         rows_of_all, length = np.concatenate([np.asarray(loss) for loss in losses]), asked.shape[1]
         metrics["by_row"] = [round(float(loss), 4) for loss in rows_of_all / length]
@@ -69,7 +69,7 @@ def _mean(values: np.ndarray) -> float:
 
 
 def compile_gates(config: GriffinConfig) -> Callable[[Params, Batch], dict[str, Any]]:
-    """A function that gives what the RG-LRUs of a model make of a batch.
+    """Return a function that measures the RG-LRUs of a model on a batch.
 
     It returns, under ``lambda`` and ``gate``, for each recurrent layer in order the 5%, 50% and 95%
     quantiles of Λ over its channels, and of the recurrence gate r_t over channels and tokens.
@@ -87,14 +87,14 @@ def compile_gates(config: GriffinConfig) -> Callable[[Params, Batch], dict[str, 
     layers = [i for i, kind in enumerate(config.block_types) if kind == "recurrent"]
 
     def measure(params: Params, batch: Batch) -> dict[str, Any]:
-        found: dict[str, Any] = {"lambda": [], "gate": []}
+        quantiles: dict[str, Any] = {"lambda": [], "gate": []}
         for layer, x in zip(layers, inputs(params, batch.tokens), strict=True):
             names = (f"model.layers.{layer}.temporal_block.rg_lru.{part}" for part in PARTS)
             value, weight, bias = (np.asarray(params[name]) for name in names)
             gate = gate_values(np.asarray(x).reshape(-1, x.shape[-1]), weight, bias)
-            found["lambda"].append(_quantiles(value))
-            found["gate"].append(_quantiles(gate))
-        return found
+            quantiles["lambda"].append(_quantiles(value))
+            quantiles["gate"].append(_quantiles(gate))
+        return quantiles
 
     return measure
 

@@ -1,26 +1,23 @@
-"""The optimizer of a recipe: AdamW with rates by group, and its schedules."""
+"""The optimizer of a run: AdamW with rates by group, and its schedules."""
 
 import optax
 
 from griffin_eval.training.recipes import Recipe
 from griffin_eval.training.step import Params
 
-SCHEDULES = ("cosine", "constant", "falling")
-DECAYED = ("matrices", "linear")
-
 WARM_UP_SHARE = 0.05  # of the steps, before a cosine
 WARM_UP_STEPS = 75  # before the other schedules
 FINAL_RATE_SHARE = 0.1  # of the peak learning rate, at the last step of a cosine
 FALLING_SHARE = 0.1  # of the steps, in which a falling schedule goes to 0
 WEIGHT_DECAY = 0.1
-LARGEST_GRADIENT_NORM = 1.0  # to which larger gradients are scaled down
+MAX_GRADIENT_NORM = 1.0  # larger gradients are scaled down to it
 BETAS = (0.9, 0.98)  # AdamW's decay rates of the two moments
-# Of recurrent blocks; the other layers of a block are those of all models.
+# Layers of recurrent blocks alone; all models have the other layers of a block.
 RECURRENT_PARTS = ("rg_lru", "conv_1d", "linear_x", "linear_y", "linear_out")
 
 
 def make_schedule(recipe: Recipe) -> optax.Schedule:
-    """The learning rate by step, after a linear warm-up.
+    """Return the learning rate by step, after a linear warm-up.
 
     ``cosine`` ends at a tenth of the peak with the recipe's last step. ``constant`` stays at the
     peak, so that a run can be made longer. ``falling`` stays there too, and goes to 0 in the last
@@ -44,14 +41,14 @@ def make_schedule(recipe: Recipe) -> optax.Schedule:
 def make_optimizer(
     rate: optax.Schedule, *, recurrent_rate: float = 1.0, decayed: str = "matrices"
 ) -> optax.GradientTransformation:
-    """AdamW after clipping.
+    """Return AdamW after clipping.
 
     Args:
         rate: learning rate by step.
         recurrent_rate: factor of the changes of `RECURRENT_PARTS`, those of weight decay included.
-        decayed: one of `DECAYED`. ``matrices``: weight decay for all parameters of two or more
-            dimensions but convolutions, so for the embedding, and for weights and biases of gates.
-            ``linear``: for the weights of linear layers alone.
+        decayed: ``matrices`` decays all parameters of two or more dimensions but convolutions, so
+            the embedding, and weights and biases of gates; ``linear`` only the weights of linear
+            layers.
     """
 
     def recurrent(params: Params) -> dict[str, bool]:
@@ -62,12 +59,12 @@ def make_optimizer(
         return {n: value.ndim > 1 and _part(n) not in spared for n, value in params.items()}
 
     return optax.chain(
-        optax.clip_by_global_norm(LARGEST_GRADIENT_NORM),
+        optax.clip_by_global_norm(MAX_GRADIENT_NORM),
         optax.adamw(rate, *BETAS, weight_decay=WEIGHT_DECAY, mask=mask),
         optax.masked(optax.scale(recurrent_rate), recurrent),
     )
 
 
 def _part(name: str) -> str:
-    """The layer that holds a parameter: ``rg_lru`` of ``….rg_lru.recurrent_param``."""
+    """Return the layer that holds a parameter: ``rg_lru`` of ``….rg_lru.recurrent_param``."""
     return name.split(".")[-2]

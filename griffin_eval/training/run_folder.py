@@ -1,7 +1,6 @@
 """The folder of a training run: its settings, metrics and checkpoints."""
 
 import dataclasses
-import hashlib
 import json
 import logging
 from pathlib import Path
@@ -19,67 +18,25 @@ from griffin_eval.converters.source.steps import FINISHED_FILE
 from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import read_json
 from griffin_eval.messages import first_line
+from griffin_eval.training.batches import DATA
+from griffin_eval.training.options import Run
 from griffin_eval.training.recipes import Recipe
 from griffin_eval.training.step import Params
 
 logger = logging.getLogger(__name__)
 
 RUN_FILE, METRICS_FILE = "run.json", "metrics.jsonl"
-NAMES_IN_FILE = {"visible_keys": "window"}  # fields of a recipe that run.json calls otherwise
-CHECKPOINTS_KEPT = 2
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
-    """The settings that determine a run. A run is resumed only with the same settings.
-
-    Attributes:
-        recipe: the recipe with its final steps, learning rate and length.
-        model: one of `griffin_eval.training.recipes.MODELS`.
-        seed: seed of the weights and of the data.
-        start: folder of a checkpoint whose weights the run begins with; None for random ones.
-        dtype: of weights and activations as a step computes with them. The weights that are kept,
-            gradients and the optimizer are float32.
-    """
-
-    recipe: Recipe
-    model: str
-    seed: int
-    start: Path | None = None
-    dtype: str = "float32"
-
-    def settings(self) -> dict[str, Any]:
-        """The contents of ``run.json``, in which the hash stands for a text.
-
-        The number of steps is among them where earlier steps depend on it.
-        """
-        fields = dataclasses.asdict(self.recipe)
-        recipe = {
-            NAMES_IN_FILE.get(name, name): value
-            for name, value in fields.items()
-            if not callable(value)
-        }
-        if self.recipe.text is not None:
-            recipe["text"] = hashlib.sha256(self.recipe.text()).hexdigest()
-        if self.recipe.schedule == "constant":
-            del recipe["steps"]
-        settings = {"recipe": recipe, "model": self.model, "seed": self.seed}
-        if self.start is not None:
-            settings["from"] = str(self.start)
-        if self.dtype != "float32":
-            settings["dtype"] = self.dtype
-        return json.loads(json.dumps(settings))
 
 
 def prepare_folder(run: Run, config: GriffinConfig, folder: Path) -> None:
-    """Creates the folder of a run, or checks that it is of this run.
+    """Create the folder of a run, or check that it is of this run.
 
     Raises:
         CheckpointError: the folder is of another run, or of none.
     """
     file, wanted = folder / RUN_FILE, run.settings()
     if file.is_file():
-        differing = _differing(read_json(file), wanted)  # a field newer than the file: its default
+        differing = _differing(read_json(file), wanted)
         if differing:
             raise CheckpointError(
                 f"{folder} is of another run ({'; '.join(differing)}): name another folder"
@@ -91,22 +48,25 @@ def prepare_folder(run: Run, config: GriffinConfig, folder: Path) -> None:
     file.write_text(json.dumps(wanted, indent=2) + "\n")
     raw = config_json(config, FORMATS["griffin-orbax"], "float32")
     (folder / CONFIG_FILE).write_text(json.dumps(raw, indent=2) + "\n")
-    run.recipe.write_tokenizer(folder)
+    DATA[run.recipe.name].write_tokenizer(folder)
 
 
 def _differing(stored: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """A phrase for each setting whose stored value is not the wanted one."""
-    defaults = {
-        f"recipe.{NAMES_IN_FILE.get(field.name, field.name)}": field.default
-        for field in dataclasses.fields(Recipe)
-        if field.default is not dataclasses.MISSING
-    }
-    there, asked = (traverse_util.flatten_dict(settings, sep=".") for settings in (stored, wanted))
-    there = json.loads(json.dumps(defaults)) | there
+    """Return a phrase for each setting that differs; the default stands for a missing one."""
+    defaults = {field.name: field.default for field in dataclasses.fields(Recipe)}
+    there, asked = (
+        traverse_util.flatten_dict(
+            {"from": None, "dtype": "float32"}
+            | settings
+            | {"recipe": defaults | settings["recipe"]},
+            sep=".",
+        )
+        for settings in (stored, wanted)
+    )
     return [
-        f"{key} {there.get(key)} there, {asked.get(key)} asked for"
-        for key in asked | {key: None for key in there if key == "from"}
-        if there.get(key) != asked.get(key)
+        f"{key} {there.get(key)} there, {value} asked for"
+        for key, value in asked.items()
+        if there.get(key) != value
     ]
 
 
@@ -117,7 +77,7 @@ def save(
     params: Params,
     state: Any,
 ) -> None:
-    """Writes a checkpoint, and the line of metrics of its step.
+    """Write a checkpoint, and the line of metrics of its step.
 
     Raises:
         CheckpointError: they cannot be written.
@@ -153,7 +113,7 @@ def _save_items(manager: ocp.CheckpointManager, step: int, params: Params, state
 def restore(
     manager: ocp.CheckpointManager, step: int, params: Params, state: Any
 ) -> tuple[Params, Any]:
-    """Parameters and optimizer state of a checkpoint, laid out as the given ones."""
+    """Return parameters and optimizer state of a checkpoint, with shardings as ``params``."""
     template = ocp.args.Composite(
         params=ocp.args.StandardRestore(_nested(params)),
         optimizer=ocp.args.StandardRestore(_plain(state)),
@@ -169,14 +129,12 @@ def _nested(params: Params) -> dict[str, Any]:
 
 
 def _plain(state: Any) -> dict[str, jax.Array]:
-    """The leaves of the optimizer's state by their number, as Orbax stores them."""
+    """Return the leaves of the optimizer's state by their number, as Orbax stores them."""
     return {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(state))}
 
 
 def lines_until(path: Path, step: int) -> list[dict[str, Any]]:
-    """The lines of metrics up to the step of a checkpoint.
-
-    Lines after it, which an interrupted run left, are removed from the file.
+    """Return the lines of metrics up to a checkpoint's step, and remove later ones from the file.
 
     Raises:
         CheckpointError: the file has no line of that step.
@@ -193,7 +151,7 @@ def lines_until(path: Path, step: int) -> list[dict[str, Any]]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a ``metrics.jsonl``; incomplete ones are left out with a warning."""
+    """Return the lines of a ``metrics.jsonl``; warn of incomplete ones and leave them out."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,22 +13,32 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from griffin_eval.config import GriffinConfig
+from griffin_eval.errors import ArgumentError
 from griffin_eval.layout import ParamSpec, param_specs
 from griffin_eval.model_jax.griffin import Griffin, param_dtype
-from griffin_eval.sharding.mesh_jax import SUMS, axis_size, gathered, training_sharding
-from griffin_eval.sharding.split import MODEL, split_over
+from griffin_eval.sharding.mesh_jax import (
+    SUMS,
+    axis_size,
+    gathered,
+    make_mesh,
+    training_sharding,
+)
+from griffin_eval.sharding.split import DATA, MODEL, parse_mesh, split_over
 from griffin_eval.training.recipes import Batch
+
+if TYPE_CHECKING:
+    from griffin_eval.training.options import TrainOptions
 
 Params = dict[str, jax.Array]  # by canonical name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
-    """How a step is computed, of which its results do not depend but for rounding.
+    """The computation of a step, which changes its results by rounding alone.
 
     Attributes:
-        mesh: over which batch and weights are split, from `make_mesh`; None for one device.
-        pieces: into which a batch is cut, whose gradients are added up; it divides the rows.
+        mesh: mesh that splits batch and weights, from `make_mesh`; None for one device.
+        pieces: number of pieces of a batch whose gradients are added up; it divides the rows.
         recompute: whether the backward pass computes activations again, instead of keeping more
             than two vectors of the model's width of each token and residual block.
     """
@@ -41,19 +51,48 @@ class Method:
 ONE_DEVICE = Method()
 
 
+def make_method(options: "TrainOptions") -> Method:
+    """Return the computation of a run's steps.
+
+    Raises:
+        ArgumentError: the mesh, its devices, the pieces and the rows do not fit each other.
+    """
+    recipe, pieces = options.run.recipe, options.pieces
+    rows = max(1, recipe.tokens // recipe.length)
+    if rows % pieces:
+        raise ArgumentError(f"--pieces {pieces} does not divide a step's {rows} rows")
+    mesh = None if options.mesh is None else _training_mesh(options.mesh, rows // pieces)
+    return Method(mesh=mesh, pieces=pieces, recompute=options.recompute)
+
+
+def _training_mesh(text: str, rows: int) -> Mesh:
+    """Return a mesh of this process's first devices, for ``rows`` that are read at a time."""
+    sizes, devices = parse_mesh(text, "--mesh"), jax.local_devices()
+    needed = sizes[DATA] * sizes[MODEL]
+    if needed > len(devices):
+        raise ArgumentError(
+            f"--mesh {text}: it takes {needed} devices, and this process has {len(devices)}"
+        )
+    if rows % sizes[DATA]:
+        raise ArgumentError(
+            f"--mesh {text}: {sizes[DATA]} does not divide the {rows} rows that are read at a time"
+        )
+    return make_mesh(devices[:needed], sizes[DATA])
+
+
 def losses_of(
     config: GriffinConfig,
     params: Mapping[str, jax.Array],
     batch: Batch,
     dtype: str = "float32",
 ) -> tuple[jax.Array, jax.Array]:
-    """The losses of the rows of a batch, and which targets are the likeliest token.
+    """Return the losses of the rows of a batch, and which targets are the likeliest token.
 
     Args:
         config: architecture of the model.
         params: parameters by canonical name.
         batch: B rows of equal length T, each of which the model reads from an empty state.
-        dtype: to compute in.
+        dtype: dtype of the computation.
 
     Returns:
         The weighted sum of each row's cross-entropies in nats, float32 [B]; and whether each target
@@ -71,12 +110,12 @@ def losses_of(
     lengths = jnp.full(rows, length, jnp.int32)
     hidden, _ = model.step(tokens, lengths, model.init_state(rows, length))
     logits = model.logits(hidden)
-    each = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-    return jnp.sum(each * weights, -1), jnp.argmax(logits, -1) == targets
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    return jnp.sum(losses * weights, -1), jnp.argmax(logits, -1) == targets
 
 
 def param_places(config: GriffinConfig, mesh: Mesh) -> dict[str, NamedSharding]:
-    """Where each parameter lies on a mesh between steps, by canonical name."""
+    """Return the sharding of each parameter between steps, by canonical name."""
     split = split_over(config, mesh.shape[MODEL])
     return {n: training_sharding(mesh, split, s) for n, s in param_specs(config).items()}
 
@@ -84,7 +123,7 @@ def param_places(config: GriffinConfig, mesh: Mesh) -> dict[str, NamedSharding]:
 def state_places(
     optimizer: optax.GradientTransformation, config: GriffinConfig, mesh: Mesh | None
 ) -> Any:
-    """Where the optimizer's state lies: moments as their parameters do. None without a mesh."""
+    """Return the sharding of the optimizer's state: moments as their parameters."""
     if mesh is None:
         return None
     places = param_places(config, mesh)
@@ -104,14 +143,15 @@ def compile_update(
     method: Method = ONE_DEVICE,
     dtype: str = "float32",
 ):
-    """The compiled functions that make one training step, and that compute `losses_of`. With a mesh
-    they are called where it is set.
+    """Return compiled functions that make one training step, and that compute `losses_of`.
+
+    With a mesh, call them where it is set.
 
     Args:
         config: architecture of the model.
-        optimizer: from `make_optimizer`.
-        method: how a step is computed.
-        dtype: as of `Run`.
+        optimizer: optimizer from `make_optimizer`.
+        method: computation of a step.
+        dtype: dtype of a step, as in `Run`.
 
     Returns:
         ``update(params, state, batch)``, which consumes parameters and the optimizer's state and
@@ -125,8 +165,8 @@ def compile_update(
         total = jax.checkpoint(total, policy=jax.checkpoint_policies.save_only_these_names(SUMS))
     gradient = jax.value_and_grad(total)
 
-    def added(params: Params, batch: Batch) -> tuple[jax.Array, Params]:
-        """The sum of losses, and its gradients."""
+    def summed(params: Params, batch: Batch) -> tuple[jax.Array, Params]:
+        """Return the sum of losses, and its gradients."""
         pieces = math.gcd(method.pieces, len(batch.tokens))
         if pieces == 1:
             return gradient(params, batch)
@@ -139,10 +179,10 @@ def compile_update(
         return jax.lax.scan(add, zero, cut)[0]
 
     def update(params: Params, state: Any, batch: Batch):
-        loss, gradients = added(params, jax.tree.map(jnp.asarray, batch))
+        loss, gradients = summed(params, jax.tree.map(jnp.asarray, batch))
         weight = jnp.sum(jnp.asarray(batch.weights))
         loss, gradients = jax.tree.map(lambda x: x / weight, (loss, gradients))
-        with jax.numpy_dtype_promotion("standard"):  # which optax counts on
+        with jax.numpy_dtype_promotion("standard"):  # that of optax
             changes, state = optimizer.update(gradients, state, params)
             return optax.apply_updates(params, changes), state, loss, optax.tree.norm(gradients)
 

@@ -2,7 +2,7 @@
 
 The folder of a run holds ``run.json`` (its settings), ``config.json`` and the tokenizer, so that
 ``griffin-eval convert`` and ``lm_eval --model griffin`` read its latest checkpoint as it is;
-``metrics.jsonl``; the curves; and a folder for each of the last two checkpoints, with the items
+``metrics.jsonl``; the curves; and a folder for each checkpoint that is kept, with the items
 ``params`` (canonical names) and ``optimizer``.
 """
 
@@ -25,14 +25,13 @@ from griffin_eval.initializers import initial_value
 from griffin_eval.layout import param_specs
 from griffin_eval.messages import listed
 from griffin_eval.runners.jax_runner import keep_compilations
-from griffin_eval.training.batches import batches, processes_for
+from griffin_eval.training.batches import batches, held_out_batches, processes_for
 from griffin_eval.training.held_out import compile_gates, held_out_metrics
 from griffin_eval.training.optimizer import make_optimizer, make_schedule
-from griffin_eval.training.recipes import Recipe
+from griffin_eval.training.options import Run
+from griffin_eval.training.recipes import Batch, Recipe
 from griffin_eval.training.run_folder import (
-    CHECKPOINTS_KEPT,
     METRICS_FILE,
-    Run,
     lines_until,
     prepare_folder,
     restore,
@@ -55,20 +54,22 @@ def train_model(
     folder: Path,
     *,
     until: float | None = None,
-    checkpoint_every: int = 100,
+    save_every: int = 100,
+    keep: int | None = 2,
     method: Method = ONE_DEVICE,
     progress: Callable[[dict[str, Any]], Any] = lambda metrics: None,
 ) -> dict[str, Any]:
-    """Trains to the last step, from the latest checkpoint of the folder if it has one.
+    """Train to the last step, from the latest checkpoint of the folder if it has one.
 
     Args:
         run: settings of the run.
         folder: folder of the run, created if it does not exist.
         until: accuracy on the held-out batches which two tests in a row must reach for the run to
             end before its last step; None for all steps.
-        method: how steps are computed. A run may go on with another one.
-        checkpoint_every: steps between two checkpoints, each with a test on the held-out batches
-            and a line of metrics.
+        save_every: steps between two checkpoints, each with a test on the held-out batches and a
+            line of metrics.
+        keep: number of the latest checkpoints to keep; None for all.
+        method: computation of a step. A run may go on with another one.
         progress: called after every step with ``step`` and ``tokens``, and at checkpoints with the
             whole line of metrics.
 
@@ -80,83 +81,110 @@ def train_model(
             shape, or a checkpoint cannot be written.
         ArgumentError: the loss is not finite.
     """
-    recipe, config, mesh = run.recipe, run.recipe.config(run.model), method.mesh
-    first_weights = _first_weights(run, config)
+    recipe, config = run.recipe, run.recipe.config(run.model)
+    weights = _first_weights(run, config)
     prepare_folder(run, config, folder)
     keep_compilations()
-    rate = make_schedule(recipe)
-    optimizer = make_optimizer(rate, recurrent_rate=recipe.recurrent_rate, decayed=recipe.decayed)
-    places = None if mesh is None else param_places(config, mesh)
-    params = {
-        name: jax.device_put(value, places and places[name])
-        for name, value in first_weights.items()
-    }
-    state = jax.jit(optimizer.init, out_shardings=state_places(optimizer, config, mesh))(params)
-
-    @functools.cache
-    def update_of(stage: GriffinConfig) -> Callable:
-        return compile_update(stage, optimizer, method, run.dtype)[0]
-
-    _, evaluate = compile_update(config, optimizer, method, run.dtype)
-    gates = compile_gates(config) if mesh is None and "recurrent" in config.block_types else None
-    held_out = recipe.held_out()
+    model = _Model(run, weights, method)
+    kept = ocp.CheckpointManagerOptions(max_to_keep=keep)
     with (
-        contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh),
-        ocp.CheckpointManager(
-            folder.resolve(), options=ocp.CheckpointManagerOptions(max_to_keep=CHECKPOINTS_KEPT)
-        ) as manager,
+        contextlib.nullcontext() if method.mesh is None else jax.set_mesh(method.mesh),
+        ocp.CheckpointManager(folder.resolve(), options=kept) as manager,
         batches(recipe, run.seed, processes_for(jax.default_backend())) as take,
     ):
         first = manager.latest_step() or 0
         if first:
-            params, state = restore(manager, first, params, state)
+            model.params, model.state = restore(manager, first, model.params, model.state)
         lines = lines_until(folder / METRICS_FILE, first)
-        last = lines[-1] if lines else {}
-        losses, started = [], time.monotonic() - last.get("seconds", 0.0)
-        tokens = last.get("tokens", 0)
-        for step in range(first, recipe.steps):
+        last = lines[-1] if lines else {"tokens": 0, "seconds": 0.0}
+        tokens, started = last["tokens"], time.monotonic() - last["seconds"]
+        for step in range(first + 1, recipe.steps + 1):
             if is_finished(lines, recipe.steps, until):
                 break
-            stage = _stage(recipe, step, lines)
-            batch = take(step, stage)
-            update = update_of(recipe.config(run.model, stage))
-            params, state, loss, norm = update(params, state, batch)
-            losses.append(loss)
+            stage = _stage(recipe, step - 1, lines)
+            batch = take(step - 1, stage)
+            model.train(batch, stage)
             tokens += batch.tokens.size
-            now = {"step": step + 1, "tokens": tokens}
-            if (step + 1) % checkpoint_every and step + 1 < recipe.steps:
-                progress(now)
-                continue
-            now |= {
-                "stage": stage,
-                "length": recipe.length_of(stage),
-                "loss": float(np.mean(jax.device_get(losses))),
-                "learning_rate": float(np.asarray(rate(step))),
-                "gradient_norm": float(norm),
-                **held_out_metrics(evaluate, params, held_out, recipe.visible_keys),
-            }
-            if recipe.advance is not None:
-                there = recipe.held_out(stage)
-                tested = held_out_metrics(evaluate, params, there, recipe.visible_keys)
-                now["stage_accuracy"] = tested["accuracy"]
-            if gates is not None:
-                now |= gates(params, held_out[0])
-            now["seconds"] = round(time.monotonic() - started, 1)
-            losses.clear()
-            if not np.isfinite(now["loss"]):
-                raise ArgumentError(
-                    f"the loss is {now['loss']} at step {step + 1}; the checkpoint before it is "
-                    f"kept: a learning rate below {recipe.learning_rate} may do"
-                )
-            save(folder, manager, now, params, state)
-            lines.append(now)
+            now = {"step": step, "tokens": tokens}
+            if step % save_every == 0 or step == recipe.steps:
+                now |= model.test(step, stage)
+                now["seconds"] = round(time.monotonic() - started, 1)
+                save(folder, manager, now, model.params, model.state)
+                lines.append(now)
             progress(now)
     (folder / FINISHED_FILE).touch()
     return lines[-1]
 
 
+class _Model:
+    """The weights and the optimizer state of a run, and the compiled functions of its steps.
+
+    Attributes:
+        params: parameters by canonical name.
+        state: state of the optimizer.
+    """
+
+    def __init__(self, run: Run, weights: dict[str, np.ndarray], method: Method) -> None:
+        self._recipe, self._name, self._rate = run.recipe, run.model, make_schedule(run.recipe)
+        config, mesh = run.recipe.config(run.model), method.mesh
+        optimizer = make_optimizer(
+            self._rate, recurrent_rate=run.recipe.recurrent_rate, decayed=run.recipe.decayed
+        )
+        places = {} if mesh is None else param_places(config, mesh)
+        self.params = {n: jax.device_put(value, places.get(n)) for n, value in weights.items()}
+        shardings = state_places(optimizer, config, mesh)
+        self.state = jax.jit(optimizer.init, out_shardings=shardings)(self.params)
+
+        @functools.cache
+        def compiled(config: GriffinConfig) -> tuple[Callable, Callable]:
+            return compile_update(config, optimizer, method, run.dtype)
+
+        self._compiled, self._evaluate = compiled, compiled(config)[1]
+        measured = mesh is None and "recurrent" in config.block_types
+        self._gates = compile_gates(config) if measured else None
+        self._held_out = functools.cache(functools.partial(held_out_batches, run.recipe))
+        self._losses: list[jax.Array] = []
+
+    def train(self, batch: Batch, stage: int) -> None:
+        """Make one step."""
+        update, _ = self._compiled(self._recipe.config(self._name, stage))
+        self.params, self.state, loss, self._norm = update(self.params, self.state, batch)
+        self._losses.append(loss)
+
+    def test(self, step: int, stage: int) -> dict[str, Any]:
+        """Return the metrics after a step, with the loss of the steps since the last test.
+
+        Raises:
+            ArgumentError: the loss is not finite.
+        """
+        loss = float(np.mean(jax.device_get(self._losses)))
+        self._losses.clear()
+        if not np.isfinite(loss):
+            raise ArgumentError(
+                f"the loss is {loss} at step {step}; the checkpoint before it is kept: a learning "
+                f"rate below {self._recipe.learning_rate} may do"
+            )
+        metrics = {
+            "stage": stage,
+            "length": self._recipe.length_of(stage),
+            "loss": loss,
+            "learning_rate": float(np.asarray(self._rate(step - 1))),
+            "gradient_norm": float(self._norm),
+            **self._tested(None),
+        }
+        if self._recipe.advance is not None:
+            metrics["stage_accuracy"] = self._tested(stage)["accuracy"]
+        if self._gates is not None:
+            metrics |= self._gates(self.params, self._held_out(None)[0])
+        return metrics
+
+    def _tested(self, stage: int | None) -> dict[str, Any]:
+        rows = self._held_out(stage)
+        return held_out_metrics(self._evaluate, self.params, rows, self._recipe.window)
+
+
 def is_finished(lines: list[dict[str, Any]], steps: int, until: float | None) -> bool:
-    """Whether a run with these lines of metrics has all its steps, or is good enough."""
+    """Return whether a run with these lines of metrics has all its steps, or is good enough."""
     if lines and lines[-1]["step"] >= steps:
         return True
     tests = [line["accuracy"] for line in lines[-TESTS_IN_A_ROW:]]
@@ -164,7 +192,7 @@ def is_finished(lines: list[dict[str, Any]], steps: int, until: float | None) ->
 
 
 def _stage(recipe: Recipe, step: int, lines: list[dict[str, Any]]) -> int:
-    """The stage of a step after these lines of metrics."""
+    """Return the stage of a step after these lines of metrics."""
     if recipe.advance is None:
         return recipe.stage_at(step)
     if not lines:
@@ -174,7 +202,7 @@ def _stage(recipe: Recipe, step: int, lines: list[dict[str, Any]]) -> int:
 
 
 def _first_weights(run: Run, config: GriffinConfig) -> dict[str, np.ndarray]:
-    """The weights that a run begins with, float32, by canonical name.
+    """Return the weights that a run begins with, float32, by canonical name.
 
     Raises:
         CheckpointError: the checkpoint to start from is of another shape.
@@ -188,12 +216,12 @@ def _first_weights(run: Run, config: GriffinConfig) -> dict[str, np.ndarray]:
                 values[name] *= scale
         return values
     with contextlib.closing(Checkpoint(run.start)) as checkpoint:
-        there = param_specs(checkpoint.config)
+        theirs = {n: list(spec.shape) for n, spec in param_specs(checkpoint.config).items()}
+        ours = {n: list(spec.shape) for n, spec in specs.items()}
         differing = [
-            f"{name} {list(there[name].shape) if name in there else 'missing'} there, "
-            f"{list(specs[name].shape) if name in specs else 'none'} in this run"
-            for name in there | specs
-            if name not in there or name not in specs or there[name].shape != specs[name].shape
+            f"{name} {theirs.get(name, 'missing')} there, {ours.get(name, 'none')} in this run"
+            for name in theirs | ours
+            if theirs.get(name) != ours.get(name)
         ]
         if differing:
             raise CheckpointError(

@@ -20,7 +20,7 @@ from experiments.training_records.text_runs import (
     training_flops,
 )
 from griffin_eval.layout import param_specs
-from griffin_eval.training.orders import read_order
+from griffin_eval.training.options import read_options
 from griffin_eval.training.trainer import train_model
 
 
@@ -34,8 +34,8 @@ def test_finished_runs_of_a_queue_are_recorded(tmp_path, monkeypatch, capsys):
     run |= {"length": 8, "rows": 4, "width": 16, "steps": 2, "schedule": "constant"}
     queue = tmp_path / "queue.jsonl"
     queue.write_text(json.dumps(run) + "\n" + json.dumps(run | {"output": "copy/later"}) + "\n")
-    order = read_order(run)
-    last = train_model(order.run, order.folder, checkpoint_every=1)
+    order = read_options(run)
+    last = train_model(order.run, order.output, save_every=1)
     training_records([queue])
     printed = capsys.readouterr().out
     assert "step 2 (finished), length 8" in printed and "copy/later: not begun" in printed

@@ -175,7 +175,7 @@ def trained(model: str, data: int, devices: int, method: dict, steps: int = 20) 
             for last, used in way:
                 with contextlib.suppress(_StopAt.Reached):
                     stop = _StopAt(last)
-                    train_model(run, Path(folder), checkpoint_every=5, method=used, progress=stop)
+                    train_model(run, Path(folder), save_every=5, method=used, progress=stop)
             losses.append([line["loss"] for line in read_metrics(Path(folder, "metrics.jsonl"))])
     return {"losses": losses, "data": data, "model": mesh.shape[MODEL]}
 

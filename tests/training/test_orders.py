@@ -3,6 +3,8 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,7 +22,7 @@ from griffin_eval.initializers import initial_value
 from griffin_eval.layout import param_specs
 from griffin_eval.training.held_out import held_out_metrics
 from griffin_eval.training.optimizer import make_optimizer, make_schedule
-from griffin_eval.training.orders import Order, command, read_order, read_queue
+from griffin_eval.training.options import command, read_options, read_queue
 from griffin_eval.training.recipes import RECIPES, Batch
 from griffin_eval.training.run_folder import Run, read_metrics
 from griffin_eval.training.trainer import is_finished, train_model
@@ -139,26 +141,27 @@ def test_a_run_is_made_longer_and_ends_where_a_long_one_does(tmp_path, monkeypat
     monkeypatch.setattr(limit, 0)  # it would warn of every save
     short, long = (order_of(tmp_path, "cut", steps=steps) for steps in (4, 8))
     whole = order_of(tmp_path, "whole", steps=8)
-    train_model(short.run, short.folder, checkpoint_every=2)
-    train_model(long.run, long.folder, checkpoint_every=2)
-    train_model(whole.run, whole.folder, checkpoint_every=2)
+    train_model(short.run, short.output, save_every=2)
+    train_model(long.run, long.output, save_every=2)
+    train_model(whole.run, whole.output, save_every=2)
     assert "previous save" not in caplog.text
-    lines = [read_metrics(each.folder / "metrics.jsonl") for each in (long, whole)]
+    lines = [read_metrics(each.output / "metrics.jsonl") for each in (long, whole)]
     for line in lines[0] + lines[1]:
         line.pop("seconds")
     assert lines[0] == lines[1] and lines[0][-1]["step"] == 8
     assert len(lines[0][-1]["gate"]) == len(lines[0][-1]["lambda"]) == 1  # recurrent layers
     cosine = order_of(tmp_path, "cosine", schedule="cosine", steps=2)
-    train_model(cosine.run, cosine.folder)
+    train_model(cosine.run, cosine.output)
     with pytest.raises(CheckpointError, match="recipe.steps 2 there, 3 asked for"):
-        train_model(order_of(tmp_path, "cosine", schedule="cosine", steps=3).run, cosine.folder)
+        train_model(order_of(tmp_path, "cosine", schedule="cosine", steps=3).run, cosine.output)
 
 
-def order_of(folder: Path, name: str, **options) -> Order:
-    """A tiny run of one recurrent block."""
-    order = read_order(ORDER | TINY | {"output": folder / name} | options)
-    recipe = dataclasses.replace(order.run.recipe, layers=1)
-    return dataclasses.replace(order, run=dataclasses.replace(order.run, recipe=recipe))
+def order_of(folder: Path, name: str, **options) -> Any:
+    """Return the options of a tiny run of one recurrent block."""
+    output = folder / name
+    run = read_options(ORDER | TINY | {"output": output} | options).run
+    recipe = dataclasses.replace(run.recipe, layers=1)
+    return SimpleNamespace(run=dataclasses.replace(run, recipe=recipe), output=output, until=None)
 
 
 @pytest.mark.slow
@@ -173,7 +176,7 @@ def test_stages_of_an_adaptive_recipe_wait_for_their_accuracy(tmp_path):
         run, folder = Run(recipe=changed, model="hawk", seed=0), tmp_path / str(advance)
         for steps in (4, 6):  # the second goes on, in the stage that the metrics say
             longer = dataclasses.replace(run, recipe=dataclasses.replace(changed, steps=steps))
-            train_model(longer, folder, checkpoint_every=2)
+            train_model(longer, folder, save_every=2)
         stages[advance] = [
             (m["stage"], m["length"]) for m in read_metrics(folder / "metrics.jsonl")
         ]
@@ -183,25 +186,25 @@ def test_stages_of_an_adaptive_recipe_wait_for_their_accuracy(tmp_path):
 @pytest.mark.slow
 def test_a_run_begins_with_the_weights_of_a_checkpoint(tmp_path):
     first = order_of(tmp_path, "first", steps=1)
-    train_model(first.run, first.folder)
-    again = order_of(tmp_path, "again", **{"from": first.folder}, steps=1, length=16, window=4)
-    train_model(again.run, again.folder)
-    start, end = Checkpoint(first.folder), Checkpoint(again.folder)
+    train_model(first.run, first.output)
+    again = order_of(tmp_path, "again", **{"from": first.output}, steps=1, length=16, window=4)
+    train_model(again.run, again.output)
+    start, end = Checkpoint(first.output), Checkpoint(again.output)
     name = "model.embed_tokens.weight"
     moved = np.abs(end.numpy(name) - start.numpy(name)).max()
     assert moved == 0  # the first step has a learning rate of 0
-    wider = order_of(tmp_path, "wider", **{"from": first.folder}, lru_width=32)
+    wider = order_of(tmp_path, "wider", **{"from": first.output}, lru_width=32)
     with pytest.raises(CheckpointError, match=r"linear_y.weight \[16, 16\] there, \[32, 16\] in"):
-        train_model(wider.run, wider.folder)
-    assert not wider.folder.exists()
+        train_model(wider.run, wider.output)
+    assert not wider.output.exists()
     with pytest.raises(CheckpointError, match="from .*first there, None asked for"):
-        train_model(order_of(tmp_path, "again", length=16, window=4).run, again.folder)
+        train_model(order_of(tmp_path, "again", length=16, window=4).run, again.output)
 
 
 @pytest.mark.slow
 def test_a_full_disk_is_told_in_a_sentence(tmp_path, monkeypatch):
     order = order_of(tmp_path, "run", steps=2)
-    train_model(order.run, order.folder, checkpoint_every=2)
+    train_model(order.run, order.output, save_every=2)
 
     def full(*_args, **_named):
         raise OSError(28, "No space left on device")
@@ -210,9 +213,9 @@ def test_a_full_disk_is_told_in_a_sentence(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("orbax.checkpoint.CheckpointManager.save", full)
         with pytest.raises(CheckpointError, match="step 4 cannot be written .*No space left"):
-            train_model(longer.run, longer.folder, checkpoint_every=2)
-    assert train_model(longer.run, longer.folder, checkpoint_every=2)["step"] == 4
-    assert [m["step"] for m in read_metrics(order.folder / "metrics.jsonl")] == [2, 4]
+            train_model(longer.run, longer.output, save_every=2)
+    assert train_model(longer.run, longer.output, save_every=2)["step"] == 4
+    assert [m["step"] for m in read_metrics(order.output / "metrics.jsonl")] == [2, 4]
 
 
 @pytest.mark.parametrize(
@@ -259,7 +262,7 @@ def test_the_command_of_a_run_makes_the_same_run():
         ORDER | {"length": 300, "rows": 5},
     ]
     for options in orders:
-        run = read_order(options).run
+        run = read_options(options).run
         words = command(run.settings(), run.recipe.steps).split()[2:]
         assert words[0] == options["recipe"]
         again: dict = {"recipe": words[0], "output": "run"}
@@ -269,13 +272,13 @@ def test_the_command_of_a_run_makes_the_same_run():
             name = word.removeprefix("--").removeprefix("no-").replace("-", "_")
             given = not word.startswith("--no-") if value.startswith("--") else json_or_text(value)
             again[name] = given
-        assert read_order(again).run == run
+        assert read_options(again).run == run
 
 
 def test_the_command_of_a_run_that_ended_early_has_its_whole_schedule():
-    settings = read_order(ORDER | {"schedule": "falling", "steps": 4500}).run.settings()
+    settings = read_options(ORDER | {"schedule": "falling", "steps": 4500}).run.settings()
     assert "--steps 4500 --until 0.99" in command(settings, 4400, 0.99)
-    settings = read_order(ORDER | {"schedule": "constant", "steps": 4500}).run.settings()
+    settings = read_options(ORDER | {"schedule": "constant", "steps": 4500}).run.settings()
     assert "--steps 4400" in command(settings, 4400, 0.99)
 
 
@@ -303,8 +306,8 @@ def test_a_queue_makes_what_is_left_of_its_runs(tmp_path):
         assert "taken is there and no run" in done.stderr
         assert done.stdout.count("step 2, test loss") == 2
     assert [m["step"] for m in read_metrics(tmp_path / "b" / "metrics.jsonl")] == [2]
-    done = griffin_eval("train", "bytes", "--queue", queue)
-    assert done.returncode == 2 and "leave out recipe" in done.stderr
+    done = griffin_eval("train", "--until", 2, "--queue", queue)
+    assert done.returncode == 2 and "line 1: --until must be a number above 0, at" in done.stderr
 
 
 def test_a_stage_is_of_a_config_that_exists():

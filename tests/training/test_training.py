@@ -23,9 +23,15 @@ from griffin_eval.tasks.long_text import documents
 from griffin_eval.tasks.phonebook.names import PEOPLE
 from griffin_eval.tasks.symbols import sequences
 from griffin_eval.training import byte_texts
-from griffin_eval.training.batches import batches, processes_for
+from griffin_eval.training.batches import (
+    DATA,
+    batches,
+    draw_batch,
+    held_out_batches,
+    processes_for,
+)
 from griffin_eval.training.optimizer import make_optimizer
-from griffin_eval.training.recipes import RECIPES, Batch
+from griffin_eval.training.recipes import RECIPES
 from griffin_eval.training.run_folder import Run, read_metrics
 from griffin_eval.training.step import Method, compile_update, losses_of
 from griffin_eval.training.trainer import train_model
@@ -45,7 +51,7 @@ seeds = st.integers(0, 2**32)
 @settings(max_examples=examples(30))
 @given(seeds, st.integers(8, 300))
 def test_questions_of_induction_heads_have_the_answer_that_follows_the_first_trigger(seed, length):
-    row = RECIPES["induction_heads"].draw(np.random.default_rng(seed), length)
+    row = DATA["induction_heads"].draws[-1](np.random.default_rng(seed), length)
     triggers = np.flatnonzero(row.tokens == sequences.TRIGGER)
     assert triggers[-1] == length - 1
     assert list(np.flatnonzero(row.asked)) == list(triggers[1:])
@@ -60,7 +66,7 @@ def test_questions_of_induction_heads_have_the_answer_that_follows_the_first_tri
 @settings(max_examples=examples(30))
 @given(seeds, st.integers(8, 300))
 def test_selective_copying_asks_for_the_data_in_order_after_the_markers(seed, length):
-    row = RECIPES["selective_copy"].draw(np.random.default_rng(seed), length)
+    row = DATA["selective_copy"].draws[-1](np.random.default_rng(seed), length)
     data = row.tokens[(row.tokens != sequences.NOISE) & (row.tokens != sequences.MARKER)]
     assert list(row.targets[row.asked]) == list(data)
     assert (row.tokens[row.asked] == sequences.MARKER).all()
@@ -84,7 +90,7 @@ def assert_distances_lead_to_the_targets(row):
 )
 def test_phonebooks_ask_only_for_numbers_that_are_in_the_book(seed, length, fewest, people, digits):
     drawn = np.random.default_rng(seed)
-    row = Batch(*byte_texts.phonebook(drawn, length, fewest, people=people, digits=digits))
+    row = byte_texts.phonebook(drawn, length, fewest, people=people, digits=digits)
     tokens, targets, weights, asked = row[:4]
     assert_distances_lead_to_the_targets(row)
     assert tokens[0] == byte_texts.BOS
@@ -108,15 +114,19 @@ def test_lookups_begin_with_few_names_and_short_numbers():
     recipe = RECIPES["phonebook_lookup"]
     names, digits = [], []
     for stage in range(4):
-        found = [entry for step in range(4) for entry in _entries(recipe.batch(0, step, stage))]
+        found = [
+            entry for step in range(4) for entry in _entries(draw_batch(recipe, 0, step, stage))
+        ]
         names.append(len({name for name, _ in found}))
         digits.append(np.mean([len(number) == 10 for _, number in found]))
     assert names[0] == 4 and 32 < names[1] <= 64 < names[2] < names[3]
     assert digits == sorted(digits) and 0 < digits[0] and digits[3] < 1
     at_once = dataclasses.replace(recipe, curriculum=())
-    for batch in (recipe.batch(0, 5), at_once.batch(0, 5, 0)):
-        assert (batch.tokens == recipe.batch(0, 5, 3).tokens).all()
-    assert {len(number) for batch in recipe.held_out() for _, number in _entries(batch)} == {10}
+    for batch in (draw_batch(recipe, 0, 5), draw_batch(at_once, 0, 5, 0)):
+        assert (batch.tokens == draw_batch(recipe, 0, 5, 3).tokens).all()
+    assert {len(number) for batch in held_out_batches(recipe) for _, number in _entries(batch)} == {
+        10
+    }
 
 
 def _entries(batch):
@@ -130,7 +140,7 @@ def test_text_is_of_modules_that_no_task_reads():
     for _, text in documents.python_texts():
         middle = len(text) // 2
         assert text[middle : middle + 200].encode() not in byte_texts.corpus()
-    for batch in RECIPES["text"].held_out():
+    for batch in held_out_batches(RECIPES["text"]):
         for row in batch.tokens:
             held = bytes((row[1:] - byte_texts.FIRST).tolist())
             assert held in byte_texts.held_out() and held not in byte_texts.corpus()
@@ -139,8 +149,13 @@ def test_text_is_of_modules_that_no_task_reads():
 @pytest.mark.parametrize("name", RECIPES)
 def test_rows_depend_on_seed_step_and_purpose_alone(name):
     recipe = dataclasses.replace(RECIPES[name], tokens=2048)
-    batches = [recipe.batch(0, 9), recipe.batch(1, 9), recipe.batch(0, 10), *recipe.held_out()]
-    again = recipe.batch(0, 9)
+    batches = [
+        draw_batch(recipe, 0, 9),
+        draw_batch(recipe, 1, 9),
+        draw_batch(recipe, 0, 10),
+        *held_out_batches(recipe),
+    ]
+    again = draw_batch(recipe, 0, 9)
     assert all((a == b).all() for a, b in zip(batches[0], again, strict=True))
     rows = [row.tobytes() for batch in batches for row in batch.tokens]
     assert len(set(rows)) == len(rows)
@@ -154,7 +169,9 @@ def test_batches_that_other_processes_draw_are_the_same(name):
     with batches(recipe, 3, processes=2) as take:
         for step in range(recipe.steps):
             stage = recipe.stage_at(step) if recipe.advance is None else int(step > 6)
-            for drawn, wanted in zip(take(step, stage), recipe.batch(3, step, stage), strict=True):
+            for drawn, wanted in zip(
+                take(step, stage), draw_batch(recipe, 3, step, stage), strict=True
+            ):
                 np.testing.assert_array_equal(drawn, wanted)
     assert processes_for("cpu") == 0 < processes_for("gpu")
 
@@ -164,7 +181,7 @@ def test_the_curriculum_ends_with_the_whole_length():
     lengths = [recipe.length_of(recipe.stage_at(step)) for step in range(recipe.steps)]
     assert lengths == sorted(lengths)
     assert lengths[0] == recipe.length // 8 and lengths[recipe.steps // 2] == recipe.length
-    assert {b.tokens.shape[1] for b in recipe.held_out()} == {recipe.length}
+    assert {b.tokens.shape[1] for b in held_out_batches(recipe)} == {recipe.length}
 
 
 def test_the_byte_tokenizer_is_the_one_that_training_used(tmp_path):
@@ -187,7 +204,7 @@ def test_gradients_flow_through_every_parameter(model):
     recipe = dataclasses.replace(RECIPES["bytes"], length=256, tokens=512, width=32, layers=3)
     config = recipe.config(model)
     params = {n: jnp.asarray(initial_value(s, 0)) for n, s in param_specs(config).items()}
-    batch = recipe.batch(0, recipe.steps - 1)
+    batch = draw_batch(recipe, 0, recipe.steps - 1)
     gradient = jax.grad(lambda p: losses_of(config, p, batch)[0].sum())
     gradients = jax.jit(gradient, compiler_options=QUICK_COMPILE)(params)
     assert gradients.keys() == params.keys()
@@ -204,16 +221,16 @@ class Interrupted(Exception):
 @pytest.mark.parametrize("model", ["griffin", slow("hawk"), slow("mqa")])
 def test_a_run_lowers_the_loss_and_goes_on_to_the_same_state(model, tmp_path):
     run, whole, cut = small_run(model), tmp_path / "whole", tmp_path / "cut"
-    train_model(run, whole, checkpoint_every=10)
+    train_model(run, whole, save_every=10)
 
     def interrupt(metrics):
         if metrics["step"] == 27:  # seven steps after the last checkpoint
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        train_model(run, cut, checkpoint_every=10, progress=interrupt)
+        train_model(run, cut, save_every=10, progress=interrupt)
     assert (whole / FINISHED_FILE).exists() and not (cut / FINISHED_FILE).exists()
-    train_model(run, cut, checkpoint_every=10)
+    train_model(run, cut, save_every=10)
     assert (cut / FINISHED_FILE).exists()
 
     lines = [read_metrics(folder / "metrics.jsonl") for folder in (whole, cut)]
@@ -241,20 +258,20 @@ def restored_optimizer(folder: Path) -> list:
 
 def test_lines_of_steps_that_were_lost_are_removed(tmp_path):
     run = small_run("hawk", steps=4, layers=1)
-    train_model(run, tmp_path / "run", checkpoint_every=2)
+    train_model(run, tmp_path / "run", save_every=2)
     file = tmp_path / "run" / "metrics.jsonl"
     with open(file, "a") as lines:
         lines.write(json.dumps({"step": 6, "loss": 0.0}) + '\n{"step": 8, "lo')
-    last = train_model(run, tmp_path / "run", checkpoint_every=2)
+    last = train_model(run, tmp_path / "run", save_every=2)
     assert last["step"] == 4
     assert [line["step"] for line in read_metrics(file)] == [2, 4]
     kept = file.read_text()
     file.write_text(kept + '{"step": 6, "lo')  # the next line must not be glued to it
-    train_model(run, tmp_path / "run", checkpoint_every=2)
+    train_model(run, tmp_path / "run", save_every=2)
     assert file.read_text() == kept
     file.write_text(kept.splitlines(keepends=True)[0])
     with pytest.raises(CheckpointError, match="no line of step 4"):
-        train_model(run, tmp_path / "run", checkpoint_every=2)
+        train_model(run, tmp_path / "run", save_every=2)
     with pytest.raises(CheckpointError, match="recipe.steps 4 there, 3 asked for"):
         train_model(small_run("hawk", steps=3, layers=1), tmp_path / "run")
 
@@ -299,6 +316,7 @@ def test_the_command_trains_what_convert_reads(tmp_path):
         slow(("bytes", "--model", "hawk", "--pieces", "3"), "does not divide a step's 8 rows"),
         slow(("bytes", "--model", "hawk", "--mesh", "rows=2"), "axes data and model, such as"),
         slow(("bytes", "--model", "hawk", "--mesh", "model=64"), "it takes 64 devices, and this"),
+        slow(("bytes", "--model", "hawk", "--keep", "0"), "--keep must be all or a number above 0"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(arguments, message, tmp_path):
@@ -311,7 +329,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(arguments, message, tmp_path):
 @pytest.mark.slow
 def test_a_step_may_be_cut_computed_twice_or_rounded():
     recipe = dataclasses.replace(RECIPES["bytes"], **(SMALL | {"length": 64, "tokens": 512}))
-    config, batch = recipe.config("griffin"), recipe.batch(0, 0)
+    config, batch = recipe.config("griffin"), draw_batch(recipe, 0, 0)
     optimizer = make_optimizer(lambda step: 1e-3)
     methods = {
         "whole": (Method(), "float32"),

@@ -1,0 +1,310 @@
+"""The options of a training run: of ``griffin-eval train``, and of the lines of a queue file."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from griffin_eval.errors import ArgumentError
+from griffin_eval.messages import brief, did_you_mean, first_line
+from griffin_eval.training.recipes import MIN_LENGTH, MODELS, RECIPES, Recipe, recipe_named
+
+SCHEDULES = ("cosine", "constant", "falling")
+DECAYED = ("matrices", "linear")
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """The settings that determine a run. A run is resumed only with the same settings.
+
+    Attributes:
+        recipe: recipe with the run's own values.
+        model: one of `griffin_eval.training.recipes.MODELS`.
+        seed: seed of the weights and of the data.
+        start: folder of a checkpoint whose weights the run begins with; None for random ones.
+        dtype: dtype of weights and activations in a step. The weights that are kept, gradients and
+            the optimizer are float32.
+    """
+
+    recipe: Recipe
+    model: str
+    seed: int
+    start: Path | None = None
+    dtype: str = "float32"
+
+    def settings(self) -> dict[str, Any]:
+        """Return the contents of ``run.json``, in which the hash stands for a text.
+
+        The number of steps is among them where earlier steps depend on it.
+        """
+        from griffin_eval.training.batches import DATA
+
+        recipe, text = dataclasses.asdict(self.recipe), DATA[self.recipe.name].text
+        if text is not None:
+            recipe["text"] = hashlib.sha256(text()).hexdigest()
+        if self.recipe.schedule == "constant":
+            del recipe["steps"]
+        settings = {"recipe": recipe, "model": self.model, "seed": self.seed}
+        if self.start is not None:
+            settings["from"] = str(self.start)
+        if self.dtype != "float32":
+            settings["dtype"] = self.dtype
+        return json.loads(json.dumps(settings))
+
+
+class Rule(typing.NamedTuple):
+    """A condition on the value of an option, and the words of an error that say it."""
+
+    holds: Callable[[Any], bool]
+    words: str
+
+
+def _one_of(names: typing.Iterable[str]) -> Rule:
+    return Rule(tuple(names).__contains__, " or ".join(names))
+
+
+_ANY = Rule(lambda value: True, "")
+_NOT_NEGATIVE = Rule(lambda value: value >= 0, "0 or more")
+_COUNT = Rule(lambda value: value >= 1, "at least 1")
+_POSITIVE = Rule(lambda value: 0 < value < math.inf, "a number above 0")
+_SHARE = Rule(lambda value: 0 < value <= 1, "a number above 0, at most 1")
+_LENGTH = Rule(lambda value: value >= MIN_LENGTH, f"at least {MIN_LENGTH}")
+_KEPT = Rule(
+    lambda value: value == "all" or (value.isdecimal() and int(value) > 0),
+    "all or a number above 0",
+)
+
+_TYPES = {
+    str: ((str, int), "a text"),
+    Path: ((str, Path), "a path"),
+    int: (int, "a whole number"),
+    float: ((int, float), "a number"),
+    bool: (bool, "true or false"),
+}
+
+
+def _option(help: str, rule: Rule = _ANY, *, default: Any = None, names: tuple = ()) -> Any:
+    """Return a field that is an option; ``names`` are those of the command, if not its own."""
+    metadata = {"help": help, "rule": rule, "names": names}
+    if default is dataclasses.MISSING:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+_needed = functools.partial(_option, default=dataclasses.MISSING)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """The options of a run; None stands for the recipe's value.
+
+    A field is an option of ``griffin-eval train`` and a key of a queue file's lines, both without
+    the underscore at its end.
+    """
+
+    recipe: str = _needed(f"Recipe: {', '.join(RECIPES)}.")
+    model: str = _needed(f"Model: {', '.join(MODELS)}.")
+    output: Path = _needed("Folder of the run.", names=("--output", "-o"))
+    from_: Path | None = _option("Checkpoint whose weights the run begins with.", names=("--from",))
+    seed: int = _option("Seed of weights and data.", _NOT_NEGATIVE, default=0)
+    steps: int | None = _option("Number of steps.", _COUNT)
+    until: float | None = _option(
+        "Held-out accuracy that ends the run, in two tests in a row.", _SHARE
+    )
+    length: int | None = _option("Length of a training sequence in tokens.", _LENGTH)
+    rows: int | None = _option("Sequences of a step at this length.", _COUNT)
+    curriculum: bool | None = _option("Begin with shorter sequences.")
+    width: int | None = _option("Width of the model.", _COUNT)
+    heads: int | None = _option("Number of heads, and of blocks of the gates.", _COUNT)
+    lru_width: int | None = _option("Channels of the recurrence.", _COUNT)
+    window: int | None = _option("Number of keys that local attention sees.", _COUNT)
+    scale_window: bool | None = _option("Use shorter windows for shorter sequences.")
+    rope_fraction: float | None = _option("Part of each head that RoPE rotates.", _SHARE)
+    conv_variance: float | None = _option(
+        "Initial variance of the outputs of convolutions.", _POSITIVE
+    )
+    learning_rate: float | None = _option("Peak learning rate.", _POSITIVE)
+    recurrent_rate: float | None = _option(
+        "Factor of the learning rate in recurrent blocks.", _POSITIVE
+    )
+    schedule: str | None = _option(
+        f"Learning rate by step: {', '.join(SCHEDULES)}.", _one_of(SCHEDULES)
+    )
+    decayed: str | None = _option(
+        f"Parameters with weight decay: {', '.join(DECAYED)}.", _one_of(DECAYED)
+    )
+    dtype: str = _option(
+        f"Dtype of a step: {', '.join(DTYPES)}; weights stay float32.",
+        _one_of(DTYPES),
+        default="float32",
+    )
+    save_every: int = _option(
+        "Steps from a checkpoint, with its test and line of metrics, to the next.",
+        _COUNT,
+        default=100,
+    )
+    keep: str = _option("Number of the latest checkpoints to keep, or all.", _KEPT, default="2")
+    mesh: str | None = _option("Devices that split batch and weights, such as data=4,model=2.")
+    pieces: int = _option("Pieces of a batch whose gradients are added up.", _COUNT, default=1)
+    recompute: bool = _option(
+        "Compute activations twice, to save memory.", default=False, names=("--recompute",)
+    )
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                object.__setattr__(self, field.name, _checked(field, value))
+        if self.model not in MODELS:
+            raise ArgumentError(
+                f"unknown model {self.model!r}: expected {', '.join(MODELS)}"
+                f"{did_you_mean(self.model, MODELS)}"
+            )
+        self.run.recipe.config(self.model)  # whose sizes must fit each other
+
+    @functools.cached_property
+    def run(self) -> Run:
+        """The settings of the run: its recipe with the values of these options."""
+        recipe = recipe_named(self.recipe)
+        names = {field.name for field in dataclasses.fields(Recipe)} - {"name", "curriculum"}
+        values = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        changes: dict[str, Any] = {n: value for n, value in values.items() if value is not None}
+        if self.curriculum is False:
+            changes["curriculum"] = ()
+        if self.rows is not None:
+            changes["tokens"] = self.rows * (self.length or recipe.length)
+        return Run(
+            recipe=dataclasses.replace(recipe, **changes),
+            model=self.model,
+            seed=self.seed,
+            start=None if self.from_ is None else self.from_.absolute(),
+            dtype=self.dtype,
+        )
+
+    @property
+    def checkpoints_kept(self) -> int | None:
+        """The number of checkpoints to keep; None for all."""
+        return None if self.keep == "all" else int(self.keep)
+
+
+FIELDS = {field.name.rstrip("_"): field for field in dataclasses.fields(TrainOptions)}
+_NEEDED = [name for name, field in FIELDS.items() if field.default is dataclasses.MISSING]
+
+
+def option_type(field: dataclasses.Field) -> type:
+    """Return the type of an option's value, None apart."""
+    return (typing.get_args(field.type) or (field.type,))[0]
+
+
+def _checked(field: dataclasses.Field, value: Any) -> Any:
+    """Return the value of an option in its type.
+
+    Raises:
+        ArgumentError: the option cannot have this value.
+    """
+    kind, rule = option_type(field), field.metadata["rule"]
+    types, words = _TYPES[kind]
+    if isinstance(value, types) and isinstance(value, bool) == (kind is bool):
+        if rule.holds(kind(value)):
+            return kind(value)
+    raise ArgumentError(f"{_shown(field.name)} must be {rule.words or words}, found {brief(value)}")
+
+
+def read_options(values: Mapping[str, Any]) -> TrainOptions:
+    """Return the options of a run from their values by name; None stands for the default.
+
+    Raises:
+        ArgumentError: an option does not exist, is missing, or cannot have its value.
+    """
+    for name in values:
+        if name not in FIELDS:
+            raise ArgumentError(
+                f"unknown field {name!r}: expected one of {', '.join(FIELDS)}"
+                f"{did_you_mean(name, FIELDS)}"
+            )
+    for name in _NEEDED:
+        if values.get(name) is None:
+            raise ArgumentError(f"{name} is missing: a run needs a recipe, a model and an output")
+    return TrainOptions(
+        **{FIELDS[name].name: value for name, value in values.items() if value is not None}
+    )
+
+
+def read_queue(path: Path, shared: Mapping[str, Any] = {}) -> list[TrainOptions]:
+    """Read the runs of a queue file: on each line a JSON object with the options of a run.
+
+    Args:
+        path: path of the file.
+        shared: options of all runs whose lines have others of the same name.
+
+    Raises:
+        ArgumentError: the file cannot be read or has no line, or a line asks for no possible run,
+            or two lines name one folder.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"{path} cannot be read: {first_line(error)}") from None
+    runs: dict[Path, TrainOptions] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            options = read_options({**shared, **_object(line)})
+            if options.output in runs:
+                raise ArgumentError(f"an earlier line has the output {options.output} too")
+        except ArgumentError as error:
+            raise ArgumentError(f"{path}, line {number}: {error}") from None
+        runs[options.output] = options
+    if not runs:
+        raise ArgumentError(f"{path} has no line: expected a JSON object for each run")
+    return list(runs.values())
+
+
+def _object(line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ArgumentError(f"expected a JSON object, found none ({error.msg})") from None
+    if not isinstance(value, dict):
+        raise ArgumentError(f"expected a JSON object, found {brief(value)}")
+    return value
+
+
+def command(settings: Mapping[str, Any], steps: int, until: float | None = None) -> str:
+    """Return the command that makes a run again, but for its output.
+
+    Args:
+        settings: contents of the run's ``run.json``.
+        steps: number of steps that it took.
+        until: accuracy that ended it, or was to end it.
+    """
+    stored = settings["recipe"]
+    default = Run(recipe=recipe_named(stored["name"]), model="griffin", seed=0).settings()["recipe"]
+    options = {"model": settings["model"], "seed": settings["seed"], "steps": steps}
+    if "steps" in stored:  # its learning rates depend on them, however early it ended
+        options |= {"steps": stored["steps"], "until": until}
+    options |= {name: stored[name] for name in ("length", "learning_rate")}
+    changed = {name: value for name, value in stored.items() if value != default.get(name, value)}
+    if "tokens" in changed:
+        options["rows"] = max(1, stored["tokens"] // stored["length"])
+    options |= {name: value for name, value in changed.items() if name in FIELDS}
+    options |= {name: settings[name] for name in ("from", "dtype") if name in settings}
+    words = ["griffin-eval train", stored["name"]]
+    for name, value in options.items():
+        if name == "curriculum":
+            words.append("--no-curriculum")
+        elif value is not None:
+            words.append(_shown(name) if value is True else f"{_shown(name)} {value}")
+    return " ".join(words)
+
+
+def _shown(name: str) -> str:
+    """Return the name of an option as the command has it."""
+    return name if name == "recipe" else f"--{name.strip('_').replace('_', '-')}"
