@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from griffin_eval.training.options import TrainOptions
     from griffin_eval.training.step import Method
 
-QUEUE = typer.Option(
-    help="File of runs to make one after the other: a JSON object of options on each line. "
-    "Options of the command hold where a line has none."
-)
 
-
-def train(queue: Path | None, **values: Any) -> None:
+def train(
+    queue: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of runs to make one after the other: a JSON object of options on each line. "
+            "Options of the command hold where a line has none."
+        ),
+    ] = None,
+    **values: Any,
+) -> None:
     """Train a small model of section 6.2 with the JAX twin.
 
     A folder with an unfinished run continues from its latest checkpoint; `convert` and `lm_eval`
@@ -55,23 +59,19 @@ def _parameter(field: dataclasses.Field) -> inspect.Parameter:
     """Return the parameter of the command for an option."""
     help, names = field.metadata["help"], field.metadata["names"]
     is_recipe = field.name == "recipe"
-    option = typer.Argument(help=help) if is_recipe else typer.Option(*names, help=help)
-    missing = field.default is dataclasses.MISSING
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=None if missing else field.default,
-        annotation=Annotated[option_type(field) | None, option],
+        default=None if field.default is dataclasses.MISSING else field.default,
+        annotation=Annotated[
+            option_type(field) | None,
+            typer.Argument(help=help) if is_recipe else typer.Option(*names, help=help),
+        ],
     )
 
 
-_QUEUE = inspect.Parameter(
-    "queue",
-    inspect.Parameter.KEYWORD_ONLY,
-    default=None,
-    annotation=Annotated[Path | None, QUEUE],
-)
-_parameters = [*map(_parameter, FIELDS.values()), _QUEUE]
+_queue = inspect.signature(train).parameters["queue"]
+_parameters = [_queue, *map(_parameter, FIELDS.values())]
 train.__signature__ = inspect.Signature(_parameters)  # type: ignore[attr-defined]
 train.__annotations__ = {each.name: each.annotation for each in _parameters}
 

@@ -22,15 +22,11 @@ SETTINGS = {
 
 
 def use_one_heap() -> bool:
-    """Has all threads of this process allocate from one heap, which keeps what they free, for good,
-    if JAX will compute on the CPU.
+    """Make all threads of this process share one heap that keeps freed memory, if JAX will compute
+    on the CPU.
 
-    To be called before JAX starts its threads. The memory of the process does not shrink from then
-    on, and is larger than its arrays by what lies between them: for training, whose steps are all
-    alike.
-
-    Returns:
-        Whether the C library took all settings; one that is not glibc has none, and is left alone.
+    Call it before JAX starts its threads. From then on the memory of the process does not shrink.
+    Only glibc has these settings; return whether it took all of them.
     """
     if not sys.platform.startswith("linux") or not _only_cpu():
         return False
@@ -39,7 +35,7 @@ def use_one_heap() -> bool:
 
 
 def _only_cpu() -> bool:
-    """Whether JAX can find no other device: by JAX_PLATFORMS, else by what is installed."""
+    """Return whether JAX can find no other device, by JAX_PLATFORMS or by installed packages."""
     if asked := os.environ.get("JAX_PLATFORMS"):
         return asked == "cpu"
     modules = "jax_plugins", "libtpu"

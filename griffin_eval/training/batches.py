@@ -26,6 +26,7 @@ HELD_OUT_BATCHES = 8
 MAX_PROCESSES = 8
 _AHEAD = 2  # batches of each process that are drawn before they are needed
 
+# Draws a row, arrays [T], from a length in tokens. T may exceed it, by as much in all rows.
 Draw = Callable[[np.random.Generator, int], Batch]
 Take = Callable[[int, int], Batch]
 
@@ -33,19 +34,14 @@ Take = Callable[[int, int], Batch]
 class Data(NamedTuple):
     """The data of a recipe.
 
-    Attributes:
-        draws: functions that draw one row from a generator and a length in tokens: a `Batch` of
-            arrays [T]. T may exceed the length, and is the same for all rows of a length. The last
-            stages of a run draw by one function each, earlier stages by the first of them.
-        write_tokenizer: function that writes the files of the tokenizer into a folder.
-        held_out: function that draws held-out rows; None for the last of ``draws``.
-        text: function that returns the text from which rows are taken; None if all are generated.
+    The last stages of a run draw rows by one function of ``draws`` each, and earlier stages by the
+    first of them.
     """
 
     draws: tuple[Draw, ...]
     write_tokenizer: Callable[[Path], None] = byte_texts.write_byte_tokenizer
-    held_out: Draw | None = None
-    text: Callable[[], bytes] | None = None
+    held_out: Draw | None = None  # None for the last of ``draws``
+    text: Callable[[], bytes] | None = None  # text of which rows are parts
 
 
 def _mixed(rng: np.random.Generator, length: int) -> Batch:
@@ -58,11 +54,8 @@ def _lookup(people: int, *shares: float) -> Draw:
     """Return a function that draws short phonebooks, for one stage of ``phonebook_lookup``.
 
     Where numbers are long, a model can learn to continue one of which it has seen some digits, and
-    never which number belongs to a name. Few names and short numbers teach that first.
-
-    Args:
-        people: number of names in all books.
-        shares: shares of books whose numbers have one digit, two, and all ten.
+    never which number belongs to a name. Few people and short numbers teach that first: ``shares``
+    are those of books whose numbers have one digit, two, and all ten.
     """
 
     def draw(rng: np.random.Generator, length: int) -> Batch:
@@ -125,10 +118,7 @@ def _rows(recipe: Recipe, purpose: str, draw: Draw, seed: int, step: int, length
 def batches(recipe: Recipe, seed: int, processes: int) -> Iterator[Take]:
     """Give a function that returns the batch of a step and stage, called in the order of steps.
 
-    Args:
-        recipe: recipe of the run.
-        seed: seed of the run.
-        processes: number of processes that draw; 0 to draw a batch when it is needed.
+    Without processes it draws a batch when it is needed.
     """
     if not processes:
         yield functools.partial(draw_batch, recipe, seed)

@@ -74,7 +74,7 @@ def phonebook(
         length: bytes of the example, of which the book takes a tenth or more.
         fewest: smallest number of entries of the book, however long they are.
         most: largest share of the bytes that the book takes, but for its last entry.
-        people: number of different names in all books; the book has no more entries.
+        people: number of names in all books.
         digits: number of digits of an entry, the last ones of a number.
     """
     # An entry has more bytes than one, so that these are enough.

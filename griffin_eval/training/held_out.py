@@ -24,12 +24,7 @@ def held_out_metrics(
 ) -> dict[str, Any]:
     """Return loss and accuracies on held-out batches.
 
-    Args:
-        evaluate: function from `griffin_eval.training.step.compile_update`.
-        params: parameters of the model.
-        batches: held-out rows, with their distances.
-        window: number of keys that local attention sees. Models without local attention are split
-            by it as well, to be compared.
+    Models without local attention are split by the window as well, to be compared.
 
     Returns:
         ``test_loss``; ``accuracy`` of the asked targets; ``in_view`` and ``out_of_view``, of those

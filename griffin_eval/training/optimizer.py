@@ -39,16 +39,12 @@ def make_schedule(recipe: Recipe) -> optax.Schedule:
 
 
 def make_optimizer(
-    rate: optax.Schedule, *, recurrent_rate: float = 1.0, decayed: str = "matrices"
+    rate: optax.Schedule, recurrent_rate: float = 1.0, decayed: str = "matrices"
 ) -> optax.GradientTransformation:
-    """Return AdamW after clipping.
+    """Return AdamW after clipping, with the changes of `RECURRENT_PARTS` times ``recurrent_rate``.
 
-    Args:
-        rate: learning rate by step.
-        recurrent_rate: factor of the changes of `RECURRENT_PARTS`, those of weight decay included.
-        decayed: ``matrices`` decays all parameters of two or more dimensions but convolutions, so
-            the embedding, and weights and biases of gates; ``linear`` only the weights of linear
-            layers.
+    Weight decay acts on all parameters of two or more dimensions but convolutions (``matrices``:
+    the embedding, and weights and biases of gates, among them), or on the weights of linear layers.
     """
 
     def recurrent(params: Params) -> dict[str, bool]:

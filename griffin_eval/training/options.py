@@ -7,12 +7,20 @@ import json
 import math
 import typing
 from collections.abc import Callable, Mapping
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
 from griffin_eval.errors import ArgumentError
-from griffin_eval.messages import brief, did_you_mean, first_line
-from griffin_eval.training.recipes import MIN_LENGTH, MODELS, RECIPES, Recipe, recipe_named
+from griffin_eval.messages import brief, first_line
+from griffin_eval.training.recipes import (
+    MIN_LENGTH,
+    MODELS,
+    RECIPES,
+    Recipe,
+    check_name,
+    recipe_named,
+)
 
 SCHEDULES = ("cosine", "constant", "falling")
 DECAYED = ("matrices", "linear")
@@ -21,22 +29,13 @@ DTYPES = ("float32", "bfloat16")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """The settings that determine a run. A run is resumed only with the same settings.
-
-    Attributes:
-        recipe: recipe with the run's own values.
-        model: one of `griffin_eval.training.recipes.MODELS`.
-        seed: seed of the weights and of the data.
-        start: folder of a checkpoint whose weights the run begins with; None for random ones.
-        dtype: dtype of weights and activations in a step. The weights that are kept, gradients and
-            the optimizer are float32.
-    """
+    """The settings that determine a run. A run is resumed only with the same settings."""
 
     recipe: Recipe
     model: str
     seed: int
-    start: Path | None = None
-    dtype: str = "float32"
+    start: Path | None = None  # checkpoint whose weights the run begins with
+    dtype: str = "float32"  # of a step; weights between steps and the optimizer are float32
 
     def settings(self) -> dict[str, Any]:
         """Return the contents of ``run.json``, in which the hash stands for a text.
@@ -58,29 +57,20 @@ class Run:
         return json.loads(json.dumps(settings))
 
 
-class Rule(typing.NamedTuple):
-    """A condition on the value of an option, and the words of an error that say it."""
+# Conditions on the value of an option, and the words of an error.
+Rule = tuple[Callable[[Any], bool], str]
+_NOT_NEGATIVE: Rule = (lambda value: value >= 0), "0 or more"
+_COUNT: Rule = (lambda value: value >= 1), "at least 1"
+_LENGTH: Rule = (lambda value: value >= MIN_LENGTH), f"at least {MIN_LENGTH}"
+_POSITIVE: Rule = (lambda value: 0 < value < math.inf), "a number above 0"
+_SHARE: Rule = (lambda value: 0 < value <= 1), "a number above 0, at most 1"
+_SCHEDULE: Rule = SCHEDULES.__contains__, " or ".join(SCHEDULES)
+_DECAYED: Rule = DECAYED.__contains__, " or ".join(DECAYED)
+_DTYPE: Rule = DTYPES.__contains__, " or ".join(DTYPES)
+_KEPT: Rule = (lambda v: v == "all" or (v.isdecimal() and int(v) >= 1)), "all or at least 1"
 
-    holds: Callable[[Any], bool]
-    words: str
-
-
-def _one_of(names: typing.Iterable[str]) -> Rule:
-    return Rule(tuple(names).__contains__, " or ".join(names))
-
-
-_ANY = Rule(lambda value: True, "")
-_NOT_NEGATIVE = Rule(lambda value: value >= 0, "0 or more")
-_COUNT = Rule(lambda value: value >= 1, "at least 1")
-_POSITIVE = Rule(lambda value: 0 < value < math.inf, "a number above 0")
-_SHARE = Rule(lambda value: 0 < value <= 1, "a number above 0, at most 1")
-_LENGTH = Rule(lambda value: value >= MIN_LENGTH, f"at least {MIN_LENGTH}")
-_KEPT = Rule(
-    lambda value: value == "all" or (value.isdecimal() and int(value) > 0),
-    "all or a number above 0",
-)
-
-_TYPES = {
+# The types of JSON that give an option of a type, and the words of an error.
+_TYPES: dict[type, tuple[Any, str]] = {
     str: ((str, int), "a text"),
     Path: ((str, Path), "a path"),
     int: (int, "a whole number"),
@@ -89,15 +79,10 @@ _TYPES = {
 }
 
 
-def _option(help: str, rule: Rule = _ANY, *, default: Any = None, names: tuple = ()) -> Any:
+def _option(help: str, rule: Rule | None = None, default: Any = None, names: tuple = ()) -> Any:
     """Return a field that is an option; ``names`` are those of the command, if not its own."""
     metadata = {"help": help, "rule": rule, "names": names}
-    if default is dataclasses.MISSING:
-        return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
-
-
-_needed = functools.partial(_option, default=dataclasses.MISSING)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,15 +93,13 @@ class TrainOptions:
     the underscore at its end.
     """
 
-    recipe: str = _needed(f"Recipe: {', '.join(RECIPES)}.")
-    model: str = _needed(f"Model: {', '.join(MODELS)}.")
-    output: Path = _needed("Folder of the run.", names=("--output", "-o"))
+    recipe: str = _option(f"Recipe: {', '.join(RECIPES)}.", default=MISSING)
+    model: str = _option(f"Model: {', '.join(MODELS)}.", default=MISSING)
+    output: Path = _option("Folder of the run.", None, MISSING, ("--output", "-o"))
     from_: Path | None = _option("Checkpoint whose weights the run begins with.", names=("--from",))
-    seed: int = _option("Seed of weights and data.", _NOT_NEGATIVE, default=0)
+    seed: int = _option("Seed of weights and data.", _NOT_NEGATIVE, 0)
     steps: int | None = _option("Number of steps.", _COUNT)
-    until: float | None = _option(
-        "Held-out accuracy that ends the run, in two tests in a row.", _SHARE
-    )
+    until: float | None = _option("Accuracy of two tests in a row that ends the run.", _SHARE)
     length: int | None = _option("Length of a training sequence in tokens.", _LENGTH)
     rows: int | None = _option("Sequences of a step at this length.", _COUNT)
     curriculum: bool | None = _option("Begin with shorter sequences.")
@@ -126,51 +109,29 @@ class TrainOptions:
     window: int | None = _option("Number of keys that local attention sees.", _COUNT)
     scale_window: bool | None = _option("Use shorter windows for shorter sequences.")
     rope_fraction: float | None = _option("Part of each head that RoPE rotates.", _SHARE)
-    conv_variance: float | None = _option(
-        "Initial variance of the outputs of convolutions.", _POSITIVE
-    )
+    conv_variance: float | None = _option("Initial variance of convolution outputs.", _POSITIVE)
     learning_rate: float | None = _option("Peak learning rate.", _POSITIVE)
-    recurrent_rate: float | None = _option(
-        "Factor of the learning rate in recurrent blocks.", _POSITIVE
-    )
-    schedule: str | None = _option(
-        f"Learning rate by step: {', '.join(SCHEDULES)}.", _one_of(SCHEDULES)
-    )
-    decayed: str | None = _option(
-        f"Parameters with weight decay: {', '.join(DECAYED)}.", _one_of(DECAYED)
-    )
-    dtype: str = _option(
-        f"Dtype of a step: {', '.join(DTYPES)}; weights stay float32.",
-        _one_of(DTYPES),
-        default="float32",
-    )
-    save_every: int = _option(
-        "Steps from a checkpoint, with its test and line of metrics, to the next.",
-        _COUNT,
-        default=100,
-    )
-    keep: str = _option("Number of the latest checkpoints to keep, or all.", _KEPT, default="2")
+    recurrent_rate: float | None = _option("Factor of the rate in recurrent blocks.", _POSITIVE)
+    schedule: str | None = _option(f"Learning rate by step: {', '.join(SCHEDULES)}.", _SCHEDULE)
+    decayed: str | None = _option(f"Parameters with weight decay: {', '.join(DECAYED)}.", _DECAYED)
+    dtype: str = _option("Dtype of a step: float32 or bfloat16.", _DTYPE, DTYPES[0])
+    save_every: int = _option("Steps between two checkpoints, each with a test.", _COUNT, 100)
+    keep: str = _option("Number of the latest checkpoints to keep, or all.", _KEPT, "2")
     mesh: str | None = _option("Devices that split batch and weights, such as data=4,model=2.")
-    pieces: int = _option("Pieces of a batch whose gradients are added up.", _COUNT, default=1)
-    recompute: bool = _option(
-        "Compute activations twice, to save memory.", default=False, names=("--recompute",)
-    )
+    pieces: int = _option("Pieces of a batch whose gradients are added up.", _COUNT, 1)
+    recompute: bool = _option("Compute activations twice.", None, False, ("--recompute",))
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value is not None:
                 object.__setattr__(self, field.name, _checked(field, value))
-        if self.model not in MODELS:
-            raise ArgumentError(
-                f"unknown model {self.model!r}: expected {', '.join(MODELS)}"
-                f"{did_you_mean(self.model, MODELS)}"
-            )
-        self.run.recipe.config(self.model)  # whose sizes must fit each other
+        self.run.recipe.config(self.model)  # raises an error where sizes do not fit each other
 
     @functools.cached_property
     def run(self) -> Run:
         """The settings of the run: its recipe with the values of these options."""
+        check_name("model", self.model, MODELS)
         recipe = recipe_named(self.recipe)
         names = {field.name for field in dataclasses.fields(Recipe)} - {"name", "curriculum"}
         values = {name: getattr(self, name) for name in names if hasattr(self, name)}
@@ -194,12 +155,13 @@ class TrainOptions:
 
 
 FIELDS = {field.name.rstrip("_"): field for field in dataclasses.fields(TrainOptions)}
-_NEEDED = [name for name, field in FIELDS.items() if field.default is dataclasses.MISSING]
+_NEEDED = [name for name, field in FIELDS.items() if field.default is MISSING]
 
 
 def option_type(field: dataclasses.Field) -> type:
     """Return the type of an option's value, None apart."""
-    return (typing.get_args(field.type) or (field.type,))[0]
+    kinds: Any = typing.get_args(field.type) or (field.type,)
+    return kinds[0]
 
 
 def _checked(field: dataclasses.Field, value: Any) -> Any:
@@ -208,12 +170,13 @@ def _checked(field: dataclasses.Field, value: Any) -> Any:
     Raises:
         ArgumentError: the option cannot have this value.
     """
-    kind, rule = option_type(field), field.metadata["rule"]
+    kind = option_type(field)
     types, words = _TYPES[kind]
+    holds, words = field.metadata["rule"] or (lambda value: True, words)
     if isinstance(value, types) and isinstance(value, bool) == (kind is bool):
-        if rule.holds(kind(value)):
+        if holds(kind(value)):
             return kind(value)
-    raise ArgumentError(f"{_shown(field.name)} must be {rule.words or words}, found {brief(value)}")
+    raise ArgumentError(f"{_shown(field.name)} must be {words}, found {brief(value)}")
 
 
 def read_options(values: Mapping[str, Any]) -> TrainOptions:
@@ -223,11 +186,7 @@ def read_options(values: Mapping[str, Any]) -> TrainOptions:
         ArgumentError: an option does not exist, is missing, or cannot have its value.
     """
     for name in values:
-        if name not in FIELDS:
-            raise ArgumentError(
-                f"unknown field {name!r}: expected one of {', '.join(FIELDS)}"
-                f"{did_you_mean(name, FIELDS)}"
-            )
+        check_name("field", name, FIELDS)
     for name in _NEEDED:
         if values.get(name) is None:
             raise ArgumentError(f"{name} is missing: a run needs a recipe, a model and an output")
@@ -286,7 +245,7 @@ def command(settings: Mapping[str, Any], steps: int, until: float | None = None)
         until: accuracy that ended it, or was to end it.
     """
     stored = settings["recipe"]
-    default = Run(recipe=recipe_named(stored["name"]), model="griffin", seed=0).settings()["recipe"]
+    default = Run(recipe=recipe_named(stored["name"]), model="", seed=0).settings()["recipe"]
     options = {"model": settings["model"], "seed": settings["seed"], "steps": steps}
     if "steps" in stored:  # its learning rates depend on them, however early it ended
         options |= {"steps": stored["steps"], "until": until}

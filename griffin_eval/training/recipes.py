@@ -6,6 +6,7 @@ heads, lru_width = width), so that Griffin models fit into Hugging Face's and De
 
 import dataclasses
 import itertools
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from griffin_eval.config import GRIFFIN, HAWK, LOCAL_MQA, MQA, GriffinConfig
@@ -40,27 +41,9 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The settings of a training task and the shape of its models.
+    """The settings of a training task and the shape of its models, as in `GriffinConfig`.
 
-    Attributes:
-        name: name of the recipe, and of its data in `griffin_eval.training.batches.DATA`.
-        vocab_size, rope_fraction: as in `GriffinConfig`. Without a fraction, RoPE rotates whole
-            heads of the Transformer and, as in RecurrentGemma, half of each head of Griffin.
-        width, heads, layers, window: ``width``, ``num_heads``, ``num_layers`` and ``visible_keys``
-            of `GriffinConfig`.
-        lru_width: channels of the recurrence; None for the model's width.
-        conv_variance: initial variance of a convolution's output where its inputs have variance 1.
-        length: tokens of a training sequence.
-        curriculum: pairs of a number of steps and a share of the length: the run begins with these
-            stages of shorter sequences and then trains on the whole length.
-        advance: accuracy on held-out sequences of a stage's length from which on the next stage
-            begins, in the place of its number of steps; None for the steps.
-        scale_window: whether in a stage attention sees only the stage's share of the window.
-        tokens: tokens of one step, from which the number of rows follows.
-        steps: steps of a run.
-        learning_rate: peak learning rate.
-        recurrent_rate: factor of the learning rate of the recurrent blocks' parameters.
-        schedule, decayed: see `griffin_eval.training.optimizer`.
+    A run begins with the stages of its curriculum and then trains on the whole length.
     """
 
     name: str
@@ -68,18 +51,18 @@ class Recipe:
     width: int = 64
     heads: int = 2
     layers: int
-    lru_width: int | None = None
-    conv_variance: float = 0.01
-    window: int
-    rope_fraction: float | None = None
-    length: int
-    curriculum: tuple[tuple[int, float], ...] = ()
-    advance: float | None = None
-    scale_window: bool = False
-    tokens: int = 4096
+    lru_width: int | None = None  # None for the model's width
+    conv_variance: float = 0.01  # initial variance of a convolution's output for inputs of 1
+    window: int  # keys that local attention sees
+    rope_fraction: float | None = None  # None for half of a head in Griffin, and whole heads in MQA
+    length: int  # tokens of a training sequence
+    curriculum: tuple[tuple[int, float], ...] = ()  # stages: number of steps, share of the length
+    advance: float | None = None  # accuracy that ends a stage in the place of its number of steps
+    scale_window: bool = False  # whether a stage has its share of the window too
+    tokens: int = 4096  # of one step
     steps: int
-    learning_rate: float = 3e-3
-    recurrent_rate: float = 1.0
+    learning_rate: float = 3e-3  # at the peak
+    recurrent_rate: float = 1.0  # factor of the learning rate of recurrent blocks
     schedule: str = "cosine"
     decayed: str = "matrices"
 
@@ -116,47 +99,32 @@ class Recipe:
         return self.curriculum[stage][1]
 
 
-_SYMBOLS: dict[str, Any] = {
-    "vocab_size": 16,
-    "layers": 5,
-    "window": 128,
-    "length": 256,
-    "curriculum": ((225, 1 / 8), (225, 1 / 4), (225, 1 / 2)),
-    "steps": 1500,
-}
-_BYTES: dict[str, Any] = {
-    "vocab_size": 259,
-    "layers": 6,
-    "window": 256,
-    "length": 512,
-    "steps": 3000,
-}
-_LOOKUP: dict[str, Any] = {
-    "length": 192,
-    "curriculum": ((1600, 2 / 3), (1000, 5 / 6), (1000, 1.0)),
-    "steps": 8000,
-}
-_SHARES = (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
+_SYMBOLS: dict[str, Any] = dict(vocab_size=16, layers=5, window=128, length=256, steps=1500)
+_BYTES: dict[str, Any] = dict(vocab_size=259, layers=6, window=256, length=512, steps=3000)
+_EIGHTHS = ((225, 1 / 8), (225, 1 / 4), (225, 1 / 2))
+_BY_ACCURACY = tuple((0, share) for share in (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4))
+_LOOKUPS = ((1600, 2 / 3), (1000, 5 / 6), (1000, 1.0))
 _SETTINGS: dict[str, dict[str, Any]] = {
-    "selective_copy": _SYMBOLS,
-    "induction_heads": _SYMBOLS,
-    "bytes": _BYTES | {"curriculum": ((600, 1 / 4), (600, 1 / 2))},
-    "phonebook": _BYTES | {"curriculum": tuple((0, each) for each in _SHARES), "advance": 0.95},
-    "phonebook_lookup": _BYTES | _LOOKUP,
+    "selective_copy": _SYMBOLS | dict(curriculum=_EIGHTHS),
+    "induction_heads": _SYMBOLS | dict(curriculum=_EIGHTHS),
+    "bytes": _BYTES | dict(curriculum=((600, 1 / 4), (600, 1 / 2))),
+    "phonebook": _BYTES | dict(curriculum=_BY_ACCURACY, advance=0.95),
+    "phonebook_lookup": _BYTES | dict(length=192, curriculum=_LOOKUPS, steps=8000),
     "text": _BYTES,
 }
 RECIPES = {name: Recipe(name=name, **settings) for name, settings in _SETTINGS.items()}
 
 
-def recipe_named(name: str) -> Recipe:
-    """Return the recipe of a name.
-
-    Raises:
-        ArgumentError: no recipe has this name.
-    """
-    if name not in RECIPES:
+def check_name(kind: str, name: str, names: Collection[str]) -> None:
+    """Raise `ArgumentError` for a name that does not exist."""
+    if name not in names:
         raise ArgumentError(
-            f"unknown recipe {name!r}: expected one of {', '.join(RECIPES)}"
-            f"{did_you_mean(name, RECIPES)}"
+            f"unknown {kind} {name!r}: expected one of {', '.join(names)}"
+            f"{did_you_mean(name, names)}"
         )
+
+
+def recipe_named(name: str) -> Recipe:
+    """Return the recipe of a name; raise `ArgumentError` where it does not exist."""
+    check_name("recipe", name, RECIPES)
     return RECIPES[name]

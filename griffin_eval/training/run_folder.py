@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,20 +54,15 @@ def prepare_folder(run: Run, config: GriffinConfig, folder: Path) -> None:
 
 def _differing(stored: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     """Return a phrase for each setting that differs; the default stands for a missing one."""
-    defaults = {field.name: field.default for field in dataclasses.fields(Recipe)}
+    defaults = {f"recipe.{field.name}": field.default for field in dataclasses.fields(Recipe)}
     there, asked = (
-        traverse_util.flatten_dict(
-            {"from": None, "dtype": "float32"}
-            | settings
-            | {"recipe": defaults | settings["recipe"]},
-            sep=".",
-        )
-        for settings in (stored, wanted)
+        defaults | {"from": None, "dtype": "float32"} | traverse_util.flatten_dict(each, sep=".")
+        for each in (stored, wanted)
     )
     return [
-        f"{key} {there.get(key)} there, {value} asked for"
-        for key, value in asked.items()
-        if there.get(key) != value
+        f"{key} {there[key]} there, {asked[key]} asked for"
+        for key in asked
+        if there.get(key) != asked[key]
     ]
 
 
@@ -87,7 +83,10 @@ def save(
         # A line without its checkpoint is removed when the run goes on; not the reverse.
         with open(folder / METRICS_FILE, "a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
-        _save_items(manager, step, params, state)
+        # Each save is waited for, which Orbax takes for one that the next had to wait for.
+        logging.getLogger("absl").addFilter(_wanted)
+        manager.save(step, args=_items(ocp.args.StandardSave, params, state))
+        manager.wait_until_finished()  # the arrays are donated to the next step
     except (OSError, ValueError) as error:  # Orbax: ValueError, with what TensorStore says
         raise CheckpointError(
             f"{folder}: the checkpoint of step {step} cannot be written ({first_line(error)}): "
@@ -99,38 +98,21 @@ def _wanted(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith("Waiting for previous save")
 
 
-def _save_items(manager: ocp.CheckpointManager, step: int, params: Params, state: Any) -> None:
-    items = ocp.args.Composite(
-        params=ocp.args.StandardSave(_nested(params)),
-        optimizer=ocp.args.StandardSave(_plain(state)),
-    )
-    # Each save is waited for, which Orbax takes for one that the next had to wait for.
-    logging.getLogger("absl").addFilter(_wanted)
-    manager.save(step, args=items)
-    manager.wait_until_finished()  # the arrays are donated to the next step
-
-
 def restore(
     manager: ocp.CheckpointManager, step: int, params: Params, state: Any
 ) -> tuple[Params, Any]:
-    """Return parameters and optimizer state of a checkpoint, with shardings as ``params``."""
-    template = ocp.args.Composite(
-        params=ocp.args.StandardRestore(_nested(params)),
-        optimizer=ocp.args.StandardRestore(_plain(state)),
-    )
-    items = manager.restore(step, args=template)
+    """Return parameters and optimizer state of a checkpoint, sharded like these."""
+    items = manager.restore(step, args=_items(ocp.args.StandardRestore, params, state))
     restored: Any = traverse_util.flatten_dict(items["params"], sep=".")
     leaves = [items["optimizer"][str(i)] for i in range(len(jax.tree.leaves(state)))]
     return restored, jax.tree.unflatten(jax.tree.structure(state), leaves)
 
 
-def _nested(params: Params) -> dict[str, Any]:
-    return traverse_util.unflatten_dict(params, sep=".")
-
-
-def _plain(state: Any) -> dict[str, jax.Array]:
-    """Return the leaves of the optimizer's state by their number, as Orbax stores them."""
-    return {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(state))}
+def _items(arguments: Callable[[Any], Any], params: Params, state: Any) -> ocp.args.Composite:
+    """Return Orbax's arguments: nested parameters, and leaves of the state by number."""
+    leaves = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(state))}
+    nested = traverse_util.unflatten_dict(params, sep=".")
+    return ocp.args.Composite(params=arguments(nested), optimizer=arguments(leaves))
 
 
 def lines_until(path: Path, step: int) -> list[dict[str, Any]]:

@@ -86,17 +86,8 @@ def losses_of(
     batch: Batch,
     dtype: str = "float32",
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the losses of the rows of a batch, and which targets are the likeliest token.
-
-    Args:
-        config: architecture of the model.
-        params: parameters by canonical name.
-        batch: B rows of equal length T, each of which the model reads from an empty state.
-        dtype: dtype of the computation.
-
-    Returns:
-        The weighted sum of each row's cross-entropies in nats, float32 [B]; and whether each target
-        is the likeliest token, bool [B, T].
+    """Return the weighted sum of each row's cross-entropies in nats, float32 [B], and whether each
+    target is the likeliest token, bool [B, T]. The model reads each row from an empty state.
     """
     split = split_over(config, axis_size(MODEL))
 
@@ -143,19 +134,10 @@ def compile_update(
     method: Method = ONE_DEVICE,
     dtype: str = "float32",
 ):
-    """Return compiled functions that make one training step, and that compute `losses_of`.
+    """Return two compiled functions, to be called where the mesh of the method is set.
 
-    With a mesh, call them where it is set.
-
-    Args:
-        config: architecture of the model.
-        optimizer: optimizer from `make_optimizer`.
-        method: computation of a step.
-        dtype: dtype of a step, as in `Run`.
-
-    Returns:
-        ``update(params, state, batch)``, which consumes parameters and the optimizer's state and
-        gives both anew, the loss and the norm of the gradients; and ``evaluate(params, batch)``.
+    ``update(params, state, batch)`` consumes parameters and the optimizer's state and returns both
+    anew, the loss and the norm of the gradients; ``evaluate(params, batch)`` is `losses_of`.
     """
 
     def total(params: Params, batch: Batch) -> jax.Array:

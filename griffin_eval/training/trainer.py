@@ -64,14 +64,10 @@ def train_model(
     Args:
         run: settings of the run.
         folder: folder of the run, created if it does not exist.
-        until: accuracy on the held-out batches which two tests in a row must reach for the run to
-            end before its last step; None for all steps.
-        save_every: steps between two checkpoints, each with a test on the held-out batches and a
-            line of metrics.
-        keep: number of the latest checkpoints to keep; None for all.
+        until, save_every, keep: as in `griffin_eval.training.options.TrainOptions`; None keeps all.
         method: computation of a step. A run may go on with another one.
-        progress: called after every step with ``step`` and ``tokens``, and at checkpoints with the
-            whole line of metrics.
+        progress: function called after every step with ``step`` and ``tokens``, and at checkpoints
+            with the whole line of metrics.
 
     Returns:
         The last line of metrics.
@@ -117,19 +113,14 @@ def train_model(
 
 
 class _Model:
-    """The weights and the optimizer state of a run, and the compiled functions of its steps.
-
-    Attributes:
-        params: parameters by canonical name.
-        state: state of the optimizer.
-    """
+    """The parameters and optimizer state of a run, and the compiled functions of its steps."""
 
     def __init__(self, run: Run, weights: dict[str, np.ndarray], method: Method) -> None:
-        self._recipe, self._name, self._rate = run.recipe, run.model, make_schedule(run.recipe)
-        config, mesh = run.recipe.config(run.model), method.mesh
-        optimizer = make_optimizer(
-            self._rate, recurrent_rate=run.recipe.recurrent_rate, decayed=run.recipe.decayed
-        )
+        self._recipe, self._name = run.recipe, run.model
+        recipe = run.recipe
+        config, mesh = recipe.config(run.model), method.mesh
+        self._rate = rate = make_schedule(recipe)
+        optimizer = make_optimizer(rate, recipe.recurrent_rate, recipe.decayed)
         places = {} if mesh is None else param_places(config, mesh)
         self.params = {n: jax.device_put(value, places.get(n)) for n, value in weights.items()}
         shardings = state_places(optimizer, config, mesh)
@@ -142,7 +133,7 @@ class _Model:
         self._compiled, self._evaluate = compiled, compiled(config)[1]
         measured = mesh is None and "recurrent" in config.block_types
         self._gates = compile_gates(config) if measured else None
-        self._held_out = functools.cache(functools.partial(held_out_batches, run.recipe))
+        self._held_out = functools.cache(functools.partial(held_out_batches, recipe))
         self._losses: list[jax.Array] = []
 
     def train(self, batch: Batch, stage: int) -> None:

@@ -165,6 +165,37 @@ def order_of(folder: Path, name: str, **options) -> Any:
 
 
 @pytest.mark.slow
+def test_checkpoints_are_saved_and_kept_as_often_as_asked_for(tmp_path):
+    kept = {}
+    for keep in ("2", "all"):
+        folder = tmp_path / keep
+        options = ("induction_heads", "--model", "hawk", "--length", 8, "--rows", 1, "--width", 8)
+        done = griffin_eval(
+            *("train", *options, "--steps", 7, "--save-every", 2, "--keep", keep, "-o", folder)
+        )
+        assert done.returncode == 0, done.stderr
+        assert [m["step"] for m in read_metrics(folder / "metrics.jsonl")] == [2, 4, 6, 7]
+        kept[keep] = sorted(each.name for each in folder.iterdir() if each.name.isdecimal())
+    assert kept == {"2": ["6", "7"], "all": ["2", "4", "6", "7"]}
+
+
+@pytest.mark.slow
+def test_a_folder_of_an_earlier_version_goes_on(tmp_path):
+    """Its run.json has keys that no longer exist, and lacks those of later versions."""
+    short, long = (order_of(tmp_path, "run", steps=steps) for steps in (2, 4))
+    train_model(short.run, short.output, save_every=2)
+    file = short.output / "run.json"
+    settings = json.loads(file.read_text())
+    settings["recipe"] |= {"draw_held_out": None, "draw_of_stage": None, "text": None}
+    del settings["recipe"]["recurrent_rate"]
+    file.write_text(json.dumps(settings))
+    assert train_model(long.run, long.output, save_every=2)["step"] == 4
+    other = order_of(tmp_path, "run", steps=4, dtype="bfloat16")
+    with pytest.raises(CheckpointError, match="dtype float32 there, bfloat16 asked for"):
+        train_model(other.run, other.output)
+
+
+@pytest.mark.slow
 def test_stages_of_an_adaptive_recipe_wait_for_their_accuracy(tmp_path):
     recipe = dataclasses.replace(
         RECIPES["selective_copy"], length=32, tokens=64, width=16, layers=1, schedule="constant"

@@ -316,7 +316,7 @@ def test_the_command_trains_what_convert_reads(tmp_path):
         slow(("bytes", "--model", "hawk", "--pieces", "3"), "does not divide a step's 8 rows"),
         slow(("bytes", "--model", "hawk", "--mesh", "rows=2"), "axes data and model, such as"),
         slow(("bytes", "--model", "hawk", "--mesh", "model=64"), "it takes 64 devices, and this"),
-        slow(("bytes", "--model", "hawk", "--keep", "0"), "--keep must be all or a number above 0"),
+        slow(("bytes", "--model", "hawk", "--keep", "0"), "--keep must be all or at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(arguments, message, tmp_path):
