@@ -1,7 +1,7 @@
 # `make test` and `make demo` install what they need. Everything lands in .venv and build/.
 #
 # .venv holds the package with [all] and [test], 4.1 GB, for every target but one. build/demo holds it
-# with [all] alone, 2.0 GB, for `make demo`: beside .venv it takes 36 MB more, since its packages are
+# with [all] alone, 2.1 GB, for `make demo`: beside .venv it takes 36 MB more, since its packages are
 # hard links to the same files.
 
 PYTHON ?= python3
