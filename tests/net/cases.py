@@ -251,7 +251,9 @@ SCORE = [
         f" --chat-template {IN}/texts/template.jinja",
     ),
     case(
-        "score/tampered", f"griffin-eval score {IN}/tampered {IN}/texts/code.txt --framework torch"
+        "score/tampered",
+        f"griffin-eval score {IN}/tampered {IN}/texts/code.txt --framework torch",
+        exit=2,
     ),
     case("memory/without-recurrence", f"griffin-eval memory {IN}/mqa --tokens 0"),
     case("memory/json", f"griffin-eval memory {IN}/model --json --tokens 200 --framework torch"),
@@ -274,7 +276,7 @@ SCORE = [
     case("help/version", "griffin-eval --version", only_exit=True),
     *(
         case(f"help/{name}", f"griffin-eval {name} --help", only_exit=True)
-        for name in ("run", "map", "bench", "bench convert")
+        for name in ("run", "convert", "train")
     ),
 ]
 
@@ -469,7 +471,6 @@ REFUSED = [
     refused("train-queue", f"train --queue {IN}/texts/queue.jsonl"),
     refused("report-of-nothing", f"report {IN}/texts --output report"),
     refused("sweep-without-steps", f"sweep {IN}/texts --tasks griffin_smoke -o sweep"),
-    refused("map-unknown-task", f"map {IN}/model --task nothing"),
     refused(
         "lm-eval-unknown-argument",
         f"run --model griffin --model_args pretrained={IN}/model,max_lenght=5"

@@ -6,8 +6,7 @@ shows every command, option, task, metric, output key, route or name that a chan
     python tests/net/surface.py          write surface.txt beside this file
     python tests/net/surface.py --check  print the difference and exit with 1 if there is one
 
-With --benchmarks both do the same for surface_benchmarks.txt, the keys of `griffin-eval bench`,
-which take minutes. --times prints the CPU time of every part.
+--times prints the CPU time of every part.
 
 The facts come from the interpreter that runs this file: from its installed griffin_eval, whose
 commands run here on small checkpoints that ship. Only names and defaults are recorded, no values.
@@ -28,14 +27,13 @@ import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 from unittest import mock
 
 FILE = Path(__file__).with_name("surface.txt")
-BENCHMARKS_FILE = FILE.with_stem("surface_benchmarks")
 
 # The only names below the documented ones that this file uses. Update them when they move.
 INTERNAL = {
@@ -90,26 +88,24 @@ BODIES = {  # the smallest accepted body of each POST route, and the fields to a
 def main() -> None:
     """Write the facts, or compare them with the committed file."""
     options = {*sys.argv[1:]}
-    if unknown := options - {"--check", "--benchmarks", "--times"}:
-        sys.exit(f"unknown argument {min(unknown)}: use --check, --benchmarks or --times")
-    file = BENCHMARKS_FILE if "--benchmarks" in options else FILE
-    parts = (benchmarks,) if "--benchmarks" in options else PARTS
+    if unknown := options - {"--check", "--times"}:
+        sys.exit(f"unknown argument {min(unknown)}: use --check or --times")
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        new = [line + "\n" for line in sorted(set(facts(parts, "--times" in options)))]
-    old = file.read_text(encoding="utf-8").splitlines(True) if file.exists() else []
-    changes = list(difflib.unified_diff(old, new, file.name, "this griffin-eval", n=1))
+        new = [line + "\n" for line in sorted(set(facts("--times" in options)))]
+    old = FILE.read_text(encoding="utf-8").splitlines(True) if FILE.exists() else []
+    changes = list(difflib.unified_diff(old, new, FILE.name, "this griffin-eval", n=1))
     if "--check" in options:
         sys.stdout.writelines(changes)
         sys.exit(1 if changes else 0)
     count = sum(line[0] in "+-" for line in changes[2:])
-    file.write_text("".join(new), encoding="utf-8")
-    print(f"{file}: {f'{count} changed lines' if count else 'unchanged'}")
+    FILE.write_text("".join(new), encoding="utf-8")
+    print(f"{FILE}: {f'{count} changed lines' if count else 'unchanged'}")
 
 
-def facts(parts: Iterable[Callable[[], Iterator[str]]], timed: bool) -> Iterator[str]:
-    """Yield every fact of some parts, in their order."""
+def facts(timed: bool) -> Iterator[str]:
+    """Yield every fact of all parts, in their order."""
     Path("text.txt").write_text(TEXT)
-    for part in parts:
+    for part in PARTS:
         before = sum(os.times()[:4])
         yield from part()
         if timed:
@@ -256,7 +252,7 @@ def safetensors_facts(what: str, path: Path) -> Iterator[str]:
 
 
 def analyses() -> Iterator[str]:
-    """Yield the columns and keys of `score`, `memory` and `map`."""
+    """Yield the columns and keys of `score` and `memory`."""
     score = ("score", checkpoint(), "text.txt", "--framework", "torch", "--csv")
     yield from column_facts("score --csv", run(*score, "--states", "states"))
     yield from column_facts("score --csv --words", run(*score, "--words"))
@@ -265,28 +261,6 @@ def analyses() -> Iterator[str]:
     for name in (MODEL, "induction_heads_hawk"):
         memory = run("memory", checkpoint(name), "--tokens", "64", *options)
         yield from key_facts("memory --json", json.loads(memory))
-    shown = ("map", checkpoint(SYMBOLS), "--task", "induction_heads", "--length", "16", *options)
-    yield from key_facts("map --json", json.loads(run(*shown, "--pairs", "2", "--control")))
-
-
-def benchmarks() -> Iterator[str]:
-    """Yield the JSON keys of the benchmarks that take seconds at their smallest sizes."""
-    sizes = ("--width 32 --layers 3 --vocab 64", "--steps 1", "--rounds 1")
-    sampled = f"{sizes[0]} --heads 2 --sampled 4 --frameworks torch {' '.join(sizes[1:])}"
-    for name, options in {
-        "quantize": f"--checkpoints {MODEL} --tokens 64",
-        "scan": "--lengths 8 --width 16 --gates 1 --rounds 1",
-        "model": f"{' '.join(sizes)} --heads 2 --tokens 8 --batches 1 --implementations torch",
-        "latency": f"{sampled} --prompts 0 --batches 1",
-        "throughput": f"{sampled} --memory 1MB",
-        "training": "--widths 32 --layers 3 --head-dim 16 --vocab 64 --lengths 16 --tokens 16"
-        " --rounds 1",
-    }.items():
-        report = json.loads(run("bench", name, *options.split(), "--json"))
-        for group in (report.get("limits", {}) if isinstance(report, dict) else {}).values():
-            for product in [*group]:  # products that this machine is able to time
-                group["<product>"] = group.pop(product)
-        yield from key_facts(f"bench {name} --json", report)
 
 
 def python() -> Iterator[str]:
