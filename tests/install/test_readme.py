@@ -102,7 +102,8 @@ def anchors(page: Path) -> set[str]:
 def test_commands_tasks_and_python_names_are_documented():
     """What exists is in a table: commands and public names in one page each, tasks in theirs."""
     text = {name_of(page): page.read_text() for page in PAGES}
-    commands = set(typer.main.get_group(app).commands)
+    group = typer.main.get_group(app).commands.items()
+    commands = {name for name, command in group if not command.hidden}
     tasks = {file.stem for file in (ROOT / "griffin_eval" / "tasks").rglob("griffin_*.yaml")}
     of_tasks = "".join(page for name, page in text.items() if name.startswith("docs/tasks/"))
     assert {name for name in commands if f"`{name}`" not in text["README.md"]} == set()
