@@ -2,12 +2,16 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Console
+
+from benchmarks.peers import Absent
+from benchmarks.timing import Failed
 
 Rounds = Annotated[int, typer.Option(help="Number of interleaved rounds.", min=1)]
 Framework = Annotated[str, typer.Option(help="Framework: torch or jax.")]
@@ -63,3 +67,13 @@ def tell(text: str) -> None:
     console = Console(stderr=True)
     if console.is_terminal:
         console.print(text, highlight=False, markup=False)
+
+
+@contextmanager
+def measuring() -> Iterator[None]:
+    """End the command with one line and exit code 1 if a measurement fails."""
+    try:
+        yield
+    except (Absent, Failed) as error:
+        typer.echo(f"a measurement failed: {error}", err=True)
+        raise typer.Exit(1) from None

@@ -1,4 +1,4 @@
-"""Runs a module of this checkout in any environment: ``PYTHON -P benchmarks/start.py MODULE …``."""
+"""Run a module of this checkout in any environment: ``PYTHON -P benchmarks/start.py MODULE …``."""
 
 import runpy
 import sys

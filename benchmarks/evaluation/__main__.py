@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchmarks.commands import AsJson, Pythons, Rounds, interpreters
-from benchmarks.failures import measuring
+from benchmarks.commands import AsJson, Pythons, Rounds, interpreters, measuring
 from benchmarks.products import Dtype
 from griffin_eval.arguments import token_counts
 from griffin_eval.cli.ending import run_command

@@ -16,9 +16,8 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from benchmarks.commands import AsJson, Framework, Pythons, Rounds, interpreters, tell
+from benchmarks.commands import AsJson, Framework, Pythons, Rounds, interpreters, measuring, tell
 from benchmarks.evaluation.lm_eval_runs import run_command_line, run_lm_eval
-from benchmarks.failures import measuring
 from benchmarks.report import Report, Row
 from benchmarks.timing import interleave, ratios
 from griffin_eval.arguments import positive_integers

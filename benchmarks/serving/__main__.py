@@ -13,8 +13,8 @@ from benchmarks.commands import (
     Pythons,
     Rounds,
     interpreters,
+    measuring,
 )
-from benchmarks.failures import measuring
 from griffin_eval.cli.ending import run_command
 from griffin_eval.errors import ArgumentError
 

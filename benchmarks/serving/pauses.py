@@ -25,9 +25,9 @@ from benchmarks.commands import (
     Pythons,
     Rounds,
     interpreters,
+    measuring,
     tell,
 )
-from benchmarks.failures import measuring
 from benchmarks.report import Report, Row
 from benchmarks.serving.clients import (
     COMPLETIONS,

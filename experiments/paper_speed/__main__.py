@@ -1,15 +1,14 @@
 """The command ``python -m experiments.paper_speed``."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
-from benchmarks.timing import Failed
+from benchmarks.commands import AsJson, Rounds, measuring, tell
 from experiments.paper_speed.models import SMALL, TINY, make_models
 from griffin_eval.arguments import parse_size, positive_integers
 from griffin_eval.cli.ending import run_command
@@ -28,7 +27,6 @@ Frameworks = Annotated[
 Memory = Annotated[
     str, typer.Option(help="Memory for weights, caches and logits, such as 500MB or 4GB.")
 ]
-Rounds = Annotated[int, typer.Option(help="Number of rounds, each with every measurement.", min=1)]
 Device = Annotated[str, typer.Option(help="Device, as the frameworks name it.")]
 Tiny = Annotated[
     bool, typer.Option("--tiny", help="Measure models of width 64 on short texts, for a try.")
@@ -36,7 +34,6 @@ Tiny = Annotated[
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="Folder for figures, PNG and SVG.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 
 app = typer.Typer(
     help="Measure the paper's claims on speed with Griffin, Hawk and an MQA Transformer.",
@@ -74,9 +71,9 @@ def latency(
     contexts = contexts_to_measure(models, prompts, sampled)
     points = [(batch, context) for batch in batches for context in contexts]
     check_figures_folder(output)
-    with _measuring():
+    with measuring():
         measured = decoding.measure(
-            models, _chosen(frameworks), dict.fromkeys(models, points), rounds, device, _tell
+            models, _chosen(frameworks), dict.fromkeys(models, points), rounds, device, tell
         )
     _report("latency", results(measured, prompts, sampled, batches), output, as_json)
 
@@ -99,8 +96,8 @@ def throughput(
     budget = parse_size(TINY_MEMORY if tiny else memory, "--memory")
     wanted = points_to_measure(models, lengths, budget)
     check_figures_folder(output)
-    with _measuring():
-        measured = decoding.measure(models, _chosen(frameworks), wanted, rounds, device, _tell)
+    with measuring():
+        measured = decoding.measure(models, _chosen(frameworks), wanted, rounds, device, tell)
     _report("throughput", results(measured, budget, lengths), output, as_json)
 
 
@@ -132,31 +129,14 @@ def training(
         raise ArgumentError(f"--widths {narrow[0]}: expected multiples of {size.head_dim}")
     models = {width: make_models(size._replace(width=width)) for width in chosen}
     check_figures_folder(output)
-    with _measuring():
-        findings = steps.measure(models, times, tokens, rounds, device, _tell)
+    with measuring():
+        findings = steps.measure(models, times, tokens, rounds, device, tell)
     _report("training", findings, output, as_json)
 
 
 def _chosen(frameworks: str) -> list[str]:
     names = ["torch", "jax"] if frameworks == "both" else [frameworks]
     return [choose_framework(name) for name in names]
-
-
-def _tell(text: str) -> None:
-    """Print a line about long work on a terminal, and nothing in a pipe."""
-    console = Console(stderr=True)
-    if console.is_terminal:
-        console.print(text, highlight=False, markup=False)
-
-
-@contextmanager
-def _measuring() -> Iterator[None]:
-    """End the command with one line and exit code 1 if a measuring process fails."""
-    try:
-        yield
-    except Failed as error:
-        typer.echo(f"a measurement failed: {error}", err=True)
-        raise typer.Exit(1) from None
 
 
 def _report(kind: str, findings: dict[str, Any], output: Path | None, as_json: bool) -> None:

@@ -64,7 +64,10 @@ def train_model(
     Args:
         run: settings of the run.
         folder: folder of the run, created if it does not exist.
-        until, save_every, keep: as in `griffin_eval.training.options.TrainOptions`; None keeps all.
+        until: held-out accuracy that ends the run once two tests in a row reach it; None for all
+            steps.
+        save_every: steps between two checkpoints, each with a test and a line of metrics.
+        keep: number of the latest checkpoints to keep; None for all.
         method: computation of a step. A run may go on with another one.
         progress: function called after every step with ``step`` and ``tokens``, and at checkpoints
             with the whole line of metrics.

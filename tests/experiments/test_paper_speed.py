@@ -169,7 +169,8 @@ def test_claims_hold_or_not(latencies, throughputs):
         step["seconds"] = [9 * seconds for seconds in step["seconds"]]
     slow["states"][0]["bytes"] += 1
     assert verdicts("latency", slow) == {"I1": "no", "I2": "no", "F1": "in part"}
-    # Where products bound every model, a larger batch has no gain, unlike in the paper.
+    # A step of each of these models is limited by its matrix products, so that a larger batch
+    # gains nothing. In the paper it does.
     assert verdicts("throughput", throughputs)["I3"] == "in part"
     good = json.loads(json.dumps(throughputs))
     for row in good["throughputs"]:
