@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests of one file share what they compiled: each worker takes a half, and from the other's at last.
 WORKERS := -n 2 --dist worksteal
 
-.PHONY: environment before compare coverage surface figures demo test test-ci test-all test-gpu test-oldest test-newest soak soak-serve kills flips fuzz faults faults-remote wheel types check format clean
+.PHONY: environment before compare coverage surface figures demo test test-ci test-all test-gpu test-oldest test-newest releases soak soak-serve kills flips fuzz faults faults-remote wheel types check format clean
 
 # Run the quick start of README.md, command by command. Its files stay in build/quickstart.
 demo: $(DEMO)/.installed
@@ -84,9 +84,13 @@ kills: $(STAMP)
 flips: $(STAMP)
 	$(BIN)/python tests/reliability/flips.py $(if $(COUNT),--count $(COUNT))
 
-# The fast tests with the oldest and the newest releases of what the package needs, torch apart.
+# The fast tests with the oldest and the newest releases of what the package needs, and an interpreter
+# for each: .ci/oldest.txt and .ci/newest.txt. `make releases` writes both files anew.
 test-oldest test-newest: test-%: $(STAMP)
 	$(BIN)/python .ci/test_versions $* $(ARGS)
+
+releases: $(STAMP)
+	$(BIN)/python .ci/test_versions resolve
 
 # The wheel to publish: for every Python 3 and the oldest Linux that the compiler allows. In dist/.
 wheel: $(STAMP)

@@ -19,6 +19,7 @@ The JSON file is written anew after every figure, so that a run that is cut off 
 import argparse
 import contextlib
 import dataclasses
+import inspect
 import json
 import multiprocessing
 import os
@@ -300,12 +301,15 @@ def _peer_decoding(model: Any, rows: int, settings: Settings) -> Callable[[], An
     import torch
     from transformers import DynamicCache
 
-    cache = DynamicCache(config=model.config)
+    # transformers 5.24 renamed the argument.
+    names = inspect.signature(model.forward).parameters
+    cache_name = "cache" if "cache" in names else "past_key_values"
+    cache = {cache_name: DynamicCache(config=model.config)}
     tokens = torch.ones(rows, 16, dtype=torch.int64, device=settings.device)
 
     @torch.inference_mode()
     def step(tokens: torch.Tensor = tokens[:, :1]) -> None:
-        logits = model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        logits = model(tokens, use_cache=True, logits_to_keep=1, **cache).logits
         logits.argmax(-1).cpu()
 
     step(tokens)  # a prompt, after which one token at a time continues

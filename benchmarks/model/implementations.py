@@ -1,5 +1,6 @@
 """The peers that this package's models are compared with, and what all implementations do."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -52,6 +53,9 @@ def make_transformers(checkpoint: Checkpoint, dtype: str) -> Implementation:
     model = RecurrentGemmaForCausalLM.from_pretrained(
         checkpoint.folder, dtype=getattr(torch, dtype), attn_implementation="sdpa"
     ).eval()
+    # transformers 5.24 renamed the argument.
+    names = inspect.signature(model.forward).parameters
+    cache_name = "cache" if "cache" in names else "past_key_values"
     blocks: list[Any] = [
         layer.temporal_block
         for layer, kind in zip(model.model.layers, checkpoint.config.block_types, strict=True)
@@ -83,8 +87,8 @@ def make_transformers(checkpoint: Checkpoint, dtype: str) -> Implementation:
             return model(
                 input_ids=torch.from_numpy(tokens).long(),
                 use_cache=True,
-                past_key_values=cache,
                 logits_to_keep=int(last),
+                **{cache_name: cache},
             ).logits
 
     return Transformers()  # type: ignore[return-value]

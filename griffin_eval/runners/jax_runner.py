@@ -80,7 +80,7 @@ class JaxRunner:
         self._shards = split_over(self.config, self.devices)
         self.step_tokens = self._full_step = step_tokens(self.device)
         self.step_rows, self.decode_rows = step_rows(self.device), decode_rows(self.device)
-        one = jnp.empty((1, 1, 1), weight.dtype)
+        one = jnp.ones((1, 1, 1), weight.dtype)
         gates = Gates(*[one] * 6) if self.config.complex_gates else None
         with self._there():
             self.kernel = choose(one, gates, starts=one, c=self.config.lru_constant)

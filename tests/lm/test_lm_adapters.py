@@ -42,7 +42,7 @@ def test_answers_are_those_of_hf(checkpoint, adapter, framework):
         hf = HFLM(pretrained=str(checkpoint), peft=str(adapter), dtype="float32", device="cpu")
     expected = answers(hf)
     lm = GriffinLM(pretrained=str(checkpoint), peft=str(adapter), framework=framework)
-    assert answers(lm) == pytest.approx(expected, rel=2e-6)
+    assert answers(lm) == pytest.approx(expected, rel=1e-5)
     plain = answers(GriffinLM(pretrained=str(checkpoint), framework="torch"))
     assert plain != pytest.approx(expected, rel=1e-2)
 
