@@ -62,8 +62,7 @@ surface: $(STAMP)
 # Needs a GPU, and builds of torch and JAX for it: PYTHON of an environment that has them.
 test-gpu:
 	JAX_PLATFORMS=cuda,cpu XLA_FLAGS= XLA_PYTHON_CLIENT_PREALLOCATE=false \
-		$(PYTHON) -P -m pytest -m gpu $(ARGS) tests/engine/test_gpu.py tests/kernels/test_kernels_triton.py \
-		tests/kernels/test_packed_triton.py
+		$(PYTHON) -P -m pytest -m gpu $(ARGS) tests/engine/test_gpu.py tests/kernels/test_kernels_triton.py
 
 # One framework at a time, each in one thread, so that the machine has one left.
 MINUTES ?= 45

@@ -65,14 +65,13 @@ class BdistWheel(bdist_wheel):
 KERNELS = Extension(
     "griffin_eval.kernels._cpu",
     [  # what takes longest first
-        "kernels/linear/packed.c",
         "kernels/linear/cpu.c",
         "kernels/attention/cpu.c",
         "kernels/rglru/cpu.c",
         "kernels/cpu/runtime.c",
         "kernels/cpu/xla.c",
     ],
-    depends=["kernels/cpu/floats.h", "kernels/cpu/runtime.h", "kernels/linear/linear.h"],
+    depends=["kernels/cpu/floats.h", "kernels/cpu/runtime.h"],
     extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
     # Nothing for debuggers, which is two thirds of the library's size.
     + ["-pthread", "-Wno-psabi", "-g0"],

@@ -148,11 +148,7 @@ def beside_transformers(settings: Settings, report: Report) -> None:
 def gpu_tests(settings: Settings, report: Report) -> None:
     """Report the tests that need a GPU; a rehearsal only collects them."""
     command = [sys.executable, "-P", "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider"]
-    files = (
-        "engine/test_gpu.py",
-        "kernels/test_kernels_triton.py",
-        "kernels/test_packed_triton.py",
-    )
+    files = ("engine/test_gpu.py", "kernels/test_kernels_triton.py")
     command += [str(ROOT / "tests" / file) for file in files]
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_PLATFORMS": "cuda,cpu"}
     if settings.device == "cpu":

@@ -160,9 +160,9 @@ def load(
         device: a `torch.device` or its name; a `jax.Device`, or a mesh of them from
             `griffin_eval.sharding.mesh_jax.make_mesh` over which the weights are split; None for
             the CPU in PyTorch and JAX's default.
-        load: ``quantised`` leaves the matrices of a quantised checkpoint in memory as they lie in
-            the file, and dequantises each while it is used: in PyTorch on a CPU, in JAX on one
-            device. None dequantises all of them.
+        load: ``quantised`` keeps the matrices of a checkpoint of bitsandbytes or MLX quantised in
+            memory, on one device, and dequantises each while it is used. None dequantises all of
+            them.
         check: whether the weights are compared first with the checksums there are of them: the
             manifest beside them, those in a ``.pt`` file, and the hub's of files in its cache.
 
@@ -180,7 +180,7 @@ def load(
         raise ArgumentError(f"unknown dtype {dtype!r}: expected auto, {', '.join(DTYPES)}")
     packed = stays_quantised(load)
     if packed:
-        check_packed(source, framework)
+        check_packed(source)
     if check:
         check_weights(source)
     name = source.dtype if dtype == "auto" else dtype

@@ -74,8 +74,8 @@ class Evaluator:
             recurrence, norms and softmax are float32 at least. A dtype of NumPy, PyTorch or JAX
             is one, too.
         device: such as ``cpu`` or ``cuda:0``; None for what there is.
-        load: ``quantised`` leaves the matrices of a quantised checkpoint in memory as they lie in
-            the file, as `griffin_eval.load` does.
+        load: ``quantised`` keeps the matrices of a quantised checkpoint quantised in memory, as
+            `griffin_eval.load` does.
         tensor_parallel_size: number of devices that share the weights.
         max_batch_size: upper bound of the number of texts that a step reads from or continues;
             None for as many as are fastest and as memory holds. No result depends on it.

@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 
 from griffin_eval import rope
 from griffin_eval.config import Activation, GriffinConfig
-from griffin_eval.kernels.linear import cpu_jax, packed_jax
-from griffin_eval.kernels.linear.packed_jax import PackedMatrix
+from griffin_eval.kernels.linear import cpu_jax
+from griffin_eval.kernels.linear.quantised_jax import QuantisedMatrix
 from griffin_eval.kernels.rglru.plain_jax import accumulation_dtype
 from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.layout import ParamScope
@@ -26,7 +26,7 @@ def at_least_float32(x: Array) -> Array:
 
 
 def product(
-    x: Float[Array, "*N I"], weight: Float[Array, "O I"] | PackedMatrix
+    x: Float[Array, "*N I"], weight: Float[Array, "O I"] | QuantisedMatrix
 ) -> Float[Array, "*N O"]:
     """x W^T, accumulated and returned in float32 or wider.
 
@@ -36,9 +36,7 @@ def product(
     float32 at every step, which takes 14 times as long. A weight of 32 bits is transposed at every
     step of one row unless it is contracted as it lies.
     """
-    if isinstance(weight, PackedMatrix):
-        if packed_jax.unsupported(x, weight) is None:
-            return packed_jax.product(x, weight)
+    if isinstance(weight, QuantisedMatrix):
         return weight.products(x, product)
     if cpu_jax.unsupported(x, weight) is None:
         return cpu_jax.product(x, weight)

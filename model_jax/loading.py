@@ -10,7 +10,7 @@ from flax import nnx
 from griffin_eval.converters.arrays.pieces import drop_pages
 from griffin_eval.converters.checkpoint import Checkpoint, warn_not_finite
 from griffin_eval.errors import ArgumentError
-from griffin_eval.kernels.linear.packed_jax import PackedMatrix
+from griffin_eval.kernels.linear.quantised_jax import QuantisedMatrix
 from griffin_eval.layout import ParamSpec
 from griffin_eval.model_jax.griffin import Griffin, param_dtype
 from griffin_eval.sharding.mesh_jax import param_sharding
@@ -70,8 +70,9 @@ def load(
 
 
 def load_packed(checkpoint: Checkpoint, dtype: Any = None, device: Any = None) -> Griffin:
-    """Loads a quantised checkpoint. Its quantised matrices stay so, copied from the file, and are
-    dequantised while the model runs; all others are as in `load`.
+    """Load a quantised checkpoint whose quantised matrices are dequantised while the model runs.
+
+    They are copied from the file as they are; all other parameters are as in `load`.
 
     Args:
         checkpoint, dtype: as of `load`.
@@ -90,7 +91,7 @@ def load_packed(checkpoint: Checkpoint, dtype: Any = None, device: Any = None) -
 
     def make(spec: ParamSpec) -> nnx.Param:
         with jax.default_device(device), np.errstate(over="ignore"):  # which is said below
-            matrix = _packed(checkpoint, spec, run_dtype)
+            matrix = _quantised(checkpoint, spec, run_dtype)
             if matrix is not None:
                 return nnx.Param(matrix)
             value = _copied(checkpoint.numpy(spec.name), param_dtype(spec, run_dtype))
@@ -100,18 +101,19 @@ def load_packed(checkpoint: Checkpoint, dtype: Any = None, device: Any = None) -
     return Griffin(checkpoint.config, make)
 
 
-def _packed(checkpoint: Checkpoint, spec: ParamSpec, dtype: jnp.dtype) -> PackedMatrix | None:
-    """A matrix as it is quantised in the file; None if it is not, or an adapter changes it."""
+def _quantised(checkpoint: Checkpoint, spec: ParamSpec, dtype: jnp.dtype) -> QuantisedMatrix | None:
+    """Return a matrix as it is quantised in the file, or None if it is not or an adapter changes
+    it."""
     stored = checkpoint.quantised(spec.name)
     rows = None if stored is None else stored.packed_rows()
     if stored is None or rows is None:
         return None
-    elements, scales, shifts, code = (
+    elements, scales, shifts, table = (
         None if array is None else _copied(array, array.dtype)
-        for array in (rows.elements, rows.scales, rows.shifts, rows.code)
+        for array in (rows.elements, rows.scales, rows.shifts, rows.table)
     )
     rounded_to = jnp.dtype(stored.dtype)
-    return PackedMatrix(rows.kind, rows.bits, elements, scales, shifts, code, rounded_to, dtype)
+    return QuantisedMatrix(rows.bits, elements, scales, shifts, table, rounded_to, dtype)
 
 
 def _copied(stored: np.ndarray, dtype: Any) -> jax.Array:

@@ -4,17 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.initializers import initial_value
-from griffin_eval.kernels.linear.cpu_torch import linear, product
-from griffin_eval.kernels.linear.packed_torch import PackedMatrix
+from griffin_eval.kernels.linear.cpu_torch import product
 from griffin_eval.layout import ParamScope, ParamSpec, param_specs
 from griffin_eval.model_torch.blocks import ResidualBlock
-from griffin_eval.model_torch.layers import RMSNorm, accumulation_dtype, at_least_float32, rotation
+from griffin_eval.model_torch.layers import RMSNorm, accumulation_dtype, rotation
 from griffin_eval.model_torch.layouts import (
     DecodeLayout,
     PackedLayout,
@@ -33,8 +31,6 @@ from griffin_eval.model_torch.state import (
 )
 from griffin_eval.sharding.processes_torch import embedded
 
-LOGIT_ROWS = 16_384  # vocabulary rows widened to float32 at a time
-
 
 class Head(nn.Module):
     """The output projection: a vector for every token."""
@@ -45,15 +41,7 @@ class Head(nn.Module):
 
     def decode(self, hidden: Float[Tensor, "*N W"]) -> Float[Tensor, "*N V"]:
         """Products with every vector, accumulated and returned in float32 or wider."""
-        if isinstance(self.weight, PackedMatrix):
-            return self.weight.logits(hidden)
-        if at_least_float32(hidden) is hidden:
-            return linear(hidden, self.weight)
-        if (logits := product(hidden, self.weight)) is not None:
-            return logits
-        rows = self.weight.split(LOGIT_ROWS)
-        hidden = at_least_float32(hidden)
-        return torch.cat([F.linear(hidden, at_least_float32(w)) for w in rows], -1)
+        return product(hidden, self.weight)
 
 
 class Embedding(Head):
@@ -64,8 +52,6 @@ class Embedding(Head):
         self.multiplier, self.vocab_size = config.embedding_multiplier, config.vocab_size
 
     def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T W"]:
-        if isinstance(self.weight, PackedMatrix):
-            return self.weight.chosen(tokens) * self.multiplier
         return embedded(tokens, self.weight, self.vocab_size) * self.multiplier
 
 

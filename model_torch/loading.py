@@ -4,13 +4,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from griffin_eval.converters.arrays.pieces import drop_pages
 from griffin_eval.converters.arrays.torch import torch_tensor
 from griffin_eval.converters.checkpoint import Checkpoint, warn_not_finite
-from griffin_eval.converters.codecs.bitsandbytes import code_of
-from griffin_eval.converters.codecs.quantised import Dequantised, Quantised
-from griffin_eval.errors import ArgumentError
-from griffin_eval.kernels.linear import cuda_torch
-from griffin_eval.kernels.linear.packed_torch import Blocks, PackedMatrix
+from griffin_eval.kernels.linear.quantised_torch import QuantisedMatrix
 from griffin_eval.layout import ParamSpec
 from griffin_eval.model_torch.griffin import Griffin, param_dtype
 from griffin_eval.sharding import processes_torch
@@ -63,26 +60,20 @@ def load_packed(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> Griffin:
-    """Loads a quantised checkpoint. Its quantised matrices stay so and are dequantised while the
-    model runs; all others are as in `load`. On a CPU they are mapped from the file.
+    """Load a quantised checkpoint whose quantised matrices are dequantised while the model runs.
+
+    They are copied from the file as they are; all other parameters are as in `load`.
 
     Args:
-        checkpoint, dtype: as of `load`.
-        device: a CPU or a CUDA device; None for the CPU.
+        checkpoint, dtype, device: as of `load`.
 
     Raises:
-        ArgumentError: another device, or a matrix that the kernels for a CUDA device do not know.
         CheckpointError: a tensor that cannot be read.
     """
-    run_dtype, where = dtype or getattr(torch, checkpoint.dtype), device or torch.device("cpu")
-    if where.type not in ("cpu", "cuda"):
-        raise ArgumentError(
-            f"load=quantised with framework=torch runs on a CPU or a CUDA device, found {where}: "
-            "add device=cpu"
-        )
+    run_dtype = dtype or getattr(torch, checkpoint.dtype)
 
-    def make(spec: ParamSpec) -> nn.Parameter | PackedMatrix:
-        matrix = _packed(checkpoint, spec, run_dtype, where)
+    def make(spec: ParamSpec) -> nn.Parameter | QuantisedMatrix:
+        matrix = _quantised(checkpoint, spec, run_dtype, device)
         if matrix is not None:
             return matrix
         return _parameter(spec, checkpoint.torch(spec.name), run_dtype, device)
@@ -102,50 +93,30 @@ def _parameter(
     return nn.Parameter(value, requires_grad=False)
 
 
-def _packed(
-    checkpoint: Checkpoint, spec: ParamSpec, dtype: torch.dtype, device: torch.device
-) -> PackedMatrix | None:
-    """A matrix as it is quantised in the file; None if it is not, or an adapter changes it."""
-    stored, container = checkpoint.quantised(spec.name), checkpoint.container
-    if stored is None or not isinstance(container, Dequantised) or len(spec.shape) != 2:
+def _quantised(
+    checkpoint: Checkpoint, spec: ParamSpec, dtype: torch.dtype, device: torch.device | None
+) -> QuantisedMatrix | None:
+    """Return a matrix as it is quantised in the file, or None if it is not or an adapter changes
+    it."""
+    stored = checkpoint.quantised(spec.name)
+    rows = None if stored is None else stored.packed_rows()
+    if stored is None or rows is None:
         return None
-    foreign, blocks = checkpoint.homes[spec.name][0].foreign, _blocks(container, stored, spec)
-    if device.type == "cuda":
-        reason = "the Triton kernels have bitsandbytes' and MLX's blocks of 64 elements"
-        if blocks is not None:
-            blocks = blocks.to(device)
-            reason = cuda_torch.unsupported(blocks, dtype)
-            if reason is None:
-                return cuda_torch.DevicePackedMatrix(blocks, dtype)
-        raise ArgumentError(
-            f"load=quantised on {device}: no kernel for {spec.name}, {stored.scheme}, in "
-            f"{str(dtype).removeprefix('torch.')}: {reason}; leave load out, or add device=cpu"
-        )
-
-    def read(start: int, stop: int) -> torch.Tensor:
-        return torch_tensor(container.slice(foreign, start, stop))
-
-    rows, columns = spec.shape
-    return PackedMatrix((rows, columns), dtype, read, blocks)
-
-
-def _blocks(container: Dequantised, stored: Quantised, spec: ParamSpec) -> Blocks | None:
-    """The tensors of a matrix that kernels compute with; None where it is in other blocks."""
-    names, rows = stored.blocks, spec.shape[0]
-    if names is None:
-        return None
-    elements, scales = container.stored.torch(names.elements), names.scales
-    scales = (
-        torch.from_numpy(scales)
-        if isinstance(scales, np.ndarray)
-        else container.stored.torch(scales)
+    shifts, table = (
+        None if array is None else _copied(array, device) for array in (rows.shifts, rows.table)
     )
-    shifts = None if names.shifts is None else container.stored.torch(names.shifts)
-    return Blocks(
-        names.packing,
-        elements.contiguous().view(torch.uint8).reshape(rows, -1),
-        scales.reshape(rows, -1),
+    return QuantisedMatrix(
+        rows.bits,
+        _copied(rows.elements, device),
+        _copied(rows.scales, device),
         shifts,
-        getattr(torch, stored.dtype),
-        torch.from_numpy(code_of(names.packing)) if names.packing in ("nf4", "fp4") else None,
+        table,
+        rounded_to=getattr(torch, stored.dtype),
+        dtype=dtype,
     )
+
+
+def _copied(stored: np.ndarray, device: torch.device | None) -> torch.Tensor:
+    tensor = torch_tensor(stored).to(device)
+    drop_pages(stored)  # which would count as this process's memory beside the copy
+    return tensor

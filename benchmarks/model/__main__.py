@@ -8,7 +8,6 @@ from benchmarks.commands import AsJson, Pythons, Rounds, interpreters, measuring
 from benchmarks.products import Dtype
 from griffin_eval.arguments import positive_integers
 from griffin_eval.cli.ending import run_command
-from griffin_eval.converters.codecs.encode import ENCODINGS, encoding_named
 from griffin_eval.errors import ArgumentError
 
 
@@ -35,13 +34,6 @@ def main(
         ),
     ] = "torch,jax,transformers,deepmind-torch,deepmind-jax",
     dtype: Annotated[Dtype, typer.Option(help="Dtype of weights and activations.")] = "float32",
-    quantize: Annotated[
-        str | None,
-        typer.Option(
-            help="Encoding of quantised weights, which this package runs as they are and "
-            f"dequantised, others dequantised: {', '.join(ENCODINGS)}."
-        ),
-    ] = None,
     python: Pythons = None,
     as_json: AsJson = False,
 ) -> None:
@@ -66,13 +58,10 @@ def main(
             )
     if not set(FRAMEWORKS) & set(chosen):
         raise ArgumentError("limits need one of ours: add torch or jax to --implementations")
-    encoding = None if quantize is None else encoding_named(quantize)
     report = Report()
     pythons = interpreters(python)
     with measuring():
-        agree = Bench(config, tokens, rows, steps, chosen, dtype, encoding, pythons).run(
-            rounds, report
-        )
+        agree = Bench(config, tokens, rows, steps, chosen, dtype, pythons).run(rounds, report)
     report.show(as_json)
     if not agree:
         raise typer.Exit(1)

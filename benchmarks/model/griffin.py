@@ -18,13 +18,13 @@ STEP = 512  # tokens that the runners read at a time on a CPU
 class Torch:
     """The model in PyTorch, as an `Implementation`."""
 
-    def __init__(self, checkpoint: str, dtype: str, load: str | None):
+    def __init__(self, checkpoint: str, dtype: str):
         tune_process()
         import torch
 
         self._torch = torch
         self._model: Any = griffin_eval.load(
-            checkpoint, framework="torch", dtype=dtype, device="cpu", load=load
+            checkpoint, framework="torch", dtype=dtype, device="cpu"
         ).eval()
 
     def read(self, tokens: np.ndarray, every: bool) -> Any:
@@ -61,13 +61,13 @@ class Torch:
 class Jax:
     """The model in JAX, as an `Implementation`: compiled, with the state donated."""
 
-    def __init__(self, checkpoint: str, dtype: str, load: str | None):
+    def __init__(self, checkpoint: str, dtype: str):
         import jax
         import jax.numpy as jnp
         from flax import nnx
 
         self._jax, self._jnp = jax, jnp
-        self._model: Any = griffin_eval.load(checkpoint, framework="jax", dtype=dtype, load=load)
+        self._model: Any = griffin_eval.load(checkpoint, framework="jax", dtype=dtype)
         graph, self._params = nnx.split(self._model)
 
         def step(state: Any, params: Any, tokens: Any) -> Any:
@@ -121,7 +121,5 @@ def has_decoding_state(framework: str) -> bool:
 
 
 def make(name: str, checkpoint: str, dtype: str) -> Torch | Jax:
-    """Return the implementation of a name such as ``torch`` or ``jax-quantised``."""
-    framework, _, quantised = name.partition("-")
-    load = "quantised" if quantised else None
-    return {"torch": Torch, "jax": Jax}[framework](checkpoint, dtype, load)
+    """Return the implementation of a framework."""
+    return {"torch": Torch, "jax": Jax}[name](checkpoint, dtype)

@@ -36,11 +36,6 @@ from benchmarks.random_checkpoint import write_weights
 from benchmarks.report import Report, Row
 from benchmarks.timing import Job, interleave, ratios, spread
 from griffin_eval.config import GriffinConfig
-from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.codecs.encoding import Encoding
-from griffin_eval.converters.convert import convert_checkpoint
-from griffin_eval.converters.formats import FORMATS
-from griffin_eval.converters.plan import make_plan
 from griffin_eval.errors import ArgumentError
 from griffin_eval.layout import param_specs
 
@@ -82,11 +77,7 @@ def make_config(
 
 @dataclass
 class Bench:
-    """A run of the benchmark.
-
-    With an encoding, this package's models run the quantised weights as they are and dequantised,
-    all others dequantised.
-    """
+    """A run of the benchmark."""
 
     config: GriffinConfig
     tokens: int  # length of the document
@@ -94,7 +85,6 @@ class Bench:
     steps: int  # tokens decoded in a round
     chosen: Collection[str]  # names of NEEDS
     dtype: Dtype
-    encoding: Encoding | None
     pythons: list[Interpreter]
     _absent: dict[str, str] = field(default_factory=dict)
 
@@ -111,8 +101,6 @@ class Bench:
         with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
             folder = Path(temporary)
             write_weights(self.config, folder)
-            if self.encoding is not None:
-                self._quantise(folder, self.encoding)
             jobs = self._start(folder, stack)
             limits = self._limit_measurements(jobs)
             timed: dict[tuple[str, str], Callable[[], float]] = {
@@ -165,29 +153,15 @@ class Bench:
             for spec in param_specs(self.config).values()
         )
 
-    def _quantise(self, folder: Path, encoding: Encoding) -> None:
-        """Quantise the weights in a folder, and dequantise them again beside that."""
-        plan = make_plan(
-            Checkpoint(folder), FORMATS["hf"], dtypes={"": self.dtype}, encoding=encoding
-        )
-        convert_checkpoint(plan, folder / "quantised")
-        convert_checkpoint(
-            make_plan(Checkpoint(folder / "quantised"), FORMATS["hf"]), folder / "dequantised"
-        )
-
-    def _implementations(self) -> dict[str, tuple[str, str, str]]:
-        """Return the worker's name, the weights' folder and the interpreter, by name in tables."""
-        plain = "" if self.encoding is None else "dequantised"
-        names: dict[str, tuple[str, str, str]] = {}
+    def _implementations(self) -> dict[str, tuple[str, str]]:
+        """Return the worker's name and the interpreter, by name in tables."""
+        names: dict[str, tuple[str, str]] = {}
         for name in (name for name in NEEDS if name in self.chosen):
             if name not in FRAMEWORKS:
-                names[name] = (name, plain, sys.executable)
+                names[name] = (name, sys.executable)
                 continue
             for python in self.pythons:
-                names[python.named(name)] = (name, plain, python.path)
-                if self.encoding is not None:
-                    packed = f"{name}-quantised"
-                    names[python.named(packed)] = (packed, "quantised", python.path)
+                names[python.named(name)] = (name, python.path)
         return names
 
     def _start(self, folder: Path, stack: ExitStack) -> dict[str, Job]:
@@ -196,12 +170,12 @@ class Bench:
         Implementations that are missing or broken are noted in ``_absent``.
         """
         jobs = {}
-        for name, (worker, weights, python) in self._implementations().items():
+        for name, (worker, python) in self._implementations().items():
             tell(f"loading and compiling: {name}")
             job = stack.enter_context(
                 Job(
                     "benchmarks.model.worker",
-                    *(worker, str(folder / weights), self.dtype),
+                    *(worker, str(folder), self.dtype),
                     environment={"JAX_PLATFORMS": "cpu"},
                     python=python,
                 )

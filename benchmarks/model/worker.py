@@ -39,7 +39,7 @@ class Worker:
         Raises:
             Absent: A library of the implementation is missing or broken.
         """
-        if self._name.partition("-")[0] in ("torch", "jax"):
+        if self._name in ("torch", "jax"):
             from benchmarks.model import griffin
 
             self._model = griffin.make(self._name, self._folder, self._dtype)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from griffin_eval.converters.arrays.dtypes import numpy_dtype
 from griffin_eval.converters.arrays.shapes import MAX_DIMENSIONS, are_naturals
-from griffin_eval.converters.codecs.quantised import Blocks, Decoding, PackedRows, Quantised
+from griffin_eval.converters.codecs.quantised import Decoding, PackedRows, Quantised
 from griffin_eval.converters.containers.container import Container
 from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import parse_json
@@ -198,14 +198,6 @@ class _FourBits(Quantised):
         if not np.allclose(stated, code_of(self._kind), rtol=1e-5, atol=1e-6):
             raise ValueError(f"has a quant_map that is not that of {self._kind}")
 
-    @property
-    def blocks(self) -> Blocks | None:
-        if self._block != 64 or len(self.shape) != 2 or self.shape[1] % 64:
-            return None
-        name = f"{self._name}.absmax"
-        scales = self._scales(0, self.size // 64) if self._nested_block else name
-        return Blocks(self._kind, self._name, scales)
-
     def packed_rows(self) -> PackedRows | None:
         import numpy as np
 
@@ -219,7 +211,8 @@ class _FourBits(Quantised):
         if shared < self._block:
             scales = np.repeat(scales, self._block // shared)[: self.size // shared]
         packed = elements.view(np.uint8).reshape(rows, -1)
-        return PackedRows(self._kind, 4, packed, scales.reshape(rows, -1), code=code_of(self._kind))
+        table = pairs_of(code_of(self._kind))
+        return PackedRows(4, packed, scales.reshape(rows, -1), table=table)
 
     def values(self, start: int, stop: int) -> "np.ndarray":
         import numpy as np
@@ -261,17 +254,12 @@ class _EightBits(Quantised):
         super().__init__(shape, "float32", "bitsandbytes int8", parts)
         self._container = container
 
-    @property
-    def blocks(self) -> Blocks | None:
-        weight, scale, *_ = self.parts
-        return None if self.shape[1] % 64 else Blocks("int8", weight, scale)
-
     def packed_rows(self) -> PackedRows | None:
         if not self.size:
             return None
         weight, scale, *_ = self.parts
         numbers, scales = self._container.numpy(weight), self._container.numpy(scale)
-        return PackedRows("int8", 8, numbers, scales[:, None])
+        return PackedRows(8, numbers, scales[:, None])
 
     def values(self, start: int, stop: int) -> "np.ndarray":
         weight, scale, *_ = self.parts

@@ -8,7 +8,7 @@ convolution lie in (L, K, 1) instead of (L, 1, K), which are the same elements i
 
 from typing import TYPE_CHECKING, Any
 
-from griffin_eval.converters.codecs.quantised import Blocks, Decoding, PackedRows, Quantised
+from griffin_eval.converters.codecs.quantised import Decoding, PackedRows, Quantised
 from griffin_eval.converters.containers.container import Container
 from griffin_eval.errors import CheckpointError
 from griffin_eval.messages import brief, listed
@@ -110,12 +110,6 @@ class _Affine(Quantised):
         super().__init__(shape, dtype, scheme, parts)
         self._container, self._bits, self._group = container, bits, group
 
-    @property
-    def blocks(self) -> Blocks | None:
-        if self._bits not in (4, 8) or self._group != 64:
-            return None
-        return Blocks(f"affine-{self._bits}", *self.parts)
-
     def packed_rows(self) -> PackedRows | None:
         import numpy as np
 
@@ -123,7 +117,8 @@ class _Affine(Quantised):
             return None
         weight, scales, biases = (self._container.numpy(part) for part in self.parts)
         elements = weight.astype("<u4", copy=False).view(np.uint8)
-        return PackedRows("affine", self._bits, elements, scales, biases)
+        table = _numbers_of_bytes(self._bits) if self._bits in (2, 4) else None
+        return PackedRows(self._bits, elements, scales, biases, table)
 
     def values(self, start: int, stop: int) -> "np.ndarray":
         columns, bits = self.shape[1], self._bits
@@ -160,17 +155,24 @@ def _numbers(weight: "np.ndarray", bits: int) -> "np.ndarray":
     """The numbers in words of uint32, in float32."""
     import numpy as np
 
-    packed, most = weight.view(np.uint8), (1 << bits) - 1
+    packed = weight.view(np.uint8)
     if bits == 8:
         return packed.astype(np.float32)
     if 8 % bits == 0:
-        of_a_byte = np.arange(256)[:, None] >> np.arange(0, 8, bits) & most
-        return np.take(of_a_byte.astype(np.float32), packed, 0)
+        return np.take(_numbers_of_bytes(bits), packed, 0)
     packed = packed.reshape(-1, bits)  # 8 numbers take as many bytes as each of them has bits
     words = np.zeros(len(packed), np.uint64)
     for i in range(bits):
         words |= packed[:, i].astype(np.uint64) << np.uint64(8 * i)
     numbers = np.empty((len(packed), 8), np.float32)
     for i in range(8):
-        numbers[:, i] = words >> np.uint64(i * bits) & np.uint64(most)
+        numbers[:, i] = words >> np.uint64(i * bits) & np.uint64((1 << bits) - 1)
     return numbers
+
+
+def _numbers_of_bytes(bits: int) -> "np.ndarray":
+    """Return the numbers of 2 or 4 bits in each byte: float32 [256, 8 / bits]."""
+    import numpy as np
+
+    numbers = np.arange(256)[:, None] >> np.arange(0, 8, bits) & (1 << bits) - 1
+    return numbers.astype(np.float32)

@@ -24,39 +24,23 @@ TOGETHER = 1 << 18  # elements that are dequantised at a time, so that they stay
 _WORK = 24 * TOGETHER  # bytes of the arrays between stored and dequantised ones, at most
 
 
-class Blocks(NamedTuple):
-    """A matrix in blocks of 64 elements or whole rows, as kernels compute with it where it lies.
-
-    Attributes:
-        packing: one of `griffin_eval.kernels.linear.packed_torch.PACKINGS`.
-        elements, shifts: names of tensors; only affine ones have shifts.
-        scales: name of a tensor, or float32 [O, S] where they are not stored as such.
-    """
-
-    packing: str
-    elements: str
-    scales: "str | np.ndarray"
-    shifts: str | None = None
-
-
 class PackedRows(NamedTuple):
     """A matrix [O, I] in fewer bits, of which every row has a row of each array.
 
     Attributes:
-        kind: ``"nf4"``, ``"fp4"``, ``"int8"`` or ``"affine"``.
-        bits: of an element.
-        elements: uint8 [O, I * bits / 8], in the order in which they are stored; int8 [O, I].
+        bits: Bits of an element.
+        elements: uint8 [O, I * bits / 8] in the order in which they are stored, or int8 [O, I].
         scales: [O, S], each of I / S elements.
-        shifts: the same, of ``affine``; None for the others.
-        code: float32 [16], what the numbers of ``nf4`` and ``fp4`` stand for.
+        shifts: [O, S] of MLX, None of bitsandbytes.
+        table: float32 [256, 8 / bits], what the elements of a byte stand for; None where bits are 8
+            or do not divide 8.
     """
 
-    kind: str
     bits: int
     elements: "np.ndarray"
     scales: "np.ndarray"
     shifts: "np.ndarray | None" = None
-    code: "np.ndarray | None" = None
+    table: "np.ndarray | None" = None
 
 
 class Quantised(ABC):
@@ -76,11 +60,6 @@ class Quantised(ABC):
     @property
     def nbytes(self) -> int:
         return self.size * ITEM_BYTES[self.dtype]
-
-    @property
-    def blocks(self) -> Blocks | None:
-        """The blocks of 64 elements that it is made of, if it is."""
-        return None
 
     def packed_rows(self) -> PackedRows | None:
         """What is stored, unchanged but for scales in 8 bits, which are dequantised; None where it

@@ -76,9 +76,9 @@ class ModelArguments:
         max_length: length in tokens that contexts are cut to, from the left and with one warning;
             unlimited by default. It does not apply to rolling log-likelihoods, which read whole
             documents.
-        load: ``quantised`` leaves the matrices of a quantised checkpoint in memory as they lie in
-            the file, and dequantises each while it is used; by default all are dequantised as they
-            are loaded. With PyTorch on a CPU, with JAX on one device a replica.
+        load: ``quantised`` keeps the matrices of a checkpoint of bitsandbytes or MLX quantised in
+            memory, on one device a replica, and dequantises each while it is used; by default all
+            are dequantised as they are loaded.
         peft: adapter that is merged into the weights while they are read: a folder as peft saves
             LoRA, rsLoRA and DoRA, or a hub id (`griffin_eval.converters.adapters`).
         tokenizer: folder or hub id, if not the checkpoint's own.

@@ -58,8 +58,7 @@ def load_runners(
         data_parallel: replicas. By default one, except with JAX where ``device`` is None or a
             platform without a number: then as many as the local devices of the platform make.
         launch: which process this is of those that a launcher has started, if one has.
-        packed: whether matrices that are quantised stay so in memory, with one device a replica:
-            of PyTorch a CPU or a CUDA device, of JAX any.
+        packed: whether matrices that are quantised stay so in memory, with one device a replica.
 
     Of several processes that share a model (those of a launcher with PyTorch, and of
     `jax.distributed` with JAX) only the first returns. The others follow it, and end with it.
@@ -74,7 +73,7 @@ def load_runners(
     if device is not None:
         device = text_argument("device", device)
     if packed:
-        check_packed(checkpoint, framework)
+        check_packed(checkpoint)
         _refuse_shared(tensor_parallel, launch)
     if dtype not in ("auto", *DTYPES):
         raise ArgumentError(
@@ -150,15 +149,11 @@ def launched(
     return jax_parallel.launched(device, tensor_parallel, data_parallel)
 
 
-def check_packed(checkpoint: Checkpoint, framework: str) -> None:
-    """Refuses to leave quantised what cannot be.
-
-    Args:
-        checkpoint: that is open.
-        framework: that it will run in.
+def check_packed(checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint whose matrices cannot stay quantised in memory.
 
     Raises:
-        ArgumentError: it is not quantised, or in blocks that the framework does not know.
+        ArgumentError: The checkpoint is not quantised, or is GGUF.
     """
     container = checkpoint.container
     if not isinstance(container, Dequantised) or not container.decoding.parameters:
@@ -166,10 +161,10 @@ def check_packed(checkpoint: Checkpoint, framework: str) -> None:
             f"load=quantised: {checkpoint.path} is not quantised; leave the argument out, or "
             "quantise it first (griffin-eval convert --quantize)"
         )
-    if framework == "jax" and container.decoding.codec == "gguf":
+    if container.decoding.codec == "gguf":
         raise ArgumentError(
-            f"load=quantised with framework=jax leaves bitsandbytes' and MLX's matrices quantised, "
-            f"and {checkpoint.path} is GGUF: take framework=torch, or leave the argument out"
+            f"load=quantised takes checkpoints of bitsandbytes and MLX, and {checkpoint.path} is "
+            "GGUF: leave the argument out, which dequantises it as it is loaded"
         )
 
 

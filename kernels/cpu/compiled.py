@@ -62,8 +62,6 @@ def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
         "griffin_rglru": [ctypes.c_int, address, address, address, number],
         "griffin_attention": [address, address, address, number],
         "griffin_linear": [address] * 6,
-        "griffin_packed": [address] * 8,
-        "griffin_unpack": [address] * 5,
         "griffin_sum": [address, address, address, number, number],
         "griffin_pool": [address],
         "griffin_xla_threads": [number],
@@ -71,13 +69,6 @@ def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
         function = getattr(loaded, name)
         function.argtypes, function.restype = arguments, None
     return loaded
-
-
-@functools.cache
-def multiplies_bfloat16() -> bool:
-    """Whether the processor multiplies in bfloat16, and the library was built to use that."""
-    loaded = library()
-    return loaded is not None and loaded.griffin_multiplies_bfloat16() != 0
 
 
 @functools.cache
@@ -105,8 +96,7 @@ def register_ffi_targets() -> str | None:
     if isinstance(loaded, str):
         return loaded
     jax.devices("cpu")  # so that one which refuses a kernel says so below, and still starts
-    linear, scans = ("linear", "packed", "unpack"), ("scan", "scan_backward")
-    for name in ("attention", *linear, *scans, "gated", "gated_backward"):
+    for name in ("attention", "linear", "scan", "scan_backward", "gated", "gated_backward"):
         handler = jax.ffi.pycapsule(getattr(loaded, f"griffin_xla_{name}"))
         try:
             jax.ffi.register_ffi_target(f"griffin_{name}", handler, platform="cpu")

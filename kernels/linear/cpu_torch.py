@@ -11,15 +11,17 @@ from torch import Tensor
 from griffin_eval.config import Activation
 from griffin_eval.errors import ArgumentError
 from griffin_eval.kernels.cpu import compiled
-from griffin_eval.kernels.linear.cuda_torch import wide_product
-from griffin_eval.kernels.linear.packed_torch import THEN, PackedMatrix, takes
+from griffin_eval.kernels.linear.quantised_torch import QuantisedMatrix
 from griffin_eval.kernels.linear.shapes import check_widths
+from griffin_eval.kernels.rglru.plain_torch import accumulation_dtype
 
 # Up to so many rows the compiled kernel is the fastest: of bfloat16, for which processors have
 # products of their own, it gains where the time is that of reading the weight.
 MOST_ROWS = {torch.float32: 16, torch.bfloat16: 8, torch.float16: 32}
 MOST_PRODUCT_ROWS = 64  # the same where results are wider, for which PyTorch widens the weight
+ROWS = 16_384  # rows of a weight that are dequantised, or widened to float32, at a time
 TYPES = {getattr(torch, name): number for name, number in compiled.TYPES.items()}
+THEN = {"none": 0, "gelu_pytorch_tanh": 1, "mul": 2}  # what linear/cpu.c computes of a product
 # What oneDNN calls these, and which algorithm it takes.
 _ONEDNN = {
     "none": ("none", ""),
@@ -31,7 +33,7 @@ _ONEDNN = {
 
 def linear(
     x: Float[Tensor, "*B I"],
-    weight: Float[Tensor, "O I"] | PackedMatrix,
+    weight: Float[Tensor, "O I"] | QuantisedMatrix,
     bias: Float[Tensor, " O"] | None = None,
     then: Activation | Literal["none", "mul"] = "none",
     other: Float[Tensor, "*B O"] | None = None,
@@ -48,7 +50,7 @@ def linear(
 
     Args:
         x: inputs, any floating dtype.
-        weight: of the same dtype, outputs first; a packed one is dequantised unless rows are few.
+        weight: of the same dtype, outputs first; a quantised one is dequantised.
         bias: added to every row.
         then: what follows; activations have their names in transformers.
         other: the other factor, given with ``mul`` only.
@@ -63,11 +65,8 @@ def linear(
     if (other is not None) != (then == "mul"):
         raise ArgumentError(f"linear: other goes with 'mul', found then={then!r}")
     check_widths(x, weight)
-    if isinstance(weight, PackedMatrix):
-        found = weight.linear(x, bias, then if then in THEN else "none", other)
-        if found is None:
-            return linear(x, weight.dense(), bias, then, other)
-        return found if then in THEN else _followed(found, then, other)
+    if isinstance(weight, QuantisedMatrix):
+        weight = weight.dense()
     if _is_plain(x, weight, bias, other):
         bias = None if bias is None else bias.contiguous()  # oneDNN reads it so, too
         if unsupported(x, weight) is None:
@@ -87,20 +86,28 @@ def linear(
     return _followed(F.linear(x, weight, bias), then, other)
 
 
-def product(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"]) -> Float[Tensor, "*B O"] | None:
-    """x W^T in float32 of inputs of 16 bits, by the compiled kernel or a CUDA device; None where
-    neither runs, or a gradient is needed.
+def product(
+    x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"] | QuantisedMatrix
+) -> Float[Tensor, "*B O"]:
+    """Compute x W^T, accumulated and returned in float32 or wider.
 
     Raises:
         ArgumentError: x and weight do not have as many inputs.
     """
     check_widths(x, weight)
+    if isinstance(weight, QuantisedMatrix):
+        parts = [weight.rows(slice(at, at + ROWS)) for at in range(0, len(weight), ROWS)]
+        return torch.cat([product(x, part.dense()) for part in parts], -1)
+    wider = accumulation_dtype(x.dtype)
+    if x.dtype == wider:
+        return linear(x, weight)
     if _is_plain(x, weight) and unsupported(x, weight, MOST_PRODUCT_ROWS) is None:
         return _compiled(x, weight, None, "none", None, torch.float32)
     graded = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     if x.is_cuda and x.dtype == weight.dtype and not graded:
-        return wide_product(x, weight)
-    return None
+        y = torch.mm(x.reshape(-1, x.shape[-1]), weight.T, out_dtype=torch.float32)
+        return y.view(*x.shape[:-1], len(weight))
+    return torch.cat([F.linear(x.to(wider), part.to(wider)) for part in weight.split(ROWS)], -1)
 
 
 def unsupported(x: Tensor, weight: Tensor, most_rows: int | None = None) -> str | None:
@@ -127,12 +134,32 @@ def _is_plain(
     """Whether nothing but the values of a product on a CPU is asked for, of tensors that belong
     together; PyTorch says what is wrong with others, or computes what they mean to it."""
     return (
-        takes(x, len(weight), bias, other)
+        _takes(x, len(weight), bias, other)
         and weight.is_cpu
         and weight.dtype == x.dtype
         and not (torch.is_grad_enabled() and weight.requires_grad)
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
+    )
+
+
+def _takes(x: Tensor, outputs: int, bias: Tensor | None, other: Tensor | None) -> bool:
+    """Whether x, bias and ``other`` are on the CPU, fit together and need no gradient."""
+    graded = torch.is_grad_enabled()
+    if not x.is_cpu or (graded and x.requires_grad):
+        return False
+    if bias is not None and not (
+        bias.is_cpu
+        and bias.dtype == x.dtype
+        and bias.shape == (outputs,)
+        and not (graded and bias.requires_grad)
+    ):
+        return False
+    return other is None or (
+        other.is_cpu
+        and other.dtype == x.dtype
+        and other.shape == (*x.shape[:-1], outputs)
+        and not (graded and other.requires_grad)
     )
 
 

@@ -230,7 +230,7 @@ def test_matrices_stay_quantised_if_asked(tmp_path, framework):
     module = griffin_eval.load(tmp_path / "q", load="quantised", **options)
     weight = module.model.layers[0].mlp_block.up_proj.weight
     weight = weight[...] if framework == "jax" else weight
-    assert type(weight).__name__ == "PackedMatrix"
+    assert type(weight).__name__ == "QuantisedMatrix"
     for call in (griffin_eval.load, griffin_eval.Evaluator):
         with pytest.raises(ValueError, match="unknown load 'packed': expected quantised"):
             call(tmp_path / "q", load="packed", **options)

@@ -20,8 +20,6 @@ SOURCES = [
     "kernels/cpu/runtime.h",
     "kernels/cpu/xla.c",
     "kernels/linear/cpu.c",
-    "kernels/linear/linear.h",
-    "kernels/linear/packed.c",
     "kernels/rglru/cpu.c",
 ]
 PACKAGE_OF = {folder: name.replace(".", "/") for name, folder in SETUPTOOLS["package-dir"].items()}

@@ -17,10 +17,6 @@ from griffin_eval.kernels.cpu import compiled
 from griffin_eval.kernels.rglru.reference import linear_scan
 
 THREADS = 2
-NF4 = [-1, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635]
-NF4 += [-0.18477343022823334, -0.09105003625154495, 0, 0.07958029955625534, 0.16093020141124725]
-NF4 += [0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941]
-NF4 += [0.7229568362236023, 1]
 SCAN, SCAN_BACKWARD, GATED, GATED_BACKWARD = range(4)  # of rglru/cpu.c
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 ROUNDING = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-3}  # over the largest value
@@ -32,8 +28,6 @@ def main() -> None:
     assert library is not None, compiled.NOT_BUILT
     for dtype, rows, then in itertools.product(DTYPES, (1, 2, 7), ("none", "gelu", "mul")):
         check_linear(library, dtype, rows, then)
-    for packing, dtype, rows in itertools.product(range(3), ("float32", "bfloat16"), (1, 6)):
-        check_packed(library, packing, dtype, rows)
     for dtype, (tokens, window) in itertools.product(DTYPES, [(1, 5), (37, 9), (150, 200)]):
         check_attention(library, dtype, tokens, window)
     for tokens, width in [(1, 4), (7, 33), (40, 300)]:
@@ -57,38 +51,6 @@ def check_linear(library, dtype, rows, then):
     if then == "gelu":
         y = y / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
     close(out, y * other.astype(float) if then == "mul" else y, dtype)
-
-
-def check_packed(library, packing, dtype, rows):
-    """nf4, and numbers of 4 and 8 bits, against numpy."""
-    depth, outputs, kind, number = 192, 21, DTYPES[dtype], compiled.TYPES[dtype]
-    groups = outputs, depth // 64, 1
-    numbers = DRAW.integers(256 if packing == 2 else 16, size=(outputs, depth)).astype(np.uint8)
-    scales, shifts = normal(*groups), normal(*groups)
-    if packing == 0:
-        values = (np.array(NF4, np.float32)[numbers].reshape(*groups[:2], 64) * scales).astype(kind)
-    else:
-        scales, shifts = scales.astype(kind), shifts.astype(kind)
-        wide = numbers.reshape(*groups[:2], 64) * scales.astype(np.float32)
-        values = (wide.astype(kind).astype(np.float32) + shifts.astype(np.float32)).astype(kind)
-    values = values.reshape(outputs, depth)
-    exact = values
-    if packing == 2:  # of which products in bfloat16 take what is not rounded
-        exact = (wide.astype(float) + shifts.astype(float)).reshape(values.shape)
-    even, odd = numbers[:, ::2], numbers[:, 1::2]
-    elements = numbers if packing == 2 else odd | even << 4 if packing == 0 else even | odd << 4
-    parts = [np.ascontiguousarray(part) for part in (elements, scales, shifts)]
-    out = np.empty((outputs, depth), kind)
-    sizes = int64(outputs, depth, number, packing, number, THREADS)
-    library.griffin_unpack(sizes, *map(address, (*parts, out)))
-    assert out.tobytes() == values.tobytes(), (packing, dtype)
-    x = normal(rows, depth)
-    out = np.empty((rows, outputs), np.float32)
-    sizes = int64(
-        rows, depth, outputs, number, compiled.TYPES["float32"], 0, THREADS, packing, number
-    )
-    library.griffin_packed(sizes, *map(address, (x, *parts)), None, None, address(out))
-    close(out, x.astype(float) @ exact.astype(float).T, "float32")
 
 
 def check_attention(library, dtype, tokens, window):

@@ -45,7 +45,6 @@ ALONE = {
     "PaddedLayout.full": "torch can look, JAX compiles one step for all lengths",
     "map_leaves": "JAX maps trees itself",
     "write_rows": "a scatter of XLA is slow, and copies what it writes to",
-    "LOGIT_ROWS": "JAX widens as it multiplies, torch a part of the vocabulary at a time",
 }
 
 
