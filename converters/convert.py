@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from griffin_eval.converters.arrays.chunk_sums import ChunkSummer
 from griffin_eval.converters.arrays.pieces import bytes_of, chunks
 from griffin_eval.converters.arrays.write import writing
-from griffin_eval.converters.codecs.encoding import Encoding, bands
 from griffin_eval.converters.configs.huggingface import (
     CONFIG_FILE,
     GENERATION_FILE,
@@ -175,13 +174,10 @@ class _Conversion:
         self._plan, self._folder, self._max_shard_size = plan, folder, max_shard_size
         self._buffering, self._progress = buffering, progress
         self._files = plan.output.output_files(plan.specs, max_shard_size)
-        self._homes = {
-            name: write.binding.foreign for write in plan.writes for name in write.stored
-        }
         self._kept: set[str] = set()  # tensors in files that an earlier run finished
         self._parameters = {
             write.binding.foreign: [
-                _Parameter(plan, spec, write.dtype, buffering.piece, write.encoding)
+                _Parameter(plan, spec, write.dtype, buffering.piece)
                 for spec in write.binding.canonical
             ]
             for write in plan.writes
@@ -226,15 +222,13 @@ class _Conversion:
         total = len(set(self._files.values()))
         logger.warning("resumed: %d of %d files were finished", len(files), total)
         self._kept = {name for name, file in self._files.items() if file in files}
-        # The tensors of a quantised parameter may be in several files.
-        whole = {w.binding.foreign for w in self._plan.writes if self._kept.issuperset(w.stored)}
-        names = {p.spec.name for foreign in whole for p in self._parameters[foreign]}
+        names = {p.spec.name for foreign in self._kept for p in self._parameters[foreign]}
         entries = [self.journal.entries[file]["tensors"] for file in files]
         return {n: record for entry in entries for n, record in entry.items() if n in names}
 
     def _note(self, file: str, path: Path) -> None:
         """Adds a finished file to the journal."""
-        names = dict.fromkeys(self._homes[n] for n, home in self._files.items() if home == file)
+        names = [name for name, home in self._files.items() if home == file]
         written = [parameter for name in names for parameter in self._parameters[name]]
         self.journal.add(file, path, {p.spec.name: p.record() for p in written})
 
@@ -256,38 +250,12 @@ class _Conversion:
                 pass
 
         parameters = self._parameters[write.binding.foreign]
-        if write.encoding is not None:
-            self._write_quantised(write, write.encoding, parameters[0], put)
-        elif write.binding.op is SAME:
+        if write.binding.op is SAME:
             put(write.binding.foreign, parameters[0].pieces())
         else:
             whole = (parameter.whole() for parameter in parameters)
             pieces = chunks(write.binding.op.to_foreign(*whole), self._buffering.piece)
             put(write.binding.foreign, pieces)
-
-    def _write_quantised(
-        self,
-        write: Write,
-        encoding: Encoding,
-        parameter: "_Parameter",
-        put: "Callable[[str, Iterable[np.ndarray]], None]",
-    ) -> None:
-        """Writes the tensors of a quantised parameter: elements as they are made, then scales."""
-        constants = encoding.constants(parameter.spec, write.dtype)
-        elements, *scales = (name for name in write.stored if name not in constants)
-        held: dict[str, list[np.ndarray]] = {name: [] for name in scales}
-
-        def made() -> Iterator["np.ndarray"]:
-            for first, *others in parameter.encoded(encoding):
-                for name, other in zip(scales, others, strict=True):
-                    held[name].append(other)
-                yield first
-
-        put(elements, made())
-        for name, pieces in held.items():
-            put(name, pieces)
-        for name, value in constants.items():
-            put(name, [value])
 
 
 class _Stopped(Exception):
@@ -302,46 +270,25 @@ class _Parameter:
         piece: bytes that are read at a time.
     """
 
-    def __init__(
-        self, plan: Plan, spec: ParamSpec, dtype: str, piece: int, encoding: Encoding | None
-    ):
+    def __init__(self, plan: Plan, spec: ParamSpec, dtype: str, piece: int):
         self.spec, self.piece, self._dtype = spec, piece, dtype
         self._stored = plan.source.dtypes[spec.name]
         self._read = plan.source.pieces
-        self._quantised = encoding is not None
-        self._read_back = dtype if encoding is None else encoding.read_dtype(dtype)
         self._sha = hashlib.sha256()
-        self._chunks = ChunkSummer(spec.shape, plan.grid(spec, self._read_back))
+        self._chunks = ChunkSummer(spec.shape, plan.grid(spec, dtype))
         self._not_finite = 0
         self._check = plan.check
         self._folder, self._recorded = plan.source.folder, plan.recorded.get(spec.name)
         cut = plan.config.vocab_size != plan.source.config.vocab_size
         # So that what is written hashes otherwise.
-        changed = dtype != self._stored or self._quantised
-        self._changes = cut or changed or plan.source.changes(spec.name)
+        self._changes = cut or dtype != self._stored or plan.source.changes(spec.name)
 
     def pieces(self) -> Iterator["np.ndarray"]:
         """The parameter in pieces."""
         for piece in self._cast():
-            self._hash(piece)
+            self._sha.update(bytes_of(piece))
+            self._chunks.update(piece)
             yield piece
-
-    def encoded(self, encoding: Encoding) -> "Iterator[tuple[np.ndarray, ...]]":
-        """The tensors that it is quantised to, as far as they depend on it, in pieces."""
-        for rows in bands(self._cast(), encoding.together(self.spec)):
-            if self._not_finite:
-                raise CheckpointError(
-                    f"{self.spec.name}: {self._not_finite} values are NaN or infinite, which "
-                    "cannot be quantised: convert it without --quantize"
-                )
-            encoded = encoding.encode(rows)
-            self._hash(encoded.values)
-            yield encoded.parts
-
-    def _hash(self, piece: "np.ndarray") -> None:
-        """Takes the next rows of what will be read of it."""
-        self._sha.update(bytes_of(piece))
-        self._chunks.update(piece)
 
     def _cast(self) -> Iterator["np.ndarray"]:
         import ml_dtypes  # noqa: F401  (teaches numpy the name bfloat16)
@@ -400,11 +347,9 @@ class _Parameter:
         record = {
             "sha256": self._sha.hexdigest(),
             "shape": list(self.spec.shape),
-            "dtype": self._read_back,
+            "dtype": self._dtype,
             "chunks": self._chunks.result().record(),
         }
-        if self._quantised:
-            return record | {"quantised_from": self._stored}
         return record if self._dtype == self._stored else record | {"cast_from": self._stored}
 
 
@@ -440,8 +385,6 @@ def _write_companions(plan: Plan, folder: Path) -> None:
         with writing(folder / GENERATION_FILE):
             (folder / GENERATION_FILE).write_text(text + "\n")
     raw = config_json(plan.config, plan.target, plan.writes[0].dtype) | ids
-    if plan.encoding is not None:
-        raw |= plan.encoding.config(plan.writes[0].dtype)
     with writing(folder / CONFIG_FILE):
         (folder / CONFIG_FILE).write_text(json.dumps(raw, indent=2) + "\n")
 

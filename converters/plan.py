@@ -12,11 +12,9 @@ from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.arrays.dtypes import FLOATS, ITEM_BYTES
 from griffin_eval.converters.arrays.grid import chunk_shape, part_chunks
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.codecs.encoding import DTYPES, Encoding
-from griffin_eval.converters.codecs.quantised import Dequantised
 from griffin_eval.converters.containers.container import ContainerKind, Specs
 from griffin_eval.converters.containers.registry import CONTAINERS
-from griffin_eval.converters.formats import FORMATS, Format, check_expressible, refusals
+from griffin_eval.converters.formats import FORMATS, Format, check_expressible
 from griffin_eval.converters.naming.tables import Binding, bind
 from griffin_eval.converters.output.manifest import added, recorded
 from griffin_eval.converters.source.companions import TOKENIZERS, companions, tokenizer_folder
@@ -31,25 +29,21 @@ MAX_SHARD_SIZE = 5 * 10**9
 
 
 class Write(NamedTuple):
-    """One tensor of the output, or those of a quantised parameter.
+    """One tensor of the output.
 
     Attributes:
         binding: its name, layout and the parameters that it holds.
-        dtype: its dtype in the output; that in which it is quantised.
+        dtype: its dtype in the output.
         cast_from: the dtypes of its parameters in the source that differ from it.
-        stored: shape and dtype of each tensor that is written, by name.
-        encoding: what it is quantised with, or None.
     """
 
     binding: Binding
     dtype: str
     cast_from: tuple[str, ...]
-    stored: Specs
-    encoding: Encoding | None = None
 
     @property
     def nbytes(self) -> int:
-        return sum(math.prod(shape) * ITEM_BYTES[dtype] for shape, dtype in self.stored.values())
+        return math.prod(self.binding.shape) * ITEM_BYTES[self.dtype]
 
 
 class Plan(NamedTuple):
@@ -66,7 +60,6 @@ class Plan(NamedTuple):
         recorded: what the manifest of the source says of its parameters, which are checked against
             it while they are read; empty if there is none.
         check: whether other checksums of the source are checked, too.
-        encoding: what matrices are quantised with, or None.
     """
 
     source: Checkpoint
@@ -78,7 +71,6 @@ class Plan(NamedTuple):
     mesh: dict[str, int] | None = None
     recorded: Mapping[str, dict[str, Any]] = {}
     check: bool = True
-    encoding: Encoding | None = None
 
     @property
     def nbytes(self) -> int:
@@ -116,9 +108,9 @@ class Plan(NamedTuple):
         return CONTAINERS[self.target.container]
 
     @property
-    def specs(self) -> dict[str, tuple[tuple[int, ...], str]]:
+    def specs(self) -> Specs:
         """Shape and dtype of every tensor of the output, by its name there."""
-        return {name: spec for w in self.writes for name, spec in w.stored.items()}
+        return {w.binding.foreign: (w.binding.shape, w.dtype) for w in self.writes}
 
 
 def parse_dtypes(text: str | None) -> dict[str, str]:
@@ -171,7 +163,6 @@ def make_plan(
     vocab_size: int | None = None,
     mesh: dict[str, int] | None = None,
     check: bool = True,
-    encoding: Encoding | None = None,
 ) -> Plan:
     """Decides every tensor of an output, from headers alone.
 
@@ -182,14 +173,13 @@ def make_plan(
         vocab_size: number of leading rows of the embedding to keep; None for all.
         mesh: as of `Plan`.
         check: whether the source is checked against its manifest and other checksums, if any.
-        encoding: what matrices are quantised with, or None.
 
     Raises:
         CheckpointError: the target cannot express the model; the source's manifest is damaged; the
-            source is quantised already; it has a parameter that its manifest does not have.
+            source has a parameter that its manifest does not have.
         ArgumentError: a vocabulary larger than the one there is, or without rows for all ids of the
             tokenizer; a mesh for a container whose tensors are not cut; a rule for the dtype of no
-            parameter; an encoding that cannot be used with the target, a dtype or the shapes.
+            parameter.
     """
     config, notes = source.config, dict(source.inspection.notes)
     if source.adapters:
@@ -206,9 +196,6 @@ def make_plan(
     _check_rules(dtypes or {}, param_specs(config))
     if mesh is not None:
         check_chunked(target)
-    if encoding is not None:
-        _check_encoding(source, target, encoding)
-        notes["quantised"] = encoding.name
     writes = []
     for binding in bind(target.table, config):
         stored = [source.dtypes[spec.name] for spec in binding.canonical]
@@ -224,14 +211,7 @@ def make_plan(
             )
         (dtype,) = wanted
         cast_from = tuple(have for have in stored if have != dtype)
-        writes.append(_write(binding, dtype, cast_from, encoding))
-    if encoding is not None and not any(write.encoding for write in writes):
-        raise ArgumentError(
-            f"--quantize {encoding.name} has nothing to quantise: no matrix of this model has rows "
-            "of whole groups"
-        )
-    if encoding is not None and not encoding.runs_mixed:
-        _warn_of_mixed(writes, encoding)
+        writes.append(Write(binding, dtype, cast_from))
     folders = (tokenizer_folder(source.folder), source.folder)
     beside = {name: path for folder in folders for name, path in companions(folder).items()}
     if config.vocab_size != source.config.vocab_size and beside.keys() & set(TOKENIZERS):
@@ -241,7 +221,7 @@ def make_plan(
         raise CheckpointError(f"{problems[0]} (--no-check converts it as it is)")
     if not check:
         notes["source_not_checked"] = True
-    return Plan(source, target, config, writes, beside, notes, mesh, hashes, check, encoding)
+    return Plan(source, target, config, writes, beside, notes, mesh, hashes, check)
 
 
 def _check_tokenizer(source: Checkpoint, rows: int) -> None:
@@ -283,64 +263,6 @@ def _check_rules(rules: Mapping[str, str], names: Collection[str]) -> None:
 def _fits(ending: str, name: str) -> bool:
     """Whether a parameter's name ends with the ending of a rule, counted in whole dotted names."""
     return name == ending or (ending != "" and name.endswith(f".{ending}"))
-
-
-def _check_encoding(source: Checkpoint, target: Format, encoding: Encoding) -> None:
-    """Refuses to quantise what cannot be.
-
-    Raises:
-        ArgumentError: the target.
-        CheckpointError: the source.
-    """
-    if target.name != "hf":
-        raise ArgumentError(
-            f"--quantize {encoding.name} goes with --to hf, which its library loads, not with "
-            f"--to {target.name}"
-        )
-    if problems := refusals(source.config, target._replace(reader=encoding.reader)):
-        raise CheckpointError(
-            f"--quantize {encoding.name} is loaded by {encoding.reader}, which cannot express "
-            f"{'; '.join(problems)}"
-        )
-    container = source.inspection.container
-    if isinstance(container, Dequantised) and container.decoding.parameters:
-        raise CheckpointError(
-            f"{source.path} is quantised already ({container.describe()}), and would lose more "
-            "when it is quantised again: take the checkpoint that it was made from, or convert "
-            "this one without --quantize first"
-        )
-
-
-def _warn_of_mixed(writes: list[Write], encoding: Encoding) -> None:
-    """Says where Λ has another dtype than matrices of 16 bits."""
-    matrices = {write.dtype for write in writes if write.encoding} - {"float32"}
-    for write in writes:
-        (spec, *_) = write.binding.canonical
-        if spec.name.endswith("recurrent_param") and matrices - {write.dtype}:
-            (dtype, *_) = sorted(matrices - {write.dtype})
-            logger.warning(
-                "%s reads this file but cannot run it, since recurrent_param is %s beside matrices "
-                "in %s; --dtype %s,recurrent_param=%s gives one that it runs",
-                *(encoding.reader, write.dtype, dtype, dtype, dtype),
-            )
-            return
-
-
-def _write(
-    binding: Binding, dtype: str, cast_from: tuple[str, ...], encoding: Encoding | None
-) -> Write:
-    """What is written for a tensor of the output."""
-    if encoding is None:
-        return Write(binding, dtype, cast_from, {binding.foreign: (binding.shape, dtype)})
-    (spec,) = binding.canonical
-    if not encoding.takes(spec):
-        return Write(binding, dtype, cast_from, {binding.foreign: (encoding.shape(spec), dtype)})
-    if dtype not in DTYPES:
-        raise ArgumentError(
-            f"--quantize {encoding.name}: {spec.name} is {dtype}, and only {', '.join(DTYPES)} are "
-            "quantised: name one of them with --dtype"
-        )
-    return Write(binding, dtype, cast_from, encoding.stored(spec, dtype), encoding)
 
 
 def check_chunked(target: Format) -> None:

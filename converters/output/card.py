@@ -75,8 +75,6 @@ def write_card(
     )
     changes = [f"cast from {kinds}" for kinds in cast]
     changes += [f"adapter `{_code(str(a.folder))}`, times {a.weight:g}" for a in source.adapters]
-    if plan.encoding is not None:
-        changes.append(f"quantised ({plan.encoding.name})")
     if plan.config.vocab_size != source.config.vocab_size:
         changes.append(f"the first {plan.config.vocab_size} rows of the vocabulary alone")
     dtypes = Counter(record["dtype"] for record in records.values())

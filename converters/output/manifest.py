@@ -40,8 +40,7 @@ def write_manifest(
         folder: folder of the output.
         config: config of the model.
         tensors: ``sha256``, ``shape``, ``dtype``, ``chunks`` (`ChunkSums.record`), and
-            ``cast_from`` if cast, by canonical name. Of a quantised one they are of what is read
-            back, and ``quantised_from`` is the dtype of the source.
+            ``cast_from`` if cast, by canonical name.
         source: path, format and layout of what was converted.
         target: format of the output.
         notes: further decisions, such as a slice of the vocabulary.

@@ -4,7 +4,6 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from griffin_eval.converters.arrays.dtypes import ITEM_BYTES
-from griffin_eval.converters.codecs.encoding import WORK
 from griffin_eval.converters.containers.registry import CONTAINERS
 from griffin_eval.converters.naming.ops import SAME
 from griffin_eval.converters.naming.tables import Binding
@@ -112,11 +111,6 @@ def _held(
         piece += source.merging_bytes(spec.name, buffering.piece)
         reading = max(reading, whole if len(home.canonical) > 1 else whole + shared)
         pieces = max(pieces, _KEPT * piece)
-    if write.encoding is not None:  # scales are kept until the elements are written
-        _, *others = (
-            math.prod(shape) * ITEM_BYTES[dtype] for shape, dtype in write.stored.values()
-        )
-        pieces += WORK + sum(others)
     if write.binding.op is SAME:
         return reading + pieces
     made = write.nbytes + max(reading + pieces, _KEPT * min(buffering.piece, write.nbytes))

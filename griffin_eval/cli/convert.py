@@ -1,9 +1,8 @@
 """The command ``convert``."""
 
-import math
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,8 +15,6 @@ from griffin_eval.cli.options import (
     progress_bar,
     takes_checkpoint_options,
 )
-from griffin_eval.converters.arrays.dtypes import ITEM_BYTES
-from griffin_eval.converters.codecs.encode import ENCODINGS, encoding_named
 from griffin_eval.converters.formats import FORMATS, format_named, limits
 from griffin_eval.errors import ArgumentError
 from griffin_eval.messages import printable
@@ -40,6 +37,16 @@ def _print_formats(wanted: bool) -> None:
         table.add_row(target.name, target.summary, limited or "(nothing)")
     console.print(table)
     raise typer.Exit
+
+
+def _retired(option: str, instead: str) -> Any:
+    """Return a hidden option that is refused with what to use instead."""
+
+    def refuse(value: str | bool | None) -> None:
+        if value:
+            raise ArgumentError(f"{option} was removed: {instead}")
+
+    return typer.Option(option, hidden=True, callback=refuse)
 
 
 @takes_checkpoint_options
@@ -67,9 +74,13 @@ def convert(
             "ending of a parameter's name counts."
         ),
     ] = None,
-    quantize: Annotated[
+    _quantize: Annotated[
         str | None,
-        typer.Option(help=f"Quantised matrices, with --to hf: {', '.join(ENCODINGS)}."),
+        _retired(
+            "--quantize",
+            "convert to hf, and quantise that with mlx_lm.convert or with transformers and "
+            "bitsandbytes",
+        ),
     ] = None,
     vocab_size: Annotated[
         int | None, typer.Option(help="Number of leading vocabulary rows to keep.")
@@ -125,7 +136,6 @@ def convert(
     memory = None if max_memory is None else parse_size(max_memory, "--max-memory")
     target = format_named(to)
     shard = parse_shard_size(max_shard_size, target, "--max-shard-size")
-    encoding = None if quantize is None else encoding_named(quantize)
     checkpoint = options.open(source, adapter or ())
     typer.echo(f"{source}: {checkpoint.format.name} ({checkpoint.inspection.layout})")
     for name, reason in checkpoint.inspection.left_out.items():
@@ -139,7 +149,6 @@ def convert(
         vocab_size=vocab_size,
         mesh=None if chunks is None else parse_mesh(chunks, "--chunks"),
         check=not no_check,
-        encoding=encoding,
     )
     buffering, need = choose_buffering(plan, memory)
     if dry_run:
@@ -187,17 +196,16 @@ def _print_plan(plan: "Plan", max_shard_size: int, need: "Need") -> None:
     for heading in ("writes", "shape", "from", "layout", "dtype", "bytes", "file"):
         table.add_column(heading, justify="right" if heading == "bytes" else "left")
     for write in plan.writes:
-        for name, (shape, dtype) in write.stored.items():
-            layout = write.binding.op.name if write.encoding is None else write.encoding.name
-            table.add_row(
-                name,
-                "×".join(map(str, shape)),
-                "\n".join(spec.name for spec in write.binding.canonical),
-                layout,
-                " ".join((*write.cast_from, "→", dtype)) if write.cast_from else dtype,
-                str(math.prod(shape) * ITEM_BYTES[dtype]),
-                files[name],
-            )
+        binding, dtype = write.binding, write.dtype
+        table.add_row(
+            binding.foreign,
+            "×".join(map(str, binding.shape)),
+            "\n".join(spec.name for spec in binding.canonical),
+            binding.op.name,
+            " ".join((*write.cast_from, "→", dtype)) if write.cast_from else dtype,
+            str(write.nbytes),
+            files[binding.foreign],
+        )
     Console(width=max(Console().width, 200)).print(table)
     typer.echo(f"{len(plan.specs)} tensors in {len(set(files.values()))} files")
     compressed = ", less what compression saves" * plan.output.compressed

@@ -159,7 +159,7 @@ def check_packed(checkpoint: Checkpoint) -> None:
     if not isinstance(container, Dequantised) or not container.decoding.parameters:
         raise ArgumentError(
             f"load=quantised: {checkpoint.path} is not quantised; leave the argument out, or "
-            "quantise it first (griffin-eval convert --quantize)"
+            "quantise it first with bitsandbytes or MLX"
         )
     if container.decoding.codec == "gguf":
         raise ArgumentError(

@@ -17,7 +17,6 @@ from griffin_eval.cli.main import app
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.arrays.pieces import CHUNK_BYTES
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.codecs.encode import ENCODINGS
 from griffin_eval.converters.containers.orbax.reader import OrbaxFolder
 from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
 from griffin_eval.converters.convert import convert_checkpoint
@@ -200,16 +199,6 @@ def test_memory_of_merging(model, adapter, tmp_path, target):
     least = memory_needed(make_plan(adapted, FORMATS[target]), BUFFERINGS[-1]).nbytes
     options = ("--max-memory", least, "--adapter", adapter)
     assert least / 5 < peak(model, target, tmp_path / "out", *options) <= least
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ENCODINGS)
-def test_memory_of_quantising(model, tmp_path, name):
-    plan = make_plan(Checkpoint(model), FORMATS["hf"], encoding=ENCODINGS[name])
-    least = memory_needed(plan, BUFFERINGS[-1]).nbytes
-    options = ("--max-memory", least, "--quantize", name)
-    assert least / 5 < peak(model, "hf", tmp_path / "out", *options) <= least
 
 
 @pytest.mark.xfail(

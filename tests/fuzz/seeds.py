@@ -40,7 +40,6 @@ def write_seeds(root: Path) -> None:
     _write_tokenizers(root)
     _write_adapter(made / "source", root / "adapter")
     _write_quantised(made / "source", root)
-    _write_encoded(root)
     _write_states(made / "griffin", root)
     _write_requests(root / "http")
     shutil.rmtree(made)
@@ -142,30 +141,6 @@ def _write_quantised(base: Path, root: Path) -> None:
         config = dataclasses.replace(config, block_pattern=("recurrent", "local_attention"))
         write_base(base.parent / "wide", config)
         write_mlx(root / "mlx", base.parent / "wide", "bfloat16", 3, 32)
-
-
-def _write_encoded(root: Path) -> None:
-    """Copies that this package quantises, in blocks that the compiled kernel knows."""
-    from adapters import write_base
-    from parity import BASE
-
-    from griffin_eval.converters.checkpoint import Checkpoint
-    from griffin_eval.converters.codecs.encode import ENCODINGS
-    from griffin_eval.converters.convert import convert_checkpoint
-    from griffin_eval.converters.plan import make_plan
-
-    config = dataclasses.replace(BASE, vocab_size=11, num_layers=2, width=64, lru_width=64)
-    config = dataclasses.replace(config, mlp_width=64, num_heads=1, gate_blocks=1)
-    config = dataclasses.replace(config, block_pattern=("recurrent", "local_attention"))
-    write_base(root / "made" / "blocks", config)
-    for name, encoding in ENCODINGS.items():
-        source = Checkpoint(root / "made" / "blocks")
-        plan = make_plan(source, FORMATS["hf"], encoding=encoding)
-        convert_checkpoint(plan, root / name)
-        source.close()
-        # The manifest would refuse everything before it is read; the card is no part of it.
-        for file in (MANIFEST_FILE, "README.md", "generation_config.json"):
-            (root / name / file).unlink()
 
 
 def _write_adapter(base: Path, folder: Path) -> None:

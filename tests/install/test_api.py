@@ -11,15 +11,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from quantised import write_mlx
 from slow import fast
 
 import griffin_eval
 from griffin_eval.checkpoints import folder
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.codecs.encode import ENCODINGS
-from griffin_eval.converters.convert import convert_checkpoint
-from griffin_eval.converters.formats import FORMATS
-from griffin_eval.converters.plan import make_plan
 
 EXAMPLE = """
 import griffin_eval
@@ -216,10 +213,8 @@ def test_a_number_of_new_tokens_is_one(model, wrong):
 
 @pytest.mark.parametrize("framework", fast(["torch"], ["torch", "jax"]))
 def test_matrices_stay_quantised_if_asked(tmp_path, framework):
-    plan = make_plan(
-        Checkpoint(folder("bytes_griffin")), FORMATS["hf"], encoding=ENCODINGS["mlx-4"]
-    )
-    convert_checkpoint(plan, tmp_path / "q")
+    griffin_eval.convert(folder("bytes_griffin"), tmp_path / "hf", to="hf")
+    write_mlx(tmp_path / "q", tmp_path / "hf", "float32", 4, 64)
     options = {"framework": framework, "dtype": "float32"}
     quantised, plain = (
         griffin_eval.Evaluator(tmp_path / "q", load=load, **options).score(["a text", "another"])

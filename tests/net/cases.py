@@ -127,14 +127,7 @@ CONVERT = [
     ),
     case("convert/gguf", f"griffin-eval convert {IN}/gguf/model.gguf out --to hf"),
     case("convert/help-formats", "griffin-eval convert --help-formats"),
-    *(
-        case(
-            f"convert/{name}",
-            f"griffin-eval convert {IN}/model out --to hf --quantize {name}",
-            "griffin-eval convert out back --to griffin --dtype float32",
-        )
-        for name in ("bnb-nf4", "bnb-int8", "mlx-4", "mlx-8")
-    ),
+    case("convert/quantised", f"griffin-eval convert {IN}/quantised out --to griffin"),
     case(
         "convert/without-config",
         f"griffin-eval convert {IN}/flax-alone out --to hf --visible-keys 256 --embedding-scale"
@@ -148,7 +141,7 @@ INSPECT = [
     case("inspect/orbax-json", f"griffin-eval inspect {IN}/orbax --json"),
     case("inspect/pt", "griffin-eval inspect cases/convert/hf-to-pt/out"),
     case("inspect/gguf", f"griffin-eval inspect {IN}/gguf/model.gguf"),
-    case("inspect/quantised", "griffin-eval inspect cases/convert/bnb-nf4/out"),
+    case("inspect/quantised", f"griffin-eval inspect {IN}/quantised"),
     case("inspect/names-table", f"griffin-eval inspect {IN}/foreign --names {IN}/names.toml"),
     case("inspect/devices", f"griffin-eval inspect {IN}/model --devices 2"),
     case("inspect/misshaped", f"griffin-eval inspect {IN}/misshaped --json", exit=1),
@@ -326,9 +319,7 @@ API = [
         "python/quantised",
         script("""
             import griffin_eval
-            model = griffin_eval.Evaluator(
-                "cases/convert/bnb-nf4/out", framework="torch", load="quantised"
-            )
+            model = griffin_eval.Evaluator("inputs/quantised", framework="torch", load="quantised")
             print([score.logprobs.tolist() for score in model.score(["import os"])])
             print(model.generate(["def "], max_new_tokens=8)[0].tokens)
         """),
@@ -426,9 +417,7 @@ REFUSED = [
     cannot_convert("unknown-option", "model", "--too hf"),
     cannot_convert("unknown-dtype", "model", "--to hf --dtype float31"),
     cannot_convert("unknown-preset", "model", "--to hf --preset recurrentgemma-3b"),
-    cannot_convert("unknown-quantisation", "model", "--to hf --quantize nf4"),
-    cannot_convert("quantised-griffin", "model", "--to griffin --quantize mlx-4"),
-    cannot_convert("quantised-nan", "nan", "--to hf --quantize mlx-4"),
+    cannot_convert("quantize", "model", "--to hf --quantize bnb-nf4"),
     cannot_convert("hawk-as-hf", "hawk", "--to hf"),
     cannot_convert("global-attention-as-pt", "mqa", "--to deepmind-torch"),
     cannot_convert("shard-size", "model", "--to hf --max-shard-size lots"),

@@ -68,6 +68,7 @@ def write_checkpoints() -> None:
     for name in ("config.json", "griffin_manifest.json"):
         Path("flax-alone", name).unlink()
     write_gguf(plain, Path("gguf"))
+    write_quantised(plain, Path("quantised"))
     write_foreign(plain, Path("foreign"))
     write_adapter(plain, Path("adapter"))
 
@@ -91,6 +92,28 @@ def write_gguf(source: Path, folder: Path) -> None:
     shutil.copy(source / "config.json", folder)
     shutil.copytree(folder, "gguf-alone")
     Path("gguf-alone/config.json").unlink()
+
+
+def write_quantised(source: Path, folder: Path) -> None:
+    """Write matrices in 8 bits in groups of 64, as MLX does."""
+    folder.mkdir()
+    tensors = {}
+    for name, array in load_file(source / "model.safetensors").items():
+        if array.ndim != 2 or array.shape[1] % 64 or "rg_lru" in name:
+            tensors[name] = array
+            continue
+        groups = array.astype(np.float32).reshape(len(array), -1, 64)
+        biases = groups.min(2, keepdims=True)
+        scales = (groups.max(2, keepdims=True) - biases) / 255
+        numbers = np.rint((groups - biases) / np.maximum(scales, 1e-30)).astype(np.uint8)
+        module = name.removesuffix(".weight")
+        tensors[name] = numbers.reshape(len(array), -1).view(np.uint32)
+        tensors[f"{module}.scales"], tensors[f"{module}.biases"] = scales[..., 0], biases[..., 0]
+    save_file(tensors, folder / "model.safetensors")
+    for file in source.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, folder)
+    edit_config(folder, quantization={"group_size": 64, "bits": 8, "mode": "affine"})
 
 
 def write_foreign(source: Path, folder: Path) -> None:

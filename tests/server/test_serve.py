@@ -21,6 +21,7 @@ import pytest
 import torch
 from adapters import load_adapted, load_base, logits, write_adapter
 from programs import griffin_eval
+from quantised import write_mlx
 from slow import ci
 
 import griffin_eval as package
@@ -735,8 +736,9 @@ def test_an_adapter_is_merged(tmp_path):
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_matrices_stay_quantised_if_asked(tmp_path, framework):
-    done = griffin_eval("convert", MODEL, tmp_path / "q", "--to", "hf", "--quantize", "mlx-4")
+    done = griffin_eval("convert", MODEL, tmp_path / "hf", "--to", "hf")
     assert done.returncode == 0
+    write_mlx(tmp_path / "q", tmp_path / "hf", "float32", 4, 64)
     options = {"framework": framework, "dtype": "float32"}
     [score] = package.Evaluator(tmp_path / "q", **options).score([BOOK])
     given = ("--framework", framework, "--dtype", "float32", "--load", "quantised")

@@ -1,6 +1,7 @@
 """Quantised copies of a tiny model, written by the libraries that ours are compared with."""
 
 import json
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -75,14 +76,17 @@ def bits(tensor: torch.Tensor) -> np.ndarray:
 
 
 def write_mlx(folder: Path, base: Path, dtype: str, bits: int, group: int) -> dict[str, np.ndarray]:
-    """A checkpoint as ``mlx_lm.convert`` writes one: every linear map and the embedding in so many
-    bits, where groups divide its rows, and the taps of convolutions last but one.
+    """Write a checkpoint as ``mlx_lm.convert`` does: every linear map and the embedding in so many
+    bits, where groups divide its rows, and the taps of convolutions last but one. Other files are
+    copied, but for the manifest.
 
     Returns:
         Every parameter as MLX dequantises it, by canonical name.
     """
     mx = pytest.importorskip("mlx.core", reason="mlx is not installed")
-    folder.mkdir()
+    shutil.copytree(
+        base, folder, ignore=shutil.ignore_patterns("*.safetensors", "griffin_manifest.json")
+    )
     tensors, expected = {}, {}
     for name, array in mx.load(str(base / "model.safetensors")).items():
         array = array.astype(getattr(mx, dtype))
