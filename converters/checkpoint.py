@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.adapters.adapter import Adapter
 from griffin_eval.converters.adapters.changes import Change
-from griffin_eval.converters.adapters.merge import holds, merged, merging_bytes
+from griffin_eval.converters.adapters.merge import holds, merged
 from griffin_eval.converters.adapters.together import plan_merge
 from griffin_eval.converters.arrays.chunk_sums import ChunkSums
 from griffin_eval.converters.arrays.dtypes import numpy_dtype
@@ -184,13 +184,6 @@ class Checkpoint:
             return None
         stored = container.decoding.parameters.get(binding.foreign)
         return stored if stored is not None and stored.shape == self.shapes[name] else None
-
-    def merging_bytes(self, name: str, piece: int) -> int:
-        """Bytes of memory that merging adapters into a parameter takes, with pieces of so many."""
-        if name not in self._changes:
-            return 0
-        spec = param_specs(self.config)[name]
-        return merging_bytes(spec, self.dtypes[name], self._changes[name], piece)
 
     def stored_pieces(
         self, name: str, nbytes: int = CHUNK_BYTES, check: bool = True

@@ -3,14 +3,12 @@
 import hashlib
 import json
 import logging
-import shutil
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from griffin_eval.converters.arrays.chunk_sums import ChunkSummer
-from griffin_eval.converters.arrays.pieces import bytes_of, chunks
+from griffin_eval.converters.arrays.pieces import CHUNK_BYTES, bytes_of, chunks
 from griffin_eval.converters.arrays.write import writing
 from griffin_eval.converters.configs.huggingface import (
     CONFIG_FILE,
@@ -24,13 +22,13 @@ from griffin_eval.converters.containers.orbax.remote import is_remote, url_of
 from griffin_eval.converters.containers.registry import CONTAINERS
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.naming.ops import SAME
+from griffin_eval.converters.naming.tables import Binding
 from griffin_eval.converters.naming.user_table import SHIPPED
 from griffin_eval.converters.output.atomic import SafeOutput, check_disk
 from griffin_eval.converters.output.card import write_card
-from griffin_eval.converters.output.journal import Journal, check_unchanged, job_of, stamps_of
 from griffin_eval.converters.output.manifest import checksums, mismatch, write_manifest
-from griffin_eval.converters.output.memory_plan import BUFFERINGS, Buffering
 from griffin_eval.converters.output.remote import RemoteOutput
+from griffin_eval.converters.output.stamps import check_unchanged, stamps_of
 from griffin_eval.converters.plan import MAX_SHARD_SIZE, Plan, Write
 from griffin_eval.converters.source.companions import TOKENIZERS, tokenizer_folder
 from griffin_eval.converters.source.hub import check_files
@@ -44,67 +42,54 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+WORKERS = 2  # tensors converted at a time, to keep two cores busy hashing, the slowest part
+
 
 def convert_checkpoint(
     plan: Plan,
     destination: str | Path,
     *,
     overwrite: bool = False,
-    resume: bool = False,
     max_shard_size: int = MAX_SHARD_SIZE,
-    buffering: Buffering = BUFFERINGS[0],
     progress: Callable[[int], None] = lambda nbytes: None,
     command: str | None = None,
 ) -> None:
     """Converts a checkpoint as planned.
 
     The output is written beside its destination and renamed when it is whole and on disk, so that
-    the destination is never half-written. Memory: `griffin_eval.converters.output.memory_plan`.
+    the destination is never half-written. Two tensors are converted at a time, each in pieces of
+    `CHUNK_BYTES`; where names or layouts differ by more than that, a tensor is held whole.
 
     Args:
         plan: the plan, from `make_plan`.
         destination: folder to write; for Orbax also ``gs://bucket/path`` or ``s3://bucket/path``.
         overwrite: replace what is there.
-        resume: go on after the files that a run of the same plan had finished before it was
-            killed, and leave finished ones for a later run if this one fails. Only safetensors has
-            such files; other containers start from their beginning.
         max_shard_size: bytes of a safetensors file.
-        buffering: how much is held in memory at once, from `choose_buffering`.
-        progress: called with the number of bytes that were written or skipped, by any thread.
+        progress: called with the number of bytes that were written, by any thread.
         command: the command line, for the card of the model.
 
     Raises:
         CheckpointError: a value does not fit into its new dtype; a parameter is not what the
             manifest of its checkpoint says; a file changes while it is read.
-        ArgumentError: the destination exists; the run to resume was another conversion.
+        ArgumentError: the destination exists.
         BadInput: the disk is too small, or the system refuses.
     """
     stamps = stamps_of(plan)
     remote = is_remote(destination)
     if remote:
-        _check_remote(plan, destination, overwrite, resume)
+        _check_remote(plan, destination, overwrite)
         output = RemoteOutput(str(destination))
     else:
         output = SafeOutput(
             destination,
             overwrite=overwrite,
-            resume=resume,
-            job=job_of(plan, max_shard_size),
             protect=[*_sources(plan), *(file for file, *_ in stamps)],
         )
     checked = _known(plan) if plan.check else "nothing"
     with output as folder:
-        if output.resumed and not plan.output.resumable:
-            logger.warning(
-                "%s has no parts to go on after: starting from the beginning", plan.target.name
-            )
-            with writing(folder):
-                shutil.rmtree(folder)
-                folder.mkdir()
-        conversion = _Conversion(plan, folder, max_shard_size, buffering, progress)
-        disk = None if remote else destination
-        records = conversion.write_tensors(disk, output.resumed)
-        conversion.journal.remove()
+        if not remote:
+            check_disk(plan.nbytes, destination)
+        records = _write_tensors(plan, folder, max_shard_size, progress)
         _write_companions(plan, folder)
         source = {
             "path": url_of(plan.source.path) or str(plan.source.path),
@@ -126,7 +111,7 @@ def _sources(plan: Plan) -> list[Path]:
     return [source.folder, source.path, *(a.folder for a in source.adapters), *own_names]
 
 
-def _check_remote(plan: Plan, url: str | Path, overwrite: bool, resume: bool) -> None:
+def _check_remote(plan: Plan, url: str | Path, overwrite: bool) -> None:
     """Refuses what an object store cannot do.
 
     Raises:
@@ -138,12 +123,11 @@ def _check_remote(plan: Plan, url: str | Path, overwrite: bool, resume: bool) ->
             f"({', '.join(f.name for f in FORMATS.values() if CONTAINERS[f.container].remote)}): "
             "write a folder and copy that"
         )
-    for option, given in (("--overwrite", overwrite), ("--resume", resume)):
-        if given:
-            raise ArgumentError(
-                f"{option} is not possible in an object store, which replaces no folder in one "
-                f"step: write to another URL than {url}, or remove what is there first"
-            )
+    if overwrite:
+        raise ArgumentError(
+            "--overwrite is not possible in an object store, which replaces no folder in one "
+            f"step: write to another URL than {url}, or remove what is there first"
+        )
 
 
 def _known(plan: Plan) -> str:
@@ -155,107 +139,54 @@ def _known(plan: Plan) -> str:
     return ", ".join(checksums(source)) or "nothing"
 
 
-class _Conversion:
-    """The tensors of a plan on their way into a folder.
+def _write_tensors(
+    plan: Plan, folder: Path, max_shard_size: int, progress: Callable[[int], None]
+) -> dict[str, dict[str, Any]]:
+    """Write every tensor of a plan.
 
-    Attributes:
-        journal: the files that are finished.
+    Returns:
+        The manifest's entry for every parameter, in the order of the plan.
     """
+    parameters = {
+        write.binding.foreign: [
+            _Parameter(plan, spec, write.dtype) for spec in write.binding.canonical
+        ]
+        for write in plan.writes
+    }
+    with plan.output.open_writer(
+        folder, plan.specs, max_shard_size=max_shard_size, parts=plan.parts
+    ) as writer:
 
-    def __init__(
-        self,
-        plan: Plan,
-        folder: Path,
-        max_shard_size: int,
-        buffering: Buffering,
-        progress: Callable[[int], None],
-    ):
-        self.journal = Journal(folder)
-        self._plan, self._folder, self._max_shard_size = plan, folder, max_shard_size
-        self._buffering, self._progress = buffering, progress
-        self._files = plan.output.output_files(plan.specs, max_shard_size)
-        self._kept: set[str] = set()  # tensors in files that an earlier run finished
-        self._parameters = {
-            write.binding.foreign: [
-                _Parameter(plan, spec, write.dtype, buffering.piece)
-                for spec in write.binding.canonical
-            ]
-            for write in plan.writes
-        }
+        def write(write: Write, stopped: Callable[[], bool]) -> None:
+            binding = write.binding
+            _write(writer, binding, parameters[binding.foreign], stopped, progress)
 
-    def write_tensors(self, disk: str | Path | None, resumed: bool) -> dict[str, dict[str, Any]]:
-        """Writes every tensor that is not in a finished file.
+        run_all(write, plan.writes, workers=WORKERS)
+    return {p.spec.name: p.record() for each in parameters.values() for p in each}
 
-        Args:
-            disk: a path on the disk that must hold them, or None if no disk must.
-            resumed: whether an earlier run may have finished some.
 
-        Returns:
-            The manifest's entry for every parameter, in the order of the plan.
-        """
-        writer = self._plan.output.open_writer(
-            self._folder,
-            self._plan.specs,
-            piece=self._buffering.piece,
-            max_shard_size=self._max_shard_size,
-            on_disk=self._note,
-            parts=self._plan.parts,
-        )
-        with writer:
-            finished = self._finished(writer) if resumed and self._plan.output.resumable else {}
-            left = [w for w in self._plan.writes if w.binding.canonical[0].name not in finished]
-            nbytes = sum(write.nbytes for write in left)
-            if disk is not None:
-                check_disk(nbytes, disk)
-            self._progress(self._plan.nbytes - nbytes)
-            run_all(partial(self._write, writer), left, workers=self._buffering.workers)
-        records = finished | {
-            parameter.spec.name: parameter.record()
-            for write in left
-            for parameter in self._parameters[write.binding.foreign]
-        }
-        return {s.name: records[s.name] for w in self._plan.writes for s in w.binding.canonical}
+def _write(
+    writer: Writer,
+    binding: Binding,
+    parameters: "list[_Parameter]",
+    stopped: Callable[[], bool],
+    progress: Callable[[int], None],
+) -> None:
+    """Write a tensor, unless another one fails meanwhile."""
+    if binding.op is SAME:
+        pieces = parameters[0].pieces()
+    else:
+        whole = (parameter.whole() for parameter in parameters)
+        pieces = chunks(binding.op.to_foreign(*whole), CHUNK_BYTES)
 
-    def _finished(self, writer: Writer) -> dict[str, dict[str, Any]]:
-        """The manifest's entries for the parameters in files that an earlier run finished."""
-        files = writer.finished_files(self.journal.entries)
-        total = len(set(self._files.values()))
-        logger.warning("resumed: %d of %d files were finished", len(files), total)
-        self._kept = {name for name, file in self._files.items() if file in files}
-        names = {p.spec.name for foreign in self._kept for p in self._parameters[foreign]}
-        entries = [self.journal.entries[file]["tensors"] for file in files]
-        return {n: record for entry in entries for n, record in entry.items() if n in names}
+    def counted() -> Iterator["np.ndarray"]:
+        for piece in pieces:
+            if stopped():
+                raise _Stopped
+            yield piece
+            progress(piece.nbytes)
 
-    def _note(self, file: str, path: Path) -> None:
-        """Adds a finished file to the journal."""
-        names = [name for name, home in self._files.items() if home == file]
-        written = [parameter for name in names for parameter in self._parameters[name]]
-        self.journal.add(file, path, {p.spec.name: p.record() for p in written})
-
-    def _write(self, writer: Writer, write: Write, stopped: Callable[[], bool]) -> None:
-        """Writes what is written for a tensor, unless another one fails meanwhile."""
-
-        def put(name: str, pieces: "Iterable[np.ndarray]") -> None:
-            def counted() -> Iterator["np.ndarray"]:
-                for piece in pieces:
-                    if stopped():
-                        raise _Stopped
-                    yield piece
-                    self._progress(piece.nbytes)
-
-            if name not in self._kept:
-                writer.write(name, counted())
-                return
-            for _ in counted():  # for what is made of it beside
-                pass
-
-        parameters = self._parameters[write.binding.foreign]
-        if write.binding.op is SAME:
-            put(write.binding.foreign, parameters[0].pieces())
-        else:
-            whole = (parameter.whole() for parameter in parameters)
-            pieces = chunks(write.binding.op.to_foreign(*whole), self._buffering.piece)
-            put(write.binding.foreign, pieces)
+    writer.write(binding.foreign, counted())
 
 
 class _Stopped(Exception):
@@ -267,11 +198,10 @@ class _Parameter:
 
     Attributes:
         spec: its name and shape.
-        piece: bytes that are read at a time.
     """
 
-    def __init__(self, plan: Plan, spec: ParamSpec, dtype: str, piece: int):
-        self.spec, self.piece, self._dtype = spec, piece, dtype
+    def __init__(self, plan: Plan, spec: ParamSpec, dtype: str):
+        self.spec, self._dtype = spec, dtype
         self._stored = plan.source.dtypes[spec.name]
         self._read = plan.source.pieces
         self._sha = hashlib.sha256()
@@ -301,7 +231,7 @@ class _Parameter:
             stored.update(bytes_of(piece))
 
         seen = hash_stored if self._recorded and self._changes else None
-        for whole in self._read(self.spec.name, self.piece, self._check, seen):
+        for whole in self._read(self.spec.name, CHUNK_BYTES, self._check, seen):
             piece, rows = whole[: max(rows, 0)], rows - len(whole)
             del whole
             if not len(piece):  # cut off, and read to be checked

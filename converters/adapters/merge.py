@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from griffin_eval.converters.adapters.changes import Change
-from griffin_eval.converters.arrays.dtypes import ITEM_BYTES, numpy_dtype
+from griffin_eval.converters.arrays.dtypes import numpy_dtype
 from griffin_eval.converters.arrays.pieces import CHUNK_BYTES, bytes_of
 from griffin_eval.errors import CheckpointError
 from griffin_eval.layout import ParamSpec
@@ -119,26 +119,6 @@ def _check_range(name: str, values: "np.ndarray", piece: "np.ndarray", dtype: st
     largest = max(values.max(), -values.min())  # NaN if one of them is
     if not largest <= _LARGEST[dtype] and np.isfinite(piece).all():
         raise CheckpointError(f"{name}: the sum with the adapter does not fit into {dtype}")
-
-
-def merging_bytes(spec: ParamSpec, dtype: str, changes: Sequence[Change], piece: int) -> int:
-    """Bytes of memory that `merged` takes beside the pieces that it reads.
-
-    Args:
-        spec, dtype, changes: as of `merged`.
-        piece: bytes of the pieces.
-    """
-    wide = 8 if dtype == "float64" else 4
-    factors = 0
-    for change in changes:
-        names = [
-            n for n in (change.a, change.b, change.added, change.tokens, change.magnitude) if n
-        ]
-        for name in names:
-            tensor = change.adapter.container.tensors[name]
-            factors += 2 * wide * (tensor.nbytes // ITEM_BYTES[tensor.dtype])
-    group = max(_TOGETHER, spec.size // spec.shape[0])
-    return factors + 3 * wide * group + min(piece, spec.size * ITEM_BYTES[dtype])
 
 
 def _replaced(change: Change, dtype: "np.dtype", nbytes: int) -> Callable[[], Pieces]:

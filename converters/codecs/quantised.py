@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import torch
 
 TOGETHER = 1 << 18  # elements that are dequantised at a time, so that they stay in a cache
-_WORK = 24 * TOGETHER  # bytes of the arrays between stored and dequantised ones, at most
 
 
 class PackedRows(NamedTuple):
@@ -164,18 +163,6 @@ class Dequantised:
 
     def torch(self, name: str) -> "torch.Tensor":
         return torch_tensor(self.numpy(name))
-
-    def memory_to_read(self, name: str, piece: int | None) -> int:
-        nbytes = self.tensors[name].nbytes
-        parameter = self._parameters.get(name)
-        if parameter is None:
-            return self.stored.memory_to_read(name, nbytes if piece is None else piece)
-        read = (
-            nbytes
-            if piece is None
-            else min(nbytes, max(piece, nbytes // max(1, parameter.shape[0])))
-        )
-        return read + min(_WORK, 24 * parameter.size)
 
     def files(self) -> Iterable[Path]:
         return self.stored.files()

@@ -2,7 +2,7 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -94,15 +94,6 @@ class Container(Protocol):
         """One tensor that may be written to, which never reaches the file; mapped if possible."""
         ...
 
-    def memory_to_read(self, name: str, piece: int | None) -> int:
-        """Bytes of memory that reading a tensor takes, as copies.
-
-        Args:
-            name: the tensor.
-            piece: bytes of the pieces in which it is read; None for the whole tensor at once.
-        """
-        ...
-
     def files(self) -> Iterable[Path]:
         """Every file that the tensors are read from."""
         ...
@@ -137,18 +128,6 @@ class Writer(ABC):
             BadInput: the system refuses, such as a full disk.
         """
 
-    def finished_files(self, among: Collection[str]) -> list[str]:
-        """Files that an earlier run with the same specs finished: they are kept as they are.
-
-        Their tensors must not be written again. What else such runs left is removed. Call it
-        before the first ``write``, on a folder known to belong to the same conversion: values are
-        not compared.
-
-        Args:
-            among: names of files that may be kept.
-        """
-        return []
-
 
 class ContainerKind(ABC):
     """One kind of container: how it is recognised, opened and, unless it is only read, written.
@@ -161,12 +140,10 @@ class ContainerKind(ABC):
         is_folder: whether a checkpoint is a folder with everything below it, rather than some of
             the files of a folder.
         sharded: whether its tensors may be spread over several files of a largest size.
-        resumable: whether a conversion that was cut off can go on after the files it finished.
         compressed: whether its files are smaller than the tensors in them.
         chunked: whether its tensors may be cut along every dimension.
         remote: whether it may be in an object store.
         is_copy: whether it is mostly a copy of what else is there, and looked for last.
-        library_memory: bytes that importing its libraries takes.
     """
 
     noun: str
@@ -174,12 +151,10 @@ class ContainerKind(ABC):
     needs_config: bool = False
     is_folder: bool = False
     sharded: bool = False
-    resumable: bool = False
     compressed: bool = False
     chunked: bool = False
     remote: bool = False
     is_copy: bool = False
-    library_memory: int = 0
 
     @abstractmethod
     def looks_like(self, path: Path) -> bool:
@@ -219,30 +194,16 @@ class ContainerKind(ABC):
         folder: Path,
         specs: Specs,
         *,
-        piece: int,
         max_shard_size: int,
-        on_disk: Callable[[str, Path], None],
         parts: Mapping[str, tuple[int, ...]],
     ) -> Writer:
         """A writer of tensors into a folder.
 
         Args:
-            folder: an existing folder, empty but for files of an earlier run if ``resumable``.
+            folder: an empty folder.
             specs: shape and dtype of every tensor.
-            piece: bytes of the pieces in which tensors will be given.
             max_shard_size: bytes of a file, where the container has several.
-            on_disk: called, if ``resumable``, with the name of a finished file and its path as
-                yet, before the file gets that name.
             parts: if ``chunked``, into how many parts along each dimension a tensor is cut so that
                 each can be read alone, by name; tensors that it leaves out are cut into rows.
         """
         raise NotImplementedError
-
-    def memory_to_write(self, nbytes: int, piece: int) -> int:
-        """Bytes that writing takes beside the pieces it is given.
-
-        Args:
-            nbytes: bytes of the largest tensor.
-            piece: bytes of a piece.
-        """
-        return 0

@@ -97,11 +97,6 @@ class MappedTensors(ABC, Generic[Info]):
         """None, unless the container has checksums."""
         return None
 
-    def memory_to_read(self, name: str, piece: int | None) -> int:
-        """The bytes of a piece, which is a copy."""
-        nbytes = self.tensors[name].nbytes
-        return nbytes if piece is None else min(piece, nbytes)
-
     def close(self) -> None:
         """Lets go of the files; arrays and tensors that were returned keep what they need."""
         # Not mmap.close(): it would refuse while an array lives, or pull the memory from under it.

@@ -179,23 +179,6 @@ class Derived:
             ]
         return torch_tensor(self.numpy(name))
 
-    def memory_to_read(self, name: str, piece: int | None) -> int:
-        part = self.parts.get(name)
-        if part is None:
-            return self.stored.memory_to_read(name, piece)
-        row = part.nbytes // max(1, part.shape[0])
-        made = part.nbytes if piece is None else min(part.nbytes, max(piece, row))
-        if not part.source:
-            return made
-        stored, read = self.stored.tensors[part.source], made
-        if part.entry is not None:
-            read = stored.nbytes // max(1, stored.shape[0])
-        elif part.cut and part.axis:  # rows are read whole
-            read = made * stored.nbytes // max(1, part.nbytes)
-        copied = part.entry is not None or part.axis > 0 or part.change is not None
-        work = 16 * min(_TOGETHER, math.prod(part.shape)) if part.change is not None else 0
-        return self.stored.memory_to_read(part.source, read) + made * copied + work
-
     def files(self) -> Iterable[Path]:
         return self.stored.files()
 

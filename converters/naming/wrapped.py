@@ -230,9 +230,6 @@ class Renamed:
     def torch(self, name: str) -> "torch.Tensor":
         return self.stored.torch(self._names[name])
 
-    def memory_to_read(self, name: str, piece: int | None) -> int:
-        return self.stored.memory_to_read(self._names[name], piece)
-
     def files(self) -> Iterable[Path]:
         return self.stored.files()
 

@@ -1,8 +1,8 @@
 """Puts a converted checkpoint in its place whole or not at all, and streams arrays into its files.
 
 Everything is written in a hidden sibling of the destination, ``.NAME.partial``, on the same disk:
-``new`` is what will become the destination, ``job`` says which conversion it belongs to, and
-``old``, on file systems that cannot swap two names, is what was there before.
+``new`` is what will become the destination, and ``old``, on file systems that cannot swap two
+names, is what was there before.
 """
 
 import errno
@@ -23,7 +23,8 @@ from griffin_eval.errors import ArgumentError, BadInput
 from griffin_eval.json_files import exists
 from griffin_eval.messages import listed
 
-_NEW, _OLD, _JOB = "new", "old", "job"
+_NEW, _OLD = "new", "old"
+_JOB = "job"  # a file that version 0.1 left there
 _AT_FDCWD, _NO_REPLACE, _EXCHANGE = -100, 1, 2  # of renameat2(2)
 
 
@@ -38,19 +39,15 @@ class SafeOutput:
 
     Attributes:
         path: the folder to write into.
-        resumed: whether ``path`` holds what an earlier run of the same job had written.
 
     Args:
         destination: folder to make. Missing parent folders are made.
         overwrite: replaces an existing destination, if it is a checkpoint's file, or a folder with
             nothing but a checkpoint's files in it.
-        resume: goes on with what an earlier run left, if it was the same job, and leaves what is
-            written for a later run when an exception ends the block. (A kill always leaves it.)
-        job: whatever identifies the conversion (source and options), compared on ``resume``.
         protect: paths that replacing the destination must not remove, such as the source.
 
     Raises:
-        ArgumentError: the destination exists, or must not be replaced; ``resume`` of another job.
+        ArgumentError: the destination exists, or must not be replaced.
         BadInput: another process is writing it, or the system refuses; naming file and reason.
     """
 
@@ -59,8 +56,6 @@ class SafeOutput:
         destination: str | Path,
         *,
         overwrite: bool = False,
-        resume: bool = False,
-        job: str = "",
         protect: Iterable[str | Path] = (),
     ):
         given = Path(os.path.abspath(os.path.expanduser(destination)))
@@ -70,9 +65,7 @@ class SafeOutput:
             raise ArgumentError(f"{destination} cannot be an output: name a folder or file in it")
         self._partial = self.destination.parent / f".{self.destination.name}.partial"
         self.path = self._partial / _NEW
-        self.resumed = False
-        self._overwrite, self._resume = overwrite, resume
-        self._job = job.encode()
+        self._overwrite = overwrite
         self._protect = [".", os.path.expanduser("~"), *protect]
         self._lock: int | None = None
         self._moved_old = False
@@ -99,8 +92,7 @@ class SafeOutput:
                 if self._moved_old:
                     with writing(self.destination):
                         self._put_old_back()
-                if kind is None or not self._resume:
-                    self._discard()
+                self._discard()
             finally:
                 self._unlock()
 
@@ -119,10 +111,9 @@ class SafeOutput:
                     self._partial.rmdir()
                 raise
         try:
-            self._start_or_resume()
-        except OSError:  # nothing of it can be resumed
-            if not self.resumed:
-                shutil.rmtree(self._partial, ignore_errors=True)
+            self.path.mkdir()
+        except OSError:
+            shutil.rmtree(self._partial, ignore_errors=True)
             raise
 
     def _discard(self) -> None:
@@ -131,21 +122,6 @@ class SafeOutput:
             if not self._partial.exists():
                 return
             time.sleep(0.05)
-
-    def _start_or_resume(self) -> None:
-        job = self._partial / _JOB
-        if self._resume and self.path.exists():
-            self.resumed = True
-            if job.read_bytes() != self._job:
-                raise ArgumentError(
-                    f"{self._partial} was left by a conversion with another source or other "
-                    "options: repeat those to resume it, or start afresh without resuming"
-                )
-            return
-        job.unlink(missing_ok=True)  # first: half of what it stands for is not to be resumed
-        _remove(self.path)
-        job.write_bytes(self._job)
-        self.path.mkdir()
 
     def _acquire(self) -> None:
         """Locks the partial folder until this process ends, so that two cannot write into it."""
@@ -173,9 +149,8 @@ class SafeOutput:
     def _heal(self) -> None:
         """Undoes, or finishes, what a killed run was doing to the destination."""
         self._put_old_back()
-        _remove(self._partial / _OLD)
-        if not (self._partial / _JOB).exists():  # removed before the new one was moved into place
-            _remove(self.path)
+        for name in (_OLD, _NEW, _JOB):
+            _remove(self._partial / name)
 
     def _put_old_back(self) -> None:
         old = self._partial / _OLD
@@ -210,9 +185,6 @@ class SafeOutput:
 
     def _commit(self) -> None:
         _sync_tree(self.path)
-        # From here on what is in the folder is not to be resumed: it may be the old one's remains.
-        (self._partial / _JOB).unlink()
-        _sync(self._partial)
         to = self.destination
         if not exists(to, follow_links=False):
             _rename_to_new(self.path, to)

@@ -19,9 +19,6 @@ class RemoteOutput:
     everything that was written is removed. After a kill it stays, mostly with the file
     ``.griffin_partial``, and is refused until it is removed.
 
-    Attributes:
-        resumed: False; nothing can be resumed in an object store.
-
     Args:
         url: of the checkpoint, ``gs://bucket/path`` or ``s3://bucket/path``, where nothing is.
 
@@ -29,8 +26,6 @@ class RemoteOutput:
         ArgumentError: something is there already.
         BadInput: the store refuses.
     """
-
-    resumed = False
 
     def __init__(self, url: str):
         self._url = url

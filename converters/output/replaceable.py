@@ -14,7 +14,6 @@ from griffin_eval.converters.containers.orbax.find import (
     TREE_METADATA,
     looks_like_orbax,
 )
-from griffin_eval.converters.output.journal import JOURNAL_FILE
 from griffin_eval.converters.output.manifest import MANIFEST_FILE
 from griffin_eval.converters.source.companions import COMPANIONS, TEMPLATES
 
@@ -36,7 +35,6 @@ _BESIDE = re.compile(
     # Pages and settings of a repository on the hub.
     r"|README(_source)?\.md|(LICENSE|LICENCE|NOTICE|USE_POLICY)(\.(md|txt))?"
     r"|\.gitattributes|\.gitignore|\.DS_Store"
-    rf"|{re.escape(JOURNAL_FILE)}"
 )
 _ORBAX = re.compile(
     rf"{TREE_METADATA}|{STEP_METADATA}|{re.escape(MANIFEST)}|{MSGPACK}"

@@ -8,7 +8,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from griffin_eval.arguments import parse_size
 from griffin_eval.cli.options import (
     CheckpointOptions,
     NoCheck,
@@ -21,7 +20,6 @@ from griffin_eval.messages import printable
 from griffin_eval.sharding.split import parse_mesh
 
 if TYPE_CHECKING:
-    from griffin_eval.converters.output.memory_plan import Need
     from griffin_eval.converters.plan import Plan
 
 
@@ -93,18 +91,15 @@ def convert(
         typer.Option(help="Mesh whose devices each read whole chunks: model=8,data=2."),
     ] = None,
     no_check: NoCheck = False,
-    max_memory: Annotated[
-        str | None, typer.Option(help="Memory that the process may take, such as 500MB.")
+    _max_memory: Annotated[
+        str | None,
+        _retired("--max-memory", "leave it out; small pieces of two tensors are held at a time"),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace DESTINATION if it holds only a checkpoint.")
     ] = False,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Continued conversion after a kill; finished safetensors files are kept.",
-        ),
+    _resume: Annotated[
+        bool, _retired("--resume", "run the command again without it, from the beginning")
     ] = False,
     push_to_hub: Annotated[
         str | None,
@@ -127,13 +122,11 @@ def convert(
 ) -> None:
     """Convert a checkpoint to another format, with a manifest that proves what was written."""
     from griffin_eval.converters.convert import convert_checkpoint
-    from griffin_eval.converters.output.memory_plan import choose_buffering
     from griffin_eval.converters.output.publish import check_repository, push
     from griffin_eval.converters.plan import make_plan, parse_dtypes, parse_shard_size
 
     if push_to_hub is not None and to != "hf":
         raise ArgumentError(f"--push-to-hub is for --to hf, which transformers loads, not {to}")
-    memory = None if max_memory is None else parse_size(max_memory, "--max-memory")
     target = format_named(to)
     shard = parse_shard_size(max_shard_size, target, "--max-shard-size")
     checkpoint = options.open(source, adapter or ())
@@ -150,9 +143,8 @@ def convert(
         mesh=None if chunks is None else parse_mesh(chunks, "--chunks"),
         check=not no_check,
     )
-    buffering, need = choose_buffering(plan, memory)
     if dry_run:
-        _print_plan(plan, shard, need)
+        _print_plan(plan, shard)
         return
     if push_to_hub is not None:
         check_repository(push_to_hub)
@@ -161,9 +153,7 @@ def convert(
             plan,
             destination,
             overwrite=overwrite,
-            resume=resume,
             max_shard_size=shard,
-            buffering=buffering,
             progress=progress,
             command=_command_line(context),
         )
@@ -190,7 +180,7 @@ def _command_line(context: typer.Context) -> str:
     return shlex.join(["griffin-eval", "convert", *arguments, *options])
 
 
-def _print_plan(plan: "Plan", max_shard_size: int, need: "Need") -> None:
+def _print_plan(plan: "Plan", max_shard_size: int) -> None:
     files = plan.output.output_files(plan.specs, max_shard_size)
     table = Table(title=f"{plan.source.format.name} to {plan.target.name}")
     for heading in ("writes", "shape", "from", "layout", "dtype", "bytes", "file"):
@@ -210,5 +200,4 @@ def _print_plan(plan: "Plan", max_shard_size: int, need: "Need") -> None:
     typer.echo(f"{len(plan.specs)} tensors in {len(set(files.values()))} files")
     compressed = ", less what compression saves" * plan.output.compressed
     typer.echo(f"disk: {plan.nbytes} bytes{compressed}")
-    typer.echo(f"memory: {need.nbytes} bytes at most, the most of it for {need.tensor}")
     typer.echo(f"copied beside them: {', '.join(plan.companions) or 'nothing'}")

@@ -20,7 +20,6 @@ from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.output.manifest import MANIFEST_FILE
-from griffin_eval.converters.output.memory_plan import BUFFERINGS
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.converters.plan import make_plan
 from griffin_eval.converters.verify import compare
@@ -215,7 +214,7 @@ def test_every_format_can_be_base_and_output(base, adapters, target, tmp_path):
     again = open_with(tmp_path / "base", adapters("lora"))
     assert compare(again, adapted).same
     plan = make_plan(again, FORMATS[target])
-    convert_checkpoint(plan, tmp_path / "out", buffering=BUFFERINGS[-1])
+    convert_checkpoint(plan, tmp_path / "out")
     assert compare(Checkpoint(tmp_path / "out"), adapted).same
     manifest = json.loads((tmp_path / "out" / MANIFEST_FILE).read_text())
     (record,) = manifest["adapters"]

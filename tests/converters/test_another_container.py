@@ -20,8 +20,7 @@ from griffin_eval.converters.containers.registry import CONTAINERS, open_contain
 from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS, Format
 from griffin_eval.converters.naming.tables import CANONICAL
-from griffin_eval.converters.output.journal import job_of
-from griffin_eval.converters.output.memory_plan import BUFFERINGS, memory_needed
+from griffin_eval.converters.output.stamps import stamps_of
 from griffin_eval.converters.plan import make_plan
 from griffin_eval.converters.source.hub import choose
 from griffin_eval.converters.verify import compare
@@ -70,9 +69,6 @@ class NpyFolder:
     def torch(self, name):
         return torch_tensor(self.arrays[name])
 
-    def memory_to_read(self, name, piece):
-        return 1000
-
     def files(self):
         return self.folder.glob("*.npy")
 
@@ -99,7 +95,6 @@ class NpyWriter(Writer):
 
 class Npy(ContainerKind):
     noun = "a folder of .npy files"
-    library_memory = 7
 
     def looks_like(self, path):
         return any(path.glob("*.npy"))
@@ -116,11 +111,8 @@ class Npy(ContainerKind):
     def output_files(self, specs, max_shard_size):
         return {name: f"{name}.npy" for name in specs}
 
-    def open_writer(self, folder, specs, *, piece, max_shard_size, on_disk, parts):
+    def open_writer(self, folder, specs, *, max_shard_size, parts):
         return NpyWriter(folder, specs)
-
-    def memory_to_write(self, nbytes, piece):
-        return nbytes
 
 
 @pytest.fixture(autouse=True)
@@ -174,10 +166,8 @@ def test_what_it_says_of_itself_is_used(source, tmp_path):
     convert_checkpoint(make_plan(Checkpoint(source), FORMATS["npy"]), tmp_path / "npy")
     checkpoint = Checkpoint(tmp_path / "npy")
     plan = make_plan(checkpoint, FORMATS["griffin"])
-    assert f"{tmp_path}/npy/model.final_norm.weight.npy" in job_of(plan, 10**9)
-    mapped = make_plan(Checkpoint(source), FORMATS["griffin"])
-    more = [memory_needed(p, BUFFERINGS[0]).nbytes for p in (plan, mapped)]
-    assert more[0] > more[1] + 7
+    read = [path for path, *_ in stamps_of(plan)]
+    assert f"{tmp_path}/npy/model.final_norm.weight.npy" in read
     files = ["config.json", "model.final_norm.weight.npy", "README.md"]
     assert choose(files, "", "a/b") == ("", sorted(files[:2]))
     with pytest.raises(CheckpointError, match="a GGUF file or a folder of .npy files"):

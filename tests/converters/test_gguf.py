@@ -203,7 +203,7 @@ def test_commands(file, tmp_path, monkeypatch):
     assert "Q4_0 in blocks of 32: 4.50 bits an element" in said and "not quantised:" in said
     monkeypatch.setitem(PRESETS, "tiny", NARROW)
     out = tmp_path / "out"
-    run("convert", file, out, "--to", "hf", "--preset", "tiny", "--max-memory", "300MB")
+    run("convert", file, out, "--to", "hf", "--preset", "tiny")
     assert "are the same bit for bit" in run("verify", file, out, "--preset", "tiny")
     expected = theirs(file)
     for name, value in load_base(out).named_parameters():

@@ -1,4 +1,4 @@
-"""What a conversion says it takes is what it takes; what cannot fit is refused before any work."""
+"""A conversion takes pieces of two tensors, and whole tensors only where a layout changes."""
 
 import dataclasses
 import json
@@ -15,22 +15,15 @@ from typer.testing import CliRunner
 
 from griffin_eval.cli.main import app
 from griffin_eval.config import GriffinConfig
+from griffin_eval.converters import convert
 from griffin_eval.converters.arrays.pieces import CHUNK_BYTES
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.containers.orbax.reader import OrbaxFolder
 from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
 from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
-from griffin_eval.converters.output.memory_plan import (
-    BUFFERINGS,
-    Buffering,
-    choose_buffering,
-    memory_needed,
-)
-from griffin_eval.converters.overrides import Overrides
 from griffin_eval.converters.plan import make_plan
 from griffin_eval.converters.verify import compare
-from griffin_eval.errors import ArgumentError
 from griffin_eval.layout import param_specs
 
 # Runs the command line and prints the largest anonymous memory that it saw.
@@ -95,48 +88,39 @@ def peak(source, target, destination, *options) -> int:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize(
-    ("target", "options"),
+    ("target", "options", "megabytes"),
     [
-        slow("griffin", ()),
-        slow("griffin", ("--dtype", "float32")),
-        ci("deepmind-flax", ()),
-        slow("griffin-orbax", ()),
+        slow("griffin", (), 110),
+        slow("griffin", ("--dtype", "float32"), 230),
+        ci("deepmind-flax", (), 350),
+        slow("griffin-orbax", (), 320),
     ],
     ids=str,
 )
-def test_memory_stays_within_the_least_that_is_accepted(model, tmp_path, target, options):
-    dtypes = {"": options[1]} if options else None
-    plan = make_plan(Checkpoint(model), FORMATS[target], dtypes=dtypes)
-    least = memory_needed(plan, BUFFERINGS[-1]).nbytes
-    found = peak(model, target, tmp_path / "out", "--max-memory", least, *options)
-    assert found <= least
-    assert found > least / 5  # and the figure is no fantasy
+def test_memory_of_writing(model, tmp_path, target, options, megabytes):
+    """Python and libraries take 50 to 180 of them."""
+    assert peak(model, target, tmp_path / "out", *options) <= megabytes * 10**6
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["hf", "deepmind-flax"])
-def test_memory_of_reading_gguf(model, tmp_path, target):
+@pytest.mark.parametrize("target, megabytes", [("griffin", 160), ("deepmind-flax", 600)])
+def test_memory_of_reading_gguf(model, tmp_path, target, megabytes):
     from gguf_files import candle, write_candle
 
     original = Checkpoint(model)
     arrays = {name: original.numpy(name) for name in original.dtypes}
     write_candle(tmp_path / "model.gguf", candle(arrays, "Q4_K"))
     shutil.copy(model / "config.json", tmp_path)
-    plan = make_plan(Checkpoint(tmp_path / "model.gguf"), FORMATS[target])
-    least = memory_needed(plan, BUFFERINGS[-1]).nbytes
-    found = peak(tmp_path / "model.gguf", target, tmp_path / "out", "--max-memory", least)
-    assert least / 5 < found <= least
+    found = peak(tmp_path / "model.gguf", target, tmp_path / "out")
+    assert found <= megabytes * 10**6
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("target", ["griffin", "deepmind-torch"])
-def test_memory_of_reading_orbax(flax, tmp_path, target):
-    plan = make_plan(Checkpoint(flax), FORMATS[target])
-    least = memory_needed(plan, BUFFERINGS[-1]).nbytes
-    found = peak(flax, target, tmp_path / "out", "--max-memory", least)
-    assert least / 5 < found <= least
+@pytest.mark.parametrize("target, megabytes", [("griffin", 280), ("deepmind-torch", 560)])
+def test_memory_of_reading_orbax(flax, tmp_path, target, megabytes):
+    assert peak(flax, target, tmp_path / "out") <= megabytes * 10**6
 
 
 @pytest.fixture(scope="module")
@@ -164,11 +148,8 @@ def fused(model, tmp_path_factory):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_of_cutting_and_scaling(model, fused, tmp_path):
     names = fused / "map.toml"
-    checkpoint = Checkpoint(fused, Overrides(names=names))
-    least = memory_needed(make_plan(checkpoint, FORMATS["griffin"]), BUFFERINGS[-1]).nbytes
-    assert least < 70 * 10**6 + 60 * 10**6  # less than a tensor of 80 MB beside Python
-    found = peak(fused, "griffin", tmp_path / "out", "--max-memory", least, "--names", names)
-    assert least / 5 < found <= least
+    found = peak(fused, "griffin", tmp_path / "out", "--names", names)
+    assert found <= 150 * 10**6
     assert compare(Checkpoint(model), Checkpoint(tmp_path / "out")).same
 
 
@@ -195,10 +176,7 @@ def adapter(model, tmp_path_factory):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("target", ["griffin", "hf"])
 def test_memory_of_merging(model, adapter, tmp_path, target):
-    adapted = Checkpoint(model, Overrides(adapters=((adapter, 1.0),)))
-    least = memory_needed(make_plan(adapted, FORMATS[target]), BUFFERINGS[-1]).nbytes
-    options = ("--max-memory", least, "--adapter", adapter)
-    assert least / 5 < peak(model, target, tmp_path / "out", *options) <= least
+    assert peak(model, target, tmp_path / "out", "--adapter", adapter) <= 240 * 10**6
 
 
 @pytest.mark.xfail(
@@ -233,48 +211,15 @@ def test_verify_reads_no_more_than_pieces_of_a_tensor_of_orbax(tmp_path, monkeyp
     assert max(largest, default=0) <= 2 * CHUNK_BYTES
 
 
-@pytest.mark.parametrize("target", fast(["deepmind-flax"], FORMATS))
-def test_less_is_refused_before_any_work(model, flax, tmp_path, target):
-    for source in (model, flax):
-        plan = make_plan(Checkpoint(source), FORMATS[target])
-        least = memory_needed(plan, BUFFERINGS[-1])
-        said = f"needs {-(-least.nbytes // 10**6)}MB, the most of it for {least.tensor}"
-        with pytest.raises(ArgumentError, match=said):
-            choose_buffering(plan, least.nbytes - 1)
-        assert choose_buffering(plan, least.nbytes)[1].nbytes == least.nbytes
-        assert choose_buffering(plan, None)[0] == BUFFERINGS[0]
-    out = tmp_path / "out"
-    arguments = ["convert", model, out, "--to", target, "--max-memory", "1MB"]
-    done = CliRunner().invoke(app, [str(a) for a in arguments])
-    assert isinstance(done.exception, ArgumentError) and not any(tmp_path.iterdir())
-
-
-def test_what_is_held_whole_counts(model, flax):
-    """A transposed tensor is held whole, one that is copied as it is is not."""
-
-    def need(source, target, buffering=BUFFERINGS[0]):
-        return memory_needed(make_plan(Checkpoint(source), FORMATS[target]), buffering)
-
-    whole = 2 * 512 * 20_000 * 2  # bytes of ffw_up
-    assert need(model, "griffin", BUFFERINGS[-1]).nbytes < 2 * whole
-    for source, target in ((model, "deepmind-flax"), (flax, "griffin"), (flax, "deepmind-torch")):
-        needs = [need(source, target, buffering) for buffering in BUFFERINGS]
-        assert needs == sorted(needs, reverse=True)
-        assert needs[-1].nbytes > 2 * whole
-    assert "ffw_up" in need(model, "deepmind-flax").tensor
-
-
 @pytest.mark.parametrize("target", fast(["hf"], FORMATS))
-def test_whatever_is_held_at_once_the_output_is_the_same(checkpoint, tmp_path, target):
+def test_whatever_is_held_at_once_the_output_is_the_same(checkpoint, tmp_path, target, monkeypatch):
     original = Checkpoint(checkpoint)
-    convert_checkpoint(
-        make_plan(original, FORMATS["deepmind-flax"]),
-        tmp_path / "flax",
-        buffering=Buffering(2, 30_000),
-    )
-    for i, buffering in enumerate((Buffering(1, 20_000), Buffering(3, 50_000))):
+    monkeypatch.setattr(convert, "CHUNK_BYTES", 30_000)
+    convert_checkpoint(make_plan(original, FORMATS["deepmind-flax"]), tmp_path / "flax")
+    for i, nbytes in enumerate((20_000, 50_000)):
+        monkeypatch.setattr(convert, "CHUNK_BYTES", nbytes)
         plan = make_plan(Checkpoint(tmp_path / "flax"), FORMATS[target])
-        convert_checkpoint(plan, tmp_path / f"{i}", buffering=buffering)
+        convert_checkpoint(plan, tmp_path / f"{i}")
         assert compare(original, Checkpoint(tmp_path / f"{i}")).same
 
 
@@ -284,7 +229,6 @@ def test_a_dry_run_says_it_all(model, tmp_path):
     assert done.exit_code == 0, done.output
     plan = make_plan(Checkpoint(model), FORMATS["hf"])
     assert f"disk: {plan.nbytes} bytes\n" in done.output
-    assert f"memory: {choose_buffering(plan, None)[1].nbytes} bytes at most" in done.output
     convert_checkpoint(plan, tmp_path / "out", max_shard_size=50 * 10**6)
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     rows = {

@@ -83,37 +83,21 @@ def test_overwriting(tmp_path, monkeypatch, swap):
     assert os.listdir(tmp_path) == ["model"]
 
 
-def test_an_exception_leaves_nothing_or_what_can_be_resumed(tmp_path):
-    to = tmp_path / "model"
-    for resume in (False, True):
-        with pytest.raises(KeyError):
-            with SafeOutput(to, job="a", resume=resume) as new:
-                (new / "shard").write_text("x")
-                raise KeyError
-        assert os.listdir(tmp_path) == ([".model.partial"] if resume else [])
-    refusal(ArgumentError, "other options", path=to, resume=True, job="b")
-    out = SafeOutput(to, resume=True, job="a")
-    with out as new:
-        assert out.resumed
-        assert (new / "shard").read_text() == "x"
-        (new / "shard").unlink()
-        fill(new, "new")
-    assert content(to) == "new"
-    out = SafeOutput(to, resume=True, job="a", overwrite=True)
-    with out as new:  # nothing to resume
-        assert not out.resumed
-        fill(new, "newer")
-    assert content(to) == "newer"
-
-
-def test_without_resume_what_was_left_is_not_used(tmp_path):
-    to = tmp_path / "model"
+def test_an_exception_leaves_nothing(tmp_path):
     with pytest.raises(KeyError):
-        with SafeOutput(to, resume=True) as new:
+        with SafeOutput(tmp_path / "model") as new:
             (new / "shard").write_text("x")
             raise KeyError
-    make(to, "new")
-    assert content(to) == "new"
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_an_earlier_version_left_is_removed(tmp_path):
+    partial = tmp_path / ".model.partial"
+    (partial / "new").mkdir(parents=True)
+    (partial / "new" / ".griffin_journal.json").write_text("{}")
+    (partial / "job").write_text("{}")
+    make(tmp_path / "model", "new")
+    assert content(tmp_path / "model") == "new"
     assert os.listdir(tmp_path) == ["model"]
 
 
@@ -202,7 +186,7 @@ def test_everything_is_on_the_disk_before_it_is_renamed(tmp_path, monkeypatch):
     make(tmp_path / "model", "new")
     new = str(tmp_path / ".model.partial" / "new")
     expected = {new, f"{new}/{SUB}", *(f"{new}/{name}" for name in FILES)}
-    assert expected <= set(synced[:-2])
+    assert expected <= set(synced[:-1])
     assert synced[-1] == str(tmp_path)
 
 
@@ -244,29 +228,25 @@ def killed_at(count: int, action) -> bool:
 
 # Processes import this file, and so it takes no marks from tests/support.
 @pytest.mark.parametrize(
-    "swap, before, resume",
+    "swap, before",
     [
-        pytest.param(True, "old", False, marks=pytest.mark.slow),
-        pytest.param(False, "old", True, marks=pytest.mark.ci),
-        pytest.param(True, None, False, marks=pytest.mark.slow),
-        pytest.param(True, None, True, marks=pytest.mark.slow),
-        pytest.param(True, "old", True, marks=pytest.mark.slow),
-        pytest.param(False, None, False, marks=pytest.mark.slow),
-        pytest.param(False, None, True, marks=pytest.mark.slow),
-        pytest.param(False, "old", False, marks=pytest.mark.slow),
+        pytest.param(False, "old", marks=pytest.mark.ci),
+        pytest.param(True, "old", marks=pytest.mark.slow),
+        pytest.param(True, None, marks=pytest.mark.slow),
+        pytest.param(False, None, marks=pytest.mark.slow),
     ],
 )
-def test_killed_at_every_step(tmp_path, swap, before, resume):
+def test_killed_at_every_step(tmp_path, swap, before):
     # In a process of its own, since one that has loaded JAX must not fork.
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_output\n"
-        f"test_output.kill_at_every_step({str(tmp_path)!r}, {swap}, {before!r}, {resume})"
+        f"test_output.kill_at_every_step({str(tmp_path)!r}, {swap}, {before!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def kill_at_every_step(root: str, swap: bool, before: str | None, resume: bool) -> None:
+def kill_at_every_step(root: str, swap: bool, before: str | None) -> None:
     if not swap:
         atomic._renameat2 = lambda *_: False
     tmp_path, seen = Path(root), set()
@@ -276,7 +256,7 @@ def kill_at_every_step(root: str, swap: bool, before: str | None, resume: bool) 
         to = folder / "model"
         if before:
             make(to, before)
-        options = {"overwrite": bool(before), "resume": resume}
+        options = {"overwrite": bool(before)}
         killed = killed_at(count, lambda to=to, options=options: make(to, "new", **options))
         seen.add(content(to))
         if before and swap:
@@ -293,7 +273,7 @@ def kill_at_every_step(root: str, swap: bool, before: str | None, resume: bool) 
             with pytest.raises(ArgumentError, match="already exists"):
                 make(to, "newer")
             assert content(to) == was
-        make(to, "newer", overwrite=True, resume=resume)
+        make(to, "newer", overwrite=True)
         assert content(to) == "newer"
         assert os.listdir(folder) == ["model"]
         shutil.rmtree(folder)

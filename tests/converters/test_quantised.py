@@ -170,7 +170,7 @@ def test_commands(written, wide, tmp_path):
     said = run("inspect", quantised)
     assert f"{scheme}: {facts['quantised']['schemes'][scheme]['bits']:.2f} bits an element" in said
     assert json.loads(run("inspect", wide, "--json"))["quantised"] is None
-    run("convert", quantised, out, "--to", "hf", "--max-memory", "200MB")
+    run("convert", quantised, out, "--to", "hf")
     assert "quantization_config" not in json.loads((out / "config.json").read_text())
     assert "are the same bit for bit" in run("verify", quantised, out)
     assert "differ" in run("verify", quantised, wide, code=1)

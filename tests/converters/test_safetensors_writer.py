@@ -138,53 +138,6 @@ def test_chunks_and_strides(tmp_path):
     check_reads(tmp_path, dict.fromkeys(specs, array.T))
 
 
-def test_finished_files_are_kept(tmp_path):
-    arrays = values()
-    whole = write(tmp_path / "whole", arrays, max_shard_size=40)
-    files = list(whole.shards)
-    assert [len(whole.shards[file]) for file in files] == [1, 2, 1, 2]
-    folder = tmp_path / "cut"
-    folder.mkdir()
-    with pytest.raises(KeyError):
-        with SafetensorsWriter(folder, SPECS, max_shard_size=40) as writer:
-            for name in [*whole.shards[files[1]], whole.shards[files[3]][0]]:
-                writer.write(name, [arrays[name]])
-            raise KeyError
-    (folder / "config.json").write_text("{}")
-    (folder / "model-00001-of-00009.safetensors").write_text("of another split")
-    kept = (folder / files[1]).stat()
-    with SafetensorsWriter(folder, SPECS, max_shard_size=40) as writer:
-        done = writer.finished_files(writer.shards)
-        assert done == [files[1]]
-        assert sorted(os.listdir(folder)) == sorted([*done, "config.json"])
-        for file, names in writer.shards.items():
-            for name in names:
-                if file not in done:
-                    writer.write(name, [arrays[name]])
-        with pytest.raises(ValueError, match="written before"):
-            writer.write(whole.shards[files[1]][0], [])
-    assert (folder / files[1]).stat().st_ino == kept.st_ino
-    for name in os.listdir(tmp_path / "whole"):
-        assert (tmp_path / "whole" / name).read_bytes() == (folder / name).read_bytes()
-    other = {**SPECS, "model.a": ((8, 16), "bfloat16")}  # as many bytes, but another tensor
-    with SafetensorsWriter(folder, other, max_shard_size=40) as writer:
-        holder = writer._slots["model.a"].file
-        assert set(writer.finished_files(writer.shards)) == set(files) - {holder}
-        writer.write("model.a", [arrays["model.a"].reshape(8, 16)])
-        for name in writer.shards[holder]:
-            if name != "model.a":
-                writer.write(name, [arrays[name]])
-
-
-def test_a_shard_has_its_name_only_when_it_is_whole(tmp_path):
-    specs = {"a": ((4,), "float32"), "b": ((4,), "float32")}
-    with SafetensorsWriter(tmp_path, specs) as writer:
-        writer.write("a", [np.ones(4, np.float32)])
-        assert os.listdir(tmp_path) == ["model.safetensors.pending"]
-        writer.write("b", [np.ones(4, np.float32)])
-        assert os.listdir(tmp_path) == ["model.safetensors"]
-
-
 def test_what_cannot_be_written(tmp_path):
     ones = np.ones(2, np.float32)
     with pytest.raises(ValueError, match="2 tensors were never written: 'b'; 'c'"):

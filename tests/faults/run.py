@@ -59,7 +59,7 @@ FAULTS = {
 }
 SOURCES = ("hf", "sharded", "deepmind-torch", "deepmind-flax")
 TARGETS = ("griffin", "deepmind-torch", "griffin-orbax")
-BEFORE = ("absent", "old", "resume")
+BEFORE = ("absent", "old")
 
 
 class Conversion:
@@ -69,7 +69,7 @@ class Conversion:
         library: of `faults.c`, which was loaded before everything else.
         source: what is converted.
         target: the format to write.
-        before: what the destination is: absent, an old checkpoint, or half a run to be resumed.
+        before: what the destination is: absent or an old checkpoint.
         box: a folder for the destination alone.
         old: a checkpoint.
     """
@@ -92,12 +92,6 @@ class Conversion:
         if before == "old":
             shutil.copytree(old, self._out)
             self._arguments.append("--overwrite")
-        elif before == "resume":
-            count = self.count(Fault(CHANGES, KILL), *self._arguments)
-            shutil.rmtree(self._out)
-            status, _, _ = self.child(*self._arguments, fault=FAULTS["killed"], at=count // 2)
-            assert status == -signal.SIGKILL
-            self._arguments.append("--resume")
         shutil.copytree(box, self._template, symlinks=True)
 
     def calls(self, fault: Fault) -> int:
@@ -130,13 +124,12 @@ class Conversion:
             assert os.strerror(fault.code) in last or "OCDBT" in last, where
             assert str(self._box.parent) in last, where
         left = sorted(set(os.listdir(self._box)) - {"out"})
-        # What could not be removed stays, as does what a run that resumes may go on with.
-        stays = killed or self._before == "resume" or what.startswith(("unlink", "rmdir", "open"))
+        # What could not be removed stays.
+        stays = killed or what.startswith(("unlink", "rmdir", "open"))
         allowed = left == [] or (left == [".out.partial"] and stays)
         if left or now != "whole":
-            again = [a for a in self._arguments if a not in ("--overwrite", "--resume")]
-            options = ["--overwrite"] + ["--resume"] * (self._before == "resume" or at % 2)
-            status, said, _ = self.child(*again, *options)
+            again = [a for a in self._arguments if a != "--overwrite"]
+            status, said, _ = self.child(*again, "--overwrite")
             assert status == 0, f"{where}: the next run: {status}, {said!r}"
             assert self._destination() == "whole" and os.listdir(self._box) == ["out"], where
         assert allowed, f"{where}: left {left}"

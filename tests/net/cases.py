@@ -422,6 +422,7 @@ REFUSED = [
     cannot_convert("global-attention-as-pt", "mqa", "--to deepmind-torch"),
     cannot_convert("shard-size", "model", "--to hf --max-shard-size lots"),
     cannot_convert("memory", "model", "--to hf --max-memory 1MB"),
+    cannot_convert("resume", "model", "--to hf --resume"),
     cannot_convert("mesh", "model", "--to hf --chunks model=x"),
     cannot_convert("vocab-size", "model", "--to hf --vocab-size 9999"),
     cannot_convert("pissa", "plain", f"--to hf --adapter {IN}/pissa"),

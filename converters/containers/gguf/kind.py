@@ -13,7 +13,6 @@ class Gguf(ContainerKind):
 
     noun = "a GGUF file"
     is_copy = True
-    library_memory = 60 * 10**6
 
     def looks_like(self, path: Path) -> bool:
         from griffin_eval.converters.containers.gguf.reader import looks_like_gguf

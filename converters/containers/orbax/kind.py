@@ -1,11 +1,9 @@
 """Orbax checkpoints, and flax's msgpack, as a kind of container."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from griffin_eval.converters.containers.container import Container, ContainerKind, Specs, Writer
-
-_COMPRESSED = 10  # chunks: those being compressed, their results, and what malloc keeps
 
 
 class Orbax(ContainerKind):
@@ -17,7 +15,6 @@ class Orbax(ContainerKind):
     compressed = True
     chunked = True
     remote = True
-    library_memory = 120 * 10**6
 
     def looks_like(self, path: Path) -> bool:
         from griffin_eval.converters.containers.orbax.find import looks_like_orbax
@@ -42,19 +39,9 @@ class Orbax(ContainerKind):
         folder: Path,
         specs: Specs,
         *,
-        piece: int,
         max_shard_size: int,
-        on_disk: Callable[[str, Path], None],
         parts: Mapping[str, tuple[int, ...]],
     ) -> Writer:
         from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
 
-        return OrbaxWriter(folder, specs, chunk=_chunk(piece), parts=parts)
-
-    def memory_to_write(self, nbytes: int, piece: int) -> int:
-        return _COMPRESSED * min(_chunk(piece), nbytes)
-
-
-def _chunk(piece: int) -> int:
-    """Bytes of a chunk of the output, for pieces of so many bytes."""
-    return 2 * piece
+        return OrbaxWriter(folder, specs, parts=parts)

@@ -64,11 +64,6 @@ class MappedArray:
         """The number of rows to read at once, for pieces of ``nbytes``."""
         return max(1, nbytes // max(1, math.prod(self.shape[1:]) * self.parts[0].itemsize))
 
-    def memory_to_read(self, nbytes: int | None) -> int:
-        """Bytes of memory that reading takes, in pieces of ``nbytes`` or (None) all at once."""
-        rows = self.shape[0] if nbytes is None and self.shape else self.rows(nbytes or 1)
-        return rows * math.prod(self.shape[1:]) * self.parts[0].itemsize
-
     def whole(self) -> "np.ndarray":
         """All of it, as a copy."""
         return self._copy(0, math.prod(self.shape)).reshape(self.shape)

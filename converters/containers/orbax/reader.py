@@ -225,15 +225,6 @@ class OrbaxFolder:
         finally:
             array.release()
 
-    def memory_to_read(self, name: str, piece: int | None) -> int:
-        """Bytes of memory that reading a parameter takes.
-
-        Args:
-            name: the parameter.
-            piece: bytes asked of `pieces`; None for `numpy`.
-        """
-        return self._arrays[name].memory_to_read(piece)
-
     def _find(self, name: str) -> TensorInfo:
         if self._closed:
             raise ValueError(f"{self.folder} was closed: read {name!r} before closing it")

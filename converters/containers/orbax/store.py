@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 _STREAMED = 128 << 20  # a chunk of this size is decompressed as a stream
-_STREAM = 16 << 20  # bytes that decompressing a stream takes
-_DECODED = 4  # chunks that tensorstore decodes at a time
 _HEIGHT = 16  # of a tree in OCDBT; beyond it, it is damaged
 
 
@@ -211,19 +209,6 @@ class StoredArray:
         if self._chunk and self._chunk_bytes < _STREAMED:
             rows = -(-rows // self._chunk[0]) * self._chunk[0]
         return rows
-
-    def memory_to_read(self, nbytes: int | None) -> int:
-        """Bytes of memory that reading takes, in pieces of ``nbytes`` or (None) all at once."""
-        whole = self.shape[0] * self._row_bytes if self.shape else self._chunk_bytes
-        piece = whole if nbytes is None else min(whole, self.rows(nbytes) * self._row_bytes)
-        if self._chunk_bytes >= _STREAMED:
-            if self._open_stream() is not None:
-                return piece + _STREAM
-            return piece + 2 * self._chunk_bytes  # one is kept while the next is decoded
-        if nbytes is None:
-            return piece + min(_DECODED * self._chunk_bytes, whole)
-        # Chunks are decoded, then copied into the piece, and the next piece is read meanwhile.
-        return 2 * piece if piece == whole else 4 * piece
 
     def whole(self) -> "np.ndarray":
         """All of it.

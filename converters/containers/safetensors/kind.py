@@ -1,6 +1,6 @@
 """safetensors as a kind of container."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from griffin_eval.converters.containers.container import Container, ContainerKind, Specs, Writer
@@ -14,7 +14,6 @@ class Safetensors(ContainerKind):
     noun = "safetensors"
     needs_config = True
     sharded = True
-    resumable = True
 
     def looks_like(self, path: Path) -> bool:
         return path.is_dir() and bool(list_folder(path, "*.safetensors*"))
@@ -42,11 +41,9 @@ class Safetensors(ContainerKind):
         folder: Path,
         specs: Specs,
         *,
-        piece: int,
         max_shard_size: int,
-        on_disk: Callable[[str, Path], None],
         parts: Mapping[str, tuple[int, ...]],
     ) -> Writer:
         from griffin_eval.converters.containers.safetensors.writer import SafetensorsWriter
 
-        return SafetensorsWriter(folder, specs, max_shard_size=max_shard_size, on_disk=on_disk)
+        return SafetensorsWriter(folder, specs, max_shard_size=max_shard_size)

@@ -1,19 +1,17 @@
 """Writes a safetensors folder tensor by tensor, in any order, holding no more than a chunk.
 
-The names of the files and the index are those of transformers; a shard carries its final name only
-once it is whole and on the disk, so a run that was cut off can go on after it. Same tensors, same
-bytes. safetensors allows no holes between tensors, so those whose size is a multiple of 64 bytes
-come first: they, which in real models are all, begin at 64-byte boundaries, as JAX needs them
-to use the file's memory in place.
+The names of the files and the index are those of transformers. Same tensors, same bytes.
+safetensors allows no holes between tensors, so those whose size is a multiple of 64 bytes come
+first: they, which in real models are all, begin at 64-byte boundaries, as JAX needs them to use the
+file's memory in place.
 """
 
 import json
 import math
 import os
-import re
 import struct
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 _ALIGNMENT = 64
-_PENDING = ".pending"  # after the name of a shard that is not whole
-_OURS = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors(\.index\.json|\.pending)?")
 
 
 class TensorSlot(NamedTuple):
@@ -54,8 +50,6 @@ class SafetensorsWriter(Writer):
     Args:
         specs: shape and dtype (one of ``CODES``) of every tensor to come, by name.
         max_shard_size: bytes of tensors in a file; a single larger tensor has a file of its own.
-        on_disk: called with the name of a file and its path as yet, when its data have reached
-            the disk and before it gets that name; by one thread at a time.
 
     Raises:
         ValueError: no tensors, or a dtype that is not among ``CODES``.
@@ -68,7 +62,6 @@ class SafetensorsWriter(Writer):
         specs: Mapping[str, tuple[tuple[int, ...], str]],
         *,
         max_shard_size: int = 5 * 10**9,
-        on_disk: Callable[[str, Path], None] = lambda file, path: None,
     ):
         self.folder = Path(folder)
         if not specs:
@@ -93,23 +86,13 @@ class SafetensorsWriter(Writer):
             self._lay_out(file, {name: specs[name] for name in names})
         self._missing = {file: set(names) for file, names in self.shards.items()}
         self._open: dict[str, int] = {}
-        self._on_disk, self._lock = on_disk, threading.Lock()
+        self._lock = threading.Lock()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         else:
             self._release()
-
-    def finished_files(self, among: Collection[str]) -> list[str]:
-        done = [file for file in self.shards if file in among and self._is_whole(file)]
-        for file in done:
-            self._missing[file].clear()
-        with writing(self.folder):
-            for path in self.folder.iterdir():
-                if path.name not in done and _OURS.fullmatch(path.name):
-                    path.unlink()
-        return done
 
     def write(self, name: str, chunks: "Iterable[np.ndarray]") -> None:
         if name not in self._slots:
@@ -179,20 +162,9 @@ class SafetensorsWriter(Writer):
             self._slots[name] = slot._replace(start=len(data) + slot.start)
         self.nbytes[file] = len(data) + end
 
-    def _is_whole(self, file: str) -> bool:
-        # Size and header are enough: the name is given only after the data reached the disk.
-        path, header = self.folder / file, self._headers[file]
-        try:
-            with open(path, "rb") as handle:
-                return path.stat().st_size == self.nbytes[file] and (
-                    handle.read(len(header)) == header
-                )
-        except OSError:
-            return False
-
     def _begin(self, file: str) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        descriptor = os.open(self.folder / (file + _PENDING), flags, 0o666)
+        descriptor = os.open(self.folder / file, flags, 0o666)
         os.ftruncate(descriptor, self.nbytes[file])
         write_all(descriptor, self._headers[file], 0)
         return descriptor
@@ -204,9 +176,6 @@ class SafetensorsWriter(Writer):
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        with self._lock:
-            self._on_disk(file, self.folder / (file + _PENDING))
-        os.replace(self.folder / (file + _PENDING), self.folder / file)
 
     def _release(self) -> None:
         for descriptor in self._open.values():

@@ -1,6 +1,6 @@
 """The .pt file of torch.save as a kind of container."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from griffin_eval.converters.containers.container import Container, ContainerKind, Specs, Writer
@@ -14,7 +14,6 @@ class TorchPt(ContainerKind):
 
     noun = "a .pt file"
     has_items = True
-    library_memory = 160 * 10**6
 
     def looks_like(self, path: Path) -> bool:
         from griffin_eval.converters.containers.torch_pt.reader import looks_like_torch
@@ -47,9 +46,7 @@ class TorchPt(ContainerKind):
         folder: Path,
         specs: Specs,
         *,
-        piece: int,
         max_shard_size: int,
-        on_disk: Callable[[str, Path], None],
         parts: Mapping[str, tuple[int, ...]],
     ) -> Writer:
         from griffin_eval.converters.containers.torch_pt.writer import TorchWriter

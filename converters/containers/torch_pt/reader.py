@@ -24,9 +24,6 @@ from griffin_eval.converters.arrays.dtypes import ITEM_BYTES, numpy_dtype
 from griffin_eval.converters.containers.container import MAX_NAME, natural_key
 from griffin_eval.converters.containers.mmap_reader import (
     MappedTensors,
-    is_interleaved,
-    rows_of,
-    span,
 )
 from griffin_eval.converters.containers.torch_pt.pickle import (
     FoundTensor,
@@ -183,16 +180,6 @@ class TorchFile(MappedTensors[TorchTensor]):
         data = self._mapped(self.file, mmap.ACCESS_COPY)
         flat = torch.frombuffer(data, dtype=dtype, count=tensor.span, offset=tensor.start)
         return flat.as_strided(tensor.shape, tensor.strides)
-
-    def memory_to_read(self, name: str, piece: int | None) -> int:
-        """The bytes of a piece; where elements lie apart in the file, also of what is read there
-        at once: all of a tensor that was transposed."""
-        layout, copied = self.numpy(name), super().memory_to_read(name, piece)
-        if layout.flags.c_contiguous:
-            return copied
-        if piece is not None and layout.ndim and not is_interleaved(layout):
-            layout = layout[: rows_of(layout, piece)]
-        return copied + span(layout)
 
     def checksum(self, name: str) -> int | None:
         """Of a tensor that is all of its storage, as those of a state dict are; else None."""
