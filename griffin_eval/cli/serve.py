@@ -120,6 +120,7 @@ def serve(
     template = template_option(chat_template)
     try:
         import orjson  # noqa: F401
+        import pydantic  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn
     except ImportError as error:

@@ -21,27 +21,21 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from griffin_eval.engine.live.requests import Request
-from griffin_eval.messages import brief
 from griffin_eval.server.answers import Completion, Waker
 from griffin_eval.server.fields import (
-    CHAT,
-    COMPLETION,
-    GENERATE,
     Asked,
-    Refused,
-    check_names,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    GenerateBody,
+    TokenizeBody,
+    check_body,
     read_body,
-    read_fields,
-    read_ids,
-    read_model,
-    read_prompts,
-    stated,
 )
 from griffin_eval.server.hosts import Hosts
 from griffin_eval.server.model import ServedModel, any_seed
+from griffin_eval.server.refused import Refused
 
-DEFAULT_TOKENS = 16  # of /v1/completions, as the API has it
-CHAT_TOKENS = 256
 MOST_PROMPTS = 2048  # of a body, and no more than --queue
 LONG = 1 << 15  # characters or tokens of its prompts
 
@@ -103,27 +97,19 @@ class _Server:
     # Requests
 
     async def completions(self, http: Http) -> Response:
-        body = await self._body(http)
-        asked = read_fields(body, COMPLETION, DEFAULT_TOKENS)
-        return await self._answer(http, asked, self._prompts(body), chat=False)
+        asked = check_body(CompletionBody, await self._body(http))
+        return await self._answer(http, asked, asked.prompt, chat=False)
 
     async def chat(self, http: Http) -> Response:
-        body = await self._body(http)
-        asked = read_fields(body, CHAT, CHAT_TOKENS)
-        prompt = self._model.render(body.get("messages"), self._model.start_of(asked.model))
+        asked = check_body(ChatBody, await self._body(http))
+        prompt = self._model.render(asked.messages, self._model.start_of(asked.model))
         return await self._answer(http, asked, [prompt], chat=True)
 
     async def generate(self, http: Http) -> Response:
-        body = await self._body(http)
-        asked = read_fields(body, GENERATE, CHAT_TOKENS)
-        async with self._asked(asked, self._prompts(body)) as (completions, wake):
+        asked = check_body(GenerateBody, await self._body(http))
+        async with self._asked(asked, asked.prompt) as (completions, wake):
             await self._wait(http, completions, wake)
             return JSONResponse({"text": [each.text for each in completions]})
-
-    def _prompts(self, body: dict[str, Any]) -> list[str | list[int]]:
-        if "prompt" not in body:
-            raise Refused("prompt is missing", param="prompt")
-        return read_prompts(body["prompt"], self._model.vocab_size, self._model.tokenizer)
 
     async def _answer(
         self, http: Http, asked: Asked, prompts: list[str | list[int]], chat: bool
@@ -335,30 +321,23 @@ class _Server:
         return {"id": name} | shared | {"max_model_len": self._options.max_tokens}
 
     async def tokenize(self, http: Http) -> Response:
-        body = stated(await self._body(http))
-        check_names(body, ("model", "prompt", "add_special_tokens"))
-        text, special = body.get("prompt"), body.get("add_special_tokens", True)
-        if not isinstance(text, str) or not isinstance(special, bool):
-            raise Refused(
-                "expected prompt, a text, and add_special_tokens, true or false, found "
-                f"{brief(text):.60} and {brief(special):.60}"
-            )
-        start = self._model.start_of(read_model(body))
+        body = check_body(TokenizeBody, await self._body(http))
+        start = self._model.start_of(body.model)
 
         def encode() -> list[int]:
-            return self._model.encode(text, start, special=special).tolist()
+            special = body.add_special_tokens
+            return self._model.encode(body.prompt, start, special=special).tolist()
 
-        ids = await asyncio.to_thread(encode) if len(text) > LONG else encode()
+        ids = await asyncio.to_thread(encode) if len(body.prompt) > LONG else encode()
         return JSONResponse(
             {"tokens": ids, "count": len(ids), "max_model_len": self._options.max_tokens}
         )
 
     async def detokenize(self, http: Http) -> Response:
-        body = stated(await self._body(http))
-        check_names(body, ("model", "tokens"))
-        self._model.start_of(read_model(body))
-        ids = read_ids(body.get("tokens"), self._model.vocab_size)
-        text = self._model.tokenizer.decode(ids, skip_special_tokens=False)
+        body = check_body(DetokenizeBody, await self._body(http))
+        self._model.start_of(body.model)
+        self._model.check_ids(body.tokens, "tokens")
+        text = self._model.tokenizer.decode(body.tokens, skip_special_tokens=False)
         return JSONResponse({"prompt": text})
 
     async def tokenizer_info(self, http: Http) -> Response:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from griffin_eval.errors import ArgumentError
-from griffin_eval.server.fields import Refused
+from griffin_eval.server.refused import Refused
 
 if TYPE_CHECKING:
     from starlette.datastructures import Headers

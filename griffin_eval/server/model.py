@@ -16,11 +16,13 @@ from griffin_eval.lm.arguments import parse_arguments
 from griffin_eval.lm.load import load, open_state_cache
 from griffin_eval.lm.weights_hash import weights_sha256
 from griffin_eval.server.answers import Answer, Completion
-from griffin_eval.server.fields import Asked, Refused, read_messages
+from griffin_eval.server.fields import Asked, Message
 from griffin_eval.server.hosts import Hosts
 from griffin_eval.server.logprobs import TokenNames
+from griffin_eval.server.refused import Refused
 from griffin_eval.sharding.launch import Launch
 from griffin_eval.states.saved_state import SavedState, check_origin, check_weights, read_state
+from griffin_eval.text.bounded import refusal_of
 from griffin_eval.text.chat import TemplateRefused, after_opening, rendered, template_name
 from griffin_eval.text.tokenizer import encode_with_bos
 
@@ -137,9 +139,10 @@ class ServedModel:
         state, or without ``special`` tokens, without; ids as they are.
 
         Raises:
-            Refused: a text with a token that the model lacks.
+            Refused: a text with a token, or an id, that the model lacks.
         """
         if isinstance(prompt, list):
+            self.check_ids(prompt, "prompt")
             return np.array(prompt, np.int32)
         try:
             if start is not None or not special:
@@ -148,6 +151,17 @@ class ServedModel:
         except ArgumentError as error:
             raise Refused(str(error), param="prompt") from None
         return np.array(ids or [self._prefix], np.int32)
+
+    def check_ids(self, ids: list[int], name: str) -> None:
+        """Check the token ids of a field.
+
+        Raises:
+            Refused: The model lacks one of them.
+        """
+        wrong = next((token for token in ids if not 0 <= token < self.vocab_size), None)
+        if wrong is not None:
+            expected = f"token ids must be from 0 to {self.vocab_size - 1}, found {wrong}"
+            raise Refused(refusal_of(ids, self.tokenizer) or expected, param=name)
 
     def without_bos(self, ids: np.ndarray) -> bool:
         """Whether ids lack the BOS that the model was trained with."""
@@ -192,7 +206,12 @@ class ServedModel:
         )
         found: list[tuple[Request, Completion]] = []
         for number in range(index, index + asked.n):
-            answer = Answer(self.tokenizer, asked.stop, changed, in_parts=asked.stream)
+            answer = Answer(
+                self.tokenizer,
+                [stop for stop in asked.stop if stop],
+                changed,
+                in_parts=asked.stream,
+            )
             request = Request(
                 read,
                 answer,
@@ -227,15 +246,14 @@ class ServedModel:
             unseen = 0
         return prompt, unseen
 
-    def render(self, messages: Any, start: str | None) -> str:
+    def render(self, said: list[Message], start: str | None) -> str:
         """The prompt of a conversation; behind a saved state, what follows the text that the user
         has said.
 
         Raises:
-            Refused: these are no messages, or the template refuses them, or it is not that of the
-                saved state.
+            Refused: the template refuses these messages, or it is not that of the saved state.
         """
-        messages = read_messages(messages)
+        messages = [message.for_template() for message in said]
         template = self.options.chat_template or self.tokenizer.chat_template
         if start is not None:
             self._check_template(start, template)

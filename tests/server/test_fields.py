@@ -11,7 +11,8 @@ from openai.types import completion_create_params as params
 from openai.types.chat import completion_create_params as chat_params
 
 from griffin_eval.server import fields
-from griffin_eval.server.fields import Refused, read_fields, read_messages, read_prompts
+from griffin_eval.server.fields import ChatBody, CompletionBody, GenerateBody, check_body
+from griffin_eval.server.refused import Refused
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text().partition("## Fields")[2]
 SUPPORTED, IGNORED, MESSAGES = (
@@ -20,9 +21,9 @@ SUPPORTED, IGNORED, MESSAGES = (
 )
 SAID = [{"role": "user", "content": "a"}]
 REQUESTS = {
-    "completions": (fields.COMPLETION, {"prompt": "a"}),
-    "chat": (fields.CHAT, {"messages": SAID}),
-    "generate": (fields.GENERATE, {"prompt": "a"}),
+    "completions": (CompletionBody, {"prompt": "a"}),
+    "chat": (ChatBody, {"messages": SAID}),
+    "generate": (GenerateBody, {"prompt": "a"}),
 }
 # A later version of the package may have fields that the tables lack.
 NEWER = tuple(map(int, openai.__version__.split(".")[:2])) > (3, 54)
@@ -30,20 +31,19 @@ WITH = {"top_logprobs": {"logprobs": True}, "stream_options": {"stream": True}}
 
 
 def read(request, **more):
-    """Return what a request asks for."""
-    known, body = REQUESTS[request]
-    body = body | more
-    texts = (
-        read_messages(body["messages"]) if request == "chat" else read_prompts(body["prompt"], 9)
-    )
-    return read_fields(body, known, 5), texts
+    kind, body = REQUESTS[request]
+    return check_body(kind, body | more)
+
+
+def read_messages(messages):
+    return [one.for_template() for one in read("chat", messages=messages).messages]
 
 
 def refused(request, name, value):
     with pytest.raises(Refused) as error:
         read(request, **WITH.get(name, {}) | {name: value})
     assert error.value.status == 400 and error.value.param == name, (request, name, value)
-    assert name in str(error.value) or name == "prompt" and "token ids" in str(error.value)
+    assert name in str(error.value)
 
 
 def names(cell):
@@ -61,37 +61,37 @@ def values(cell):
     return found
 
 
-@pytest.mark.parametrize("row", SUPPORTED, ids=lambda row: f"{row[0]} {row[1]}")
-def test_supported_fields(row):
-    [name] = names(row[0])
-    for request in row[1].split(", "):
-        for value in [*values(row[2]), None] if name != "messages" else []:
-            read(request, **WITH.get(name, {}) | {name: value})
-        for value in values(row[3]):
-            refused(request, name, value)
+def test_supported_fields():
+    for field, requests, accepted, wrong in SUPPORTED:
+        [name] = names(field)
+        for request in requests.split(", "):
+            for value in [*values(accepted), None] if name != "messages" else []:
+                read(request, **WITH.get(name, {}) | {name: value})
+            for value in values(wrong):
+                refused(request, name, value)
 
 
-@pytest.mark.parametrize("row", IGNORED, ids=lambda row: row[0][:30])
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_fields_that_are_ignored_or_refused(row, request_):
-    known, _ = REQUESTS[request_]
-    for name in set(names(row[0])) - set(known):
-        ignored = ["x", 7, {"a": []}] if row[1] == "any value" else values(row[1])
-        for value in (*ignored, None):
-            assert read(request_, **{name: value}) == read(request_), (name, value)
-        for value in values(row[2]):
-            refused(request_, name, value)
+def test_fields_that_are_ignored_or_refused(request_):
+    kind, _ = REQUESTS[request_]
+    for ignored_fields, accepted, wrong in IGNORED:
+        for name in set(names(ignored_fields)) - kind.model_fields.keys():
+            ignored = ["x", 7, {"a": []}] if accepted == "any value" else values(accepted)
+            for value in (*ignored, None):
+                assert read(request_, **{name: value}) == read(request_), (name, value)
+            for value in values(wrong):
+                refused(request_, name, value)
     assert read(request_, n=3, best_of=3) == read(request_, n=3)
 
 
-@pytest.mark.parametrize("row", MESSAGES, ids=lambda row: row[0])
-def test_fields_of_messages(row):
-    for name in names(row[0]):
-        for value in values(row[1]):
+def test_fields_of_messages():
+    said = [(name, row) for row in MESSAGES for name in names(row[0])]
+    for name, (_, accepted, wrong) in said:
+        for value in values(accepted):
             [found] = read_messages([SAID[0] | {name: value}])
             assert found["content"] == "a" and found.keys() - SAID[0].keys() <= {"name"}
             assert found["role"] == {"role": value}.get(name, "user").replace("developer", "system")
-        for value in values(row[2]):
+        for value in values(wrong):
             with pytest.raises(Refused, match=rf"messages\[0\].*{name}") as error:
                 read_messages([SAID[0] | {name: value}])
             assert error.value.param == "messages"
@@ -99,11 +99,11 @@ def test_fields_of_messages(row):
 
 def test_the_tables_have_every_field():
     supported = {name for row in SUPPORTED for name in names(row[0])}
-    assert supported == {name for known, _ in REQUESTS.values() for name in known}
+    assert supported == {name for kind, _ in REQUESTS.values() for name in kind.model_fields}
     ignored = [name for row in IGNORED for name in names(row[0])]
     assert sorted(ignored) == sorted(fields.IGNORED)
     own = [name for row in MESSAGES for name in names(row[0])]
-    assert sorted(own) == sorted([*fields.IN_MESSAGES, *fields.IGNORED_IN_MESSAGES])
+    assert sorted(own) == sorted([*fields.Message.model_fields, *fields.IGNORED_IN_MESSAGES])
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_the_tables_have_every_field():
 )
 def test_every_field_of_the_openai_package(request_, types):
     asked = types.__annotations__.keys()
-    unknown = asked - {*REQUESTS[request_][0], *fields.IGNORED}
+    unknown = asked - {*REQUESTS[request_][0].model_fields, *fields.IGNORED}
     assert len(asked) > 15 and (NEWER or not unknown)
     for name in unknown:
         refused(request_, name, "x")
@@ -128,7 +128,7 @@ def test_every_field_of_the_openai_packages_messages():
         for name in getattr(chat, f"ChatCompletion{kind}MessageParam").__annotations__
     } | chat.ChatCompletionMessage.model_fields.keys()
     assert found > {"role", "content", "tool_calls"}
-    assert found <= {*fields.IN_MESSAGES, *fields.IGNORED_IN_MESSAGES} or NEWER
+    assert found <= {*fields.Message.model_fields, *fields.IGNORED_IN_MESSAGES} or NEWER
 
 
 def test_a_message_comes_back_as_the_openai_package_dumps_it():

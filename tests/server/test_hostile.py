@@ -16,10 +16,11 @@ from griffin_eval.checkpoints import folder
 from griffin_eval.errors import ArgumentError
 from griffin_eval.lm.model import GriffinLM
 from griffin_eval.server import app as server_app
-from griffin_eval.server.fields import CHAT, COMPLETION, GENERATE
+from griffin_eval.server.fields import ChatBody, CompletionBody, GenerateBody
 from griffin_eval.server.model import ServedModel, ServerOptions
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+SAID = [{"role": "user", "content": "a"}]
 STRANGE = [
     *(True, -1, 0.5, 2**31, 2**63, -(2**63), 10**30, 1e308, -0.1, float("nan"), float("inf")),
     *("", "x" * 5000, "\ud800", "\0", "é", [], {}, [[]], [None], [[1], "a"], [-1], [10**12]),
@@ -70,9 +71,9 @@ def refused(answer):
 @pytest.mark.parametrize(
     ("path", "known", "whole"),
     [
-        (COMPLETIONS, COMPLETION, {"prompt": "a", "max_tokens": 1}),
-        slow(CHATS, CHAT, {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
-        slow("/generate", GENERATE, {"prompt": "a", "max_tokens": 1}),
+        (COMPLETIONS, CompletionBody.model_fields, {"prompt": "a", "max_tokens": 1}),
+        slow(CHATS, ChatBody.model_fields, {"messages": SAID, "max_tokens": 1}),
+        slow("/generate", GenerateBody.model_fields, {"prompt": "a", "max_tokens": 1}),
         ("/tokenize", ("prompt", "add_special_tokens"), {"prompt": "a"}),
         ("/detokenize", ("tokens",), {"tokens": [1]}),
     ],

@@ -7,8 +7,8 @@ from starlette.datastructures import Headers
 
 from griffin_eval.cli import serve
 from griffin_eval.errors import ArgumentError
-from griffin_eval.server.fields import Refused
 from griffin_eval.server.hosts import Hosts, accepted_hosts, is_loopback
+from griffin_eval.server.refused import Refused
 
 PAGE = "http://evil.example"
 HERE = accepted_hosts("127.0.0.1", ["127.0.0.1"], ["Proxy.Example", "[2001:db8::1]"])

@@ -614,11 +614,9 @@ def test_unknown_addresses(server):
         ({"messages": "a"}, "found 'a'"),
         ({"messages": ["a"]}, "messages[0] must be an object"),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": [{}]}]}, "tool_calls"),
-        (
-            {"messages": [{"role": "user"}]},
-            "messages[0].content must be a string or text parts, found None",
-        ),
-        ({"messages": [{"role": 1, "content": ""}]}, "messages[0].role must be a string, found 1"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content is missing"),
+        ({"messages": [{"role": "user", "content": 1}]}, "must be a string or text parts, found 1"),
+        ({"messages": [{"role": 1, "content": ""}]}, "messages[0].role must be a valid string"),
         ({"max_tokens": 5, "max_completion_tokens": 2}, "two names"),
     ],
 )
