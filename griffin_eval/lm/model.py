@@ -33,7 +33,7 @@ from griffin_eval.lm.encoding import (
     joined,
 )
 from griffin_eval.lm.generation_args import DEFAULT_GENERATED_TOKENS, read_generation_arguments
-from griffin_eval.lm.guards import guard_files
+from griffin_eval.lm.kept_files import guard_files, use_table
 from griffin_eval.lm.load import (
     StagedModel,
     device_for_lm_eval,
@@ -263,10 +263,8 @@ class GriffinLM(TemplateLM):
                 raise ArgumentError(
                     "token_scores= needs every request to be computed: leave --use_cache out"
                 )
-            from griffin_eval.lm.cache_file import use_table
-
-            table = f"griffin-{results.fingerprint(self._model, self._weights_sha256.result())}"
-            use_table(cache_hook.dbdict, table)
+            fingerprint = results.fingerprint(self._model, self._weights_sha256.result())
+            use_table(cache_hook.dbdict, fingerprint)
         super().set_cache_hook(cache_hook)
 
     # Requests

@@ -77,7 +77,6 @@ def fingerprint(model: LoadedModel, weights_sha256: str) -> str:
         "max_length": model.arguments.max_length,
         "prefix_token_id": model.prefix_token_id,
         "eos_ids": sorted(model.eos_ids),
-        "answers": "JSON, each with a checksum",  # as griffin_eval.lm.cache_file writes them
     }
     return hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest()[:32]
 

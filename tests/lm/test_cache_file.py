@@ -1,9 +1,7 @@
-"""Damage to a `--use_cache` file never becomes an answer, and its end never a half result."""
+"""A `--use_cache` file is read or refused, and the end of a run leaves no half result."""
 
 import errno
-import hashlib
 import json
-import logging
 import os
 import pickle
 import shutil
@@ -22,10 +20,8 @@ from sqlitedict import SqliteDict
 
 import griffin_eval
 from griffin_eval.errors import ArgumentError, BadInput
-from griffin_eval.lm.cache_file import DIGEST, move_damaged_aside, use_table
-from griffin_eval.lm.guards import guard_files
+from griffin_eval.lm.kept_files import check_cache, guard_files, use_table, whole_or_absent
 from griffin_eval.lm.model import GriffinLM
-from griffin_eval.lm.results_files import whole_or_absent
 from griffin_eval.lm.token_sums import TokenScores
 
 CHECKPOINT = Path(griffin_eval.__file__).parent / "checkpoints" / "bytes_griffin"
@@ -35,10 +31,10 @@ ANSWERS = {str(i): (-float(i), bool(i % 2)) for i in range(200)} | {
 }
 
 
-def opened(path, table="griffin-a"):
-    move_damaged_aside(path)
+def opened(path, fingerprint="a"):
+    check_cache(path)
     cache = SqliteDict(str(path), autocommit=True)
-    use_table(cache, table)
+    use_table(cache, fingerprint)
     return cache
 
 
@@ -78,21 +74,20 @@ def test_ctrl_c_stops_no_answer_on_its_way(interruptible, tmp_path):
 def found(path):
     cache = opened(path)
     try:
-        return dict(cache.items())
+        return {key: cache[key] for key in ANSWERS if key in cache}
     finally:
         cache.close()
 
 
-def test_what_was_kept_is_found_again(file, caplog):
-    with caplog.at_level(logging.WARNING, "griffin_eval"):
-        assert found(file) == ANSWERS
+def test_what_was_kept_is_found_again(file):
+    assert found(file) == ANSWERS
     assert found(file)["rolling"].tokens.tolist() == [-1.0, -2.5]
-    assert not caplog.records and os.listdir(file.parent) == [file.name]
+    assert os.listdir(file.parent) == [file.name]
 
 
-def test_flipped_bits_and_cuts_lose_answers_and_change_none(file, caplog):
+def test_a_damaged_file_is_read_or_refused_in_one_sentence(file):
     content, rng = file.read_bytes(), np.random.default_rng(0)
-    damaged = 0
+    refused = 0
     for case in range(100):
         changed = bytearray(content)
         if case % 4 == 3:
@@ -101,65 +96,38 @@ def test_flipped_bits_and_cuts_lose_answers_and_change_none(file, caplog):
             for at in rng.integers(len(changed), size=1 + 30 * (case % 4)):
                 changed[at] ^= 1 << int(rng.integers(8))
         file.write_bytes(changed)
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, "griffin_eval"):
-            left = found(file)
-        # A key may be damaged too: nobody asks for that one.
-        assert all(ANSWERS[key] == value for key, value in left.items() if key in ANSWERS)
-        lost = [record.message for record in caplog.records]
-        assert len(lost) <= 1 and all("damaged" in message for message in lost)
-        damaged += bool(lost)
-        for aside in file.parent.glob("*.damaged*"):
-            assert not left and "is kept as" in lost[0]
-            aside.unlink()
-    assert damaged > 20
+        try:
+            found(file)
+        except ArgumentError as error:
+            refused += 1
+            message = str(error)
+            assert message.startswith(f"--use_cache: {file} ") and "\n" not in message
+            assert message.endswith("name another file, or delete this one")
+    assert refused > 20
 
 
-def test_a_file_that_is_no_cache_is_moved_aside_with_one_line(file, caplog):
-    journal = Path(f"{file}-journal")
-    for number, content in enumerate([b"no cache " * 1000, b"another " * 1000], 1):
-        file.write_bytes(content)
-        journal.write_bytes(b"of it")
-        with caplog.at_level(logging.WARNING, "griffin_eval"):
-            assert found(file) == {}
-        aside = f"{file}.damaged{number if number > 1 else ''}"
-        assert Path(aside).read_bytes() == content and not journal.exists()
-    assert [record.message.count("\n") for record in caplog.records] == [0, 0]
-    assert "cache.db.damaged," in caplog.records[0].message
+def test_files_of_others_and_of_earlier_versions_are_refused(file):
+    with sqlite3.connect(file) as writer:
+        writer.execute("ALTER TABLE 'griffin-json-a' RENAME TO 'griffin-a'")
+    with pytest.raises(ArgumentError, match="answers of an earlier version of griffin-eval: name"):
+        check_cache(file)
+    file.write_bytes(b"no cache " * 1000)
+    with pytest.raises(ArgumentError, match=r"cannot be used \(file is not a database\): expected"):
+        check_cache(file)
 
 
-def test_an_interrupted_write_is_undone_and_is_no_damage(file, tmp_path, caplog):
+def test_an_interrupted_write_is_undone_and_is_no_damage(file, tmp_path):
     """A copy of a file and its journal, as a process leaves them that is killed as it writes."""
     with sqlite3.connect(file, isolation_level=None) as writer:
         writer.execute("PRAGMA cache_size = 1")  # so that changed pages are in the file
         writer.execute("BEGIN")
-        writer.execute("UPDATE 'griffin-a' SET value = zeroblob(3000)")
+        writer.execute("UPDATE 'griffin-json-a' SET value = zeroblob(3000)")
         for name in (file.name, f"{file.name}-journal"):
             (tmp_path / f"copy-{name}").write_bytes((file.parent / name).read_bytes())
         writer.execute("ROLLBACK")
     copy = tmp_path / "copy-cache.db"
     assert copy.read_bytes() != file.read_bytes()
-    with caplog.at_level(logging.WARNING, "griffin_eval"):
-        assert found(copy) == ANSWERS
-    assert not caplog.records
-
-
-@pytest.mark.parametrize("bad", [(float("nan"), True), (float("-inf"), False), float("inf")])
-def test_answers_that_are_not_finite_are_named_and_asked_again(file, bad, caplog):
-    cache = opened(file)
-    cache["7"] = bad
-    cache.close()
-    with caplog.at_level(logging.WARNING, "griffin_eval"):
-        left = found(file)
-    assert "1 answers in the cache" in caplog.text and "NaN or infinite" in caplog.text
-    assert left == {key: value for key, value in ANSWERS.items() if key != "7"}
-
-
-def test_an_answer_without_its_checksum_is_not_read(file):
-    with sqlite3.connect(file) as writer:
-        value = pickle.dumps((0.0, True))
-        writer.execute("UPDATE 'griffin-a' SET value = ? WHERE key = '3'", [value])
-    assert found(file) == {key: value for key, value in ANSWERS.items() if key != "3"}
+    assert found(copy) == ANSWERS
 
 
 class Poison:
@@ -167,47 +135,45 @@ class Poison:
         return os.mkdir, ("ran",)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        pickle.dumps(Poison()),
-        pickle.dumps((0.0, True)),
-        b"[" * 100_000,
-        b'{"tokens": ["a"]}',
-        b'{"tokens": 3}',
-        b"[0.0, 1]",
-        b"[true, 0.0]",
-        b"7",
-        b"\xff",
-    ],
-)
-def test_nothing_in_a_foreign_file_is_run(file, content, tmp_path, monkeypatch):
-    """Anybody can compute the checksum: it shows damage, not who wrote."""
+FOREIGN = [
+    *(pickle.dumps(Poison()), pickle.dumps((0.0, True)), b"[" * 100_000, b'{"tokens": ["a"]}'),
+    *(b'{"tokens": 3}', b"[0.0, 1]", b"[true, 0.0]", b"7", b"\xff", b"NaN", b"[-Infinity, true]"),
+    *(b"1e999", b'{"tokens": [NaN]}'),
+]
+
+
+def test_nothing_in_a_foreign_file_is_run(file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    value = hashlib.blake2b(content, digest_size=DIGEST).digest() + content
-    with sqlite3.connect(file) as writer:
-        writer.execute("UPDATE 'griffin-a' SET value = ? WHERE key = '3'", [value])
-        writer.execute("CREATE TABLE IF NOT EXISTS unnamed (key TEXT PRIMARY KEY, value BLOB)")
-        writer.execute("INSERT OR REPLACE INTO unnamed VALUES ('3', ?)", [pickle.dumps(Poison())])
-    assert found(file) == {key: value for key, value in ANSWERS.items() if key != "3"}
+    for content in FOREIGN:
+        with sqlite3.connect(file) as writer:
+            writer.execute("UPDATE 'griffin-json-a' SET value = ? WHERE key = '3'", [content])
+            writer.execute("CREATE TABLE IF NOT EXISTS unnamed (key TEXT PRIMARY KEY, value BLOB)")
+            writer.execute(
+                "INSERT OR REPLACE INTO unnamed VALUES ('3', ?)", [pickle.dumps(Poison())]
+            )
+        cache = opened(file)
+        assert cache["4"] == ANSWERS["4"], content
+        with pytest.raises(ArgumentError, match="which is no answer of a model"):
+            print(content, cache["3"])
+        cache.close()
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_folder_in_its_place_is_one_sentence(tmp_path):
     (tmp_path / "cache.db").mkdir()
-    with pytest.raises(ArgumentError, match=r"--use_cache: .*cache.db cannot be opened"):
-        move_damaged_aside(tmp_path / "cache.db")
+    with pytest.raises(ArgumentError, match=r"--use_cache: .*cache.db cannot be used"):
+        check_cache(tmp_path / "cache.db")
 
 
 WRITE_MANY = """
 import sys
 from sqlitedict import SqliteDict
-from griffin_eval.lm.cache_file import move_damaged_aside, use_table
+from griffin_eval.lm.kept_files import check_cache, use_table
 
 path, name = sys.argv[1:]
-move_damaged_aside(path)
+check_cache(path)
 cache = SqliteDict(path, autocommit=True)
-use_table(cache, "griffin-a")
+use_table(cache, "a")
 for i in range(100):
     cache[f"{name} {i}"] = (float(i), True)
 cache.close()
@@ -220,7 +186,9 @@ def test_two_processes_share_a_file(tmp_path):
     both = [subprocess.Popen([*command, name]) for name in "ab"]
     assert [process.wait(120) for process in both] == [0, 0]
     expected = {f"{name} {i}": (float(i), True) for name in "ab" for i in range(100)}
-    assert found(path) == expected
+    with sqlite3.connect(path) as file:
+        rows = file.execute("SELECT key, value FROM 'griffin-json-a'").fetchall()
+    assert {key: tuple(json.loads(value)) for key, value in rows} == expected
 
 
 SETTINGS = [
