@@ -105,4 +105,4 @@ class Rows:
         for count in {1, self._count}:  # of those that draw, or that want log-probabilities
             at = every[:count]
             self._runner.logits(hidden, at)
-            self._runner.score_top(hidden, at, none[:count], at, softmax_dtype, 1)
+            self._runner.score(hidden, at, none[:count], at, softmax_dtype, top=1)

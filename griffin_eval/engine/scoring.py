@@ -207,7 +207,7 @@ class _Scorer:
                 self._greedy[place],
                 self._ranks[place],
                 self._entropies[place],
-            ) = self._runner.score_details(*asked)
+            ) = self._runner.score(*asked, details=True)
         else:
             self._logprobs[place], self._greedy[place] = self._runner.score(*asked)
         np.subtract.at(self._missing, index, count)

@@ -120,7 +120,7 @@ def normalise_details(
 
 
 def normalise_top(
-    dtype: str, top: int, logits: Array, row: Array, target: Array
+    top: int, dtype: str, logits: Array, row: Array, target: Array
 ) -> tuple[Array, Array, Array]:
     """Log-probabilities of targets, and of each target's row the likeliest tokens and their
     log-probabilities."""

@@ -30,7 +30,7 @@ from griffin_eval.runners.identity import check_alike, identity
 from griffin_eval.runners.jax_leaders import Leaders
 from griffin_eval.runners.jax_runner import JaxRunner, choose_device, devices_of_runners
 from griffin_eval.runners.protocol import Runner
-from griffin_eval.runners.replay import LeadingRunner, end, follow
+from griffin_eval.runners.replay import end, follow, lead
 from griffin_eval.sharding.launch import COORDINATOR, Launch
 
 PULSE = 5  # seconds between two signs of life of a follower
@@ -216,7 +216,7 @@ def load(
         mine = JaxRunner.load(checkpoint, dtype, _devices(device, launch))
     except (RuntimeError, OSError) as error:
         raise channel.reason(error) from error
-    return [LeadingRunner(mine, channel)]
+    return [lead(mine, channel)]
 
 
 _leaders: list[Leaders] = []  # of this process's replica and the others, if there are several

@@ -136,33 +136,20 @@ class JaxRunner:
         kept: Any = {"compiler_options": compiler_options}
         self._logits = compiled("logits", bound(jax_functions.logits, split), vocabulary, **kept)
         self._greedy = compiled("greedy", bound(jax_functions.greedy, split), whole, **kept)
+        measures: dict[str, Callable[..., Any]] = {
+            "": jax_functions.normalise,
+            "details ": jax_functions.normalise_details,
+        }
+        measures |= {f"top {top} ": bound(jax_functions.normalise_top, top) for top in TOPS}
         self._normalise = {
-            dtype: compiled(
-                f"normalise {dtype}",
-                bound(jax_functions.normalise, dtype),
+            (measure, dtype): compiled(
+                f"normalise {measure}{dtype}",
+                bound(function, dtype),
                 whole,
                 functools.partial(x64_if, dtype == "float64"),
             )
+            for measure, function in measures.items()
             for dtype in DTYPES
-        }
-        self._normalise_details = {
-            dtype: compiled(
-                f"normalise details {dtype}",
-                bound(jax_functions.normalise_details, dtype),
-                whole,
-                functools.partial(x64_if, dtype == "float64"),
-            )
-            for dtype in DTYPES
-        }
-        self._normalise_top = {
-            (dtype, top): compiled(
-                f"normalise top {top} {dtype}",
-                bound(jax_functions.normalise_top, dtype, top),
-                whole,
-                functools.partial(x64_if, dtype == "float64"),
-            )
-            for dtype in DTYPES
-            for top in TOPS
         }
         self._starts: dict[str, Callable[[], Any]] = {}
         # Shapes of steps in use since a pool was opened, and how often each was wanted, by rows.
@@ -376,62 +363,14 @@ class JaxRunner:
         targets: np.ndarray,
         position_of: np.ndarray,
         softmax_dtype: str,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        normalise = self._normalise[softmax_dtype]
-        logprobs, best = self._normalised(
-            normalise, hidden, positions, targets, position_of, softmax_dtype
-        )
-        return logprobs.astype(np.float64), best == targets
-
-    def score_details(
-        self,
-        hidden: Array,
-        positions: np.ndarray,
-        targets: np.ndarray,
-        position_of: np.ndarray,
-        softmax_dtype: str,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        normalise = self._normalise_details[softmax_dtype]
-        logprobs, best, ranks, entropies = self._normalised(
-            normalise, hidden, positions, targets, position_of, softmax_dtype
-        )
-        return (
-            logprobs.astype(np.float64),
-            best == targets,
-            ranks.astype(np.int64),
-            entropies.astype(np.float64),
-        )
-
-    def score_top(
-        self,
-        hidden: Array,
-        positions: np.ndarray,
-        targets: np.ndarray,
-        position_of: np.ndarray,
-        softmax_dtype: str,
-        top: int,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        padded = next(most for most in TOPS if most >= top)
-        normalise = self._normalise_top[softmax_dtype, padded]
-        logprobs, tokens, likeliest = self._normalised(
-            normalise, hidden, positions, targets, position_of, softmax_dtype
-        )
-        return (
-            logprobs.astype(np.float64),
-            tokens[:, :top].astype(np.int64),
-            likeliest[:, :top].astype(np.float64),
-        )
-
-    def _normalised(
-        self,
-        normalise: Callable[..., Any],
-        hidden: Array,
-        positions: np.ndarray,
-        targets: np.ndarray,
-        position_of: np.ndarray,
-        softmax_dtype: str,
-    ) -> list[np.ndarray]:
-        """What a function of logits, rows and targets gives for each target, block by block."""
+        *,
+        details: bool = False,
+        top: int = 0,
+    ) -> tuple[np.ndarray, ...]:
+        measure = "details " if details else ""
+        if top:
+            measure = f"top {next(most for most in TOPS if most >= top)} "
+        normalise = self._normalise[measure, softmax_dtype]
         found, places, first = [], [], 0
         for block, mine in logit_blocks(positions, position_of, self.config.vocab_size):
             logits = self._logits_at(hidden, block)
@@ -444,7 +383,15 @@ class JaxRunner:
             places.append(mine)
             first += len(block)
         in_order = np.argsort(np.concatenate(places))
-        return [np.concatenate(parts)[in_order] for parts in zip(*found, strict=True)]
+        logprobs, *rest = (np.concatenate(parts)[in_order] for parts in zip(*found, strict=True))
+        logprobs = logprobs.astype(np.float64)
+        if top:
+            tokens, likeliest = (each[:, :top] for each in rest)
+            return logprobs, tokens.astype(np.int64), likeliest.astype(np.float64)
+        if details:
+            best, ranks, entropies = rest
+            return logprobs, best == targets, ranks.astype(np.int64), entropies.astype(np.float64)
+        return logprobs, rest[0] == targets
 
     def logits(self, hidden: Array, positions: np.ndarray) -> np.ndarray:
         logits = self._logits_at(hidden, positions)

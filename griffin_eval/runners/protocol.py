@@ -170,58 +170,28 @@ class Runner(Protocol):
         targets: np.ndarray,
         position_of: np.ndarray,
         softmax_dtype: str,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Log-probability of each target, and whether it is the most likely token.
+        *,
+        details: bool = False,
+        top: int = 0,
+    ) -> tuple[np.ndarray, ...]:
+        """Return the log-probability of each target, and what else is asked of its prediction.
 
         Args:
-            hidden: from `read` or `decode_step`.
+            hidden: Hidden vectors from `read` or `decode_step`.
             positions: int [M], increasing indices of the hidden vectors that predict a target.
             targets: int [N], ids of the tokens to score.
             position_of: int [N], the index in ``positions`` that predicts each target.
-            softmax_dtype: dtype in which logits are normalised.
+            softmax_dtype: Dtype in which logits are normalised.
+            details: Whether ranks and entropies are computed, which reads logits twice more.
+            top: Number of likeliest tokens, 1 to 20 and at most those of the vocabulary; 0 for
+                none. Not together with ``details``.
 
         Returns:
-            float64 [N] log-probabilities in nats, bool [N].
-        """
-        ...
-
-    def score_details(
-        self,
-        hidden: Any,
-        positions: np.ndarray,
-        targets: np.ndarray,
-        position_of: np.ndarray,
-        softmax_dtype: str,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """What `score` gives, and of each target its rank and the entropy of its prediction.
-
-        Only targets for which it is wanted should come here, since it costs two more readings of
-        their logits. The arguments are those of `score`.
-
-        Returns:
-            float64 [N] log-probabilities in nats, bool [N]; int64 [N] ranks, which are 1 plus the
-            number of tokens that are likelier; float64 [N] entropies in nats.
-        """
-        ...
-
-    def score_top(
-        self,
-        hidden: Any,
-        positions: np.ndarray,
-        targets: np.ndarray,
-        position_of: np.ndarray,
-        softmax_dtype: str,
-        top: int,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Log-probability of each target, and the tokens that were likeliest in its place.
-
-        Args:
-            hidden, positions, targets, position_of, softmax_dtype: as of `score`.
-            top: number of tokens, 1 to 20 and at most those of the vocabulary.
-
-        Returns:
-            float64 [N] log-probabilities in nats; int64 [N, top] tokens, the likeliest first;
-            float64 [N, top] their log-probabilities.
+            float64 [N] log-probabilities in nats; bool [N], whether the target is the likeliest
+            token. With ``details`` also int64 [N] ranks, which are 1 plus the number of likelier
+            tokens, and float64 [N] entropies in nats. With ``top`` instead the log-probabilities,
+            int64 [N, top] tokens, the likeliest first, and float64 [N, top] their
+            log-probabilities.
         """
         ...
 

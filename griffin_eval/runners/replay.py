@@ -5,21 +5,31 @@ calls of the runner on their parts of the weights and of the states, and meet it
 engine itself decides by the clock and by free memory, so that it cannot run twice alike.)
 """
 
+import functools
 import itertools
 import os
 import pickle
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
 import numpy as np
 
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.runners.protocol import Runner
-from griffin_eval.states.saved_state import SavedState
 
 RESULTS = 4  # of a call at most
+# Methods of a runner that every process calls on its own parts.
+REPEATED = frozenset(
+    "open_pool grow_pool start_from state_tensors write_state read start_decoding insert_rows "
+    "decode_step score logits greedy".split()
+)
+# Methods and attributes in which the leader speaks for all processes.
+OF_THE_LEADER = frozenset(
+    "framework config dtype step_tokens step_rows decode_rows kernel attention_kernel compilations "
+    "padded_tokens padded_batch state_bytes step_bytes peak_memory".split()
+)
 
 
 class Channel(Protocol):
@@ -71,12 +81,14 @@ class Call(NamedTuple):
     Attributes:
         method: of the runner.
         arguments: with references in the place of shared values.
+        options: Keyword arguments, none of which is a shared value.
         numbers: of the shared values that it returns.
         dropped: numbers of values that are not needed any more.
     """
 
     method: str
     arguments: list[Any]
+    options: dict[str, Any]
     numbers: list[int]
     dropped: list[int]
 
@@ -92,107 +104,23 @@ class LeadingRunner:
     def __init__(self, mine: Runner, channel: Channel):
         self._mine, self._channel = mine, channel
         self._numbers, self._dropped = itertools.count(), list[int]()
-        self.framework, self.config, self.dtype = mine.framework, mine.config, mine.dtype
         # With JAX every process knows all devices, with PyTorch its own.
         known = mine.devices > 1
         self.devices = mine.devices if known else channel.processes
         self.device = mine.device if known else f"{channel.processes} x {mine.device}"
-        self.step_tokens, self.step_rows = mine.step_tokens, mine.step_rows
-        self.decode_rows, self.kernel = mine.decode_rows, mine.kernel
-        self.attention_kernel = mine.attention_kernel
         weakref.finalize(self, channel.close)  # at the latest when this process ends
 
-    def padded_tokens(self, count: int, smallest: int = 16) -> int:
-        return self._mine.padded_tokens(count, smallest)
-
-    def padded_batch(self, count: int) -> int:
-        return self._mine.padded_batch(count)
-
-    def state_bytes(self, capacity: int) -> int:
-        return self._mine.state_bytes(capacity)
-
-    def step_bytes(self, capacity: int) -> int:
-        return self._mine.step_bytes(capacity)
+    def __getattr__(self, name: str) -> Any:
+        if name in REPEATED:
+            return functools.partial(self._call, name)
+        if name in OF_THE_LEADER:
+            return getattr(self._mine, name)
+        raise AttributeError(f"a runner has no {name!r}")
 
     def free_memory(self) -> int:
         # Processes on a CPU share its memory.
         cpu = self._mine.device.startswith("cpu")
         return self._mine.free_memory() // (self._channel.processes if cpu else 1)
-
-    def open_pool(self, rows: int, capacity: int) -> Any:
-        return self._call("open_pool", rows, capacity)
-
-    def grow_pool(self, pool: Any, rows: int, capacity: int) -> Any:
-        return self._call("grow_pool", pool, rows, capacity)
-
-    def start_from(self, saved: SavedState) -> None:
-        self._call("start_from", saved)
-
-    def state_tensors(self, pool: Any, row: int, read: int) -> dict[str, np.ndarray]:
-        return self._call("state_tensors", pool, row, read)
-
-    def write_state(
-        self, pool: Any, row: int, tensors: dict[str, np.ndarray], read: int, capacity: int
-    ) -> Any:
-        return self._call("write_state", pool, row, tensors, read, capacity)
-
-    def read(
-        self,
-        pool: Any,
-        tokens: np.ndarray,
-        lengths: np.ndarray,
-        sources: np.ndarray,
-        targets: np.ndarray,
-        ablations: np.ndarray | None = None,
-    ) -> tuple[Any, Any]:
-        return self._call("read", pool, tokens, lengths, sources, targets, ablations)
-
-    def start_decoding(self, batch: int, capacity: int) -> Any:
-        return self._call("start_decoding", batch, capacity)
-
-    def insert_rows(self, state: Any, rows: np.ndarray, pool: Any, sources: np.ndarray) -> Any:
-        return self._call("insert_rows", state, rows, pool, sources)
-
-    def decode_step(self, state: Any, tokens: np.ndarray, active: np.ndarray) -> tuple[Any, Any]:
-        return self._call("decode_step", state, tokens, active)
-
-    def score(
-        self,
-        hidden: Any,
-        positions: np.ndarray,
-        targets: np.ndarray,
-        position_of: np.ndarray,
-        softmax_dtype: str,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return self._call("score", hidden, positions, targets, position_of, softmax_dtype)
-
-    def score_details(
-        self,
-        hidden: Any,
-        positions: np.ndarray,
-        targets: np.ndarray,
-        position_of: np.ndarray,
-        softmax_dtype: str,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        return self._call("score_details", hidden, positions, targets, position_of, softmax_dtype)
-
-    def score_top(
-        self,
-        hidden: Any,
-        positions: np.ndarray,
-        targets: np.ndarray,
-        position_of: np.ndarray,
-        softmax_dtype: str,
-        top: int,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        arguments = hidden, positions, targets, position_of, softmax_dtype, top
-        return self._call("score_top", *arguments)
-
-    def logits(self, hidden: Any, positions: np.ndarray) -> np.ndarray:
-        return self._call("logits", hidden, positions)
-
-    def greedy(self, hidden: Any, positions: np.ndarray) -> np.ndarray:
-        return self._call("greedy", hidden, positions)
 
     def stage(self, checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint  # every process reads its part when it is adopted
@@ -200,24 +128,17 @@ class LeadingRunner:
     def adopt(self, staged: Checkpoint) -> None:
         self._call("replace_weights", staged.path, staged.overrides)
 
-    def peak_memory(self) -> int:
-        return self._mine.peak_memory()
-
-    @property
-    def compilations(self) -> int:
-        return self._mine.compilations
-
-    def _call(self, method: str, *arguments: Any) -> Any:
+    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Calls a method of the runner in every process; gives the leader's result."""
         dropped = self._dropped[:]
         del self._dropped[: len(dropped)]  # of the list that shared values know
         sent = [Reference(a.number) if isinstance(a, Shared) else a for a in arguments]
         numbers = [next(self._numbers) for _ in range(RESULTS)]
-        message = pickle.dumps(Call(method, sent, numbers, dropped))
+        message = pickle.dumps(Call(method, sent, options, numbers, dropped))
         own = [a.value if isinstance(a, Shared) else a for a in arguments]
         try:
             self._channel.send(message)
-            result = getattr(self._mine, method)(*own)
+            result = getattr(self._mine, method)(*own, **options)
         except (RuntimeError, OSError) as error:
             raise self._channel.reason(error) from error
         return _shared(result, numbers, self._shared)
@@ -226,6 +147,11 @@ class LeadingRunner:
         shared = Shared(value, number)
         weakref.finalize(shared, self._dropped.append, number)
         return shared
+
+
+def lead(mine: Runner, channel: Channel) -> Runner:
+    """Return the runner of the leader, which has the protocol's methods by two tables of names."""
+    return cast(Runner, LeadingRunner(mine, channel))
 
 
 def _shared(result: Any, numbers: list[int], make: Any) -> Any:
@@ -253,7 +179,7 @@ def repeat(runner: Runner, receive: Callable[[], bytes]) -> None:
         for number in call.dropped:
             del values[number]
         arguments = [values[a] if isinstance(a, Reference) else a for a in call.arguments]
-        result = getattr(runner, call.method)(*arguments)
+        result = getattr(runner, call.method)(*arguments, **call.options)
         del arguments
         _shared(result, call.numbers, lambda value, number: values.__setitem__(number, value))
 

@@ -28,7 +28,8 @@ from griffin_eval.errors import ArgumentError, CheckpointError, ProcessLost
 from griffin_eval.kernels.cpu.compiled import usable_cpus
 from griffin_eval.process import SPIN_COUNT, SPIN_VARIABLE, tune_process
 from griffin_eval.runners.identity import check_alike, identity
-from griffin_eval.runners.replay import LeadingRunner, end, follow
+from griffin_eval.runners.protocol import Runner
+from griffin_eval.runners.replay import end, follow, lead
 from griffin_eval.runners.torch_runner import TorchRunner, choose_device
 from griffin_eval.sharding import processes_torch
 from griffin_eval.sharding.launch import Launch
@@ -144,7 +145,7 @@ def _silent(error: Exception, others: str) -> Exception:
     return error
 
 
-def load(checkpoint: Checkpoint, dtype: str, device: str | None, count: int) -> LeadingRunner:
+def load(checkpoint: Checkpoint, dtype: str, device: str | None, count: int) -> Runner:
     """Starts the other processes, and loads a part of the model in each.
 
     Args:
@@ -191,7 +192,7 @@ def load(checkpoint: Checkpoint, dtype: str, device: str | None, count: int) -> 
     except CheckpointError:
         channel.close()
         raise
-    return LeadingRunner(mine, channel)
+    return lead(mine, channel)
 
 
 def _open_store(processes: int) -> TCPStore:
@@ -237,9 +238,7 @@ def _part(
     return runner
 
 
-def join(
-    checkpoint: Checkpoint, dtype: str, device: str | None, launch: Launch
-) -> LeadingRunner | TorchRunner:
+def join(checkpoint: Checkpoint, dtype: str, device: str | None, launch: Launch) -> Runner:
     """Loads this process's part of a model among processes that a launcher has started.
 
     Neighbouring ranks share a model. The first of them returns and leads. The others follow it, and
@@ -277,7 +276,7 @@ def join(
         # Ctrl-C reaches every process of a terminal: the leader ends the others.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         follow(mine, channel.receive)
-    return LeadingRunner(mine, channel)
+    return lead(mine, channel)
 
 
 def open_group(launch: Launch) -> None:

@@ -264,83 +264,66 @@ class TorchRunner:
         targets: np.ndarray,
         position_of: np.ndarray,
         softmax_dtype: str,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        logprobs = np.empty(len(targets), np.float64)
-        greedy = np.empty(len(targets), bool)
-        first = 0
+        *,
+        details: bool = False,
+        top: int = 0,
+    ) -> tuple[np.ndarray, ...]:
+        found: list[tuple[np.ndarray, ...]] = []
+        places, first = [], 0
         for block, mine in logit_blocks(positions, position_of, self.config.vocab_size):
             logits = self._logits(hidden, block).to(getattr(torch, softmax_dtype))
             row, target = self._put(position_of[mine] - first), self._put(targets[mine])
-            chosen = self._of_targets(logits, row, target)
-            largest, best = self._likeliest(logits)
-            # logits.logsumexp(1), which overwrites the logits
-            total = self._summed(logits.sub_(largest[:, None]).exp_().sum(1)).log_().add_(largest)
-            logprobs[mine] = (chosen - total[row]).cpu().double().numpy()
-            greedy[mine] = (best[row] == target).cpu().numpy()
+            if top:
+                results = self._score_top(logits, row, target, top)
+            elif details:
+                results = self._score_details(logits, row, target)
+            else:
+                results = self._score_greedy(logits, row, target)
+            found.append(tuple(map(_float64_or_same, results)))
+            places.append(mine)
             first += len(block)
-        return logprobs, greedy
+        in_order = np.argsort(np.concatenate(places))
+        return tuple(np.concatenate(parts)[in_order] for parts in zip(*found, strict=True))
 
-    @torch.inference_mode()
-    def score_details(
-        self,
-        hidden: torch.Tensor,
-        positions: np.ndarray,
-        targets: np.ndarray,
-        position_of: np.ndarray,
-        softmax_dtype: str,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        logprobs, entropies = np.empty((2, len(targets)), np.float64)
-        greedy, ranks = np.empty(len(targets), bool), np.empty(len(targets), np.int64)
-        first = 0
-        for block, mine in logit_blocks(positions, position_of, self.config.vocab_size):
-            logits = self._logits(hidden, block).to(getattr(torch, softmax_dtype))
-            row, target = self._put(position_of[mine] - first), self._put(targets[mine])
-            chosen = self._of_targets(logits, row, target)
-            largest, best = self._likeliest(logits)
-            likelier = [  # a few targets at a time, each of which reads a row of logits
-                (logits[some] > one[:, None]).sum(1)
-                for some, one in zip(row.split(RANKED), chosen.split(RANKED), strict=True)
-            ]
-            spread = logits.sub_(largest[:, None])
-            weights = spread.exp()
-            total = self._summed(weights.sum(1))
-            entropy = total.log() - self._summed(weights.mul_(spread).sum(1)) / total
-            logprobs[mine] = (chosen - (total.log() + largest)[row]).cpu().double().numpy()
-            greedy[mine] = (best[row] == target).cpu().numpy()
-            ranks[mine] = 1 + self._summed(torch.cat(likelier)).cpu().numpy()
-            entropies[mine] = entropy[row].cpu().double().numpy()
-            first += len(block)
-        return logprobs, greedy, ranks, entropies
+    def _score_greedy(
+        self, logits: torch.Tensor, row: torch.Tensor, target: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        chosen = self._of_targets(logits, row, target)
+        largest, best = self._likeliest(logits)
+        total = self._logsumexp_(logits, largest)
+        return chosen - total[row], best[row] == target
 
-    @torch.inference_mode()
-    def score_top(
-        self,
-        hidden: torch.Tensor,
-        positions: np.ndarray,
-        targets: np.ndarray,
-        position_of: np.ndarray,
-        softmax_dtype: str,
-        top: int,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        logprobs, likeliest = np.empty(len(targets)), np.empty((len(targets), top))
-        tokens = np.empty((len(targets), top), np.int64)
-        first = 0
-        for block, mine in logit_blocks(positions, position_of, self.config.vocab_size):
-            logits = self._logits(hidden, block).to(getattr(torch, softmax_dtype))
-            row, target = self._put(position_of[mine] - first), self._put(targets[mine])
-            chosen = self._of_targets(logits, row, target)
-            values, ids = logits.topk(min(top, logits.shape[1]), 1)
-            if self._split:
-                ids = torch.cat(list(processes_torch.gathered(ids + self._first_token)), 1)
-                values, order = torch.cat(list(processes_torch.gathered(values)), 1).topk(top, 1)
-                ids = ids.gather(1, order)
-            largest = values[:, 0]
-            total = self._summed(logits.sub_(largest[:, None]).exp_().sum(1)).log_().add_(largest)
-            logprobs[mine] = (chosen - total[row]).cpu().double().numpy()
-            likeliest[mine] = (values - total[:, None])[row].cpu().double().numpy()
-            tokens[mine] = ids[row].cpu().numpy()
-            first += len(block)
-        return logprobs, tokens, likeliest
+    def _score_details(
+        self, logits: torch.Tensor, row: torch.Tensor, target: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        chosen = self._of_targets(logits, row, target)
+        largest, best = self._likeliest(logits)
+        likelier = [  # a few targets at a time, each of which reads a row of logits
+            (logits[some] > one[:, None]).sum(1)
+            for some, one in zip(row.split(RANKED), chosen.split(RANKED), strict=True)
+        ]
+        spread = logits.sub_(largest[:, None])
+        weights = spread.exp()
+        total = self._summed(weights.sum(1))
+        entropy = total.log() - self._summed(weights.mul_(spread).sum(1)) / total
+        logprobs = chosen - (total.log() + largest)[row]
+        return logprobs, best[row] == target, 1 + self._summed(torch.cat(likelier)), entropy[row]
+
+    def _score_top(
+        self, logits: torch.Tensor, row: torch.Tensor, target: torch.Tensor, top: int
+    ) -> tuple[torch.Tensor, ...]:
+        chosen = self._of_targets(logits, row, target)
+        values, ids = logits.topk(min(top, logits.shape[1]), 1)
+        if self._split:
+            ids = torch.cat(list(processes_torch.gathered(ids + self._first_token)), 1)
+            values, order = torch.cat(list(processes_torch.gathered(values)), 1).topk(top, 1)
+            ids = ids.gather(1, order)
+        total = self._logsumexp_(logits, values[:, 0])
+        return chosen - total[row], ids[row], (values - total[:, None])[row]
+
+    def _logsumexp_(self, logits: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+        """Return ``logits.logsumexp(1)``, and overwrite the logits."""
+        return self._summed(logits.sub_(largest[:, None]).exp_().sum(1)).log_().add_(largest)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, positions: np.ndarray) -> np.ndarray:
@@ -405,6 +388,11 @@ class TorchRunner:
 
     def _put(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, torch.int64)
+
+
+def _float64_or_same(values: torch.Tensor) -> np.ndarray:
+    values = values.cpu()
+    return (values.double() if values.is_floating_point() else values).numpy()
 
 
 def choose_device(device: str | None) -> torch.device:

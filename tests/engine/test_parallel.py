@@ -42,7 +42,7 @@ from griffin_eval.engine.tree import Scorable, build_prompts
 from griffin_eval.errors import ArgumentError
 from griffin_eval.lm.model import GriffinLM
 from griffin_eval.runners.identity import check_alike, identity
-from griffin_eval.runners.replay import LeadingRunner, repeat
+from griffin_eval.runners.replay import lead, repeat
 from griffin_eval.sharding.launch import Launch
 
 BIN = Path(sys.executable).parent
@@ -359,7 +359,7 @@ import jax, numpy as np
 from lm_eval.api.instance import Instance
 from griffin_eval.lm.model import GriffinLM
 from griffin_eval.runners.identity import check_alike, identity
-from griffin_eval.runners.replay import LeadingRunner, repeat
+from griffin_eval.runners.replay import lead, repeat
 from griffin_eval.sharding.launch import Launch
 
 assert len(jax.devices()) == 2
@@ -409,7 +409,7 @@ import numpy as np
 from lm_eval.api.instance import Instance
 from griffin_eval.lm.model import GriffinLM
 from griffin_eval.runners.identity import check_alike, identity
-from griffin_eval.runners.replay import LeadingRunner, repeat
+from griffin_eval.runners.replay import lead, repeat
 from griffin_eval.sharding.launch import Launch
 
 text = "The unary minus operator yields the negation of its numeric argument. " * 9
@@ -667,7 +667,7 @@ counted("score", runner.score, hidden, at, at, at, "float32")
 counted("greedy", runner.greedy, after, ones * 0)
 logits = runner.logits(hidden, at)
 every = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-logprobs, ids, likeliest = runner.score_top(hidden, at, at, at, "float32", 5)
+logprobs, ids, likeliest = runner.score(hidden, at, at, at, "float32", top=5)
 found["top"] = [
     bool(np.allclose(logprobs, every[at, at], atol=1e-5)),
     bool(np.allclose(likeliest, -np.sort(-every)[:, :5], atol=1e-5)),
@@ -698,7 +698,7 @@ def test_processes_say_to_each_other_what_the_split_needs(checkpoint):
 def test_what_the_leader_drops_its_followers_drop():
     alone, messages = small_runner("torch"), []
     channel = SimpleNamespace(processes=2, send=messages.append, close=lambda: None)
-    runner = LeadingRunner(alone, channel)
+    runner = lead(alone, channel)
     kept = [runner.open_pool(1, 8) for _ in range(3)]
     numbers = [pool.number for pool in kept]
     del kept[1]

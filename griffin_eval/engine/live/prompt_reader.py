@@ -114,7 +114,7 @@ class PromptReader:
                 at = np.arange(count)
                 self._runner.logits(hidden, at)
                 self._runner.score(hidden, at, at * 0, at, self._softmax_dtype)
-                self._runner.score_top(hidden, at, at * 0, at, self._softmax_dtype, 1)
+                self._runner.score(hidden, at, at * 0, at, self._softmax_dtype, top=1)
 
     def needs(self, requests: Sequence[Request]) -> tuple[list[Request], list[LiveEdge]]:
         """Those of some requests that need no more of their prompts, and the edges to read for the
@@ -413,7 +413,7 @@ class PromptReader:
             asked = hidden, positions, targets, position_of, self._softmax_dtype
             if with_top:
                 top = max(_width(edge) for edge, *_ in found)
-                results = self._runner.score_top(*asked, top)
+                results = self._runner.score(*asked, top=top)
             else:
                 results = (self._runner.score(*asked)[0],)
             first = 0

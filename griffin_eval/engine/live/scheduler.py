@@ -334,13 +334,13 @@ class Scheduler:
         found: dict[int, Any] = {}
         asked = [(n, taken[n].top) for n in chosen if taken[n].top is not None and chosen[n] >= 0]
         if asked:
-            results = self._runner.score_top(
+            results = self._runner.score(
                 hidden,
                 np.array([number for number, _ in asked]),
                 np.array([chosen[number] for number, _ in asked]),
                 np.arange(len(asked)),
                 self._softmax_dtype,
-                max(1, *(top for _, top in asked)),
+                top=max(1, *(top for _, top in asked)),
             )
             for (number, top), logprob, tokens, logprobs in zip(asked, *results, strict=True):
                 found[number] = float(logprob), tokens[:top], logprobs[:top]
