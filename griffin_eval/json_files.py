@@ -1,10 +1,11 @@
-"""Reads JSON files that may be damaged or hostile, and folders that may not be read."""
+"""JSON files that may be damaged or hostile, folders that may not be read, whole-file writing."""
 
 import errno
 import fnmatch
 import json
 import os
 import re
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,26 @@ def read_file(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file, which has its name only once all its bytes are on the disk.
+
+    Raises:
+        OSError: The system refuses; nothing is left then.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        # Readable for whom the umask allows, unlike a temporary file.
+        with unfinished.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def list_folder(path: Path, pattern: str = "*") -> list[str]:

@@ -21,7 +21,7 @@ from lm_eval.config.evaluate_config import EvaluatorConfig
 
 import griffin_eval
 from griffin_eval.errors import ArgumentError, BadInput
-from griffin_eval.json_files import read_json
+from griffin_eval.json_files import read_json, write_whole
 from griffin_eval.sharding.launch import Launch
 
 LAYOUT = 1  # of the file
@@ -153,10 +153,7 @@ def read_suite(path: Path) -> Suite:
 
 def _write(path: Path, suite: Suite) -> None:
     content = json.dumps({_KEY: LAYOUT} | suite._asdict(), indent=1, ensure_ascii=False)
-    new = path.with_name(f".{path.name}.new")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new.write_text(content + "\n", encoding="utf-8")
-    new.replace(path)
+    write_whole(path, f"{content}\n".encode())
 
 
 def _versions() -> dict[str, str]:

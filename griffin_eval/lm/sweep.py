@@ -29,7 +29,7 @@ from lm_eval.loggers.utils import add_env_info
 from griffin_eval.converters.source.steps import steps_of
 from griffin_eval.engine.scoring import NotFinite
 from griffin_eval.errors import ArgumentError, BadInput, CheckpointError
-from griffin_eval.json_files import read_json
+from griffin_eval.json_files import read_json, write_whole
 from griffin_eval.lm.load import StagedModel
 from griffin_eval.lm.model import GriffinLM
 
@@ -382,10 +382,7 @@ def _check_source(target: Target, settings: dict[str, Any], output: Path) -> Non
 
 
 def _write_settings(settings: dict[str, Any], output: Path) -> None:
-    output.mkdir(parents=True, exist_ok=True)
-    new = (output / SETTINGS_FILE).with_suffix(".new")
-    new.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-    new.replace(output / SETTINGS_FILE)
+    write_whole(output / SETTINGS_FILE, f"{json.dumps(settings, indent=1)}\n".encode())
 
 
 def _is_done(folder: Path) -> bool:

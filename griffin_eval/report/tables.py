@@ -1,12 +1,13 @@
 """The tables of a report, as headings and rows of text, and the CSV files with every digit."""
 
 import csv
+import io
 import math
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from griffin_eval.json_files import write_whole
 from griffin_eval.report.labels import bounded
 from griffin_eval.report.paired import Difference, not_compared
 from griffin_eval.report.published import BENCHMARKS, PUBLISHED, SOURCES
@@ -213,9 +214,8 @@ def _text(value: Any) -> str:
 
 
 def _write(file: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    new = file.with_suffix(".new")
-    with open(new, "w", newline="", encoding="utf-8") as handle:
-        writer = csv.writer(handle)
-        writer.writerow(columns)
-        writer.writerows(["" if cell is None else cell for cell in row] for row in rows)
-    os.replace(new, file)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    writer.writerows(["" if cell is None else cell for cell in row] for row in rows)
+    write_whole(file, text.getvalue().encode())

@@ -3,8 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import os
-import secrets
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +14,7 @@ import griffin_eval
 from griffin_eval.config import ADDED, GriffinConfig
 from griffin_eval.converters.arrays.write import writing
 from griffin_eval.errors import ArgumentError, CheckpointError
-from griffin_eval.json_files import exists
+from griffin_eval.json_files import exists, write_whole
 from griffin_eval.messages import brief, is_sha256
 
 LAYOUT = 2  # of the file
@@ -154,18 +152,7 @@ def save_whole(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, s
 
     content = save(tensors, metadata)
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        try:
-            # For whom the umask allows, unlike a temporary file.
-            with unfinished.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, path)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
+        write_whole(path, content)
 
 
 def read_whole(path: Path, what: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
