@@ -150,11 +150,11 @@ def test_help_and_version_import_no_framework():
 
 
 def parameters(command, path=("griffin-eval",)):
-    """(name on the command line, help text) of every option and argument."""
+    """(name on the command line, help text) of every option and argument that the help shows."""
     for name, inner in getattr(command, "commands", {}).items():
         yield from parameters(inner, (*path, name))
     for parameter in command.params:
-        if parameter.name != "help":
+        if parameter.name != "help" and not getattr(parameter, "hidden", False):
             yield " ".join((*path, parameter.name)), getattr(parameter, "help", None) or ""
 
 

@@ -12,9 +12,9 @@ from parity_reference import reference_logits, rg_lru
 from parity_twins import TWINS, leaves, to_numpy, twin
 from slow import slow
 
+from griffin_eval.kernels.linear import cpu_torch
 from griffin_eval.model_jax import layers as jax_layers
 from griffin_eval.model_jax import layouts as jax_layouts
-from griffin_eval.model_torch import griffin as torch_griffin
 from griffin_eval.model_torch import layers as torch_layers
 from griffin_eval.model_torch import layouts as torch_layouts
 
@@ -143,7 +143,7 @@ def test_norm_and_convolution_of_a_bfloat16_model_round_once(ours):
 @pytest.mark.parametrize("rows", [7, 16_384])
 @pytest.mark.parametrize("ours", TWINS)
 def test_logits_of_a_bfloat16_model_are_accumulated_in_float32(ours, rows, monkeypatch):
-    monkeypatch.setattr(torch_griffin, "LOGIT_ROWS", rows)
+    monkeypatch.setattr(cpu_torch, "ROWS", rows)
     model = twin(ours, PAPER, "bfloat16").model
     hidden = bfloat16_noise(5, PAPER.width)
     narrow = (
