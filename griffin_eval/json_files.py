@@ -1,4 +1,4 @@
-"""JSON files that may be damaged or hostile, folders that may not be read, whole-file writing."""
+"""JSON files that may be damaged or hostile, folders, whole-file writing, limits of caches."""
 
 import errno
 import fnmatch
@@ -6,13 +6,16 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from griffin_eval.errors import CheckpointError
 from griffin_eval.messages import DAMAGED
 
+ABANDONED = 3600  # seconds after which an unfinished file of a cache belongs to no process
 _MAX_JSON = 100_000_000  # bytes
 
 
@@ -64,6 +67,35 @@ def write_whole(path: Path, content: bytes) -> None:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def over_limit(files: Iterable[Path], limit: int) -> list[Path]:
+    """Return the files of a cache to remove, so that the others take at most ``limit`` bytes.
+
+    The files used least recently come first: a file was used when it was last read or written.
+    Files whose names begin with a dot are unfinished. They count for nothing, and are to be removed
+    once abandoned. Links are left alone, and so are files that another process has removed.
+    """
+    finished, removed = [], []
+    for path in files:
+        try:
+            status = path.lstat()
+        except OSError:
+            continue
+        used = max(status.st_atime, status.st_mtime)
+        if not stat.S_ISREG(status.st_mode):
+            continue
+        if not path.name.startswith("."):
+            finished.append((used, status.st_size, path))
+        elif used < time.time() - ABANDONED:
+            removed.append(path)
+    total = sum(nbytes for _, nbytes, _ in finished)
+    for _, nbytes, path in sorted(finished):
+        if total <= limit:
+            break
+        removed.append(path)
+        total -= nbytes
+    return removed
 
 
 def list_folder(path: Path, pattern: str = "*") -> list[str]:

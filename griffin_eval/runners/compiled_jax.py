@@ -16,7 +16,6 @@ import logging
 import os
 import pickle
 import platform
-import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -35,7 +34,6 @@ from griffin_eval.model_jax import griffin
 from griffin_eval.runners import kept_programs
 from griffin_eval.sharding import mesh_jax
 
-MODELS = 8  # whose executables are kept
 HERE = Path(__file__).parent
 # Folders whose code decides what is compiled; of the ground floor only what lies there itself.
 CODE = [HERE, *(Path(inspect.getfile(module)).parent for module in (devices, mesh_jax, griffin))]
@@ -174,15 +172,9 @@ class ExecutableCache:
             return None
 
     def _preload(self, folder: Path) -> None:
-        """Starts a thread that loads the first executables of this model, and removes those of the
-        models used least recently."""
+        """Start a thread that loads the first executables of this model."""
         if not folder.is_dir():
             return
-        with contextlib.suppress(OSError):
-            os.utime(folder)
-            others = sorted(folder.parent.iterdir(), key=lambda path: -path.stat().st_mtime)
-            for old in others[MODELS:]:
-                shutil.rmtree(old, ignore_errors=True)
         names = sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))[:PRELOADED]
         self._loading = {name: Future() for name in names}
         if names:

@@ -10,23 +10,15 @@ import contextlib
 import logging
 import os
 import stat
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+
+from griffin_eval.json_files import over_limit
 
 LIMIT = 1 << 30  # bytes of both folders, 1 GiB
-ABANDONED = 3600  # seconds after which an unfinished file is nobody's
-
 
 logger = logging.getLogger(__name__)
 _refused: set[Path] = set()  # folders of which a warning has been given
-
-
-class _Kept(NamedTuple):
-    used: float
-    nbytes: int
-    path: Path
 
 
 def home() -> Path:
@@ -71,34 +63,22 @@ def make_folder(folder: Path) -> None:
 
 
 def hold_limit(folders: Sequence[Path], limit: int = LIMIT) -> None:
-    """Removes the files used least recently until the others take at most ``limit`` bytes.
+    """Remove the files used least recently until the others take at most ``limit`` bytes.
 
-    A file was used when it was last read, or made where the file system does not note that.
     Several processes may do this at once; one that misses a file compiles again.
 
     Args:
-        folders: in which all files are kept programs.
-        limit: in bytes.
+        folders: Folders in which all files are kept programs.
+        limit: Bytes of all their files together.
     """
-    ours = filter(is_ours, folders)
-    kept = sorted((each for folder in ours for each in _files(folder)), reverse=True)
-    total = 0
-    for used, nbytes, path in kept:
-        total += nbytes
-        unfinished = path.name.startswith(".") and used < time.time() - ABANDONED
-        if total > limit or unfinished:
-            with contextlib.suppress(OSError):
-                path.unlink()
-
-
-def _files(folder: Path) -> list[_Kept]:
-    found = []
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            path = Path(parent, name)
-            with contextlib.suppress(OSError):  # another process was faster
-                status = path.lstat()
-                if stat.S_ISREG(status.st_mode):
-                    used = max(status.st_atime, status.st_mtime)
-                    found.append(_Kept(used, status.st_size, path))
-    return found
+    files = [
+        Path(parent, name)
+        for folder in filter(is_ours, folders)
+        for parent, _, names in os.walk(folder)
+        for name in names
+    ]
+    for path in over_limit(files, limit):
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+            if path.parent not in folders:
+                path.parent.rmdir()  # refused unless it is empty

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from griffin_eval.errors import BadInput, CheckpointError
+from griffin_eval.json_files import over_limit
 from griffin_eval.states.saved_state import (
     LAYOUT,
     SavedState,
@@ -43,8 +43,7 @@ logger = logging.getLogger(__name__)
 Kept = TypeVar("Kept")
 
 _FILE = re.compile(r"[0-9a-f]{64}\.(state|scores)")
-_UNFINISHED = re.compile(rf"\.{_FILE.pattern}\..+")
-_ABANDONED = 3600  # seconds after which an unfinished file is nobody's
+_OWN = re.compile(rf"{_FILE.pattern}|\.{_FILE.pattern}\..+")  # finished or unfinished
 _SCORES = "griffin_eval_scores"  # key of the metadata of log-probabilities
 
 
@@ -239,26 +238,9 @@ class StateCache:
         self._known = {path.name for path in self._folder.iterdir() if _FILE.fullmatch(path.name)}
 
     def _hold_limit(self) -> None:
-        """Removes what was not used for longest, and what a process that was killed left
-        unfinished. Other processes may do so at the same time."""
-        there = []
-        for file in self._folder.iterdir():
-            finished, unfinished = _FILE.fullmatch(file.name), _UNFINISHED.fullmatch(file.name)
-            if not (finished or unfinished):
-                continue
-            try:
-                status = file.stat()
-            except FileNotFoundError:
-                continue
-            if unfinished:
-                if status.st_mtime < time.time() - _ABANDONED:
-                    file.unlink(missing_ok=True)
-                continue
-            there.append((status.st_mtime_ns, status.st_size, file))
-        total = sum(size for _, size, _ in there)
-        for _, size, file in sorted(there, key=lambda each: each[0]):
-            if total <= self._limit:
-                return
+        """Remove the files used least recently, and those that a killed process left unfinished.
+        Other processes may do so at the same time."""
+        own = (file for file in self._folder.iterdir() if _OWN.fullmatch(file.name))
+        for file in over_limit(own, self._limit):
             file.unlink(missing_ok=True)
             self._known.discard(file.name)
-            total -= size

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from griffin_eval.json_files import ABANDONED
 from griffin_eval.runners import kept_programs
 
 
@@ -27,10 +28,12 @@ def test_the_files_used_last_are_kept_of_both_folders(tmp_path):
     assert [path.exists() for path in (old, new, older, newer)] == [True, True, False, True]
     kept_programs.hold_limit([jax, programs.parent, tmp_path / "missing"], 900)
     assert [path.exists() for path in (old, new, newer)] == [False, True, True]
+    kept_programs.hold_limit([jax, programs.parent], 0)
+    assert sorted(tmp_path.rglob("*")) == [jax, programs.parent]  # no folder of a model is left
 
 
 def test_unfinished_files_are_removed_when_nobody_writes_them(tmp_path):
-    left = make(tmp_path, ".read-abc", 4, 2 * kept_programs.ABANDONED)
+    left = make(tmp_path, ".read-abc", 4, 2 * ABANDONED)
     now = make(tmp_path, ".read-def", 4, 1)
     kept_programs.hold_limit([tmp_path])
     assert (left.exists(), now.exists()) == (False, True)

@@ -172,18 +172,6 @@ def test_damaged_programs_are_made_again(tmp_path, no_compiling):
     answers(runner(tmp_path))
 
 
-def test_the_models_used_last_are_kept(filled, tmp_path):
-    shutil.copytree(filled[0], tmp_path, dirs_exist_ok=True)
-    (kept,) = tmp_path.iterdir()
-    for number in range(compiled_jax.MODELS + 2):
-        (tmp_path / f"{number}").mkdir()
-        os.utime(tmp_path / f"{number}", (number, number))
-    os.utime(kept, (0, 0))
-    runner(tmp_path)
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {kept.name, *map(str, range(3, compiled_jax.MODELS + 2))}
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written_is_said_once(tmp_path, caplog):
     tmp_path.chmod(0o500)
