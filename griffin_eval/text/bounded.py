@@ -77,6 +77,7 @@ class BoundedTokenizer:
             self.eos_token = self.eos_token_id = None
         if self.pad_token_id is not None and self.pad_token_id >= rows:
             self.pad_token = self.pad_token_id = None
+        self.special_tokens = tokenizer.special_tokens
         self.adds_bos, self.chat_template = tokenizer.adds_bos, tokenizer.chat_template
 
     @property

@@ -27,42 +27,30 @@ GEMMA_TURNS = ("<start_of_turn>", "<end_of_turn>")  # ordinary pieces to sentenc
 logger = logging.getLogger(__name__)
 
 
-class WithChatTemplate:
-    """A tokenizer with a chat template; see `griffin_eval.text.tokenizer.Tokenizer`.
-
-    Subclasses define ``_render``, which raises jinja2's TemplateError where a template refuses. It
-    runs the template in jinja2's sandbox: a template is a program, and comes with the checkpoint.
-    """
-
-    name: str
-    chat_template: str | None
+class WithChatTemplate(Tokenizer):
+    """A tokenizer with a chat template."""
 
     def apply_chat_template(
         self, messages: list[dict[str, Any]], *, add_generation_prompt: bool
     ) -> str:
-        from jinja2 import TemplateError
-
         if self.chat_template is None:
             raise CheckpointError(
                 f"the tokenizer {self.name} has no chat template, neither {TEMPLATE_FILE} nor in "
                 f"{CONFIG_FILE}; run without --apply_chat_template, or add the file"
             )
-        failures = TemplateError, *_FAILURES
+        template, how = self.chat_template, {"add_generation_prompt": add_generation_prompt}
         try:
-            return self._render(messages, add_generation_prompt)
-        except failures as error:
+            return rendered(template, messages, self, **how)
+        except TemplateRefused as error:
             refused = error
         rest = [message for message in messages if message["role"] != "system"]
         if rest and len(rest) < len(messages):
             logger.warning("the chat template failed (%s): system messages are left out", refused)
             try:
-                return self._render(rest, add_generation_prompt)
-            except failures as error:
+                return rendered(template, rest, self, **how)
+            except TemplateRefused as error:
                 refused = error
         raise CheckpointError(f"{self.name}: the chat template refuses the messages: {refused}")
-
-    def _render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
-        raise NotImplementedError
 
 
 def read_chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
@@ -111,12 +99,14 @@ def rendered(
     *,
     add_generation_prompt: bool = True,
 ) -> str:
-    """The prompt of a conversation.
+    """Return the prompt of a conversation.
+
+    The template runs in jinja2's sandbox: it is a program, and comes with the checkpoint.
 
     Args:
-        template: in Jinja's language, or `PLAIN`.
-        messages: each with ``role`` and ``content``.
-        tokenizer: whose special tokens the template may name.
+        template: Template in Jinja's language, or `PLAIN`.
+        messages: Messages, each with ``role`` and ``content``.
+        tokenizer: Tokenizer whose special tokens the template may name.
         add_generation_prompt: as of `Tokenizer.apply_chat_template`.
 
     Raises:
@@ -129,14 +119,14 @@ def rendered(
         from transformers.utils.chat_template_utils import render_jinja_template
     except ImportError:
         raise MissingExtraError("transformers", "torch") from None
-    known = ("bos_token", "eos_token", "pad_token")
+    special_tokens: dict[str, Any] = {**tokenizer.special_tokens}
     try:
         prompts, _ = render_jinja_template(
             conversations=[[*messages]],
             chat_template=template,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=not add_generation_prompt,
-            **{name: value for name in known if (value := getattr(tokenizer, name))},
+            **special_tokens,
         )
     except (TemplateError, *_FAILURES) as error:
         raise TemplateRefused(first_line(error) or type(error).__name__) from None

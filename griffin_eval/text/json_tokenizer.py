@@ -49,6 +49,7 @@ class TransformersTokenizer(WithChatTemplate):
         self.bos_token, self.bos_token_id = tokenizer.bos_token, tokenizer.bos_token_id
         self.eos_token, self.eos_token_id = tokenizer.eos_token, tokenizer.eos_token_id
         self.pad_token, self.pad_token_id = tokenizer.pad_token, tokenizer.pad_token_id
+        self.special_tokens = tokenizer.special_tokens_map
         self.adds_bos = self.bos_token_id is not None and (begins == [self.bos_token_id])
         template = tokenizer.chat_template
         self.chat_template = template.get("default") if isinstance(template, dict) else template
@@ -84,14 +85,6 @@ class TransformersTokenizer(WithChatTemplate):
 
     def piece(self, token: int) -> str:
         return str(self._tokenizer.convert_ids_to_tokens(int(token)))
-
-    def _render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
-        return self._tokenizer.apply_chat_template(
-            messages,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
-        )
 
 
 def _read_json_tokenizer(file: Path) -> Any:

@@ -40,6 +40,8 @@ class SentencePieceTokenizer(WithChatTemplate):
         self.bos_token, self.bos_token_id = self._token(model.bos_id())
         self.eos_token, self.eos_token_id = self._token(model.eos_id())
         self.pad_token, self.pad_token_id = self._token(model.pad_id())
+        special = {name: getattr(self, name) for name in GEMMA_NAMES}
+        self.special_tokens = {name: text for name, text in special.items() if text is not None}
         self.adds_bos = self.bos_token_id is not None and settings.get("add_bos_token", True)
         self.chat_template = read_chat_template(file.parent, settings)
         self._control = {
@@ -105,17 +107,3 @@ class SentencePieceTokenizer(WithChatTemplate):
 
     def piece(self, token: int) -> str:
         return self._model.id_to_piece(int(token)) if token < self.vocab_size else ""
-
-    def _render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
-        try:
-            from transformers.utils.chat_template_utils import render_jinja_template
-        except ImportError:
-            raise MissingExtraError("transformers", "torch") from None
-        rendered, _ = render_jinja_template(
-            conversations=[messages],
-            chat_template=self.chat_template,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
-            **{key: value for key in GEMMA_NAMES if (value := getattr(self, key)) is not None},
-        )
-        return rendered[0]

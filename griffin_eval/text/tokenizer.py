@@ -47,6 +47,7 @@ class Tokenizer(Protocol):
         trained_vocab_size: number of ids without the tokens that were added after its training.
         bos_token, eos_token, pad_token: the special tokens as text, None where there is none.
         bos_token_id, eos_token_id, pad_token_id: their ids.
+        special_tokens: texts that chat templates may name, by name (``bos_token``).
         adds_bos: whether its own files ask for a BOS in front of every text.
         chat_template: the Jinja template, None where there is none.
         boundaries: the characters in front of which a text may be cut without changing its ids
@@ -62,6 +63,7 @@ class Tokenizer(Protocol):
     bos_token_id: int | None
     eos_token_id: int | None
     pad_token_id: int | None
+    special_tokens: dict[str, str]
     adds_bos: bool
     chat_template: str | None
 

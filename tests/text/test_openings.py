@@ -19,7 +19,7 @@ GEMMA = (
     "{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}"
 )
-NAMES = types.SimpleNamespace(bos_token="<bos>", eos_token="<eos>", pad_token="<pad>")
+NAMES = types.SimpleNamespace(special_tokens={"bos_token": "<bos>", "eos_token": "<eos>"})
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1).map(str.strip).filter(bool)
 
 
