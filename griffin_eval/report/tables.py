@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +11,6 @@ from typing import Any, NamedTuple
 from griffin_eval.json_files import write_whole
 from griffin_eval.report.labels import bounded
 from griffin_eval.report.paired import Difference, not_compared
-from griffin_eval.report.published import BENCHMARKS, PUBLISHED, SOURCES
 from griffin_eval.report.results import Point, Run
 from griffin_eval.report.verdicts import Verdict
 
@@ -155,8 +155,15 @@ def verdict_table(found: list[Verdict]) -> Table | None:
     return Table("Verdicts", headings, rows, note) if rows else None
 
 
+def published_scores() -> dict[str, Any]:
+    """Return the contents of ``published.toml``."""
+    return tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
+
+
 def published_table(runs: list[Run]) -> Table | None:
     """Published and measured scores in percent; None if no run has any of the benchmarks."""
+    published = published_scores()
+    benchmarks = published["benchmarks"]
     measured = []
     for run in runs:
         scores = {
@@ -164,20 +171,18 @@ def published_table(runs: list[Run]) -> Table | None:
             for p in run.points
             if p.x is None and not isinstance(p.value, str)
         }
-        own = {name: scores.get((b.task, b.metric)) for name, b in BENCHMARKS.items()}
-        if any(score is not None for score in own.values()):
-            measured.append([run.label, "measured", *(_percent(own[name]) for name in BENCHMARKS)])
-    rows = measured + [
-        [row.model, row.source, *(_percent(score and score / 100) for score in scores)]
-        for row in PUBLISHED
-        for scores in [[row.scores.get(name) for name in BENCHMARKS]]
-    ]
-    note = " ".join(f"{name}: {text}" for name, text in SOURCES.items())
-    return (
-        Table("Published scores", ["model", "source", *BENCHMARKS], rows, note)
-        if measured
-        else None
-    )
+        own = [scores.get((each["task"], each["metric"])) for each in benchmarks.values()]
+        if any(score is not None for score in own):
+            measured.append([run.label, "measured", *map(_percent, own)])
+    if not measured:
+        return None
+    rows = list(measured)
+    for row in published["published"]:
+        scores = [row["scores"].get(name) for name in benchmarks]
+        percents = (_percent(score and score / 100) for score in scores)
+        rows.append([row["model"], row["source"], *percents])
+    note = " ".join(f"{name}: {text}" for name, text in published["sources"].items())
+    return Table("Published scores", ["model", "source", *benchmarks], rows, note)
 
 
 def _percent(share: float | None) -> str:
