@@ -11,8 +11,6 @@ def positive_integer(name: str, value: Any, also: str = "") -> int:
     """A positive integer that may be given as text.
 
     Args:
-        name: of the argument, for the error.
-        value: what was given.
         also: what else is allowed, as the end of a phrase (" or auto").
 
     Raises:
@@ -124,8 +122,6 @@ def positive_integers(option: str, text: str, example: str) -> list[int]:
     """The distinct numbers of a text such as ``1,16``, in increasing order.
 
     Args:
-        option: of the command line, for the error.
-        text: what was given.
         example: what is expected, such as "numbers of rows such as 1,16".
 
     Raises:
@@ -146,9 +142,7 @@ def check_integers(task: str, least: int = 1, **given: Any) -> None:
     """Checks values of a task's metadata.
 
     Args:
-        task: name of the task, for the error.
         least: smallest integer that is allowed.
-        given: values by name.
 
     Raises:
         ArgumentError: a value is neither an integer of at least ``least`` nor a list of such.

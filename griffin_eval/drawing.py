@@ -18,7 +18,6 @@ def panels(count: int, width: float, *, share_y: bool = False) -> tuple[Figure, 
     """A figure of panels side by side, with light grid lines and no frame above and to the right.
 
     Args:
-        count: number of panels.
         width: width of the whole figure in inches; its height is 4.2.
         share_y: whether all panels have one vertical axis.
     """
@@ -35,7 +34,6 @@ def save(figure: Figure, folder: Path, name: str, *, outlined_text: bool = False
     """Writes ``name.png`` and ``name.svg``; equal figures give equal files.
 
     Args:
-        figure: the figure.
         folder: created if it does not exist.
         name: file name without its ending.
         outlined_text: whether the SVG holds its texts as outlines, which look the same whatever

@@ -12,7 +12,6 @@ def initial_value(spec: ParamSpec, seed: int) -> np.ndarray:
 
     Args:
         spec: which parameter; every name has its own stream, so order and subsets do not matter.
-        seed: of the whole model.
 
     Returns:
         float32 array of ``spec.shape``.

@@ -92,7 +92,6 @@ def ratio(
         weights: denominator of each item, positive; ones for a mean.
         clusters: cluster of each item.
         confidence: probability with which such intervals hold the true ratio.
-        seed: seed of the bootstrap.
     """
     from scipy import special
 
@@ -154,7 +153,6 @@ def capacity(
         clusters: cluster of each item; clusters of different lengths are different.
         confidence: probability with which such intervals hold the true capacity.
         level: share between 0 and 1.
-        seed: seed of the bootstrap.
     """
     x, length = np.asarray(values, np.float64), np.asarray(lengths, np.float64)
     grid = np.unique(length)

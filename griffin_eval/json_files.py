@@ -161,7 +161,6 @@ def parse_json(text: bytes, parse_int: Callable[[str], int] = int) -> dict[str, 
     """The JSON object in UTF-8 text.
 
     Args:
-        text: the text.
         parse_int: reader of the digits of an integer, which may raise ValueError as below.
 
     Raises:
