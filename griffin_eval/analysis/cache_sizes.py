@@ -35,7 +35,6 @@ def cache_sizes(config: GriffinConfig, length: int, itemsize: int) -> CacheSizes
     appendix.
 
     Args:
-        config: architecture of the model.
         length: tokens read so far.
         itemsize: bytes of one number in the dtype the model runs in.
     """
@@ -57,7 +56,6 @@ def parameter_bytes(config: GriffinConfig, itemsize: int) -> int:
     """Bytes of the weights, of which Λ and θ are in float32 at least.
 
     Args:
-        config: architecture of the model.
         itemsize: bytes of one number in the dtype the model runs in.
     """
     specs = param_specs(config).values()

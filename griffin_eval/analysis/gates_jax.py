@@ -20,7 +20,6 @@ def load_model(checkpoint: Checkpoint, device: str | None) -> Griffin:
     """The model in the dtype of the checkpoint.
 
     Args:
-        checkpoint: that is open.
         device: name of the device in the framework; None for its default.
     """
     return load(checkpoint, device=choose_device(device))

@@ -119,12 +119,10 @@ def left(
     exp(Σ log a_t) over the tokens that follow.
 
     Args:
-        checkpoint: the model.
         ids: int [N], tokens of the document.
         first: number of tokens after which channels hold all of it.
         cuts: K numbers of tokens, each at least ``first``.
         framework: ``torch`` or ``jax``.
-        model: the model, loaded.
 
     Returns:
         The number of each recurrent layer and float64 [D, K] shares of its channels.
@@ -154,7 +152,6 @@ def gate_parameters(checkpoint: Checkpoint, layer: int, name: str) -> tuple[np.n
     """float32 weight and bias of a gate, for `gate_values`.
 
     Args:
-        checkpoint: the model.
         layer: index of a recurrent layer.
         name: ``recurrent_gate`` or ``input_gate``.
     """

@@ -25,7 +25,6 @@ def layer_states(
     its window remembers. D is L for real channels, L / 2 for complex ones.
 
     Args:
-        checkpoint: the model.
         ids: int32 [T], tokens of the text.
         framework: ``torch`` or ``jax``.
         model: the model, loaded on one device.
