@@ -11,11 +11,7 @@ from griffin_eval.process import share_processor
 
 
 def run_command(command: Callable[[], None]) -> None:
-    """Run a command; bad input ends with one sentence on stderr and exit code 2.
-
-    Args:
-        command: Typer application, or a function that Typer runs.
-    """
+    """Run a command; bad input ends with one sentence on stderr and exit code 2."""
     share_processor()
     # Freeze the GC so that interpreter shutdown does not traverse all of torch and JAX.
     atexit.register(gc.freeze)

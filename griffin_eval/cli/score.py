@@ -102,7 +102,6 @@ def read_texts(files: list[Path], lines: bool) -> Iterator[tuple[str, str]]:
     """The name and content of every text.
 
     Args:
-        files: paths as they were given.
         lines: whether each line is a text of its own, named ``file:number`` from 1.
 
     Raises:
