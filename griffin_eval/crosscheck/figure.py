@@ -14,8 +14,6 @@ def draw(distance: Distance, config: GriffinConfig, pair: str, folder: Path) -> 
     of their next tokens.
 
     Args:
-        distance: of the checkpoints.
-        config: of one of them.
         pair: what is compared, for the title.
         folder: created if it does not exist.
 
