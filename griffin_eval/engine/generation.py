@@ -56,7 +56,6 @@ def generate(
     batch.
 
     Args:
-        runner: the model.
         prompts: token ids, and how to continue each of them.
         limits: tokens and rows of a step, and bytes of states.
         eos_ids: tokens that end a continuation; they are not part of it.
@@ -167,7 +166,6 @@ class _Batch:
         """Gives rows to prompts that have been read.
 
         Args:
-            pool: of states.
             reached: of each, its place among the indices, and the slot of its state.
         """
         indices = [self._indices[place] for place, _ in reached]

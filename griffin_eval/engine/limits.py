@@ -43,7 +43,6 @@ def limits_for(runner: Runner, state_bytes: int | None = None, most: int | None 
     steps, and get the same bits, however much memory is free later.
 
     Args:
-        runner: the model.
         state_bytes: memory budget for states; None for 25% of the memory that is free now.
         most: upper bound of the rows.
     """

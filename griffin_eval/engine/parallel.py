@@ -103,7 +103,6 @@ def divide(paths: Sequence[np.ndarray], more: Sequence[int], parts: int) -> list
     Args:
         paths: int32 arrays, what is read of each sequence.
         more: tokens that each sequence costs beyond that, such as those it generates.
-        parts: number of parts.
 
     Returns:
         Indices of each part, in increasing order; some may be empty.

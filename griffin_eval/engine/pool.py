@@ -35,8 +35,6 @@ class Pool:
     was not used for longest.
 
     Args:
-        runner: the model.
-        slots: number of slots.
         most: number of slots that the pool may grow to.
         capacity: most tokens of a document, padded.
         on_evicted: called with the edge whose state is evicted.
@@ -94,8 +92,6 @@ class Pool:
         """Keeps the state in a slot, which was taken, as that at the end of an edge.
 
         Args:
-            edge: the edge.
-            slot: of the state.
             pinned: whether it is never evicted, nor dropped.
         """
         (self._pinned if pinned else self._held)[edge] = slot

@@ -65,8 +65,6 @@ class Reader:
         pool: the states at the ends of edges, from the end until the last child has begun.
 
     Args:
-        runner: the model.
-        tree: the tree to read.
         limits: tokens and edges of a step, and bytes of states.
         capacity: length in tokens of the longest sequence.
         stats: counters that are added to.

@@ -23,7 +23,6 @@ def read(
     """The state before the last token of a text.
 
     Args:
-        runner: the model.
         tokens: int32 [N] ids, N >= 2.
         limits: tokens of a step, and bytes of states.
         progress: called with the number of tokens that were read.

@@ -28,8 +28,6 @@ class Rows:
     """A batch of rows that are free, or continue a document each.
 
     Args:
-        runner: the model.
-        count: number of rows.
         capacity: most tokens of a document, padded.
 
     Attributes:
@@ -56,10 +54,8 @@ class Rows:
         """Begins to continue documents, at most as many as there are free rows.
 
         Args:
-            pool: of states.
             slots: in it, of the state before each document's last token; -1 where that is its
                 first.
-            documents: that are continued.
         """
         rows = self.free[: len(documents)]
         self._insert(pool, rows, slots)

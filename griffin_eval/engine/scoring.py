@@ -77,7 +77,6 @@ def score(
     computed only where a token is scored.
 
     Args:
-        runner: the model.
         sequences: the token ids, and which of them are scored.
         limits: tokens and edges of a step, and bytes of states.
         softmax_dtype: dtype in which logits are normalised.

@@ -212,7 +212,6 @@ def _dissolve(root: Edge, most: int) -> int:
     An edge, such as BOS alone, is otherwise a step of its own, for which all others wait.
 
     Args:
-        root: of the tree.
         most: tokens that may be repeated.
 
     Returns:

@@ -26,7 +26,6 @@ def place(
     Args:
         root: of the tree, for texts from their first token.
         tokens: int32 [N], of the prompt.
-        cache: the folder.
         most: most tokens of a beginning from whose state the prompt can go on; from longer ones it
             can where their log-probabilities are on disk.
         softmax_dtype: of these.
@@ -69,7 +68,6 @@ def learn(
 
     Args:
         path: edges of a prompt that begins so.
-        cache: the folder.
         beginning: whose tokens they are.
         top: number of likeliest tokens that are needed beside each.
         softmax_dtype: of the log-probabilities.
@@ -96,8 +94,6 @@ def keep(edge: LiveEdge, cache: StateCache, pool: Pool, softmax_dtype: str) -> N
     log-probabilities up to there once all are known.
 
     Args:
-        edge: of a tree.
-        cache: the folder.
         pool: in which states are held.
         softmax_dtype: of the log-probabilities.
     """

@@ -36,7 +36,6 @@ class PromptReader:
     """The tree of prompts, the pool of their states, and the steps that read them.
 
     Args:
-        runner: the model.
         slots: states that the pool has room for, saved ones among them.
         capacity: most tokens of a document, which models with global attention need.
         softmax_dtype: dtype in which logits are normalised.

@@ -135,7 +135,6 @@ def insert(root: LiveEdge, tokens: np.ndarray) -> LiveEdge:
     """The edge at whose end a sequence ends, which is made where there is none.
 
     Args:
-        root: of the tree.
         tokens: int32 [N], N >= 1. Where the sequence leaves an edge or ends on one, that is cut.
     """
     edge, depth = root, 0
