@@ -160,7 +160,6 @@ def stage(model: LoadedModel, pretrained: str, revision: str | None) -> StagedMo
     """Reads another checkpoint of the same model into memory; then its files are not needed.
 
     Args:
-        model: that runs.
         pretrained, revision: of the other checkpoint, instead of the model's arguments.
 
     Raises:

@@ -196,7 +196,6 @@ class GriffinLM(TemplateLM):
         """Token ids of a text.
 
         Args:
-            string: the text.
             add_special_tokens: True puts exactly one BOS in front, also of a text that starts with
                 it already; False adds none; None does what the model was trained with.
             kwargs: ignored.

@@ -50,7 +50,6 @@ def measured(
         runners: the models of this process.
         stats: counts of this process.
         others: counts of the other processes.
-        processes: number of processes.
     """
     total = copy.copy(stats)
     for other in others:

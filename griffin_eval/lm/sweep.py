@@ -94,7 +94,6 @@ def configuration(arguments: Sequence[str], first: Target) -> EvaluatorConfig:
     Args:
         arguments: without ``--model`` and ``--output_path``; ``--model_args`` without
             ``pretrained=``.
-        first: the first checkpoint.
 
     Raises:
         ArgumentError: one that a sweep cannot take.

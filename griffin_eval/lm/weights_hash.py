@@ -48,7 +48,6 @@ def weights_sha256(
     count with their own hashes and weights: what is hashed of a parameter is as it is stored.
 
     Args:
-        checkpoint: that is open.
         check: whether each is compared with the manifest that lies beside the weights, with the
             checksum of its container and the hub's of its file, as far as there are such.
         cancelled: asked before each piece whether to give up.
