@@ -58,8 +58,6 @@ def answers(
     """The answers that the runs have; a question that none of their tasks asks is left out.
 
     Args:
-        runs: all of them.
-        charts: of the runs.
         compared: the runs item by item.
         judged: the last run judged by the first.
         folder: for further charts.
@@ -291,7 +289,6 @@ def _differences_chart(
 
     Args:
         rows: label, difference, low and high.
-        folder, name, title: of the chart.
         around_zero: whether the bars are of what could not have been seen, and not intervals.
     """
     figure, (axes,) = panels(1, width_of(1))

@@ -65,7 +65,6 @@ def draw_curves(runs: list[Run], folder: Path, marks: Marks) -> Iterable[Chart]:
     """A chart for each quantity over its own axis, and one for its points at named cases.
 
     Args:
-        runs: whose points.
         folder: for the files of the charts.
         marks: vertical lines on axes of tokens.
     """
@@ -89,7 +88,6 @@ def curve_figure(
     """One quantity of one task, a line for each run.
 
     Args:
-        runs: whose points.
         points: those of each run; they are drawn where x is a number.
         task, quantity: what the points measure.
         marks: vertical lines on axes of tokens.
@@ -205,8 +203,6 @@ def _line(axes: Axes, label: str, points: list[tuple[float, Point]], index: int)
     """A line through points, with a band where their intervals are known.
 
     Args:
-        axes: to draw on.
-        label: of the line, for the legend.
         points: each with its place on the horizontal axis.
         index: number of the line in its panel, which gives it its style.
     """

@@ -14,7 +14,6 @@ def draw_all(runs: list[Run], folder: Path, train_length: int | None) -> list[Ch
     """Draws every curve that the runs have: over its own axis, and over training steps.
 
     Args:
-        runs: whose curves.
         folder: for a PNG and an SVG of each; created if it does not exist.
         train_length: tokens of the models' training sequences, marked by a line; None if unknown.
     """

@@ -18,7 +18,6 @@ def draw_heatmaps(runs: list[Run], folder: Path) -> Iterable[Chart]:
     """One chart for each quantity at depths, with a panel for each run that has it.
 
     Args:
-        runs: whose points.
         folder: for the files of the charts.
     """
     depths_of: dict[tuple[str, str], dict[int, str]] = {}

@@ -18,7 +18,6 @@ def render(
     """The page as HTML.
 
     Args:
-        title: title of the page.
         answers: what stands first.
         tables: the details, folded.
         charts: the other figures, folded.

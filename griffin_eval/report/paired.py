@@ -109,7 +109,6 @@ def not_compared(runs: list[Run], compared: list[Difference]) -> list[tuple[str,
     """Task, run and baseline where both have samples, but no item in common that has a number.
 
     Args:
-        runs: all of them.
         compared: their `differences`.
     """
     found = {(d.task, d.run) for d in compared}
