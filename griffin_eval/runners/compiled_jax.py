@@ -56,7 +56,6 @@ class ExecutableCache:
     """The compiled functions of one model on one device, or on those of a mesh.
 
     Args:
-        devices: where they run.
         parameters: the model's, which all calls share.
         depends_on: what the functions depend on beside code and settings of JAX; compared by its
             ``repr``.

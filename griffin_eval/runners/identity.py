@@ -21,7 +21,6 @@ def identity(checkpoint: Checkpoint, framework: str, dtype: str, sharing: int) -
     checkpoints of a training.
 
     Args:
-        checkpoint: that is open.
         framework: ``torch`` or ``jax``.
         dtype: that was asked for.
         sharing: processes or devices that share a model.
@@ -46,7 +45,6 @@ def check_alike(all_of: Sequence[dict[str, Any]], rank: int) -> None:
 
     Args:
         all_of: the identity of each process, by rank.
-        rank: of this process.
 
     Raises:
         ArgumentError: in the first process, with what differs and where.

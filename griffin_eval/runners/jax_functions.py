@@ -149,8 +149,6 @@ def state_shardings(mesh: Mesh, split: Split, state: Any) -> Any:
     device.
 
     Args:
-        mesh: of devices.
-        split: of the model.
         state: tree of arrays or of their shapes.
     """
     whole = NamedSharding(mesh, PartitionSpec())

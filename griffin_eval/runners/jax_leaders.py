@@ -41,7 +41,6 @@ class Leaders:
         """The picklable value of every replica, in their order.
 
         Args:
-            value: of this replica.
             to: the replica that gets them, None for all; the others get None.
 
         Raises:

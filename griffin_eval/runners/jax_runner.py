@@ -160,7 +160,6 @@ class JaxRunner:
         """See `griffin_eval.runners.load.load_runners`.
 
         Args:
-            checkpoint: that is open.
             dtype: to run in, or ``auto``.
             devices: one, or several of which each holds a part of the weights.
             packed: whether matrices that are quantised stay so, on one device.

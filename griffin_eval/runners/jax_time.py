@@ -78,7 +78,6 @@ def check_split(config: GriffinConfig, tokens: int, devices: int) -> None:
     """Checks that devices can read documents together.
 
     Args:
-        config: of the model.
         tokens: of a row.
         devices: that each read as many of them.
 

@@ -33,7 +33,6 @@ def is_ours(path: Path, found: os.stat_result | None = None) -> bool:
     Of each folder where that is not so one path is named in the log, once in a process.
 
     Args:
-        path: of the file or folder.
         found: what the system says of it, if that is known.
     """
     try:

@@ -48,7 +48,6 @@ def load_runners(
     """Loads a checkpoint of any format into runners, one for each replica of the model.
 
     Args:
-        checkpoint: that is open.
         framework: ``torch`` or ``jax``; None takes the first of these that is installed.
         dtype: one of ``DTYPES``, or ``auto`` for the dtype of the checkpoint.
         device: name of the device in the framework; None takes the best device of this machine,

@@ -98,7 +98,6 @@ class Runner(Protocol):
 
         Args:
             pool: from `open_pool` or an earlier call; it is consumed.
-            row: which row.
             tensors: what `state_tensors` gave, of a runner of this model in any framework.
             read: number of tokens after which.
             capacity: with which the pool was opened.

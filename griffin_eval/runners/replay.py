@@ -98,7 +98,6 @@ class LeadingRunner:
 
     Args:
         mine: the leader's own part.
-        channel: to the followers.
     """
 
     def __init__(self, mine: Runner, channel: Channel):

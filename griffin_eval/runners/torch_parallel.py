@@ -149,7 +149,6 @@ def load(checkpoint: Checkpoint, dtype: str, device: str | None, count: int) -> 
     """Starts the other processes, and loads a part of the model in each.
 
     Args:
-        checkpoint: that is open.
         dtype, device: as of `griffin_eval.runners.load.load_runners`.
         count: number of processes, this one included, 2 or more.
 
@@ -245,10 +244,8 @@ def join(checkpoint: Checkpoint, dtype: str, device: str | None, launch: Launch)
     end with it: they do not return.
 
     Args:
-        checkpoint: that is open.
         dtype: as of `griffin_eval.runners.load.load_runners`.
         device: as of `Launch.device`.
-        launch: which process this is.
 
     Raises:
         ArgumentError: the processes do not find each other, or have not got the same checkpoint,
