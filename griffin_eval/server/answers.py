@@ -17,8 +17,6 @@ class Answer:
     """The answer to one prompt: a `griffin_eval.engine.live.requests.Listener`.
 
     Args:
-        tokenizer: of the model.
-        stop: strings that end the text.
         changed: called in the scheduler's thread when the answer has ended.
         in_parts: whether it is also called after each token.
     """
@@ -89,7 +87,6 @@ class Completion:
     """What the API says of an answer.
 
     Args:
-        names: of tokens.
         prompt: int32 [N], ids that the client knows of.
         prompt_text: as it is echoed.
         answer: so far.

@@ -28,11 +28,7 @@ _BYTE_OF_CHARACTER = _byte_of_character()
 
 
 class TokenNames:
-    """Text of single tokens, also as JSON has it.
-
-    Args:
-        tokenizer: of the model.
-    """
+    """Text of single tokens, also as JSON has it."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
@@ -104,7 +100,6 @@ def written(
     ``token_logprobs`` and in ``top_logprobs``, where it stands beside the K likeliest.
 
     Args:
-        names: of tokens.
         tokens: N ids.
         values: float64 [N], log-probabilities; NaN, which becomes null, of tokens without one.
         top_tokens: int64 [N, K], the likeliest tokens in the place of each.

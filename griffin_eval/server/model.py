@@ -67,7 +67,6 @@ class ServedModel:
 
     Args:
         arguments: as of ``--model_args``.
-        options: of the server.
 
     Raises:
         BadInput: a checkpoint, a state or an option that cannot be used.
@@ -180,7 +179,6 @@ class ServedModel:
         known of each.
 
         Args:
-            prompt: text or ids.
             index: number of the first of these answers in its body.
             asked: what the body says.
             start: name of the saved state to go on from; None for none.

@@ -8,7 +8,6 @@ class Refused(BadInput):
 
     Args:
         message: One sentence.
-        status: HTTP status code.
         param: Name of the field, if one is wrong.
     """
 
