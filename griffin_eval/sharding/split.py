@@ -87,7 +87,6 @@ def split_over(config: GriffinConfig, devices: int) -> Split:
     """The split over this number of devices. An axis that does not divide stays whole.
 
     Args:
-        config: of the model.
         devices: that share the weights, 1 or more.
     """
     counts = {
