@@ -159,7 +159,6 @@ def read_whole(path: Path, what: str) -> tuple[dict[str, np.ndarray], dict[str, 
     """The tensors and the metadata of a safetensors file.
 
     Args:
-        path: of the file.
         what: is expected, for the message.
 
     Raises:
@@ -298,8 +297,6 @@ def check_origin(
     """Checks that a state is of this model, but for its weights.
 
     Args:
-        path: of its file, for messages.
-        state: that was read.
         config, tokenizer, dtype: of the model, as `Origin` has them; the tokenizer is not compared
             if either is None.
 
