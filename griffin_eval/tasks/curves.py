@@ -67,7 +67,6 @@ class CurveTask(ConfigurableTask):
         """Adds a metric and its two bounds.
 
         Args:
-            metric: name of the metric.
             kind: ``proportion`` of values that are 0 or 1, ``ratio`` of values to weights, or
                 ``capacity``, the length up to which half of the values are 1.
             higher_is_better: direction of the arrow in lm_eval's table; None for what is neither.

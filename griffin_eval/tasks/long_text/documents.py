@@ -90,7 +90,6 @@ def documents(
     """The documents in an order that the seed draws, so that the first few represent all.
 
     Args:
-        tokenizer: tokenizer of the model.
         document: see `texts_of`.
         seed: seed of the order.
         max_tokens: longer documents are cut at the end of a word after this many tokens; None to

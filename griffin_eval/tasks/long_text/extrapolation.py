@@ -83,7 +83,6 @@ def differences(nats: dict[str, float], doc: dict[str, Any]) -> dict[str, float]
 
     Args:
         nats: loss of the target by the label of the request.
-        doc: row of the target.
     """
     metrics = {}
     lengths = [int(label) for label in nats if label.isdigit()]

@@ -201,7 +201,6 @@ def draw_targets(
     document is divided into equal parts, in each of which the seed draws the position of a target.
 
     Args:
-        task: name of the task, for messages.
         before: tokens that every target has before it at least.
         targets, span, seed, document, samples, max_tokens, model: see `contexts`.
 
@@ -243,7 +242,6 @@ def row(
     """A row of the dataset, with an entry for each request in every column but the first and last.
 
     Args:
-        source: the document.
         labels: names of the requests in metrics, such as the length of the context.
         spans: for each request the first token of the context, the first token of the
             continuation, and the token after its last.

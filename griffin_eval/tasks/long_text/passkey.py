@@ -174,10 +174,8 @@ def _prompt(
 
     Args:
         rng: draws the numbers, the key words and the positions of all needles but the first.
-        source: document of the text.
         begin, end: the first token of the text, and the token after its last.
         depth: position of the needle that is asked for, in percent.
-        needles: number of needles.
     """
     description, needle, question = PASSKEY if needles == 1 else NEEDLES
     text = source.part(begin, end)

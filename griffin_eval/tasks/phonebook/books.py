@@ -123,7 +123,6 @@ class Shelf:
         """The books that ``--metadata`` asks for; its other keys are ignored.
 
         Args:
-            task: name of the task.
             metadata: ``--metadata`` and the arguments of the model.
             fixed: fields that the task sets itself.
         """
@@ -142,7 +141,6 @@ def draw_book(kind: str, index: int, entries: int, queries: int) -> Book:
         kind: seed of the books of one length.
         index: index of the book among these. Of one kind and index, a shorter book is the start of
             a longer one.
-        entries: number of entries.
         queries: largest number of names to ask for.
     """
     # Of Python's generator only random() gives the same numbers in every version: no sample().

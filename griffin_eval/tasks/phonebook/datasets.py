@@ -117,9 +117,7 @@ def _split(
     and entries at different depths.
 
     Args:
-        shelf: the books.
         metadata: names the tokenizer and the number of visible keys.
-        make_row: makes a row of a question.
         located: whether the rows say which tokens the entries have.
     """
     check_integers(shelf.task, **visible_keys_argument(**metadata))

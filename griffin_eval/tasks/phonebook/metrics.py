@@ -73,7 +73,6 @@ class BookTask(CurveTask):
         """The scores of a document.
 
         Args:
-            doc: the row.
             values: by metric, for all points of the metric to which the document belongs.
             more: observations of further metrics.
         """

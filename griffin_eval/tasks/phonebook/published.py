@@ -41,9 +41,7 @@ def documents(entries: Sequence[int], samples: int, seed: int) -> list[dict[str,
     """A row for each prompt. The lengths take turns.
 
     Args:
-        entries: numbers of entries.
         samples: books of each length.
-        seed: seed of everything that is drawn.
     """
     rows = []
     for book in range(samples):

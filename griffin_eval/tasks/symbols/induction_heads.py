@@ -74,11 +74,9 @@ def dataset(
     Args:
         lengths: tokens of a sequence, the question included.
         samples: sequences of each length.
-        seed: seed of everything that is drawn.
         visible_keys: keys that a query of local attention sees, its own included, on which no
             sequence depends; None for those of the checkpoint.
         window: another name of ``visible_keys``.
-        pretrained: argument of the model.
 
     Raises:
         ArgumentError: a value that cannot be used.

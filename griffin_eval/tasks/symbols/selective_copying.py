@@ -62,8 +62,6 @@ def dataset(
         symbols: number of tokens that carry data.
         variant: see `griffin_eval.tasks.symbols.sequences.selective_copying`.
         samples: sequences of each length.
-        seed: seed of everything that is drawn.
-        pretrained: argument of the model.
 
     Raises:
         ArgumentError: a value that cannot be used.

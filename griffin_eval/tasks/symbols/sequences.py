@@ -47,8 +47,6 @@ def generator(task: str, seed: int, length: int, index: int) -> np.random.Genera
     Callers use its ``random()`` alone, which gives the same numbers in every version of numpy.
 
     Args:
-        task: name of the task.
-        seed: seed of the dataset.
         length: tokens of the sequence.
         index: number of the sequence among those of this length.
     """

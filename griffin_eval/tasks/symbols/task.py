@@ -40,11 +40,8 @@ def documents(
     """Rows of a dataset. The lengths take turns, so that the first few rows have all.
 
     Args:
-        task: name of the task.
         draw: function that draws one sequence from a generator and a length.
-        lengths: lengths of the sequences.
         samples: sequences of each length. A larger number leaves the first ones as they are.
-        seed: seed of everything that is drawn.
     """
     rows = []
     for sample in range(samples):
@@ -66,7 +63,6 @@ def check(task: str, pretrained: Any, lengths: Any, least: int, **numbers: Any) 
     """Checks the metadata; gives the lengths as a list without repetitions.
 
     Args:
-        task: name of the task.
         pretrained: argument of the model; None without one.
         lengths: an integer or several.
         least: smallest length that is possible; ignored if it is no integer itself.
