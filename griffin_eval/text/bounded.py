@@ -44,12 +44,7 @@ def bounded(tokenizer: Tokenizer, rows: int) -> Tokenizer:
 
 
 def refusal_of(ids: Iterable[int], tokenizer: Tokenizer | None) -> str | None:
-    """Return the sentence about the first id that a tokenizer has and the model's embedding lacks.
-
-    Args:
-        ids: token ids.
-        tokenizer: tokenizer of the model, if there is one.
-    """
+    """Return a sentence about the first id that the embedding lacks; None if it has them all."""
     if not isinstance(tokenizer, BoundedTokenizer):
         return None
     lacking = (int(token) for token in ids if token in tokenizer.beyond)

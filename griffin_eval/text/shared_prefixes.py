@@ -50,8 +50,6 @@ def encode_all(
     beginning of one of theirs.
 
     Args:
-        tokenizer: the tokenizer.
-        texts: the texts.
         before: ids that every array starts with.
     """
     parts: list[_Part] = []
@@ -125,11 +123,6 @@ def pieces(boundaries: str, text: str, start: int, end: int) -> Iterator[tuple[i
     """Begin and end of each piece of a part of a text that may be tokenised by itself.
 
     A piece has about half of `_BATCH` characters, and more where the text may not be cut.
-
-    Args:
-        boundaries: of the tokenizer.
-        text: the whole text.
-        start, end: of the part.
     """
     while end - start > _BATCH and boundaries:
         at = start + _BATCH // 2

@@ -17,7 +17,6 @@ class StopStrings:
     the text without special tokens, up to the beginning of the first stop string in it.
 
     Args:
-        tokenizer: Tokenizer of the model.
         strings: Stop strings; empty ones are ignored.
     """
 

@@ -142,7 +142,6 @@ def default_add_bos(tokenizer: Tokenizer, config: GriffinConfig) -> bool:
 
     Args:
         tokenizer: the model's tokenizer; without a BOS token nothing can be added.
-        config: the model's architecture.
     """
     recurrentgemma = config.embedding_scale and config.logits_soft_cap > 0
     if tokenizer.bos_token_id is None:
@@ -184,7 +183,6 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
     Tokens that were added to a tokenizer often have none, and sometimes a few others have none.
 
     Args:
-        tokenizer: the tokenizer.
         vocab_size: rows of the model's embedding; there may be more than the tokenizer needs.
 
     Raises:
