@@ -70,7 +70,6 @@ def phonebook(
     ``length`` bytes. The digits of the repeated entries are asked for.
 
     Args:
-        rng: generator to draw from.
         length: bytes of the example, of which the book takes a tenth or more.
         fewest: smallest number of entries of the book, however long they are.
         most: largest share of the bytes that the book takes, but for its last entry.

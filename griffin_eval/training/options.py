@@ -199,7 +199,6 @@ def read_queue(path: Path, shared: Mapping[str, Any] = {}) -> list[TrainOptions]
     """Read the runs of a queue file: on each line a JSON object with the options of a run.
 
     Args:
-        path: path of the file.
         shared: options of all runs whose lines have others of the same name.
 
     Raises:

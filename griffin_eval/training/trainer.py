@@ -62,7 +62,6 @@ def train_model(
     """Train to the last step, from the latest checkpoint of the folder if it has one.
 
     Args:
-        run: settings of the run.
         folder: folder of the run, created if it does not exist.
         until: held-out accuracy that ends the run once two tests in a row reach it; None for all
             steps.
