@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from griffin_eval.errors import ArgumentError
@@ -138,22 +139,36 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def check_integers(task: str, least: int = 1, **given: Any) -> None:
-    """Checks values of a task's metadata.
+# Values of a task's metadata that may be lists, and smallest integers where they are not 1.
+_LISTS = frozenset(("contexts", "depths", "lengths", "multiples"))
+_MINIMA = {"candidates": 2, "depths": 0, "seed": 0}
+
+
+def integer_problems(minima: Mapping[str, int], /, **given: Any) -> list[str]:
+    """Return a sentence for each value of a task's metadata that is not the integer it must be.
 
     Args:
-        least: smallest integer that is allowed.
+        minima: smallest integers by name, where they depend on other values.
+    """
+    problems = []
+    for name, value in given.items():
+        least = {**_MINIMA, **minima}.get(name, 1)
+        several = name in _LISTS
+        numbers = value if several and isinstance(value, (list, tuple)) else [value]
+        if not numbers or not all(is_integer(n) and n >= least for n in numbers):
+            kind = "integers" if several else "an integer"
+            problems.append(f"{name} must be {kind} of at least {least}, found {value!r}")
+    return problems
+
+
+def check_integers(task: str, **given: Any) -> None:
+    """Check values of a task's metadata by name.
 
     Raises:
-        ArgumentError: a value is neither an integer of at least ``least`` nor a list of such.
+        ArgumentError: a value is not the integer, or the list of integers, that it must be.
     """
-    for name, value in given.items():
-        numbers = value if isinstance(value, (list, tuple)) else [value]
-        if not numbers or not all(is_integer(n) and n >= least for n in numbers):
-            kind = "integers" if numbers is value else "an integer"
-            raise ArgumentError(
-                f"{task}: {name} must be {kind} of at least {least}, found {value!r}"
-            )
+    if problems := integer_problems({}, **given):
+        raise ArgumentError(f"{task}: {'; '.join(problems)}")
 
 
 def ordered(numbers: Any) -> list[int]:

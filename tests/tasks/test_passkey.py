@@ -177,6 +177,7 @@ def test_scoring(generated, correct):
         ({"needles": 0}, "needles must be an integer of at least 1, found 0"),
         ({"needles": 1000}, "there are .* key words, found needles=1000"),
         ({"samples": None}, "samples must be an integer of at least 1, found None"),
+        ({"samples": [1, 2]}, r"samples must be an integer of at least 1, found \[1, 2\]"),
     ],
 )
 def test_metadata_that_cannot_be(source, arguments, message):

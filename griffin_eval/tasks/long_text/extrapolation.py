@@ -137,10 +137,8 @@ def dataset(
             "RecurrentGemma: 8192)"
         )
     given = visible_keys_argument(visible_keys=visible_keys, window=window)
-    check_integers(
-        TASK, train_length=train_length, multiples=multiples, targets=targets, span=span, **given
-    )
-    check_integers(TASK, 0, seed=seed)
+    check_integers(TASK, train_length=train_length, multiples=multiples, **given)
+    check_integers(TASK, targets=targets, span=span, seed=seed)
     numbers = ordered([1, *ordered(multiples)])
     config = config_of(**given, **model)
     removed = _memories(memories, config)

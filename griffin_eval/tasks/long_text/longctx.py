@@ -119,8 +119,7 @@ def positions(
         ArgumentError: a value that cannot be used.
     """
     task = "griffin_longctx_position"
-    check_integers(task, first=first, **_given(samples=samples, max_tokens=max_tokens))
-    check_integers(task, 0, seed=seed)
+    check_integers(task, first=first, seed=seed, **_given(samples=samples, max_tokens=max_tokens))
     rows = []
     for text in documents(tokenizer_of(**model), document, seed, max_tokens):
         edges, edge, labels = [0], first, []
@@ -159,8 +158,7 @@ def contexts(
         ArgumentError: a value that cannot be used, or no document that is long enough.
     """
     task = "griffin_longctx_context"
-    check_integers(task, contexts=contexts, targets=targets, span=span)
-    check_integers(task, 0, seed=seed)
+    check_integers(task, contexts=contexts, targets=targets, span=span, seed=seed)
     lengths = ordered(contexts)
     if span > lengths[0]:
         raise ArgumentError(f"{task}: span={span} is more than the shortest context, {lengths[0]}")

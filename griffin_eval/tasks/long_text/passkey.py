@@ -124,8 +124,9 @@ def dataset(
     Raises:
         ArgumentError: a value that cannot be used, or no document that is long enough.
     """
-    check_integers(TASK, lengths=lengths, samples=samples, needles=needles)
-    check_integers(TASK, 0, depths=depths, seed=seed)
+    check_integers(
+        TASK, lengths=lengths, depths=depths, samples=samples, needles=needles, seed=seed
+    )
     if max_tokens is not None:
         check_integers(TASK, max_tokens=max_tokens)
     sizes, percents = ordered(lengths), ordered(depths)

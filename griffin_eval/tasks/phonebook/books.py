@@ -10,7 +10,7 @@ import dataclasses
 import random
 from typing import Any, NamedTuple
 
-from griffin_eval.arguments import is_integer
+from griffin_eval.arguments import integer_problems, is_integer
 from griffin_eval.errors import ArgumentError
 from griffin_eval.tasks.phonebook.names import PEOPLE, person
 
@@ -97,12 +97,8 @@ class Shelf:
     candidates: int = 16
 
     def __post_init__(self) -> None:
-        least = {"samples": 1, "queries": 1, "candidates": 2, "seed": 0}
-        problems = [
-            f"{name} must be an integer of at least {bound}, found {value!r}"
-            for name, bound in least.items()
-            if not is_integer(value := getattr(self, name)) or value < bound
-        ]
+        names = ("samples", "queries", "candidates", "seed")
+        problems = integer_problems({}, **{name: getattr(self, name) for name in names})
         name = "entries" if self.tokens is None else "tokens"
         given = getattr(self, name)
         lengths = list(given) if isinstance(given, (list, tuple)) else [given]

@@ -6,7 +6,7 @@ from typing import Any
 
 from lm_eval.api.instance import Instance
 
-from griffin_eval.arguments import is_integer
+from griffin_eval.arguments import integer_problems, is_integer
 from griffin_eval.errors import ArgumentError
 from griffin_eval.tasks.curves import CurveTask
 from griffin_eval.tasks.symbols import sequences
@@ -72,17 +72,8 @@ def check(task: str, pretrained: Any, lengths: Any, least: int, **numbers: Any) 
         ArgumentError: names everything that cannot be used; or the model's tokenizer, if its files
             are on this machine and its vocabulary is another one.
     """
-    minima = {name: 0 if name == "seed" else 1 for name in numbers}
-    problems = [
-        f"{name} must be an integer of at least {minima[name]}, found {value!r}"
-        for name, value in numbers.items()
-        if not is_integer(value) or value < minima[name]
-    ]
-    several = list(lengths) if isinstance(lengths, (list, tuple)) else [lengths]
-    least = least if is_integer(least) else 1
-    if not several or any(not is_integer(n) or n < least for n in several):
-        problems.append(f"lengths must be integers of at least {least}, found {lengths!r}")
-    if problems:
+    minima = {"lengths": least} if is_integer(least) else {}
+    if problems := integer_problems(minima, **numbers, lengths=lengths):
         raise ArgumentError(f"{task}: {'; '.join(problems)}")
     file = Path(str(pretrained)) / "tokenizer.json"
     if pretrained and file.is_file() and not _reads_symbols(file):
@@ -90,7 +81,7 @@ def check(task: str, pretrained: Any, lengths: Any, least: int, **numbers: Any) 
             f"{task} is for models whose tokens are the {sequences.VOCABULARY} symbols "
             f"{sequences.ALPHABET}, ids in this order; {file} is another tokenizer"
         )
-    return list(dict.fromkeys(several))
+    return list(dict.fromkeys(lengths if isinstance(lengths, (list, tuple)) else [lengths]))
 
 
 def _reads_symbols(file: Path) -> bool:
