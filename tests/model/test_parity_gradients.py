@@ -1,15 +1,14 @@
 """Gradients of the mean cross-entropy with respect to every parameter."""
 
-import functools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from parity import BASE, HAWK, MODELS, compare, weights
 from parity_gradients import LENGTH, WHOLE, batch, compare_gradients
-from parity_oracles import ORACLES
 from parity_reference import reference_logits
 from parity_twins import TWINS, twin
+from recorded_oracles import Recorded, with_recurrent_param
 from slow import slow
 
 PATTERNS = [
@@ -20,11 +19,6 @@ PATTERNS = [
 ]
 PACKED = np.zeros((2, LENGTH), bool)
 PACKED[0, [6, 7, 15]] = True
-
-
-@functools.cache
-def oracle(name, config):
-    return ORACLES[name](config, weights(config))
 
 
 @pytest.mark.parametrize(
@@ -51,11 +45,13 @@ def oracle(name, config):
 def test_gradients_equal_the_oracles(model, resets, names, record_parity):
     config = MODELS[model]
     args = (*batch(config), resets)
+    expected = {name: Recorded(name, config).gradients(*args) for name in names}
     found = {ours: twin(ours, config).gradients(*args) for ours in TWINS}
-    for name in names:
-        expected = oracle(name, config).gradients(*args)
+    for name, gradients in expected.items():
         for ours in TWINS:
-            compare_gradients(record_parity, f"{ours} - {name}", "gradients", found[ours], expected)
+            compare_gradients(
+                record_parity, f"{ours} - {name}", "gradients", found[ours], gradients
+            )
 
 
 @pytest.mark.parametrize("dtype", [slow("float32"), "float64"])
@@ -90,19 +86,11 @@ def test_gradients_are_the_slope_of_the_equations(model, record_parity):
         compare(record_parity, f"{ours} - equations", "slope", np.array(slope), np.array(expected))
 
 
-def with_recurrent_param(config, value):
-    values = weights(config)
-    for name in values:
-        if name.endswith("recurrent_param"):
-            values[name] = np.full_like(values[name], value)
-    return values
-
-
 def test_the_derivative_of_the_square_root_is_bounded_like_the_oracle_s(record_parity):
     # At this Λ the derivative of sqrt(1 - a^2) would be 1.5 times the bound.
     config = replace(BASE, block_pattern=HAWK, num_layers=1)
-    values = with_recurrent_param(config, -18.0)
-    expected = ORACLES["transformers"](config, values).gradients(*batch(config), WHOLE)
+    values = with_recurrent_param(weights(config), -18.0)
+    expected = Recorded("transformers", config, -18.0).gradients(*batch(config), WHOLE)
     name = "model.layers.0.temporal_block.rg_lru.recurrent_param"
     for ours in TWINS:
         found = TWINS[ours](config, values).gradients(*batch(config), WHOLE)
@@ -113,6 +101,6 @@ def test_the_derivative_of_the_square_root_is_bounded_like_the_oracle_s(record_p
 @pytest.mark.parametrize("ours", TWINS)
 def test_gradients_are_finite_where_nothing_is_forgotten(ours):
     config = replace(BASE, block_pattern=HAWK, num_layers=1)
-    values = with_recurrent_param(config, -200.0)  # softplus underflows: a is 1
+    values = with_recurrent_param(weights(config), -200.0)  # softplus underflows: a is 1
     gradients = TWINS[ours](config, values).gradients(*batch(config), WHOLE)
     assert all(np.isfinite(gradient).all() for gradient in gradients.values())

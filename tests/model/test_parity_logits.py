@@ -18,9 +18,9 @@ from parity import (
     tokens,
     weights,
 )
-from parity_oracles import ORACLES
 from parity_reference import reference_logits
 from parity_twins import TWINS, twin
+from recorded_oracles import Recorded
 from slow import examples, fast, slow
 from xla_options import FULL_COMPILE
 
@@ -51,11 +51,6 @@ COVERED = {
 
 
 @functools.cache
-def oracle(name, config):
-    return ORACLES[name](config, weights(config))
-
-
-@functools.cache
 def _reference(config, *rows):
     return np.stack([reference_logits(config, weights(config), np.array(row)) for row in rows])
 
@@ -67,11 +62,13 @@ def reference(config, ids):
 def check_every_oracle(model, twins, oracles, record_parity):
     config = MODELS[model]
     ids = tokens(config, 3, LONG)
+    expected = {
+        name: Recorded(name, config).logits(ids) for name in oracles if model in COVERED[name]
+    }
     found = {ours: twin(ours, config).logits(ids, capacity=LONG) for ours in twins}
-    for name in [name for name in oracles if model in COVERED[name]]:
-        expected = oracle(name, config).logits(ids)
+    for name, logits in expected.items():
         for ours in twins:
-            compare(record_parity, f"{ours} - {name}", "logits", found[ours], expected)
+            compare(record_parity, f"{ours} - {name}", "logits", found[ours], logits)
     for ours in twins:
         compare(record_parity, f"{ours} - equations", "logits", found[ours], reference(config, ids))
 
@@ -103,7 +100,7 @@ IN_LIBRARIES = [("transformers", "attention first"), ("deepmind-torch", "paper g
 def test_logits_equal_the_oracle_at_every_length(name, model, ours, length, record_parity):
     config = MODELS[model]
     ids = tokens(config, 2, length)
-    expected = oracle(name, config).logits(ids)
+    expected = Recorded(name, config).logits(ids)
     compare(record_parity, f"{ours} - {name}", "logits", twin(ours, config).logits(ids), expected)
 
 
@@ -178,7 +175,7 @@ def test_packed_documents_do_not_see_each_other(name, model, record_parity):
             ]
         )
     else:
-        expected = oracle(name, config).logits(ids, resets)
+        expected = Recorded(name, config).logits(ids, resets)
     for ours in TWINS:
         found = twin(ours, config).logits(ids, resets=resets)
         compare(record_parity, f"{ours} - {name}", "logits, packed", found, expected)

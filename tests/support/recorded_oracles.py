@@ -1,0 +1,126 @@
+"""The answers of public implementations, as `tests/golden/make_oracles.py` recorded them.
+
+A recorded oracle has the face of those in `parity_oracles` and needs none of their libraries. An
+answer is found by its question: implementation, architecture, tokens, targets and document starts.
+The weights are those of `parity.weights`.
+"""
+
+import functools
+import hashlib
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from griffin_eval.config import GriffinConfig
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+ANSWERS, QUESTIONS = GOLDEN / "oracles.npz", GOLDEN / "oracles.json"
+RECORDING = "GRIFFIN_EVAL_TESTS_QUESTIONS"  # the file that questions are added to, not answered
+
+
+class Question(NamedTuple):
+    """What an implementation is asked.
+
+    Attributes:
+        name: Key of `parity_oracles.ORACLES`.
+        kind: logits or gradients.
+        config: Fields of a `GriffinConfig`.
+        arrays: Tokens, targets and document starts; those that are given.
+        recurrent_param: Value of Λ in every recurrent block, or None for that of the weights.
+    """
+
+    name: str
+    kind: str
+    config: dict[str, Any]
+    arrays: list[Any]
+    recurrent_param: float | None
+
+    def key(self) -> str:
+        return hashlib.sha256(json.dumps(self).encode()).hexdigest()[:16]
+
+
+class Recorded:
+    """A public implementation of an architecture, by its recorded answers."""
+
+    def __init__(self, name: str, config: GriffinConfig, recurrent_param: float | None = None):
+        self._name, self._config, self._recurrent_param = name, config, recurrent_param
+
+    def logits(self, tokens, resets=None) -> np.ndarray:
+        return self._answer("logits", tokens, resets)["logits"]
+
+    def gradients(self, tokens, targets, resets) -> dict[str, np.ndarray]:
+        return self._answer("gradients", tokens, targets, resets)
+
+    def _answer(self, kind: str, *arrays) -> dict[str, np.ndarray]:
+        asked = [None if array is None else array.tolist() for array in arrays]
+        fields = json.loads(json.dumps(asdict(self._config)))
+        question = Question(self._name, kind, fields, asked, self._recurrent_param)
+        if recording := os.environ.get(RECORDING):
+            with open(recording, "a") as file:
+                file.write(json.dumps(question) + "\n")
+        found = _answers().get(question.key())
+        assert found or recording, f"no answer of {self._name}: run tests/golden/make_oracles.py"
+        return found or _NoAnswer()
+
+
+class _NoAnswer(dict[str, np.ndarray]):
+    """Gives NaN for every value, while questions are recorded."""
+
+    def __missing__(self, name: str) -> np.ndarray:
+        return np.array(np.nan)
+
+
+@functools.cache
+def _answers() -> dict[str, dict[str, np.ndarray]]:
+    """Return the recorded answers: arrays by name, by key of the question."""
+    answers: dict[str, dict[str, np.ndarray]] = {}
+    if ANSWERS.exists():
+        with np.load(ANSWERS) as file:
+            for entry in file.files:
+                key, _, name = entry.partition("/")
+                answers.setdefault(key, {})[name] = file[entry]
+    return answers
+
+
+def questions() -> list[Question]:
+    """Return the questions whose answers are recorded."""
+    return [Question(*question) for question in json.loads(QUESTIONS.read_text())["questions"]]
+
+
+def recorded(question: Question) -> dict[str, np.ndarray]:
+    """Return the recorded answer."""
+    return _answers()[question.key()]
+
+
+def ask_library(question: Question) -> dict[str, np.ndarray]:
+    """Return the answer of the implementation itself."""
+    from parity import weights
+    from parity_oracles import ORACLES
+
+    fields = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in question.config.items()
+    }
+    config = GriffinConfig(**fields)
+    values = weights(config)
+    if question.recurrent_param is not None:
+        values = with_recurrent_param(values, question.recurrent_param)
+    arrays = [None if array is None else np.array(array) for array in question.arrays]
+    arrays[0] = arrays[0].astype(np.int32)
+    if question.kind == "gradients":
+        arrays[1] = arrays[1].astype(np.int32)
+    given = arrays if arrays[-1] is not None else arrays[:-1]
+    answer = getattr(ORACLES[question.name](config, values), question.kind)(*given)
+    return {"logits": answer} if question.kind == "logits" else answer
+
+
+def with_recurrent_param(weights: dict[str, np.ndarray], value: float) -> dict[str, np.ndarray]:
+    """Return the weights with one value of Λ in every recurrent block."""
+    return {
+        name: np.full_like(array, value) if name.endswith("recurrent_param") else array
+        for name, array in weights.items()
+    }
