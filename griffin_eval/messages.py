@@ -1,15 +1,28 @@
 """Words of error messages: near misses, long lists, values from files."""
 
-import difflib
 import re
 import reprlib
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import TypeVar
+
+# Names that other tools have for dtypes and formats.
+USUAL_NAMES = {
+    **{"half": "float16", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32"},
+    **{"float": "float32", "double": "float64", "fp64": "float64"},
+    **{"huggingface": "hf", "transformers": "hf", "safetensors": "hf", "orbax": "griffin-orbax"},
+    **{"flax": "deepmind-flax", "jax": "deepmind-flax"},
+    **{"torch": "deepmind-torch", "pytorch": "deepmind-torch", "pt": "deepmind-torch"},
+}
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``" (did you mean 'x'?)"`` where one of the known names is close, else nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1)
+    """Return ``" (did you mean 'x'?)"`` where a known name is close or the same, else nothing."""
+    known = list(known)
+    usual = USUAL_NAMES.get(name.lower())
+    if usual in known:
+        return f" (did you mean {usual!r}?)"
+    close = [near for text in (name, name.lower()) for near in get_close_matches(text, known, n=1)]
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -2,8 +2,11 @@
 
 import atexit
 import gc
+import io
+import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from griffin_eval.errors import BadInput, MissingExtraError, ProcessLost, unreachable_data
 from griffin_eval.messages import printable
@@ -13,6 +16,7 @@ from griffin_eval.process import share_processor
 def run_command(command: Callable[[], None]) -> None:
     """Run a command; bad input ends with one sentence on stderr and exit code 2."""
     share_processor()
+    _outlive_reader()
     # Freeze the GC so that interpreter shutdown does not traverse all of torch and JAX.
     atexit.register(gc.freeze)
     try:
@@ -32,3 +36,28 @@ def run_command(command: Callable[[], None]) -> None:
     except (MemoryError, ProcessLost) as error:  # the engine's message names the request
         print(f"griffin-eval: {error or 'out of memory'}", file=sys.stderr)
         sys.exit(1)
+
+
+class _DroppingWhenClosed(io.FileIO):
+    """A file that drops what is written after its reader has closed the pipe."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self.fileno())
+            return len(data)
+
+
+def _outlive_reader() -> None:
+    """Let a command end with its own exit code where `head` or `less` stops reading stdout."""
+    if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.flush()
+        raw = _DroppingWhenClosed(sys.stdout.fileno(), "w", closefd=False)
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(raw),
+            encoding=sys.stdout.encoding,
+            errors=sys.stdout.errors,
+            line_buffering=sys.stdout.line_buffering or sys.stdout.write_through,
+        )

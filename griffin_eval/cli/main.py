@@ -28,7 +28,7 @@ app = typer.Typer(
     name="griffin-eval",
     help="Convert and evaluate Griffin, Hawk and RecurrentGemma checkpoints.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 
@@ -43,7 +43,9 @@ def _version(wanted: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Printed version number."),
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     pass

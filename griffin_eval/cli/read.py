@@ -19,7 +19,7 @@ from griffin_eval.process import tune_process
 @takes_checkpoint_options
 def read(
     checkpoint: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
-    text: Annotated[Path, typer.Argument(help="UTF-8 file, whose content is read from its start.")],
+    text: Annotated[Path, typer.Argument(help="UTF-8 file to read from its start; - for stdin.")],
     save: Annotated[Path, typer.Option(help="File for the state, in safetensors.")],
     adapter: Annotated[
         list[str] | None, typer.Option(help="LoRA or DoRA adapter that is merged; more than once.")

@@ -53,7 +53,7 @@ class Scored(NamedTuple):
 @takes_checkpoint_options
 def score(
     checkpoint: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
-    texts: Annotated[list[Path], typer.Argument(help="UTF-8 files, each of them one text.")],
+    texts: Annotated[list[Path], typer.Argument(help="UTF-8 files, one text each; - for stdin.")],
     lines: Annotated[
         bool, typer.Option("--lines", help="Lines as texts of their own, but for empty ones.")
     ] = False,
@@ -109,7 +109,7 @@ def read_texts(files: list[Path], lines: bool) -> Iterator[tuple[str, str]]:
     """
     for file in files:
         try:
-            content = file.read_bytes().decode("utf-8")  # without a change of line ends
+            content = _bytes_of(file).decode("utf-8")  # without a change of line ends
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8"
             raise ArgumentError(f"{file} cannot be read as a text: {reason}") from None
@@ -121,6 +121,11 @@ def read_texts(files: list[Path], lines: bool) -> Iterator[tuple[str, str]]:
         for number, line in enumerate(content.split("\n"), 1):
             if line.strip():
                 yield f"{as_unicode(file)}:{number}", line.removesuffix("\r")
+
+
+def _bytes_of(file: Path) -> bytes:
+    """Return the content of a file, or of stdin for ``-``."""
+    return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
 
 
 def as_unicode(path: str | Path) -> str:

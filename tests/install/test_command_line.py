@@ -1,8 +1,10 @@
 """The commands as a user types them, in processes of their own."""
 
+import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -147,6 +149,49 @@ def test_help_and_version_import_no_framework():
     )
     done = run("python", "-c", code)
     assert "Usage" in done.stdout and "heavy: set()" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_package_is_a_command_and_h_is_help():
+    done = run("python", "-m", "griffin_eval", "-h")
+    assert done.returncode == 0 and "python -m griffin_eval" in done.stdout
+    for command in ("convert", "score", "sweep", "train"):
+        assert griffin_eval(command, "-h").returncode == 0
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_closed_pipe_changes_no_exit_code(damaged, tmp_path):
+    checkpoint = folder("bytes_griffin")
+    if damaged:
+        checkpoint = shutil.copytree(checkpoint, tmp_path / "copy")
+        (checkpoint / "config.json").write_text('{"model_type": "griffin"}')
+    command = [BIN / "griffin-eval", "inspect", checkpoint]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == int(damaged)
+
+
+def test_the_shell_completes_commands():
+    words = {"_GRIFFIN_EVAL_COMPLETE": "complete_bash", "COMP_WORDS": "griffin-eval con"}
+    assert run("griffin-eval", **words, COMP_CWORD="1").stdout.split() == ["convert"]
+
+
+@pytest.mark.parametrize(
+    ("option", "typed", "meant"),
+    [("--to", "huggingface", "hf"), ("--to", "HF", "hf"), ("--to", "orbax", "griffin-orbax")]
+    + [("--dtype", "half", "float16"), ("--dtype", "bf16", "bfloat16")],
+)
+def test_usual_names_of_formats_and_dtypes_are_recognised(option, typed, meant, tmp_path):
+    options = {"--to": "hf", option: typed}
+    words = [word for pair in options.items() for word in pair]
+    done = griffin_eval("convert", folder("bytes_griffin"), tmp_path / "out", *words)
+    assert done.returncode == 2 and f"(did you mean {meant!r}?)" in done.stderr
+
+
+def test_stdin_is_a_text(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hello there.")))
+    done = griffin_eval("score", folder("bytes_griffin"), "-", "--csv")
+    assert done.returncode == 0 and done.stdout.count('\n"-",') == 12
 
 
 def parameters(command, path=("griffin-eval",)):
