@@ -5,7 +5,7 @@ from contextlib import suppress
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from griffin_eval.api import opened
 from griffin_eval.arguments import positive_integer, stays_quantised, text_argument
@@ -220,6 +220,32 @@ class Evaluator:
         given = {"framework": self.framework, "model": runner.model}
         return {"tokens": tokens} | layer_states(checkpoint, tokens, **given)
 
+    @overload
+    def generate(  # pyright: ignore[reportOverlappingOverload]
+        self,
+        prompts: str,
+        *,
+        max_new_tokens: int = ...,
+        temperature: float = ...,
+        top_k: int = ...,
+        top_p: float = ...,
+        seed: int = ...,
+        on_token: Callable[[int, list[int]], object] | None = ...,
+    ) -> Continuation: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[Text],
+        *,
+        max_new_tokens: int = ...,
+        temperature: float = ...,
+        top_k: int = ...,
+        top_p: float = ...,
+        seed: int = ...,
+        on_token: Callable[[int, list[int]], object] | None = ...,
+    ) -> list[Continuation]: ...
+
     def generate(
         self,
         prompts: Sequence[Text],
@@ -229,19 +255,23 @@ class Evaluator:
         top_k: int = 0,
         top_p: float = 1.0,
         seed: int = 0,
-    ) -> list[Continuation]:
-        """Continuations of prompts, each until EOS or its number of tokens.
+        on_token: Callable[[int, list[int]], object] | None = None,
+    ) -> Continuation | list[Continuation]:
+        """Continue prompts, each until EOS or its number of tokens.
 
         Args:
-            prompts: each a text, with BOS in front if the model was trained so, or token ids.
+            prompts: one text, or several: each a text, with BOS in front if the model was trained
+                so, or token ids.
             max_new_tokens: number of new tokens at most.
             temperature: 0 takes the likeliest token; else what logits are divided by.
             top_k: number of likeliest tokens to choose from; 0 for all.
             top_p: probability of the likeliest tokens to choose from.
             seed: of the random numbers; every prompt has its own.
+            on_token: function that gets the index of a prompt and its new tokens so far after each
+                of them but the last.
 
         Returns:
-            Of every prompt its new tokens and their text, in order.
+            Of every prompt its new tokens and their text, in order; of one text, these alone.
 
         Raises:
             ValueError: a prompt without a token, ids that are no tokens of the model, a
@@ -256,22 +286,29 @@ class Evaluator:
         if not isinstance(max_new_tokens, Integral) or max_new_tokens < 0:
             raise ArgumentError(f"expected a number of new tokens, not {max_new_tokens!r:.100}")
         self._confirm_weights()
+        several = [prompts] if isinstance(prompts, str) else _several(prompts)
         asked = [
-            Prompt(self._ids(prompt, scored=False), max_new_tokens, sampling)
-            for prompt in _several(prompts)
+            Prompt(self._ids(prompt, scored=False), max_new_tokens, sampling) for prompt in several
         ]
         answers: dict[int, list[int]] = {}
+
+        def never_stop(index: int, ids: list[int]) -> bool:
+            if on_token is not None:
+                on_token(index, ids)
+            return False
+
         parallel.generate(
             self._runners,
             asked,
             limits=self._limits,
             eos_ids=self._eos_ids,
             seed=seed,
-            should_stop=lambda index, ids: False,
+            should_stop=never_stop,
             on_result=answers.__setitem__,
             describe="prompt {}".format,
         )
-        return [self._continuation(prompt, answers[i]) for i, prompt in enumerate(prompts)]
+        continuations = [self._continuation(text, answers[i]) for i, text in enumerate(several)]
+        return continuations[0] if isinstance(prompts, str) else continuations
 
     def read(
         self,
@@ -331,16 +368,16 @@ class Evaluator:
         """A text as the user says it first in a chat template, and the template's name."""
         from griffin_eval.text.chat import TemplateRefused, opening, template_name
 
-        template = template or self._tokenizer.chat_template
+        template = template or self.tokenizer.chat_template
         if not isinstance(text, str):
             raise ArgumentError("chat=True needs a text, not token ids")
         if template is None:
             raise ArgumentError(
-                f"the tokenizer {self._tokenizer.name} has no chat template: give one with "
+                f"the tokenizer {self.tokenizer.name} has no chat template: give one with "
                 "--chat-template (chat_template=), or plain"
             )
         try:
-            return opening(template, text, self._tokenizer), template_name(template)
+            return opening(template, text, self.tokenizer), template_name(template)
         except TemplateRefused as error:
             raise ArgumentError(f"the chat template refuses the text: {error}") from None
 
@@ -349,7 +386,7 @@ class Evaluator:
 
         text = None
         if isinstance(prompt, str):
-            text = self._tokenizer.decode(ids, skip_special_tokens=True)
+            text = self.tokenizer.decode(ids, skip_special_tokens=True)
         return Continuation(np.array(ids, np.int32), text)
 
     def _ids(self, text: Text, *, scored: bool) -> "np.ndarray":
@@ -359,14 +396,14 @@ class Evaluator:
         from griffin_eval.text.tokenizer import encode_with_bos
 
         if self._state is not None:
-            own = self._tokenizer.encode(text) if isinstance(text, str) else self._checked(text)
+            own = self.tokenizer.encode(text) if isinstance(text, str) else self._checked(text)
             return np.array([self._state.origin.last_token, *own], np.int32)
         if not isinstance(text, str):
             return self._checked(text)
         if not scored:
-            encoded = encode_with_bos(self._tokenizer, text, self._add_bos)
+            encoded = encode_with_bos(self.tokenizer, text, self._add_bos)
             return np.array(encoded or [self._prefix], np.int32)
-        encoded = self._tokenizer.encode(text)
+        encoded = self.tokenizer.encode(text)
         own = encoded[:1] == [self._prefix]
         return np.array(encoded if own else [self._prefix, *encoded], np.int32)
 
@@ -401,7 +438,7 @@ class Evaluator:
         from griffin_eval.text.bounded import refusal_of
 
         with suppress(BadInput, MissingExtraError):  # token ids need no tokenizer
-            return refusal_of(ids.tolist(), self._tokenizer)
+            return refusal_of(ids.tolist(), self.tokenizer)
         return None
 
     @cached_property
@@ -414,10 +451,11 @@ class Evaluator:
 
     @property
     def _tokenizer_digest(self) -> str:
-        return self._tokenizer.name.rpartition("@")[2]
+        return self.tokenizer.name.rpartition("@")[2]
 
     @cached_property
-    def _tokenizer(self) -> "Tokenizer":
+    def tokenizer(self) -> "Tokenizer":
+        """The tokenizer, with ``encode(text)`` and ``decode(ids, skip_special_tokens=True)``."""
         from griffin_eval.converters.source.companions import tokenizer_folder
         from griffin_eval.text.bounded import bounded
         from griffin_eval.text.load import load_tokenizer
@@ -429,11 +467,11 @@ class Evaluator:
     def _add_bos(self) -> bool:
         from griffin_eval.text.tokenizer import default_add_bos
 
-        return default_add_bos(self._tokenizer, self.config)
+        return default_add_bos(self.tokenizer, self.config)
 
     @property
     def _prefix(self) -> int:
-        for token in (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id):
+        for token in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
             if token is not None:
                 return token
         raise ArgumentError("the tokenizer has neither BOS nor EOS: give token ids instead of text")
@@ -444,7 +482,7 @@ class Evaluator:
 
         ids = frozenset(generation_eos_ids(self._checkpoint.folder))
         try:
-            eos = self._tokenizer.eos_token_id
+            eos = self.tokenizer.eos_token_id
         except CheckpointError:  # there is no tokenizer, and prompts are token ids
             return ids
         return ids if eos is None else ids | {eos}

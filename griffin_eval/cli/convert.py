@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from griffin_eval.cli.options import (
+    Adapters,
     CheckpointOptions,
     NoCheck,
     progress_bar,
@@ -58,13 +59,7 @@ def convert(
         str, typer.Argument(help="Folder to write; for Orbax also a gs:// or s3:// URL.")
     ],
     to: Annotated[str, typer.Option(help=f"Format to write: {', '.join(FORMATS)}.")],
-    adapter: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Folder or hub id of a LoRA, rsLoRA or DoRA of peft to merge, with a weight if "
-            "you like: DIR=0.7. Several are added up."
-        ),
-    ] = None,
+    adapter: Adapters = None,
     dtype: Annotated[
         str | None,
         typer.Option(

@@ -1,6 +1,7 @@
-"""The command ``doctor``."""
+"""The commands ``doctor`` and ``checkpoints``: what is installed, and what ships."""
 
 import logging
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -58,3 +59,27 @@ def _print_versions(
 
 def _line(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def checkpoints(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Name of one, whose path is printed; without it, all are listed."),
+    ] = None,
+) -> None:
+    """List the small trained checkpoints that ship with this package, or print the path of one.
+
+    lm_eval --model griffin --model_args pretrained=$(griffin-eval checkpoints NAME)
+    """
+    from griffin_eval.checkpoints import folder, names, scores
+
+    if name is not None:
+        typer.echo(folder(name))
+        return
+    table = Table(title=f"in {folder(names()[0]).parent}; each has a card, README.md")
+    for heading in ("name", "measured"):
+        table.add_column(heading)
+    for each in names():
+        measured = [f"{s['task']} {s['metric']} {s['value']:.3f}" for s in scores(each)]
+        table.add_row(each, "\n".join(measured))
+    Console(width=max(Console().width, 100)).print(table)

@@ -8,7 +8,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from griffin_eval.cli.options import CheckpointOptions, takes_checkpoint_options
+from griffin_eval.cli.options import (
+    CheckpointOptions,
+    JsonOnly,
+    takes_checkpoint_options,
+)
 from griffin_eval.messages import printable
 
 
@@ -19,7 +23,7 @@ def inspect(
         int | None,
         typer.Option(help="Number of devices; shows how the model would be split.", min=1),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Printed JSON, nothing else.")] = False,
+    as_json: JsonOnly = False,
     *,
     options: CheckpointOptions,
 ) -> None:

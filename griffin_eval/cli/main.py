@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 import griffin_eval
-from griffin_eval.cli.checkpoints import checkpoints
 from griffin_eval.cli.convert import convert
-from griffin_eval.cli.doctor import doctor
+from griffin_eval.cli.doctor import checkpoints, doctor
 from griffin_eval.cli.ending import run_command
+from griffin_eval.cli.generate import generate
 from griffin_eval.cli.inspect import inspect
 from griffin_eval.cli.memory import memory
 from griffin_eval.cli.read import read
@@ -131,6 +131,7 @@ for command in (
     memory,
     read,
     report,
+    generate,
     score,
     serve,
     train,

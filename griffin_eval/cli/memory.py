@@ -14,6 +14,9 @@ from rich.table import Table
 
 from griffin_eval.cli.options import (
     CheckpointOptions,
+    Device,
+    Framework,
+    JsonOnly,
     NoCheck,
     check_figures_folder,
     progress_on_terminal,
@@ -42,9 +45,9 @@ def memory(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for figures, PNG and SVG.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Printed JSON, nothing else.")] = False,
-    framework: Annotated[str | None, typer.Option(help="Framework: torch or jax.")] = None,
-    device: Annotated[str | None, typer.Option(help="Device, as the framework names it.")] = None,
+    as_json: JsonOnly = False,
+    framework: Framework = None,
+    device: Device = None,
     no_check: NoCheck = False,
     *,
     options: CheckpointOptions,

@@ -24,6 +24,24 @@ if TYPE_CHECKING:
     from griffin_eval.text.tokenizer import Tokenizer
 
 
+JsonOnly = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        help="Folder or hub id of a LoRA, rsLoRA or DoRA of peft to merge, with a weight if "
+        "you like: DIR=0.7. Several are added up.",
+    ),
+]
+TokenizerFolder = Annotated[
+    str | None,
+    typer.Option("--tokenizer", help="Folder of the tokenizer; the checkpoint's own by default."),
+]
+Framework = Annotated[str | None, typer.Option(help="Framework: torch or jax.")]
+Dtype = Annotated[
+    str, typer.Option(help="Dtype of weights and activations: auto is the checkpoint's own.")
+]
+Device = Annotated[str | None, typer.Option(help="Device, as the framework names it: cpu, cuda:0.")]
 NoCheck = Annotated[
     bool, typer.Option("--no-check", help="Skip the checksum verification of the weights.")
 ]

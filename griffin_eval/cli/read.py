@@ -6,8 +6,13 @@ from typing import Annotated
 import typer
 
 from griffin_eval.cli.options import (
+    Adapters,
     CheckpointOptions,
+    Device,
+    Dtype,
+    Framework,
     NoCheck,
+    TokenizerFolder,
     progress_on_terminal,
     takes_checkpoint_options,
 )
@@ -21,9 +26,7 @@ def read(
     checkpoint: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
     text: Annotated[Path, typer.Argument(help="UTF-8 file to read from its start; - for stdin.")],
     save: Annotated[Path, typer.Option(help="File for the state, in safetensors.")],
-    adapter: Annotated[
-        list[str] | None, typer.Option(help="LoRA or DoRA adapter that is merged; more than once.")
-    ] = None,
+    adapter: Adapters = None,
     chat: Annotated[
         bool,
         typer.Option("--chat", help="The text as what the user says first, so that chats go on."),
@@ -32,12 +35,10 @@ def read(
         str | None,
         typer.Option(help="File of a template in place of the tokenizer's, or plain; with --chat."),
     ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Folder of the tokenizer; the checkpoint's own by default.")
-    ] = None,
-    framework: Annotated[str | None, typer.Option(help="Framework: torch or jax.")] = None,
-    dtype: Annotated[str, typer.Option(help="dtype of weights and activations.")] = "auto",
-    device: Annotated[str | None, typer.Option(help="Device, as the framework names it.")] = None,
+    tokenizer: TokenizerFolder = None,
+    framework: Framework = None,
+    dtype: Dtype = "auto",
+    device: Device = None,
     no_check: NoCheck = False,
     *,
     options: CheckpointOptions,

@@ -15,7 +15,11 @@ from rich.table import Table
 
 from griffin_eval.cli.options import (
     CheckpointOptions,
+    Device,
+    Dtype,
+    Framework,
     NoCheck,
+    TokenizerFolder,
     progress_on_terminal,
     takes_checkpoint_options,
 )
@@ -67,12 +71,10 @@ def score(
         Path | None,
         typer.Option(help="New folder for states and gates of all layers, a safetensors a text."),
     ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Folder of the tokenizer; the checkpoint's own by default.")
-    ] = None,
-    framework: Annotated[str | None, typer.Option(help="Framework: torch or jax.")] = None,
-    dtype: Annotated[str, typer.Option(help="dtype of weights and activations.")] = "auto",
-    device: Annotated[str | None, typer.Option(help="Device, as the framework names it.")] = None,
+    tokenizer: TokenizerFolder = None,
+    framework: Framework = None,
+    dtype: Dtype = "auto",
+    device: Device = None,
     no_check: NoCheck = False,
     *,
     options: CheckpointOptions,

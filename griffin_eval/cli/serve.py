@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from griffin_eval.cli.options import CheckpointOptions, NoCheck, takes_checkpoint_options
+from griffin_eval.cli.options import (
+    CheckpointOptions,
+    Device,
+    Dtype,
+    Framework,
+    NoCheck,
+    TokenizerFolder,
+    takes_checkpoint_options,
+)
 from griffin_eval.errors import ArgumentError, MissingExtraError
 from griffin_eval.process import tune_process
 
@@ -82,12 +90,10 @@ def serve(
     tokenizer_info: Annotated[
         bool, typer.Option("--tokenizer-info", help="Address /tokenizer_info.")
     ] = False,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Folder of the tokenizer; the checkpoint's own by default.")
-    ] = None,
-    framework: Annotated[str | None, typer.Option(help="Framework: torch or jax.")] = None,
-    dtype: Annotated[str, typer.Option(help="dtype of weights and activations.")] = "auto",
-    device: Annotated[str | None, typer.Option(help="Device, as the framework names it.")] = None,
+    tokenizer: TokenizerFolder = None,
+    framework: Framework = None,
+    dtype: Dtype = "auto",
+    device: Device = None,
     no_check: NoCheck = False,
     load: Annotated[
         str | None,

@@ -1,0 +1,121 @@
+"""The command ``generate``."""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from griffin_eval.cli.options import (
+    Adapters,
+    CheckpointOptions,
+    Device,
+    Dtype,
+    Framework,
+    JsonOnly,
+    NoCheck,
+    TokenizerFolder,
+    takes_checkpoint_options,
+)
+from griffin_eval.errors import ArgumentError
+from griffin_eval.messages import printable
+from griffin_eval.process import tune_process
+
+if TYPE_CHECKING:
+    from griffin_eval.evaluator import Evaluator
+
+
+@takes_checkpoint_options
+def generate(
+    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
+    prompt: Annotated[
+        str, typer.Argument(help="Text to continue; - for stdin, without a line end at its end.")
+    ] = "-",
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Put the prompt into the tokenizer's chat template.")
+    ] = False,
+    max_new_tokens: Annotated[int, typer.Option(help="Largest number of new tokens.", min=0)] = 64,
+    temperature: Annotated[
+        float, typer.Option(help="Divisor of the logits; 0 takes the likeliest token.", min=0)
+    ] = 0.0,
+    top_k: Annotated[
+        int, typer.Option(help="Number of likeliest tokens to choose from; 0 for all.", min=0)
+    ] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Probability of the likeliest tokens to choose from.", max=1)
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the random numbers.", min=0)] = 0,
+    as_json: JsonOnly = False,
+    adapter: Adapters = None,
+    tokenizer: TokenizerFolder = None,
+    framework: Framework = None,
+    dtype: Dtype = "auto",
+    device: Device = None,
+    no_check: NoCheck = False,
+    *,
+    options: CheckpointOptions,
+) -> None:
+    """Continue a prompt, until EOS or --max-new-tokens.
+
+    A terminal shows the text while it is generated; a pipe gets it whole.
+    """
+    if prompt == "-":
+        if sys.stdin.isatty():
+            raise ArgumentError("PROMPT is missing: give a text, or pipe one into the command")
+        prompt = sys.stdin.read().removesuffix("\n")
+    tune_process()
+    from griffin_eval.evaluator import Evaluator
+
+    model = Evaluator(
+        options.open(checkpoint, adapter or ()),
+        framework=framework,
+        dtype=dtype,
+        device=device,
+        tokenizer=tokenizer,
+        check=not no_check,
+    )
+    text = prompt
+    if chat:
+        if model.tokenizer.chat_template is None:
+            raise ArgumentError(
+                f"--chat: the tokenizer of {checkpoint} has no chat template; leave --chat out, or "
+                "name another tokenizer with --tokenizer"
+            )
+        messages = [{"role": "user", "content": prompt}]
+        text = model.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    streamed = sys.stdout.isatty() and not as_json
+    show = _shower(model) if streamed else None
+    answer = model.generate(
+        text,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        on_token=None if show is None else lambda index, ids: show(ids, False),
+    )
+    tokens = answer.tokens.tolist()
+    if as_json:
+        typer.echo(json.dumps({"prompt": prompt, "text": answer.text, "tokens": tokens}))
+    elif show is not None:
+        show(tokens, True)
+        typer.echo()
+    else:
+        typer.echo(answer.text)
+
+
+def _shower(model: "Evaluator") -> Callable[[list[int], bool], None]:
+    """Return a function that prints what the tokens so far add to what it has printed."""
+    shown = 0
+
+    def show(tokens: list[int], ended: bool) -> None:
+        nonlocal shown
+        text = model.tokenizer.decode(tokens, skip_special_tokens=True)
+        if not ended and text.endswith("\ufffd"):  # a character whose other bytes are to come
+            return
+        typer.echo(printable(text[shown:]), nl=False)
+        sys.stdout.flush()
+        shown = len(text)
+
+    return show
