@@ -14,6 +14,7 @@ from griffin_eval.cli.ending import run_command
 from griffin_eval.cli.generate import generate
 from griffin_eval.cli.inspect import inspect
 from griffin_eval.cli.memory import memory
+from griffin_eval.cli.options import PanelledCommand
 from griffin_eval.cli.read import read
 from griffin_eval.cli.report import report
 from griffin_eval.cli.score import score
@@ -30,6 +31,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # whose tables cut names of options at 80 columns
 )
 
 
@@ -52,11 +54,12 @@ def _options(
 
 
 @app.command(
+    short_help="Evaluate: lm_eval's own command line.",
     context_settings={
         "allow_extra_args": True,
         "ignore_unknown_options": True,
         "help_option_names": [],
-    }
+    },
 )
 def run(
     context: typer.Context,
@@ -137,8 +140,14 @@ for command in (
     train,
     doctor,
 ):
-    app.command()(command)
-app.command(context_settings={"ignore_unknown_options": True})(sweep)
+    # Without one, the first sentence is cut at the width of the terminal.
+    summary = (command.__doc__ or "").partition("\n\n")[0]
+    app.command(cls=PanelledCommand, short_help=summary)(command)
+app.command(
+    cls=PanelledCommand,
+    short_help="Evaluate all checkpoints of a training in one process.",
+    context_settings={"ignore_unknown_options": True},
+)(sweep)
 
 
 def main() -> None:

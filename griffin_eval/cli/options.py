@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 from griffin_eval.converters.naming.user_table import SHIPPED
 from griffin_eval.converters.overrides import Overrides
@@ -24,6 +25,28 @@ if TYPE_CHECKING:
     from griffin_eval.text.tokenizer import Tokenizer
 
 
+MODEL_PANEL = "Model"
+CHECKPOINT_PANEL = "Reading the checkpoint"
+
+
+class PanelledCommand(TyperCommand):
+    """A command whose help lists options by their panels, each name in full."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write a section for each panel; arguments come first, options without a panel next."""
+        panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            panel = getattr(parameter, "rich_help_panel", None) or kind
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                panels.setdefault(panel, []).append(record)
+        for panel, records in panels.items():
+            if records:
+                with formatter.section(panel):
+                    formatter.write_dl(records)
+
+
 JsonOnly = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 Adapters = Annotated[
     list[str] | None,
@@ -31,17 +54,33 @@ Adapters = Annotated[
         "--adapter",
         help="Folder or hub id of a LoRA, rsLoRA or DoRA of peft to merge, with a weight if "
         "you like: DIR=0.7. Several are added up.",
+        rich_help_panel=MODEL_PANEL,
     ),
 ]
 TokenizerFolder = Annotated[
     str | None,
-    typer.Option("--tokenizer", help="Folder of the tokenizer; the checkpoint's own by default."),
+    typer.Option(
+        "--tokenizer",
+        help="Folder of the tokenizer; the checkpoint's own by default.",
+        rich_help_panel=MODEL_PANEL,
+    ),
 ]
-Framework = Annotated[str | None, typer.Option(help="Framework: torch or jax.")]
+Framework = Annotated[
+    str | None, typer.Option(help="Framework: torch or jax.", rich_help_panel=MODEL_PANEL)
+]
 Dtype = Annotated[
-    str, typer.Option(help="Dtype of weights and activations: auto is the checkpoint's own.")
+    str,
+    typer.Option(
+        help="Dtype of weights and activations: auto is the checkpoint's own.",
+        rich_help_panel=MODEL_PANEL,
+    ),
 ]
-Device = Annotated[str | None, typer.Option(help="Device, as the framework names it: cpu, cuda:0.")]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        help="Device, as the framework names it: cpu, cuda:0.", rich_help_panel=MODEL_PANEL
+    ),
+]
 NoCheck = Annotated[
     bool, typer.Option("--no-check", help="Skip the checksum verification of the weights.")
 ]
@@ -138,6 +177,8 @@ def takes_checkpoint_options(command: Callable[..., None]) -> Callable[..., None
         command(**arguments, options=options)
 
     parameters = []
+    for field in fields.values():
+        field.annotation.__metadata__[0].rich_help_panel = CHECKPOINT_PANEL
     for parameter in inspect.signature(command).parameters.values():
         parameters += fields.values() if parameter.name == "options" else [parameter]
     keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from commands import griffin_eval
 from slow import ci, slow
+from typer.main import get_command
 from xla_options import QUICK_FLAGS
 
 from griffin_eval.checkpoints import folder
+from griffin_eval.cli.main import app
 
 BIN = Path(sys.executable).parent
 
@@ -158,6 +160,18 @@ def test_the_package_is_a_command_and_h_is_help():
         assert griffin_eval(command, "-h").returncode == 0
 
 
+def test_help_at_80_columns_cuts_no_name(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "…" not in griffin_eval("-h").stdout and "..." not in griffin_eval("-h").stdout[60:]
+    commands = get_command(app).commands
+    for name, command in commands.items():
+        shown = "" if command.hidden or name == "run" else griffin_eval(name, "-h").stdout
+        assert max(map(len, shown.splitlines()), default=0) <= 80
+        words = set(re.findall(r"--?[a-z][\w-]*", shown))
+        options = [p for p in command.params if not p.hidden and p.param_type_name == "option"]
+        assert not shown or {word for p in options for word in p.opts} <= words, name
+
+
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_closed_pipe_changes_no_exit_code(damaged, tmp_path):
     checkpoint = folder("bytes_griffin")
@@ -204,10 +218,6 @@ def parameters(command, path=("griffin-eval",)):
 
 
 def test_every_option_has_a_help_text():
-    from typer.main import get_command
-
-    from griffin_eval.cli.main import app
-
     texts = dict(parameters(get_command(app)))
     assert len(texts) > 80
     assert not [name for name, text in texts.items() if not re.fullmatch(r"\S+ .*\.", text)]
@@ -216,9 +226,6 @@ def test_every_option_has_a_help_text():
 def test_commands_that_open_a_checkpoint_share_its_options():
     from dataclasses import fields
 
-    from typer.main import get_command
-
-    from griffin_eval.cli.main import app
     from griffin_eval.cli.options import CheckpointOptions
 
     names = {field.name for field in fields(CheckpointOptions)}
