@@ -2,10 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from griffin_eval.converters.arrays.pieces import CHUNK_BYTES
 from griffin_eval.converters.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Difference(NamedTuple):
@@ -16,11 +19,14 @@ class Difference(NamedTuple):
         what: one clause for people.
         largest: largest absolute difference of two values; NaN where shapes differ or one of them
             is NaN.
+        kind: ``values``, ``missing`` or ``shape``; ``dtype`` where the values are equal in two
+            dtypes, ``rounded`` where they are equal once they are cast to one of the two dtypes.
     """
 
     name: str
     what: str
     largest: float
+    kind: str = "values"
 
 
 class Comparison(NamedTuple):
@@ -34,6 +40,12 @@ class Comparison(NamedTuple):
     def same(self) -> bool:
         """Bit for bit, in equal dtypes, under equal configs."""
         return not self.config and not self.tensors
+
+    @property
+    def same_but_for_dtypes(self) -> bool:
+        """Equal configs, and values that are equal once they are cast to one of two dtypes."""
+        kinds = {difference.kind for difference in self.tensors}
+        return not self.config and kinds <= {"dtype", "rounded"}
 
 
 def compare(
@@ -54,7 +66,7 @@ def compare(
     differences = []
     for name in one.dtypes | other.dtypes:
         if name not in one.dtypes or name not in other.dtypes:
-            differences.append(Difference(name, "only in one of them", float("nan")))
+            differences.append(Difference(name, "only in one of them", float("nan"), "missing"))
         elif difference := _compare(name, one, other, progress):
             differences.append(difference)
     return Comparison(differing, differences, len(one.dtypes | other.dtypes))
@@ -67,8 +79,9 @@ def _compare(
 
     a, b = one.numpy(name), other.numpy(name)
     if a.shape != b.shape:
-        return Difference(name, f"shapes {a.shape} and {b.shape}", float("nan"))
+        return Difference(name, f"shapes {a.shape} and {b.shape}", float("nan"), "shape")
     values, largest = 0, 0.0
+    a_is_cast = b_is_cast = True
     rows = max(1, CHUNK_BYTES // max(1, a[:1].nbytes, b[:1].nbytes))
     for start in range(0, len(a), rows):
         x, y = (np.ascontiguousarray(array[start : start + rows]) for array in (a, b))
@@ -79,6 +92,9 @@ def _compare(
             differ = x.view(bits) != y.view(bits)
             if not differ.any():
                 continue
+        else:
+            b_is_cast = b_is_cast and _equals_cast(x, y)
+            a_is_cast = a_is_cast and _equals_cast(y, x)
         wide_x, wide_y = x.astype(np.float64), y.astype(np.float64)
         with np.errstate(invalid="ignore"):
             gap = np.abs(wide_x - wide_y)
@@ -90,7 +106,21 @@ def _compare(
             max(largest, float(gap.max(initial=0))) if not np.isnan(gap).any() else float("nan")
         )
     if a.dtype != b.dtype:
-        return Difference(
-            name, f"{a.dtype.name} and {b.dtype.name}, {values} values differ", largest
-        )
-    return Difference(name, f"{values} values differ", largest) if values else None
+        dtypes = f"{a.dtype.name} and {b.dtype.name}"
+        if not values:
+            return Difference(name, f"{dtypes}, equal values", largest, "dtype")
+        kind = "rounded" if (a_is_cast or b_is_cast) and np.isfinite(largest) else "values"
+        return Difference(name, f"{dtypes}, {_differ(values)}", largest, kind)
+    return Difference(name, _differ(values), largest) if values else None
+
+
+def _equals_cast(array: "np.ndarray", cast: "np.ndarray") -> bool:
+    """Return whether the second array is the first one, cast to its dtype, in every bit."""
+    import numpy as np
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        return array.astype(cast.dtype).tobytes() == cast.tobytes()
+
+
+def _differ(values: int) -> str:
+    return "1 value differs" if values == 1 else f"{values} values differ"

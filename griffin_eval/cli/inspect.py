@@ -23,13 +23,17 @@ def inspect(
         int | None,
         typer.Option(help="Number of devices; shows how the model would be split.", min=1),
     ] = None,
+    tensors: Annotated[
+        bool, typer.Option("--tensors", help="Print a table of the tensors, too.")
+    ] = False,
     as_json: JsonOnly = False,
     *,
     options: CheckpointOptions,
 ) -> None:
     """Show what a checkpoint is and what is wrong with it; exit code 1 if anything is.
 
-    Format, config and where each field is from, dtypes, tensors. Weights are not read.
+    Format, size, dtypes, and the config with where each field is from; fields that are left at
+    their defaults are in --json. Weights are not read.
     """
     from griffin_eval.converters.containers.container import NothingThere
     from griffin_eval.converters.describe import describe, describe_split
@@ -51,12 +55,12 @@ def inspect(
     if as_json:
         typer.echo(json.dumps(facts, indent=1))
     else:
-        _print_facts(facts)
+        _print_facts(facts, tensors)
     if facts["problems"]:
         raise typer.Exit(1)
 
 
-def _print_facts(facts: dict[str, Any]) -> None:
+def _print_facts(facts: dict[str, Any], tensors: bool) -> None:
     console = Console(width=max(Console().width, 120))
 
     def line(text: str) -> None:
@@ -75,7 +79,7 @@ def _print_facts(facts: dict[str, Any]) -> None:
     )
     for name, value in facts.items():
         if name not in apart:
-            line(f"{name}: {'unknown' if value is None else value}")
+            line(f"{name}: {_in_words(name, value)}")
     if quantised := facts.get("quantised"):
         for scheme, found in quantised["schemes"].items():
             line(
@@ -85,11 +89,12 @@ def _print_facts(facts: dict[str, Any]) -> None:
         line(f"not quantised: {', '.join(quantised['left_alone']) or 'nothing'}")
     for name, value in facts.get("config", {}).items():
         origin = facts["config_from"][name]
-        line(f"{name}: {'unknown' if origin is None else f'{value} ({origin})'}")
+        if origin != "default":
+            line(f"{name}: {'unknown' if origin is None else f'{value} ({origin})'}")
     table = Table()
     for heading in ("tensor", "shape", "dtype", "parameters"):
         table.add_column(heading)
-    for tensor in facts.get("tensors", []):
+    for tensor in facts.get("tensors", []) if tensors else []:
         shape = "×".join(map(str, tensor["shape"]))
         name = escape(printable(tensor["name"]))
         table.add_row(name, shape, tensor["dtype"], "\n".join(tensor["parameters"]))
@@ -112,3 +117,14 @@ def _print_facts(facts: dict[str, Any]) -> None:
     for kind in ("warning", "problem"):
         for text in facts.get(f"{kind}s", []):
             line(f"{kind}: {text}")
+
+
+def _in_words(name: str, value: Any) -> str:
+    """Return a fact for people."""
+    if value is None:
+        return "unknown"
+    if name == "dtypes":
+        return ", ".join(f"{count} tensors in {dtype}" for dtype, count in value.items())
+    if isinstance(value, list):
+        return ", ".join(value) or "none"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,8 +1,10 @@
 """The command ``verify``."""
 
 import dataclasses
+import json
+import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -10,11 +12,24 @@ from rich.table import Table
 
 from griffin_eval.cli.options import (
     CheckpointOptions,
+    JsonOnly,
     check_figures_folder,
     progress_bar,
     takes_checkpoint_options,
 )
 from griffin_eval.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from griffin_eval.converters.verify import Difference
+
+WORST = 10  # parameters that are printed without --all
+KINDS = {  # worst first
+    "missing": "are only in one of them",
+    "shape": "have another shape",
+    "values": "have other values",
+    "rounded": "are equal once they are cast to the other dtype",
+    "dtype": "have equal values in another dtype",
+}
 
 
 @takes_checkpoint_options
@@ -26,11 +41,19 @@ def verify(
             help="Other folder, file or hub id, in any format; without it, the manifest."
         ),
     ] = None,
-    logits: Annotated[
+    any_dtype: Annotated[
         bool,
         typer.Option(
-            "--logits", help="Comparison of what every implementation computes with them."
+            "--any-dtype", help="Accept tensors that are the other one's, cast to another dtype."
         ),
+    ] = False,
+    all_tensors: Annotated[
+        bool, typer.Option("--all", help="Print every tensor that differs, not the ten worst.")
+    ] = False,
+    as_json: JsonOnly = False,
+    logits: Annotated[
+        bool,
+        typer.Option("--logits", help="Compare what every implementation computes with them, too."),
     ] = False,
     output: Annotated[
         Path | None,
@@ -53,6 +76,10 @@ def verify(
     """
     if output is not None and (other is None or not logits):
         raise ArgumentError("--output draws two checkpoints: name both, and add --logits")
+    if as_json and logits:
+        raise ArgumentError("--json has no place for --logits: leave one of them out")
+    if any_dtype and other is None:
+        raise ArgumentError("--any-dtype compares two checkpoints: name another one")
     check_figures_folder(output)
     checkpoints = [(one, options.open(one))]
     if other is not None:
@@ -60,16 +87,16 @@ def verify(
         shared = dataclasses.replace(options, **own, accept_differences=False)
         checkpoints.append((other, shared.open(other)))
     if other is not None:
-        same = _print_tensors(*checkpoints)
+        same = _print_tensors(checkpoints, any_dtype, all_tensors, as_json)
     else:
-        same = logits or _print_check(*checkpoints[0])
+        same = logits or _print_check(*checkpoints[0], as_json)
     if logits:
         same = _print_logits(checkpoints, output) and same
     if not same:
         raise typer.Exit(1)
 
 
-def _print_check(path, checkpoint) -> bool:
+def _print_check(path, checkpoint, as_json) -> bool:
     """Compares a checkpoint with its manifest, prints what differs; whether nothing does."""
     from griffin_eval.converters.output.manifest import check, recorded
     from griffin_eval.layout import param_specs
@@ -77,6 +104,10 @@ def _print_check(path, checkpoint) -> bool:
     total = sum(spec.size for spec in param_specs(checkpoint.config).values()) * 4
     with progress_bar("checking", total) as progress:
         count, problems = check(checkpoint, progress)
+    if as_json:
+        facts = {"same": not problems, "compared": count, "problems": problems}
+        typer.echo(json.dumps(facts, indent=1))
+        return not problems
     known = recorded(checkpoint)
     says = "its manifest says" if known else "their checksums say"
     for problem in problems:
@@ -85,25 +116,58 @@ def _print_check(path, checkpoint) -> bool:
     return not problems
 
 
-def _print_tensors(one, other) -> bool:
-    """Compares tensors of two (path, checkpoint), prints what differs; whether nothing does."""
+def _print_tensors(checkpoints, any_dtype, all_tensors, as_json) -> bool:
+    """Compare the tensors of two (path, checkpoint), print what differs; return whether they are
+    the same, but for their dtypes if that is accepted."""
     from griffin_eval.converters.verify import compare
     from griffin_eval.layout import param_specs
 
-    (one, a), (other, b) = one, other
+    (one, a), (other, b) = checkpoints
     total = sum(spec.size for spec in param_specs(a.config).values()) * 4
     with progress_bar("comparing", total) as progress:
         result = compare(a, b, progress)
+    same = result.same_but_for_dtypes if any_dtype else result.same
+    count = result.compared - len(result.tensors)
+    if as_json:
+        tensors = [
+            d._asdict() | {"largest": d.largest if math.isfinite(d.largest) else None}
+            for d in result.tensors
+        ]
+        facts = {"same": same, "compared": result.compared, "identical": count}
+        typer.echo(json.dumps(facts | {"config": result.config, "tensors": tensors}, indent=1))
+        return same
     for field in result.config:
         typer.echo(f"config differs in {field}")
-    for difference in result.tensors:
-        typer.echo(f"{difference.name}: {difference.what}, at most by {difference.largest:.3g}")
-    count = result.compared - len(result.tensors)
+    worst = sorted(result.tensors, key=_badness, reverse=True)
+    for difference in worst if all_tensors else worst[:WORST]:
+        typer.echo(f"{difference.name}: {difference.what}{_at_most([difference])}")
+    if len(worst) > WORST and not all_tensors:
+        typer.echo(f"and {len(worst) - WORST} more parameters, which --all lists")
     typer.echo(
         f"{one} ({a.format.name}) and {other} ({b.format.name}): "
         f"{count} of {result.compared} parameters are the same bit for bit"
     )
-    return result.same
+    for kind, meaning in KINDS.items():
+        alike = [each for each in result.tensors if each.kind == kind]
+        if alike:
+            typer.echo(f"{len(alike)} {meaning}{_at_most(alike)}")
+    if not same and result.same_but_for_dtypes:
+        typer.echo("they differ in their dtypes alone, which --any-dtype accepts")
+    return same
+
+
+def _badness(difference: "Difference") -> tuple[int, float]:
+    """Return the key of a difference that is larger for worse ones."""
+    largest = difference.largest
+    return list(KINDS)[::-1].index(difference.kind), math.inf if math.isnan(largest) else largest
+
+
+def _at_most(differences: "list[Difference]") -> str:
+    """Return the clause about the largest difference of values; empty if no values differ."""
+    if differences[0].kind not in ("values", "rounded"):
+        return ""
+    largest = max(math.inf if math.isnan(each.largest) else each.largest for each in differences)
+    return f", by at most {largest:.3g}" if math.isfinite(largest) else ", some not finite"
 
 
 def _print_logits(checkpoints, output) -> bool:

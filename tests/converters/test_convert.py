@@ -324,10 +324,17 @@ def test_commands(checkpoint, tmp_path):
     invoke("convert", out, cast, "--to", "hf", "--dtype", "bfloat16")
     other = invoke("verify", checkpoint, cast)
     assert other.exit_code == 1 and "float32 and bfloat16" in other.output
+    assert "which --all lists" in other.output and "which --any-dtype accepts" in other.output
+    assert other.output.count("float32 and bfloat16") == 10
+    assert invoke("verify", checkpoint, cast, "--any-dtype").exit_code == 0
+    assert invoke("verify", checkpoint, cast, "--all").output.count("float32 and bfloat16") > 90
+    found = json.loads(invoke("verify", checkpoint, cast, "--json").output)
+    assert {each["kind"] for each in found["tensors"]} <= {"rounded", "dtype"}
+    assert found["same"] is False and found["identical"] + len(found["tensors"]) == 99
     facts = json.loads(invoke("inspect", out, "--json").output)
     assert facts["format"] == "deepmind-flax" and facts["config"]["visible_keys"] == 128
     assert facts["dtypes"] == {"float32": 99}
-    assert "embedder/input_embedding" in invoke("inspect", out).output
+    assert "embedder/input_embedding" in invoke("inspect", out, "--tensors").output
     formats = invoke("convert", "--help-formats")
     assert formats.exit_code == 0 and all(name in formats.output for name in FORMATS)
 
@@ -342,7 +349,7 @@ def test_the_sign_of_a_zero_is_a_difference(tmp_path):
     weights[name][1] = -0.0
     save_file(weights, tmp_path / "other" / file)
     found = compare(Checkpoint(tmp_path / "one"), Checkpoint(tmp_path / "other"))
-    assert found.tensors == [Difference(name, "1 values differ", 0.0)]
+    assert found.tensors == [Difference(name, "1 value differs", 0.0)]
     assert invoke("verify", tmp_path / "one", tmp_path / "other").exit_code == 1
 
 

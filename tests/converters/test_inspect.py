@@ -270,7 +270,7 @@ def test_a_config_that_cannot_be(tmp_path):
     assert len(found["tensors"]) == len(WEIGHTS) and found["config"] == {}
 
 
-@pytest.mark.parametrize("option", ["", slow("--json")])
+@pytest.mark.parametrize("option", ["--tensors", slow("--json")])
 def test_a_reader_that_goes_away(tmp_path, option):
     config = dataclasses.replace(CONFIG, num_layers=100)  # more than a pipe holds
     weights = {s.name: np.zeros(s.shape, np.float32) for s in param_specs(config).values()}
