@@ -123,6 +123,7 @@ def _join_command_line(cli) -> None:
             from griffin_eval.process import tune_process
 
             tune_process()
+            _refuse_missing(arguments)
         return original(cli, arguments)
 
     cli.HarnessCLI.execute = execute
@@ -144,6 +145,21 @@ def _is_for_us(arguments) -> bool:
     return getattr(arguments, "model", None) == MODEL
 
 
+def _refuse_missing(arguments) -> None:
+    """Refuse a checkpoint that does not exist before lm_eval reads its tasks, which takes long."""
+    from griffin_eval.converters.source.resolve import refuse_missing
+
+    given = getattr(arguments, "model_args", None)
+    if isinstance(given, dict) and isinstance(given.get("pretrained"), str):
+        refuse_missing(given["pretrained"])
+
+
+def _misleads(message: str) -> bool:
+    """Whether a message asks for what our tasks do not need, or names files that will move."""
+    about_metadata = message.startswith("griffin_") and "Custom kwargs can be passed" in message
+    return about_metadata or ("Saving per-task samples" in message and ".griffin-eval-" in message)
+
+
 def _behave_like_lm_eval() -> None:
     """Logs where lm_eval logs, at its level; ends with one sentence where the user erred."""
     import logging
@@ -157,6 +173,8 @@ def _behave_like_lm_eval() -> None:
         first = os.environ.get("RANK", "0") in ("", "0")  # of several processes the first one logs
         ours.setLevel(theirs.level if first else logging.ERROR)
     sys.excepthook = one_sentence
+    for name in ("lm_eval.api.task", "lm_eval.loggers.evaluation_tracker"):
+        logging.getLogger(name).addFilter(lambda record: not _misleads(record.getMessage()))
 
 
 _HOOKS = {

@@ -30,6 +30,12 @@ class MissingExtraError(ImportError):
         )
 
 
+INTERRUPTED = (
+    "interrupted: no results are written; with --use_cache FILE the answers so far are kept there, "
+    "and the same command continues from them"
+)
+
+
 def unreachable_data(error: BaseException) -> str | None:
     """The sentence about an error of `datasets`, which cannot fetch the documents of a task; None
     for other errors."""
@@ -53,8 +59,11 @@ def one_sentence(kind: type[BaseException], error: BaseException, trace: Any) ->
 
     An error that the user can mend ends with its sentence and exit code 2. A lost process,
     documents that cannot be fetched, and an error of memory, if it says for which request, end
-    with exit code 1.
+    with exit code 1. Ctrl-C says what is kept.
     """
+    if isinstance(error, KeyboardInterrupt) and "griffin_eval.lm.model" in sys.modules:
+        print(f"\ngriffin: {INTERRUPTED}", file=sys.stderr)
+        return  # the interpreter ends as after any Ctrl-C
     expected = isinstance(error, BadInput | MissingExtraError)
     told = isinstance(error, ProcessLost) or (isinstance(error, MemoryError) and str(error))
     unreachable = unreachable_data(error)

@@ -100,11 +100,33 @@ def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | No
 
         return download(pretrained, revision, subfolder)
     else:
-        raise CheckpointError(
-            f"no such folder: {pretrained!r}; expected an existing folder or a hub id such as "
-            "google/recurrentgemma-2b"
-        )
+        raise _no_such_folder(pretrained)
     return _within(folder, subfolder, pretrained)
+
+
+def refuse_missing(pretrained: str) -> None:
+    """Refuse a name that is neither a path here nor one of a hub or store, without a download.
+
+    Raises:
+        CheckpointError: there is no such folder or file.
+    """
+    if is_remote(pretrained) or pretrained.startswith(kaggle.PREFIX):
+        return
+    if "/" in pretrained and is_hub_id(pretrained):
+        return
+    try:
+        os.stat(os.path.expanduser(pretrained))
+    except FileNotFoundError:
+        raise _no_such_folder(pretrained) from None
+    except (OSError, ValueError):  # `resolve` says what is wrong
+        pass
+
+
+def _no_such_folder(pretrained: str) -> CheckpointError:
+    return CheckpointError(
+        f"no such folder: {pretrained!r}; expected an existing folder or a hub id such as "
+        "google/recurrentgemma-2b"
+    )
 
 
 def _holds_checkpoint(folder: Path) -> bool:

@@ -22,7 +22,13 @@ from griffin_eval.cli.serve import serve
 from griffin_eval.cli.sweep import sweep
 from griffin_eval.cli.train import train
 from griffin_eval.cli.verify import verify
-from griffin_eval.errors import ArgumentError, BadInput, MissingExtraError, raised_by_lm_eval
+from griffin_eval.errors import (
+    INTERRUPTED,
+    ArgumentError,
+    BadInput,
+    MissingExtraError,
+    raised_by_lm_eval,
+)
 from griffin_eval.process import tune_process
 
 app = typer.Typer(
@@ -94,6 +100,9 @@ def run(
             run_frozen(context.args, suite=suite, freeze=freeze)
         else:
             cli_evaluate()
+    except KeyboardInterrupt:
+        typer.echo(f"\ngriffin-eval: {INTERRUPTED}", err=True)
+        raise
     except ValueError as error:
         if not raised_by_lm_eval(error):
             raise

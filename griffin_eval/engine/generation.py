@@ -47,6 +47,7 @@ def generate(
     on_result: Callable[[int, list[int]], None],
     describe: Callable[[int], str] = "prompt {}".format,
     cache: StateCache | None = None,
+    progress: Callable[[int], object] = lambda tokens: None,
 ) -> Stats:
     """Continues every prompt; shared prefixes are read once.
 
@@ -66,6 +67,7 @@ def generate(
         on_result: called with the index of a prompt and all its new tokens.
         describe: names a prompt, given its index, in an error.
         cache: states on disk, from which reading begins where it can; None for none.
+        progress: called with the number of prompt tokens that were read for the first time.
 
     Returns:
         Counts of tokens, steps and seconds.
@@ -96,7 +98,7 @@ def generate(
             batch = _Batch(
                 runner, prompts, indices, limits, eos_ids, seed, should_stop, finish, stats
             )
-            batch.run(describe, cache)
+            batch.run(describe, cache, progress)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -139,7 +141,12 @@ class _Batch:
         self._rows, self._count = Rows(runner, rows, self._capacity), rows
         self._new: dict[int, list[int]] = {}  # of the prompts that are being continued
 
-    def run(self, describe: Callable[[int], str], cache: StateCache | None) -> None:
+    def run(
+        self,
+        describe: Callable[[int], str],
+        cache: StateCache | None,
+        progress: Callable[[int], object],
+    ) -> None:
         # The last token of a prompt is read by the first step that continues it.
         reader = Reader(
             self._runner,
@@ -148,7 +155,7 @@ class _Batch:
             self._capacity,
             self._stats,
             on_step=lambda hidden, parts, bases: None,
-            progress=lambda tokens: None,
+            progress=progress,
             describe=lambda i: describe(self._indices[i]),
             cache=cache,
         )

@@ -64,14 +64,20 @@ def generate(
     *,
     should_stop: Callable[[int, list[int]], bool],
     on_result: Callable[[int, list[int]], None],
+    progress: Callable[[int], object] = lambda tokens: None,
     **arguments: Any,
 ) -> Stats:
     """`griffin_eval.engine.generation.generate` on several devices; one runner is that function
-    itself. ``on_result`` is called in the thread of the caller, ``should_stop`` in one thread at a
-    time."""
+    itself. ``on_result`` and ``progress`` are called in the thread of the caller, ``should_stop``
+    in one thread at a time."""
     if len(runners) == 1:
         return generation.generate(
-            runners[0], prompts, should_stop=should_stop, on_result=on_result, **arguments
+            runners[0],
+            prompts,
+            should_stop=should_stop,
+            on_result=on_result,
+            progress=progress,
+            **arguments,
         )
     lock = threading.Lock()
 
@@ -87,6 +93,7 @@ def generate(
             subset=mine.tolist(),
             should_stop=stop_here,
             on_result=lambda i, ids: tell(on_result, i, ids),
+            progress=lambda tokens: tell(progress, tokens),
             **arguments,
         )
 

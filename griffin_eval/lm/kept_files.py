@@ -27,6 +27,8 @@ from lm_eval.utils import make_table
 from griffin_eval.errors import ArgumentError, BadInput
 from griffin_eval.lm.token_sums import TokenScores
 
+logger = logging.getLogger(__name__)
+
 if TYPE_CHECKING:
     from sqlitedict import SqliteDict
 
@@ -191,6 +193,8 @@ def whole_or_absent(save: Callable[..., None]) -> Callable[..., None]:
                     raise failures.errors[0]
                 for file in files:
                     _appear(file, final / file.relative_to(folder))
+                    if file.name.startswith("results_"):
+                        logger.info("saved: %s", final / file.relative_to(folder))
         except OSError as error:
             _print_table(kwargs.get("results", args[0] if args else None))
             reason = error.strerror or error

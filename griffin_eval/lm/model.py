@@ -468,6 +468,13 @@ class GriffinLM(TemplateLM):
             self.cache_hook.add_partial("generate_until", pairs[index], text)
             bar.update()
 
+        tokens_read = 0
+
+        def on_read(tokens: int) -> None:
+            nonlocal tokens_read
+            tokens_read += tokens
+            bar.set_postfix_str(f"{tokens_read:,} tokens of prompts read")
+
         self._confirm_weights()
         with self._bar("Running generate_until requests", len(requests), disable_tqdm) as bar:
             self.stats += parallel.generate(
@@ -480,6 +487,7 @@ class GriffinLM(TemplateLM):
                 on_result=on_result,
                 describe=lambda i: _quoted(pairs[i][0]),
                 cache=self._state_cache,
+                progress=on_read,
             )
         self._record_generated(requests, prompts, generated)
         return answers

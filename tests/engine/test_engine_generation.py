@@ -87,9 +87,10 @@ def test_a_shared_prompt_is_read_once_and_rows_are_refilled():
     runner = small_runner("torch")
     stem = random_ids(40, 0)
     asked = [Prompt([*stem, i], 3 + 4 * (i % 3)) for i in range(9)]
-    _, stats = continuations_and_stats(runner, asked, Limits(512, 2))
+    read = []
+    _, stats = continuations_and_stats(runner, asked, Limits(512, 2), progress=read.append)
     generated = sum(p.max_new_tokens for p in asked)
-    assert stats.tokens_computed == 40 + generated
+    assert stats.tokens_computed == 40 + generated and sum(read) == 40
     assert stats.tokens_requested == sum(40 + p.max_new_tokens for p in asked)
     # Two rows that are refilled at once: never an idle row but at the end.
     assert stats.steps <= 1 + -(-generated // 2) + 11

@@ -167,6 +167,8 @@ def test_ctrl_c_in_the_stock_command(checkpoint, tmp_path):
         running.send_signal(signal.SIGABRT)
         running.wait()
     assert running.returncode in (1, -signal.SIGINT), log.read_text()
+    assert "griffin: interrupted: no results are written" in log.read_text()
+    assert "Traceback" not in log.read_text()
     known = rows(file)
     assert known > 0 and not (tmp_path / "out").exists()
 

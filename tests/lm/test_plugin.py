@@ -19,6 +19,7 @@ from slow import fast
 
 import griffin_eval
 from griffin_eval import _plugin
+from griffin_eval.errors import BadInput
 
 FOLDER = Path(griffin_eval.__file__).parent
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,6 +90,7 @@ def test_install_after_lm_eval_and_twice():
 import sys, lm_eval.models
 from lm_eval.tasks.manager import TaskManager
 from griffin_eval import _plugin
+from griffin_eval.errors import BadInput
 _plugin.install(); _plugin.install()
 wrapped_twice = hasattr(TaskManager.__init__.__wrapped__, "__wrapped__")
 print(sys.meta_path.count(_plugin._Finder), wrapped_twice)
@@ -309,3 +311,21 @@ def test_tasks_are_listed():
     }
     assert ours
     assert ours <= set(TaskManager().all_tasks)
+
+
+@pytest.mark.parametrize("name", ["/nowhere", "nowhere", "./nowhere", "a/b/c/d"])
+def test_a_checkpoint_that_is_not_there_is_refused_before_tasks_are_read(name):
+    arguments = types.SimpleNamespace(model_args={"pretrained": name})
+    with pytest.raises(BadInput, match="no such folder"):
+        _plugin._refuse_missing(arguments)
+    for other in ({"pretrained": "organisation/name"}, {"pretrained": str(ROOT)}, {}, None, "a=b"):
+        _plugin._refuse_missing(types.SimpleNamespace(model_args=other))
+
+
+def test_messages_that_mislead_are_dropped_and_no_others():
+    metadata = "{}: Custom kwargs can be passed to `--metadata` in console"
+    saving = "Saving per-task samples to {}/m/*.jsonl"
+    assert _plugin._misleads(metadata.format("griffin_phonebook"))
+    assert _plugin._misleads(saving.format("/results/.griffin-eval-x"))
+    assert not _plugin._misleads(metadata.format("ruler"))
+    assert not _plugin._misleads(saving.format("/results"))
