@@ -27,7 +27,7 @@ from griffin_eval.converters.naming.tables import EMBEDDING, HEAD, Binding
 from griffin_eval.converters.output.manifest import MANIFEST_FILE, recorded
 from griffin_eval.converters.overrides import NO_OVERRIDES, Overrides
 from griffin_eval.errors import CheckpointError
-from griffin_eval.layout import param_specs
+from griffin_eval.layout import param_specs, parameter_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -112,6 +112,10 @@ class Checkpoint:
         if HEAD in param_specs(merge.config) and HEAD not in self.homes:
             self.homes[HEAD], self.dtypes[HEAD] = self.homes[EMBEDDING], self.dtypes[EMBEDDING]
         self.config, self._changes = merge.config, merge.changes
+
+    def __repr__(self) -> str:
+        size = f"{parameter_count(self.config):,} parameters"
+        return f"Checkpoint({str(self.path)!r}: {self.format.name}, {size}, {self.dtype})"
 
     @property
     def dtype(self) -> str:

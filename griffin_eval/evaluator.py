@@ -147,6 +147,9 @@ class Evaluator:
                 runner.start_from(saved)
         self._limits = limits_for(self._runners[0], most=most)
 
+    def __repr__(self) -> str:
+        return f"Evaluator({self._checkpoint!r}, {self.framework}, {self.dtype})"
+
     def score(
         self,
         texts: Sequence[Text],

@@ -40,6 +40,8 @@ def test_one_text_gives_one_continuation(model):
     seen = []
     one = model.generate(PROMPT, max_new_tokens=6, on_token=lambda i, ids: seen.append([*ids]))
     [same] = model.generate([PROMPT], max_new_tokens=6)
+    known = f"Checkpoint({str(CHECKPOINT)!r}: griffin, 334,336 parameters, bfloat16)"
+    assert repr(model) == f"Evaluator({known}, torch, bfloat16)"
     assert one.text == same.text and model.tokenizer.encode(one.text) == one.tokens.tolist()
     assert seen == [one.tokens[:count].tolist() for count in range(1, 6)]
 
