@@ -55,7 +55,7 @@ def measure(monkeypatch, dtype):
     names = [*READ, "deepmind-jax"]
     pythons = [Interpreter("", sys.executable)]
     report = Report()
-    agree = Bench(CONFIG, TOKENS, [1, 3, 900], 7, names, dtype, None, pythons).run(3, report)
+    agree = Bench(CONFIG, TOKENS, [1, 3, 900], 7, names, dtype, pythons).run(3, report)
     (rows,) = report.tables.values()
     return {(row["workload"], row["implementation"]): row for row in rows}, report.notes, agree
 
