@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import types
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -107,7 +108,7 @@ def test_a_damaged_file_is_read_or_refused_in_one_sentence(file):
 
 
 def test_files_of_others_and_of_earlier_versions_are_refused(file):
-    with sqlite3.connect(file) as writer:
+    with closing(sqlite3.connect(file)) as writer, writer:
         writer.execute("ALTER TABLE 'griffin-json-a' RENAME TO 'griffin-a'")
     with pytest.raises(ArgumentError, match="answers of an earlier version of griffin-eval: name"):
         check_cache(file)
@@ -118,7 +119,7 @@ def test_files_of_others_and_of_earlier_versions_are_refused(file):
 
 def test_an_interrupted_write_is_undone_and_is_no_damage(file, tmp_path):
     """A copy of a file and its journal, as a process leaves them that is killed as it writes."""
-    with sqlite3.connect(file, isolation_level=None) as writer:
+    with closing(sqlite3.connect(file, isolation_level=None)) as writer, writer:
         writer.execute("PRAGMA cache_size = 1")  # so that changed pages are in the file
         writer.execute("BEGIN")
         writer.execute("UPDATE 'griffin-json-a' SET value = zeroblob(3000)")
@@ -145,7 +146,7 @@ FOREIGN = [
 def test_nothing_in_a_foreign_file_is_run(file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for content in FOREIGN:
-        with sqlite3.connect(file) as writer:
+        with closing(sqlite3.connect(file)) as writer, writer:
             writer.execute("UPDATE 'griffin-json-a' SET value = ? WHERE key = '3'", [content])
             writer.execute("CREATE TABLE IF NOT EXISTS unnamed (key TEXT PRIMARY KEY, value BLOB)")
             writer.execute(
@@ -186,7 +187,7 @@ def test_two_processes_share_a_file(tmp_path):
     both = [subprocess.Popen([*command, name]) for name in "ab"]
     assert [process.wait(120) for process in both] == [0, 0]
     expected = {f"{name} {i}": (float(i), True) for name in "ab" for i in range(100)}
-    with sqlite3.connect(path) as file:
+    with closing(sqlite3.connect(path)) as file:
         rows = file.execute("SELECT key, value FROM 'griffin-json-a'").fetchall()
     assert {key: tuple(json.loads(value)) for key, value in rows} == expected
 

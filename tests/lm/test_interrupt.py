@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,7 @@ def cached(checkpoint, path):
 
 def rows(path) -> int:
     """Answers in the file, read as another process would."""
-    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as file:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as file:
         assert file.execute("pragma integrity_check").fetchall() == [("ok",)]
         tables = [name for (name,) in file.execute("select name from sqlite_master")]
         ours = [name for name in tables if name.startswith("griffin-")]
@@ -243,7 +244,7 @@ def test_a_lost_process_ends_the_run_and_answers_are_kept(framework, name, check
 def any_known(file) -> bool:
     """Whether there is an answer, without the lock, which a writer may hold most of the time."""
     try:
-        with sqlite3.connect(f"file:{file}?mode=ro&immutable=1", uri=True) as found:
+        with closing(sqlite3.connect(f"file:{file}?mode=ro&immutable=1", uri=True)) as found:
             tables = [name for (name,) in found.execute("select name from sqlite_master")]
             ours = [name for name in tables if name.startswith("griffin-")]
             return any(found.execute(f"select 1 from '{name}' limit 1").fetchone() for name in ours)
