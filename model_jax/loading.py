@@ -75,7 +75,7 @@ def load_packed(checkpoint: Checkpoint, dtype: Any = None, device: Any = None) -
     They are copied from the file as they are; all other parameters are as in `load`.
 
     Args:
-        checkpoint, dtype: as of `load`.
+        checkpoint, dtype: Arguments of `load`.
         device: the jax.Device to run on; None for JAX's default device.
 
     Raises:

@@ -65,7 +65,7 @@ def load_packed(
     They are copied from the file as they are; all other parameters are as in `load`.
 
     Args:
-        checkpoint, dtype, device: as of `load`.
+        checkpoint, dtype, device: Arguments of `load`.
 
     Raises:
         CheckpointError: a tensor that cannot be read.

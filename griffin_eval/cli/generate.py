@@ -45,7 +45,7 @@ def generate(
     top_p: Annotated[
         float, typer.Option(help="Probability of the likeliest tokens to choose from.", max=1)
     ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the random numbers.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random number generator.", min=0)] = 0,
     as_json: JsonOnly = False,
     adapter: Adapters = None,
     tokenizer: TokenizerFolder = None,

@@ -50,7 +50,7 @@ def linear(
 
     Args:
         x: inputs, any floating dtype.
-        weight: of the same dtype, outputs first; a quantised one is dequantised.
+        weight: Matrix of the dtype of x, outputs first; a quantised one is dequantised.
         bias: added to every row.
         then: what follows; activations have their names in transformers.
         other: the other factor, given with ``mul`` only.

@@ -69,7 +69,7 @@ class Conversion:
         library: of `faults.c`, which was loaded before everything else.
         source: what is converted.
         target: the format to write.
-        before: what the destination is: absent or an old checkpoint.
+        before: State of the destination, absent or an old checkpoint.
         box: a folder for the destination alone.
         old: a checkpoint.
     """
@@ -124,7 +124,7 @@ class Conversion:
             assert os.strerror(fault.code) in last or "OCDBT" in last, where
             assert str(self._box.parent) in last, where
         left = sorted(set(os.listdir(self._box)) - {"out"})
-        # What could not be removed stays.
+        # A hidden folder remains if the process was killed, or if removing it failed.
         stays = killed or what.startswith(("unlink", "rmdir", "open"))
         allowed = left == [] or (left == [".out.partial"] and stays)
         if left or now != "whole":
