@@ -8,6 +8,7 @@ References:
     positive counts estimated from survey data.
     Agresti and Coull (1998), Approximate is better than "exact" for interval estimation of binomial
     proportions.
+    Modarressi et al. (2025), NoLiMa: Long-context evaluation beyond literal matching.
 """
 
 import math
@@ -177,6 +178,66 @@ def capacity(
     # No interpolation between percentiles, which may be infinite.
     low, high = np.quantile(crossings, [1 - tail, tail], method="inverted_cdf")
     return Estimate(value, float(min(low, value)), float(max(high, value)), len(x), groups)
+
+
+def effective_length(
+    values: Sequence[float],
+    lengths: Sequence[float],
+    clusters: Sequence[Hashable],
+    confidence: float = 0.95,
+    level: float = 0.85,
+    seed: int = 0,
+) -> Estimate:
+    """Return the longest length up to which scores stay near the score at the shortest length.
+
+    This is NoLiMa's effective length (Modarressi et al., 2025): up to it every share of successes
+    is at least ``level`` times the share at the shortest length. It is one of the lengths: ``inf``
+    if no share is below, NaN if nothing is right at the shortest length.
+
+    The bounds are percentiles of a bootstrap of clusters, as in `capacity`, but a cluster with
+    items of several lengths is drawn with all of them.
+
+    Args:
+        values: 0 or 1 for each item.
+        lengths: Length of each item, positive.
+        clusters: Cluster of each item.
+        confidence: Probability with which such intervals hold the true length.
+        level: Part of the score at the shortest length, between 0 and 1.
+        seed: Seed of the bootstrap.
+    """
+    x, index = _sorted(values, clusters)
+    grid, column = np.unique(np.asarray(lengths, np.float64), return_inverse=True)
+    groups = int(index.max()) + 1
+    right, asked = np.zeros((groups, len(grid))), np.zeros((groups, len(grid)))
+    np.add.at(right, (index, column), x)
+    np.add.at(asked, (index, column), 1.0)
+    value = float(_last_near_the_first(grid, (right.sum(0) / asked.sum(0))[None], level)[0])
+    if math.isnan(value):
+        return Estimate(math.nan, math.nan, math.nan, len(x), groups)
+    generator = np.random.default_rng(seed)
+    top, bottom = np.zeros((RESAMPLES, len(grid))), np.zeros((RESAMPLES, len(grid)))
+    # Clusters of the same lengths stand for each other.
+    for pattern in np.unique(asked > 0, axis=0):
+        members = ((asked > 0) == pattern).all(1)
+        mean = asked[members].mean(0)
+        own_top = np.concatenate([right[members], np.stack([np.zeros_like(mean), mean])])
+        own_bottom = np.concatenate([asked[members], np.stack([mean, mean])])
+        drawn = generator.integers(len(own_top), size=(RESAMPLES, len(own_top) - 2))
+        top += own_top[drawn].sum(1)
+        bottom += own_bottom[drawn].sum(1)
+    found = _last_near_the_first(grid, top / bottom, level)
+    found = found[~np.isnan(found)]
+    tail = (1 + confidence) / 2
+    low, high = np.quantile(found, [1 - tail, tail], method="inverted_cdf")
+    return Estimate(value, float(min(low, value)), float(max(high, value)), len(x), groups)
+
+
+def _last_near_the_first(grid: np.ndarray, shares: np.ndarray, level: float) -> np.ndarray:
+    """Return the effective length of each row of shares [rows, lengths]."""
+    below = shares < level * shares[:, :1] - 1e-12
+    before = np.maximum(below.argmax(1) - 1, 0)
+    last = np.where(below.any(1), grid[before], math.inf)
+    return np.where(shares[:, 0] > 0, last, math.nan)
 
 
 def _crossing(grid: np.ndarray, shares: np.ndarray, weights: np.ndarray, level: float) -> float:

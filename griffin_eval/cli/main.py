@@ -16,7 +16,7 @@ from griffin_eval.cli.inspect import inspect
 from griffin_eval.cli.memory import memory
 from griffin_eval.cli.options import PanelledCommand
 from griffin_eval.cli.read import read
-from griffin_eval.cli.report import report
+from griffin_eval.cli.report import power, report
 from griffin_eval.cli.score import score
 from griffin_eval.cli.serve import serve
 from griffin_eval.cli.sweep import sweep
@@ -143,6 +143,7 @@ for command in (
     memory,
     read,
     report,
+    power,
     generate,
     score,
     serve,

@@ -106,3 +106,87 @@ def report(
         typer.echo(f"{one.task}: too few items to see a difference of {detect:g}", err=True)
     if small or any(one.verdict == "worse" for one in judged):
         raise typer.Exit(1)
+
+
+def power(
+    results: Annotated[
+        Path | None, typer.Argument(help="Results of an earlier run, with logged samples.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Run of another model on the same items.")
+    ] = None,
+    items: Annotated[int | None, typer.Option(help="Number of items planned.", min=1)] = None,
+    difference: Annotated[float | None, typer.Option(help="Difference to be seen.")] = None,
+    score: Annotated[
+        float | None, typer.Option(help="Share of right answers expected, without results.")
+    ] = None,
+    correlation: Annotated[
+        float, typer.Option(help="Correlation of two models' answers to an item.", max=1)
+    ] = 0.0,
+    cluster_size: Annotated[
+        int, typer.Option(help="Number of items in a cluster, without results.", min=1)
+    ] = 1,
+    within: Annotated[
+        float, typer.Option(help="Correlation of items in a cluster.", min=0, max=1)
+    ] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+) -> None:
+    """Tell before a run how small a difference it can show, and how many items one takes.
+
+    With results of an earlier run the spread of its items is used, with --against the spread of the
+    difference between two runs; without results, --items and --score. A difference counts as seen
+    with a probability of 80% at a level of 5% (Miller, arXiv 2411.00640), one task by itself.
+
+    griffin-eval power --items 500 --score 0.6 --difference 0.03
+    """
+    import json
+    from importlib.util import find_spec
+
+    from rich.console import Console
+    from rich.table import Table
+
+    if find_spec("scipy") is None:
+        raise MissingExtraError("scipy", "torch")
+    from griffin_eval.report.power import assumed_spread, plans, spreads
+    from griffin_eval.report.results import read
+
+    if difference is not None and not 0 < difference < math.inf:
+        raise ArgumentError(f"--difference {difference}: expected a number above 0")
+    if results is None:
+        if against is not None:
+            raise ArgumentError("--against needs RESULTS, the run that it is compared with")
+        if items is None or score is None or not 0 < score < 1:
+            raise ArgumentError(
+                f"expected RESULTS of an earlier run, or --items and a --score between 0 and 1, "
+                f"found --items {items} and --score {score}"
+            )
+        if not -1 <= correlation < 1:
+            raise ArgumentError(
+                f"--correlation {correlation}: expected a number from -1 to below 1"
+            )
+        found = [assumed_spread(items, score, correlation, cluster_size, within)]
+    else:
+        if score is not None or cluster_size > 1 or within:
+            raise ArgumentError(
+                "--score, --cluster-size and --within are for a plan without RESULTS, "
+                "which tell them"
+            )
+        runs = read([results] if against is None else [results, against], [])
+        if len(runs) != (1 if against is None else 2):
+            raise ArgumentError(f"expected one file of results each, found {len(runs)} in all")
+        found = spreads(runs[0], runs[1] if against else None, correlation)
+    rows = plans(found, items, difference)
+    if as_json:
+        typer.echo(json.dumps([row._asdict() for row in rows], indent=2))
+        return
+    table = Table()
+    for heading in ("task", "metric") * (results is not None):
+        table.add_column(heading)
+    for heading in ("items", "clusters", "smallest difference", "items needed"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        needed = "-" if row.needed is None else f"{row.needed:,}"
+        least = f"{row.smallest:.3g}" if math.isfinite(row.smallest) else "none"
+        names = (row.task, row.metric) * (results is not None)
+        table.add_row(*names, f"{row.items:,}", f"{row.clusters:,}", least, needed)
+    Console(width=max(Console().width, 80)).print(table)

@@ -16,6 +16,8 @@ LOGLIKELIHOODS = {
     "bits_per_byte": math.log(2),
 }
 
+# Metrics of which a sample holds a length in place of a weight.
+LENGTHS = ("capacity", "effective_length")
 
 Samples = dict[str, dict[str, dict[str, Any]]]  # by filter and key of the item
 Common = tuple[str, dict[str, Any], dict[str, Any]]  # key of an item, its sample in two runs
@@ -120,10 +122,9 @@ def not_compared(runs: list[Run], compared: list[Difference]) -> list[tuple[str,
 
 
 def metrics_of(*samples: dict[str, Any]) -> list[str]:
-    """Names of the metrics of samples, without their bounds, and without ``capacity``, of which a
-    sample holds a length in place of a weight."""
+    """Return the metrics of samples, without their bounds and without `LENGTHS`."""
     names = dict.fromkeys(name for sample in samples for name in sample.get("metrics", []))
-    return [name for name in names if not name.endswith(("_low", "_high")) and name != "capacity"]
+    return [name for name in names if not name.endswith(("_low", "_high")) and name not in LENGTHS]
 
 
 def _same_weights(one: dict[str, Any], other: dict[str, Any]) -> bool:

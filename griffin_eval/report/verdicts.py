@@ -51,15 +51,28 @@ class Verdict(NamedTuple):
     verdict: str
 
 
-class _Compared(NamedTuple):
+class Compared(NamedTuple):
+    """The items of a task in two runs.
+
+    Attributes:
+        task, metric: As in `Verdict`.
+        higher_is_better: Direction of the metric.
+        values: Score of each item in the run, minus that in the other.
+        own: Score of each item in the run.
+        weights, clusters: Weight and cluster of each item.
+        right_or_wrong: Whether all scores are 0 or 1.
+        binary: Whether besides each item is independent, of weight 1.
+    """
+
     task: str
     metric: str
     higher_is_better: bool
-    values: list[float]  # of the run minus those of the other
+    values: list[float]
+    own: list[float]
     weights: list[float]
     clusters: list[str]
     right_or_wrong: bool
-    binary: bool  # and each item independent, of weight 1
+    binary: bool
 
 
 def verdicts(run: Run, other: Run) -> list[Verdict]:
@@ -73,14 +86,7 @@ def verdicts(run: Run, other: Run) -> list[Verdict]:
         ReportError: a task without samples, without an item that both have, or without a metric of
             which a direction is known.
     """
-    tasks = list(other.samples)
-    lacking = [task for task in tasks if task not in run.samples]
-    if lacking or not tasks:
-        raise ReportError(
-            f"{run.path} has no samples of {', '.join(lacking) or 'any task'}, which a verdict "
-            f"needs: evaluate both runs on the same tasks with lm_eval --log_samples"
-        )
-    compared = [_compare(run, other, task) for task in tasks]
+    compared = compare(run, other)
     tests = [_test(one) for one in compared]
     corrected = holm([p for p, _ in tests])
     found = []
@@ -89,7 +95,7 @@ def verdicts(run: Run, other: Run) -> list[Verdict]:
         verdict = "no difference"
         if p < LEVEL:
             verdict = "better" if (mean > 0) == one.higher_is_better else "worse"
-        detectable = _detectable(one, error, len(tasks))
+        detectable = _detectable(one, error, len(compared))
         found.append(Verdict(one.task, one.metric, len(one.values), mean, p, detectable, verdict))
     return found
 
@@ -103,7 +109,23 @@ def holm(p: Sequence[float]) -> list[float]:
     return corrected
 
 
-def _compare(run: Run, other: Run, task: str) -> _Compared:
+def compare(run: Run, other: Run) -> list[Compared]:
+    """Return the items of each task of the other run, compared.
+
+    Raises:
+        ReportError: As in `verdicts`.
+    """
+    tasks = list(other.samples)
+    lacking = [task for task in tasks if task not in run.samples]
+    if lacking or not tasks:
+        raise ReportError(
+            f"{run.path} has no samples of {', '.join(lacking) or 'any task'}, which this needs: "
+            f"evaluate both runs on the same tasks with lm_eval --log_samples"
+        )
+    return [_compare(run, other, task) for task in tasks]
+
+
+def _compare(run: Run, other: Run, task: str) -> Compared:
     common = common_items(read_samples(run.samples[task]), read_samples(other.samples[task]))
     if not common:
         raise ReportError(
@@ -129,11 +151,12 @@ def _compare(run: Run, other: Run, task: str) -> _Compared:
         if both:
             alone = len({b[2] for _, b in both}) == len(both)
             right_or_wrong = all({a[0], b[0]} <= {0.0, 1.0} for a, b in both)
-            return _Compared(
+            return Compared(
                 task,
                 compared_name(quantity, filter_name),
                 directions[quantity],
                 [a[0] - b[0] for a, b in both],
+                [a[0] for a, _ in both],
                 [b[1] for _, b in both],
                 [b[2] for _, b in both],
                 right_or_wrong,
@@ -145,7 +168,7 @@ def _compare(run: Run, other: Run, task: str) -> _Compared:
     )
 
 
-def _test(one: _Compared) -> tuple[float, float]:
+def _test(one: Compared) -> tuple[float, float]:
     """The p-value of no difference, and the standard error of the mean difference.
 
     Items that are right or wrong and independent have McNemar's exact test, others Student's over
@@ -168,7 +191,7 @@ def _test(one: _Compared) -> tuple[float, float]:
     return max(p, _sign_test(groups)) if one.right_or_wrong else p, error
 
 
-def _detectable(one: _Compared, error: float, tasks: int) -> float:
+def _detectable(one: Compared, error: float, tasks: int) -> float:
     """The smallest difference that is seen at the strictest level of Holm's procedure."""
     from scipy import stats
 

@@ -14,10 +14,11 @@ from griffin_eval.errors import ArgumentError
 from griffin_eval.tasks.metadata import warn_of_near_misses
 
 BOUNDS = {"": "value", "_low": "low", "_high": "high"}  # suffix of a metric: field of an estimate
+OF_LENGTHS = {"capacity": intervals.capacity, "effective_length": intervals.effective_length}
 
 
 class Observation(NamedTuple):
-    """What one document contributes to one metric, unless that is a capacity.
+    """What one document contributes to one metric, unless that is a length.
 
     Attributes:
         value: numerator, such as nats or the number of right answers.
@@ -31,12 +32,12 @@ class Observation(NamedTuple):
     cluster: str
 
 
-class CapacityObservation(NamedTuple):
-    """What one document contributes to a capacity, the length up to which answers are right.
+class LengthObservation(NamedTuple):
+    """What one document contributes to a capacity or an effective length.
 
     Attributes:
         value: 1 for a right answer, 0 for a wrong one.
-        length: length at which it was asked, in the unit of the capacity.
+        length: length at which it was asked, in the unit of the metric.
         cluster: as in `Observation`.
     """
 
@@ -45,7 +46,7 @@ class CapacityObservation(NamedTuple):
     cluster: str
 
 
-AnyObservation = Observation | CapacityObservation
+AnyObservation = Observation | LengthObservation
 
 
 class CurveTask(ConfigurableTask):
@@ -67,8 +68,9 @@ class CurveTask(ConfigurableTask):
         """Adds a metric and its two bounds.
 
         Args:
-            kind: ``proportion`` of values that are 0 or 1, ``ratio`` of values to weights, or
-                ``capacity``, the length up to which half of the values are 1.
+            kind: ``proportion`` of values that are 0 or 1, ``ratio`` of values to weights,
+                ``capacity``, the length up to which half of the values are 1, or
+                ``effective_length``, that up to which scores stay near that of the shortest.
             higher_is_better: direction of the arrow in lm_eval's table; None for what is neither.
         """
         for suffix, field in BOUNDS.items():
@@ -127,14 +129,14 @@ def estimate(observations: Sequence[Sequence[Any] | None], kind: str, field: str
         field: ``value``, ``low`` or ``high``.
 
     Returns:
-        A number; "N/A" where the observations are too few for it; or for a capacity beyond the
-        longest or below the shortest length that length as in ">200" and "<20".
+        A number; "N/A" where the observations are too few for it; or for a length beyond the
+        longest or below the shortest asked that length as in ">200" and "<20".
     """
     given = tuple(tuple(observation) for observation in observations if observation is not None)
     if not given:
         return "N/A"
     number = getattr(_estimated(kind, given), field)
-    if kind == "capacity" and math.isinf(number):
+    if kind in OF_LENGTHS and math.isinf(number):
         lengths = [length for _, length, _ in given]
         return f">{max(lengths):g}" if number > 0 else f"<{min(lengths):g}"
     return number if math.isfinite(number) else "N/A"
@@ -143,8 +145,8 @@ def estimate(observations: Sequence[Sequence[Any] | None], kind: str, field: str
 @functools.lru_cache(maxsize=1)  # lm_eval asks for the value and the bounds one after the other
 def _estimated(kind: str, observations: tuple[tuple[Any, ...], ...]) -> intervals.Estimate:
     values, weights, clusters = zip(*observations, strict=True)
-    if kind == "capacity":
-        return intervals.capacity(values, weights, clusters)
+    if kind in OF_LENGTHS:
+        return OF_LENGTHS[kind](values, weights, clusters)
     if kind == "ratio":
         return intervals.ratio(values, weights, clusters)
     answers = [

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("lm_eval")
 
 from griffin_eval import intervals
-from griffin_eval.tasks.curves import CapacityObservation, Observation, as_split, estimate
+from griffin_eval.tasks.curves import LengthObservation, Observation, as_split, estimate
 
 
 def test_documents_that_say_nothing_are_left_out():
@@ -40,7 +40,7 @@ def test_bounds_that_are_not_known():
 )
 def test_capacities_that_are_not_reached(shares, value):
     observations = [
-        CapacityObservation(share, length, f"{length} {book}")
+        LengthObservation(share, length, f"{length} {book}")
         for share, length in zip(shares, (20, 200), strict=True)
         for book in range(30)
     ]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 from slow import ci, examples, fast, slow
 
-from griffin_eval.intervals import capacity, proportion, ratio
+from griffin_eval.intervals import capacity, effective_length, proportion, ratio
 
 GRID = (20, 50, 100, 200)
 
@@ -187,3 +187,34 @@ def test_coverage_of_capacities(shares):
         found = capacity(values, lengths, clusters)
         held += found.low <= truth <= found.high
     assert held >= 36
+
+
+# Effective lengths
+
+
+@pytest.mark.parametrize(
+    ("shares", "expected"),
+    [
+        ((1, 0.8, 0.8, 0.8), 20),
+        ((1, 1, 0.2, 1), 50),  # a score that comes back does not count
+        ((0.8, 0.8, 0.6, 0), 50),
+        ((0.2, 0.4, 0.6, 0.2), math.inf),
+        ((0, 1, 1, 1), math.nan),
+    ],
+)
+def test_effective_lengths(shares, expected):
+    found = effective_length(*measured(shares))
+    assert found.value == pytest.approx(expected, nan_ok=True)
+    if expected == expected:
+        assert found.low <= found.value <= found.high
+
+
+def test_clusters_that_are_asked_at_every_length_are_drawn_whole():
+    """Stretches of text of which half are easy: the easy ones are right at every length."""
+    easy = {f"text {i}": i % 2 for i in range(40)}
+    asked = [(right, length, name) for name, right in easy.items() for length in GRID]
+    values, lengths, together = zip(*asked, strict=True)
+    found = effective_length(values, lengths, together)
+    assert (found.low, found.value, found.clusters) == (math.inf, math.inf, 40)
+    apart = [f"{name} {length}" for _, length, name in asked]
+    assert effective_length(values, lengths, apart).low < GRID[-1]

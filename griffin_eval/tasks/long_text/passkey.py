@@ -23,8 +23,7 @@ given depths, from 0 to 100% of the tokens of the text; numbers have five digits
 text; everything follows from a seed. An answer is right if the first digits on its first line are
 exactly the number.
 
-All prompts of a sample use one stretch of text; a longer prompt continues where a shorter one ends.
-Griffin reads once what two of them share, which is everything before the first needle of either.
+The text around the needles is that of `griffin_eval.tasks.long_text.needles`.
 """
 
 import random
@@ -32,17 +31,20 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from griffin_eval.arguments import check_integers, ordered
+from griffin_eval.arguments import check_integers
 from griffin_eval.errors import ArgumentError
-from griffin_eval.tasks.curves import CurveTask, Observation, as_split
-from griffin_eval.tasks.long_text.documents import SLACK, Document, documents
+from griffin_eval.tasks.curves import as_split
+from griffin_eval.tasks.long_text.needles import (
+    DEPTHS,
+    LENGTHS,
+    SAMPLES,
+    NeedleTask,
+    Placement,
+    placements,
+)
 from griffin_eval.tasks.metadata import tokenizer_of
-from griffin_eval.text.tokenizer import Tokenizer
 
 TASK = "griffin_passkey"
-LENGTHS = (1024, 2048, 4096, 8192, 16384)
-DEPTHS = (0, 25, 50, 75, 100)  # %
-SAMPLES = 20
 NUMBERS = range(10_000, 100_000)
 
 PASSKEY = (
@@ -69,28 +71,11 @@ turtle valley velvet violin walnut whistle window winter wolf
 """.split()
 
 
-class Passkey(CurveTask):
-    """The task of lm_eval: ``accuracy@length``, and ``accuracy_depth_50@length`` for each depth."""
+class Passkey(NeedleTask):
+    """The task of lm_eval."""
 
-    def __init__(self, config: dict[str, Any]):
-        super().__init__(config)
-        rows = self.dataset["test"]
-        lengths, depths = sorted(set(rows["length"])), sorted(set(rows["depth"]))
-        for quantity in ("accuracy", *(f"accuracy_depth_{depth}" for depth in depths)):
-            for length in lengths:
-                self.declare(f"{quantity}@{length}", "proportion", higher_is_better=True)
-
-    def process_results(self, doc: dict[str, Any], results: list[str]) -> dict[str, Any]:
-        if "bypass" in self._metric_fn_list:  # --predict_only
-            return super().process_results(doc, results)
-        right = float(is_correct(results[0], doc["answer"]))
-        observation = Observation(right, 1, cluster=f"sample {doc['sample']}")
-        return self.scores(
-            {
-                f"accuracy@{doc['length']}": observation,
-                f"accuracy_depth_{doc['depth']}@{doc['length']}": observation,
-            }
-        )
+    def is_correct(self, generated: str, answer: str) -> bool:
+        return is_correct(generated, answer)
 
 
 def is_correct(generated: str, answer: str) -> bool:
@@ -109,90 +94,44 @@ def dataset(
     seed: int = 0,
     **model: Any,
 ) -> dict[str, Any]:
-    """The split of the task. Lengths and depths take turns, so that the first few rows have all.
+    """Return the split of the task.
 
     Args:
-        lengths: tokens of a prompt; up to a dozen more, since words are not cut.
-        depths: positions of the needle, in percent of the tokens of the text.
-        samples: stretches of text, each with a prompt of every length and depth.
-        needles: number of needles, of which one is asked for; the seed draws the positions of the
+        lengths, depths, samples, document, max_tokens, seed: See `placements`.
+        needles: Number of needles, of which one is asked for; the seed draws the positions of the
             others.
-        document, max_tokens, model: see `griffin_eval.tasks.long_text.longctx.positions`.
-            Documents that are shorter than the longest prompt are left out.
-        seed: seed of the stretches, the positions, the numbers and the key words.
+        model: What `griffin_eval.tasks.metadata.tokenizer_of` takes.
 
     Raises:
         ArgumentError: a value that cannot be used, or no document that is long enough.
     """
-    check_integers(
-        TASK, lengths=lengths, depths=depths, samples=samples, needles=needles, seed=seed
-    )
-    if max_tokens is not None:
-        check_integers(TASK, max_tokens=max_tokens)
-    sizes, percents = ordered(lengths), ordered(depths)
-    if percents[-1] > 100:
-        raise ArgumentError(f"{TASK}: depths are percents, from 0 to 100, found {depths!r}")
+    check_integers(TASK, needles=needles)
     if needles > len(KEYS):
         raise ArgumentError(f"{TASK}: there are {len(KEYS)} key words, found needles={needles}")
-    tokenizer = tokenizer_of(**model)
-    around = _tokens_around(tokenizer, needles)
-    if sizes[0] <= around + 2 * SLACK:
-        raise ArgumentError(
-            f"{TASK}: lengths must be more than {around + 2 * SLACK}, of which {around} tokens are "
-            f"the needles and the question, found {lengths!r}"
-        )
-    texts, longest = [], 0
-    for text in documents(tokenizer, document, seed, max_tokens):
-        longest = max(longest, text.tokens)
-        if text.tokens >= sizes[-1]:
-            texts.append(text)
-    if not texts:
-        raise ArgumentError(
-            f"{TASK}: no document has {sizes[-1]} tokens, the longest has {longest}; name longer "
-            "documents (document=) or ask for shorter lengths"
-        )
+    description, needle, question = PASSKEY if needles == 1 else NEEDLES
+    filled = needle.format(number=NUMBERS[0], key=KEYS[0])
+    around = [description, *[filled] * needles, question.format(key=KEYS[0])]
+    places = placements(
+        TASK, around, lengths, depths, samples, document, max_tokens, seed, tokenizer_of(**model)
+    )
     rows = []
-    for sample in range(samples):
-        source = texts[sample % len(texts)]
-        rng = random.Random(f"griffin_passkey {seed} {sample}")
-        begin = source.word_end(int(rng.random() * (source.tokens - sizes[-1])))
-        # Diagonals of the table, so that neighbours differ in both.
-        for turn in range(len(percents)):
-            for column, length in enumerate(sizes):
-                depth = percents[(turn + column) % len(percents)]
-                draw = random.Random(f"griffin_passkey {seed} {sample} {length} {depth}")
-                end = source.word_end(begin + length - around)
-                prompt, answer = _prompt(draw, source, begin, end, depth, needles)
-                where = {"length": length, "depth": depth, "sample": sample, "name": source.name}
-                rows.append(where | {"prompt": prompt, "answer": answer})
+    for place in places:
+        prompt, answer = _prompt(place, needles)
+        rows.append(place.row() | {"prompt": prompt, "answer": answer})
     return as_split(rows)
 
 
-def _prompt(
-    rng: random.Random, source: Document, begin: int, end: int, depth: int, needles: int
-) -> tuple[str, str]:
-    """A prompt and its answer.
-
-    Args:
-        rng: draws the numbers, the key words and the positions of all needles but the first.
-        begin, end: the first token of the text, and the token after its last.
-        depth: position of the needle that is asked for, in percent.
-    """
+def _prompt(place: Placement, needles: int) -> tuple[str, str]:
+    """Return a prompt and its answer."""
     description, needle, question = PASSKEY if needles == 1 else NEEDLES
-    text = source.part(begin, end)
-    numbers, keys = _numbers(rng, text), _words(rng)
-    placed = []
+    numbers, keys = _numbers(place.rng, place.text()), _words(place.rng)
+    hidden = []
     for index in range(needles):
-        share = depth / 100 if index == 0 else rng.random()
-        at = begin + round(share * (end - begin))
-        number, key = next(numbers), next(keys)
-        placed.append((source.word_end(at) if at > begin else begin, index, number, key))
-    lines, last = [description], begin
-    for at, _, number, key in sorted(placed):
-        lines += [source.part(last, at), needle.format(number=number, key=key)]
-        last = at
-    lines += [source.part(last, end), question.format(key=placed[0][3])]
-    return "\n".join(line.strip() for line in lines if line.strip()), placed[0][2]
+        at = place.depth / 100 if index == 0 else place.rng.random()
+        hidden.append((at, next(numbers), next(keys)))
+    lines = [(at, needle.format(number=number, key=key)) for at, number, key in hidden]
+    _, answer, key = hidden[0]
+    return place.prompt(description, lines, question.format(key=key)), answer
 
 
 def _numbers(rng: random.Random, text: str) -> Iterator[str]:
@@ -208,11 +147,3 @@ def _numbers(rng: random.Random, text: str) -> Iterator[str]:
 def _words(rng: random.Random) -> Iterator[str]:
     """All key words in random order."""
     return iter(sorted(KEYS, key=lambda _: rng.random()))
-
-
-def _tokens_around(tokenizer: Tokenizer, needles: int) -> int:
-    """Number of tokens of a prompt without its text."""
-    description, needle, question = PASSKEY if needles == 1 else NEEDLES
-    filled = needle.format(number=NUMBERS[0], key=KEYS[0])
-    lines = [description, *[filled] * needles, question.format(key=KEYS[0])]
-    return len(tokenizer.encode("\n".join(lines)))

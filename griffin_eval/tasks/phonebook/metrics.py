@@ -27,7 +27,13 @@ from typing import Any
 from lm_eval.api.instance import Instance
 
 from griffin_eval.errors import ArgumentError
-from griffin_eval.tasks.curves import AnyObservation, CapacityObservation, CurveTask, Observation
+from griffin_eval.tasks.curves import (
+    OF_LENGTHS,
+    AnyObservation,
+    CurveTask,
+    LengthObservation,
+    Observation,
+)
 
 NUMBER = re.compile(r": ([0-9]{10})$", re.MULTILINE)
 WINDOW = {True: "inside_window", False: "outside_window"}
@@ -91,20 +97,22 @@ class Phonebook(BookTask):
     """Exact match: the generated text up to its first newline, stripped, is the number.
 
     ``capacity`` is the length, in entries or in tokens as the books are measured, up to which at
-    least half of the answers are right.
+    least half of the answers are right, ``effective_length`` the last one up to which the score is
+    at least 85% of that at the shortest length (`griffin_eval.intervals.effective_length`).
     """
 
     def __init__(self, config: dict[str, Any]):
         super().__init__(config)
         self.declare_points("exact_match", "proportion", by_window=True, by_depth=True)
-        self.declare("capacity", "capacity", higher_is_better=True)
+        for metric in OF_LENGTHS:
+            self.declare(metric, metric, higher_is_better=True)
 
     def process_results(self, doc: dict[str, Any], results: list[str]) -> dict[str, Any]:
         if "bypass" in self._metric_fn_list:  # --predict_only
             return super().process_results(doc, results)
         right = float(first_line(results[0]) == doc["answer"])
-        capacity = CapacityObservation(right, length=doc["length"], cluster=cluster_of(doc))
-        return self.score_points(doc, {"exact_match": right}, capacity=capacity)
+        at = LengthObservation(right, length=doc["length"], cluster=cluster_of(doc))
+        return self.score_points(doc, {"exact_match": right}, **dict.fromkeys(OF_LENGTHS, at))
 
 
 class PhonebookAbsent(BookTask):
