@@ -1,10 +1,12 @@
 """Settings every test runs under, and the parity table printed at the end of a run."""
 
 import contextlib
+import datetime
 import gc
 import logging
 import math
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -139,6 +141,13 @@ def pytest_testnodedown(node, error):
         keep_largest(node.config.stash[PARITY], (pair, quantity), *value)
 
 
+def commit_and_date() -> str:
+    """Return the commit and the day of this run, for pages that quote its parity table."""
+    describe = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    commit = subprocess.run(describe, capture_output=True, text=True).stdout.strip()
+    return f"commit {commit or 'unknown'}, {datetime.date.today():%d %B %Y}"
+
+
 def pytest_terminal_summary(terminalreporter, config):
     table = config.stash[PARITY]
     if not table:
@@ -146,7 +155,7 @@ def pytest_terminal_summary(terminalreporter, config):
     rows = [("pair", "quantity", "largest error", "tolerance")]
     rows += [(*key, f"{error:.2e}", f"{tol:.2e}") for key, (error, tol) in sorted(table.items())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    terminalreporter.section("parity")
+    terminalreporter.section(f"parity at {commit_and_date()}")
     for row in rows:
         cells = [
             cell.ljust(w) if i < 2 else cell.rjust(w)

@@ -16,7 +16,6 @@ from griffin_eval.cli.main import app
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
-MAKE = {"make demo", "make test"}  # these two are what runs the demo and the tests
 # Lines that this page's test leaves out: they make an environment, or run the tests.
 ELSEWHERE = ("make ", "pip install ")
 
@@ -30,10 +29,8 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return re.findall(r"^```(bash|python)\n(.*?)^```", page.read_text(), re.M | re.S)
 
 
-def test_readme_is_short_and_begins_with_two_commands():
-    assert len(README.read_text().splitlines()) <= 150
-    first = [line.split("#")[0].strip() for line in blocks(README)[0][1].splitlines()]
-    assert set(first) == MAKE
+def test_readme_is_short():
+    assert len(README.read_text().splitlines()) <= 110
 
 
 def test_the_demo_types_the_quick_start_until_a_command_fails(tmp_path):
@@ -81,22 +78,18 @@ def test_blocks_run(page, tmp_path):
         assert done.returncode == 0, text + done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page):
-    """Files and headings that a page links to exist."""
-    broken = []
-    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
-        name, _, anchor = link.partition("#")
-        target = (page.parent / name).resolve() if name else page
-        if not target.exists() or (anchor and anchor not in anchors(target)):
-            broken.append(link)
-    assert not broken
-
-
-def anchors(page: Path) -> set[str]:
-    """The headings of a page, as GitHub turns them into anchors."""
-    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
-    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
+def test_faulty_links_are_named(tmp_path):
+    (tmp_path / "other.md").write_text("# A title\n```text\n# no title\n```\n")
+    links = ["[a](other.md#a-title)", "[b](other.md#no-title)", "[c](gone.md)", "[here](other.md)"]
+    (tmp_path / "page.md").write_text("\n".join(["# Page", *links, "[web](https://example.com)"]))
+    checker = [sys.executable, ROOT / ".ci" / "check_links.py", "page.md", "other.md"]
+    done = subprocess.run(checker, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [
+        "page.md: other.md#no-title has no heading of that name",
+        "page.md: gone.md does not exist",
+        "page.md: the link text 'here' does not say where it leads",
+    ]
 
 
 def test_commands_tasks_and_python_names_are_documented():
@@ -106,7 +99,8 @@ def test_commands_tasks_and_python_names_are_documented():
     commands = {name for name, command in group if not command.hidden}
     tasks = {file.stem for file in (ROOT / "griffin_eval" / "tasks").rglob("griffin_*.yaml")}
     of_tasks = "".join(page for name, page in text.items() if name.startswith("docs/tasks/"))
-    assert {name for name in commands if f"`{name}`" not in text["README.md"]} == set()
+    readme = text["README.md"]
+    assert {name for name in commands if f"`griffin-eval {name}" not in readme} == set()
     assert {name for name in tasks if f"`{name}`" not in of_tasks} == set()
     public = {n for n in griffin_eval.__all__ if not re.search(rf"\b{n}\b", text["docs/python.md"])}
     assert public == set()
@@ -117,7 +111,8 @@ def test_the_latest_release_is_this_version():
     assert re.findall(r"^## ([0-9.]+) - ", changelog, re.M)[0] == griffin_eval.__version__
 
 
-def test_every_page_is_linked_from_the_readme():
+def test_every_page_is_linked_from_the_index():
     """A page that nothing links to is not found."""
-    readme = README.read_text()
-    assert [page for page in map(name_of, PAGES[1:]) if page not in readme] == []
+    index = (ROOT / "docs" / "index.md").read_text()
+    pages = [page.relative_to(ROOT / "docs").as_posix() for page in PAGES[1:]]
+    assert [page for page in pages if f"({page}" not in index and page != "index.md"] == []
