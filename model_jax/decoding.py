@@ -1,36 +1,31 @@
 """Documents that are continued token by token, without copying their keys and values every step."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jaxtyping import Float, Int
 
 from griffin_eval.model_jax.griffin import Griffin
-from griffin_eval.model_jax.layouts import DecodeLayout
-from griffin_eval.model_jax.state import State
-
-DECODE_STEPS_PER_COMPACTION = 64  # also the spare slots of each layer's state
+from griffin_eval.model_jax.state import AttentionState, State, gather, write_rows
 
 
 class DecodingState(NamedTuple):
-    """The states of B documents, each with spare slots behind its keys, values and convolution
-    inputs.
+    """The states of B documents, whose keys and values lie in rings.
 
-    Valid entries are a window of the slots: a step writes its own entry behind the window and the
-    window moves on by one slot. When the spare slots are used up, the next step first moves the
-    window back to slot 0.
+    A ring has a slot more than a `State` remembers values, C in all. The value of position p is in
+    slot p % C, where a step writes it over that of position p - C, which no query sees any more.
 
-    Every method consumes the object and returns the next one: only that may be used from then on.
+    Methods other than `extract` consume the object and return the next one: only that may be used
+    from then on.
 
     Attributes:
-        rows: the states, with the spare slots.
-        offset: the slot at which the windows begin, 0 to `DECODE_STEPS_PER_COMPACTION`.
+        rows: the states.
     """
 
     rows: State
-    offset: Int[Array, ""]
 
     @classmethod
     def start(cls, model: Griffin, batch: int, capacity: int | None = None) -> "DecodingState":
@@ -41,15 +36,8 @@ class DecodingState(NamedTuple):
             batch: rows, B.
             capacity: the most tokens of a document, prompt included; see `Griffin.init_state`.
         """
-
-        def with_spare_slots(leaf: Array) -> Array:
-            shape = (batch, *leaf.shape[1:])
-            if leaf.ndim == 3:
-                shape = batch, leaf.shape[1] + DECODE_STEPS_PER_COMPACTION, leaf.shape[2]
-            return jnp.zeros(shape, leaf.dtype)
-
-        rows = jax.tree.map(with_spare_slots, model.init_state(1, capacity))
-        return cls(rows, jnp.zeros((), jnp.int32))
+        one = _each_ring(_in_ring, model.init_state(1, capacity))
+        return cls(jax.tree.map(lambda leaf: jnp.zeros((batch, *leaf.shape[1:]), leaf.dtype), one))
 
     def insert(
         self, rows: Int[Array, " N"], pool: State, sources: Int[Array, " N"]
@@ -58,51 +46,73 @@ class DecodingState(NamedTuple):
 
         Args:
             rows: which rows to write, no row twice, each from 0 to B - 1. Others are an error in
-                PyTorch and left out in JAX.
+                PyTorch; in JAX they come last, and are left out.
             pool: states of this model and capacity; it is not changed.
             sources: which row of the pool each of them gets.
         """
 
-        def write(leaf: Array, new: Array) -> Array:
-            def write_row(i: Array, leaf: Array) -> Array:  # one scatter is many times as slow
-                before = lax.dynamic_index_in_dim(leaf, rows[i], keepdims=False)
-                row = lax.dynamic_index_in_dim(new, sources[i], keepdims=False)
-                if leaf.ndim == 3:  # zeros around it: every slot is read, and NaN times zero is NaN
-                    row = lax.dynamic_update_slice_in_dim(
-                        jnp.zeros_like(before), row, self.offset, 0
-                    )
-                row = jnp.where(rows[i] < len(leaf), row, before)
-                return lax.dynamic_update_index_in_dim(leaf, row, rows[i], 0)
+        def write(old: Array, new: Array, rings: bool = False) -> Array:
+            def row(i: Array, _: Array) -> Array:
+                source = sources[i][None]
+                return (_in_ring(new[source], pool.pos[source]) if rings else new[source])[0]
 
-            return lax.fori_loop(0, len(rows), write_row, leaf)
+            return write_rows(old, rows, row)
 
-        return DecodingState(jax.tree.map(write, self.rows, pool), self.offset)
+        layers = []
+        for old, new in zip(self.rows.layers, pool.layers, strict=True):
+            rings, leaves = isinstance(old, AttentionState), zip(old, new, strict=True)
+            layers.append(type(old)(*(write(*pair, rings) for pair in leaves)))
+        pos = write(self.rows.pos, pool.pos)
+        start = write(self.rows.attention_start, pool.attention_start)
+        return DecodingState(State(pos, start, tuple(layers)))
+
+    def extract(self, rows: Int[Array, " N"]) -> State:
+        """Returns the states of some of the rows, which `insert` and other steps continue.
+
+        Args:
+            rows: which rows to read; they may repeat.
+        """
+        return _each_ring(_in_order, gather(self.rows, rows))
 
     def step(
         self, model: Griffin, tokens: Int[Array, " B"], active: Int[Array, " B"]
     ) -> tuple[Float[Array, "B W"], "DecodingState"]:
-        """Reads one token of every active row.
+        """Reads one token of every active row. Other rows stay as they are.
 
         Args:
             model: the one of `start`.
             tokens: ids; those of other rows are not read.
-            active: 1 for rows that read their token. Rows with 0 hold undefined values until
-                `insert` writes them.
+            active: 1 for rows that read their token, 0 for others.
 
         Returns:
             Hidden vectors after the final norm, for `Griffin.logits`, and the state after the step.
         """
-        # Both branches keep their arrays in place where the state is donated.
-        full = self.offset == DECODE_STEPS_PER_COMPACTION
-        rows, offset = lax.cond(full, DecodingState.compact, lambda state: state, self)
-        layout = DecodeLayout(active, DECODE_STEPS_PER_COMPACTION, offset)
-        hidden, rows = model.decode_step(tokens, rows, layout)
-        return hidden, DecodingState(rows, offset + 1)
+        hidden, rows = model.step_rings(tokens, active, self.rows)
+        return hidden, DecodingState(rows)
 
-    def compact(self) -> "DecodingState":
-        """Moves the windows back to slot 0, once every spare slot is used."""
 
-        def move(leaf: Array) -> Array:
-            return jnp.roll(leaf, -DECODE_STEPS_PER_COMPACTION, 1) if leaf.ndim == 3 else leaf
+def _each_ring(function: Callable[[Array, Array], Array], state: State) -> State:
+    """Returns a state with ``function(x, pos)`` in the place of its keys and values."""
+    layers = (
+        AttentionState(*(function(x, state.pos) for x in layer))
+        if isinstance(layer, AttentionState)
+        else layer
+        for layer in state.layers
+    )
+    return state._replace(layers=tuple(layers))
 
-        return DecodingState(jax.tree.map(move, self.rows), jnp.zeros((), jnp.int32))
+
+def _in_ring(x: Float[Array, "S P J"], pos: Int[Array, " S"]) -> Float[Array, "S C J"]:
+    """Returns rings of the last values before these positions, oldest first, C = P + 1. The slot
+    that the next step writes gets zeros: every slot is read, and NaN times zero is NaN."""
+    return _turned(jnp.pad(x, ((0, 0), (1, 0), (0, 0))), pos)
+
+
+def _in_order(x: Float[Array, "S C J"], pos: Int[Array, " S"]) -> Float[Array, "S P J"]:
+    """Returns what `_in_ring` was given."""
+    return _turned(x, -pos)[:, 1:]
+
+
+def _turned(x: Float[Array, "S C J"], by: Int[Array, " S"]) -> Float[Array, "S C J"]:
+    """Moves each value of a ring on by so many slots."""
+    return jax.vmap(lambda row, shift: jnp.roll(row, shift, 0))(x, by)

@@ -15,9 +15,9 @@ from griffin_eval.layout import ParamScope, ParamSpec, param_specs
 from griffin_eval.model_jax.blocks import ResidualBlock
 from griffin_eval.model_jax.layers import RMSNorm, accumulation_dtype, product, rotation
 from griffin_eval.model_jax.layouts import (
-    DecodeLayout,
     PackedLayout,
     PaddedLayout,
+    RingLayout,
     StepContext,
     pack,
 )
@@ -204,24 +204,23 @@ class Griffin(nnx.Module):
         after = State(state.pos + lengths, state.attention_start, layers)
         return hidden, keep(pool, after, rows)
 
-    def decode_step(
-        self, tokens: Int[Array, " B"], state: State, layout: DecodeLayout
+    def step_rings(
+        self, tokens: Int[Array, " B"], active: Int[Array, " B"], state: State
     ) -> tuple[Float[Array, "B W"], State]:
-        """Reads one token of every row in place; `griffin_eval.model_jax.decoding.DecodingState`
-        is the caller, and keeps the spare slots that this needs.
+        """Reads one token of every active row, in place.
 
         Args:
             tokens: ids.
-            state: with spare slots; it is consumed.
-            layout: which rows read their token, and where their windows begin.
+            active: 1 for rows that read their token, 0 for others.
+            state: whose keys and values lie in rings, such as the rows of
+                `griffin_eval.model_jax.decoding.DecodingState`; it is consumed.
 
         Returns:
-            The same as `step`; rows that are not active hold undefined values from here on.
+            The same as `step`.
         """
-        active = layout.lengths
         positions = state.pos[:, None]
         max_age = positions - state.attention_start[:, None]
-        context = self._context(positions, max_age, active[:, None] == 0, layout)
+        context = self._context(positions, max_age, active[:, None] == 0, RingLayout(active))
         hidden, layers = self._read(tokens[:, None], context, state)
         pos = state.pos + active.astype(jnp.int32)
         return hidden[:, 0], State(pos, state.attention_start, layers)
@@ -231,7 +230,7 @@ class Griffin(nnx.Module):
         positions: Int[Array, "B T"],
         max_age: Int[Array, "B T"],
         padding: Bool[Array, "B T"],
-        layout: PaddedLayout | PackedLayout | DecodeLayout,
+        layout: PaddedLayout | RingLayout | PackedLayout,
     ) -> StepContext:
         c = self.config
         dtype = self.model.embed_tokens.weight.dtype
@@ -248,8 +247,8 @@ class Griffin(nnx.Module):
         ):
             if block_type == "global_attention":
                 assert isinstance(before, AttentionState)
-                most = before.k.shape[1] - context.layout.spare_slots
-                lost = (context.positions > most) & ~context.padding
+                past = context.layout.past(before.k)
+                lost = (context.positions > past) & ~context.padding
                 x = jnp.where(lost[:, :, None], jnp.nan, x)
             x, after = block(x, context, before)
             layers.append(after)

@@ -81,6 +81,6 @@ class _NotingLayout:
     def __init__(self, layout: Any, note: Callable[[dict[str, Array]], None]):
         self._layout, self._note = layout, note
 
-    def attend(self, q: Array, k: Array, v: Array, max_age: Array, state: Any) -> Any:
+    def attend(self, q: Array, k: Array, v: Array, context: Any, state: Any) -> Any:
         self._note({"k": k, "v": v})
-        return self._layout.attend(q, k, v, max_age, state)
+        return self._layout.attend(q, k, v, context, state)

@@ -1,5 +1,5 @@
-"""Layouts of the tokens of a step: rows padded to one length, segments packed behind each other, or
-one token of every row."""
+"""Layouts of the tokens of a step: rows padded to one length, one token of every row, or segments
+packed behind each other."""
 
 from typing import NamedTuple
 
@@ -23,7 +23,10 @@ class PaddedLayout(NamedTuple):
 
     lengths: Int[Array, " B"]
     starts = None  # no row lies behind another
-    spare_slots = 0  # slots of a state behind the remembered values
+
+    def past(self, keys: Float[Array, "S P J"]) -> int:
+        """Return how many tokens before those of the step these keys of a state can be of."""
+        return keys.shape[1]
 
     def join(
         self, past: Float[Array, "S P X"], new: Float[Array, "B T X"]
@@ -49,7 +52,7 @@ class PaddedLayout(NamedTuple):
         q: Float[Array, "B T H D"],
         k: Float[Array, "B T J"],
         v: Float[Array, "B T J"],
-        max_age: Int[Array, "B T"],
+        context: "StepContext",
         state: AttentionState,
     ) -> tuple[Float[Array, "B T H*D"], AttentionState]:
         """What each query gets of the remembered values and those of the step, and the next state.
@@ -57,13 +60,42 @@ class PaddedLayout(NamedTuple):
         Args:
             q: queries.
             k, v: keys and values of the same tokens.
-            max_age: as `StepContext` has it.
+            context: of the step.
             state: before the step.
         """
         keys, values = self.join(state.k, k), self.join(state.v, v)
         past = state.k.shape[1]
-        y = local_attention(q, keys, values, max_age, past=past, lengths=self.lengths)
+        y = local_attention(q, keys, values, context.max_age, past=past, lengths=self.lengths)
         return y, AttentionState(self.last(state.k, keys), self.last(state.v, values))
+
+
+class RingLayout(PaddedLayout):
+    """One token of each of B rows, whose keys and values of attention lie in rings.
+
+    A ring has a slot for each token that a query sees, its own among them: that of position p is in
+    slot p % Q. A step writes its own keys and values over those that nothing sees any more, into
+    the state itself where that is donated. The convolution has few inputs, which it moves on.
+    """
+
+    def past(self, keys: Float[Array, "S Q J"]) -> int:
+        return keys.shape[1] - 1
+
+    def attend(
+        self,
+        q: Float[Array, "B 1 H D"],
+        k: Float[Array, "B 1 J"],
+        v: Float[Array, "B 1 J"],
+        context: "StepContext",
+        state: AttentionState,
+    ) -> tuple[Float[Array, "B 1 H*D"], AttentionState]:
+        newest = context.positions[:, 0] % state.k.shape[1]
+
+        def write(ring: Array, new: Array) -> Array:
+            return jax.vmap(lax.dynamic_update_slice_in_dim, (0, 0, 0, None))(ring, new, newest, 0)
+
+        state = AttentionState(write(state.k, k), write(state.v, v))
+        layout = {"past": self.past(state.k), "lengths": self.lengths, "newest": newest}
+        return local_attention(q, *state, context.max_age, **layout), state
 
 
 class PackedLayout(NamedTuple):
@@ -80,7 +112,7 @@ class PackedLayout(NamedTuple):
     position: Int[Array, " N"]  # tokens of its segment before it in the row
     blocks: PackedBlocks  # queries that attention works on together
     rows: PoolRows
-    spare_slots = 0
+    past = PaddedLayout.past
 
     def join(self, past: Float[Array, "S P X"], new: Float[Array, "1 N X"]) -> Float[Array, "Q X"]:
         return jnp.concatenate([past.reshape(-1, past.shape[2]), new[0]])
@@ -103,14 +135,14 @@ class PackedLayout(NamedTuple):
         q: Float[Array, "1 N H D"],
         k: Float[Array, "1 N J"],
         v: Float[Array, "1 N J"],
-        max_age: Int[Array, "1 N"],
+        context: "StepContext",
         state: AttentionState,
     ) -> tuple[Float[Array, "1 N H*D"], AttentionState]:
         y = local_attention(
             q,
             k[0],
             v[0],
-            max_age,
+            context.max_age,
             past=state.k.shape[1],
             lengths=self.lengths,
             starts=self.starts,
@@ -141,55 +173,6 @@ class PackedLayout(NamedTuple):
         return write_rows(pool, targets, row, after)
 
 
-class DecodeLayout(NamedTuple):
-    """One token of each of B rows, whose state has spare slots behind the remembered values.
-
-    The remembered values are a window of the slots. A step writes its own value behind the window,
-    into the state itself where that is donated, and the window moves on by one slot: nothing is
-    copied. The methods mean the same as those of `PaddedLayout`; what is joined are all slots.
-    """
-
-    lengths: Int[Array, " B"]  # 1 for rows that read their token
-    spare_slots: int
-    offset: int | Int[Array, ""]  # less than ``spare_slots``
-    starts = None
-
-    def join(
-        self, past: Float[Array, "B P X"], new: Float[Array, "B 1 X"]
-    ) -> Float[Array, "B P X"]:
-        newest = past.shape[1] - self.spare_slots + self.offset
-        return lax.dynamic_update_slice_in_dim(past, new, newest, 1)
-
-    def earlier(self, joined: Float[Array, "B Q X"], past: int, age: int) -> Float[Array, "B 1 X"]:
-        slot = past + self.offset - age
-        return lax.dynamic_slice_in_dim(joined, slot, 1, 1)
-
-    def last(
-        self, remembered: Float[Array, "B P X"], joined: Float[Array, "B P X"]
-    ) -> Float[Array, "B P X"]:
-        return joined
-
-    def attend(
-        self,
-        q: Float[Array, "B 1 H D"],
-        k: Float[Array, "B 1 J"],
-        v: Float[Array, "B 1 J"],
-        max_age: Int[Array, "B 1"],
-        state: AttentionState,
-    ) -> tuple[Float[Array, "B 1 H*D"], AttentionState]:
-        keys, values = self.join(state.k, k), self.join(state.v, v)
-        y = local_attention(
-            q,
-            keys,
-            values,
-            max_age,
-            past=state.k.shape[1] - self.spare_slots,
-            lengths=self.lengths,
-            offset=self.offset,
-        )
-        return y, AttentionState(keys, values)
-
-
 def pack(lengths: Int[Array, " S"], tokens: int, query_block: int, rows: PoolRows) -> PackedLayout:
     """Lays segments of these lengths behind each other.
 
@@ -212,4 +195,4 @@ class StepContext(NamedTuple):
     padding: Bool[Array, "B T"]
     cos: Float[Array, "B T R"]
     sin: Float[Array, "B T R"]
-    layout: PaddedLayout | PackedLayout | DecodeLayout
+    layout: PaddedLayout | RingLayout | PackedLayout

@@ -61,7 +61,7 @@ class AttentionBlock(nn.Module):
         q = rotate(q, context.cos, context.sin)
         k = self.k_proj(x).reshape(batch, length, -1, self.head_size)
         k = rotate(k, context.cos, context.sin).reshape(batch, length, -1)
-        y, state = context.layout.attend(q, k, self.v_proj(x), context.max_age, state)
+        y, state = context.layout.attend(q, k, self.v_proj(x), context, state)
         return summed(self.o_proj(y), self.split), state
 
 

@@ -1,34 +1,32 @@
 """Documents that are continued token by token, without copying their keys and values every step."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from griffin_eval.kernels.attention.plain_torch import take_rows
 from griffin_eval.model_torch.griffin import Griffin
-from griffin_eval.model_torch.layouts import DecodeLayout
-from griffin_eval.model_torch.state import State, map_leaves
-
-DECODE_STEPS_PER_COMPACTION = 64  # also the spare slots of each layer's state
+from griffin_eval.model_torch.state import AttentionState, State, gather, map_leaves, scatter
 
 
 class DecodingState(NamedTuple):
-    """The states of B documents, each with spare slots behind its keys, values and convolution
-    inputs.
+    """The states of B documents, whose keys and values lie in rings.
 
-    Valid entries are a window of the slots: a step writes its own entry behind the window and the
-    window moves on by one slot. When the spare slots are used up, the next step first moves the
-    window back to slot 0.
+    A ring has a slot more than a `State` remembers values, C in all. The value of position p is in
+    slot p % C, where a step writes it over that of position p - C, which no query sees any more.
 
-    Every method consumes the object and returns the next one: only that may be used from then on.
+    Methods other than `extract` consume the object and return the next one: only that may be used
+    from then on.
 
     Attributes:
-        rows: the states, with the spare slots.
-        offset: the slot at which the windows begin, 0 to `DECODE_STEPS_PER_COMPACTION`.
+        rows: the states.
     """
 
     rows: State
-    offset: int
 
     @classmethod
     def start(cls, model: Griffin, batch: int, capacity: int | None = None) -> "DecodingState":
@@ -39,14 +37,8 @@ class DecodingState(NamedTuple):
             batch: rows, B.
             capacity: the most tokens of a document, prompt included; see `Griffin.init_state`.
         """
-
-        def with_spare_slots(leaf: Tensor) -> Tensor:
-            shape = (batch, *leaf.shape[1:])
-            if leaf.ndim == 3:
-                shape = batch, leaf.shape[1] + DECODE_STEPS_PER_COMPACTION, leaf.shape[2]
-            return leaf.new_zeros(shape)
-
-        return cls(map_leaves(with_spare_slots, model.init_state(1, capacity)), 0)
+        one = _each_ring(_in_ring, model.init_state(1, capacity))
+        return cls(map_leaves(lambda leaf: leaf.new_zeros(batch, *leaf.shape[1:]), one))
 
     def insert(
         self, rows: Int[Tensor, " N"], pool: State, sources: Int[Tensor, " N"]
@@ -55,47 +47,62 @@ class DecodingState(NamedTuple):
 
         Args:
             rows: which rows to write, no row twice, each from 0 to B - 1. Others are an error in
-                PyTorch and left out in JAX.
+                PyTorch; in JAX they come last, and are left out.
             pool: states of this model and capacity; it is not changed.
             sources: which row of the pool each of them gets.
         """
+        state = _each_ring(_in_ring, gather(pool, sources))
+        return DecodingState(scatter(self.rows, rows, state))
 
-        def write(leaf: Tensor, new: Tensor) -> Tensor:
-            window = leaf
-            if leaf.ndim == 3:
-                window = leaf[:, self.offset : self.offset + new.shape[1]]
-            window.index_copy_(0, rows, new.index_select(0, sources))
-            return leaf
+    def extract(self, rows: Int[Tensor, " N"]) -> State:
+        """Returns the states of some of the rows, which `insert` and other steps continue.
 
-        return DecodingState(map_leaves(write, self.rows, pool), self.offset)
+        Args:
+            rows: which rows to read; they may repeat.
+        """
+        return _each_ring(_in_order, gather(self.rows, rows))
 
     def step(
         self, model: Griffin, tokens: Int[Tensor, " B"], active: Int[Tensor, " B"]
     ) -> tuple[Float[Tensor, "B W"], "DecodingState"]:
-        """Reads one token of every active row.
+        """Reads one token of every active row. Other rows stay as they are.
 
         Args:
             model: the one of `start`.
             tokens: ids; those of other rows are not read.
-            active: 1 for rows that read their token. Rows with 0 hold undefined values until
-                `insert` writes them.
+            active: 1 for rows that read their token, 0 for others.
 
         Returns:
             Hidden vectors after the final norm, for `Griffin.logits`, and the state after the step.
         """
-        full = self.offset == DECODE_STEPS_PER_COMPACTION
-        rows, offset = self.compact() if full else self
-        layout = DecodeLayout(active, DECODE_STEPS_PER_COMPACTION, offset)
-        hidden, rows = model.decode_step(tokens, rows, layout)
-        return hidden, DecodingState(rows, offset + 1)
+        hidden, rows = model.step_rings(tokens, active, self.rows)
+        return hidden, DecodingState(rows)
 
-    def compact(self) -> "DecodingState":
-        """Moves the windows back to slot 0, once every spare slot is used."""
 
-        def move(leaf: Tensor) -> Tensor:
-            if leaf.ndim == 3:
-                slots = leaf.shape[1] - DECODE_STEPS_PER_COMPACTION
-                leaf[:, :slots] = leaf[:, DECODE_STEPS_PER_COMPACTION:].clone()
-            return leaf
+def _each_ring(function: Callable[[Tensor, Tensor], Tensor], state: State) -> State:
+    """Returns a state with ``function(x, pos)`` in the place of its keys and values."""
+    layers = (
+        AttentionState(*(function(x, state.pos) for x in layer))
+        if isinstance(layer, AttentionState)
+        else layer
+        for layer in state.layers
+    )
+    return state._replace(layers=tuple(layers))
 
-        return DecodingState(map_leaves(move, self.rows), 0)
+
+def _in_ring(x: Float[Tensor, "S P J"], pos: Int[Tensor, " S"]) -> Float[Tensor, "S C J"]:
+    """Returns rings of the last values before these positions, oldest first, C = P + 1. The slot
+    that the next step writes gets zeros: every slot is read, and NaN times zero is NaN."""
+    return _turned(F.pad(x, (0, 0, 1, 0)), pos)
+
+
+def _in_order(x: Float[Tensor, "S C J"], pos: Int[Tensor, " S"]) -> Float[Tensor, "S P J"]:
+    """Returns what `_in_ring` was given."""
+    return _turned(x, -pos)[:, 1:]
+
+
+def _turned(x: Float[Tensor, "S C J"], by: Int[Tensor, " S"]) -> Float[Tensor, "S C J"]:
+    """Moves each value of a ring on by so many slots."""
+    rows, slots, _ = x.shape
+    slot = (torch.arange(slots, device=x.device) - by[:, None]) % slots
+    return take_rows(x.flatten(0, 1), slot + slots * torch.arange(rows, device=x.device)[:, None])

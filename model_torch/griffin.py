@@ -14,9 +14,9 @@ from griffin_eval.layout import ParamScope, ParamSpec, param_specs
 from griffin_eval.model_torch.blocks import ResidualBlock
 from griffin_eval.model_torch.layers import RMSNorm, accumulation_dtype, rotation
 from griffin_eval.model_torch.layouts import (
-    DecodeLayout,
     PackedLayout,
     PaddedLayout,
+    RingLayout,
     StepContext,
     pack,
 )
@@ -199,24 +199,23 @@ class Griffin(nn.Module):
         pos = (state.pos + lengths).to(state.pos.dtype)
         return hidden, keep(pool, State(pos, state.attention_start, layers), rows)
 
-    def decode_step(
-        self, tokens: Int[Tensor, " B"], state: State, layout: DecodeLayout
+    def step_rings(
+        self, tokens: Int[Tensor, " B"], active: Int[Tensor, " B"], state: State
     ) -> tuple[Float[Tensor, "B W"], State]:
-        """Reads one token of every row in place; `griffin_eval.model_torch.decoding.DecodingState`
-        is the caller, and keeps the spare slots that this needs.
+        """Reads one token of every active row, in place.
 
         Args:
             tokens: ids.
-            state: with spare slots; it is consumed.
-            layout: which rows read their token, and where their windows begin.
+            active: 1 for rows that read their token, 0 for others.
+            state: whose keys and values lie in rings, such as the rows of
+                `griffin_eval.model_torch.decoding.DecodingState`; it is consumed.
 
         Returns:
-            The same as `step`; rows that are not active hold undefined values from here on.
+            The same as `step`.
         """
-        active = layout.lengths
         positions = state.pos[:, None]
         max_age = positions - state.attention_start[:, None]
-        context = self._context(positions, max_age, active[:, None] == 0, layout)
+        context = self._context(positions, max_age, active[:, None] == 0, RingLayout(active))
         hidden, layers = self._read(tokens[:, None], context, state)
         pos = (state.pos + active).to(state.pos.dtype)
         return hidden[:, 0], State(pos, state.attention_start, layers)
@@ -226,7 +225,7 @@ class Griffin(nn.Module):
         positions: Int[Tensor, "B T"],
         max_age: Int[Tensor, "B T"],
         padding: Bool[Tensor, "B T"],
-        layout: PaddedLayout | PackedLayout | DecodeLayout,
+        layout: PaddedLayout | RingLayout | PackedLayout,
     ) -> StepContext:
         c = self.config
         dtype = self.model.embed_tokens.weight.dtype
@@ -243,8 +242,8 @@ class Griffin(nn.Module):
         ):
             if block_type == "global_attention":
                 assert isinstance(before, AttentionState)
-                most = before.k.shape[1] - context.layout.spare_slots
-                lost = (context.positions > most) & ~context.padding
+                past = context.layout.past(before.k)
+                lost = (context.positions > past) & ~context.padding
                 x = torch.where(lost[:, :, None], torch.nan, x)
             x, after = block(x, context, before)
             layers.append(after)

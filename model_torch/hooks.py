@@ -61,6 +61,6 @@ class _NotingLayout:
     def __init__(self, layout: Any, note: Callable[[dict[str, Tensor]], None]):
         self._layout, self._note = layout, note
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, max_age: Tensor, state: Any) -> Any:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Any, state: Any) -> Any:
         self._note({"k": k, "v": v})
-        return self._layout.attend(q, k, v, max_age, state)
+        return self._layout.attend(q, k, v, context, state)

@@ -1,5 +1,5 @@
-"""Layouts of the tokens of a step: rows padded to one length, segments packed behind each other, or
-one token of every row."""
+"""Layouts of the tokens of a step: rows padded to one length, one token of every row, or segments
+packed behind each other."""
 
 from typing import NamedTuple
 
@@ -29,7 +29,10 @@ class PaddedLayout(NamedTuple):
     lengths: Int[Tensor, " B"]
     full: bool = False  # whether it is known that no row has padding
     starts = None  # no row lies behind another
-    spare_slots = 0  # slots of a state behind the remembered values
+
+    def past(self, keys: Float[Tensor, "S P J"]) -> int:
+        """Return how many tokens before those of the step these keys of a state can be of."""
+        return keys.shape[1]
 
     def join(
         self, past: Float[Tensor, "S P X"], new: Float[Tensor, "B T X"]
@@ -61,7 +64,7 @@ class PaddedLayout(NamedTuple):
         q: Float[Tensor, "B T H D"],
         k: Float[Tensor, "B T J"],
         v: Float[Tensor, "B T J"],
-        max_age: Int[Tensor, "B T"],
+        context: "StepContext",
         state: AttentionState,
     ) -> tuple[Float[Tensor, "B T H*D"], AttentionState]:
         """What each query gets of the remembered values and those of the step, and the next state.
@@ -69,13 +72,40 @@ class PaddedLayout(NamedTuple):
         Args:
             q: queries.
             k, v: keys and values of the same tokens.
-            max_age: as `StepContext` has it.
+            context: of the step.
             state: before the step.
         """
         keys, values = self.join(state.k, k), self.join(state.v, v)
         past = state.k.shape[1]
-        y = local_attention(q, keys, values, max_age, past=past, lengths=self.lengths)
+        y = local_attention(q, keys, values, context.max_age, past=past, lengths=self.lengths)
         return y, AttentionState(self.last(state.k, keys), self.last(state.v, values))
+
+
+class RingLayout(PaddedLayout):
+    """One token of each of B rows, whose keys and values of attention lie in rings.
+
+    A ring has a slot for each token that a query sees, its own among them: that of position p is in
+    slot p % Q. A step writes its own keys and values over those that nothing sees any more, into
+    the state itself. The convolution has few inputs, which it moves on.
+    """
+
+    def past(self, keys: Float[Tensor, "S Q J"]) -> int:
+        return keys.shape[1] - 1
+
+    def attend(
+        self,
+        q: Float[Tensor, "B 1 H D"],
+        k: Float[Tensor, "B 1 J"],
+        v: Float[Tensor, "B 1 J"],
+        context: "StepContext",
+        state: AttentionState,
+    ) -> tuple[Float[Tensor, "B 1 H*D"], AttentionState]:
+        row = torch.arange(len(k), device=k.device)
+        newest = context.positions[:, 0] % state.k.shape[1]
+        for ring, new in zip(state, (k, v), strict=True):
+            ring[row, newest] = new[:, 0]
+        layout = {"past": self.past(state.k), "lengths": self.lengths, "newest": newest}
+        return local_attention(q, *state, context.max_age, **layout), state
 
 
 class PackedLayout(NamedTuple):
@@ -92,7 +122,7 @@ class PackedLayout(NamedTuple):
     position: Int[Tensor, " N"]  # tokens of its segment before it in the row
     blocks: PackedBlocks  # queries that attention works on together
     rows: PoolRows
-    spare_slots = 0
+    past = PaddedLayout.past
 
     def join(
         self, past: Float[Tensor, "S P X"], new: Float[Tensor, "1 N X"]
@@ -117,14 +147,14 @@ class PackedLayout(NamedTuple):
         q: Float[Tensor, "1 N H D"],
         k: Float[Tensor, "1 N J"],
         v: Float[Tensor, "1 N J"],
-        max_age: Int[Tensor, "1 N"],
+        context: "StepContext",
         state: AttentionState,
     ) -> tuple[Float[Tensor, "1 N H*D"], AttentionState]:
         y = local_attention(
             q,
             k[0],
             v[0],
-            max_age,
+            context.max_age,
             past=state.k.shape[1],
             lengths=self.lengths,
             starts=self.starts,
@@ -146,57 +176,6 @@ class PackedLayout(NamedTuple):
         token = (self.starts[kept][:, None] + offset).flatten()[new_place]
         last.index_copy_(0, new_place, new.index_select(0, token))
         return pool.index_copy_(0, targets, last.view(len(kept), *pool.shape[1:]))
-
-
-class DecodeLayout(NamedTuple):
-    """One token of each of B rows, whose state has spare slots behind the remembered values.
-
-    The remembered values are a window of the slots. A step writes its own value behind the window,
-    into the state itself, and the window moves on by one slot: nothing is copied. The methods mean
-    the same as those of `PaddedLayout`; what is joined are all slots.
-    """
-
-    lengths: Int[Tensor, " B"]  # 1 for rows that read their token
-    spare_slots: int
-    offset: int  # less than ``spare_slots``
-    starts = None
-
-    def join(
-        self, past: Float[Tensor, "B P X"], new: Float[Tensor, "B 1 X"]
-    ) -> Float[Tensor, "B P X"]:
-        past[:, past.shape[1] - self.spare_slots + self.offset] = new[:, 0]
-        return past
-
-    def earlier(
-        self, joined: Float[Tensor, "B Q X"], past: int, age: int
-    ) -> Float[Tensor, "B 1 X"]:
-        slot = past + self.offset - age
-        return joined[:, slot : slot + 1]
-
-    def last(
-        self, remembered: Float[Tensor, "B P X"], joined: Float[Tensor, "B P X"]
-    ) -> Float[Tensor, "B P X"]:
-        return joined
-
-    def attend(
-        self,
-        q: Float[Tensor, "B 1 H D"],
-        k: Float[Tensor, "B 1 J"],
-        v: Float[Tensor, "B 1 J"],
-        max_age: Int[Tensor, "B 1"],
-        state: AttentionState,
-    ) -> tuple[Float[Tensor, "B 1 H*D"], AttentionState]:
-        keys, values = self.join(state.k, k), self.join(state.v, v)
-        y = local_attention(
-            q,
-            keys,
-            values,
-            max_age,
-            past=state.k.shape[1] - self.spare_slots,
-            lengths=self.lengths,
-            offset=self.offset,
-        )
-        return y, AttentionState(keys, values)
 
 
 def pack(lengths: Int[Tensor, " S"], tokens: int, query_block: int, rows: PoolRows) -> PackedLayout:
@@ -221,4 +200,4 @@ class StepContext(NamedTuple):
     padding: Bool[Tensor, "B T"]
     cos: Float[Tensor, "B T R"]
     sin: Float[Tensor, "B T R"]
-    layout: PaddedLayout | PackedLayout | DecodeLayout
+    layout: PaddedLayout | RingLayout | PackedLayout

@@ -22,7 +22,7 @@ from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 
 FILLED = 0.1  # every number of a state
-MOST_STEPS = 64  # steps between two compactions of a state, for which its capacity allows
+MOST_STEPS = 64  # steps after the context, for which a state has room
 WARM_UP = 2  # steps before those that are timed; the first may compile
 STEPS, LONG_ENOUGH = 16, 2.0  # timed steps, and seconds after which no more are timed
 POSITIONS = 8  # bytes of the two int32 that a state has for every row
@@ -39,10 +39,6 @@ class Sampler:
     def sample(self, tokens: Any, state: Any) -> tuple[Any, Any]:
         """Read one token of every row; return the likeliest next ones and the new state."""
         raise NotImplementedError
-
-    def compact(self, state: Any) -> Any:
-        """Do the work on a state that is due every `MOST_STEPS` steps."""
-        return state
 
     def state_bytes(self, context: int) -> int:
         """Return the bytes of the state of one document with so many tokens."""
@@ -84,9 +80,6 @@ def make_torch(config: GriffinConfig, device: str) -> Sampler:
             hidden, state = state.step(model, tokens, torch.ones_like(tokens))
             return wait(model.logits(hidden).argmax(-1)), state
 
-        def compact(self, state):
-            return wait(state.compact())
-
         def state_bytes(self, context):
             return nbytes(model.init_state(1, context + 1)) - POSITIONS
 
@@ -122,7 +115,7 @@ def make_jax(config: GriffinConfig, device: str) -> Sampler:
         return jnp.zeros(batch, jnp.int32), state._replace(rows=rows)
 
     begin = jax.jit(begin, static_argnums=(0, 1))
-    step, compact = (jax.jit(f, donate_argnums=0) for f in (step, DecodingState.compact))
+    step = jax.jit(step, donate_argnums=0)
 
     class Jax(Sampler):
         def begin(self, batch, context):
@@ -130,9 +123,6 @@ def make_jax(config: GriffinConfig, device: str) -> Sampler:
 
         def sample(self, tokens, state):
             return jax.block_until_ready(step(state, params, tokens))
-
-        def compact(self, state):
-            return jax.block_until_ready(compact(state))
 
         def state_bytes(self, context):
             return nbytes(model.init_state(1, context + 1)) - POSITIONS
@@ -196,11 +186,7 @@ class Worker:
         self._sampler = MAKERS[self._framework](self._config, self._device)
 
     def steps(self, batch: int, context: int) -> float:
-        """Return the mean seconds of a decoding step, with its share of a compaction.
-
-        The Transformer is spared compactions, which move its whole cache: a state of known length
-        could be allocated whole.
-        """
+        """Return the mean seconds of a decoding step."""
         tokens, state = self._sampler.begin(batch, context)
         for _ in range(WARM_UP):
             tokens, state = self._sampler.sample(tokens, state)
@@ -208,13 +194,7 @@ class Worker:
         while done < STEPS and time.perf_counter() - begin < LONG_ENOUGH:
             tokens, state = self._sampler.sample(tokens, state)
             done += 1
-        seconds = (time.perf_counter() - begin) / done
-        if "global_attention" in self._config.block_types:
-            return seconds
-        state = self._sampler.compact(state)
-        begin = time.perf_counter()
-        self._sampler.compact(state)
-        return seconds + (time.perf_counter() - begin) / MOST_STEPS
+        return (time.perf_counter() - begin) / done
 
     def state_bytes(self, context: int) -> int:
         """Return the bytes of the state of one document with so many tokens."""

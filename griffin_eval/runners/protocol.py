@@ -58,7 +58,7 @@ class Runner(Protocol):
         ...
 
     def state_bytes(self, capacity: int) -> int:
-        """Bytes of the state of one document.
+        """Bytes of the state of one document, in a pool and while it is continued.
 
         Args:
             capacity: most tokens of the document; see the twins' ``init_state``.
@@ -154,8 +154,7 @@ class Runner(Protocol):
         Args:
             state: from `start_decoding` or an earlier call; it is consumed.
             tokens: int [B], ids.
-            active: int [B], 1 for rows that read their token. Rows with 0 hold undefined values
-                until `insert_rows` overwrites them.
+            active: int [B], 1 for rows that read their token, 0 for those that stay as they are.
 
         Returns:
             Hidden vectors for `score`, `logits` and `greedy`, and the state.

@@ -9,10 +9,10 @@ from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.errors import ArgumentError
 from griffin_eval.kernels.attention import api as attention_api
-from griffin_eval.kernels.cuda_graphs import Graphs
+from griffin_eval.kernels.cuda_graphs import Graph
 from griffin_eval.kernels.rglru.api import choose
 from griffin_eval.kernels.rglru.reference import Gates
-from griffin_eval.model_torch.decoding import DECODE_STEPS_PER_COMPACTION, DecodingState
+from griffin_eval.model_torch.decoding import DecodingState
 from griffin_eval.model_torch.griffin import Griffin
 from griffin_eval.model_torch.loading import load, load_packed
 from griffin_eval.model_torch.state import (
@@ -43,11 +43,8 @@ WARM_UP = 2  # steps before graphs, in which kernels are compiled and chosen
 
 
 class GraphedDecoding:
-    """A `DecodingState` on a CUDA device, with its methods, whose steps are CUDA graphs: one of a
-    thousand small kernels takes longer to launch than to compute.
-
-    Its tensors stay where they are, so that a step differs from others only in the offset of the
-    windows.
+    """A `DecodingState` on a CUDA device, whose steps are one CUDA graph: the thousand kernels of a
+    step take longer to launch than to compute. Its tensors stay where they are.
 
     Args:
         model: that continues the rows; its weights may not be replaced.
@@ -58,7 +55,7 @@ class GraphedDecoding:
         self._model, self._state = model, state
         pos = state.rows.pos
         self._tokens, self._active = pos.new_zeros(2, len(pos), dtype=torch.int64)
-        self._graphs, self._warm_up = Graphs(pos.device), WARM_UP
+        self._graph, self._warm_up = Graph(pos.device), WARM_UP
 
     def insert(self, rows: torch.Tensor, pool: State, sources: torch.Tensor) -> "GraphedDecoding":
         """See `DecodingState.insert`."""
@@ -72,14 +69,10 @@ class GraphedDecoding:
         assert model is self._model
         self._tokens.copy_(tokens)
         self._active.copy_(active)
-        offset = self._state.offset
         if self._warm_up:
             self._warm_up -= 1
-            hidden = self._in_place()
-        else:
-            hidden = self._graphs.run(offset, self._in_place).clone()
-        self._state = self._state._replace(offset=offset % DECODE_STEPS_PER_COMPACTION + 1)
-        return hidden, self
+            return self._in_place(), self
+        return self._graph.run(self._in_place).clone(), self
 
     def _in_place(self) -> torch.Tensor:
         """A step that leaves every tensor of the state where it was."""

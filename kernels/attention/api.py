@@ -38,7 +38,7 @@ def local_attention(
     lengths: Any,
     starts: Any = None,
     remembered: Remembered | None = None,
-    offset: Any = 0,
+    newest: Any = None,
     blocks: Any = None,
     impl: str = "auto",
 ) -> Any:
@@ -46,7 +46,7 @@ def local_attention(
     multi-query or grouped-query, softmax in float32 or wider.
 
     Differentiable in q, keys and values. `griffin_eval.kernels.attention.reference` describes the
-    two layouts of tokens, padded rows and packed segments. Scores of T x T are never in memory.
+    three layouts: padded rows, rings and packed segments. Scores of T x T are never in memory.
 
     Args:
         q: [B, T, H, D] queries, of PyTorch, JAX or numpy (then the reference runs).
@@ -60,7 +60,8 @@ def local_attention(
         starts: int [S], starts of packed segments in the one row; None for padded rows.
         remembered: keys and values [R, P, J] that packed segments remember, and which of the R rows
             each segment does, int [S], from 0 to R - 1. The compiled kernel reads them in place.
-        offset: slot of each row's first remembered key; it may differ from 0 for T = 1 alone.
+        newest: int [B], slot of each row's own key where the Q slots are rings and T = 1; None for
+            padded rows, whose remembered keys lie before those of the T tokens.
         blocks: of packed segments, from ``query_blocks`` of the framework's plain implementation.
         impl: a key of `IMPLEMENTATIONS` of the framework, or ``auto``: see `choose`.
 
@@ -71,9 +72,9 @@ def local_attention(
         NotImplementedError: if the implementation asked for cannot compute this, and why.
         ArgumentError: shapes or devices that do not belong together.
     """
-    _check_shapes(q, keys, values, max_age, past, lengths, starts, remembered)
+    _check_shapes(q, keys, values, max_age, past, lengths, starts, remembered, newest)
     module = _module(choose(q, keys, values, lengths=lengths, starts=starts, impl=impl).name, q)
-    layout = {"past": past, "lengths": lengths, "starts": starts, "offset": offset}
+    layout = {"past": past, "lengths": lengths, "starts": starts, "newest": newest}
     layout["remembered"] = remembered
     if devices.framework(q) != "numpy":
         layout["blocks"] = blocks
@@ -147,6 +148,7 @@ def _check_shapes(
     lengths: Any,
     starts: Any,
     remembered: Remembered | None,
+    newest: Any,
 ) -> None:
     """Check that arrays belong together, since kernels would read what is behind them.
 
@@ -169,6 +171,10 @@ def _check_shapes(
                 f"keys must have the shape [{batch}, {past + length} or more, {joined}] beside a q "
                 f"of {list(q.shape)}, found {list(slots)}"
             )
+        if newest is not None:
+            if length != 1:
+                raise ArgumentError(f"rings (newest) take one query a row, found {length}")
+            expected["newest"] = newest, (batch,)
     else:
         if batch != 1:
             raise ArgumentError("packed segments (starts) lie in one row")

@@ -16,11 +16,12 @@ static const float UNSEEN = -1e30f;
 
 typedef struct {
   int64_t tokens, heads, key_heads, size, segments;
-  // Key j of segment s, counted from its first new one, is row (s * stride + newest + j) of `k`; or,
-  // where they are packed, row (starts[s] + j) of `k` if it is new, and else row
-  // (rows[s] * stride + newest + j) of `old_k`. A row is of all heads of keys.
-  int64_t stride, newest;
-  const int32_t *starts, *lengths, *max_age, *rows;  // `rows` is null where they are not packed
+  // Key j of segment s, counted from its first new one, is in slot (newest[s] + j) of the `slots` that
+  // row s of `k` has, or so many further on where that is negative: slots are a ring. Where segments
+  // are packed, a new key is row (starts[s] + j) of `k` instead, and an older one is in row rows[s] of
+  // `old_k`. A slot holds all heads of keys.
+  int64_t slots;
+  const int32_t *newest, *starts, *lengths, *max_age, *rows;  // `rows` is null if not packed
   Type type;  // of these:
   const void *q, *k, *v, *old_k, *old_v;
   void *out;
@@ -31,7 +32,7 @@ typedef struct {
   int32_t low[QUERIES], high[QUERIES];  // keys that a query sees
   float maximum[QUERIES], total[QUERIES];  // of the scores so far; of their exponentials
   float q[MOST_SIZE * QUERIES], sums[MOST_SIZE * QUERIES], scores[KEYS * QUERIES];
-  float k[KEYS * MOST_SIZE], v[KEYS * MOST_SIZE];  // some keys and values, if they are of 16 bits
+  float k[KEYS * MOST_SIZE], v[KEYS * MOST_SIZE];  // some keys and values, if they are copied
 } Block;
 
 // c[i] += sum over l of a[i * row + l * step] * b[l], for LANES columns of b and c.
@@ -65,20 +66,27 @@ INLINE float exp_of(float x) {  // x <= 0
   return scale + scale * rest;
 }
 
+// Writes `count` vectors of `size` numbers, one every `row` numbers from `start` on, behind each other.
+INLINE void copy(const void *from, int64_t start, int64_t row, int64_t size, int count, float *to,
+                 Type type) {
+  const int whole = row == size;  // then they lie so already
+  for (int i = 0; i < (whole ? 1 : count); i++)
+    widen(from, start + i * row, whole ? count * size : size, to + i * size, type);
+}
+
 // Takes `count` keys of a head from `first` on, from row `at` of these keys, into a block of `width`
-// queries.
+// queries. The keys behind the first `straight` ones lie at the beginning of the ring.
 INLINE void read_keys(const Job *j, Block *b, int width, int64_t head, int32_t first, int count,
-                      const void *keys, const void *values, int64_t at, Type type) {
+                      int straight, const void *keys, const void *values, int64_t at, Type type) {
   int64_t row = j->key_heads * j->size;  // from a key to the next
   const int64_t start = at * row + head * j->size;
   const float *k = (const float *)keys + start, *v = (const float *)values + start;
-  if (type != FLOAT32) {
-    const int whole = row == j->size;  // then they lie behind each other
-    const int64_t length = whole ? count * j->size : j->size;
-    for (int i = 0; i < (whole ? 1 : count); i++) {
-      widen(keys, start + i * row, length, b->k + i * j->size, type);
-      widen(values, start + i * row, length, b->v + i * j->size, type);
-    }
+  if (type != FLOAT32 || straight < count) {
+    const int64_t rest = start + (straight - j->slots) * row, done = straight * j->size;
+    copy(keys, start, row, j->size, straight, b->k, type);
+    copy(keys, rest, row, j->size, count - straight, b->k + done, type);
+    copy(values, start, row, j->size, straight, b->v, type);
+    copy(values, rest, row, j->size, count - straight, b->v + done, type);
     k = b->k, v = b->v, row = j->size;
   }
   memset(b->scores, 0, count * QUERIES * sizeof(float));
@@ -151,11 +159,14 @@ INLINE void attend(const Job *j, Block *b, int64_t segment, int64_t head, int64_
   for (int32_t key = first; key <= last;) {
     const int32_t more = (key < 0 ? 0 : last + 1) - key;
     const int count = more < KEYS ? more : KEYS;
-    const int64_t row = j->rows ? j->rows[segment] : segment;
-    if (j->rows && key >= 0) read_keys(j, b, width, head, key, count, j->k, j->v, start + key, type);
-    else
-      read_keys(j, b, width, head, key, count, j->old_k, j->old_v,
-                row * j->stride + j->newest + key, type);
+    if (j->rows && key >= 0) {
+      read_keys(j, b, width, head, key, count, count, j->k, j->v, start + key, type);
+    } else {
+      const int64_t row = j->rows ? j->rows[segment] : segment, slot = j->newest[segment] + key;
+      const int straight = slot < 0 && slot + count > 0 ? (int)-slot : count;
+      const int64_t at = row * j->slots + slot + (slot < 0 ? j->slots : 0);
+      read_keys(j, b, width, head, key, count, straight, j->old_k, j->old_v, at, type);
+    }
     key += count;
   }
   for (int c = 0; c < queries; c++) {
@@ -209,24 +220,24 @@ EXPORT void griffin_attention(const int64_t *sizes, void *const *in, void *out, 
            .key_heads = sizes[2],
            .size = sizes[3],
            .segments = sizes[4],
-           .stride = sizes[5],
-           .newest = sizes[6],
-           .type = (Type)sizes[7],
-           .starts = in[0],
-           .lengths = in[1],
-           .max_age = in[2],
-           .rows = in[3],
-           .q = in[4],
-           .k = in[5],
-           .v = in[6],
-           .old_k = in[7],
-           .old_v = in[8],
+           .slots = sizes[5],
+           .type = (Type)sizes[6],
+           .newest = in[0],
+           .starts = in[1],
+           .lengths = in[2],
+           .max_age = in[3],
+           .rows = in[4],
+           .q = in[5],
+           .k = in[6],
+           .v = in[7],
+           .old_k = in[8],
+           .old_v = in[9],
            .out = out};
   run(&j, threads, griffin_team);
 }
 
-// The arrays are those of griffin_attention, `newest` before them; where they are not packed, the
-// keys and values are given once, and no rows.
+// The arrays are those of griffin_attention, `rows` last; where they are not packed, the keys and
+// values are given once, and no rows.
 EXPORT void *griffin_xla_attention(CallFrame *frame) {
   if (is_metadata_query(frame)) return NULL;
   Buffer **in = frame->in.values;
@@ -238,8 +249,8 @@ EXPORT void *griffin_xla_attention(CallFrame *frame) {
            .key_heads = k->dims[packed ? 1 : 2] / q->dims[2],
            .size = q->dims[2],
            .segments = starts->dims[0],
-           .stride = old_k->dims[1],
-           .newest = *(const int32_t *)in[0]->data,
+           .slots = old_k->dims[1],
+           .newest = in[0]->data,
            .type = type_of(q),
            .starts = starts->data,
            .lengths = in[2]->data,

@@ -80,7 +80,9 @@ def _call(
     starts = layout.get("starts")
     if starts is None:
         starts = length * jnp.arange(batch, dtype=jnp.int32)
-    newest = past + layout.get("offset", 0)  # slot of a segment's first new key
+    newest = layout.get("newest")
+    if newest is None:
+        newest = jnp.full_like(starts, past)
     out = ShapeDtypeStruct((batch * length, heads, size), q.dtype)
     call = jax.ffi.ffi_call("griffin_attention", out, vmap_method="sequential")
     where = (newest, starts, layout["lengths"], jnp.minimum(max_age, past))

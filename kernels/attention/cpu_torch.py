@@ -39,7 +39,7 @@ def local_attention(
     lengths: Int[Tensor, " S"],
     starts: Int[Tensor, " S"] | None = None,
     remembered: Remembered | None = None,
-    offset: int = 0,
+    newest: Int[Tensor, " B"] | None = None,
     blocks: Any = None,
 ) -> Float[Tensor, "B T H*D"]:
     """See `griffin_eval.kernels.attention.api.local_attention`. Padding gets zeros; keys that no
@@ -47,19 +47,18 @@ def local_attention(
     batch, length, heads, size = q.shape
     if starts is None:
         starts = length * torch.arange(batch)
-    layout = [starts, lengths, max_age.clamp(max=past)]
-    if remembered is None:
-        keys, values = _dense(keys, values)
-        old_keys, old_values = keys, values
-    else:
+    if newest is None:
+        newest = torch.full_like(lengths, past)
+    layout = [newest, starts, lengths, max_age.clamp(max=past)]
+    keys, values = keys.contiguous(), values.contiguous()
+    old_keys, old_values = keys, values
+    if remembered is not None:
         layout.append(remembered.rows)
-        keys, values = keys.contiguous(), values.contiguous()
-        old_keys, old_values = _dense(remembered.keys, remembered.values)
+        old_keys, old_values = remembered.keys.contiguous(), remembered.values.contiguous()
     out = torch.empty(batch, length, heads * size, dtype=q.dtype)
-    newest = past + offset  # slot of a segment's first new key
     joined = keys.shape[-1]  # dimensions of all heads of keys
-    of_keys, stride = joined // size, old_keys.stride(0) // joined
-    sizes = (batch * length, heads, of_keys, size, len(lengths), stride, newest, TYPES[q.dtype])
+    of_keys, slots = joined // size, old_keys.shape[1]
+    sizes = (batch * length, heads, of_keys, size, len(lengths), slots, TYPES[q.dtype])
     integers = [x.to(torch.int32).contiguous() for x in layout]
     floats = [q.contiguous(), keys, values, old_keys, old_values]
     library = compiled.library_for_torch()
@@ -73,14 +72,3 @@ def local_attention(
         torch.get_num_threads(),
     )
     return out
-
-
-def _dense(
-    keys: Float[Tensor, "B Q J"], values: Float[Tensor, "B Q J"]
-) -> tuple[Float[Tensor, "B Q J"], Float[Tensor, "B Q J"]]:
-    """The same keys and values, copied if their rows of D do not lie as the kernel reads them."""
-    size = keys.shape[2]
-    rows_are_dense = keys.stride()[-2:] == (size, 1) and keys.stride(0) % size == 0
-    if rows_are_dense and keys.stride() == values.stride():
-        return keys, values
-    return keys.contiguous(), values.contiguous()

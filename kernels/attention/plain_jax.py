@@ -52,7 +52,7 @@ def local_attention(
     lengths: Int[Array, " S"],
     starts: Int[Array, " S"] | None = None,
     remembered: Remembered | None = None,
-    offset: int | Int[Array, ""] = 0,
+    newest: Int[Array, " B"] | None = None,
     blocks: PackedBlocks | None = None,
 ) -> Float[Array, "B T H*D"]:
     """See `griffin_eval.kernels.attention.api.local_attention`."""
@@ -60,8 +60,11 @@ def local_attention(
         assert blocks is not None and remembered is not None
         joined = joined_keys(keys, values, remembered)
         return _attend_packed(q, *joined, max_age, past, lengths, starts, blocks)
-    if keys.shape[1] > past + q.shape[1]:
-        return _attend_one(q, keys, values, max_age, past, offset)
+    if newest is not None:
+        slots = jnp.arange(keys.shape[1], dtype=jnp.int32)[None]
+        age = (newest[:, None] - slots) % keys.shape[1]
+        visible = age[:, None] <= jnp.minimum(max_age, past)[:, :, None]
+        return attend(QueryBlock(q, keys, values, visible)).reshape(len(q), 1, -1)
     return attend_in_blocks(q, keys, values, max_age, past)
 
 
@@ -168,20 +171,6 @@ def _attend_packed(
     visible = _visible(jnp.minimum(max_age[0, blocks.queries], past), key[0])
     mixed = attend(QueryBlock(q[0, blocks.queries], keys[index], values[index], visible))
     return mixed.reshape(blocks.queries.size, -1)[blocks.place][None]
-
-
-def _attend_one(
-    q: Float[Array, "B 1 H D"],
-    keys: Float[Array, "B Q J"],
-    values: Float[Array, "B Q J"],
-    max_age: Int[Array, "B 1"],
-    past: int,
-    offset: int | Int[Array, ""],
-) -> Float[Array, "B 1 H*D"]:
-    """One query a row, over all slots: to cut out those that hold keys would be a copy."""
-    age = (past + offset - jnp.arange(keys.shape[1], dtype=jnp.int32))[None, None]
-    visible = (age >= 0) & (age <= jnp.minimum(max_age, past)[:, :, None])
-    return attend(QueryBlock(q, keys, values, visible)).reshape(len(q), 1, -1)
 
 
 def attend(block: QueryBlock) -> Float[Array, "M t H D"]:

@@ -48,7 +48,7 @@ def local_attention(
     lengths: Int[Tensor, " S"],
     starts: Int[Tensor, " S"] | None = None,
     remembered: Remembered | None = None,
-    offset: int = 0,
+    newest: Int[Tensor, " B"] | None = None,
     blocks: PackedBlocks | None = None,
 ) -> Float[Tensor, "B T H*D"]:
     """See `griffin_eval.kernels.attention.api.local_attention`."""
@@ -56,8 +56,11 @@ def local_attention(
         assert blocks is not None and remembered is not None
         joined = joined_keys(keys, values, remembered)
         return _attend_packed(q, *joined, max_age, past, lengths, starts, blocks)
-    slots = slice(offset, offset + past + q.shape[1])
-    return attend_in_blocks(q, keys[:, slots], values[:, slots], max_age, past)
+    if newest is not None:
+        age = (newest[:, None] - torch.arange(keys.shape[1], device=q.device)) % keys.shape[1]
+        visible = age[:, None] <= max_age.clamp(max=past)[:, :, None]
+        return attend(QueryBlock(q, keys, values, visible)).flatten(2)
+    return attend_in_blocks(q, keys, values, max_age, past)
 
 
 def attend_in_blocks(

@@ -1,16 +1,17 @@
 """Causal attention of one or several heads of keys as on paper, in float64 and query by query: what
 every kernel is tested against.
 
-Operators read queries in one of two layouts, with P remembered keys and values for each segment.
+Operators read queries in one of three layouts, with P remembered keys and values for each segment.
 **Padded rows**: q is [B, T, H, D], keys and values are [B, Q, J], every row is a segment; of row b
-only the first ``lengths[b]`` queries are read, the rest is padding. Of the Q slots of a row, P hold
-remembered keys, from slot ``offset`` on, the next T those of the queries' own tokens; what other
-slots hold is not seen. **Packed** (``starts`` is given): q is [1, N, H, D], S
-segments lie behind each other in its one row, segment s at ``starts[s] … starts[s] + lengths[s]``,
-padding last; keys and values are [N, J], those of the row, and what the segments remember stays
-where it is: row ``remembered.rows[s]`` of ``remembered.keys`` and ``remembered.values``. J is the
-size of all heads of keys together: D of one, or K D of K heads side by side, each of which serves
-H / K neighbouring heads of queries.
+only the first ``lengths[b]`` queries are read, the rest is padding. The first P of a row's Q slots
+hold remembered keys, the next T those of the queries' own tokens. **Rings** (``newest`` is given):
+the same with one query a row, whose own key is in slot ``newest[b]``; the key of the token before
+is in the slot before, and so on around the Q slots. **Packed** (``starts`` is given): q is
+[1, N, H, D], S segments lie behind each other in its one row, segment s at
+``starts[s] … starts[s] + lengths[s]``, padding last; keys and values are [N, J], those of the row,
+and what the segments remember stays where it is: row ``remembered.rows[s]`` of ``remembered.keys``
+and ``remembered.values``. J is the size of all heads of keys together: D of one, or K D of K heads
+side by side, each of which serves H / K neighbouring heads of queries.
 """
 
 from typing import Any, NamedTuple
@@ -41,7 +42,7 @@ def local_attention(
     lengths: Any,
     starts: Any = None,
     remembered: Remembered | None = None,
-    offset: int = 0,
+    newest: Any = None,
 ) -> Any:
     """softmax(q k^T / sqrt(D)) v over the keys that each query sees (section 2.3), heads joined.
 
@@ -57,7 +58,7 @@ def local_attention(
         lengths: [S] tokens that are read.
         starts: [S] of packed segments.
         remembered: of packed segments.
-        offset: slot of each row's first remembered key.
+        newest: [B] slot of each query's own key in a ring.
 
     Returns:
         [B, T, H D] weighted values, zeros for padding.
@@ -70,7 +71,9 @@ def local_attention(
     for s, length in enumerate(np.asarray(lengths)):
         if starts is None:
             row, first = s, 0
-            k, v = keys[s, offset:], values[s, offset:]
+            k, v = keys[s], values[s]
+            if newest is not None:
+                k, v = (np.roll(x, past - int(newest[s]), 0) for x in (k, v))
         else:
             assert remembered is not None
             row, first = 0, int(starts[s])

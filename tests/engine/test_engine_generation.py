@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity import BASE, weights
 from parity_reference import reference_logits
+from parity_twins import leaves
 from slow import examples, fast, slow
 
 from griffin_eval.engine import generation
@@ -31,6 +32,15 @@ def test_greedy_equals_transformers(runner, transformers_model, random_tokens, l
             logits = transformers_model(torch.tensor([ids]), use_cache=False).logits[0, -1]
             ids.append(int(logits.argmax()))
     assert found == ids[length:]
+
+
+@torch_quickly
+def test_batches_are_sized_by_the_memory_that_decoding_takes(runner):
+    rows = 4
+    state = runner.start_decoding(rows, 64).rows
+    spare = sum(leaf[:, :1].nbytes for leaf in leaves(state) if leaf.ndim == 3)  # a slot of a ring
+    taken = sum(leaf.nbytes for leaf in leaves(state))
+    assert taken - spare <= rows * runner.state_bytes(64) < taken
 
 
 SAMPLINGS = (Sampling(), Sampling(0.8), Sampling(1.3, 20, 0.9))

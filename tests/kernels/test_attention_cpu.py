@@ -23,7 +23,7 @@ FRAMEWORKS = {
     "jax": (jax_layouts, jnp.asarray),
 }
 each_framework = pytest.mark.parametrize("framework", FRAMEWORKS)
-LAYOUTS = ["packed", "padded", "decode"]
+LAYOUTS = ["packed", "padded", "ring"]
 
 
 @dataclasses.dataclass
@@ -35,8 +35,8 @@ class Problem:
     heads: int = 2
     size: int = 8
     key_heads: int = 1
-    spare_slots: int = 3
-    offset: int = 2
+    newest: tuple[int, ...] = (5, 0, 2)  # slots of the rows' own keys in rings
+    spare_slots: int = 2  # of a ring that is longer than a query sees back
     scale: float = 1.0
     seed: int = 0
 
@@ -99,11 +99,17 @@ class Problem:
         max_age = rows(self.max_age, 0).astype(np.int32)
         return [rows(self.q, np.nan), keys, values, max_age], self._layout(), where
 
-    def decode(self):
+    def ring(self):
         (q, keys, values, max_age), layout, where = self.padded()
-        around = [(0, 0), (self.offset, self.spare_slots - self.offset - 1), (0, 0)]
-        keys, values = (np.pad(x, around, constant_values=np.nan) for x in (keys, values))
-        return [q, keys, values, max_age], layout | {"offset": self.offset}, where
+        slots = keys.shape[1] + self.spare_slots
+        newest = np.resize(self.newest, len(keys)).astype(np.int32) % slots
+        spare = [(0, 0), (0, self.spare_slots), (0, 0)]
+
+        def turned(x):
+            rows = zip(np.pad(x, spare, constant_values=np.nan), newest, strict=True)
+            return np.stack([np.roll(row, at - self.past, 0) for row, at in rows])
+
+        return [q, turned(keys), turned(values), max_age], layout | {"newest": newest}, where
 
     def _layout(self, **others):
         return {"past": self.past, "lengths": np.array(self.lengths, np.int32), **others}
@@ -180,7 +186,7 @@ each_with_jax_slow = pytest.mark.parametrize("framework", fast(["torch"], FRAMEW
 
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_numbers_in_jax_are_those_of_the_reference(kind):
-    most = 1 if kind == "decode" else 300
+    most = 1 if kind == "ring" else 300
     lengths = [min(n, most) for n in (300, 0, 7)]
     check("jax", Problem(lengths, past=200, heads=8, size=64, key_heads=4), kind)
 
@@ -200,13 +206,30 @@ def test_numbers_are_those_of_the_reference(framework, kind, problem):
 @settings(max_examples=examples(12))
 @given(
     problem=problems,
-    slots=st.integers(1, 5).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))),
+    newest=st.lists(st.integers(0, 200), min_size=6, max_size=6),
+    spare=st.integers(0, 70),
 )
-def test_one_token_of_rows_whose_window_moved(framework, problem, slots):
-    problem = dataclasses.replace(
-        problem, lengths=[min(n, 1) for n in problem.lengths], spare_slots=slots[0], offset=slots[1]
-    )
-    check(framework, problem, "decode")
+def test_one_token_of_rows_whose_keys_are_in_a_ring(framework, problem, newest, spare):
+    lengths = [min(n, 1) for n in problem.lengths]
+    problem = dataclasses.replace(problem, lengths=lengths, newest=tuple(newest), spare_slots=spare)
+    check(framework, problem, "ring")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bits_do_not_depend_on_where_a_ring_is_turned(dtype):
+    """Not even where a block of keys that are worked on together lies around its end."""
+    problem = Problem([1, 1], past=150, heads=3, size=8)
+    found = {}
+    for turn in (0, 1, 37, 64, 149, 150):
+        problem = dataclasses.replace(problem, newest=(turn, turn + 3), spare_slots=0)
+        (*floats, max_age), layout, _ = problem.ring()
+        floats = [torch.tensor(x, dtype=getattr(torch, dtype)) for x in floats]
+        sizes, arrays = split_layout(layout, torch.from_numpy)
+        found[turn] = api.local_attention(
+            *floats, torch.from_numpy(max_age), **sizes, **arrays, impl="cpu"
+        )
+    for turn, out in found.items():
+        assert torch.equal(out, found[0]), turn
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)
@@ -223,7 +246,7 @@ def test_one_token_of_rows_whose_window_moved(framework, problem, slots):
 )
 def test_sixteen_bits_are_rounded_once(framework, kind, dtype, key_heads):
     """The result is that of the same numbers in float64, rounded to the nearest of 16 bits."""
-    lengths = [1, 0, 1] if kind == "decode" else [90, 0, 3]
+    lengths = [1, 0, 1] if kind == "ring" else [90, 0, 3]
     problem = Problem(lengths, past=70, heads=10, size=24, key_heads=key_heads)
     arrays, layout, where = getattr(problem, kind)()
     array = FRAMEWORKS[framework][1]
@@ -263,7 +286,7 @@ SHARED = [
 def test_plain_numbers_are_those_of_the_reference(framework, kind):
     # JAX compiles each; the last has rows, heads of keys and documents of every kind.
     for problem in SHARED if framework == "torch" else SHARED[-1:]:
-        if kind == "decode":
+        if kind == "ring":
             problem = dataclasses.replace(problem, lengths=[min(n, 1) for n in problem.lengths])
         check(framework, problem, kind, "plain")
 
@@ -296,7 +319,7 @@ def test_the_reference_is_attention_written_out():
 
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_several_heads_of_keys_are_as_many_attentions(kind):
-    lengths = [1, 0, 1] if kind == "decode" else [9, 0, 3]
+    lengths = [1, 0, 1] if kind == "ring" else [9, 0, 3]
     problem = Problem(lengths, past=7, heads=6, key_heads=3)
     (q, keys, values, max_age), layout, _ = getattr(problem, kind)()
     found = reference.local_attention(q, keys, values, max_age, **layout)
@@ -473,7 +496,7 @@ def test_keys_that_lie_elsewhere_than_values():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_gradients_in_jax_are_those_of_the_plain_implementation(kind):
-    lengths = [1, 1, 1] if kind == "decode" else [5, 1, 9]
+    lengths = [1, 1, 1] if kind == "ring" else [5, 1, 9]
     (*floats, max_age), layout, where = getattr(Problem(lengths, past=6, seed=1), kind)()
 
     def placed(x):

@@ -13,8 +13,6 @@ from parity_twins import TWINS, leaves, twin
 from slow import examples, slow
 
 from griffin_eval.kernels.attention import plain_jax, plain_torch
-from griffin_eval.model_jax import decoding as jax_decoding
-from griffin_eval.model_torch import decoding as torch_decoding
 
 ROWS = 3
 CAPACITY = 40  # of every document, where there is global attention; also the longest row here
@@ -222,47 +220,41 @@ def test_what_stands_in_the_padding_does_not_matter(ours, model):
         assert np.isfinite(one).all()
 
 
-@pytest.fixture
-def five_spare_slots(monkeypatch):
-    for decoding in (jax_decoding, torch_decoding):
-        monkeypatch.setattr(decoding, "DECODE_STEPS_PER_COMPACTION", 5)
+# Windows of 8 keys are filled, exactly or not, and wrap; some rows begin, end or pause at any time.
+PAST, ENTERS, COUNT = np.array([0, 7, 17]), np.array([0, 3, 8]), np.array([23, 16, 23])
 
 
 @each_model
-def test_decoding_equals_reading_at_once(ours, model, five_spare_slots, record_parity):
-    """Rows are inserted at any step, with and without a past, and leave; the state is compacted."""
+def test_decoding_equals_reading_at_once(ours, model, record_parity):
     subject = twin(ours, SPLIT[model])
     ids = tokens(subject.config, ROWS, CAPACITY)
     whole, _ = read_at_once(subject, ids, [CAPACITY] * ROWS)
-    past, enters, leaves_at = np.array([0, 9, 17]), np.array([0, 3, 8]), np.array([23, 11, 31])
-    _, known = read_at_once(subject, ids, past)
+    _, known = read_at_once(subject, ids, PAST)
     state = subject.start_decoding(ROWS, CAPACITY)
     found = [[] for _ in range(ROWS)]
-    for now in range(max(leaves_at)):
-        if len(new := np.flatnonzero(enters == now)):
+    for now in range(99):
+        if len(new := np.flatnonzero(ENTERS == now)):
             state = subject.insert(state, new, known, new)
-        active = (enters <= now) & (now < leaves_at)
-        at = np.where(active, past + now - enters, 0)
+        read = np.array([len(rows) for rows in found])
+        active = (ENTERS <= now) & (read < COUNT) & ((now + np.arange(ROWS)) % 5 > 0)
+        # Other rows are given a token, too, which they do not read.
+        at = np.where(active, PAST + read, now % CAPACITY)
         hidden, state = subject.decode_step(state, ids[range(ROWS), at], active.astype(np.int64))
         for row in np.flatnonzero(active):
             found[row].append(hidden[row])
-    count = leaves_at - enters
-    expected = [whole[row, past[row] : past[row] + count[row]] for row in range(ROWS)]
-    assert [len(rows) for rows in found] == count.tolist() and (past + count <= CAPACITY).all()
+    assert [len(rows) for rows in found] == COUNT.tolist() and (PAST + COUNT <= CAPACITY).all()
+    expected = [whole[row, PAST[row] : PAST[row] + COUNT[row]] for row in range(ROWS)]
     compare(record_parity, f"{ours} single - whole", "hidden", map(np.array, found), expected)
 
 
 @few_models
-def test_an_inserted_row_sees_nothing_of_the_one_before(
-    ours, model, five_spare_slots, record_parity
-):
+def test_an_inserted_row_sees_nothing_of_the_one_before(ours, model, record_parity):
     subject = twin(ours, SPLIT[model])
     ids = tokens(subject.config, ROWS, CAPACITY)
     whole, _ = read_at_once(subject, ids, [CAPACITY] * ROWS)
     _, known = read_at_once(subject, ids, [17] * ROWS)
     state = subject.start_decoding(ROWS, CAPACITY)
-    rows = subject.with_values(state.rows, np.nan)
-    state = state._replace(rows=rows, offset=state.offset + 2)
+    state = state._replace(rows=subject.with_values(state.rows, np.nan))
     state = subject.insert(state, np.arange(ROWS), known, np.arange(ROWS))
     found = []
     for at in (17, 18, 19):
@@ -272,8 +264,33 @@ def test_an_inserted_row_sees_nothing_of_the_one_before(
     compare(record_parity, f"{ours} single - whole", "hidden", np.stack(found, 1), expected)
 
 
+@few_models
+def test_rows_are_taken_out_as_they_were_put_in(ours, model, record_parity):
+    """Also after some steps, in which another row paused; then other steps may continue them."""
+    subject = twin(ours, SPLIT[model])
+    ids = tokens(subject.config, ROWS, CAPACITY)
+    _, known = read_at_once(subject, ids, PAST)
+    every = np.arange(ROWS)
+    state = subject.insert(subject.start_decoding(ROWS, CAPACITY), every, known, every)
+    same = subject.extract(state, [2, 0, 1])
+    for one, other in zip(leaves(same), leaves(subject.gather(known, [2, 0, 1])), strict=True):
+        np.testing.assert_array_equal(one, other)
+    steps = 10
+    for step in range(steps):
+        active = np.array([1, 0, 1])
+        hidden, state = subject.decode_step(state, ids[every, PAST + step * active], active)
+    _, expected = read_at_once(subject, ids, PAST + [steps, 0, steps])
+    taken = subject.extract(state, every)
+    compare(record_parity, f"{ours} chunks - whole", "state", live(taken), live(expected))
+    hidden, _ = subject.step(ids[every, PAST + [steps, 0, steps]][:, None], [1] * ROWS, taken)
+    state = subject.insert(subject.start_decoding(ROWS, CAPACITY), every[::-1], taken, every)
+    at = (PAST + [steps, 0, steps])[::-1]
+    again, _ = subject.decode_step(state, ids[every[::-1], at], np.ones(ROWS, np.int64))
+    compare(record_parity, f"{ours} single - whole", "hidden", again[::-1], hidden[:, 0])
+
+
 @twins_and_models(["recurrent last", "mqa"], in_jax=["mqa"])
-def test_a_row_that_outgrows_global_attention_is_nan_with_spare_slots_too(ours, model):
+def test_a_decoded_row_that_outgrows_global_attention_is_nan(ours, model):
     subject = twin(ours, SPLIT[model])
     ids, state = tokens(subject.config, 2, 6), subject.start_decoding(2, 4)
     finite = []

@@ -11,9 +11,8 @@ from parity import BASE
 from slow import fast, slow
 
 from griffin_eval.layout import param_specs
-from griffin_eval.model_jax.decoding import DECODE_STEPS_PER_COMPACTION, DecodingState
+from griffin_eval.model_jax.decoding import DecodingState
 from griffin_eval.model_jax.griffin import initialize
-from griffin_eval.model_jax.layouts import DecodeLayout
 from griffin_eval.model_jax.state import AttentionState, PoolRows
 
 # Weights are most of the memory: few tokens, a short window, and gates of small blocks.
@@ -83,9 +82,8 @@ def test_reading_copies_no_pool_of_states():
 def test_decoding_copies_no_weights(rows, dtype):
     state = DecodingState.start(initialize(CONFIG, dtype=dtype), rows).rows
 
-    def step(model, ids, active, state):  # without the compaction, which needs the states again
-        layout = DecodeLayout(active, DECODE_STEPS_PER_COMPACTION, 0)
-        return model.decode_step(ids, state, layout)
+    def step(model, ids, active, state):
+        return model.step_rings(ids, active, state)
 
     ids = jnp.zeros(rows, jnp.int32)
     found = temporary_bytes(step, ids, jnp.ones_like(ids), state, dtype=dtype)

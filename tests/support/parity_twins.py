@@ -58,6 +58,9 @@ class TorchTwin:
     def insert(self, state, rows, pool, sources):
         return state.insert(self._array(rows), pool, self._array(sources))
 
+    def extract(self, state, rows):
+        return state.extract(self._array(np.asarray(rows)))
+
     @torch.no_grad()
     def decode_step(self, state, tokens, active):
         hidden, state = state.step(self.model, *self._inputs(tokens, active))
@@ -109,7 +112,10 @@ def _compiled(function, **options):
     return jax.jit(function, compiler_options=QUICK_COMPILE, **options)
 
 
-_gather = _compiled(jax_state.gather)  # else every leaf compiles a program for each operation
+# Else every leaf compiles a program for each operation.
+_gather = _compiled(jax_state.gather)
+_insert = _compiled(jax_decoding.DecodingState.insert)
+_extract = _compiled(jax_decoding.DecodingState.extract)
 
 
 class JaxTwin:
@@ -182,7 +188,10 @@ class JaxTwin:
             return jax_decoding.DecodingState.start(self.model, batch, capacity)
 
     def insert(self, state, rows, pool, sources):
-        return state.insert(self._array(rows), pool, self._array(sources))
+        return _insert(state, self._array(rows), pool, self._array(sources))
+
+    def extract(self, state, rows):
+        return _extract(state, self._array(np.asarray(rows)))
 
     def decode_step(self, state, tokens, active):
         with self.precision():
