@@ -8,7 +8,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int
 
-from griffin_eval.kernels.attention.plain_jax import PackedBlocks, locate, query_blocks, slot_of
+from griffin_eval.kernels.attention.plain_jax import (
+    PackedBlocks,
+    locate,
+    query_blocks,
+    slot_of,
+    with_dtype,
+)
 from griffin_eval.kernels.attention.reference import Remembered
 from griffin_eval.model_jax.state import AttentionState, PoolRows, write_rows
 from griffin_eval.sharding.mesh_jax import before, first_number, local_attention
@@ -63,6 +69,7 @@ class PaddedLayout(NamedTuple):
             context: of the step.
             state: before the step.
         """
+        state = AttentionState(*(with_dtype(x, k.dtype) for x in state))
         keys, values = self.join(state.k, k), self.join(state.v, v)
         past = state.k.shape[1]
         y = local_attention(q, keys, values, context.max_age, past=past, lengths=self.lengths)
@@ -91,6 +98,7 @@ class RingLayout(PaddedLayout):
         newest = context.positions[:, 0] % state.k.shape[1]
 
         def write(ring: Array, new: Array) -> Array:
+            new = with_dtype(new, ring.dtype)
             return jax.vmap(lax.dynamic_update_slice_in_dim, (0, 0, 0, None))(ring, new, newest, 0)
 
         state = AttentionState(write(state.k, k), write(state.v, v))
@@ -158,7 +166,7 @@ class PackedLayout(NamedTuple):
     ) -> Float[Array, "R P X"]:
         """The pool, over which the last P values of every segment to keep are written."""
         past, (sources, kept, targets) = pool.shape[1], self.rows
-        padded = jnp.pad(new, ((past, 0), (0, 0)))
+        padded = jnp.pad(with_dtype(new, pool.dtype), ((past, 0), (0, 0)))
         behind = jnp.arange(past, dtype=jnp.int32)[:, None]
 
         def row(i: Array, pool: Array) -> Array:

@@ -13,6 +13,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from griffin_eval.kernels.attention.plain_jax import with_dtype
 from griffin_eval.model_jax.decoding import DecodingState
 from griffin_eval.model_jax.griffin import Griffin
 from griffin_eval.model_jax.state import (
@@ -64,15 +65,31 @@ def read(
     return hidden[0], pool
 
 
+def as_bits(state: State) -> State:
+    """The state with keys and values of 16 bits as uint16. On a CPU XLA writes them in place, where
+    it would convert the whole of a bfloat16 array to float32 and back to write a slice of it.
+
+    Steps that write in place, `step_packed` and `step_rings`, take such a state and give one. The
+    compiled attention reads its numbers as they lie.
+    """
+    layers = (
+        AttentionState(*(with_dtype(x, jnp.uint16) if x.dtype.itemsize == 2 else x for x in layer))
+        if isinstance(layer, AttentionState)
+        else layer
+        for layer in state.layers
+    )
+    return state._replace(layers=tuple(layers))
+
+
 def grow(larger: State, pool: State) -> State:
     """Writes all rows of a pool but the last, the start, to the beginning of a larger one."""
     rows = jnp.arange(len(pool.pos) - 1)
     return scatter(larger, rows, gather(pool, rows))
 
 
-def row_of(layers: list[Any], row: Array) -> list[Any]:
-    """The layers of one row of a pool."""
-    return jax.tree.map(lambda leaf: leaf[row], layers)
+def row_of(dtype: Any, layers: list[Any], row: Array) -> list[Any]:
+    """The layers of one row of a pool of a model with weights of this dtype."""
+    return jax.tree.map(lambda leaf: with_dtype(leaf[row], dtype), layers)
 
 
 def decode_step(

@@ -128,7 +128,7 @@ class JaxRunner:
         self._read = compiled("read", bound(jax_functions.read, split), (whole, pool), **donated)
         self._grow = compiled("grow", jax_functions.grow, pool, **donated)
         self._write = compiled("write", scatter, pool, **donated)
-        self._row = compiled("row", jax_functions.row_of, whole)
+        self._row = compiled("row", bound(jax_functions.row_of, weight.dtype), whole)
         self._insert = compiled("insert", DecodingState.insert, decoding, **donated)
         self._decode = compiled(
             "decode", bound(jax_functions.decode_step, split), (whole, decoding), **donated
@@ -194,6 +194,16 @@ class JaxRunner:
             vocabulary = NamedSharding(self._mesh, PartitionSpec(None, split))
         return self._state_sharding(pool), self._state_sharding(decoding), vocabulary, whole
 
+    def _kept(self, state: State) -> State:
+        """A state as it lies in memory between steps."""
+        return jax_functions.as_bits(state) if self._reads_in_place else state
+
+    def _init_pool(self, rows: int, capacity: int | None) -> State:
+        return self._kept(self.model.init_state(rows, capacity))
+
+    def _init_rows(self, batch: int, capacity: int | None) -> DecodingState:
+        return DecodingState(self._kept(DecodingState.start(self.model, batch, capacity).rows))
+
     def _traced(
         self, context: Callable[[], contextlib.AbstractContextManager]
     ) -> contextlib.AbstractContextManager:
@@ -247,7 +257,7 @@ class JaxRunner:
         self._shapes.clear()
         # The last row stays at the start.
         capacity = self._with_saved(capacity)
-        pool = self._started("start pool", self.model.init_state, rows + 1, capacity)
+        pool = self._started("start pool", self._init_pool, rows + 1, capacity)
         if self._saved is None:
             return pool
         return self.write_state(pool, rows, self._saved.tensors, self._saved.read, capacity)
@@ -285,7 +295,8 @@ class JaxRunner:
                 leaves[name][0, leaf.shape[1] - len(saved) :] = saved
             layers.append(type(layer)(**leaves))
         pos, start = map(jnp.int32, ([read], [0]))
-        return self._write(pool, self._int32(np.array([row])), State(pos, start, tuple(layers)))
+        state = self._kept(State(pos, start, tuple(layers)))
+        return self._write(pool, self._int32(np.array([row])), state)
 
     def read(
         self,
@@ -338,8 +349,7 @@ class JaxRunner:
         return wanted
 
     def start_decoding(self, batch: int, capacity: int) -> DecodingState:
-        start = functools.partial(DecodingState.start, self.model)
-        return self._started("start decoding", start, batch, self._with_saved(capacity))
+        return self._started("start decoding", self._init_rows, batch, self._with_saved(capacity))
 
     def insert_rows(
         self, state: DecodingState, rows: np.ndarray, pool: State, sources: np.ndarray

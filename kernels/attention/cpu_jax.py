@@ -87,7 +87,10 @@ def _call(
     call = jax.ffi.ffi_call("griffin_attention", out, vmap_method="sequential")
     where = (newest, starts, layout["lengths"], jnp.minimum(max_age, past))
     arrays = [jnp.asarray(x, jnp.int32) for x in where]
-    arrays += [x.astype(q.dtype) for x in (q.reshape(out.shape), keys, values)]
+    floats, rows = [q.reshape(out.shape), keys, values], []
     if remembered := layout.get("remembered"):
-        arrays += [x.astype(q.dtype) for x in remembered[:2]] + [remembered.rows.astype(jnp.int32)]
-    return call(*arrays).reshape(batch, length, -1)
+        floats += [remembered.keys, remembered.values]
+        rows = [remembered.rows.astype(jnp.int32)]
+    # Bits that are kept as uint16 are read as the numbers that they stand for.
+    floats = [x if x.dtype == jnp.uint16 else x.astype(q.dtype) for x in floats]
+    return call(*arrays, *floats, *rows).reshape(batch, length, -1)

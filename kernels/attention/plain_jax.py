@@ -3,7 +3,7 @@ so that scores of T x T are never in memory."""
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +56,7 @@ def local_attention(
     blocks: PackedBlocks | None = None,
 ) -> Float[Array, "B T H*D"]:
     """See `griffin_eval.kernels.attention.api.local_attention`."""
+    keys, values = with_dtype(keys, q.dtype), with_dtype(values, q.dtype)
     if starts is not None:
         assert blocks is not None and remembered is not None
         joined = joined_keys(keys, values, remembered)
@@ -149,7 +150,8 @@ def joined_keys(
     """Keys and values of packed segments: the remembered ones, segment by segment, then the new."""
 
     def join(past: Array, new: Array) -> Array:
-        return jnp.concatenate([past[remembered.rows].reshape(-1, past.shape[2]), new])
+        kept = with_dtype(past[remembered.rows], new.dtype)
+        return jnp.concatenate([kept.reshape(-1, past.shape[2]), new])
 
     return join(remembered.keys, keys), join(remembered.values, values)
 
@@ -194,6 +196,12 @@ def attend(block: QueryBlock) -> Float[Array, "M t H D"]:
     visible = jnp.repeat(block.visible.transpose(0, 2, 1), heads, axis=2)
     weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=1).astype(q.dtype)
     return jnp.einsum("bsq,bsd->bqd", weights, block.v).reshape(block.q.shape)
+
+
+def with_dtype(x: Array, dtype: Any) -> Array:
+    """The same bits as numbers of a dtype, if they are kept as uint16 or are to be; else x."""
+    kept = jnp.uint16 in (x.dtype, dtype) and x.dtype != dtype
+    return lax.bitcast_convert_type(x, dtype) if kept else x
 
 
 def _visible(max_age: Int[Array, "M t"], key: Int[Array, " s"]) -> Bool[Array, "M t s"]:
