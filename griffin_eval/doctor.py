@@ -19,7 +19,6 @@ from griffin_eval.runners.protocol import DTYPES
 LIBRARIES = ("jax", "jaxlib", "flax", "torch", "triton", "libtpu", "transformers", "tokenizers")
 LIBRARIES += ("sentencepiece", "lm-eval", "orbax-checkpoint", "tensorstore", "safetensors")
 LIBRARIES += ("huggingface-hub", "numpy", "ml-dtypes", "scipy", "matplotlib")
-PLATFORMS = {"triton": "cuda", "tpu": "tpu", "cpu": "cpu", "plain": "any"}
 MODULES = {"torch": ("torch",), "jax": ("jax", "flax")}
 # Error over the largest value, of the RG-LRU beside the reference in float64.
 TOLERANCES = {"float32": 1e-5, "bfloat16": 3e-2, "float16": 5e-3, "float64": 1e-12}
@@ -196,54 +195,29 @@ def _choose_rglru(framework: str, dtype: str) -> tuple[str, str]:
     """The implementation of the RG-LRU, and why it is that one."""
     from griffin_eval.kernels.rglru import api
 
-    put, _ = _array_functions(framework, dtype)
-    x = put(np.zeros((1, 1, 256)))
-
-    def refused(name: str) -> str | None:
-        try:
-            api.choose(x, None, x, impl=name)
-        except NotImplementedError as reason:
-            return str(reason)
-        return None
-
-    return _first(list(api.IMPLEMENTATIONS[framework]), x, dtype, refused)
+    x = _array_functions(framework, dtype)[0](np.zeros((1, 1, 256)))
+    return _described(api.choose(x, None, x), x, dtype)
 
 
 def _choose_attention(framework: str, dtype: str) -> tuple[str, str]:
     """The implementation of local attention, and why it is that one."""
     from griffin_eval.kernels.attention import api
 
-    put, _ = _array_functions(framework, dtype)
-    q = put(np.zeros((1, 512, 1, 256)))
-
-    def refused(name: str) -> str | None:
-        try:
-            api.choose(q, impl=name)
-        except NotImplementedError as reason:
-            return str(reason)
-        return None
-
-    return _first(list(api.IMPLEMENTATIONS[framework]), q, dtype, refused)
+    q = _array_functions(framework, dtype)[0](np.zeros((1, 512, 1, 256)))
+    return _described(api.choose(q), q, dtype)
 
 
-def _first(
-    names: list[str], array: Any, dtype: str, refused: Callable[[str], str | None]
-) -> tuple[str, str]:
-    """The first of the implementations for this device that takes an array, and why it is that
-    one; the dtype is left out of the words, so that dtypes with the same fate can share a row."""
-    from griffin_eval.kernels import devices
+def _described(choice: Any, array: Any, dtype: str) -> tuple[str, str]:
+    """The implementation that was chosen, and why it is that one of those for this device; the
+    dtype is left out of the words, so that dtypes with the same fate can share a row."""
+    from griffin_eval.kernels import devices, registry
 
-    platform = devices.platform(array)
-    others = [name for name, meant in PLATFORMS.items() if meant not in (platform, "any")]
-    reasons = []
-    for name in names:
-        if name in others:
-            continue
-        if (reason := refused(name)) is None:
-            return name, "; ".join(reasons) or f"the first choice on {platform}"
-        reason = reason.replace(f"torch.{dtype}", dtype).replace(f" {dtype}", " this dtype")
-        reasons.append(f"{name}: {reason}")
-    raise AssertionError("plain implementations take everything")
+    platform, reasons = devices.platform(array), []
+    for name, reason in choice.refused.items():
+        if registry.PLATFORMS[name] == platform:
+            reason = reason.replace(f"torch.{dtype}", dtype).replace(f" {dtype}", " this dtype")
+            reasons.append(f"{name}: {reason}")
+    return choice.name, "; ".join(reasons) or f"the first choice on {platform}"
 
 
 def _array_functions(framework: str, dtype: str) -> tuple[Callable, Callable]:

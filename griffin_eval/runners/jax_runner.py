@@ -83,7 +83,7 @@ class JaxRunner:
         one = jnp.ones((1, 1, 1), weight.dtype)
         gates = Gates(*[one] * 6) if self.config.complex_gates else None
         with self._there():
-            self.kernel = choose(one, gates, starts=one, c=self.config.lru_constant)
+            self.kernel = choose(one, gates, starts=one, c=self.config.lru_constant).name
         shape = 1, self._full_step, self.config.num_heads, self.config.head_size
         queries = jax.ShapeDtypeStruct(shape, weight.dtype)
         joined = *shape[:2], self.config.kv_width

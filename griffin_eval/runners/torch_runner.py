@@ -105,7 +105,7 @@ class TorchRunner:
         self.decode_rows = decode_rows(self.device)
         one = torch.empty(1, 1, 1, dtype=weight.dtype, device=weight.device)
         gates = Gates(*[one] * 6) if self.config.complex_gates else None
-        self.kernel = choose(one, gates, starts=one, c=self.config.lru_constant)
+        self.kernel = choose(one, gates, starts=one, c=self.config.lru_constant).name
         queries = one.new_empty(1, 1, self.config.num_heads, self.config.head_size)
         keys = one.new_empty(1, 1, self.config.kv_width)
         attends = set(self.config.block_types) != {"recurrent"}

@@ -1,31 +1,12 @@
 """Local attention for the models: one signature, and the fastest kernel that can compute it."""
 
-from importlib import import_module
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from griffin_eval.errors import ArgumentError
-from griffin_eval.kernels import devices
+from griffin_eval.kernels import devices, registry
 from griffin_eval.kernels.attention.reference import Remembered
-
-# The implementations of each framework, the one to prefer first; the last takes everything.
-IMPLEMENTATIONS = {
-    "torch": {"cpu": "cpu_torch", "plain": "plain_torch"},
-    "jax": {"tpu": "tpu_jax", "cpu": "cpu_jax", "plain": "plain_jax"},
-    "numpy": {"reference": "reference"},
-}
-
-
-class Choice(NamedTuple):
-    """An implementation, and the reasons for which those preferred to it cannot run.
-
-    Attributes:
-        name: a key of `IMPLEMENTATIONS` of the framework.
-        refused: reason by name of each implementation that comes before it.
-    """
-
-    name: str
-    refused: dict[str, str]
+from griffin_eval.kernels.registry import Choice, Trial
 
 
 def local_attention(
@@ -63,7 +44,7 @@ def local_attention(
         newest: int [B], slot of each row's own key where the Q slots are rings and T = 1; None for
             padded rows, whose remembered keys lie before those of the T tokens.
         blocks: of packed segments, from ``query_blocks`` of the framework's plain implementation.
-        impl: a key of `IMPLEMENTATIONS` of the framework, or ``auto``: see `choose`.
+        impl: an implementation of `registry.IMPLEMENTATIONS`, or ``auto``: see `choose`.
 
     Returns:
         [B, T, H D], the weighted values, heads joined, in the dtype of q.
@@ -73,7 +54,8 @@ def local_attention(
         ArgumentError: shapes or devices that do not belong together.
     """
     _check_shapes(q, keys, values, max_age, past, lengths, starts, remembered, newest)
-    module = _module(choose(q, keys, values, lengths=lengths, starts=starts, impl=impl).name, q)
+    choice = choose(q, keys, values, lengths=lengths, starts=starts, impl=impl)
+    module = registry.module("attention", choice.name, q)
     layout = {"past": past, "lengths": lengths, "starts": starts, "newest": newest}
     layout["remembered"] = remembered
     if devices.framework(q) != "numpy":
@@ -101,42 +83,14 @@ def choose(
     Raises:
         NotImplementedError: if the one asked for does not take them, and why.
     """
-    known = IMPLEMENTATIONS[devices.framework(q)]
-    if impl not in (*known, "auto"):
-        raise NotImplementedError(
-            f"there is no implementation {impl!r} in {devices.framework(q)}: expected auto, "
-            + ", ".join(known)
-        )
-    refused: dict[str, str] = {}
-    for name in known:
-        if impl not in (name, "auto"):
-            continue
-        reason = _unsupported(name, q, keys, values, lengths, starts)
-        if reason is None:
-            return Choice(name, refused)
-        if impl != "auto":
-            raise NotImplementedError(reason)
-        refused[name] = reason
-    raise AssertionError("plain implementations take everything")
-
-
-def _unsupported(
-    name: str, q: Any, keys: Any, values: Any, lengths: Any, starts: Any
-) -> str | None:
-    if name in ("plain", "reference"):
-        return None
-    platform = devices.platform(q)
-    if platform != name:
-        return f"the {name} kernel runs on {name}, and q is on {platform}"
-    if name == "tpu" and starts is not None and len(lengths) > 1:
-        return "splash attention takes rows or one packed segment"
+    several = starts is not None and lengths is not None and len(lengths) > 1
     keys, values = (q if keys is None else keys), (q if values is None else values)
-    return _module(name, q).unsupported(q, keys, values)
 
+    def trial(module: ModuleType) -> Trial:
+        return module.trial(q, keys)
 
-def _module(name: str, q: Any) -> ModuleType:
-    file = IMPLEMENTATIONS[devices.framework(q)][name]
-    return import_module(f"griffin_eval.kernels.attention.{file}")
+    needs = [registry.SEVERAL_SEGMENTS] * several
+    return registry.choose("attention", q, keys, values, needs=needs, trial=trial, impl=impl)
 
 
 def _check_shapes(
@@ -189,15 +143,10 @@ def _check_shapes(
             "remembered.rows": (remembered.rows, (segments,)),
         }
         slots = length, joined
-    expected |= {"values": (values, slots), "max_age": (max_age, (batch, length))}
-    for name, (array, shape) in expected.items():
-        if tuple(array.shape) != shape:
-            raise ArgumentError(
-                f"{name} must have the shape {list(shape)} beside a q of {list(q.shape)}, "
-                f"found {list(array.shape)}"
-            )
-    arrays = {"keys": keys, "lengths": lengths} | {
-        name: array for name, (array, _) in expected.items()
-    }
-    if wrong := devices.elsewhere("q", q, arrays):
-        raise ArgumentError("; ".join(wrong))
+    expected = {
+        "keys": (keys, tuple(keys.shape)),
+        "values": (values, slots),
+        "max_age": (max_age, (batch, length)),
+        "lengths": (lengths, (segments,)),
+    } | expected
+    registry.check_shapes("q", q, expected)

@@ -21,19 +21,14 @@ def unsupported(
     if q.shape[3] > compiled.MOST_HEAD_DIM:
         most = compiled.MOST_HEAD_DIM
         return f"the compiled kernel takes heads of {most} dimensions, not {q.shape[3]}"
-    return _missing()
+    return compiled.missing_in_jax(_error)
 
 
-@functools.cache
-def _missing() -> str | None:
-    return compiled.missing_in_jax(_works)
-
-
-def _works() -> bool:
+def _error() -> float:
     one = jnp.ones((1, 1, 1, 1), jnp.float32)
     zero = jnp.zeros(1, jnp.int32)
     y = _call(0, one, one[0], 2 * one[0], zero[None], {"lengths": zero + 1})
-    return float(y[0, 0, 0]) == 2.0
+    return abs(float(y[0, 0, 0]) - 2)
 
 
 def local_attention(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from griffin_eval.errors import BadInput
-from griffin_eval.kernels import devices
+from griffin_eval.kernels import devices, registry
 
 logger = logging.getLogger(__name__)
 
@@ -106,29 +106,22 @@ def register_ffi_targets() -> str | None:
     return None
 
 
-def missing_in_jax(works: Callable[[], bool]) -> str | None:
-    """Self-test of a kernel in JAX. Returns None, or the reason it cannot be used.
+def missing_in_jax(error: Callable[[], float]) -> str | None:
+    """Return the reason why a compiled kernel cannot be used in JAX, or None.
 
     Args:
-        works: whether the kernel gives the right result. (Which versions of its interface XLA
-            takes, it says when it compiles.)
+        error: Function that computes a small problem and returns its error. XLA says as it compiles
+            which versions of its interface it takes.
     """
     import jax
 
-    reason = register_ffi_targets()
-    if reason is not None:
-        return reason
-
-    def on_cpu() -> bool:
+    def on_cpu() -> float:
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            return works()
+            return error()
 
-    try:
-        if devices.untraced(on_cpu):
-            return None
-    except jax.errors.JaxRuntimeError as error:
-        return f"this version of JAX does not call the compiled kernels: {error}"
-    return "this version of JAX does not call the compiled kernels as it should"
+    return register_ffi_targets() or registry.fault(
+        "the compiled kernels in this version of JAX", error, lambda: devices.untraced(on_cpu)
+    )
 
 
 def usable_cpus() -> int:

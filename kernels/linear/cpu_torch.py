@@ -12,7 +12,7 @@ from griffin_eval.config import Activation
 from griffin_eval.errors import ArgumentError
 from griffin_eval.kernels.cpu import compiled
 from griffin_eval.kernels.linear.quantised_torch import QuantisedMatrix
-from griffin_eval.kernels.linear.shapes import check_widths
+from griffin_eval.kernels.registry import check_widths
 from griffin_eval.kernels.rglru.plain_torch import accumulation_dtype
 
 # Up to so many rows the compiled kernel is the fastest: of bfloat16, for which processors have

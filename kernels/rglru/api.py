@@ -1,25 +1,15 @@
 """The recurrences for the models: one signature, and the fastest kernel that can compute it."""
 
-import functools
-import logging
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from griffin_eval.kernels import devices
+from griffin_eval.kernels import devices, registry
+from griffin_eval.kernels.registry import Choice, Trial
 from griffin_eval.kernels.rglru.reference import C, Gates
 from griffin_eval.kernels.rglru.shapes import check_rglru, check_scan
-
-logger = logging.getLogger(__name__)
-
-# The implementations of each framework, the one to prefer first; the last takes everything.
-IMPLEMENTATIONS = {
-    "torch": {"triton": "triton_torch", "cpu": "cpu_torch", "plain": "plain_torch"},
-    "jax": {"tpu": "tpu_jax", "cpu": "cpu_jax", "plain": "plain_jax"},
-    "numpy": {"reference": "reference"},
-}
 
 
 def linear_scan(
@@ -45,7 +35,7 @@ def linear_scan(
         lengths: [S] tokens that are read; all by default. What is behind them leaves the state as
             it is, and h is arbitrary but finite there.
         starts: [S] ascending starts of packed segments in the one row; None for rows.
-        impl: a key of `IMPLEMENTATIONS` of the framework, or ``auto``: see `choose`.
+        impl: an implementation of `registry.IMPLEMENTATIONS`, or ``auto``: see `choose`.
 
     Returns:
         [B, T, D], every h_t in the dtype of x, and [S, D], the states after the last step in
@@ -57,7 +47,7 @@ def linear_scan(
     """
     h0 = _states(x, h0, lengths)
     check_scan(x, a, h0, resets, lengths, starts)
-    module = _module(choose(x, None, starts, impl), x)
+    module = registry.module("rglru", choose(x, None, starts, impl).name, x)
     with devices.without_autocast(x):
         return module.linear_scan(a, x, h0, resets=resets, lengths=lengths, starts=starts)
 
@@ -95,7 +85,7 @@ def rglru(
     """
     h0 = _states(x, h0, lengths)
     check_rglru(x, gates, h0, resets, lengths, starts)
-    module = _module(choose(x, gates, starts, impl, c), x)
+    module = registry.module("rglru", choose(x, gates, starts, impl, c).name, x)
     layout = {"resets": resets, "lengths": lengths, "starts": starts}
     constant = {} if c == C else {"c": c}  # of which some implementations know but one
     with devices.without_autocast(x):
@@ -108,52 +98,30 @@ def choose(
     starts: Any = None,
     impl: str = "auto",
     c: float = C,
-) -> str:
+) -> Choice:
     """The implementation that will run: the first that takes these arrays where they are.
 
     Raises:
         NotImplementedError: if the one asked for does not take them, and why.
     """
-    known = IMPLEMENTATIONS[devices.framework(x)]
-    if impl not in (*known, "auto"):
-        raise NotImplementedError(
-            f"there is no implementation {impl!r} in {devices.framework(x)}: expected auto, "
-            + ", ".join(known)
-        )
-    for name in known:
-        if impl not in (name, "auto"):
-            continue
-        reason = _unsupported(name, x, gates, starts, c)
-        if reason is None:
-            return name
-        if impl != "auto":
-            raise NotImplementedError(reason)
-    raise AssertionError("plain implementations take everything")
-
-
-def _unsupported(name: str, x: Any, gates: Gates | None, starts: Any, c: float) -> str | None:
-    if name in ("plain", "reference"):
-        return None
-    if c != C and name in ("triton", "tpu"):
-        return f"{name} kernels have the constant {C:g}, not {c:g}"
-    platform = devices.platform(x)
-    meant = {"cpu": "cpu", "triton": "cuda", "tpu": "tpu"}[name]
-    if platform != meant:
-        return f"{name} kernels run on {meant}, and x is on {platform}"
+    needs = []
     if gates is not None and gates.imaginary_param is not None:
-        return f"{name} kernels have no complex gates"
-    module = _module(name, x)
-    reason = module.unsupported(x, gates, starts)
-    if reason is None and (name == "triton" or name == "tpu" and devices.compiled_for_here()):
-        where = str(x.device) if devices.framework(x) == "torch" else ""
-        reason = _fault(module, devices.framework(x), where, x.dtype, starts is not None)
-    return reason
+        needs.append(registry.COMPLEX_GATES)
+    if c != C:
+        needs.append(registry.OTHER_CONSTANTS)
+
+    def trial(module: ModuleType) -> Trial:
+        framework, packed = devices.framework(x), starts is not None
+        where = str(x.device) if framework == "torch" else ""
+        return Trial(
+            (where, x.dtype, packed), lambda: _error(module, framework, where, x.dtype, packed)
+        )
+
+    return registry.choose("rglru", x, gates, starts, needs=needs, trial=trial, impl=impl)
 
 
-@functools.cache
-def _fault(module: ModuleType, framework: str, device: str, dtype: Any, packed: bool) -> str | None:
-    """Self-test: runs a small problem against the plain implementation; returns the failure or
-    None."""
+def _error(module: ModuleType, framework: str, device: str, dtype: Any, packed: bool) -> float:
+    """Runs a small problem; returns the largest difference to the plain implementation."""
     rng = np.random.default_rng(0)
     lengths, starts = [150, 0, 90], [0, 150, 160]
     batch, time = (1, 260) if packed else (3, 160)
@@ -187,21 +155,7 @@ def _fault(module: ModuleType, framework: str, device: str, dtype: Any, packed: 
             float(abs(ours[1] - right[1]).max()),
         )
 
-    try:
-        error = alone(difference)
-        said = f"are wrong here: off by {error:.2g} in a small problem"
-    except Exception as problem:  # of a compiler or a driver: anything
-        error, said = float("inf"), f"do not run here: {problem}"
-    if error <= 0.05:
-        return None
-    reason = f"the kernels of {module.__name__} {said}"
-    logger.warning("%s; plain ones do their work", reason)
-    return reason
-
-
-def _module(name: str, x: Any) -> ModuleType:
-    file = IMPLEMENTATIONS[devices.framework(x)][name]
-    return import_module(f"griffin_eval.kernels.rglru.{file}")
+    return alone(difference)
 
 
 def _states(x: Any, h0: Any, lengths: Any) -> Any:

@@ -4,7 +4,7 @@ behind."""
 from typing import Any
 
 from griffin_eval.errors import ArgumentError
-from griffin_eval.kernels import devices
+from griffin_eval.kernels.registry import check_shapes
 from griffin_eval.kernels.rglru.reference import Gates
 
 
@@ -49,19 +49,10 @@ def _check(
         if batch != 1 or lengths is None:
             raise ArgumentError("packed segments (starts) lie in one row and have lengths")
         states = len(starts)
-    expected = {
-        **expected,
+    layout = {
         "h0": (h0, (states, width)),
         "resets": (resets, (batch, time)),
         "lengths": (lengths, (states,)),
+        "starts": (starts, (states,)),
     }
-    wrong = [
-        f"{name} must have the shape {list(shape)} beside an x of {list(x.shape)}, "
-        f"found {list(array.shape)}"
-        for name, (array, shape) in expected.items()
-        if array is not None and tuple(array.shape) != tuple(shape)
-    ]
-    arrays = {name: array for name, (array, _) in expected.items()} | {"starts": starts}
-    wrong += devices.elsewhere("x", x, arrays)
-    if wrong:
-        raise ArgumentError("; ".join(wrong))
+    check_shapes("x", x, expected | layout)

@@ -406,7 +406,7 @@ def test_what_the_kernel_does_not_take_goes_to_the_plain_one(framework, monkeypa
     assert choice.name == "plain" and "257" in choice.refused["cpu"]
     with pytest.raises(NotImplementedError, match="256 dimensions, not 257"):
         api.choose(large, impl="cpu")
-    missing = {"torch": (compiled, "missing"), "jax": (cpu_jax, "_missing")}[framework]
+    missing = {"torch": (compiled, "missing"), "jax": (compiled, "register_ffi_targets")}[framework]
     monkeypatch.setattr(*missing, lambda: compiled.NOT_BUILT)
     assert api.choose(q).name == "plain" and api.choose(q).refused["cpu"] == compiled.NOT_BUILT
     assert api.choose(q, impl="plain") == ("plain", {})

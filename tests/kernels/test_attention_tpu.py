@@ -16,7 +16,7 @@ from torch_gradients import pulled_back
 from xla_options import QUICK_COMPILE
 
 from benchmarks.scan.tpu_compiler import TARGETS, compile_for
-from griffin_eval.kernels import devices
+from griffin_eval.kernels import devices, registry
 from griffin_eval.kernels.attention import api, reference, tpu_jax
 from griffin_eval.model_jax.griffin import initialize
 from griffin_eval.model_jax.state import PoolRows
@@ -79,10 +79,9 @@ def as_on_a_tpu(monkeypatch, attention):
         calls.append(arrays[0].shape)
         return attention(*arrays)
 
-    trial = functools.cache(tpu_jax._fault.__wrapped__)  # one that has not run yet
-    monkeypatch.setattr(tpu_jax, "_fault", trial)
+    monkeypatch.setattr(registry, "_faults", {})  # nothing was tried yet
     where = SimpleNamespace(**vars(devices) | {"platform": lambda x: "tpu"})
-    monkeypatch.setattr(api, "devices", where)
+    monkeypatch.setattr(registry, "devices", where)
     monkeypatch.setattr(tpu_jax, "attend_rows", counted)
     return calls
 
@@ -145,15 +144,16 @@ def no_such_instruction(*arrays):
 @pytest.mark.parametrize(
     ("attention", "said"),
     [
-        (no_such_instruction, "does not run here: no such instruction"),
-        (lambda *arrays: interpreted(*arrays) / 2, "is wrong here: off by"),
+        (no_such_instruction, "do not run here: no such instruction"),
+        (lambda *arrays: interpreted(*arrays) / 2, "are wrong here: off by"),
     ],
 )
 def test_it_gives_way_where_it_does_not_work(attention, said, monkeypatch, caplog):
     as_on_a_tpu(monkeypatch, attention)
     q = jnp.zeros((1, 128, 1, 128))
-    assert said in tpu_jax.unsupported(q)
-    assert said in caplog.text and "plain attention does its work" in caplog.text
+    choice = api.choose(q)
+    assert said in choice.refused["tpu"] and choice.name == "plain"
+    assert said in caplog.text and "plain ones do their work" in caplog.text
 
 
 @pytest.mark.parametrize(

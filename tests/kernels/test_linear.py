@@ -345,7 +345,7 @@ def test_reasons(monkeypatch):
     assert cpu_jax.unsupported(x, weight) is None
     assert "few rows" in cpu_jax.unsupported(jnp.ones((33, 4)), weight)
     assert "float16 with float32" in cpu_jax.unsupported(x.astype(jnp.float16), weight)
-    monkeypatch.setattr(cpu_jax, "_missing", lambda: compiled.NOT_BUILT)
+    monkeypatch.setattr(compiled, "register_ffi_targets", lambda: compiled.NOT_BUILT)
     assert cpu_jax.unsupported(x, weight) == compiled.NOT_BUILT
 
 
