@@ -30,6 +30,17 @@ class MissingExtraError(ImportError):
         )
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of a framework means that memory ran out."""
+    text = str(error).lower()
+    return (
+        isinstance(error, MemoryError)
+        or "out of memory" in text
+        or "resource_exhausted" in text
+        or "can't allocate memory" in text
+    )
+
+
 INTERRUPTED = (
     "interrupted: no results are written; with --use_cache FILE the answers so far are kept there, "
     "and the same command continues from them"

@@ -1,15 +1,15 @@
 """Generation: prompts read as a tree, then continued token by token in a batch that refills."""
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from griffin_eval.engine.limits import Limits, is_out_of_memory
+from griffin_eval.engine.limits import Limits
 from griffin_eval.engine.pool import Pool
 from griffin_eval.engine.reader import Reader
+from griffin_eval.engine.recovery import not_finite_alone, smaller
 from griffin_eval.engine.rows import Row, Rows
 from griffin_eval.engine.sampling import GREEDY, Chooser, Sampling
 from griffin_eval.engine.scoring import not_finite
@@ -17,8 +17,6 @@ from griffin_eval.engine.stats import Stats
 from griffin_eval.engine.tree import build_prompts
 from griffin_eval.runners.protocol import Runner
 from griffin_eval.states.state_cache import StateCache
-
-logger = logging.getLogger(__name__)
 
 
 class Prompt(NamedTuple):
@@ -73,44 +71,43 @@ def generate(
         Counts of tokens, steps and seconds.
 
     Raises:
-        NotFinite: logits of some prompts were NaN; raised after ``on_result`` got all others.
+        NotFinite: logits of some prompts were NaN; raised after ``on_result`` got all others, or
+            all that came before a few of them were found.
         MemoryError: not even one prompt at a time fits into memory; the message names it.
     """
     begin = time.perf_counter()
     stats = Stats()
-    left = dict.fromkeys(range(len(prompts)) if subset is None else subset)
-    asked, suspects, failed = len(left), set[int](), list[int]()
+    indices = list(range(len(prompts)) if subset is None else subset)
 
-    def finish(index: int, ids: list[int] | None) -> None:
-        if ids is None and index not in suspects:
-            suspects.add(index)  # the NaN may have come from a prompt in the same step
-            return
-        del left[index]
-        if ids is None:
-            failed.append(index)
-            return
-        stats.tokens_requested += len(prompts[index].tokens) - 1 + len(ids)
-        on_result(index, ids)
+    def attempt(indices: list[int]) -> list[int]:
+        """Continue prompts; return those whose logits were NaN."""
+        nonlocal limits
+        left, spoilt = dict.fromkeys(indices), list[int]()
 
-    while left:
-        indices = [i for i in left if i not in suspects] or [next(iter(left))]
-        try:
-            batch = _Batch(
-                runner, prompts, indices, limits, eos_ids, seed, should_stop, finish, stats
-            )
-            batch.run(describe, cache, progress)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            if limits == limits.halved():
-                raise MemoryError(
-                    f"{describe(indices[0])}: not even one row at a time fits into memory"
-                ) from error
-            limits = limits.halved()
-            logger.warning("out of memory: unfinished prompts start again with %s", limits)
+        def finish(index: int, ids: list[int] | None) -> None:
+            del left[index]
+            if ids is None:
+                spoilt.append(index)
+                return
+            stats.tokens_requested += len(prompts[index].tokens) - 1 + len(ids)
+            on_result(index, ids)
+
+        while left:
+            waiting = list(left)
+            try:
+                batch = _Batch(
+                    runner, prompts, waiting, limits, eos_ids, seed, should_stop, finish, stats
+                )
+                batch.run(describe, cache, progress)
+            except (MemoryError, RuntimeError) as error:
+                limits = smaller(limits, error, describe(waiting[0]))
+        return spoilt
+
+    failed, more = not_finite_alone(attempt(indices), attempt)
     stats.seconds = time.perf_counter() - begin
     if failed:
-        raise not_finite("generations", [*map(describe, failed)], asked, runner.dtype)
+        named = [*map(describe, failed)]
+        raise not_finite("generations", named, len(indices), runner.dtype, more)
     return stats
 
 

@@ -49,14 +49,3 @@ def limits_for(runner: Runner, state_bytes: int | None = None, most: int | None 
     budget = runner.free_memory() // 4 if state_bytes is None else state_bytes
     rows = runner.step_rows if most is None else min(most, runner.step_rows)
     return Limits(runner.step_tokens, rows, budget)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of a framework means that memory ran out."""
-    text = str(error).lower()
-    return (
-        isinstance(error, MemoryError)
-        or "out of memory" in text
-        or "resource_exhausted" in text
-        or "can't allocate memory" in text
-    )

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from griffin_eval.engine.limits import is_out_of_memory
+from griffin_eval.errors import is_out_of_memory
 from griffin_eval.runners.protocol import Runner
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from griffin_eval.engine.kept import prepare
-from griffin_eval.engine.limits import Limits, is_out_of_memory
+from griffin_eval.engine.limits import Limits
 from griffin_eval.engine.pool import Part, Pool
+from griffin_eval.engine.recovery import smaller
 from griffin_eval.engine.stats import Stats
 from griffin_eval.engine.tree import Edge, Tree, ablation_of, ids_of
 from griffin_eval.runners.protocol import Runner
@@ -181,9 +182,8 @@ class Reader:
         try:
             self._step()
         except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            self._shrink(error)
+            self._limits = smaller(self._limits, error, self._first_active())
+            self._begin_again()
 
     def _open_pool(self) -> Pool:
         budget = self._limits.state_bytes or self._runner.free_memory() // 4
@@ -282,24 +282,17 @@ class Reader:
         else:
             self.pool.free(slot)
 
-    def _shrink(self, error: BaseException) -> None:
-        """Halves the steps after memory ran out. All states are dropped and computed again.
+    def _first_active(self) -> str:
+        """Name a sequence that is being read."""
+        edge = self._active[0].edge
+        while not edge.targets and edge.sequence is None:
+            edge = edge.children[0]
+        sequence = edge.targets[0].sequence if edge.targets else edge.sequence
+        assert sequence is not None
+        return self._describe(sequence)
 
-        Raises:
-            MemoryError: the steps cannot get smaller.
-        """
-        if self._limits == self._limits.halved():
-            edge = self._active[0].edge
-            while not edge.targets and edge.sequence is None:
-                edge = edge.children[0]
-            sequence = edge.targets[0].sequence if edge.targets else edge.sequence
-            assert sequence is not None
-            raise MemoryError(
-                f"{self._describe(sequence)}: not even {self._limits.tokens} tokens at a time "
-                "fit into memory"
-            ) from error
-        self._limits = self._limits.halved()
-        logger.warning("out of memory: going on with %s", self._limits)
+    def _begin_again(self) -> None:
+        """Drop all states, and compute them again where they are needed."""
         for active in reversed(self._active):
             self._stack.append(active.edge)
             self._scored[active.edge] = max(active.scored, active.position)

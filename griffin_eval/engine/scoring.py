@@ -9,6 +9,7 @@ import numpy as np
 from griffin_eval.engine.limits import Limits
 from griffin_eval.engine.pool import Part
 from griffin_eval.engine.reader import Reader
+from griffin_eval.engine.recovery import not_finite_alone
 from griffin_eval.engine.stats import Stats
 from griffin_eval.engine.tree import Scorable, build
 from griffin_eval.errors import BadInput
@@ -43,7 +44,9 @@ def cause_of_not_finite(dtype: str) -> str:
     return f"the weights may be damaged, or {dtype} too narrow for them: try dtype=float32"
 
 
-def not_finite(what: str, named: Sequence[str], of: int, dtype: str) -> NotFinite:
+def not_finite(
+    what: str, named: Sequence[str], of: int, dtype: str, more: bool = False
+) -> NotFinite:
     """The error for requests that are not finite.
 
     Args:
@@ -51,10 +54,11 @@ def not_finite(what: str, named: Sequence[str], of: int, dtype: str) -> NotFinit
         named: description of each request.
         of: number of all requests.
         dtype: of the model.
+        more: Whether there may be other such requests.
     """
-    names = "; ".join(named[:3]) + ("; …" if len(named) > 3 else "")
+    count = f"{'at least ' * more}{len(named)} of {of}"
     return NotFinite(
-        f"{len(named)} of {of} {what} are NaN or infinite: {names}; {cause_of_not_finite(dtype)}"
+        f"{count} {what} are NaN or infinite: {'; '.join(named)}; {cause_of_not_finite(dtype)}"
     )
 
 
@@ -90,18 +94,19 @@ def score(
         Counts of tokens, steps and seconds.
 
     Raises:
-        NotFinite: some scores are NaN or infinite; raised after ``on_result`` got all others.
+        NotFinite: some scores are NaN or infinite; raised after ``on_result`` got all others, or
+            all that came before a few of them were found.
         MemoryError: not even the smallest step fits into memory; the message names a sequence.
     """
     begin = time.perf_counter()
     scorer = _Scorer(
         runner, sequences, limits, softmax_dtype, on_result, progress, describe, details, cache
     )
-    failed = scorer.run()
+    failed, more = scorer.run()
     scorer.stats.seconds = time.perf_counter() - begin
     if failed:
         named = [*map(describe, failed)]
-        raise not_finite("log-likelihoods", named, len(sequences), runner.dtype)
+        raise not_finite("log-likelihoods", named, len(sequences), runner.dtype, more)
     return scorer.stats
 
 
@@ -137,21 +142,18 @@ class _Scorer:
         self._failed: list[int] = []
         self.stats = Stats(tokens_requested=sum(len(s.tokens) - 1 for s in sequences))
 
-    def run(self) -> list[int]:
-        """Scores everything; indices of the sequences whose scores are not finite."""
+    def run(self) -> tuple[list[int], bool]:
+        """Scores everything; indices of the sequences whose scores are not finite, and whether
+        there may be more of them."""
         for index in np.flatnonzero(self._missing == 0):
             self._report(int(index))
-        self._read(self._sequences, np.arange(len(self._sequences)))
-        # A NaN may have come from a sequence in the same step: each is read by itself once more.
-        suspects, self._failed = self._failed, []
-        for index in suspects:
-            sequence = self._sequences[index]
-            self._missing[index] = len(sequence.tokens) - sequence.start
-            self._read([sequence], np.array([index]))
-        return self._failed
+        return not_finite_alone(self._read(range(len(self._sequences))), self._read)
 
-    def _read(self, sequences: Sequence[Scorable], indices: np.ndarray) -> None:
-        self._indices = indices
+    def _read(self, indices: Sequence[int]) -> list[int]:
+        """Scores some sequences; indices of those whose scores are not finite."""
+        self._indices, self._failed = np.array(indices, np.int64), []
+        sequences = [self._sequences[index] for index in indices]
+        self._missing[self._indices] = [len(one.tokens) - one.start for one in sequences]
         reader = Reader(
             self._runner,
             build(sequences),
@@ -160,12 +162,13 @@ class _Scorer:
             self.stats,
             on_step=self._on_step,
             progress=self._progress,
-            describe=lambda index: self._describe(int(indices[index])),
+            describe=lambda index: self._describe(indices[index]),
             cache=self._cache,
         )
         while reader.busy:
             reader.fill()
             reader.step()
+        return self._failed
 
     def _on_step(self, hidden: Any, parts: list[Part], bases: np.ndarray) -> None:
         """Scores the targets of what a step read.

@@ -25,7 +25,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.errors import ArgumentError, ProcessLost
+from griffin_eval.errors import ArgumentError, ProcessLost, is_out_of_memory
 from griffin_eval.runners.identity import check_alike, identity
 from griffin_eval.runners.jax_leaders import Leaders
 from griffin_eval.runners.jax_runner import JaxRunner, choose_device, devices_of_runners
@@ -119,7 +119,17 @@ class Connections:
         for follower in self._followers:
             follower.send_bytes(message)
 
+    def recover(self, error: Exception) -> Exception:
+        reason = self.reason(error)
+        if reason is not error or not is_out_of_memory(error):
+            return reason
+        return ProcessLost(
+            f"memory ran out in the first of the {self.processes} processes that share the model, "
+            "and JAX lets the others not go on: set max_batch_size= or state_budget="
+        )
+
     def reason(self, error: Exception) -> Exception:
+        """The end or the silence of a follower, if that is why a call failed; else the error."""
         for _ in range(50):  # the end of a process shows here a little later
             if self._lost is not None:
                 self._told = True

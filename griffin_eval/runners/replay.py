@@ -10,6 +10,7 @@ import itertools
 import os
 import pickle
 import sys
+import traceback
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, Protocol, cast
@@ -49,9 +50,13 @@ class Channel(Protocol):
         """
         ...
 
-    def reason(self, error: Exception) -> Exception:
-        """What to raise where a call failed: the end or the silence of a follower, if that is
-        it."""
+    def recover(self, error: Exception) -> Exception:
+        """Answer a failed call to all followers, before anyone tries again.
+
+        Returns:
+            What to raise: the error, a `MemoryError` if memory ran out in a follower, or a
+            `ProcessLost` if the processes cannot go on together.
+        """
         ...
 
     def close(self) -> None:
@@ -138,8 +143,8 @@ class LeadingRunner:
         try:
             self._channel.send(message)
             result = getattr(self._mine, method)(*own, **options)
-        except (RuntimeError, OSError) as error:
-            raise self._channel.reason(error) from error
+        except (MemoryError, RuntimeError, OSError) as error:
+            raise self._channel.recover(error) from error
         return _shared(result, numbers, self._shared)
 
     def _shared(self, value: Any, number: int) -> Shared:
@@ -165,36 +170,78 @@ def _shared(result: Any, numbers: list[int], make: Any) -> Any:
     )
 
 
-def repeat(runner: Runner, receive: Callable[[], bytes]) -> None:
+class Regroup(NamedTuple):
+    """The message that a call has failed in one of the processes, and that all go on after it.
+
+    Attributes:
+        names: Number of groups of processes that each of them has before the next one is made.
+    """
+
+    names: int
+
+
+def repeat(
+    runner: Runner,
+    receive: Callable[[], bytes],
+    failed: Callable[[Exception], object] | None = None,
+    regroup: Callable[[int], object] = lambda names: None,
+) -> None:
     """Repeats the leader's calls, until there are no more.
 
     Args:
         runner: this process's part of the model.
         receive: gives the leader's next message, an empty one at the end.
+        failed: Function that tells the leader of a failed call; None if that ends this process.
+        regroup: Function that makes the group again in which the processes meet.
+
+    Raises:
+        RuntimeError: A call failed, and the leader has not gone on after it.
     """
     values: dict[int, Any] = {}
+    failure: Exception | None = None
     while message := receive():
-        call: Call = pickle.loads(message)
+        call: Call | Regroup = pickle.loads(message)
+        if isinstance(call, Regroup):
+            failure = None
+            regroup(call.names)
+            continue
         for number in call.dropped:
-            del values[number]
+            values.pop(number, None)
+        if failure is not None:  # the leader has yet to meet this process
+            continue
         arguments = [values[a] if isinstance(a, Reference) else a for a in call.arguments]
-        result = getattr(runner, call.method)(*arguments, **call.options)
-        del arguments
+        try:
+            result = getattr(runner, call.method)(*arguments, **call.options)
+        except (MemoryError, RuntimeError) as error:
+            if failed is None:
+                raise
+            traceback.clear_frames(error.__traceback__)
+            failure = error.with_traceback(None)
+            failed(error)
+            continue
+        finally:
+            del arguments
         _shared(result, call.numbers, lambda value, number: values.__setitem__(number, value))
+        del result
+    if failure is not None:
+        raise failure
 
 
 def follow(
-    runner: Runner, receive: Callable[[], bytes], leave: Callable[[], None] = lambda: None
+    runner: Runner,
+    receive: Callable[[], bytes],
+    leave: Callable[[], None] = lambda: None,
+    **recovery: Any,
 ) -> NoReturn:
     """`repeat`, and ends this process: with exit code 0 when the leader has ended, with 1 and a
     sentence when this process cannot go on.
 
     Args:
-        runner, receive: as of `repeat`.
+        runner, receive, recovery: as of `repeat`.
         leave: what to do when the leader has ended.
     """
     try:
-        repeat(runner, receive)
+        repeat(runner, receive, **recovery)
         leave()
     except Exception as error:
         end(error)

@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -24,12 +25,12 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.overrides import Overrides
-from griffin_eval.errors import ArgumentError, CheckpointError, ProcessLost
+from griffin_eval.errors import ArgumentError, CheckpointError, ProcessLost, is_out_of_memory
 from griffin_eval.kernels.cpu.compiled import usable_cpus
 from griffin_eval.process import SPIN_COUNT, SPIN_VARIABLE, tune_process
 from griffin_eval.runners.identity import check_alike, identity
 from griffin_eval.runners.protocol import Runner
-from griffin_eval.runners.replay import end, follow, lead
+from griffin_eval.runners.replay import Regroup, end, follow, lead
 from griffin_eval.runners.torch_runner import TorchRunner, choose_device
 from griffin_eval.sharding import processes_torch
 from griffin_eval.sharding.launch import Launch
@@ -62,12 +63,101 @@ class Job(NamedTuple):
     port: int
 
 
+class Meeting:
+    """How processes that share a model go on together after a call has failed in one of them.
+
+    Those who wait in a sum get an error as soon as one process leaves the group. Then all make a
+    new one.
+
+    Args:
+        ranks: Ranks of the processes that share the model, the leader's first.
+        backend: Backend of the group.
+        store: Store that all of them reach.
+    """
+
+    def __init__(self, ranks: list[int], backend: str, store: dist.Store):
+        self._ranks, self._backend, self._store = ranks, backend, store
+
+    def make_group(self, names: int | None = None) -> None:
+        """Make the group, in which all processes take part.
+
+        Args:
+            names: Number of groups that each process has before; it is part of the name of the
+                next one, which has to be the same in all of them, and no earlier one.
+        """
+        alone: Any = {"use_local_synchronization": True, "backend": "gloo"}
+        while names is not None and self.names < names:
+            dist.new_group([dist.get_rank()], **alone)
+        patience = datetime.timedelta(seconds=PATIENCE)
+        shared: Any = alone | {"backend": self._backend}
+        group: Any = dist.new_group(self._ranks, timeout=patience, **shared)
+        processes_torch.share(group)
+
+    @property
+    def names(self) -> int:
+        """Number of groups that this process has."""
+        return len(dist.distributed_c10d._world.pg_names)
+
+    def report(self, error: Exception) -> None:
+        """Tell the leader that a call failed here, and let those go on who wait for this
+        process."""
+        kind = "memory" if is_out_of_memory(error) else "other "
+        self._store.set(self._key(dist.get_rank()), f"{kind} {type(error).__name__}: {error}")
+        processes_torch.leave()
+
+    def regroup(self, names: int) -> None:
+        """Meet the others again, after a call that failed here or elsewhere."""
+        processes_torch.leave()
+        self.make_group(names)
+
+    def reported(self) -> dict[int, str]:
+        """What followers have told of failed calls, by rank; it is told once."""
+        told = {}
+        for rank in self._ranks[1:]:
+            if self._store.check([self._key(rank)]):
+                told[rank] = self._store.get(self._key(rank)).decode()
+                self._store.delete_key(self._key(rank))
+        return told
+
+    def _key(self, rank: int) -> str:
+        return f"griffin-eval: failed {rank}"
+
+    def recover(self, channel: "Pipes | Broadcast", error: Exception) -> Exception:
+        """See `griffin_eval.runners.replay.Channel`."""
+        told = self.reported()
+        if not any(text.startswith("memory") for text in told.values()):
+            lost = channel.reason(error)
+            if not isinstance(lost, ProcessLost) and told:
+                rank, text = next(iter(told.items()))
+                lost = ProcessLost(f"process {rank} that shares the model failed: {text[7:]}")
+            if isinstance(lost, ProcessLost) or not is_out_of_memory(error):
+                return lost
+        traceback.clear_frames(error.__traceback__)
+        processes_torch.leave()
+        names = self.names + 1
+        try:
+            channel.send(pickle.dumps(Regroup(names)))
+            self.make_group(names)
+        except (RuntimeError, OSError) as again:
+            return channel.reason(again)
+        self.reported()  # of those who waited for this process
+        if is_out_of_memory(error):
+            return error
+        rank, text = next((r, t) for r, t in told.items() if t.startswith("memory"))
+        return MemoryError(f"out of memory in process {rank}: {text[7:]}")
+
+
 class Pipes:
     """To followers that read calls from their standard input. See
     `griffin_eval.runners.replay.Channel`."""
 
-    def __init__(self, followers: list[subprocess.Popen]):
+    def __init__(self, followers: list[subprocess.Popen], meeting: Meeting | None = None):
         self._followers, self.processes = followers, len(followers) + 1
+        self._meeting = meeting
+
+    def recover(self, error: Exception) -> Exception:
+        assert self._meeting is not None
+        return self._meeting.recover(self, error)
 
     def send(self, message: bytes) -> None:
         for follower in self._followers:
@@ -76,6 +166,7 @@ class Pipes:
             follower.stdin.flush()
 
     def reason(self, error: Exception) -> Exception:
+        """The end or the silence of a follower, if that is why a call failed; else the error."""
         time.sleep(1)  # for all of them to end that will
         polled = ((follower.poll(), rank) for rank, follower in enumerate(self._followers, start=1))
         codes = [(code, rank) for code, rank in polled if code is not None]
@@ -109,8 +200,12 @@ class Broadcast:
         first: rank of the leader among all processes.
     """
 
-    def __init__(self, calls: dist.ProcessGroup, first: int):
+    def __init__(self, calls: dist.ProcessGroup, first: int, meeting: Meeting):
         self._calls, self._first, self.processes = calls, first, dist.get_world_size(calls)
+        self._meeting = meeting
+
+    def recover(self, error: Exception) -> Exception:
+        return self._meeting.recover(self, error)
 
     def send(self, message: bytes) -> None:
         dist.broadcast_object_list([message], group=self._calls, group_src=0)
@@ -122,6 +217,7 @@ class Broadcast:
         return messages[0]
 
     def reason(self, error: Exception) -> Exception:
+        """The end or the silence of a follower, if that is why a call failed; else the error."""
         last = self._first + self.processes - 1
         others = f"one of the processes {self._first + 1} to {last} that share the model"
         said = str(error)
@@ -176,14 +272,15 @@ def load(checkpoint: Checkpoint, dtype: str, device: str | None, count: int) -> 
     for rank, follower in enumerate(followers, start=1):
         job = Job(checkpoint.path, checkpoint.overrides, dtype, kind, rank, count, store.port)
         Pipes([follower]).send(pickle.dumps(job))
-    channel = Pipes(followers)
+    meeting = _meeting(list(range(count)), kind, store)
+    channel = Pipes(followers, meeting)
     try:
         for rank in range(1, count):
             while not store.check([str(rank)]):
                 time.sleep(0.05)
                 if any(follower.poll() is not None for follower in followers):
                     raise RuntimeError("a follower has ended")
-        mine = _load_part(checkpoint, dtype, kind, 0, count, store)
+        mine = _load_part(checkpoint, dtype, kind, 0, count, store, meeting)
     except (RuntimeError, OSError) as error:
         reason = channel.reason(error)
         channel.close()
@@ -204,16 +301,31 @@ def _open_store(processes: int) -> TCPStore:
 
 
 def _load_part(
-    checkpoint: Checkpoint, dtype: str, kind: str, rank: int, count: int, store: TCPStore
+    checkpoint: Checkpoint,
+    dtype: str,
+    kind: str,
+    rank: int,
+    count: int,
+    store: TCPStore,
+    meeting: Meeting,
 ) -> TorchRunner:
     """Loads a process's part of the model, and waits until all have theirs."""
     _open_group(store=store, rank=rank, world_size=count, timeout=LOADING)
     device = f"cuda:{rank}" if kind == "cuda" else "cpu"
-    return _part(checkpoint, dtype, device, count, list(range(count)))
+    return _part(checkpoint, dtype, device, count, list(range(count)), meeting)
+
+
+def _meeting(ranks: list[int], kind: str, store: dist.Store) -> Meeting:
+    return Meeting(ranks, "gloo" if kind == "cpu" else "nccl", store)
 
 
 def _part(
-    checkpoint: Checkpoint, dtype: str, device: str, neighbours: int, ranks: list[int]
+    checkpoint: Checkpoint,
+    dtype: str,
+    device: str,
+    neighbours: int,
+    ranks: list[int],
+    meeting: Meeting,
 ) -> TorchRunner:
     """A part of the model, when all processes that share it have theirs.
 
@@ -221,17 +333,15 @@ def _part(
         checkpoint, dtype, device: as of `TorchRunner.load`.
         neighbours: processes of this machine, which divide its processor.
         ranks: the processes that share the model.
+        meeting: Meeting of these processes.
     """
     alone: Any = {"ranks": ranks, "use_local_synchronization": True}
     loading: Any = dist.new_group(backend="gloo", timeout=LOADING, **alone)
-    backend = "gloo" if device == "cpu" else "nccl"
-    patience = datetime.timedelta(seconds=PATIENCE)
-    group: Any = dist.new_group(backend=backend, timeout=patience, **alone)
+    meeting.make_group()
     if device == "cpu":
         torch.set_num_threads(max(usable_cpus() // neighbours, 1))
     else:
         torch.cuda.set_device(device)
-    processes_torch.share(group)
     runner = TorchRunner.load(checkpoint, dtype, device)
     dist.barrier(loading)
     return runner
@@ -262,9 +372,11 @@ def join(checkpoint: Checkpoint, dtype: str, device: str | None, launch: Launch)
     ranks = list(range(first, first + launch.sharing))
     calls: Any = dist.new_group(ranks, LONG, "gloo", use_local_synchronization=True)
     where = "cpu" if kind == "cpu" else f"cuda:{launch.local_rank}"
-    channel = Broadcast(calls, first)
+    store = dist.distributed_c10d._get_default_store()
+    meeting = _meeting(ranks, kind, store)
+    channel = Broadcast(calls, first, meeting)
     try:
-        mine = _part(checkpoint, dtype, where, launch.local_world_size, ranks)
+        mine = _part(checkpoint, dtype, where, launch.local_world_size, ranks, meeting)
     except (RuntimeError, OSError) as error:
         if launch.part:
             end(error)
@@ -272,7 +384,7 @@ def join(checkpoint: Checkpoint, dtype: str, device: str | None, launch: Launch)
     if launch.part:
         # Ctrl-C reaches every process of a terminal: the leader ends the others.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        follow(mine, channel.receive)
+        follow(mine, channel.receive, failed=meeting.report, regroup=meeting.regroup)
     return lead(mine, channel)
 
 
@@ -318,7 +430,10 @@ def main() -> None:
         store = TCPStore("127.0.0.1", job.port, job.processes)
         store.set(str(job.rank), "")  # this process has started
         checkpoint = Checkpoint(job.path, job.overrides)
-        runner = _load_part(checkpoint, job.dtype, job.kind, job.rank, job.processes, store)
+        meeting = _meeting(list(range(job.processes)), job.kind, store)
+        runner = _load_part(
+            checkpoint, job.dtype, job.kind, job.rank, job.processes, store, meeting
+        )
     except Exception as error:
         end(error)
-    follow(runner, lambda: receive(pipe))
+    follow(runner, lambda: receive(pipe), failed=meeting.report, regroup=meeting.regroup)

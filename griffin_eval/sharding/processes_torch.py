@@ -11,13 +11,14 @@ _groups: list[dist.ProcessGroup] = []  # the one that shares this process's mode
 
 
 def share(group: dist.ProcessGroup) -> None:
-    """Says with which processes this one shares its model, once and before it is loaded."""
+    """Says with which processes this one shares its model, before it is loaded, and again after
+    `leave`."""
     assert not _groups
     _groups.append(group)
 
 
 def leave() -> None:
-    """Takes back what `share` said. No model that is shared is used after it.
+    """Takes back what `share` said. Those who wait for this process in a sum get an error.
 
     Its threads end with the group: one that let go of a tensor while Python itself ends would abort
     the process.

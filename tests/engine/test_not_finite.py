@@ -65,7 +65,6 @@ def test_a_state_that_is_not_finite_is_named(subject, value):
     assert not found
 
 
-@pytest.mark.xfail(strict=True, reason="every failed request is read again by itself")
 def test_weights_that_are_nan_cost_few_reads():
     """All requests fail, and the first few that do say so."""
     subject = small_runner("torch")

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from griffin_eval.engine.limits import is_out_of_memory
 from griffin_eval.engine.live.prompt_reader import PromptReader, lately
 from griffin_eval.engine.live.requests import MOST_TOP, Counts, NewToken, Request
 from griffin_eval.engine.rows import Row, Rows
 from griffin_eval.engine.sampling import Chooser
 from griffin_eval.engine.scoring import cause_of_not_finite
+from griffin_eval.errors import is_out_of_memory
 from griffin_eval.runners.protocol import Runner
 from griffin_eval.states.saved_state import SavedState
 from griffin_eval.states.state_cache import StateCache

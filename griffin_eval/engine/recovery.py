@@ -1,0 +1,69 @@
+"""Going on after memory ran out, and after results that are not finite."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from griffin_eval.engine.limits import Limits
+from griffin_eval.errors import is_out_of_memory
+
+PATIENCE = 3  # requests that are not finite by themselves, after which the others are given up
+
+logger = logging.getLogger(__name__)
+
+
+def smaller(limits: Limits, error: BaseException, what: str) -> Limits:
+    """The limits to go on with after a step failed because memory ran out.
+
+    Args:
+        limits: Limits of the step.
+        error: Error of the step, which is raised again if it is another one.
+        what: Name of what was read.
+
+    Raises:
+        MemoryError: The limits cannot get smaller.
+    """
+    if not is_out_of_memory(error):
+        raise error
+    fewer = limits.halved()
+    if fewer == limits:
+        raise MemoryError(
+            f"{what}: not even {limits.tokens} tokens at a time fit into memory"
+        ) from error
+    logger.warning("out of memory: going on with %s", fewer)
+    return fewer
+
+
+def not_finite_alone(
+    suspects: Sequence[int], read: Callable[[list[int]], list[int]]
+) -> tuple[list[int], bool]:
+    """Find the requests whose results are not finite whatever is read beside them.
+
+    A NaN may come from another request in the same step. Halves of the suspects are read again, and
+    halves of those of them that fail.
+
+    Args:
+        suspects: Indices of requests whose results were not finite.
+        read: Function that reads requests and returns those whose results are not finite.
+
+    Returns:
+        Indices of requests that fail by themselves, and whether there may be more of them: after
+        `PATIENCE` of them the other suspects are given up.
+    """
+    failed: list[int] = []
+    pending = _halves(suspects)
+    while pending:
+        group = pending.pop()
+        still = read(group)
+        if len(group) == 1:
+            failed += still
+        else:
+            pending += _halves(still)
+        if len(failed) == PATIENCE:
+            return failed, bool(pending)
+    return failed, False
+
+
+def _halves(indices: Sequence[int]) -> list[list[int]]:
+    """Two parts of some indices that are not empty, the second one first."""
+    middle = (len(indices) + 1) // 2
+    return [part for part in (list(indices[middle:]), list(indices[:middle])) if part]
