@@ -1,9 +1,11 @@
 """Opens a checkpoint of any format: its config, and its tensors by canonical name and layout."""
 
+import contextlib
 import logging
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -377,7 +379,26 @@ class Parts:
             drop_pages(self._whole)
 
 
+_collected: ContextVar[list[str] | None] = ContextVar("not finite", default=None)
+
+
+@contextlib.contextmanager
+def collect_not_finite() -> Iterator[list[str]]:
+    """Give a list to which the tensors that are loaded meanwhile are added if they hold NaN or
+    infinity, a sentence each."""
+    found: list[str] = []
+    token = _collected.set(found)
+    try:
+        yield found
+    finally:
+        _collected.reset(token)
+
+
 def warn_not_finite(name: str, not_finite: int, size: int) -> None:
     """Says in the log that a tensor holds NaN or infinity."""
     if not_finite:
-        logger.warning("%s: %d of %d weights are NaN or infinite", name, not_finite, size)
+        message = f"{name}: {not_finite} of {size} weights are NaN or infinite"
+        logger.warning("%s", message)
+        found = _collected.get()
+        if found is not None:
+            found.append(message)

@@ -10,11 +10,10 @@ sentence, and a library that is not installed an `ImportError` that names the pi
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from griffin_eval.arguments import dtype_name, stays_quantised
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.converters.verify import Comparison
-from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.errors import ArgumentError
 from griffin_eval.generators import unchanged_generators
 
 if TYPE_CHECKING:
@@ -171,51 +170,61 @@ def load(
             says, or an argument that cannot be.
         ImportError: the framework is not installed.
     """
-    from griffin_eval.runners.load import check_packed, choose_framework
-    from griffin_eval.runners.protocol import DTYPES
+    from griffin_eval.converters.checkpoint import collect_not_finite
+    from griffin_eval.model_arguments import parse_arguments
+    from griffin_eval.opened import open_model
+    from griffin_eval.runners.load import check_packed
 
-    framework, source = choose_framework(framework), opened(checkpoint)
-    source.check_parts, dtype = check, dtype_name("dtype", dtype)
-    if dtype not in ("auto", *DTYPES):
-        raise ArgumentError(f"unknown dtype {dtype!r}: expected auto, {', '.join(DTYPES)}")
-    packed = stays_quantised(load)
+    given = checkpoint if isinstance(checkpoint, Checkpoint) else None
+    arguments = {
+        "pretrained": checkpoint if given is None else given.path,
+        "framework": framework,
+        "dtype": dtype,
+        "load": load,
+        "check": check,
+    }
+    model = open_model(parse_arguments(arguments), checkpoint=given, reads_texts=False)
+    source, packed = model.checkpoint, load is not None
     if packed:
         check_packed(source)
-    if check:
-        check_weights(source)
-    name = source.dtype if dtype == "auto" else dtype
-    with unchanged_generators():
-        if framework == "torch":
+    model.confirm_weights()
+    with unchanged_generators(), collect_not_finite() as not_finite:
+        if model.arguments.framework == "torch":
             import torch
 
             from griffin_eval.model_torch import loading as in_torch
 
-            where = None if device is None else torch.device(device)
+            where = None if device is None else _torch_device(device)
             read = in_torch.load_packed if packed else in_torch.load
-            return read(source, getattr(torch, name), where)
-        import jax
+            module = read(source, getattr(torch, model.dtype), where)
+        else:
+            import jax
 
-        from griffin_eval.model_jax import loading as in_jax
+            from griffin_eval.model_jax import loading as in_jax
 
-        if name == "float64" and not jax.config.read("jax_enable_x64"):
-            raise ArgumentError("float64 in JAX needs jax.config.update('jax_enable_x64', True)")
-        return (in_jax.load_packed if packed else in_jax.load)(source, name, device)
+            if model.dtype == "float64" and not jax.config.read("jax_enable_x64"):
+                raise ArgumentError(
+                    "float64 in JAX needs jax.config.update('jax_enable_x64', True)"
+                )
+            where = _jax_device(device)
+            read = in_jax.load_packed if packed else in_jax.load
+            module = read(source, model.dtype, where)
+    model.check_finite(not_finite)
+    return module
 
 
-def check_weights(checkpoint: Checkpoint) -> None:
-    """Compares the weights of a checkpoint with the checksums there are of them, if any.
+def _torch_device(device: Any) -> Any:
+    """The device of a name, or of an object of PyTorch."""
+    from griffin_eval.runners.torch_runner import choose_device
 
-    Raises:
-        ValueError: naming all tensors that are not what their checksum says.
-    """
-    from griffin_eval.converters.output.manifest import check, checksums
+    return choose_device(str(device))
 
-    if checksums(checkpoint):
-        problems = check(checkpoint)[1]
-        if problems:
-            raise CheckpointError(
-                f"{'; '.join(problems)} (check=False or --no-check loads it as it is)"
-            )
+
+def _jax_device(device: Any) -> Any:
+    """The device of a name; a device or a mesh of JAX as it is."""
+    from griffin_eval.runners.jax_runner import choose_device
+
+    return choose_device(device) if isinstance(device, str) else device
 
 
 def opened(checkpoint: str | Path | Checkpoint) -> Checkpoint:

@@ -1,11 +1,16 @@
 """Checks arguments of commands, models and tasks: sizes, counts, lists of lengths."""
 
+import dataclasses
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from griffin_eval.errors import ArgumentError
+from griffin_eval.messages import did_you_mean
+
+FRAMEWORKS = ("torch", "jax")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def positive_integer(name: str, value: Any, also: str = "") -> int:
@@ -65,15 +70,19 @@ def dtype_name(name: str, value: Any) -> str:
         ) from None
 
 
-def stays_quantised(load: Any) -> bool:
-    """Whether the argument ``load`` says that quantised matrices stay so in memory.
+def model_dtype(name: str, value: Any) -> str:
+    """The name of a dtype that a model can run in, or ``auto`` for the checkpoint's.
 
     Raises:
-        ArgumentError: it is neither None nor ``quantised``.
+        ArgumentError: it is neither.
     """
-    if load not in (None, "quantised"):
-        raise ArgumentError(f"unknown load {load!r}: expected quantised, or nothing")
-    return load is not None
+    dtype = dtype_name(name, value)
+    if dtype not in ("auto", *DTYPES):
+        raise ArgumentError(
+            f"unknown {name} {dtype!r}: expected auto, {', '.join(DTYPES)}"
+            f"{did_you_mean(dtype, DTYPES)}"
+        )
+    return dtype
 
 
 def visible_keys_argument(
@@ -174,6 +183,31 @@ def check_integers(task: str, **given: Any) -> None:
 def ordered(numbers: Any) -> list[int]:
     """The distinct numbers of a list in increasing order; a single number as a list of one."""
     return sorted(set(numbers) if isinstance(numbers, (list, tuple)) else {numbers})
+
+
+def option(
+    help: str,
+    parse: Callable[[str, Any], Any] | None = text_argument,
+    default: Any = None,
+    *,
+    kind: Any = str,
+    flag: str | None = None,
+    minimum: int | None = None,
+    **more: Any,
+) -> Any:
+    """Return a field of a dataclass of options, from which commands make theirs.
+
+    Args:
+        help: Help text of the option.
+        parse: Function from the name and a given value to the value of the field.
+        kind: Type of the value on the command line.
+        flag: Option of the commands, if not the field's name with dashes.
+        minimum: Smallest value on the command line.
+        more: Further arguments of `typer.Option`.
+    """
+    metadata = {"parse": parse, "kind": kind, "flag": flag}
+    metadata["option"] = {"help": help, "min": minimum} | more
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}

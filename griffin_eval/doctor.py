@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from griffin_eval.arguments import DTYPES
 from griffin_eval.messages import first_line
 from griffin_eval.process import SPIN_COUNT, SPIN_VARIABLE
 from griffin_eval.runners import kept_programs
-from griffin_eval.runners.protocol import DTYPES
 
 LIBRARIES = ("jax", "jaxlib", "flax", "torch", "triton", "libtpu", "transformers", "tokenizers")
 LIBRARIES += ("sentencepiece", "lm-eval", "orbax-checkpoint", "tensorstore", "safetensors")

@@ -2,21 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cached_property
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-from griffin_eval.api import opened
-from griffin_eval.arguments import positive_integer, stays_quantised, text_argument
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.errors import ArgumentError, BadInput, CheckpointError, MissingExtraError
-from griffin_eval.generators import unchanged_generators
+from griffin_eval.errors import ArgumentError, BadInput, MissingExtraError
+from griffin_eval.model_arguments import parse_arguments
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from griffin_eval.runners.protocol import Runner
+    from griffin_eval.opened import OpenModel
     from griffin_eval.states.saved_state import SavedState
     from griffin_eval.text.tokenizer import Tokenizer
 
@@ -68,7 +65,8 @@ class Evaluator:
     texts may have any length, and there is no padding.
 
     Args:
-        checkpoint: path, or a checkpoint that is open already.
+        checkpoint: Path, or a checkpoint or model that is open already; an open model has its own
+            arguments.
         framework: ``torch`` or ``jax``; None for the first of these that is installed.
         dtype: float32, bfloat16, float16, float64, or ``auto`` for that of the checkpoint; the
             recurrence, norms and softmax are float32 at least. A dtype of NumPy, PyTorch or JAX
@@ -99,7 +97,7 @@ class Evaluator:
 
     def __init__(
         self,
-        checkpoint: str | Path | Checkpoint,
+        checkpoint: "str | Path | Checkpoint | OpenModel",
         *,
         framework: str | None = None,
         dtype: Any = "auto",
@@ -111,44 +109,29 @@ class Evaluator:
         state: str | Path | None = None,
         check: bool = True,
     ) -> None:
-        from griffin_eval.converters.output.manifest import checksums
-        from griffin_eval.engine.limits import limits_for
-        from griffin_eval.lm.weights_hash import start_hashing
-        from griffin_eval.runners.load import load_runners
-        from griffin_eval.states.saved_state import check_origin, check_weights, read_state
+        from griffin_eval.opened import OpenModel, open_model
 
-        if tokenizer is not None:
-            tokenizer = text_argument("tokenizer", tokenizer)
-        self._checkpoint = source = opened(checkpoint)
-        source.check_parts = self._check = check
-        with unchanged_generators():
-            self._runners: list[Runner] = load_runners(
-                source,
-                framework=framework,
-                dtype=dtype,
-                device=device,
-                tensor_parallel=positive_integer("tensor_parallel_size", tensor_parallel_size),
-                packed=stays_quantised(load),
-            )
-        self._hashing = start_hashing(source, check) if check and checksums(source) else None
-        most = (
-            None if max_batch_size is None else positive_integer("max_batch_size", max_batch_size)
-        )
-        self._tokenizer_path = tokenizer
-        self.config = self._checkpoint.config
-        self.framework, self.dtype = self._runners[0].framework, self._runners[0].dtype
-        self._state: SavedState | None = None
-        if state is not None:
-            self._state = saved = read_state(state)
-            digest = None if saved.origin.tokenizer is None else self._tokenizer_digest
-            check_origin(state, saved, self.config, digest, self._runners[0].dtype)
-            check_weights(state, saved, self._weights_sha256)
-            for runner in self._runners:
-                runner.start_from(saved)
-        self._limits = limits_for(self._runners[0], most=most)
+        if not isinstance(checkpoint, OpenModel):
+            given = checkpoint if isinstance(checkpoint, Checkpoint) else None
+            arguments = {
+                "pretrained": checkpoint if given is None else given.path,
+                "framework": framework,
+                "dtype": dtype,
+                "device": device,
+                "load": load,
+                "tensor_parallel_size": tensor_parallel_size,
+                "max_batch_size": max_batch_size,
+                "tokenizer": tokenizer,
+                "state": state,
+                "check": check,
+            }
+            checkpoint = open_model(parse_arguments(arguments), checkpoint=given, reads_texts=False)
+        self._model, self.config = checkpoint, checkpoint.checkpoint.config
+        self.framework, self.dtype = checkpoint.runner.framework, checkpoint.runner.dtype
+        _ = checkpoint.limits  # of the memory that is free now
 
     def __repr__(self) -> str:
-        return f"Evaluator({self._checkpoint!r}, {self.framework}, {self.dtype})"
+        return f"Evaluator({self._model.checkpoint!r}, {self.framework}, {self.dtype})"
 
     def score(
         self,
@@ -176,7 +159,7 @@ class Evaluator:
         from griffin_eval.engine import parallel
         from griffin_eval.engine.tree import Scorable
 
-        self._confirm_weights()
+        self._model.confirm_weights()
         sequences = [self._ids(text, scored=True) for text in _several(texts)]
         scores: dict[int, Score] = {}
 
@@ -185,10 +168,10 @@ class Evaluator:
             scores[index] = Score(sequences[index], *found)
 
         parallel.score(
-            self._runners,
+            self._model.runners,
             [Scorable(ids, 1) for ids in sequences],
-            limits=self._limits,
-            softmax_dtype="float64" if self._runners[0].dtype == "float64" else "float32",
+            limits=self._model.limits,
+            softmax_dtype=self._model.softmax_dtype,
             on_result=keep,
             progress=progress,
             describe="text {}".format,
@@ -212,14 +195,14 @@ class Evaluator:
         """
         from griffin_eval.analysis.layer_states import layer_states
 
-        runner: Any = self._runners[0]
-        if runner.devices > 1 or self._state is not None:
+        runner: Any = self._model.runner
+        if runner.devices > 1 or self._model.state is not None:
             raise ArgumentError(
                 "states of layers are read on one device, from the beginning of a text: leave out "
                 "tensor_parallel_size and state"
             )
-        self._confirm_weights()
-        tokens, checkpoint = self._ids(text, scored=True), self._checkpoint
+        self._model.confirm_weights()
+        tokens, checkpoint = self._ids(text, scored=True), self._model.checkpoint
         given = {"framework": self.framework, "model": runner.model}
         return {"tokens": tokens} | layer_states(checkpoint, tokens, **given)
 
@@ -288,7 +271,7 @@ class Evaluator:
         sampling = checked(Sampling(temperature, top_k, top_p))
         if not isinstance(max_new_tokens, Integral) or max_new_tokens < 0:
             raise ArgumentError(f"expected a number of new tokens, not {max_new_tokens!r:.100}")
-        self._confirm_weights()
+        self._model.confirm_weights()
         several = [prompts] if isinstance(prompts, str) else _several(prompts)
         asked = [
             Prompt(self._ids(prompt, scored=False), max_new_tokens, sampling) for prompt in several
@@ -301,10 +284,10 @@ class Evaluator:
             return False
 
         parallel.generate(
-            self._runners,
+            self._model.runners,
             asked,
-            limits=self._limits,
-            eos_ids=self._eos_ids,
+            limits=self._model.limits,
+            eos_ids=self._model.eos_ids,
             seed=seed,
             should_stop=never_stop,
             on_result=answers.__setitem__,
@@ -344,28 +327,30 @@ class Evaluator:
         from griffin_eval.engine.reading import read
         from griffin_eval.states.saved_state import SavedState, origin_of
 
-        if self._state is not None:
+        if self._model.state is not None:
             raise ArgumentError("a text is read from its beginning: leave state= out")
-        self._confirm_weights()
+        self._model.confirm_weights()
         template = None
         if chat:
             text, template = self._opening(text, chat_template)
-        tokens, runner = self._ids(text, scored=False), self._runners[0]
+        tokens, runner = self._ids(text, scored=False), self._model.runner
         if len(tokens) < 2:
             raise ArgumentError(f"expected a text of two tokens at least, found {len(tokens)}")
         is_text = isinstance(text, str)
         origin = origin_of(
             self.config,
-            self._weights_sha256,
-            self._tokenizer_digest if is_text else None,
+            self._model.weights_sha256,
+            self._model.tokenizer_sha256 if is_text else None,
             runner.dtype,
             tokens,
-            bos=is_text and self._add_bos,
+            bos=is_text and self._model.add_bos,
             text=name,
             framework=runner.framework,
             template=template,
         )
-        return SavedState(origin, read(runner, tokens, limits=self._limits, progress=progress))
+        return SavedState(
+            origin, read(runner, tokens, limits=self._model.limits, progress=progress)
+        )
 
     def _opening(self, text: Text, template: str | None) -> tuple[str, str]:
         """A text as the user says it first in a chat template, and the template's name."""
@@ -398,17 +383,18 @@ class Evaluator:
 
         from griffin_eval.text.tokenizer import encode_with_bos
 
-        if self._state is not None:
+        if (state := self._model.state) is not None:
             own = self.tokenizer.encode(text) if isinstance(text, str) else self._checked(text)
-            return np.array([self._state.origin.last_token, *own], np.int32)
+            return np.array([state.origin.last_token, *own], np.int32)
         if not isinstance(text, str):
             return self._checked(text)
+        prefix = self._model.prefix_token_id
         if not scored:
-            encoded = encode_with_bos(self.tokenizer, text, self._add_bos)
-            return np.array(encoded or [self._prefix], np.int32)
+            encoded = encode_with_bos(self.tokenizer, text, self._model.add_bos)
+            return np.array(encoded or [prefix], np.int32)
         encoded = self.tokenizer.encode(text)
-        own = encoded[:1] == [self._prefix]
-        return np.array(encoded if own else [self._prefix, *encoded], np.int32)
+        own = encoded[:1] == [prefix]
+        return np.array(encoded if own else [prefix, *encoded], np.int32)
 
     def _checked(self, text: Sequence[int]) -> "np.ndarray":
         import numpy as np
@@ -427,15 +413,6 @@ class Evaluator:
             )
         return ids.astype(np.int32)
 
-    def _confirm_weights(self) -> None:
-        """Wait until the weights are compared with their checksums, which a thread does.
-
-        Raises:
-            CheckpointError: they differ.
-        """
-        if self._hashing is not None:
-            self._hashing.result()
-
     def _names_a_token(self, ids: "np.ndarray") -> str | None:
         """Return the sentence about a token that the tokenizer has and the embedding lacks."""
         from griffin_eval.text.bounded import refusal_of
@@ -444,51 +421,10 @@ class Evaluator:
             return refusal_of(ids.tolist(), self.tokenizer)
         return None
 
-    @cached_property
-    def _weights_sha256(self) -> str:
-        from griffin_eval.lm.weights_hash import weights_sha256
-
-        if self._hashing is not None:
-            return self._hashing.result()
-        return weights_sha256(self._checkpoint, self._check)
-
     @property
-    def _tokenizer_digest(self) -> str:
-        return self.tokenizer.name.rpartition("@")[2]
-
-    @cached_property
     def tokenizer(self) -> "Tokenizer":
         """The tokenizer, with ``encode(text)`` and ``decode(ids, skip_special_tokens=True)``."""
-        from griffin_eval.converters.source.companions import tokenizer_folder
-        from griffin_eval.text.bounded import bounded
-        from griffin_eval.text.load import load_tokenizer
-
-        folder = self._tokenizer_path or tokenizer_folder(self._checkpoint.folder)
-        return bounded(load_tokenizer(folder), self.config.vocab_size)
-
-    @property
-    def _add_bos(self) -> bool:
-        from griffin_eval.text.tokenizer import default_add_bos
-
-        return default_add_bos(self.tokenizer, self.config)
-
-    @property
-    def _prefix(self) -> int:
-        for token in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
-            if token is not None:
-                return token
-        raise ArgumentError("the tokenizer has neither BOS nor EOS: give token ids instead of text")
-
-    @cached_property
-    def _eos_ids(self) -> frozenset[int]:
-        from griffin_eval.converters.configs.huggingface import generation_eos_ids
-
-        ids = frozenset(generation_eos_ids(self._checkpoint.folder))
-        try:
-            eos = self.tokenizer.eos_token_id
-        except CheckpointError:  # there is no tokenizer, and prompts are token ids
-            return ids
-        return ids if eos is None else ids | {eos}
+        return self._model.tokenizer
 
 
 def _several(texts: Sequence[Text]) -> Sequence[Text]:

@@ -27,8 +27,8 @@ from benchmarks.evaluation.lm_eval_runs import Run, run_lm_eval
 from benchmarks.peers import left_out
 from benchmarks.report import Report, Row
 from benchmarks.timing import JAX_CACHE, JAX_KEEPS_ALL, Job, busy_process, interleave, ratios
+from griffin_eval.arguments import FRAMEWORKS
 from griffin_eval.config import GriffinConfig
-from griffin_eval.runners.protocol import FRAMEWORKS
 
 HF_NEEDS = ("torch", "transformers", "accelerate", "lm_eval.models.huggingface")
 HF_BATCH = 8

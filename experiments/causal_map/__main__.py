@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from griffin_eval.cli.ending import run_command
-from griffin_eval.cli.options import check_figures_folder, progress_on_terminal, tokenizer_of
+from griffin_eval.cli.options import check_figures_folder, progress_on_terminal
 from griffin_eval.errors import ArgumentError
 
 if TYPE_CHECKING:
     from experiments.causal_map.pairs import Questions
-    from griffin_eval.converters.checkpoint import Checkpoint
+    from griffin_eval.opened import OpenModel
 
 Task = Literal["phonebook", "passkey", "induction_heads", "selective_copying"]
 
@@ -60,26 +60,26 @@ def causal_map(
     """
     from experiments.causal_map.findings import check_answers, find
     from experiments.causal_map.tables import print_map
-    from griffin_eval.api import check_weights, open_checkpoint
-    from griffin_eval.runners.load import load_runner
+    from griffin_eval.model_arguments import parse_arguments
+    from griffin_eval.opened import open_model
 
     check_figures_folder(output)
     if control and (text is not None or pairs == 1):
         raise ArgumentError("--control takes the answers of other pairs: expected two or more")
     subjects = []
     for name in checkpoints:
-        opened = open_checkpoint(name)
-        check_weights(opened)
+        arguments = {"framework": "torch", "device": device, "data_parallel_size": 1}
+        model = open_model(parse_arguments(arguments | {"pretrained": name}), reads_texts=False)
+        model.confirm_weights()
         if text is None:
-            questions = _draw(opened, task, pairs, length)
+            questions = _draw(model, task, pairs, length)
         else:
-            questions = _own_question(opened, text, fact, instead, question)
-        subjects.append((name, opened, questions))
+            questions = _own_question(model, text, fact, instead, question)
+        subjects.append((name, model, questions))
     answering = []
-    for name, opened, questions in subjects:
-        runner = load_runner(opened, framework="torch", device=device)
-        accuracy = check_answers(name, runner, questions)
-        answering.append((name, opened, questions, runner, accuracy))
+    for name, model, questions in subjects:
+        accuracy = check_answers(name, model.runner, questions)
+        answering.append((name, model.checkpoint, questions, model.runner, accuracy))
     maps = []
     for name, opened, questions, runner, accuracy in answering:
         with progress_on_terminal() as bar:
@@ -99,7 +99,7 @@ def causal_map(
 
 
 def _own_question(
-    opened: "Checkpoint", path: Path, fact: str, instead: str, question: str
+    model: "OpenModel", path: Path, fact: str, instead: str, question: str
 ) -> "Questions":
     from experiments.causal_map.pairs import Questions, own_pair
     from griffin_eval.cli.score import read_texts
@@ -107,24 +107,28 @@ def _own_question(
     if not (fact and instead and question):
         raise ArgumentError("--text needs --fact, --instead and --question: add what is missing")
     ((_, content),) = read_texts([path], False)
-    return Questions(str(path), [own_pair(*tokenizer_of(opened), content, fact, instead, question)])
+    return Questions(
+        str(path), [own_pair(model.tokenizer, model.add_bos, content, fact, instead, question)]
+    )
 
 
-def _draw(opened: "Checkpoint", task: Task, count: int, length: int | None) -> "Questions":
+def _draw(model: "OpenModel", task: Task, count: int, length: int | None) -> "Questions":
     from experiments.causal_map import pairs
     from griffin_eval.converters.source.companions import tokenizer_folder
 
     if task in pairs.SYMBOL_TASKS:
-        if opened.config.vocab_size != 16:
+        if model.checkpoint.config.vocab_size != 16:
             raise ArgumentError(
                 f"--task {task} is for models of the paper's 16 symbols, and this one has "
-                f"a vocabulary of {opened.config.vocab_size}: use phonebook or passkey"
+                f"a vocabulary of {model.checkpoint.config.vocab_size}: use phonebook or passkey"
             )
         return pairs.SYMBOL_TASKS[task](count, length)
-    tokenizer, add_bos = tokenizer_of(opened)
+    tokenizer, add_bos = model.tokenizer, model.add_bos
     if task == "phonebook":
         return pairs.phonebook(tokenizer, add_bos, count, length)
-    return pairs.passkeys(tokenizer, add_bos, count, length, tokenizer_folder(opened.folder))
+    return pairs.passkeys(
+        tokenizer, add_bos, count, length, tokenizer_folder(model.checkpoint.folder)
+    )
 
 
 if __name__ == "__main__":

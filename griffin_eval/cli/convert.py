@@ -8,16 +8,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from griffin_eval.cli.options import (
-    Adapters,
-    CheckpointOptions,
-    NoCheck,
-    progress_bar,
-    takes_checkpoint_options,
-)
+from griffin_eval.arguments import option
+from griffin_eval.cli.options import progress_bar, takes_options
 from griffin_eval.converters.formats import FORMATS, format_named, limits
 from griffin_eval.errors import ArgumentError
 from griffin_eval.messages import printable
+from griffin_eval.model_arguments import CHECKPOINT, FIELDS, parse_arguments
 from griffin_eval.sharding.split import parse_mesh
 
 if TYPE_CHECKING:
@@ -38,17 +34,42 @@ def _print_formats(wanted: bool) -> None:
     raise typer.Exit
 
 
-def _retired(option: str, instead: str) -> Any:
+def _retired(flag: str, kind: type, instead: str) -> Any:
     """Return a hidden option that is refused with what to use instead."""
 
     def refuse(value: str | bool | None) -> None:
         if value:
-            raise ArgumentError(f"{option} was removed: {instead}")
+            raise ArgumentError(f"{flag} was removed: {instead}")
 
-    return typer.Option(option, hidden=True, callback=refuse)
+    default = False if kind is bool else None
+    return option("", None, default, kind=kind, flag=flag, hidden=True, callback=refuse)
 
 
-@takes_checkpoint_options
+OPTIONS = {
+    **{name: FIELDS[name] for name in ("peft", "check", *CHECKPOINT)},
+    "help_formats": option(
+        "Print the formats and their limits.",
+        None,
+        False,
+        kind=bool,
+        flag="--help-formats",
+        callback=_print_formats,
+        is_eager=True,
+    ),
+    "quantize": _retired(
+        "--quantize",
+        str,
+        "convert to hf, and quantise that with mlx_lm.convert or with transformers and "
+        "bitsandbytes",
+    ),
+    "max_memory": _retired(
+        "--max-memory", str, "leave it out; small pieces of two tensors are held at a time"
+    ),
+    "resume": _retired("--resume", bool, "run the command again without it, from the beginning"),
+}
+
+
+@takes_options("options", OPTIONS)
 def convert(
     context: typer.Context,
     source: Annotated[
@@ -59,20 +80,11 @@ def convert(
         str, typer.Argument(help="Folder to write; for Orbax also a gs:// or s3:// URL.")
     ],
     to: Annotated[str, typer.Option(help=f"Format to write: {', '.join(FORMATS)}.")],
-    adapter: Adapters = None,
     dtype: Annotated[
         str | None,
         typer.Option(
             help="Dtype of the tensors: bfloat16, or bfloat16,recurrent_param=float32. The longest "
             "ending of a parameter's name counts."
-        ),
-    ] = None,
-    _quantize: Annotated[
-        str | None,
-        _retired(
-            "--quantize",
-            "convert to hf, and quantise that with mlx_lm.convert or with transformers and "
-            "bitsandbytes",
         ),
     ] = None,
     vocab_size: Annotated[
@@ -85,46 +97,32 @@ def convert(
         str | None,
         typer.Option(help="Mesh whose devices each read whole chunks: model=8,data=2."),
     ] = None,
-    no_check: NoCheck = False,
-    _max_memory: Annotated[
-        str | None,
-        _retired("--max-memory", "leave it out; small pieces of two tensors are held at a time"),
-    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace DESTINATION if it holds only a checkpoint.")
-    ] = False,
-    _resume: Annotated[
-        bool, _retired("--resume", "run the command again without it, from the beginning")
     ] = False,
     push_to_hub: Annotated[
         str | None,
         typer.Option(help="Repository, organisation/name, to upload an hf output to."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Printed plan, nothing written.")
+        bool, typer.Option("--dry-run", help="Print the plan without writing anything.")
     ] = False,
     *,
-    options: CheckpointOptions,
-    help_formats: Annotated[
-        bool,
-        typer.Option(
-            "--help-formats",
-            callback=_print_formats,
-            is_eager=True,
-            help="Table of the formats and their limits.",
-        ),
-    ] = False,
+    options: dict[str, Any],
 ) -> None:
     """Convert a checkpoint to another format, with a manifest that proves what was written."""
     from griffin_eval.converters.convert import convert_checkpoint
     from griffin_eval.converters.output.publish import check_repository, push
     from griffin_eval.converters.plan import make_plan, parse_dtypes, parse_shard_size
+    from griffin_eval.opened import open_checkpoint
 
     if push_to_hub is not None and to != "hf":
         raise ArgumentError(f"--push-to-hub is for --to hf, which transformers loads, not {to}")
     target = format_named(to)
     shard = parse_shard_size(max_shard_size, target, "--max-shard-size")
-    checkpoint = options.open(source, adapter or ())
+    told = {name: value for name, value in options.items() if name in FIELDS}
+    arguments = parse_arguments(told | {"pretrained": source})
+    checkpoint = open_checkpoint(arguments)
     typer.echo(f"{source}: {checkpoint.format.name} ({checkpoint.inspection.layout})")
     for name, reason in checkpoint.inspection.left_out.items():
         typer.echo(printable(f"left out: {name} ({reason})"))
@@ -136,7 +134,7 @@ def convert(
         dtypes=parse_dtypes(dtype),
         vocab_size=vocab_size,
         mesh=None if chunks is None else parse_mesh(chunks, "--chunks"),
-        check=not no_check,
+        check=arguments.check,
     )
     if dry_run:
         _print_plan(plan, shard)

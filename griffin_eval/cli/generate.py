@@ -3,21 +3,11 @@
 import json
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from griffin_eval.cli.options import (
-    Adapters,
-    CheckpointOptions,
-    Device,
-    Dtype,
-    Framework,
-    JsonOnly,
-    NoCheck,
-    TokenizerFolder,
-    takes_checkpoint_options,
-)
+from griffin_eval.cli.options import RUNNING, CheckpointPath, JsonOnly, takes_model_options
 from griffin_eval.errors import ArgumentError
 from griffin_eval.messages import printable
 from griffin_eval.process import tune_process
@@ -26,9 +16,9 @@ if TYPE_CHECKING:
     from griffin_eval.evaluator import Evaluator
 
 
-@takes_checkpoint_options
+@takes_model_options("peft", *RUNNING)
 def generate(
-    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
+    checkpoint: CheckpointPath,
     prompt: Annotated[
         str, typer.Argument(help="Text to continue; - for stdin, without a line end at its end.")
     ] = "-",
@@ -47,14 +37,8 @@ def generate(
     ] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the random number generator.", min=0)] = 0,
     as_json: JsonOnly = False,
-    adapter: Adapters = None,
-    tokenizer: TokenizerFolder = None,
-    framework: Framework = None,
-    dtype: Dtype = "auto",
-    device: Device = None,
-    no_check: NoCheck = False,
     *,
-    options: CheckpointOptions,
+    options: dict[str, Any],
 ) -> None:
     """Continue a prompt, until EOS or --max-new-tokens.
 
@@ -66,15 +50,10 @@ def generate(
         prompt = sys.stdin.read().removesuffix("\n")
     tune_process()
     from griffin_eval.evaluator import Evaluator
+    from griffin_eval.model_arguments import parse_arguments
+    from griffin_eval.opened import open_model
 
-    model = Evaluator(
-        options.open(checkpoint, adapter or ()),
-        framework=framework,
-        dtype=dtype,
-        device=device,
-        tokenizer=tokenizer,
-        check=not no_check,
-    )
+    model = Evaluator(open_model(parse_arguments(options | {"pretrained": checkpoint})))
     text = prompt
     if chat:
         if model.tokenizer.chat_template is None:

@@ -8,17 +8,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from griffin_eval.cli.options import (
-    CheckpointOptions,
-    JsonOnly,
-    takes_checkpoint_options,
-)
+from griffin_eval.cli.options import CheckpointPath, JsonOnly, takes_model_options
 from griffin_eval.messages import printable
 
 
-@takes_checkpoint_options
+@takes_model_options()
 def inspect(
-    path: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
+    path: CheckpointPath,
     devices: Annotated[
         int | None,
         typer.Option(help="Number of devices; shows how the model would be split.", min=1),
@@ -28,7 +24,7 @@ def inspect(
     ] = False,
     as_json: JsonOnly = False,
     *,
-    options: CheckpointOptions,
+    options: dict[str, Any],
 ) -> None:
     """Show what a checkpoint is and what is wrong with it; exit code 1 if anything is.
 
@@ -39,10 +35,13 @@ def inspect(
     from griffin_eval.converters.describe import describe, describe_split
     from griffin_eval.converters.inspection import inspect as inspect_checkpoint
     from griffin_eval.errors import CheckpointError
+    from griffin_eval.model_arguments import parse_arguments
+    from griffin_eval.opened import find_checkpoint
 
-    folder = options.find(path)
+    arguments = parse_arguments(options | {"pretrained": path})
+    folder = find_checkpoint(arguments)
     try:
-        inspection = inspect_checkpoint(folder, options.overrides)
+        inspection = inspect_checkpoint(folder, arguments.overrides)
     except NothingThere:
         raise
     except CheckpointError as error:  # there is one, but it cannot be opened

@@ -13,28 +13,25 @@ from rich.markup import escape
 from rich.table import Table
 
 from griffin_eval.cli.options import (
-    CheckpointOptions,
-    Device,
-    Framework,
+    RUNNING,
+    CheckpointPath,
     JsonOnly,
-    NoCheck,
     check_figures_folder,
     progress_on_terminal,
-    takes_checkpoint_options,
-    tokenizer_of,
+    takes_model_options,
 )
 from griffin_eval.errors import ArgumentError
 
 if TYPE_CHECKING:
     from griffin_eval.analysis.half_lives import ChannelDecay
-    from griffin_eval.converters.checkpoint import Checkpoint
+    from griffin_eval.opened import OpenModel
 
 LENGTHS = tuple(4**power for power in range(5, 11))  # 1024 to 1048576
 
 
-@takes_checkpoint_options
+@takes_model_options("peft", *RUNNING)
 def memory(
-    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
+    checkpoint: CheckpointPath,
     text: Annotated[
         Path | None,
         typer.Option(help="UTF-8 file on which gates are measured; by default Python's manual."),
@@ -46,11 +43,8 @@ def memory(
         Path | None, typer.Option("--output", "-o", help="Folder for figures, PNG and SVG.")
     ] = None,
     as_json: JsonOnly = False,
-    framework: Framework = None,
-    device: Device = None,
-    no_check: NoCheck = False,
     *,
-    options: CheckpointOptions,
+    options: dict[str, Any],
 ) -> None:
     """Show how long a checkpoint remembers, and what its state takes.
 
@@ -59,20 +53,21 @@ def memory(
     and of the gate (appendix A).
     """
     from griffin_eval.analysis.half_lives import decay_rates
-    from griffin_eval.api import check_weights
+    from griffin_eval.model_arguments import parse_arguments
+    from griffin_eval.opened import open_model
 
     if text is not None and not tokens:
         raise ArgumentError("--text and --tokens 0: no token of it would be read; leave one out")
     check_figures_folder(output)
-    opened = options.open(checkpoint)
-    if not no_check:
-        check_weights(opened)
-    if "recurrent" in opened.config.block_types and tokens:
-        source, ids = _read_text(opened, text, tokens)
-        layers = _measure(opened, ids, framework, device)
+    arguments = options | {"pretrained": checkpoint, "data_parallel_size": 1}
+    model = open_model(parse_arguments(arguments), reads_texts=False)
+    model.confirm_weights()
+    if "recurrent" in model.checkpoint.config.block_types and tokens:
+        source, ids = _read_text(model, text, tokens)
+        layers = _measure(model, ids)
     else:
-        source, layers = None, decay_rates(opened)
-    facts = _facts(checkpoint, opened, source, layers)
+        source, layers = None, decay_rates(model.checkpoint)
+    facts = _facts(checkpoint, model, source, layers)
     if as_json:
         typer.echo(json.dumps(_finite(facts), indent=1, allow_nan=False))
     else:
@@ -85,7 +80,7 @@ def memory(
 
 
 def _read_text(
-    opened: "Checkpoint", path: Path | None, tokens: int
+    model: "OpenModel", path: Path | None, tokens: int
 ) -> tuple[dict[str, Any], list[int]]:
     """What was read, and its ids: exactly one BOS if the model wants one, and at most so many."""
     from griffin_eval.text.tokenizer import encode_with_bos
@@ -101,8 +96,7 @@ def _read_text(
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8"
             raise ArgumentError(f"--text {path} cannot be read: {reason}") from None
-    tokenizer, add_bos = tokenizer_of(opened)
-    ids = encode_with_bos(tokenizer, content[: 64 * tokens], add_bos)[:tokens]
+    ids = encode_with_bos(model.tokenizer, content[: 64 * tokens], model.add_bos)[:tokens]
     if len(ids) < 2:
         raise ArgumentError(
             f"the text ({name}) gives {len(ids)} tokens of --tokens {tokens}: gates are measured "
@@ -112,28 +106,25 @@ def _read_text(
     return {"name": name, "sha256": digest, "tokens": len(ids)}, ids
 
 
-def _measure(
-    opened: "Checkpoint", ids: list[int], framework: str | None, device: str | None
-) -> "list[ChannelDecay]":
+def _measure(model: "OpenModel", ids: list[int]) -> "list[ChannelDecay]":
     import numpy as np
 
     from griffin_eval.analysis.half_lives import measure
-    from griffin_eval.runners.load import choose_framework
 
-    chosen = choose_framework(framework)
+    runner: Any = model.runner
     with progress_on_terminal() as bar:
         task = bar.add_task("reading tokens", total=len(ids))
         return measure(
-            opened,
+            model.checkpoint,
             np.array(ids, np.int32),
-            framework=chosen,
-            device=device,
+            framework=runner.framework,
+            model=runner.model,
             progress=lambda count: bar.advance(task, count),
         )
 
 
 def _facts(
-    name: str, opened: "Checkpoint", source: dict[str, Any] | None, layers: "list[ChannelDecay]"
+    name: str, model: "OpenModel", source: dict[str, Any] | None, layers: "list[ChannelDecay]"
 ) -> dict[str, Any]:
     """All numbers, as ``--json`` has them. Half-lives are in tokens, sizes in bytes."""
     import ml_dtypes
@@ -142,16 +133,16 @@ def _facts(
     from griffin_eval.analysis.cache_sizes import cache_sizes, parameter_bytes
     from griffin_eval.analysis.half_lives import summary
 
-    config = opened.config
+    config = model.checkpoint.config
     local = "local_attention" in config.block_types
-    itemsize = np.dtype(getattr(ml_dtypes, opened.dtype, opened.dtype)).itemsize
+    itemsize = np.dtype(getattr(ml_dtypes, model.dtype, model.dtype)).itemsize
     caches = []
     for length in LENGTHS:
         sizes = cache_sizes(config, length, itemsize)
         caches.append({"tokens": length, "total": sizes.total} | sizes._asdict())
     return {
         "checkpoint": name,
-        "dtype": opened.dtype,
+        "dtype": model.dtype,
         "layers": config.num_layers,
         "window": config.visible_keys if local else None,
         "text": source,

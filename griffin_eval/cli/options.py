@@ -1,10 +1,10 @@
 """Options that several commands have."""
 
-import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import Field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,16 +13,11 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand
 
-from griffin_eval.converters.naming.user_table import SHIPPED
-from griffin_eval.converters.overrides import Overrides
 from griffin_eval.errors import ArgumentError, MissingExtraError
+from griffin_eval.model_arguments import CHECKPOINT, FIELDS
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
-
-    from griffin_eval.converters.checkpoint import Checkpoint
-    from griffin_eval.converters.overrides import Overrides
-    from griffin_eval.text.tokenizer import Tokenizer
 
 
 MODEL_PANEL = "Model"
@@ -47,160 +42,72 @@ class PanelledCommand(TyperCommand):
                     formatter.write_dl(records)
 
 
+CheckpointPath = Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")]
 JsonOnly = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
-Adapters = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--adapter",
-        help="Folder or hub id of a LoRA, rsLoRA or DoRA of peft to merge, with a weight if "
-        "you like: DIR=0.7. Several are added up.",
-        rich_help_panel=MODEL_PANEL,
-    ),
-]
-TokenizerFolder = Annotated[
-    str | None,
-    typer.Option(
-        "--tokenizer",
-        help="Folder of the tokenizer; the checkpoint's own by default.",
-        rich_help_panel=MODEL_PANEL,
-    ),
-]
-Framework = Annotated[
-    str | None, typer.Option(help="Framework: torch or jax.", rich_help_panel=MODEL_PANEL)
-]
-Dtype = Annotated[
-    str,
-    typer.Option(
-        help="Dtype of weights and activations: auto is the checkpoint's own.",
-        rich_help_panel=MODEL_PANEL,
-    ),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        help="Device, as the framework names it: cpu, cuda:0.", rich_help_panel=MODEL_PANEL
-    ),
-]
-NoCheck = Annotated[
-    bool, typer.Option("--no-check", help="Skip the checksum verification of the weights.")
-]
+# Fields of `ModelArguments` that say how a model runs.
+RUNNING = ("tokenizer", "framework", "dtype", "device", "check")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CheckpointOptions:
-    """How a checkpoint is found, and what is stated where its files do not.
+def takes_model_options(*names: str) -> Callable[..., Any]:
+    """Give a command options that are fields of `ModelArguments`, which it gets as ``options``.
 
-    Attributes are the options of the same names; see `griffin_eval.converters.overrides.Overrides`.
+    Args:
+        names: Fields beside those of `CHECKPOINT`.
+    """
+    return takes_options("options", {name: FIELDS[name] for name in (*names, *CHECKPOINT)})
+
+
+def takes_options(name: str, fields: Mapping[str, Field]) -> Callable[..., Any]:
+    """Give a command options in the place of one of its parameters.
+
+    Args:
+        name: Parameter that gets a dict of the values that the user set, by field.
+        fields: Fields that `griffin_eval.arguments.option` made, by name.
     """
 
-    preset: Annotated[
-        str | None, typer.Option(help="Preset that supplies what neither config nor shapes say.")
-    ] = None
-    item: Annotated[
-        str | None, typer.Option(help="Item of an Orbax checkpoint or .pt file with the weights.")
-    ] = None
-    visible_keys: Annotated[
-        int | None, typer.Option(help="Number of keys that local attention sees.")
-    ] = None
-    embedding_scale: Annotated[
-        bool | None, typer.Option(help="Scaled embeddings, or embeddings as they are stored.")
-    ] = None
-    logits_soft_cap: Annotated[
-        float | None, typer.Option(help="Soft cap of the logits; 0 for none.")
-    ] = None
-    names: Annotated[
-        str | None,
-        typer.Option(
-            help="TOML file that maps the tensor names of this checkpoint, or one that ships: "
-            f"{', '.join(SHIPPED)}."
-        ),
-    ] = None
-    accept_differences: Annotated[
-        bool,
-        typer.Option(
-            "--accept-differences",
-            help="Weights of a trainer that computes otherwise, read as they are.",
-        ),
-    ] = False
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None
-    subfolder: Annotated[str | None, typer.Option(help="Subfolder that holds the checkpoint.")] = (
-        None
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def wrapper(**arguments: Any) -> None:
+            options = {field: arguments.pop(field) for field in fields}
+            if "check" in options:  # the option is --no-check
+                options["check"] = not options["check"]
+            given = {field: value for field, value in options.items() if value not in (None, [])}
+            command(**arguments, **{name: given})
+
+        parameters = []
+        for parameter in inspect.signature(command).parameters.values():
+            if parameter.name == name:
+                parameters += [_parameter(*field) for field in fields.items()]
+            else:
+                parameters.append(parameter)
+        keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+        wrapper.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+        return wrapper
+
+    return decorate
+
+
+def _parameter(name: str, field: Field) -> inspect.Parameter:
+    """Return the parameter of a command for a field."""
+    kind, flag = field.metadata["kind"], field.metadata["flag"]
+    panel: str | None = CHECKPOINT_PANEL if name in CHECKPOINT else MODEL_PANEL
+    default = field.default if type(field.default) is kind else None
+    if name == "check":  # the option says the opposite
+        default = False
+    if name == "check" or name not in FIELDS:
+        panel = None
+    option = typer.Option(
+        *([] if flag is None else [flag]),
+        **field.metadata["option"],
+        rich_help_panel=panel,
     )
-
-    @property
-    def overrides(self) -> "Overrides":
-        """The facts that replace those of the files."""
-        from griffin_eval.converters.overrides import Overrides
-
-        return Overrides(
-            preset=self.preset,
-            item=self.item,
-            visible_keys=self.visible_keys,
-            embedding_scale=self.embedding_scale,
-            logits_soft_cap=self.logits_soft_cap,
-            names=self.names,
-            accept_differences=self.accept_differences,
-        )
-
-    def find(self, path: str) -> Path:
-        """The folder or file of a checkpoint, downloaded if it is on the hub."""
-        from griffin_eval.converters.source.resolve import resolve
-
-        return resolve(path, revision=self.revision, subfolder=self.subfolder)
-
-    def open(self, path: str, adapters: Sequence[str] = ()) -> "Checkpoint":
-        """The checkpoint at a path or hub id.
-
-        Args:
-            path: folder, file or hub id.
-            adapters: those to merge, as ``--adapter`` has them.
-
-        Raises:
-            CheckpointError: it cannot be read as a model; or an adapter does not fit it.
-        """
-        from griffin_eval.converters.adapters.adapter import parse_adapters
-        from griffin_eval.converters.checkpoint import Checkpoint
-        from griffin_eval.converters.source.resolve import resolve_adapter
-
-        places = parse_adapters(adapters, "--adapter")
-        found = tuple((resolve_adapter(place), weight) for place, weight in places)
-        return Checkpoint(self.find(path), dataclasses.replace(self.overrides, adapters=found))
-
-
-def takes_checkpoint_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options of `CheckpointOptions`, which it gets as ``options``."""
-    fields = inspect.signature(CheckpointOptions).parameters
-
-    @functools.wraps(command)
-    def wrapper(**arguments: Any) -> None:
-        options = CheckpointOptions(**{name: arguments.pop(name) for name in fields})
-        command(**arguments, options=options)
-
-    parameters = []
-    for field in fields.values():
-        field.annotation.__metadata__[0].rich_help_panel = CHECKPOINT_PANEL
-    for parameter in inspect.signature(command).parameters.values():
-        parameters += fields.values() if parameter.name == "options" else [parameter]
-    keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
-    wrapper.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
-    return wrapper
-
-
-def tokenizer_of(opened: "Checkpoint") -> "tuple[Tokenizer, bool]":
-    """The tokenizer of a checkpoint, and whether its documents begin with BOS.
-
-    Raises:
-        CheckpointError: there is none, or it is of another model.
-    """
-    from griffin_eval.converters.source.companions import tokenizer_folder
-    from griffin_eval.text.bounded import bounded
-    from griffin_eval.text.load import load_tokenizer
-    from griffin_eval.text.tokenizer import default_add_bos
-
-    tokenizer = load_tokenizer(tokenizer_folder(opened.folder))
-    tokenizer = bounded(tokenizer, opened.config.vocab_size)
-    return tokenizer, default_add_bos(tokenizer, opened.config)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind | None if default is None else kind, option],
+    )
 
 
 def check_figures_folder(output: Path | None) -> None:

@@ -1,72 +1,56 @@
 """The command ``read``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from griffin_eval.cli.options import (
-    Adapters,
-    CheckpointOptions,
-    Device,
-    Dtype,
-    Framework,
-    NoCheck,
-    TokenizerFolder,
+    RUNNING,
+    CheckpointPath,
     progress_on_terminal,
-    takes_checkpoint_options,
+    takes_model_options,
 )
 from griffin_eval.cli.score import read_texts
 from griffin_eval.errors import ArgumentError
 from griffin_eval.process import tune_process
 
 
-@takes_checkpoint_options
+@takes_model_options("peft", *RUNNING)
 def read(
-    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
+    checkpoint: CheckpointPath,
     text: Annotated[Path, typer.Argument(help="UTF-8 file to read from its start; - for stdin.")],
     save: Annotated[Path, typer.Option(help="File for the state, in safetensors.")],
-    adapter: Adapters = None,
     chat: Annotated[
         bool,
-        typer.Option("--chat", help="The text as what the user says first, so that chats go on."),
+        typer.Option("--chat", help="Read the text as a user's first message, for chats."),
     ] = False,
     chat_template: Annotated[
         str | None,
         typer.Option(help="File of a template in place of the tokenizer's, or plain; with --chat."),
     ] = None,
-    tokenizer: TokenizerFolder = None,
-    framework: Framework = None,
-    dtype: Dtype = "auto",
-    device: Device = None,
-    no_check: NoCheck = False,
     *,
-    options: CheckpointOptions,
+    options: dict[str, Any],
 ) -> None:
     """Read a text once and save the model's state, from which any number of requests go on.
 
     The state has a fixed size, however long the text is, unless the model has global attention.
     ``lm_eval --model griffin --model_args ...,state=FILE`` asks about it, in either framework.
     """
-
     from griffin_eval.evaluator import Evaluator
+    from griffin_eval.model_arguments import parse_arguments
+    from griffin_eval.opened import open_model
     from griffin_eval.states.saved_state import check_replaceable
     from griffin_eval.text.chat import template_option
 
     if chat_template is not None and not chat:
         raise ArgumentError("--chat-template is of chats: add --chat, or leave it out")
+    arguments = parse_arguments(options | {"pretrained": checkpoint})
     tune_process()
     check_replaceable(save)
     template = template_option(chat_template)
     ((name, content),) = read_texts([text], False)
-    model = Evaluator(
-        options.open(checkpoint, adapter or ()),
-        framework=framework,
-        dtype=dtype,
-        device=device,
-        tokenizer=tokenizer,
-        check=not no_check,
-    )
+    model = Evaluator(open_model(arguments))
     with progress_on_terminal() as progress:
         bar = progress.add_task("tokens", total=None)
         state = model.read(

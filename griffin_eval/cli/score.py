@@ -14,14 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from griffin_eval.cli.options import (
-    CheckpointOptions,
-    Device,
-    Dtype,
-    Framework,
-    NoCheck,
-    TokenizerFolder,
+    RUNNING,
+    CheckpointPath,
     progress_on_terminal,
-    takes_checkpoint_options,
+    takes_model_options,
 )
 from griffin_eval.errors import ArgumentError
 from griffin_eval.process import tune_process
@@ -54,30 +50,25 @@ class Scored(NamedTuple):
     start: int
 
 
-@takes_checkpoint_options
+@takes_model_options("peft", *RUNNING)
 def score(
-    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
+    checkpoint: CheckpointPath,
     texts: Annotated[list[Path], typer.Argument(help="UTF-8 files, one text each; - for stdin.")],
     lines: Annotated[
-        bool, typer.Option("--lines", help="Lines as texts of their own, but for empty ones.")
+        bool, typer.Option("--lines", help="Treat each non-empty line as a separate text.")
     ] = False,
     as_csv: Annotated[
-        bool, typer.Option("--csv", help="Printed CSV with a row for every token, nothing else.")
+        bool, typer.Option("--csv", help="Print CSV only, with a row for every token.")
     ] = False,
     words: Annotated[
-        bool, typer.Option("--words", help="Rows of --csv for words instead of tokens.")
+        bool, typer.Option("--words", help="Make the rows of --csv words instead of tokens.")
     ] = False,
     states: Annotated[
         Path | None,
         typer.Option(help="New folder for states and gates of all layers, a safetensors a text."),
     ] = None,
-    tokenizer: TokenizerFolder = None,
-    framework: Framework = None,
-    dtype: Dtype = "auto",
-    device: Device = None,
-    no_check: NoCheck = False,
     *,
-    options: CheckpointOptions,
+    options: dict[str, Any],
 ) -> None:
     """Score texts: how much every token surprises the model, and how sure the model was.
 
@@ -88,8 +79,7 @@ def score(
     if states is not None and states.exists() and (states.is_file() or any(states.iterdir())):
         raise ArgumentError(f"--states {states}: expected a new or an empty folder")
     named = list(read_texts(texts, lines))
-    settings = {"framework": framework, "dtype": dtype, "device": device, "tokenizer": tokenizer}
-    scored = _score(named, checkpoint, options, states, check=not no_check, **settings)
+    scored = _score(named, checkpoint, options, states)
     if not as_csv:
         _print(scored)
         return
@@ -172,18 +162,16 @@ def word_rows(scored: Scored) -> Iterator[tuple[Any, ...]]:
 def _score(
     named: list[tuple[str, str]],
     checkpoint: str,
-    options: CheckpointOptions,
+    options: dict[str, Any],
     states: Path | None,
-    **settings: Any,
 ) -> list[Scored]:
     tune_process()
-    from griffin_eval.converters.source.companions import tokenizer_folder
     from griffin_eval.evaluator import Evaluator
+    from griffin_eval.model_arguments import parse_arguments
+    from griffin_eval.opened import open_model
     from griffin_eval.states.saved_state import save_whole
-    from griffin_eval.text.load import load_tokenizer
 
-    opened = options.open(checkpoint)
-    model = Evaluator(opened, **settings)
+    model = Evaluator(open_model(parse_arguments(options | {"pretrained": checkpoint})))
     with progress_on_terminal() as progress:
         bar = progress.add_task("tokens", total=None)
         scores = model.score(
@@ -191,10 +179,9 @@ def _score(
             details=True,
             progress=lambda tokens: progress.advance(bar, tokens),
         )
-    reader = load_tokenizer(settings["tokenizer"] or tokenizer_folder(opened.folder))
     scored = []
     for (name, text), score in zip(named, scores, strict=True):
-        spans, count = reader.spans(text), len(score.logprobs)
+        spans, count = model.tokenizer.spans(text), len(score.logprobs)
         if not 0 < count <= len(spans):
             raise ArgumentError(f"{name} has no token to score")
         # A text that spells BOS at its start has it as the token that is not scored.

@@ -13,17 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from griffin_eval.cli.options import (
-    CheckpointOptions,
-    Device,
-    Dtype,
-    Framework,
-    NoCheck,
-    TokenizerFolder,
-    takes_checkpoint_options,
-)
+from griffin_eval.cli.options import RUNNING, CheckpointPath, takes_model_options, takes_options
 from griffin_eval.errors import ArgumentError, MissingExtraError
 from griffin_eval.process import tune_process
+from griffin_eval.server.options import LIMITS, ServerOptions
 
 if TYPE_CHECKING:
     from griffin_eval.engine.live.requests import Request
@@ -34,9 +27,18 @@ MOST_NAMED = 10  # requests that an interrupt cut
 MOST_TRIES = 20  # to find a port that is free at every address of a host
 
 
-@takes_checkpoint_options
+@takes_model_options(
+    "peft",
+    *RUNNING,
+    "load",
+    "tensor_parallel_size",
+    "state_budget",
+    "state_cache",
+    "state_cache_size",
+)
+@takes_options("limits", LIMITS)
 def serve(
-    checkpoint: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
+    checkpoint: CheckpointPath,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen at.", min=0, max=65535)] = 8000,
     api_key: Annotated[
@@ -49,9 +51,6 @@ def serve(
     ] = None,
     served_model_name: Annotated[
         str | None, typer.Option(help="Name of the model; by default as the checkpoint was given.")
-    ] = None,
-    adapter: Annotated[
-        str | None, typer.Option(help="LoRA or DoRA adapter that is merged: a folder or hub ID.")
     ] = None,
     state: Annotated[
         list[Path] | None,
@@ -68,58 +67,25 @@ def serve(
             "into what the user says first."
         ),
     ] = "refuse",
-    max_length: Annotated[
-        int | None, typer.Option(help="Most tokens of a prompt and its answer.", min=1)
-    ] = None,
-    rows: Annotated[
-        int | None, typer.Option(help="Most requests that are continued at a time.", min=1)
-    ] = None,
-    queue: Annotated[int, typer.Option(help="Most requests that wait or run.", min=1)] = 1024,
-    timeout: Annotated[float, typer.Option(help="Most seconds of a request.", min=0)] = 3600,
-    max_body: Annotated[int, typer.Option(help="Most bytes of a request.", min=1)] = 64 << 20,
-    state_budget: Annotated[
-        str | None, typer.Option(help="Memory for states that are kept, such as 2GB.")
-    ] = None,
-    state_cache: Annotated[
-        Path | None,
-        typer.Option(help="Folder that keeps states of long beginnings, for later servers."),
-    ] = None,
-    state_cache_size: Annotated[
-        str | None, typer.Option(help="Bytes of all files in that folder, 10GB by default.")
-    ] = None,
-    tokenizer_info: Annotated[
-        bool, typer.Option("--tokenizer-info", help="Address /tokenizer_info.")
-    ] = False,
-    tokenizer: TokenizerFolder = None,
-    framework: Framework = None,
-    dtype: Dtype = "auto",
-    device: Device = None,
-    no_check: NoCheck = False,
-    load: Annotated[
-        str | None,
-        typer.Option(help="quantised leaves a quantised checkpoint's matrices so in memory."),
-    ] = None,
-    tensor_parallel_size: Annotated[
-        int, typer.Option(help="Number of devices that share the weights.", min=1)
-    ] = 1,
     *,
-    options: CheckpointOptions,
+    limits: dict[str, Any],
+    options: dict[str, Any],
 ) -> None:
     """Serve a checkpoint to clients of the OpenAI API, with log-probabilities of prompts.
 
     What requests begin with in common is read once. Listens at this machine's own address only,
     unless there is an --api-key.
     """
+    from griffin_eval.model_arguments import parse_arguments
     from griffin_eval.server.hosts import accepted_hosts, is_loopback
 
     if not is_loopback(host) and not api_key:
         raise ArgumentError(
             f"--host {host} lets other machines ask: add --api-key, or listen at 127.0.0.1"
         )
-    if state_cache_size is not None and state_cache is None:
-        raise ArgumentError("--state-cache-size needs --state-cache, the folder that it is of")
     if system_role not in ("merge", "refuse"):
         raise ArgumentError(f"--system-role {system_role}: expected merge or refuse")
+    arguments = parse_arguments(options | {"pretrained": checkpoint, "data_parallel_size": 1})
     tune_process()
     from griffin_eval.text.chat import template_option
 
@@ -131,24 +97,10 @@ def serve(
         import uvicorn
     except ImportError as error:
         raise MissingExtraError(error.name or "starlette", "serve") from None
+    from griffin_eval.opened import open_model
     from griffin_eval.server.app import make_app
-    from griffin_eval.server.model import ServedModel, ServerOptions
+    from griffin_eval.server.model import ServedModel
 
-    arguments: dict[str, Any] = {
-        "pretrained": checkpoint,
-        "peft": adapter,
-        "framework": framework,
-        "dtype": dtype,
-        "device": device,
-        "load": load,
-        "tokenizer": tokenizer,
-        "state_budget": state_budget,
-        "state_cache": state_cache,
-        "state_cache_size": state_cache_size,
-        "tensor_parallel_size": tensor_parallel_size,
-        "check": not no_check,
-    } | vars(options)
-    given = {name: value for name, value in arguments.items() if value is not None}
     sockets = _bound(host, port)
     addresses = [each.getsockname()[0] for each in sockets]
     allowed = ServerOptions(
@@ -156,19 +108,14 @@ def serve(
         states=tuple(state or ()),
         chat_template=template,
         system_role=system_role,
-        rows=rows,
-        queue=queue,
-        max_tokens=max_length,
-        max_body=max_body,
-        timeout=timeout,
         api_key=api_key,
         hosts=accepted_hosts(host, addresses, allowed_host or ()),
-        tokenizer_info=tokenizer_info,
+        **limits,
     )
     with contextlib.ExitStack() as unused:
         for each in sockets:
             unused.enter_context(each)
-        model = _load(lambda: ServedModel(given, allowed))
+        model = _load(lambda: ServedModel(open_model(arguments), allowed))
         unused.pop_all()
     config = uvicorn.Config(
         make_app(model), lifespan="off", log_level="warning", timeout_graceful_shutdown=5

@@ -34,7 +34,7 @@ def sweep(
     ] = None,
     watch: Annotated[
         bool,
-        typer.Option("--watch", help="Waiting for checkpoints that the training has yet to save."),
+        typer.Option("--watch", help="Keep running, and evaluate checkpoints as they are saved."),
     ] = False,
     until: Annotated[int | None, typer.Option(help="Step after which --watch ends.", min=0)] = None,
 ) -> None:
@@ -55,6 +55,7 @@ def sweep(
     if until is not None and not watch:
         raise ArgumentError("--until says when --watch ends: add --watch")
     tune_process()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as lm_eval's command line does
     from griffin_eval._plugin import install
 
     install()
@@ -137,9 +138,9 @@ def _draw(output: Path) -> int:
     from griffin_eval.report.results import read
     from griffin_eval.report.tables import RESULTS_FILE, write_results
 
-    folders = [path.parent for path in output.glob("*/") if not path.name.startswith(".")]
-    if not any(folder.rglob("results_*.json") for folder in folders):
+    files = sorted(output.glob("[!.]*/**/results_*.json"))
+    if not files:
         return 0
-    runs = read([path for path in sorted(output.glob("[!.]*/**/results_*.json"))])
+    runs = read(files)
     write_results(runs, output / RESULTS_FILE)
     return len(list(draw_over_steps(runs, output / "figures")))

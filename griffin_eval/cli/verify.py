@@ -1,21 +1,20 @@
 """The command ``verify``."""
 
-import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from griffin_eval.cli.options import (
-    CheckpointOptions,
+    CheckpointPath,
     JsonOnly,
     check_figures_folder,
     progress_bar,
-    takes_checkpoint_options,
+    takes_model_options,
 )
 from griffin_eval.errors import ArgumentError
 
@@ -32,9 +31,9 @@ KINDS = {  # worst first
 }
 
 
-@takes_checkpoint_options
+@takes_model_options("check")
 def verify(
-    one: Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")],
+    one: CheckpointPath,
     other: Annotated[
         str | None,
         typer.Argument(
@@ -62,7 +61,7 @@ def verify(
         ),
     ] = None,
     *,
-    options: CheckpointOptions,
+    options: dict[str, Any],
 ) -> None:
     """Compare two checkpoints tensor by tensor; exit code 1 if they are not the same.
 
@@ -78,19 +77,29 @@ def verify(
         raise ArgumentError("--output draws two checkpoints: name both, and add --logits")
     if as_json and logits:
         raise ArgumentError("--json has no place for --logits: leave one of them out")
+    if "check" in options and not options["check"] and not logits:
+        raise ArgumentError("--no-check is of --logits: the comparison of tensors has no manifest")
     if any_dtype and other is None:
         raise ArgumentError("--any-dtype compares two checkpoints: name another one")
     check_figures_folder(output)
-    checkpoints = [(one, options.open(one))]
+    from griffin_eval.model_arguments import parse_arguments
+    from griffin_eval.opened import open_checkpoint, open_model
+
+    first = parse_arguments(options | {"pretrained": one})
+    checkpoints = [(one, open_checkpoint(first))]
     if other is not None:
         own = dict.fromkeys(("names", "item", "revision", "subfolder"))
-        shared = dataclasses.replace(options, **own, accept_differences=False)
-        checkpoints.append((other, shared.open(other)))
-    if other is not None:
+        second = first.named(pretrained=other, accept_differences=False, **own)
+        checkpoints.append((other, open_checkpoint(second)))
         same = _print_tensors(checkpoints, any_dtype, all_tensors, as_json)
     else:
         same = logits or _print_check(*checkpoints[0], as_json)
     if logits:
+        for name, checkpoint in checkpoints:
+            model = open_model(
+                first.named(pretrained=name), checkpoint=checkpoint, reads_texts=False
+            )
+            model.confirm_weights()
         same = _print_logits(checkpoints, output) and same
     if not same:
         raise typer.Exit(1)

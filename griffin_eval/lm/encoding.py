@@ -5,6 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from griffin_eval.errors import ArgumentError
+from griffin_eval.states.saved_state import SavedState
+from griffin_eval.text.chat import TemplateRefused, after_opening, template_name
 from griffin_eval.text.shared_prefixes import encode_all
 from griffin_eval.text.tokenizer import Tokenizer, with_one_bos
 
@@ -144,3 +147,26 @@ def joined(
         if start + len(before) == middle:
             return whole[start : middle + len(after)]
     return np.concatenate([before, after])
+
+
+def chat_after_state(
+    state: SavedState,
+    messages: list[dict[str, str]],
+    tokenizer: Tokenizer,
+    add_generation_prompt: bool,
+) -> str:
+    """What follows the text of a saved state in a conversation that the user has begun with it."""
+    template = tokenizer.chat_template
+    if template is None or state.origin.template != template_name(template):
+        raise ArgumentError(
+            "state= was not saved with the tokenizer's chat template: read the text again with "
+            "griffin-eval read --chat, or leave --apply_chat_template out"
+        )
+    try:
+        return after_opening(
+            template, messages, tokenizer, add_generation_prompt=add_generation_prompt
+        )
+    except TemplateRefused as error:
+        raise ArgumentError(
+            f"the chat template refuses messages behind the text of state=: {error}"
+        ) from None

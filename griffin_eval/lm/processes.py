@@ -1,11 +1,67 @@
 """How the processes that evaluate talk while lm-eval runs, one of each replica of the model."""
 
+import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
+from griffin_eval.engine.stats import Stats
+from griffin_eval.errors import ArgumentError
 from griffin_eval.sharding.launch import Launch
 
 if TYPE_CHECKING:
     from griffin_eval.runners.jax_leaders import Leaders
+
+
+logger = logging.getLogger(__name__)
+
+
+class GatheringLM:
+    """What lm-eval's evaluator asks of one of several processes.
+
+    Attributes:
+        stats: Counts of this process.
+        others: Counts of the other processes, as of the last `barrier`.
+    """
+
+    stats: Stats
+    _group: "Group | None" = None
+
+    def join(self, launch: Launch, framework: str) -> None:
+        """Take the place of this process among those that a launcher has started."""
+        self.others: list[Stats] = []
+        self._rank, self._world_size = launch.replica, launch.replicas
+        if launch.replicas > 1:
+            self._group = group_of(launch, framework)
+
+    def all_gather(self, tensor: Any) -> Any:
+        return tensor if self._group is None else self._group.all_gather(tensor)
+
+    def gather_object(self, obj: Any, dst: int = 0) -> Any:
+        return [obj] if self._group is None else self._group.gather_object(obj, dst)
+
+    def barrier(self) -> None:
+        """Waits for all processes, and gathers the counts of the others."""
+        if self._group is not None:
+            stats = self._group.all_gather_object(self.stats)
+            self.others = stats[: self._rank] + stats[self._rank + 1 :]
+
+
+def device_for_lm_eval(framework: str, device: str | None) -> str | None:
+    """Return None for the device that lm_eval asks for by default, cuda:0, if there is none."""
+    if device != "cuda:0":
+        return device
+    if framework == "jax":
+        from griffin_eval.runners import jax_parallel
+        from griffin_eval.runners.jax_runner import choose_device
+
+        jax_parallel.initialize()
+    else:
+        from griffin_eval.runners.torch_runner import choose_device
+    try:
+        choose_device(device)
+    except ArgumentError:
+        logger.info("lm_eval asks for the device cuda:0 by default, and there is none here")
+        return None
+    return device
 
 
 class Group(Protocol):

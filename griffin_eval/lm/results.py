@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import hashlib
 import importlib.metadata
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,16 +13,17 @@ import griffin_eval
 from griffin_eval.config import GriffinConfig
 from griffin_eval.engine.stats import Stats
 from griffin_eval.layout import parameter_count
-from griffin_eval.lm.load import LoadedModel
+from griffin_eval.opened import OpenModel
 from griffin_eval.runners.protocol import Runner
+
+logger = logging.getLogger(__name__)
 
 _LIBRARIES = ("torch", "jax", "jaxlib", "flax", "transformers", "lm_eval")
 
 
-def identity(model: LoadedModel) -> dict[str, Any]:
+def identity(model: OpenModel) -> dict[str, Any]:
     """The model and the settings that its answers depend on, but for weights and tokenizer."""
-    runner = model.runners[0]
-    state = model.state
+    runner, state = model.runner, model.state
     settings = {} if state is None else {"model_state": state.sha256}
     return settings | {
         "model_num_parameters": parameter_count(runner.config),
@@ -66,18 +68,56 @@ def measured(
     }
 
 
-def fingerprint(model: LoadedModel, weights_sha256: str) -> str:
+def fingerprint(model: OpenModel) -> str:
     """32 hexadecimal digits that differ wherever an answer may: a hash of weights, config,
     tokenizer and settings."""
     settings = identity(model) | {
-        "weights": weights_sha256,
-        "config": model.runners[0].config,
+        "weights": model.weights_sha256,
+        "config": model.runner.config,
         "tokenizer": model.tokenizer.name,
         "max_length": model.arguments.max_length,
         "prefix_token_id": model.prefix_token_id,
         "eos_ids": sorted(model.eos_ids),
     }
     return hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest()[:32]
+
+
+def model_info(
+    model: OpenModel, stats: Stats, others: Sequence[Stats], processes: int
+) -> dict[str, Any]:
+    """What results.json records of a model and of the work that was done so far.
+
+    The work is logged too, since lm_eval asks for this at the end of a run.
+
+    Args:
+        stats, others, processes: Counts and number of processes, as of `measured`.
+    """
+    work = measured(model.runners, stats, others, processes)
+    logger.info(
+        "griffin: %d tokens requested, %d computed (%.3g times fewer), %d states evicted, "
+        "%.0f tokens/s, %d compilations, %.3g GB at most; %s; %s",
+        work["tokens_requested"],
+        work["tokens_computed"],
+        work["saved_ratio"],
+        work["states_evicted"],
+        work["tokens_per_second"],
+        work["compilations"],
+        work["peak_memory_bytes"] / 1e9,
+        work["kernel"],
+        work["attention_kernel"],
+    )
+    adapters = model.checkpoint.adapters
+    return (
+        identity(model)
+        | {f"griffin_{name}": value for name, value in work.items()}
+        | {
+            "griffin_weights_sha256": model.weights_sha256,
+            "griffin_weights_checked": model.arguments.check,
+            "griffin_versions": versions(),
+        }
+        | ({} if model.parity is None else {"griffin_parity": model.parity})
+        | ({"griffin_adapters": [a.record() for a in adapters]} if adapters else {})
+    )
 
 
 def versions() -> dict[str, str]:

@@ -7,8 +7,6 @@ next one are read while the one before is evaluated, and take its place.
 import dataclasses
 import functools
 import json
-import logging
-import os
 import random
 import shutil
 import sys
@@ -30,8 +28,8 @@ from griffin_eval.converters.source.steps import steps_of
 from griffin_eval.engine.scoring import NotFinite
 from griffin_eval.errors import ArgumentError, BadInput, CheckpointError
 from griffin_eval.json_files import read_json, write_whole
-from griffin_eval.lm.load import StagedModel
 from griffin_eval.lm.model import GriffinLM
+from griffin_eval.opened import StagedModel
 
 SETTINGS_FILE = "sweep.json"
 REFUSED = {
@@ -40,8 +38,13 @@ REFUSED = {
     "wandb_args": "log the results when the sweep is done",
     "trackio_args": "log the results when the sweep is done",
 }
-
-logger = logging.getLogger(__name__)
+# Settings that `simple_evaluate` takes under the same names, and those that it takes of a seed.
+PASSED = (
+    *("tasks", "num_fewshot", "batch_size", "max_batch_size", "device", "limit", "samples"),
+    *("log_samples", "predict_only", "system_instruction", "apply_chat_template", "gen_kwargs"),
+    "metadata",
+)
+SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
 
 
 class Target(NamedTuple):
@@ -135,7 +138,6 @@ def sweep(
     Raises:
         BadInput: an argument or task that cannot be used. A checkpoint that cannot is an `Outcome`.
     """
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as lm_eval's command line does
     settings = _settings(config)
     settings["checkpoints"] = _check_settings(settings, output)
     seen: set[str] = set()
@@ -165,7 +167,9 @@ def sweep(
                     if runner is None:
                         runner = _Runner(config, target, wait_for_hash=watch is not None)
                     else:
-                        runner.adopt(target, runner.lm.stage(target.pretrained, target.revision))
+                        runner.adopt(
+                            target, runner.lm.opened.stage(target.pretrained, target.revision)
+                        )
                 except (BadInput, OSError) as error:
                     yield _skipped(target, error)
                     continue
@@ -183,7 +187,7 @@ def sweep(
                 seen.add(following.name)
                 staged = (
                     following,
-                    reader.submit(runner.lm.stage, following.pretrained, following.revision),
+                    reader.submit(runner.lm.opened.stage, following.pretrained, following.revision),
                 )
             settings["checkpoints"][target.name] = _source(target)
             _write_settings(settings, output)
@@ -207,9 +211,9 @@ class _Runner:
         if first.revision is not None:
             arguments["revision"] = first.revision
         self.lm = GriffinLM(**arguments)
-        self.lm.remember_texts()
+        self.lm.requests.remember()
         if wait_for_hash:  # the files may be gone when it is asked for
-            _ = self.lm.weights_sha256
+            _ = self.lm.opened.weights_sha256
         self._config, self._target = config, first
         self._tasks = config.process_tasks(config.metadata)
         tasks: Any = self._tasks
@@ -235,33 +239,17 @@ class _Runner:
         part = folder.with_name(f".{folder.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         tracker = EvaluationTracker(output_path=str(part))
-        seed: Any = config.seed or [None] * 4
         noted_once = mock.patch.object(evaluator, "add_env_info", self._add_environment)
         evaluate: Any = noted_once(evaluator.simple_evaluate)
         results: Any = evaluate(
             self.lm,
             model_args=given,
-            tasks=config.tasks,
-            num_fewshot=config.num_fewshot,
-            batch_size=config.batch_size,
-            max_batch_size=config.max_batch_size,
-            device=config.device,
-            limit=config.limit,
-            samples=config.samples,
-            log_samples=config.log_samples,
-            predict_only=config.predict_only,
             evaluation_tracker=tracker,
-            system_instruction=config.system_instruction,
-            apply_chat_template=config.apply_chat_template,
-            fewshot_as_multiturn=bool(config.fewshot_as_multiturn),
-            gen_kwargs=config.gen_kwargs,
             task_manager=self._tasks,
-            random_seed=seed[0],
-            numpy_random_seed=seed[1],
-            torch_random_seed=seed[2],
-            fewshot_random_seed=seed[3],
+            fewshot_as_multiturn=bool(config.fewshot_as_multiturn),
             confirm_run_unsafe_code=bool(config.confirm_run_unsafe_code),
-            metadata=config.metadata,
+            **{name: getattr(config, name) for name in PASSED},
+            **dict(zip(SEEDS, config.seed or [None] * 4, strict=True)),
         )
         # What lm_eval does not know of a model that it did not make.
         results["config"]["model"] = tracker.general_config_tracker.model_source = "griffin"

@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from lm_eval.api.instance import Instance
@@ -15,6 +16,7 @@ from lm_eval.api.instance import Instance
 from griffin_eval.engine.scoring import Scored
 from griffin_eval.engine.tree import Ablation, Scorable
 from griffin_eval.errors import ArgumentError
+from griffin_eval.opened import OpenModel
 from griffin_eval.states.saved_state import save_whole
 from griffin_eval.text.tokenizer import Tokenizer
 
@@ -56,6 +58,23 @@ class TokenScoreFiles:
             )
         decode = functools.partial(tokenizer.decode, skip_special_tokens=False)
         self._text = functools.cache(lambda token: decode([token]))
+
+    @classmethod
+    def of(cls, model: OpenModel, rank: int) -> "TokenScoreFiles | None":
+        """The files that the arguments of a model name; None if they name none."""
+        if model.arguments.token_scores is None:
+            return None
+        runner: Any = model.runner
+
+        def states(tokens: np.ndarray) -> dict[str, np.ndarray]:
+            from griffin_eval.analysis.layer_states import layer_states
+
+            return layer_states(
+                model.checkpoint, tokens, framework=runner.framework, model=runner.model
+            )
+
+        wanted = states if model.arguments.token_states else None
+        return cls(model.arguments.token_scores, model.tokenizer, rank, wanted)
 
     @contextlib.contextmanager
     def records(self, kind: str, requests: Sequence[Instance]) -> Iterator[Record]:
@@ -111,6 +130,13 @@ class TokenScoreFiles:
         path = self._folder / f"{name}{self._suffix}.safetensors"
         save_whole(path, {"tokens": tokens} | self._states(tokens), {})
         return path.name
+
+
+def records_of(
+    files: TokenScoreFiles | None, kind: str, requests: Sequence[Instance]
+) -> contextlib.AbstractContextManager[Record | None]:
+    """`TokenScoreFiles.records`; gives None if no scores are wanted."""
+    return contextlib.nullcontext() if files is None else files.records(kind, requests)
 
 
 def _file_name(task: str) -> str:

@@ -16,6 +16,7 @@ from jax import Array
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from griffin_eval.arguments import DTYPES
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError
 from griffin_eval.kernels.attention import api as attention_api
@@ -39,7 +40,6 @@ from griffin_eval.runners.batching import (
 from griffin_eval.runners.compiled_jax import ExecutableCache, cache_folder
 from griffin_eval.runners.devices import asked_or_best
 from griffin_eval.runners.jax_functions import x64_if
-from griffin_eval.runners.protocol import DTYPES
 from griffin_eval.sharding.mesh_jax import make_mesh
 from griffin_eval.sharding.split import MODEL, split_over
 from griffin_eval.states.saved_state import SavedState, tensors_of

@@ -4,14 +4,14 @@ import logging
 import os
 from pathlib import Path
 
-from griffin_eval.arguments import dtype_name, text_argument
+from griffin_eval.arguments import FRAMEWORKS, model_dtype, text_argument
 from griffin_eval.converters.arrays.dtypes import ITEM_BYTES
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.codecs.quantised import Dequantised
 from griffin_eval.errors import ArgumentError, MissingExtraError
 from griffin_eval.layout import parameter_count
 from griffin_eval.messages import did_you_mean
-from griffin_eval.runners.protocol import DTYPES, FRAMEWORKS, Runner
+from griffin_eval.runners.protocol import Runner
 from griffin_eval.sharding.launch import COORDINATOR, Launch
 from griffin_eval.sharding.split import split_over
 
@@ -68,17 +68,12 @@ def load_runners(
             that is not possible.
         MissingExtraError: the framework is not installed.
     """
-    framework, dtype = choose_framework(framework), dtype_name("dtype", dtype)
+    framework, dtype = choose_framework(framework), model_dtype("dtype", dtype)
     if device is not None:
         device = text_argument("device", device)
     if packed:
         check_packed(checkpoint)
         _refuse_shared(tensor_parallel, launch)
-    if dtype not in ("auto", *DTYPES):
-        raise ArgumentError(
-            f"unknown dtype {dtype!r}: expected auto, {', '.join(DTYPES)}"
-            f"{did_you_mean(dtype, DTYPES)}"
-        )
     if launch is None or launch.rank == 0:
         _log_whole(checkpoint, dtype, tensor_parallel)
     if framework == "torch":

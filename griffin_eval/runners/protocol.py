@@ -12,9 +12,6 @@ from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.states.saved_state import SavedState
 
-FRAMEWORKS = ("torch", "jax")
-DTYPES = ("float32", "bfloat16", "float16", "float64")
-
 
 class Runner(Protocol):
     """A model on a device, or split over several.

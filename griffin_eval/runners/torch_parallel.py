@@ -113,10 +113,11 @@ class Meeting:
     def reported(self) -> dict[int, str]:
         """What followers have told of failed calls, by rank; it is told once."""
         told = {}
-        for rank in self._ranks[1:]:
-            if self._store.check([self._key(rank)]):
-                told[rank] = self._store.get(self._key(rank)).decode()
-                self._store.delete_key(self._key(rank))
+        with contextlib.suppress(RuntimeError):  # the store has ended with its process
+            for rank in self._ranks[1:]:
+                if self._store.check([self._key(rank)]):
+                    told[rank] = self._store.get(self._key(rank)).decode()
+                    self._store.delete_key(self._key(rank))
         return told
 
     def _key(self, rank: int) -> str:

@@ -1,105 +1,57 @@
 """The model that a server answers with, under one name and under one more for each saved state."""
 
-import dataclasses
 import secrets
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from griffin_eval.converters.output.manifest import checksums
 from griffin_eval.engine.live.requests import Request
 from griffin_eval.engine.live.scheduler import Scheduler
 from griffin_eval.errors import ArgumentError
-from griffin_eval.lm.arguments import parse_arguments
-from griffin_eval.lm.load import load, open_state_cache
-from griffin_eval.lm.weights_hash import weights_sha256
+from griffin_eval.opened import OpenModel
 from griffin_eval.server.answers import Answer, Completion
 from griffin_eval.server.fields import Asked, Message
-from griffin_eval.server.hosts import Hosts
 from griffin_eval.server.logprobs import TokenNames
+from griffin_eval.server.options import ServerOptions
 from griffin_eval.server.refused import Refused
-from griffin_eval.sharding.launch import Launch
-from griffin_eval.states.saved_state import SavedState, check_origin, check_weights, read_state
+from griffin_eval.states.saved_state import SavedState
 from griffin_eval.text.bounded import refusal_of
 from griffin_eval.text.chat import TemplateRefused, after_opening, rendered, template_name
 from griffin_eval.text.tokenizer import encode_with_bos
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ServerOptions:
-    """What a server allows.
-
-    Attributes:
-        name: of the model.
-        states: files of saved states, each of which is a model ``NAME:STEM`` of its own.
-        chat_template: text of a template instead of the tokenizer's; ``plain`` for the contents of
-            the messages, a blank line between them.
-        system_role: ``refuse``, or ``merge`` to put what the system says in front of what the user
-            says first, where the template has no system role.
-        rows: most requests that are continued at a time; None for as many as are fastest.
-        queue: most requests that wait or run.
-        max_tokens: most tokens of a prompt and its answer; None for no bound.
-        max_body: most bytes of a body.
-        timeout: most seconds that a request may take.
-        api_key: that clients have to send; None for none.
-        hosts: Hosts that requests may name.
-        tokenizer_info: whether ``/tokenizer_info`` tells the tokenizer's settings.
-    """
-
-    name: str
-    states: tuple[Path, ...] = ()
-    chat_template: str | None = None
-    system_role: str = "refuse"
-    rows: int | None = None
-    queue: int = 1024
-    max_tokens: int | None = None
-    max_body: int = 64 << 20
-    timeout: float = 3600.0
-    api_key: str | None = None
-    hosts: Hosts = Hosts()
-    tokenizer_info: bool = False
 
 
 class ServedModel:
     """A model, its tokenizer and its scheduler.
 
     Args:
-        arguments: as of ``--model_args``.
+        model: Open model of one replica.
 
     Raises:
         BadInput: a checkpoint, a state or an option that cannot be used.
     """
 
-    def __init__(self, arguments: dict[str, Any], options: ServerOptions):
+    def __init__(self, model: OpenModel, options: ServerOptions):
         self.options = options
-        model = load(parse_arguments(arguments | {"data_parallel_size": 1}), Launch())
-        self.tokenizer, self.runner = model.tokenizer, model.runners[0]
-        self._add_bos, self._prefix = model.add_bos, model.prefix_token_id
-        self.names = TokenNames(model.tokenizer)
-        config = self.runner.config
+        config = model.checkpoint.config
         self.vocab_size = config.vocab_size
         if "global_attention" in config.block_types and options.max_tokens is None:
             raise ArgumentError(
                 "the state of this model grows with the text, as it has global attention: say with "
                 "--max-length how many tokens a prompt and its answer may have"
             )
-        kept, check = model.arguments.state_cache is not None, model.arguments.check
-        needed = kept or options.states or (check and checksums(model.checkpoint))
-        hashed = weights_sha256(model.checkpoint, check) if needed else ""
         self.saved: dict[str, SavedState] = {}
         for path in options.states:
-            saved = read_state(path)
-            digest = model.tokenizer.name.rpartition("@")[2]
-            check_origin(path, saved, config, digest, self.runner.dtype)
-            check_weights(path, saved, hashed)
+            saved = model.read_state(path)
             name = f"{options.name}:{path.stem}"
             if name in self.saved:
                 raise ArgumentError(
                     f"two saved states have the name {name} ({path} is the second): rename a file"
                 )
             self.saved[name] = saved
+        model.confirm_weights()
+        self.tokenizer, self.runner = model.tokenizer, model.runner
+        self._add_bos, self._prefix = model.add_bos, model.prefix_token_id
+        self.names = TokenNames(model.tokenizer)
         read = max((saved.read for saved in self.saved.values()), default=0)
         self.scheduler = Scheduler(
             self.runner,
@@ -109,7 +61,7 @@ class ServedModel:
             rows=options.rows,
             softmax_dtype=model.softmax_dtype,
             saved=self.saved,
-            cache=open_state_cache(model, hashed) if kept else None,
+            cache=model.open_state_cache(),
         )
 
     @property

@@ -11,10 +11,10 @@ from typing import Any
 from griffin_eval.arguments import one_visible_keys
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.overrides import Overrides
 from griffin_eval.converters.source.companions import tokenizer_folder
 from griffin_eval.converters.source.resolve import resolve
 from griffin_eval.errors import ArgumentError, BadInput, CheckpointError, MissingExtraError
+from griffin_eval.model_arguments import CHECKPOINT, parse_arguments
 from griffin_eval.text.load import load_tokenizer
 from griffin_eval.text.tokenizer import Tokenizer
 
@@ -87,30 +87,15 @@ def _tokenizer(
 
 
 def config_of(
-    *,
-    pretrained: str | None = None,
-    revision: str | None = None,
-    subfolder: str | None = None,
-    preset: str | None = None,
-    item: str | None = None,
-    visible_keys: int | None = None,
-    window: int | None = None,
-    embedding_scale: bool | None = None,
-    logits_soft_cap: float | None = None,
-    names: str | None = None,
-    accept_differences: bool = False,
-    download: bool = False,
-    **_: Any,
+    *, pretrained: str | None = None, download: bool = False, **metadata: Any
 ) -> GriffinConfig | None:
     """The architecture that the arguments of the model describe; None for another family.
 
     Args:
-        pretrained, revision, subfolder: where the checkpoint is.
-        preset, item, visible_keys, embedding_scale, logits_soft_cap, names, accept_differences: see
-            `Overrides`.
-        window: another name of ``visible_keys``.
+        pretrained: where the checkpoint is.
         download: whether a checkpoint that is not on this machine is read even though lm_eval runs
             another model than griffin.
+        metadata: other arguments of the model, of which those of `CHECKPOINT` are read.
 
     Raises:
         ArgumentError: ``visible_keys`` and ``window`` differ.
@@ -118,19 +103,13 @@ def config_of(
     """
     if pretrained is None or not (download or is_griffin_run() or _exists_here(pretrained)):
         return None
-    overrides = Overrides(
-        preset=preset,
-        item=item,
-        visible_keys=one_visible_keys(visible_keys, window),
-        embedding_scale=embedding_scale,
-        logits_soft_cap=logits_soft_cap,
-        names=names,
-        accept_differences=accept_differences,
-    )
+    told = {name: metadata.get(name) for name in (*CHECKPOINT, "window")}
+    arguments = parse_arguments(told | {"pretrained": pretrained})
     try:
-        checkpoint = Checkpoint(
-            resolve(str(pretrained), revision=revision, subfolder=subfolder), overrides
+        path = resolve(
+            arguments.pretrained, revision=arguments.revision, subfolder=arguments.subfolder
         )
+        checkpoint = Checkpoint(path, arguments.overrides)
     except CheckpointError:
         if is_griffin_run():
             raise

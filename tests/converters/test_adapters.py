@@ -24,7 +24,7 @@ from griffin_eval.converters.overrides import Overrides
 from griffin_eval.converters.plan import make_plan
 from griffin_eval.converters.verify import compare
 from griffin_eval.errors import CheckpointError
-from griffin_eval.lm.weights_hash import weights_sha256
+from griffin_eval.states.weights_hash import weights_sha256
 
 IDS = tokens(BASE, 2, 2 * BASE.visible_keys + 3)
 GATES = ["rg_lru.input_gate_weight", "rg_lru.recurrent_gate_weight"]

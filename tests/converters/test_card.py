@@ -14,7 +14,7 @@ from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.plan import make_plan
 from griffin_eval.converters.verify import compare
-from griffin_eval.lm.weights_hash import weights_sha256
+from griffin_eval.states.weights_hash import weights_sha256
 
 KNOWN = ["--visible-keys", "128", "--embedding-scale", "--logits-soft-cap", "30.0"]
 

@@ -90,6 +90,6 @@ def test_gemmas_are_those_of_its_own_config_that_leaves_them_out(formats, tmp_pa
 def test_texts_end_where_the_tokenizer_ends_them(bare):
     write_tokenizer(bare.parent, 10)
     evaluator = Evaluator(open_checkpoint(bare, **GIVEN), framework="torch", device="cpu")
-    assert evaluator._eos_ids == {10}
+    assert evaluator._model.eos_ids == {10}
     lm = GriffinLM(str(bare), framework="torch", **GIVEN)
-    assert lm._model.eos_ids == {10}
+    assert lm.opened.eos_ids == {10}

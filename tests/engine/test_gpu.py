@@ -55,7 +55,7 @@ def test_a_gpu_is_as_exact_as_the_cpu(framework, model, dtype, texts, tmp_path):
     write(MODELS[model], tmp_path)
     common = {"framework": framework, "dtype": dtype}
     here, there = (Evaluator(tmp_path, device=d, **common) for d in ("cpu", DEVICE))
-    assert there._runners[0].device.partition(":")[0] in ("cuda", "gpu")
+    assert there._model.runners[0].device.partition(":")[0] in ("cuda", "gpu")
     exact = logprobs(Evaluator(tmp_path, device="cpu", framework="torch", dtype="float64"), texts)
     found, wanted = (rms(logprobs(each, texts) - exact) for each in (there, here))
     print(f"{framework}, {model}, {dtype}: {found:.2g} on the GPU, {wanted:.2g} on the CPU")
@@ -75,7 +75,7 @@ def test_steps_by_graphs_are_the_same_bit_for_bit(model, dtype, tmp_path):
     """Around the windows several times, with rows that end and begin in between."""
     folder = write(MODELS[model], tmp_path)
     evaluator = Evaluator(folder, framework="torch", dtype=dtype, device=DEVICE)
-    runner, rng = evaluator._runners[0], np.random.default_rng(0)
+    runner, rng = evaluator._model.runners[0], np.random.default_rng(0)
     rows, capacity = 5, 300
     by_graphs = runner.start_decoding(rows, capacity)
     plain = DecodingState.start(runner.model, rows, capacity)

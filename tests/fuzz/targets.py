@@ -278,7 +278,7 @@ def go_on_from_state(source: Path, out: Path) -> None:
     from griffin_eval.states.saved_state import check_origin, check_weights, read_state
 
     model, weights_sha256 = evaluator(source / "model")
-    path, (runner,) = source / "book.state", model._runners
+    path, (runner,) = source / "book.state", model._model.runners
     saved = read_state(path)
     check_origin(path, saved, model.config, None, runner.dtype)
     check_weights(path, saved, weights_sha256)
@@ -290,10 +290,9 @@ def go_on_from_state(source: Path, out: Path) -> None:
 @functools.cache
 def evaluator(folder: Path) -> Any:
     from griffin_eval import Evaluator
-    from griffin_eval.lm.weights_hash import weights_sha256
 
     model = Evaluator(folder, framework="torch", device="cpu")
-    return model, weights_sha256(model._checkpoint)
+    return model, model._model.weights_sha256
 
 
 def take_from_state_cache(source: Path, out: Path) -> None:
@@ -337,12 +336,15 @@ class ServerHere:
 
     def __init__(self) -> None:
         from griffin_eval.checkpoints import folder
+        from griffin_eval.model_arguments import parse_arguments
+        from griffin_eval.opened import open_model
         from griffin_eval.server.app import make_app
         from griffin_eval.server.model import ServedModel, ServerOptions
 
         options = ServerOptions(name="bytes", chat_template="plain", max_tokens=48, queue=8)
-        arguments = {"pretrained": str(folder("bytes_griffin")), "framework": "torch"}
-        model = ServedModel(arguments | {"device": "cpu", "state_budget": "50MB"}, options)
+        arguments = {"pretrained": folder("bytes_griffin"), "framework": "torch"}
+        arguments |= {"device": "cpu", "state_budget": "50MB"}
+        model = ServedModel(open_model(parse_arguments(arguments)), options)
         model.scheduler.start()
         self._app, self._loop = make_app(model), asyncio.new_event_loop()
 

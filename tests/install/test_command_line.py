@@ -224,11 +224,8 @@ def test_every_option_has_a_help_text():
 
 
 def test_commands_that_open_a_checkpoint_share_its_options():
-    from dataclasses import fields
+    from griffin_eval.model_arguments import CHECKPOINT
 
-    from griffin_eval.cli.options import CheckpointOptions
-
-    names = {field.name for field in fields(CheckpointOptions)}
     commands = get_command(app).commands
-    for command in ("convert", "inspect", "verify", "memory"):
-        assert names <= {parameter.name for parameter in commands[command].params}
+    for command in ("convert", "inspect", "verify", "memory", "score", "read", "serve"):
+        assert set(CHECKPOINT) <= {parameter.name for parameter in commands[command].params}

@@ -25,7 +25,7 @@ from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.plan import make_plan
 from griffin_eval.engine.scoring import NotFinite
-from griffin_eval.lm import model
+from griffin_eval.lm import answering
 from griffin_eval.lm.model import GriffinLM
 
 BIN = Path(sys.executable).parent
@@ -75,7 +75,7 @@ def test_an_interrupted_run_goes_on(checkpoint, tmp_path, expected, answers, mon
         return read(*arguments)
 
     lm.lm.runner.read, returned = interrupted, []
-    monkeypatch.setattr(model, "return_freed_memory", lambda: returned.append(True))
+    monkeypatch.setattr(answering, "return_freed_memory", lambda: returned.append(True))
     with pytest.raises(KeyboardInterrupt):
         lm.loglikelihood(REQUESTS)
     assert returned  # memory, to the system
@@ -265,7 +265,7 @@ def test_bad_input_to_the_stock_command_is_one_sentence(checkpoint, tmp_path):
 HASHES = """
 import sys
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.lm.weights_hash import start_hashing
+from griffin_eval.states.weights_hash import start_hashing
 start_hashing(Checkpoint(sys.argv[1]), True)
 sys.exit(3)
 """

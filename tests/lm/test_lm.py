@@ -108,7 +108,7 @@ def test_a_merged_continuation_is_scored_after_the_ids_of_its_context(
     context, continuation = merged_pair(lm.tokenizer)
     pairs = [(context, continuation), (context, " and then"), (f"{context}  ", continuation)]
     before = lm.stats.continuations_encoded_alone
-    lm._warned.clear()
+    lm.requests.warned.clear()
     requests = instances("loglikelihood", pairs)
     requests[0].task_name, requests[0].doc_id = "some_task", 7
     for _ in range(2):
@@ -483,7 +483,7 @@ def test_results_and_log_record_what_was_run(lm, caplog):
     assert config["griffin_attention_kernel"] == "kernels.attention, cpu"
     assert {"torch", "jax", "flax", "lm_eval"} < set(config["griffin_versions"])
     json.dumps(lm.get_model_info())
-    last = [r.getMessage() for r in caplog.records if r.name == "griffin_eval.lm.model"][-1]
+    last = [r.getMessage() for r in caplog.records if r.name == "griffin_eval.lm.results"][-1]
     assert f"{lm.stats.tokens_requested} tokens requested" in last
     assert f"{lm.stats.tokens_computed} computed" in last
 

@@ -182,9 +182,9 @@ def test_equals_an_evaluation_of_each_checkpoint(
         config = found["config"]
         assert config["model"] == "griffin"
         assert config["model_args"]["pretrained"] == str(run_folder / str(step))
-        assert config["griffin_weights_sha256"] == lm.weights_sha256
+        assert config["griffin_weights_sha256"] == lm.opened.weights_sha256
         assert config["griffin_tokens_computed"] == lm.stats.tokens_computed
-        hashes.add(lm.weights_sha256)
+        hashes.add(lm.opened.weights_sha256)
         compiled.add(config["griffin_compilations"])
         answers.add(json.dumps([s["filtered_resps"] for s in samples["sweep_said"]]))
     assert len(hashes) == len(STEPS) and len(answers) > 1
@@ -226,7 +226,8 @@ def test_revisions_of_a_hub_id_and_a_list(run_folder, only_these_tasks, tmp_path
         assert config["model_args"]["revision"] == config["model_revision"] == revision
         hashes.append(config["griffin_weights_sha256"])
     assert hashes == [
-        GriffinLM(str(run_folder / step), framework="torch").weights_sha256 for step in ("9", "20")
+        GriffinLM(str(run_folder / step), framework="torch").opened.weights_sha256
+        for step in ("9", "20")
     ]
 
 
@@ -241,7 +242,7 @@ def test_averaged_weights_are_an_item(run_folder, only_these_tasks, tmp_path):
     run(averaged, *given)
     config = written(output / "9")[0]["config"]
     alone = GriffinLM(str(run_folder / "20"), framework="torch", dtype="float32")
-    assert config["griffin_weights_sha256"] == alone.weights_sha256
+    assert config["griffin_weights_sha256"] == alone.opened.weights_sha256
 
 
 def test_texts_are_tokenised_and_the_machine_is_looked_at_once(

@@ -16,6 +16,7 @@ from parity import BASE, relative_error, tokens, weights
 from quantised import BITS, write_bitsandbytes, write_mlx
 from slow import fast
 
+from griffin_eval.arguments import FRAMEWORKS
 from griffin_eval.config import PRESETS
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.overrides import Overrides
@@ -24,7 +25,6 @@ from griffin_eval.kernels.linear import cpu_torch, quantised_jax, quantised_torc
 from griffin_eval.model_jax import loading as jax_loading
 from griffin_eval.model_torch import loading as torch_loading
 from griffin_eval.runners.load import load_runners
-from griffin_eval.runners.protocol import FRAMEWORKS
 from griffin_eval.sharding.mesh_jax import make_mesh
 
 WIDE = dataclasses.replace(BASE, width=128, lru_width=128, mlp_width=192)

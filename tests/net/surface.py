@@ -43,8 +43,8 @@ FILE = HERE / "surface.txt"
 # The only names below the documented ones that this file uses. Update them when they move.
 INTERNAL = {
     "app": "griffin_eval.cli.main:app",
-    "model arguments": "griffin_eval.lm.arguments:ModelArguments",
-    "arguments of hf": "griffin_eval.lm.arguments:_INSTEAD",
+    "model arguments": "griffin_eval.model_arguments:ModelArguments",
+    "arguments of hf": "griffin_eval.model_arguments:INSTEAD",
     "metadata of tasks": "griffin_eval.tasks.metadata:KEYS",
     "written formats": "griffin_eval.converters.formats:FORMATS",
     "read formats": "griffin_eval.converters.formats:READ_ONLY",

@@ -15,6 +15,8 @@ from griffin_eval import Evaluator
 from griffin_eval.checkpoints import folder
 from griffin_eval.errors import ArgumentError
 from griffin_eval.lm.model import GriffinLM
+from griffin_eval.model_arguments import parse_arguments
+from griffin_eval.opened import open_model
 from griffin_eval.server import app as server_app
 from griffin_eval.server.fields import ChatBody, CompletionBody, GenerateBody
 from griffin_eval.server.model import ServedModel, ServerOptions
@@ -34,7 +36,7 @@ def model():
     options = ServerOptions(
         name="bytes", chat_template="plain", max_tokens=64, queue=40, max_body=1 << 20, timeout=30
     )
-    model = ServedModel(arguments, options)
+    model = ServedModel(open_model(parse_arguments(arguments)), options)
     model.scheduler.start()
     yield model
     model.scheduler.close()
@@ -289,8 +291,10 @@ def test_a_model_whose_state_grows_needs_a_length():
     path = folder("induction_heads_mqa")
     arguments = {"pretrained": str(path), "framework": "torch", "device": "cpu"}
     with pytest.raises(ArgumentError, match="--max-length"):
-        ServedModel(arguments, ServerOptions(name="model"))
-    model = ServedModel(arguments, ServerOptions(name="model", max_tokens=40))
+        ServedModel(open_model(parse_arguments(arguments)), ServerOptions(name="model"))
+    model = ServedModel(
+        open_model(parse_arguments(arguments)), ServerOptions(name="model", max_tokens=40)
+    )
     model.scheduler.start()
     ids = [3, 4, 5, 6, 3, 4]
     body = {"prompt": ids, "max_tokens": 9, "temperature": 0, "logprobs": 0}

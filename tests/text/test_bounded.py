@@ -16,6 +16,8 @@ import griffin_eval
 from griffin_eval.cli.main import app
 from griffin_eval.errors import ArgumentError, BadInput, CheckpointError
 from griffin_eval.lm.model import GriffinLM
+from griffin_eval.model_arguments import parse_arguments
+from griffin_eval.opened import open_model
 from griffin_eval.server.app import make_app
 from griffin_eval.server.model import ServedModel, ServerOptions
 from griffin_eval.text.bounded import bounded
@@ -109,7 +111,7 @@ def test_lm_eval_answers_others(lm, checkpoint):
 
 def test_the_server_refuses_bodies_that_use_it(padded):
     arguments = {"pretrained": str(padded), "framework": "torch", "device": "cpu"}
-    model = ServedModel(arguments, ServerOptions(name="model"))
+    model = ServedModel(open_model(parse_arguments(arguments)), ServerOptions(name="model"))
 
     async def ask(path, body):
         transport = httpx.ASGITransport(make_app(model))

@@ -1,6 +1,7 @@
 """Shared beginnings are tokenised once, and the ids are those that lm-eval's own code finds."""
 
 from pydoc_data.topics import topics
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from lm_eval.api.model import TemplateLM
 from packaging.version import Version
 from slow import examples, slow
 
+from griffin_eval.engine.stats import Stats
 from griffin_eval.lm.encoding import Encoding, joined
 from griffin_eval.lm.model import GriffinLM
+from griffin_eval.lm.requests import Requests
 from griffin_eval.tasks.long_text import documents
 from griffin_eval.text import shared_prefixes
 from griffin_eval.text.boundaries import boundaries_of_json
@@ -200,11 +203,14 @@ class Bare(GriffinLM):
 
     def __init__(self, tokenizer, add_bos, prefix):
         TemplateLM.__init__(self)
-        self.tokenizer, self._encoding = tokenizer, Encoding(tokenizer, add_bos, prefix)
-        self._token_scores = None
+        arguments = SimpleNamespace(max_length=None, on_merge="separate")
+        opened = {"add_bos": add_bos, "prefix_token_id": prefix, "state": None}
+        self.opened = SimpleNamespace(tokenizer=tokenizer, arguments=arguments, **opened)
+        self.tokenizer, self._token_scores = tokenizer, None
+        self.requests, self.stats = Requests(self.opened), Stats()
 
-    def _loglikelihood_tokens(self, requests, **_):
-        self.requests = [(pair, list(a), list(b)) for pair, a, b in requests]
+    def _loglikelihood_tokens(self, requests, *_, **__):
+        self.asked = [(pair, list(a), list(b)) for pair, a, b in requests]
         return []
 
 
@@ -229,8 +235,8 @@ def test_ids_are_lm_evals(tokenizer, start, pairs, add_bos, prefix):
     pairs += [(context, " and" + continuation) for context, continuation in pairs]
     lm = Bare(tokenizer, add_bos, prefix)
     TemplateLM.loglikelihood(lm, instances(pairs), disable_tqdm=True)
-    found = lm._encoding.pairs(pairs)
-    assert [(pair, list(a), list(b)) for pair, a, b in found] == lm.requests
+    found = lm.requests.encoding.pairs(pairs)
+    assert [(pair, list(a), list(b)) for pair, a, b in found] == lm.asked
 
 
 @many
@@ -315,7 +321,7 @@ def test_a_context_is_tokenised_once(tokenizer):
         contexts = {context for context, _ in pairs}
         whole = {context + continuation for context, continuation in pairs}
         assert counting.characters == sum(map(len, contexts | whole))
-    last = lm.requests[-1]
+    last = lm.asked[-1]
     assert tuple(last[1:]) == TemplateLM._encode_pair(lm, *pairs[-1])
 
 
