@@ -1,8 +1,8 @@
 """Opens a checkpoint of any format: its config, and its tensors by canonical name and layout."""
 
 import contextlib
+import hashlib
 import logging
-import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -14,20 +14,24 @@ from griffin_eval.converters.adapters.adapter import Adapter
 from griffin_eval.converters.adapters.changes import Change
 from griffin_eval.converters.adapters.merge import holds, merged
 from griffin_eval.converters.adapters.together import plan_merge
-from griffin_eval.converters.arrays.chunk_sums import ChunkSums
-from griffin_eval.converters.arrays.dtypes import numpy_dtype
-from griffin_eval.converters.arrays.grid import Region
-from griffin_eval.converters.arrays.pieces import CHUNK_BYTES, bytes_of, chunks, drop_pages
-from griffin_eval.converters.arrays.torch import torch_tensor
-from griffin_eval.converters.codecs.quantised import Dequantised, Quantised
-from griffin_eval.converters.containers.container import Container
+from griffin_eval.converters.chunk_sums import ChunkSums
+from griffin_eval.converters.codecs.decode import quantised
 from griffin_eval.converters.formats import Format
 from griffin_eval.converters.inspection import inspect
-from griffin_eval.converters.naming.derived import Derived, derive
-from griffin_eval.converters.naming.ops import SAME
-from griffin_eval.converters.naming.tables import EMBEDDING, HEAD, Binding
+from griffin_eval.converters.naming.parameters import parameters_of
+from griffin_eval.converters.naming.tables import EMBEDDING, HEAD
 from griffin_eval.converters.output.manifest import MANIFEST_FILE, recorded
 from griffin_eval.converters.overrides import NO_OVERRIDES, Overrides
+from griffin_eval.converters.tensors import (
+    PIECE_BYTES,
+    LazyTensor,
+    Region,
+    bytes_of,
+    drop_pages,
+    in_memory,
+    numpy_dtype,
+    torch_tensor,
+)
 from griffin_eval.errors import CheckpointError
 from griffin_eval.layout import param_specs, parameter_count
 
@@ -45,8 +49,7 @@ class Checkpoint:
         inspection: everything that is known of it without reading tensors.
         path, overrides: as given.
         folder: the folder of its config and tokenizer: the path, or the folder of a file.
-        container: the opened folder or file, with a tensor for each parameter that is only a part
-            of a stored one, has other values, or is zeros.
+        container: the opened folder or file.
         bindings: the parameters that each tensor of the container holds.
         format: its format, one of those of `griffin_eval.converters.formats` or the user's own.
         config: the architecture.
@@ -56,8 +59,6 @@ class Checkpoint:
         shapes: the shape of each parameter, by canonical name.
         dtypes: the dtype that each parameter is stored in, by canonical name, such as
             ``bfloat16``.
-        homes: the tensor that holds each parameter, by canonical name, and its number among the
-            parameters in it.
         adapters: those that are merged while parameters are read.
 
     Args:
@@ -78,20 +79,11 @@ class Checkpoint:
         if refusals or inspection.config is None or inspection.format is None:
             inspection.container.close()
             raise CheckpointError("; ".join(refusals))
-        self.container, self.bindings = derive(inspection.container, inspection.bindings)
+        self.container, self.bindings = inspection.container, inspection.bindings
         self.format: Format = inspection.format
         self.config: GriffinConfig = inspection.config
-        self.homes: dict[str, tuple[Binding, int]] = {
-            spec.name: (binding, part)
-            for binding in self.bindings
-            for part, spec in enumerate(binding.canonical)
-        }
-        self.dtypes = {
-            name: self.container.tensors[binding.foreign].dtype
-            for name, (binding, _) in self.homes.items()
-        }
-        self._shared: tuple[Binding, Callable[[Binding], np.ndarray], np.ndarray] | None = None
-        self._sharing, self._slicing = threading.Lock(), threading.Lock()
+        self._parameters = parameters_of(self.container.tensors, self.bindings)
+        self.dtypes = {name: each.tensor.dtype for name, each in self._parameters.items()}
         self.parts_read = self.parts_checked = 0
         self.check_parts = overrides.check_parts
         self._manifest: dict[str, dict[str, Any]] | None = None
@@ -111,8 +103,9 @@ class Checkpoint:
 
         self.adapters = [Adapter(folder, weight) for folder, weight in adapters]
         merge = plan_merge(self.adapters, self.config, equal)
-        if HEAD in param_specs(merge.config) and HEAD not in self.homes:
-            self.homes[HEAD], self.dtypes[HEAD] = self.homes[EMBEDDING], self.dtypes[EMBEDDING]
+        if HEAD in param_specs(merge.config) and HEAD not in self._parameters:
+            self._parameters[HEAD] = self._parameters[EMBEDDING]
+            self.dtypes[HEAD] = self.dtypes[EMBEDDING]
         self.config, self._changes = merge.config, merge.changes
 
     def __repr__(self) -> str:
@@ -126,8 +119,12 @@ class Checkpoint:
 
     def numpy(self, name: str) -> "np.ndarray":
         """A parameter by canonical name, in canonical layout: a view of what was read or mapped."""
+        return self._tensor(name).numpy()
+
+    def _tensor(self, name: str) -> LazyTensor:
+        """A parameter; one that adapters change is computed whole."""
         if name not in self._changes:
-            return self._canonical(name, self._read)
+            return self._parameters[name].tensor
         import numpy as np
 
         out = np.empty(param_specs(self.config)[name].shape, numpy_dtype(self.dtypes[name]))
@@ -135,12 +132,12 @@ class Checkpoint:
         for piece in self.pieces(name, check=False):
             out[start : start + len(piece)] = piece
             start += len(piece)
-        return out
+        return in_memory(out)
 
     def pieces(
         self,
         name: str,
-        nbytes: int = CHUNK_BYTES,
+        nbytes: int = PIECE_BYTES,
         check: bool = True,
         seen: "Callable[[np.ndarray], None] | None" = None,
     ) -> Iterator["np.ndarray"]:
@@ -182,17 +179,19 @@ class Checkpoint:
         """Whether adapters change a parameter."""
         return name in self._changes
 
-    def quantised(self, name: str) -> Quantised | None:
-        """How a parameter is quantised in the file; None if it is not, if it lies otherwise there,
+    def quantised(self, name: str) -> LazyTensor | None:
+        """A parameter that is quantised in the file; None if it is not, if it lies otherwise there,
         or if an adapter changes it."""
-        binding, container = self.homes[name][0], self.container
-        if not isinstance(container, Dequantised) or binding.op is not SAME or self.changes(name):
-            return None
-        stored = container.decoding.parameters.get(binding.foreign)
-        return stored if stored is not None and stored.shape == self.shapes[name] else None
+        tensor = self._parameters[name].tensor
+        return None if tensor.quantised is None or self.changes(name) else tensor
+
+    @property
+    def codecs(self) -> set[str]:
+        """The names of the codecs that parameters are quantised with."""
+        return {each.codec for each in quantised(self.container).values()}
 
     def stored_pieces(
-        self, name: str, nbytes: int = CHUNK_BYTES, check: bool = True
+        self, name: str, nbytes: int = PIECE_BYTES, check: bool = True
     ) -> Iterator["np.ndarray"]:
         """The same of the parameter as it is stored, without adapters.
 
@@ -206,56 +205,52 @@ class Checkpoint:
             CheckpointError: a tensor is not what its checksum says; a file has become shorter, or
                 cannot be read.
         """
-        binding, _ = self.homes[name]
-        foreign, container = binding.foreign, self.container
-        plain = binding.op is SAME and binding.entry is None
-        whole = plain  # whether what is read is all that a checksum is of
-        if isinstance(container, Derived) and foreign in container.parts:
-            foreign, container, whole = container.parts[foreign].source, container.stored, False
-        if whole:
-            pieces = container.pieces(foreign, nbytes)
-            yield from self._checked(container, foreign, pieces) if check else pieces
+        tensor, stored, foreign = self._parameters[name]
+        if not check or stored is None or stored.crc32 is None:
+            yield from tensor.pieces(nbytes)
             return
-        if plain:
-            yield from self.container.pieces(binding.foreign, nbytes)
-        else:
-            yield from chunks(self._canonical(name, self._copy), nbytes)
-        # Of what was read now.
-        if check and foreign and container.checksum(foreign) is not None:
-            for _ in self._checked(container, foreign, container.pieces(foreign, nbytes)):
-                pass
-
-    def _checked(
-        self, container: Container, foreign: str, pieces: Iterator["np.ndarray"]
-    ) -> Iterator["np.ndarray"]:
-        """The pieces of a stored tensor, and an error behind them if their checksum is wrong."""
-        stated, found = container.checksum(foreign), 0
-        for piece in pieces:
-            if stated is not None:
-                found = zlib.crc32(bytes_of(piece), found)
-            yield piece
-        if stated not in (None, found):
+        if tensor is not stored:
+            yield from tensor.pieces(nbytes)
+        found = 0
+        for piece in stored.pieces(nbytes):
+            found = zlib.crc32(bytes_of(piece), found)
+            if tensor is stored:
+                yield piece
+        if found != stored.crc32:
             raise CheckpointError(
                 f"{self.path}: {foreign} has the CRC-32 {found:08x}, and the file says "
-                f"{stated:08x}: it is damaged; download or save it again"
+                f"{stored.crc32:08x}: it is damaged; download or save it again"
             )
+
+    def sha256(
+        self, name: str, check: bool = True, seen: Callable[[int], None] = lambda nbytes: None
+    ) -> str:
+        """The SHA-256 of a parameter as it is stored, in canonical layout, in hexadecimal digits.
+
+        Args:
+            name: canonical name.
+            check: as of `stored_pieces`.
+            seen: called with the number of bytes of each piece; an exception ends the reading.
+
+        Raises:
+            CheckpointError: as of `stored_pieces`.
+        """
+        sha = hashlib.sha256()
+        for piece in self.stored_pieces(name, check=check):
+            sha.update(bytes_of(piece))
+            seen(piece.nbytes)
+        return sha.hexdigest()
 
     def torch(self, name: str) -> "torch.Tensor":
         """A parameter by canonical name, in canonical layout, over the mapped file if possible.
 
         It may be written to, which never reaches the file.
         """
-        binding, _ = self.homes[name]
-        if binding.op is SAME and name not in self._changes:
-            if binding.entry is None:
-                return self.container.torch(binding.foreign).contiguous()
-            if self.container.mapped:
-                return self.container.torch(binding.foreign)[binding.entry].contiguous()
-        return torch_tensor(self.numpy(name))
+        return self._tensor(name).torch()
 
     def parts(self, name: str) -> "Parts":
         """Parts of a parameter, for processes and devices that need no more of it."""
-        return Parts(self, name)
+        return Parts(self, name, self._tensor(name))
 
     def log_parts(self) -> None:
         """Says in the log how much of what `parts` read could not be checked, if anything could."""
@@ -270,16 +265,6 @@ class Checkpoint:
 
     def close(self) -> None:
         self.container.close()
-
-    def _canonical(self, name: str, read: "Callable[[Binding], np.ndarray]") -> "np.ndarray":
-        binding, part = self.homes[name]
-        if len(binding.canonical) == 1:
-            return binding.op.to_canonical(read(binding))[part]
-        with self._sharing:
-            if self._shared is None or self._shared[:2] != (binding, read):  # once for its parts
-                self._shared = None  # before the next one is read
-                self._shared = (binding, read, read(binding))
-            return binding.op.to_canonical(self._shared[2])[part]
 
     def _check_part(self, name: str, array: "np.ndarray", part: Region) -> None:
         """Compares a part of a parameter with the manifest, as far as whole chunks lie in it."""
@@ -304,79 +289,50 @@ class Checkpoint:
             "or was changed after it was converted (check=False loads it as it is)"
         )
 
-    def _read(self, binding: Binding) -> "np.ndarray":
-        """The tensor of a binding, over the mapped file if possible; of a stack only its layer."""
-        if binding.entry is None:
-            return self.container.numpy(binding.foreign)
-        with self._slicing:  # several parameters are of one array
-            start = binding.entry
-            return self.container.slice(binding.foreign, start, start + 1)[0]
-
-    def _copy(self, binding: Binding) -> "np.ndarray":
-        """The same, but never mapped."""
-        if binding.entry is None and self.container.mapped:
-            (whole,) = self.container.pieces(
-                binding.foreign, self.container.tensors[binding.foreign].nbytes
-            )
-            return whole
-        return self._read(binding)
-
 
 class Parts:
     """Parts of a parameter, in canonical layout. Each is compared with the checksums in the
     manifest of the chunks that lie in it as a whole.
-
-    Args:
-        checkpoint: that is open.
-        name: canonical name.
     """
 
-    def __init__(self, checkpoint: Checkpoint, name: str):
-        self._checkpoint, self._name = checkpoint, name
-        binding, _ = checkpoint.homes[name]
-        container = checkpoint.container
-        plain = binding.op is SAME and binding.entry is None and not checkpoint.changes(name)
-        self._mapped = plain and container.mapped
-        self._foreign = binding.foreign if plain and not self._mapped else None
-        self._whole = None if self._foreign is not None else checkpoint.numpy(name)
+    def __init__(self, checkpoint: Checkpoint, name: str, tensor: LazyTensor):
+        if tensor.view is None and tensor.grid == tensor.shape:  # a part costs as much as all of it
+            tensor = in_memory(tensor.numpy())
+        self._checkpoint, self._name, self._tensor = checkpoint, name, tensor
         self._last: tuple[Region, np.ndarray] | None = None
 
     def numpy(self, part: Sequence[slice]) -> "np.ndarray":
         """A part, read alone where the container allows it.
 
         Args:
-            part: a slice of each dimension, without steps.
+            part: A slice of each dimension, without steps.
 
         Raises:
             CheckpointError: it cannot be read, or a chunk in it is not what its checksum says.
         """
-        shape = self._checkpoint.shapes[self._name]
-        ends = (cut.indices(n) for cut, n in zip(part, shape, strict=True))
-        asked = tuple(slice(start, stop) for start, stop, _ in ends)
-        if self._last is None or self._last[0] != asked:  # devices may have the same one
+        tensor = self._tensor
+        ends = (cut.indices(n) for cut, n in zip(part, tensor.shape, strict=True))
+        region = tuple(slice(start, stop) for start, stop, _ in ends)
+        if self._last is None or self._last[0] != region:  # devices may have the same one
             self._last = None  # before the next one is read
-            if self._foreign is None:
-                assert self._whole is not None
-                array = self._whole[asked]
-            else:
-                array = self._checkpoint.container.part(self._foreign, asked)
-            self._checkpoint._check_part(self._name, array, asked)
-            self._last = (asked, array)
+            array = tensor.read(region) if tensor.view is None else tensor.view(False)[region]
+            self._checkpoint._check_part(self._name, array, region)
+            self._last = (region, array)
         return self._last[1]
 
     def torch(self, part: Sequence[slice]) -> "torch.Tensor":
         """A part as a tensor, over the mapped file if possible. It may be written to, which never
         reaches the file."""
         array = self.numpy(part)
-        if not self._mapped:
+        if self._tensor.view is None:
             return torch_tensor(array)
         self.release()
-        return self._checkpoint.torch(self._name)[tuple(part)].contiguous()
+        return torch_tensor(self._tensor.view(True)[tuple(part)])
 
     def release(self) -> None:
         """Takes what was read of a mapped file out of this process's memory."""
-        if self._whole is not None:
-            drop_pages(self._whole)
+        if self._tensor.view is not None:
+            drop_pages(self._tensor.view(False))
 
 
 _collected: ContextVar[list[str] | None] = ContextVar("not finite", default=None)

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from griffin_eval.converters.arrays.chunk_sums import ChunkSummer
-from griffin_eval.converters.arrays.pieces import CHUNK_BYTES, bytes_of, chunks
-from griffin_eval.converters.arrays.write import writing
+from griffin_eval.converters.chunk_sums import ChunkSummer
 from griffin_eval.converters.configs.huggingface import (
     CONFIG_FILE,
     GENERATION_FILE,
@@ -20,10 +18,11 @@ from griffin_eval.converters.configs.own import config_json
 from griffin_eval.converters.containers.container import Writer
 from griffin_eval.converters.containers.orbax.remote import is_remote, url_of
 from griffin_eval.converters.containers.registry import CONTAINERS
+from griffin_eval.converters.files import writing
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.naming.ops import SAME
 from griffin_eval.converters.naming.tables import Binding
-from griffin_eval.converters.naming.user_table import SHIPPED
+from griffin_eval.converters.naming.trainers import TRAINERS
 from griffin_eval.converters.output.atomic import SafeOutput, check_disk
 from griffin_eval.converters.output.card import write_card
 from griffin_eval.converters.output.manifest import checksums, mismatch, write_manifest
@@ -32,6 +31,7 @@ from griffin_eval.converters.output.stamps import check_unchanged, stamps_of
 from griffin_eval.converters.plan import MAX_SHARD_SIZE, Plan, Write
 from griffin_eval.converters.source.companions import TOKENIZERS, tokenizer_folder
 from griffin_eval.converters.source.hub import check_files
+from griffin_eval.converters.tensors import PIECE_BYTES, LazyTensor, bytes_of, in_memory, not_finite
 from griffin_eval.converters.threads import run_all
 from griffin_eval.errors import ArgumentError, BadInput, CheckpointError, MissingExtraError
 from griffin_eval.json_files import read_file
@@ -58,7 +58,7 @@ def convert_checkpoint(
 
     The output is written beside its destination and renamed when it is whole and on disk, so that
     the destination is never half-written. Two tensors are converted at a time, each in pieces of
-    `CHUNK_BYTES`; where names or layouts differ by more than that, a tensor is held whole.
+    `PIECE_BYTES`; where names or layouts differ by more than that, a tensor is held whole.
 
     Args:
         plan: the plan, from `make_plan`.
@@ -107,7 +107,7 @@ def convert_checkpoint(
 def _sources(plan: Plan) -> list[Path]:
     """What a conversion was told to read; the files in it are those of its stamps."""
     source, names = plan.source, plan.source.overrides.names
-    own_names = [] if names is None or str(names) in SHIPPED else [Path(names).expanduser()]
+    own_names = [] if names is None or str(names) in TRAINERS else [Path(names).expanduser()]
     return [source.folder, source.path, *(a.folder for a in source.adapters), *own_names]
 
 
@@ -153,9 +153,7 @@ def _write_tensors(
         ]
         for write in plan.writes
     }
-    with plan.output.open_writer(
-        folder, plan.specs, max_shard_size=max_shard_size, parts=plan.parts
-    ) as writer:
+    with plan.output.open_writer(folder, plan.specs, max_shard_size, plan.parts) as writer:
 
         def write(write: Write, stopped: Callable[[], bool]) -> None:
             binding = write.binding
@@ -176,8 +174,7 @@ def _write(
     if binding.op is SAME:
         pieces = parameters[0].pieces()
     else:
-        whole = (parameter.whole() for parameter in parameters)
-        pieces = chunks(binding.op.to_foreign(*whole), CHUNK_BYTES)
+        pieces = binding.op.to_foreign(*(p.whole() for p in parameters)).pieces()
 
     def counted() -> Iterator["np.ndarray"]:
         for piece in pieces:
@@ -231,7 +228,7 @@ class _Parameter:
             stored.update(bytes_of(piece))
 
         seen = hash_stored if self._recorded and self._changes else None
-        for whole in self._read(self.spec.name, CHUNK_BYTES, self._check, seen):
+        for whole in self._read(self.spec.name, PIECE_BYTES, self._check, seen):
             piece, rows = whole[: max(rows, 0)], rows - len(whole)
             del whole
             if not len(piece):  # cut off, and read to be checked
@@ -248,7 +245,7 @@ class _Parameter:
                     )
                 piece = cast
                 del cast
-            self._not_finite += _not_finite(piece)
+            self._not_finite += not_finite(piece)
             yield piece
             if rows <= 0 and not self._recorded and not self._check:
                 break
@@ -262,7 +259,8 @@ class _Parameter:
         if self._not_finite:
             logger.warning("%s: %d values are NaN or infinite", self.spec.name, self._not_finite)
 
-    def whole(self) -> "np.ndarray":
+    def whole(self) -> LazyTensor:
+        """The parameter, read."""
         import ml_dtypes  # noqa: F401  (teaches numpy the name bfloat16)
         import numpy as np
 
@@ -270,7 +268,7 @@ class _Parameter:
         for piece in self.pieces():
             out[at : at + len(piece)] = piece
             at += len(piece)
-        return out
+        return in_memory(out)
 
     def record(self) -> dict[str, Any]:
         """The manifest's entry for it, once it was read."""
@@ -281,19 +279,6 @@ class _Parameter:
             "chunks": self._chunks.result().record(),
         }
         return record if self._dtype == self._stored else record | {"cast_from": self._stored}
-
-
-def _not_finite(piece: "np.ndarray") -> int:
-    """The number of values that are NaN or infinite."""
-    import numpy as np
-
-    # numpy has no fast bfloat16. NaN and infinity are its largest bit patterns: of those without
-    # a sign bit as signed numbers, of those with one as unsigned numbers. Nothing is allocated.
-    if piece.dtype.name == "bfloat16" and piece.size:
-        positive, negative = piece.view(np.int16).max(), piece.view(np.uint16).max()
-        if positive < 0x7F80 and negative < 0xFF80:
-            return 0
-    return int(np.sum(~np.isfinite(piece)))
 
 
 def _write_companions(plan: Plan, folder: Path) -> None:

@@ -1,16 +1,17 @@
 """The facts of an inspected checkpoint as plain data."""
 
 import dataclasses
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from griffin_eval.converters.arrays.dtypes import ITEM_BYTES
-from griffin_eval.converters.codecs.quantised import Dequantised
+from griffin_eval.converters.codecs.decode import quantised
 from griffin_eval.converters.inspection import Inspection
 from griffin_eval.converters.output.manifest import checksums
 from griffin_eval.converters.source.companions import tokenizer_folder
+from griffin_eval.converters.tensors import ITEM_BYTES
 from griffin_eval.errors import CheckpointError
 from griffin_eval.layout import param_specs, parameter_count
 from griffin_eval.sharding.split import split_over
@@ -83,34 +84,26 @@ def describe(inspection: Inspection) -> dict[str, Any]:
 def _quantised(inspection: Inspection, holds: Mapping[str, Sequence[str]]) -> dict | None:
     """How the quantised parameters are stored, and the names of those that are not, without
     numbers of layers.
-
-    Args:
-        inspection: of the checkpoint.
-        holds: by tensor, the parameters in it.
     """
-    container = inspection.container
-    if not isinstance(container, Dequantised) or not container.decoding.parameters:
+    parameters = quantised(inspection.container)
+    if not parameters:
         return None
     schemes: dict[str, dict[str, Any]] = {}
-    for name, parameter in container.decoding.parameters.items():
-        found = schemes.setdefault(parameter.scheme, {"parameters": 0, "elements": 0, "bits": 0.0})
+    for name, facts in parameters.items():
+        size = math.prod(inspection.container.tensors[name].shape)
+        found = schemes.setdefault(facts.scheme, {"parameters": 0, "elements": 0, "bits": 0.0})
         found["parameters"] += 1
-        found["elements"] += parameter.size
-        found["bits"] += container.bits(name) * parameter.size
+        found["elements"] += size
+        found["bits"] += facts.bits * size
     for found in schemes.values():
         found["bits"] = round(found["bits"] / max(1, found["elements"]), 3)
-    alone = [name for name in holds if name not in container.decoding.parameters]
+    alone = [name for name in holds if name not in parameters]
     kinds = dict.fromkeys(re.sub(r"\.[0-9]+\.", ".*.", name) for name in alone)
     return {"schemes": schemes, "left_alone": list(kinds)}
 
 
 def describe_split(facts: dict[str, Any], inspection: Inspection, devices: int) -> dict[str, Any]:
     """How the parameters would lie on so many devices, ready for JSON.
-
-    Args:
-        facts: from `describe`.
-        inspection: of a checkpoint whose config is known.
-        devices: that share the weights.
 
     Returns:
         ``devices``, ``parameters_a_device``, ``bytes_a_device`` (as they are stored),

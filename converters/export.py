@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from griffin_eval.converters.naming.tables import NameRule, bind
+from griffin_eval.converters.tensors import in_memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,8 +20,8 @@ def export(
     Arrays may be read-only views, with strides.
     """
     for binding in bind(table, checkpoint.config):
-        parameters = (checkpoint.numpy(spec.name) for spec in binding.canonical)
-        yield binding.foreign, binding.op.to_foreign(*parameters)
+        parameters = (in_memory(checkpoint.numpy(spec.name)) for spec in binding.canonical)
+        yield binding.foreign, binding.op.to_foreign(*parameters).numpy()
 
 
 def put_nested(tree: dict[str, Any], name: str, value: Any) -> None:

@@ -28,18 +28,19 @@ from griffin_eval.converters.formats import FORMATS, READ_ONLY, Format
 from griffin_eval.converters.mismatches import compare, has_own_head
 from griffin_eval.converters.naming.checks import failed_checks
 from griffin_eval.converters.naming.ops import Shape
-from griffin_eval.converters.naming.recognise import recognised
 from griffin_eval.converters.naming.stacks import fit_stacks, place_stacks
 from griffin_eval.converters.naming.tables import (
     EMBEDDING,
     Binding,
     NameRule,
+    Names,
     canonical_shapes,
     foreign_name,
     matches,
     write_out,
 )
-from griffin_eval.converters.naming.user_table import Names, read_names
+from griffin_eval.converters.naming.trainers import recognised
+from griffin_eval.converters.naming.user_table import read_names
 from griffin_eval.converters.naming.wrapped import unwrapped
 from griffin_eval.converters.overrides import NO_OVERRIDES, Overrides
 from griffin_eval.errors import BadInput, CheckpointError
@@ -89,10 +90,6 @@ class Inspection:
 def inspect(path: Path, overrides: Overrides = NO_OVERRIDES) -> Inspection:
     """Inspects a checkpoint. The caller closes the container.
 
-    Args:
-        path: folder, or file of a ``.pt``.
-        overrides: facts that the files do not state, or state wrongly.
-
     Raises:
         CheckpointError: nothing there, or nothing that can be opened.
         ArgumentError: an override that cannot be.
@@ -105,14 +102,14 @@ def inspect(path: Path, overrides: Overrides = NO_OVERRIDES) -> Inspection:
         path=path,
         folder=_folder_of(path),
         container=container,
-        layout=container.describe(),
+        layout=container.layout,
         left_out=dict(container.left_out),
     )
     try:
         if names is None and kind != "gguf":
             container = _unwrapped(known, kind)
         container = decoded(container, known.folder)
-        known = dataclasses.replace(known, container=container, layout=container.describe())
+        known = dataclasses.replace(known, container=container, layout=container.layout)
         naming = find_naming(known, kind, names)
         known = dataclasses.replace(
             known,
@@ -244,11 +241,6 @@ class Naming(NamedTuple):
 def find_naming(known: Inspection, kind: str, names: Names | None) -> Naming:
     """The naming that a user's table states, or that the embedding's name tells.
 
-    Args:
-        known: the facts of the container.
-        kind: name of its kind in ``CONTAINERS``.
-        names: the user's table, if there is one.
-
     Raises:
         CheckpointError: no known naming, or layers stacked in an order that is not certain.
     """
@@ -302,12 +294,6 @@ def find_config(
     known: Inspection, naming: Naming, names: Names | None, overrides: Overrides
 ) -> StatedConfig:
     """The config that a config.json states, else the one that shapes and the user state.
-
-    Args:
-        known: the facts of the container.
-        naming: its naming.
-        names: the user's table, if there is one.
-        overrides: fields that go before all others.
 
     Raises:
         CheckpointError: there is none, or it contradicts itself.

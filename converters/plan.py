@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from griffin_eval.arguments import parse_size
 from griffin_eval.config import GriffinConfig
-from griffin_eval.converters.arrays.dtypes import FLOATS, ITEM_BYTES
-from griffin_eval.converters.arrays.grid import chunk_shape, part_chunks
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.containers.container import ContainerKind, Specs
 from griffin_eval.converters.containers.registry import CONTAINERS
@@ -18,6 +16,7 @@ from griffin_eval.converters.formats import FORMATS, Format, check_expressible
 from griffin_eval.converters.naming.tables import Binding, bind
 from griffin_eval.converters.output.manifest import added, recorded
 from griffin_eval.converters.source.companions import TOKENIZERS, companions, tokenizer_folder
+from griffin_eval.converters.tensors import FLOATS, ITEM_BYTES, chunk_shape, part_chunks
 from griffin_eval.errors import ArgumentError, BadInput, CheckpointError, MissingExtraError
 from griffin_eval.layout import ParamSpec, param_specs
 from griffin_eval.messages import did_you_mean

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from griffin_eval.converters.arrays.pieces import CHUNK_BYTES
 from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.tensors import together
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,13 +51,7 @@ class Comparison(NamedTuple):
 def compare(
     one: Checkpoint, other: Checkpoint, progress: Callable[[int], None] = lambda nbytes: None
 ) -> Comparison:
-    """Compares every parameter of two checkpoints, a chunk at a time.
-
-    Args:
-        one: a checkpoint.
-        other: another, in any format.
-        progress: called with the number of bytes of ``one`` that were read.
-    """
+    """Compares every parameter of two checkpoints, a chunk at a time."""
     differing = [
         f"{field.name}: {getattr(one.config, field.name)} and {getattr(other.config, field.name)}"
         for field in dataclasses.fields(one.config)
@@ -77,17 +71,17 @@ def _compare(
 ) -> Difference | None:
     import numpy as np
 
-    a, b = one.numpy(name), other.numpy(name)
-    if a.shape != b.shape:
-        return Difference(name, f"shapes {a.shape} and {b.shape}", float("nan"), "shape")
+    a_shape, b_shape = one.shapes[name], other.shapes[name]
+    a_dtype, b_dtype = one.dtypes[name], other.dtypes[name]
+    if a_shape != b_shape:
+        return Difference(name, f"shapes {a_shape} and {b_shape}", float("nan"), "shape")
     values, largest = 0, 0.0
     a_is_cast = b_is_cast = True
-    rows = max(1, CHUNK_BYTES // max(1, a[:1].nbytes, b[:1].nbytes))
-    for start in range(0, len(a), rows):
-        x, y = (np.ascontiguousarray(array[start : start + rows]) for array in (a, b))
+    pairs = together(one.pieces(name, check=False), other.pieces(name, check=False))
+    for x, y in pairs:
         progress(x.nbytes)
         differ = None  # by their bytes, so that the sign of a zero counts
-        if a.dtype == b.dtype:
+        if a_dtype == b_dtype:
             bits = np.dtype(f"u{x.itemsize}")
             differ = x.view(bits) != y.view(bits)
             if not differ.any():
@@ -105,8 +99,8 @@ def _compare(
         largest = (
             max(largest, float(gap.max(initial=0))) if not np.isnan(gap).any() else float("nan")
         )
-    if a.dtype != b.dtype:
-        dtypes = f"{a.dtype.name} and {b.dtype.name}"
+    if a_dtype != b_dtype:
+        dtypes = f"{a_dtype} and {b_dtype}"
         if not values:
             return Difference(name, f"{dtypes}, equal values", largest, "dtype")
         kind = "rounded" if (a_is_cast or b_is_cast) and np.isfinite(largest) else "values"

@@ -20,7 +20,7 @@ from griffin_eval.arguments import (
     positive_integer,
     text_argument,
 )
-from griffin_eval.converters.naming.user_table import SHIPPED
+from griffin_eval.converters.naming.trainers import TRAINERS
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.errors import ArgumentError
 from griffin_eval.messages import did_you_mean
@@ -184,7 +184,7 @@ class ModelArguments:
     logits_soft_cap: float | None = option("Soft cap of the logits; 0 for none.", None, kind=float)
     names: str | None = option(
         "TOML file that maps the tensor names of this checkpoint, or one that ships: "
-        f"{', '.join(SHIPPED)}."
+        f"{', '.join(TRAINERS)}."
     )
     accept_differences: bool = option(
         "Read weights of a trainer that computes otherwise, as they are.",

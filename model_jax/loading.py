@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from griffin_eval.converters.arrays.pieces import drop_pages
 from griffin_eval.converters.checkpoint import Checkpoint, warn_not_finite
+from griffin_eval.converters.tensors import drop_pages
 from griffin_eval.errors import ArgumentError
 from griffin_eval.kernels.linear.quantised_jax import QuantisedMatrix
 from griffin_eval.layout import ParamSpec
@@ -105,7 +105,7 @@ def _quantised(checkpoint: Checkpoint, spec: ParamSpec, dtype: jnp.dtype) -> Qua
     """Return a matrix as it is quantised in the file, or None if it is not or an adapter changes
     it."""
     stored = checkpoint.quantised(spec.name)
-    rows = None if stored is None else stored.packed_rows()
+    rows = None if stored is None else stored.quantised.packed_rows()
     if stored is None or rows is None:
         return None
     elements, scales, shifts, table = (

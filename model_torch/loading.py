@@ -4,9 +4,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from griffin_eval.converters.arrays.pieces import drop_pages
-from griffin_eval.converters.arrays.torch import torch_tensor
 from griffin_eval.converters.checkpoint import Checkpoint, warn_not_finite
+from griffin_eval.converters.tensors import drop_pages, torch_tensor
 from griffin_eval.kernels.linear.quantised_torch import QuantisedMatrix
 from griffin_eval.layout import ParamSpec
 from griffin_eval.model_torch.griffin import Griffin, param_dtype
@@ -99,7 +98,7 @@ def _quantised(
     """Return a matrix as it is quantised in the file, or None if it is not or an adapter changes
     it."""
     stored = checkpoint.quantised(spec.name)
-    rows = None if stored is None else stored.packed_rows()
+    rows = None if stored is None else stored.quantised.packed_rows()
     if stored is None or rows is None:
         return None
     shifts, table = (

@@ -35,7 +35,7 @@ def bench_convert(
     """Convert a model of a preset's shapes every way, beside cp and other libraries."""
     from benchmarks.convert.run import conversions_between, conversions_with_limits, run
     from griffin_eval.config import PRESETS
-    from griffin_eval.converters.arrays.write import writing
+    from griffin_eval.converters.files import writing
     from griffin_eval.converters.formats import FORMATS, check_expressible, format_named
     from griffin_eval.converters.output.atomic import check_disk
     from griffin_eval.converters.plan import check_chunked

@@ -99,7 +99,7 @@ def make_deepmind_torch(checkpoint: Checkpoint, dtype: str) -> Implementation:
     import torch
     from recurrentgemma.torch.griffin import Griffin
 
-    from griffin_eval.converters.arrays.torch import torch_tensor
+    from griffin_eval.converters.tensors import torch_tensor
     from griffin_eval.crosscheck.logits import deepmind_config
 
     model = Griffin(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from griffin_eval.converters.adapters.config import base_named_in, read_adapter_config
 from griffin_eval.converters.adapters.files import ADAPTER_CONFIG, ADAPTER_FILE, ADAPTER_PICKLE
 from griffin_eval.converters.containers.container import Container
-from griffin_eval.converters.containers.safetensors.reader import SafetensorsFolder
-from griffin_eval.converters.containers.torch_pt.reader import TorchFile, torch_files
+from griffin_eval.converters.containers.safetensors.reader import open_safetensors
+from griffin_eval.converters.containers.torch_pt.reader import open_torch, torch_files
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.json_files import list_folder
 
@@ -51,7 +51,7 @@ class Adapter:
         self.file = folder / (ADAPTER_PICKLE if pickled else ADAPTER_FILE)
         self.config = read_adapter_config(folder / ADAPTER_CONFIG)
         self.container: Container = (
-            TorchFile(self.file) if pickled else SafetensorsFolder(folder, [self.file])
+            open_torch(self.file) if pickled else open_safetensors(folder, [self.file])
         )
         self._sha256: str | None = None
 
@@ -62,13 +62,15 @@ class Adapter:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of its tensors' file followed by its config, in hexadecimal digits."""
+        """SHA-256 of its tensors' file followed by its config, in hexadecimal digits: what
+        ``cat adapter_model.safetensors adapter_config.json | sha256sum`` says."""
         if self._sha256 is None:
             total = hashlib.sha256()
             for file in reversed(self.files):
                 try:
                     with open(file, "rb") as handle:
-                        total.update(hashlib.file_digest(handle, "sha256").digest())
+                        while block := handle.read(1 << 20):
+                            total.update(block)
                 except OSError as error:
                     raise CheckpointError(f"{file} cannot be read: {error.strerror}") from None
             self._sha256 = total.hexdigest()
@@ -86,7 +88,8 @@ class Adapter:
         """
         import numpy as np
 
-        (values,) = self.container.pieces(name, max(1, self.container.tensors[name].nbytes))
+        values = self.container.tensors[name]
+        values = values.read(values.whole)
         if not np.isfinite(values).all():
             raise CheckpointError(f"{self.file}: {name} holds NaN or infinity")
         return np.ascontiguousarray(values, dtype)
@@ -94,10 +97,6 @@ class Adapter:
 
 def parse_adapters(texts: Sequence[str], option: str) -> list[tuple[str, float]]:
     """Places and weights of adapters in texts such as ``DIR`` or ``DIR=0.7``.
-
-    Args:
-        texts: what was given.
-        option: of the command line, for the error.
 
     Raises:
         ArgumentError: a weight that is no finite number.

@@ -12,9 +12,8 @@ from typing import Any
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.adapters.adapter import Adapter
 from griffin_eval.converters.adapters.files import ADAPTER_CONFIG
-from griffin_eval.converters.arrays.dtypes import FLOATS
-from griffin_eval.converters.naming.ops import Shape
 from griffin_eval.converters.naming.tables import EMBEDDING, HEAD
+from griffin_eval.converters.tensors import FLOATS, Shape
 from griffin_eval.errors import CheckpointError
 from griffin_eval.layout import param_specs
 from griffin_eval.messages import brief, listed

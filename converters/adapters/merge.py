@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from griffin_eval.converters.adapters.changes import Change
-from griffin_eval.converters.arrays.dtypes import numpy_dtype
-from griffin_eval.converters.arrays.pieces import CHUNK_BYTES, bytes_of
+from griffin_eval.converters.tensors import PIECE_BYTES, bytes_of, numpy_dtype, together
 from griffin_eval.errors import CheckpointError
 from griffin_eval.layout import ParamSpec
 
@@ -33,16 +32,9 @@ def merged(
     dtype: str,
     changes: Sequence[Change],
     stored: Callable[[], Pieces],
-    nbytes: int = CHUNK_BYTES,
+    nbytes: int = PIECE_BYTES,
 ) -> Pieces:
     """A parameter with the changes of adapters, in contiguous pieces of its leading axis.
-
-    Args:
-        spec: of the parameter.
-        dtype: that it is stored in, and given in.
-        changes: of the parameter.
-        stored: reads the base's parameter in pieces; it may be called twice.
-        nbytes: bytes of the pieces of what takes the base's place.
 
     Raises:
         CheckpointError: an adapter holds NaN, or a sum does not fit into the dtype.
@@ -86,13 +78,6 @@ def _changed(
 
     Which rows are changed together depends on the parameter alone, and a product is computed for
     all of them even if some are not asked for: so no bit depends on the size of pieces.
-
-    Args:
-        piece: rows of the base's parameter.
-        start: number of the first one.
-        spec: of the parameter.
-        steps: what is done to them, in order.
-        wide: dtype to compute in.
     """
     import numpy as np
 
@@ -126,7 +111,7 @@ def _replaced(change: Change, dtype: "np.dtype", nbytes: int) -> Callable[[], Pi
         import numpy as np
 
         assert change.value is not None
-        for piece in change.adapter.container.pieces(change.value, nbytes):
+        for piece in change.adapter.container.tensors[change.value].pieces(nbytes):
             with np.errstate(over="ignore"):
                 cast = piece.astype(dtype, copy=False)
             if np.isfinite(piece).all() and not np.isfinite(cast).all():
@@ -244,22 +229,14 @@ def _check_norms(change: Change, norms: "np.ndarray") -> None:
 
 
 def holds(stored: Pieces, dtype: str, change: Change) -> bool:
-    """Whether the base's parameter has the bits of what takes its place, once that is cast.
-
-    Args:
-        stored: pieces of the base's parameter.
-        dtype: that it is stored in.
-        change: with a value.
-    """
+    """Whether the base's parameter has the bits of what takes its place, once that is cast."""
     import numpy as np
 
     assert change.value is not None
-    start = 0
-    for piece in stored:
-        theirs = change.adapter.container.slice(change.value, start, start + len(piece))
+    pairs = together(stored, change.adapter.container.tensors[change.value].pieces())
+    for mine, theirs in pairs:
         with np.errstate(over="ignore"):
             theirs = theirs.astype(numpy_dtype(dtype), copy=False)
-        if not np.array_equal(bytes_of(theirs), bytes_of(piece)):
+        if bytes_of(theirs) != bytes_of(mine):
             return False
-        start += len(piece)
     return True

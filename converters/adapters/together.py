@@ -8,8 +8,8 @@ from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.adapters.adapter import Adapter
 from griffin_eval.converters.adapters.changes import Change, changes_of, vocabulary_of
 from griffin_eval.converters.adapters.merge import factors
-from griffin_eval.converters.arrays.pieces import chunks
 from griffin_eval.converters.naming.tables import EMBEDDING, HEAD
+from griffin_eval.converters.tensors import same_bits
 from griffin_eval.errors import CheckpointError
 
 
@@ -113,15 +113,7 @@ def _same_values(one: Change, other: Change) -> bool:
 
 
 def _same(one: Adapter, name: str, other: Adapter, other_name: str) -> bool:
-    import numpy as np
-
-    a, b = one.container.numpy(name), other.container.numpy(other_name)
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    return all(
-        np.array_equal(x.view(np.uint8), y.view(np.uint8))
-        for x, y in zip(chunks(a), chunks(b), strict=True)
-    )
+    return same_bits(one.container.tensors[name], other.container.tensors[other_name])
 
 
 def _same_changes(rows: Sequence[Change], head: Sequence[Change]) -> bool:

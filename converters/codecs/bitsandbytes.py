@@ -10,12 +10,22 @@ products in float32, rounded once to the dtype that the state names.
 
 import math
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from griffin_eval.converters.arrays.dtypes import numpy_dtype
-from griffin_eval.converters.arrays.shapes import MAX_DIMENSIONS, are_naturals
-from griffin_eval.converters.codecs.quantised import Decoding, PackedRows, Quantised
-from griffin_eval.converters.containers.container import Container
+from griffin_eval.converters.quantised import (
+    PackedRows,
+    Quantised,
+    bits_of,
+    dequantised,
+)
+from griffin_eval.converters.tensors import (
+    MAX_DIMENSIONS,
+    LazyTensor,
+    are_naturals,
+    contiguous,
+    numpy_dtype,
+)
 from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import parse_json
 from griffin_eval.messages import DAMAGED, brief, listed
@@ -38,21 +48,25 @@ _MAX_STATE = 10_000  # bytes
 _NESTED = "nested_absmax", "nested_quant_map"
 
 
-def find(container: Container) -> Decoding | None:
-    """The parameters that bitsandbytes has quantised, or None if there are none.
+Tensors = Mapping[str, LazyTensor]
+
+
+def decoded(tensors: Tensors) -> dict[str, LazyTensor]:
+    """The tensors with those that bitsandbytes has quantised dequantised, without their parts.
 
     Raises:
         CheckpointError: parts that lack others, or contradict them.
     """
-    tensors = container.tensors
-    parameters: dict[str, Quantised] = {}
+    parameters: dict[str, LazyTensor] = {}
+    used: set[str] = set()
     problems: list[str] = []
     of_4_bits = dict.fromkeys(m[1] for name in tensors if (m := _PART.fullmatch(name)))
     of_8_bits = [name.removesuffix("SCB") + "weight" for name in tensors if _is_scale(name)]
     for names, read in ((of_4_bits, _read_4_bits), (of_8_bits, _read_8_bits)):
         for name in names:
             try:
-                parameters[name] = read(container, name)
+                parameters[name], parts = read(tensors, name)
+                used.update(parts)
             except ValueError as error:
                 problems.append(f"{name!r} {error}")
     if problems:
@@ -60,16 +74,18 @@ def find(container: Container) -> Decoding | None:
             f"{len(problems)} parameters that bitsandbytes quantised cannot be read: "
             f"{listed(problems)}; {DAMAGED}"
         )
-    return Decoding("bitsandbytes", parameters) if parameters else None
+    return {name: t for name, t in tensors.items() if name not in used} | parameters
 
 
 def _is_scale(name: str) -> bool:
     return name == "SCB" or name.endswith(".SCB")
 
 
-def _read_4_bits(container: Container, name: str) -> Quantised:
-    """A parameter in 4 bits; ValueError, a phrase that follows its name, if it cannot be read."""
-    tensors = container.tensors
+def _read_4_bits(tensors: Tensors, name: str) -> tuple[LazyTensor, list[str]]:
+    """A parameter in 4 bits, and the names of its parts; ValueError, a phrase that follows its
+    name, if it cannot be read."""
+    import numpy as np
+
     states = {kind: f"{name}.{_STATE}{kind}" for kind in ("nf4", "fp4")}
     kinds = [kind for kind, state in states.items() if state in tensors]
     if len(kinds) != 1:
@@ -78,7 +94,7 @@ def _read_4_bits(container: Container, name: str) -> Quantised:
     if (nbytes := tensors[states[kind]].nbytes) > _MAX_STATE:
         raise ValueError(f"has a state of {nbytes} bytes, expected {_MAX_STATE} at most")
     try:
-        state = parse_json(_bytes(container, states[kind]))
+        state = parse_json(_bytes(tensors[states[kind]]))
     except ValueError as error:
         raise ValueError(f"has a state that is {error}, expected a JSON object") from None
     shape, dtype, block = (state.get(key) for key in ("shape", "dtype", "blocksize"))
@@ -112,9 +128,15 @@ def _read_4_bits(container: Container, name: str) -> Quantised:
             raise ValueError(
                 f"has {part!r} of {tensor.dtype}, {tensor.shape}, expected {kept_as}, ({length},)"
             )
-    parameter = _FourBits(container, name, tuple(shape), dtype, kind, block, nested_block, offset)
-    parameter.check_map()
-    return parameter
+    (stated,) = tensors[f"{name}.quant_map"].pieces()
+    if not np.allclose(stated, code_of(kind), rtol=1e-5, atol=1e-6):
+        raise ValueError(f"has a quant_map that is not that of {kind}")
+    scheme = f"bitsandbytes {kind} in blocks of {block}{', scales in 8 bits' * nested}"
+    parts = [name, states[kind], *(f"{name}.{part}" for part in expect)]
+    stored = _FourBits(tensors, name, tuple(shape), dtype, kind, block, nested_block, offset)
+    bits = bits_of(sum(tensors[part].nbytes for part in parts), stored.shape)
+    facts = Quantised("bitsandbytes", scheme, bits, stored.packed_rows)
+    return dequantised(stored.shape, dtype, stored.values, facts), parts
 
 
 def _nested(state: dict[str, Any]) -> tuple[int, float]:
@@ -129,9 +151,9 @@ def _nested(state: dict[str, Any]) -> tuple[int, float]:
     return block, offset
 
 
-def _read_8_bits(container: Container, name: str) -> Quantised:
+def _read_8_bits(tensors: Tensors, name: str) -> tuple[LazyTensor, list[str]]:
     """The same of a parameter in 8 bits."""
-    tensors, module = container.tensors, name.removesuffix("weight")
+    module = name.removesuffix("weight")
     weight, scale = tensors.get(name), tensors[f"{module}SCB"]
     if weight is None or weight.dtype != "I8" or len(weight.shape) != 2:
         found = "is not there" if weight is None else f"is {weight.dtype}, {weight.shape}"
@@ -143,32 +165,44 @@ def _read_8_bits(container: Container, name: str) -> Quantised:
     parts = [name, f"{module}SCB"]
     if (format := f"{module}weight_format") in tensors:
         parts.append(format)
-        values = _bytes(container, format) if tensors[format].nbytes < 10 else b""
-        if any(values) or not values:  # 0: by rows; others are tiles of some devices
-            raise ValueError(f"has weight_format {brief(values)}, and only rows (0) are read")
-    return _EightBits(container, weight.shape, tuple(parts))
+        stated = _bytes(tensors[format]) if tensors[format].nbytes < 10 else b""
+        if any(stated) or not stated:  # 0: by rows; others are tiles of some devices
+            raise ValueError(f"has weight_format {brief(stated)}, and only rows (0) are read")
+    row = weight.shape[1]
+
+    def values(start: int, stop: int) -> "np.ndarray":
+        first, last = start // row, -(-stop // row)
+        found = dequantised_8_bits(weight.rows(first, last), scale.rows(first, last))
+        return found.reshape(-1)[start - first * row : stop - first * row]
+
+    def packed_rows() -> PackedRows | None:
+        return PackedRows(8, weight.numpy(), scale.numpy()[:, None]) if weight.nbytes else None
+
+    bits = bits_of(sum(tensors[part].nbytes for part in parts), weight.shape)
+    facts = Quantised("bitsandbytes", "bitsandbytes int8", bits, packed_rows)
+    return dequantised(weight.shape, "float32", values, facts), parts
 
 
-def _bytes(container: Container, name: str) -> bytes:
-    (values,) = container.pieces(name, max(1, container.tensors[name].nbytes))
+def _bytes(tensor: LazyTensor) -> bytes:
+    (values,) = tensor.pieces(max(1, tensor.nbytes))
     return values.tobytes()
 
 
-class _FourBits(Quantised):
+class _FourBits:
     """A parameter of which each element is a number of 4 bits.
 
     Args:
-        container: that holds it.
-        name, shape, dtype: its own.
+        tensors: Tensors of the container.
+        name, shape, dtype: Facts of the parameter.
         kind: ``"nf4"`` or ``"fp4"``.
-        block: elements that have a scale in common.
-        nested_block: scales that have a scale in common; 0 if scales are not quantised.
-        offset: what is added to scales that are quantised.
+        block: Number of elements that have a scale in common.
+        nested_block: Number of scales that have a scale in common; 0 if scales are not quantised.
+        offset: Number that is added to scales that are quantised.
     """
 
     def __init__(
         self,
-        container: Container,
+        tensors: Tensors,
         name: str,
         shape: tuple[int, ...],
         dtype: str,
@@ -177,97 +211,60 @@ class _FourBits(Quantised):
         nested_block: int,
         offset: float,
     ):
-        parts = ["absmax", "quant_map", f"{_STATE}{kind}"]
-        scheme = f"bitsandbytes {kind} in blocks of {block}"
-        if nested_block:
-            parts += _NESTED
-            scheme += ", scales in 8 bits"
-        names = (name, *(f"{name}.{part}" for part in parts))
-        super().__init__(shape, dtype, scheme, names)
-        self._container, self._name, self._kind = container, name, kind
+        self.shape, self._size, self._dtype = shape, math.prod(shape), dtype
+        self._stored, self._absmax = tensors[name], tensors[f"{name}.absmax"]
+        self._nested = [tensors[f"{name}.{part}"] for part in _NESTED if nested_block]
         self._block, self._nested_block, self._offset = block, nested_block, offset
         # The packed bytes may be stored as elements of any dtype, so that other code moves them.
-        self._width = container.numpy(name).itemsize
-        self._pairs: np.ndarray | None = None
-
-    def check_map(self) -> None:
-        """ValueError if the file states other values of the 16 numbers than bitsandbytes has."""
-        import numpy as np
-
-        (stated,) = self._container.pieces(f"{self._name}.quant_map")
-        if not np.allclose(stated, code_of(self._kind), rtol=1e-5, atol=1e-6):
-            raise ValueError(f"has a quant_map that is not that of {self._kind}")
+        self._width = max(1, self._stored.nbytes // max(1, math.prod(self._stored.shape)))
+        self._pairs = pairs_of(code_of(kind))
 
     def packed_rows(self) -> PackedRows | None:
+        """Return the parameter as it is stored, if it is a matrix of whole bytes."""
         import numpy as np
 
-        if len(self.shape) != 2 or self.shape[1] % 2 or not self.size:
+        if len(self.shape) != 2 or self.shape[1] % 2 or not self._size:
             return None
         rows, columns = self.shape
-        elements = np.ascontiguousarray(self._container.numpy(self._name)).reshape(-1)
+        elements = contiguous(self._stored.numpy()).reshape(-1)
         # Blocks go on from one row into the next where they do not divide it.
         shared = math.gcd(columns, self._block)
-        scales = self._scales(0, -(-self.size // self._block))
+        scales = self._scales(0, -(-self._size // self._block))
         if shared < self._block:
-            scales = np.repeat(scales, self._block // shared)[: self.size // shared]
+            scales = np.repeat(scales, self._block // shared)[: self._size // shared]
         packed = elements.view(np.uint8).reshape(rows, -1)
-        table = pairs_of(code_of(self._kind))
-        return PackedRows(4, packed, scales.reshape(rows, -1), table=table)
+        return PackedRows(4, packed, scales.reshape(rows, -1), table=self._pairs)
 
     def values(self, start: int, stop: int) -> "np.ndarray":
+        """Return elements ``start`` to ``stop``."""
         import numpy as np
 
-        if self._pairs is None:
-            self._pairs = pairs_of(code_of(self._kind))
         block = self._block
         first = start // block * block
-        last = min(-(-stop // block) * block, self.size)
+        last = min(-(-stop // block) * block, self._size)
         begin, end = first // 2, (last + 1) // 2  # bytes: a block has an even number of elements
-        stored = self._container.slice(self._name, begin // self._width, -(-end // self._width))
-        flat = np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
+        stored = self._stored.rows(begin // self._width, -(-end // self._width))
+        flat = contiguous(stored).reshape(-1).view(np.uint8)
         packed = flat[begin % self._width :][: end - begin]
         scales = self._scales(first // block, -(-last // block))
         values = dequantised_4_bits(packed, last - first, scales, block, self._pairs)
         with np.errstate(all="ignore"):  # what is not finite is counted later
-            return values[start - first : stop - first].astype(numpy_dtype(self.dtype), copy=False)
+            return values[start - first : stop - first].astype(numpy_dtype(self._dtype), copy=False)
 
     def _scales(self, start: int, stop: int) -> "np.ndarray":
         """The scales of some blocks."""
         import numpy as np
 
-        stored = self._container.slice(f"{self._name}.absmax", start, stop)
-        if not self._nested_block:
+        stored = self._absmax.rows(start, stop)
+        if not self._nested:
             return stored
-        (code,) = self._container.pieces(f"{self._name}.nested_quant_map")
+        absmax, code = self._nested
         block = self._nested_block
         first = start // block
-        scales = self._container.slice(f"{self._name}.nested_absmax", first, -(-stop // block))
+        scales = absmax.rows(first, -(-stop // block))
         with np.errstate(all="ignore"):
-            scaled = code[stored] * scales[np.arange(start, stop) // block - first]
+            scaled = code.numpy()[stored] * scales[np.arange(start, stop) // block - first]
             return scaled + np.float32(self._offset)
-
-
-class _EightBits(Quantised):
-    """A matrix of int8, and the largest magnitude of each of its rows."""
-
-    def __init__(self, container: Container, shape: tuple[int, ...], parts: tuple[str, ...]):
-        super().__init__(shape, "float32", "bitsandbytes int8", parts)
-        self._container = container
-
-    def packed_rows(self) -> PackedRows | None:
-        if not self.size:
-            return None
-        weight, scale, *_ = self.parts
-        numbers, scales = self._container.numpy(weight), self._container.numpy(scale)
-        return PackedRows(8, numbers, scales[:, None])
-
-    def values(self, start: int, stop: int) -> "np.ndarray":
-        weight, scale, *_ = self.parts
-        row = self.shape[1]
-        first, last = start // row, -(-stop // row)
-        numbers = self._container.slice(weight, first, last)
-        values = dequantised_8_bits(numbers, self._container.slice(scale, first, last))
-        return values.reshape(-1)[start - first * row : stop - first * row]
 
 
 def code_of(kind: str) -> "np.ndarray":

@@ -1,12 +1,13 @@
 """Recognises quantised checkpoints, and those of kinds that are not read."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
-from griffin_eval.converters.codecs import bitsandbytes, gguf, mlx
-from griffin_eval.converters.codecs.quantised import Dequantised
+from griffin_eval.converters.codecs import bitsandbytes, mlx
 from griffin_eval.converters.configs.huggingface import CONFIG_FILE
-from griffin_eval.converters.containers.container import Container
+from griffin_eval.converters.containers.container import Container, in_natural_order
+from griffin_eval.converters.quantised import Quantised
 from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import read_json
 from griffin_eval.messages import brief
@@ -26,23 +27,30 @@ _READ = ("bitsandbytes", "mlx", "gguf")  # as config.json calls them
 def decoded(container: Container, folder: Path) -> Container:
     """A container with its quantised parameters dequantised; the same one if it has none.
 
-    Args:
-        container: as it was opened.
-        folder: that may have a config.json, which names what it was quantised with.
-
     Raises:
         CheckpointError: quantised in a way that is not read, or damaged.
     """
     stated = _stated(folder)
     refuse(container, stated, folder)
-    decoding = gguf.find(container) or bitsandbytes.find(container)
-    decoding = decoding or mlx.find(container, stated, str(folder / CONFIG_FILE))
-    if stated and (decoding is None or not decoding.parameters):
+    tensors = container.tensors
+    if not quantised(container):  # not in blocks of GGUF
+        tensors = bitsandbytes.decoded(tensors)
+        if tensors == container.tensors:
+            tensors = mlx.decoded(tensors, stated, str(folder / CONFIG_FILE))
+    container = dataclasses.replace(container, tensors=in_natural_order(tensors))
+    facts = quantised(container).values()
+    if stated and not facts:
         raise CheckpointError(
             f"{folder / CONFIG_FILE} says that weights are quantised ({brief(stated)}), but no "
             "tensor is: remove that from the file if they were dequantised"
         )
-    return container if decoding is None else Dequantised(container, decoding)
+    layout = ", ".join([container.layout, *sorted({each.scheme for each in facts})])
+    return dataclasses.replace(container, layout=layout)
+
+
+def quantised(container: Container) -> dict[str, Quantised]:
+    """How each quantised parameter of a container is stored, by name."""
+    return {n: t.quantised for n, t in container.tensors.items() if t.quantised is not None}
 
 
 def refuse(container: Container, stated: dict[str, Any], folder: Path) -> None:

@@ -6,10 +6,11 @@ both results are rounded to the dtype of the scales, as MLX does on a processor.
 convolution lie in (L, K, 1) instead of (L, 1, K), which are the same elements in the same order.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from griffin_eval.converters.codecs.quantised import Decoding, PackedRows, Quantised
-from griffin_eval.converters.containers.container import Container
+from griffin_eval.converters.quantised import PackedRows, Quantised, bits_of, dequantised
+from griffin_eval.converters.tensors import LazyTensor, expanded, index
 from griffin_eval.errors import CheckpointError
 from griffin_eval.messages import brief, listed
 
@@ -21,26 +22,29 @@ _DTYPES = ("bfloat16", "float16", "float32")
 _CONVOLUTION = "conv_1d.weight"
 
 
-def find(container: Container, settings: dict[str, Any], source: str) -> Decoding | None:
-    """The parameters that MLX has quantised or laid out otherwise, or None if there are none.
+def decoded(
+    tensors: Mapping[str, LazyTensor], settings: dict[str, Any], source: str
+) -> dict[str, LazyTensor]:
+    """The tensors with those that MLX has quantised or laid out otherwise as they were.
 
     Args:
-        container: the open container.
-        settings: what config.json says of quantisation: ``group_size`` and ``bits``, and by name
-            of a module what differs there.
-        source: the file that says it, for messages.
+        tensors: Tensors of the container.
+        settings: The object about quantisation in config.json: ``group_size`` and ``bits``, and by
+            name of a module what differs there.
+        source: The file that holds it, for messages.
 
     Raises:
         CheckpointError: parts that lack others, or contradict them or the settings.
     """
-    parameters: dict[str, Quantised] = {}
-    problems = []
-    for name in container.tensors:
+    found, problems = dict(tensors), []
+    for name in tensors:
         module = name.removesuffix(".scales")
-        if module == name or f"{module}.weight" not in container.tensors:
+        if module == name or f"{module}.weight" not in tensors:
             continue
         try:
-            parameters[f"{module}.weight"] = _read(container, module, settings)
+            found[f"{module}.weight"] = _read(tensors, module, settings)
+            for part in ("scales", "biases"):
+                del found[f"{module}.{part}"]
         except ValueError as error:
             problems.append(f"'{module}.weight' {error}")
     if problems:
@@ -48,18 +52,15 @@ def find(container: Container, settings: dict[str, Any], source: str) -> Decodin
             f"{len(problems)} parameters that MLX quantised cannot be read: {listed(problems)}; "
             f"check that {source} and weights belong together"
         )
-    shapes = {
-        name: (tensor.shape[0], 1, tensor.shape[1])
-        for name, tensor in container.tensors.items()
-        if name.endswith(_CONVOLUTION) and len(tensor.shape) == 3 and tensor.shape[2] == 1
-    }
-    shapes = {n: shape for n, shape in shapes.items() if shape != container.tensors[n].shape}
-    return Decoding("mlx", parameters, shapes) if parameters or shapes else None
+    for name, tensor in tensors.items():
+        shape = tensor.shape
+        if name.endswith(_CONVOLUTION) and len(shape) == 3 and shape[1] > shape[2] == 1:
+            found[name] = expanded(index(tensor, 0, axis=2), axis=1)
+    return found
 
 
-def _read(container: Container, module: str, settings: dict[str, Any]) -> Quantised:
+def _read(tensors: Mapping[str, LazyTensor], module: str, settings: dict[str, Any]) -> LazyTensor:
     """The weight of a module; ValueError, a phrase that follows its name, if it cannot be read."""
-    tensors = container.tensors
     own = settings.get(module)
     stated = settings | own if isinstance(own, dict) else settings
     bits, group = stated.get("bits"), stated.get("group_size")
@@ -90,45 +91,30 @@ def _read(container: Container, module: str, settings: dict[str, Any]) -> Quanti
                 f"has {part} of shape {tensor.shape}, expected {(rows, columns // group)} for "
                 f"groups of {group} in {bits} bits"
             )
-    return _Affine(container, module, (rows, columns), scales.dtype, bits, group)
+    parts = weight, scales, biases
 
+    def values(start: int, stop: int) -> "np.ndarray":
+        first, last = start // columns, -(-stop // columns)
+        numbers, factors, shifts = (part.rows(first, last) for part in parts)
+        found = dequantised_groups(numbers, factors, shifts, bits, group)
+        return found[start - first * columns : stop - first * columns]
 
-class _Affine(Quantised):
-    """A matrix of which each element is a number of some bits, scaled and shifted by groups."""
-
-    def __init__(
-        self,
-        container: Container,
-        module: str,
-        shape: tuple[int, int],
-        dtype: str,
-        bits: int,
-        group: int,
-    ):
-        scheme = f"MLX affine, {bits} bits in groups of {group}"
-        parts = tuple(f"{module}.{part}" for part in ("weight", "scales", "biases"))
-        super().__init__(shape, dtype, scheme, parts)
-        self._container, self._bits, self._group = container, bits, group
-
-    def packed_rows(self) -> PackedRows | None:
+    def packed_rows() -> PackedRows | None:
         import numpy as np
 
-        if not self.size:
+        if not rows * columns:
             return None
-        weight, scales, biases = (self._container.numpy(part) for part in self.parts)
-        elements = weight.astype("<u4", copy=False).view(np.uint8)
-        table = _numbers_of_bytes(self._bits) if self._bits in (2, 4) else None
-        return PackedRows(self._bits, elements, scales, biases, table)
+        elements = weight.numpy().astype("<u4", copy=False).view(np.uint8)
+        table = _numbers_of_bytes(bits) if bits in (2, 4) else None
+        return PackedRows(bits, elements, scales.numpy(), biases.numpy(), table)
 
-    def values(self, start: int, stop: int) -> "np.ndarray":
-        columns, bits = self.shape[1], self._bits
-        first, last = start // columns, -(-stop // columns)
-        weight, scales, biases = (self._container.slice(p, first, last) for p in self.parts)
-        values = dequantised(weight, scales, biases, bits, self._group)
-        return values[start - first * columns : stop - first * columns]
+    scheme = f"MLX affine, {bits} bits in groups of {group}"
+    stored_bits = bits_of(sum(part.nbytes for part in parts), (rows, columns))
+    facts = Quantised("mlx", scheme, stored_bits, packed_rows)
+    return dequantised((rows, columns), scales.dtype, values, facts)
 
 
-def dequantised(
+def dequantised_groups(
     weight: "np.ndarray", scales: "np.ndarray", biases: "np.ndarray", bits: int, group: int
 ) -> "np.ndarray":
     """The elements of whole groups, flat, in the dtype of the scales.

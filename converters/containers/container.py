@@ -1,18 +1,19 @@
 """The interface of all containers (safetensors, PyTorch, …), open, written and as kinds."""
 
+import dataclasses
 import re
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
-from griffin_eval.converters.arrays.grid import Region
-from griffin_eval.converters.arrays.pieces import CHUNK_BYTES
-from griffin_eval.errors import CheckpointError
+from griffin_eval.converters.tensors import LazyTensor, Shape
+from griffin_eval.errors import BadInput, CheckpointError
+from griffin_eval.messages import listed
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
 
 
 MAX_NAME = 1000  # characters; messages show names in full
@@ -30,96 +31,70 @@ class NothingThere(CheckpointError):
     """A path without anything that looks like a checkpoint."""
 
 
-class Tensor(Protocol):
-    """Facts of one tensor, known before it is read."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> str:
-        """numpy's name of its dtype; of dtypes that no parameter has, perhaps the container's."""
-        ...
-
-    @property
-    def nbytes(self) -> int: ...
-
-
-class Container(Protocol):
-    """A folder or file of named arrays, opened for reading.
+@dataclasses.dataclass(eq=False)
+class Container:
+    """A folder or file of named tensors, opened for reading.
 
     Attributes:
-        left_out: whatever the container holds beside tensors, by name, each with the reason why
+        tensors: Every tensor by name, in natural order.
+        layout: The layout in a few words, for people.
+        files: Returns every file that the tensors are read from.
+        left_out: Whatever the container holds beside tensors, by name, each with the reason why
             it is not one.
-        mapped: whether `numpy` and `torch` give tensors over the memory of mapped files, which
-            must stay as they are; otherwise, as in `slice` and `pieces`, they are copies.
+        root: Name, in the container, above all names; empty if there is none.
     """
 
-    left_out: dict[str, str]
-    mapped: bool
+    tensors: Mapping[str, LazyTensor]
+    layout: str
+    files: Callable[[], Iterable[Path]]
+    left_out: dict[str, str] = dataclasses.field(default_factory=dict)
+    root: str = ""
 
-    @property
-    def tensors(self) -> Mapping[str, Tensor]:
-        """Every `Tensor` by name, in natural order."""
-        ...
+    def __enter__(self) -> Self:
+        return self
 
-    def numpy(self, name: str) -> "np.ndarray":
-        """One tensor, mapped from its file where that is possible."""
-        ...
-
-    def slice(self, name: str, start: int, stop: int) -> "np.ndarray":
-        """Entries ``start`` to ``stop`` of the first axis of a tensor, clipped as slices are."""
-        ...
-
-    def part(self, name: str, part: Region) -> "np.ndarray":
-        """A part of a tensor, without the rest where that is possible.
-
-        Args:
-            name: the tensor.
-            part: a slice of every dimension, with both ends and without a step.
-        """
-        ...
-
-    def pieces(self, name: str, nbytes: int = CHUNK_BYTES) -> "Iterator[np.ndarray]":
-        """One tensor in contiguous pieces along its first axis, of about ``nbytes`` bytes.
-
-        Several threads may read, each another tensor.
-        """
-        ...
-
-    def checksum(self, name: str) -> int | None:
-        """The CRC-32 that the container states of the bytes of a tensor in C order, if it does."""
-        ...
-
-    def torch(self, name: str) -> "torch.Tensor":
-        """One tensor that may be written to, which never reaches the file; mapped if possible."""
-        ...
-
-    def files(self) -> Iterable[Path]:
-        """Every file that the tensors are read from."""
-        ...
-
-    def describe(self) -> str:
-        """The layout in a few words, for people."""
-        ...
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
-        """Releases the files; arrays that were returned stay valid."""
-        ...
+        """Lets go of the files; arrays and tensors that were returned keep what they need."""
+        self.tensors = {}
+
+
+def in_natural_order(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+    """Tensors sorted by name."""
+    return {name: tensors[name] for name in sorted(tensors, key=natural_key)}
 
 
 class Writer(ABC):
     """Writes the tensors of a checkpoint, in any order, each once; threads may share it.
 
     A context manager: leaving it without an exception completes the output.
+
+    Raises:
+        ValueError: no tensors, or another dtype.
     """
+
+    def __init__(self, where: Path, specs: Specs, dtypes: Collection[str]):
+        if not specs:
+            raise ValueError("no tensors to write: expected at least one")
+        if unknown := sorted(name for name, (_, dtype) in specs.items() if dtype not in dtypes):
+            names = listed(unknown, lambda name: f"{name!r} is {specs[name][1]}")
+            raise ValueError(f"expected dtypes {', '.join(dtypes)}, but {names}")
+        self._where = where
+        self._specs = {name: (tuple(shape), dtype) for name, (shape, dtype) in specs.items()}
+        self._missing, self._lock = dict.fromkeys(specs), threading.Lock()
 
     def __enter__(self) -> Self:
         return self
 
-    @abstractmethod
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            self._release()
 
-    @abstractmethod
     def write(self, name: str, chunks: "Iterable[np.ndarray]") -> None:
         """Writes one tensor, given in consecutive chunks along its first axis, or flat.
 
@@ -127,26 +102,89 @@ class Writer(ABC):
             ValueError: no such tensor or it was written before; chunks of another dtype or size.
             BadInput: the system refuses, such as a full disk.
         """
+        if name not in self._specs:
+            raise ValueError(f"{name!r} is not among the tensors to write")
+        if name not in self._missing:
+            raise ValueError(f"{name!r} was written before")
+        try:
+            self._write(name, *self._specs[name], chunks)
+        except BadInput:  # of the system, or of whoever makes the chunks
+            raise
+        except ValueError as error:
+            raise ValueError(f"{self._where}: {name!r} {error}") from None
+        with self._lock:
+            del self._missing[name]
+
+    def close(self) -> None:
+        """Completes the output.
+
+        Raises:
+            ValueError: naming the tensors that were not written.
+            BadInput: the system refuses.
+        """
+        if self._missing:
+            raise ValueError(
+                f"{self._where}: {len(self._missing)} tensors were never written: "
+                f"{listed(self._missing, repr)}"
+            )
+        self._finish()
+
+    @abstractmethod
+    def _write(
+        self, name: str, shape: Shape, dtype: str, chunks: "Iterable[np.ndarray]"
+    ) -> None: ...
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Completes an output whose tensors are all written; it may be called twice."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Lets go of the files, also after an exception."""
 
 
-class ContainerKind(ABC):
+def _read_only(*_: object) -> NoReturn:
+    raise NotImplementedError("this container is only read")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ContainerKind:
     """One kind of container: how it is recognised, opened and, unless it is only read, written.
 
     Attributes:
-        noun: its name with an article, for messages.
-        has_items: whether it may hold several checkpoints, chosen by ``item=``.
-        needs_config: whether a config.json always lies beside it, so that neither the config nor
+        noun: Name with an article, for messages.
+        looks_like: Returns whether a file or folder seems to be one, whole or damaged; raises
+            OSError or CheckpointError if it may not be looked at.
+        recognises: Returns whether a folder with files of these names seems to be one.
+        weight_files: Returns the names of the files that hold the weights among those of a folder
+            that it recognises; raises CheckpointError, with the name of the folder, if there are
+            several candidates.
+        open: Opens a file or folder, of several checkpoints in it the one of a name; raises
+            CheckpointError if it is damaged, or ArgumentError if there is none of that name.
+        output_files: Returns the file, or folder, of the output that each tensor goes into, for a
+            largest size of a file.
+        open_writer: Returns a writer of tensors into an empty folder, for the same size, and by
+            name of a tensor the number of parts along each dimension into which it is cut so that
+            each can be read alone; tensors without an entry are cut into rows.
+        has_items: Whether it may hold several checkpoints, chosen by ``item=``.
+        needs_config: Whether a config.json always lies beside it, so that neither the config nor
             the naming has to be inferred from its tensors.
-        is_folder: whether a checkpoint is a folder with everything below it, rather than some of
+        is_folder: Whether a checkpoint is a folder with everything below it, rather than some of
             the files of a folder.
-        sharded: whether its tensors may be spread over several files of a largest size.
-        compressed: whether its files are smaller than the tensors in them.
-        chunked: whether its tensors may be cut along every dimension.
-        remote: whether it may be in an object store.
-        is_copy: whether it is mostly a copy of what else is there, and looked for last.
+        sharded: Whether its tensors may be spread over several files of a largest size.
+        compressed: Whether its files are smaller than the tensors in them.
+        chunked: Whether its tensors may be cut along every dimension.
+        remote: Whether it may be in an object store.
+        is_copy: Whether it is mostly a copy of what else is there, and looked for last.
     """
 
     noun: str
+    looks_like: Callable[[Path], bool]
+    recognises: Callable[[Collection[str]], bool]
+    open: Callable[[Path, str | None], Container]
+    weight_files: Callable[[list[str], str], list[str]] = lambda names, where: names
+    output_files: Callable[[Specs, int], dict[str, str]] = _read_only
+    open_writer: Callable[[Path, Specs, int, Mapping[str, Shape]], Writer] = _read_only
     has_items: bool = False
     needs_config: bool = False
     is_folder: bool = False
@@ -155,55 +193,3 @@ class ContainerKind(ABC):
     chunked: bool = False
     remote: bool = False
     is_copy: bool = False
-
-    @abstractmethod
-    def looks_like(self, path: Path) -> bool:
-        """Whether a file or folder seems to be one, whole or damaged.
-
-        Raises:
-            OSError, CheckpointError: it may not be looked at.
-        """
-
-    @abstractmethod
-    def recognises(self, names: Collection[str]) -> bool:
-        """Whether a folder with files of these names seems to be one."""
-
-    def weight_files(self, names: list[str], where: str) -> list[str]:
-        """The names of the files that hold the weights, among those of a folder it recognises.
-
-        Raises:
-            CheckpointError: there are several candidates; ``where`` names the folder.
-        """
-        return names
-
-    @abstractmethod
-    def open(self, path: Path, item: str | None) -> Container:
-        """Opens a file or folder, of several checkpoints in it the one that ``item`` names.
-
-        Raises:
-            CheckpointError: it is damaged, or not of this kind.
-            ArgumentError: no such item, or several of equal standing.
-        """
-
-    def output_files(self, specs: Specs, max_shard_size: int) -> dict[str, str]:
-        """The file, or folder, of the output that each tensor goes into, by the tensor's name."""
-        raise NotImplementedError
-
-    def open_writer(
-        self,
-        folder: Path,
-        specs: Specs,
-        *,
-        max_shard_size: int,
-        parts: Mapping[str, tuple[int, ...]],
-    ) -> Writer:
-        """A writer of tensors into a folder.
-
-        Args:
-            folder: an empty folder.
-            specs: shape and dtype of every tensor.
-            max_shard_size: bytes of a file, where the container has several.
-            parts: if ``chunked``, into how many parts along each dimension a tensor is cut so that
-                each can be read alone, by name; tensors that it leaves out are cut into rows.
-        """
-        raise NotImplementedError

@@ -1,22 +1,79 @@
-"""The kinds of containers there are. Another one is a folder beside these, and a line here."""
+"""The kinds of containers there are. Another one is a module beside these, and an entry here."""
 
 from collections.abc import Iterable
 from pathlib import Path
 
 from griffin_eval.converters.containers.container import Container, ContainerKind, NothingThere
-from griffin_eval.converters.containers.gguf.kind import Gguf
-from griffin_eval.converters.containers.orbax.kind import Orbax
-from griffin_eval.converters.containers.safetensors.kind import Safetensors
-from griffin_eval.converters.containers.torch_pt.kind import TorchPt
+from griffin_eval.converters.containers.gguf import gguf_files, looks_like_gguf, one_gguf, open_gguf
+from griffin_eval.converters.containers.orbax.find import (
+    MANIFEST,
+    MSGPACK,
+    TREE_METADATA,
+    looks_like_orbax,
+)
+from griffin_eval.converters.containers.orbax.reader import open_orbax
+from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
+from griffin_eval.converters.containers.safetensors.files import is_weights, weight_files
+from griffin_eval.converters.containers.safetensors.reader import open_safetensors
+from griffin_eval.converters.containers.safetensors.writer import SafetensorsWriter, output_files
+from griffin_eval.converters.containers.torch_pt.reader import (
+    looks_like_torch,
+    one_torch,
+    open_torch,
+    torch_files,
+)
+from griffin_eval.converters.containers.torch_pt.writer import TorchWriter
 from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import list_folder
 
-# In the order in which they are looked for; readers and writers are imported when one is used.
+_TORCH_FILE = "model.pt"
+
+# In the order in which they are looked for.
 CONTAINERS: dict[str, ContainerKind] = {
-    "safetensors": Safetensors(),
-    "torch": TorchPt(),
-    "orbax": Orbax(),
-    "gguf": Gguf(),
+    "safetensors": ContainerKind(  # one file, or shards and their index, beside a config.json
+        noun="safetensors",
+        looks_like=lambda path: path.is_dir() and bool(list_folder(path, "*.safetensors*")),
+        recognises=lambda names: any(map(is_weights, names)),
+        weight_files=weight_files,
+        open=lambda path, item: open_safetensors(path),
+        output_files=output_files,
+        open_writer=lambda folder, specs, size, parts: SafetensorsWriter(
+            folder, specs, max_shard_size=size
+        ),
+        needs_config=True,
+        sharded=True,
+    ),
+    "torch": ContainerKind(  # a state dict that torch.save wrote, alone or within a trainer's file
+        noun="a .pt file",
+        looks_like=looks_like_torch,
+        recognises=lambda names: bool(torch_files(names)),
+        weight_files=one_torch,
+        open=lambda path, item: open_torch(path, item=item),
+        output_files=lambda specs, size: dict.fromkeys(specs, _TORCH_FILE),
+        open_writer=lambda folder, specs, size, parts: TorchWriter(folder / _TORCH_FILE, specs),
+        has_items=True,
+    ),
+    "orbax": ContainerKind(  # an item, a step or a root of steps; or flax's msgpack
+        noun="an Orbax folder",
+        looks_like=looks_like_orbax,
+        recognises=lambda names: not {MANIFEST, MSGPACK, TREE_METADATA}.isdisjoint(names),
+        open=lambda path, item: open_orbax(path, item=item),
+        output_files=lambda specs, size: dict.fromkeys(specs, "ocdbt database"),
+        open_writer=lambda folder, specs, size, parts: OrbaxWriter(folder, specs, parts=parts),
+        has_items=True,
+        is_folder=True,
+        compressed=True,
+        chunked=True,
+        remote=True,
+    ),
+    "gguf": ContainerKind(  # as candle writes it: canonical names, no config
+        noun="a GGUF file",
+        looks_like=looks_like_gguf,
+        recognises=lambda names: bool(gguf_files(names)),
+        weight_files=one_gguf,
+        open=lambda path, item: open_gguf(path),
+        is_copy=True,
+    ),
 }
 
 

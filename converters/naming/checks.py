@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from griffin_eval.config import GriffinConfig
-from griffin_eval.converters.arrays.dtypes import FLOATS
-from griffin_eval.converters.arrays.pieces import CHUNK_BYTES
 from griffin_eval.converters.containers.container import Container
 from griffin_eval.converters.naming.ops import Change
-from griffin_eval.converters.naming.tables import Binding, matches
-from griffin_eval.converters.naming.user_table import Names
+from griffin_eval.converters.naming.tables import Binding, Names, matches
+from griffin_eval.converters.tensors import FLOATS, LazyTensor, together
 from griffin_eval.messages import listed
 
 if TYPE_CHECKING:
@@ -21,55 +19,52 @@ def failed_checks(
 ) -> list[str]:
     """Compares the tensors that a table of names checks, those of them that are there.
 
-    Args:
-        container: the open container.
-        bindings: of all parameters.
-        config: the architecture.
-        names: the table.
-
     Returns:
         A clause for each check that fails.
     """
-    problems = []
+    problems, tensors = [], container.tensors
     for check in names.checks:
-        found = [name for _, name, _ in matches([check.rule], container.tensors)]
+        found = [name for _, name, _ in matches([check.rule], tensors)]
         if check.value is None:
             (parameter,) = check.rule.canonical
             what = f"{parameter} once more"
             (home,) = (b.foreign for b in bindings if b.canonical[0].name == parameter)
             change = check.rule.change and check.rule.change.of(config.width)
-            wrong = [name for name in found if not _once_more(container, home, name, change)]
+            wrong = [
+                name
+                for name in found
+                if not _once_more(container.tensors[home], container.tensors[name], change)
+            ]
         else:
             what = f"{check.value:g} everywhere"
-            wrong = [name for name in found if not _is_constant(container, name, check.value)]
+            wrong = [
+                name for name in found if not _is_constant(container.tensors[name], check.value)
+            ]
         if wrong:
             problems.append(f"{listed(wrong, repr)}: expected {what}, as {names.path.name} says")
     return problems
 
 
-def _is_constant(container: Container, name: str, value: float) -> bool:
+def _is_constant(tensor: LazyTensor, value: float) -> bool:
     """Whether all of a tensor is one number, to within the rounding of its dtype."""
     import numpy as np
 
-    if container.tensors[name].dtype not in FLOATS:
+    if tensor.dtype not in FLOATS:
         return False
     return all(
         bool(np.all(np.abs(piece.astype(np.float64) - value) <= _rounding(piece)[0] * abs(value)))
-        for piece in container.pieces(name)
+        for piece in tensor.pieces()
     )
 
 
-def _once_more(container: Container, home: str, name: str, change: Change | None) -> bool:
+def _once_more(home: LazyTensor, copy: LazyTensor, change: Change | None) -> bool:
     """Whether a tensor, once it is changed, is another one to within the rounding of both."""
     import numpy as np
 
-    one, other = container.tensors[home], container.tensors[name]
-    if tuple(one.shape) != tuple(other.shape) or other.dtype not in FLOATS:
+    if home.shape != copy.shape or copy.dtype not in FLOATS:
         return False
     factor = 1.0 if change is None else abs(float(change.factor))
-    step = max(1, CHUNK_BYTES // max(1, one.nbytes // max(1, one.shape[0])))
-    for start in range(0, one.shape[0], step):
-        expected, again = (container.slice(n, start, start + step) for n in (home, name))
+    for expected, again in together(home.pieces(), copy.pieces()):
         (eps, least), (eps_again, least_again) = _rounding(expected), _rounding(again)
         expected, again = expected.astype(np.float64), again.astype(np.float64)
         again = again if change is None else change.apply(again)

@@ -4,94 +4,92 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from griffin_eval.converters.arrays.pieces import fill
+from griffin_eval.converters.tensors import (
+    LazyTensor,
+    Shape,
+    expanded,
+    index,
+    stacked,
+    transposed,
+    zeros,
+)
 
 if TYPE_CHECKING:
     import numpy as np
-
-
-Shape = tuple[int, ...]
 
 
 class Op(NamedTuple):
     """A reversible change of layout.
 
     Attributes:
-        name: for plans and messages.
-        to_canonical: foreign array -> its canonical arrays.
-        to_foreign: canonical arrays -> the foreign array.
-        canonical_shapes: foreign shape -> canonical shapes.
-        foreign_shape: canonical shapes -> foreign shape.
-        rank: rank of the foreign array; None for any.
-        parts: number of canonical arrays.
+        name: Name, for plans and messages.
+        to_canonical: Returns the canonical tensors that a foreign one holds.
+        to_foreign: Returns the foreign tensor that holds canonical ones.
+        rank: Rank of the foreign tensor; None for any.
+        parts: Number of canonical tensors.
     """
 
     name: str
-    to_canonical: Callable[["np.ndarray"], tuple["np.ndarray", ...]]
-    to_foreign: Callable[..., "np.ndarray"]
-    canonical_shapes: Callable[[Shape], tuple[Shape, ...]]
-    foreign_shape: Callable[..., Shape]
+    to_canonical: Callable[[LazyTensor], tuple[LazyTensor, ...]]
+    to_foreign: Callable[..., LazyTensor]
     rank: int | None = None
     parts: int = 1
 
+    def canonical_shapes(self, foreign: Shape) -> tuple[Shape, ...]:
+        """The shapes of the canonical tensors; IndexError if the foreign one lacks an axis."""
+        return tuple(tensor.shape for tensor in self.to_canonical(_of_shape(foreign)))
 
-def _stack(*parts: "np.ndarray") -> "np.ndarray":
-    import numpy as np
-
-    out = np.empty((len(parts), *parts[0].shape), parts[0].dtype)
-    for i, part in enumerate(parts):
-        fill(out[i], part)
-    return out
+    def foreign_shape(self, *canonical: Shape) -> Shape:
+        """The shape of the foreign tensor; IndexError if a canonical one lacks an axis."""
+        return self.to_foreign(*map(_of_shape, canonical)).shape
 
 
-SAME = Op("as it is", lambda x: (x,), lambda x: x, lambda s: (s,), lambda s: s)
-TRANSPOSE = Op(  # the axes in reverse, however many
-    "transpose", lambda x: (x.T,), lambda x: x.T, lambda s: (s[::-1],), lambda s: s[::-1]
-)
+def _of_shape(shape: Shape) -> LazyTensor:
+    """A tensor of which only the shape matters."""
+    return zeros(shape, "float32")
+
+
+SAME = Op("as it is", lambda x: (x,), lambda x: x)
+TRANSPOSE = Op("transpose", lambda x: (transposed(x),), transposed)  # the axes, however many
 TAPS = Op(  # (K, L) <-> (L, 1, K)
     "taps last",
-    lambda x: (x.T[:, None],),
-    lambda x: x[:, 0].T,
-    lambda s: ((s[1], 1, s[0]),),
-    lambda s: (s[2], s[0]),
-    2,
+    lambda x: (expanded(transposed(x), 1),),
+    lambda x: transposed(index(x, 0, axis=1)),
+    rank=2,
 )
 SPLIT = Op(  # (2, W, E) <-> gate (E, W), up (E, W)
     "split, transpose",
-    lambda x: (x[0].T, x[1].T),
-    lambda gate, up: _stack(gate.T, up.T),
-    lambda s: (s[:0:-1], s[:0:-1]),
-    lambda gate, up: (2, *gate[::-1]),
-    3,
-    2,
+    lambda x: (transposed(index(x, 0)), transposed(index(x, 1))),
+    lambda gate, up: stacked([transposed(gate), transposed(up)]),
+    rank=3,
+    parts=2,
 )
 SPLIT_BIAS = Op(  # (2, 1, 1, E) <-> gate (E), up (E)
     "split",
-    lambda x: (x[0, 0, 0], x[1, 0, 0]),
-    lambda gate, up: _stack(gate, up)[:, None, None],
-    lambda s: (s[3:], s[3:]),
-    lambda gate, up: (2, 1, 1, *gate),
-    4,
-    2,
+    lambda x: (_bias(x, 0), _bias(x, 1)),
+    lambda gate, up: expanded(expanded(stacked([gate, up]), 1), 1),
+    rank=4,
+    parts=2,
 )
 ONE_BLOCK = Op(  # (L, L), a dense gate <-> (1, L, L), a gate of one block; its bias (L) <-> (1, L)
-    "one block",
-    lambda x: (x.T[None],),
-    lambda x: x[0].T,
-    lambda s: ((1, *s[::-1]),),
-    lambda s: s[:0:-1],
+    "one block", lambda x: (expanded(transposed(x), 0),), lambda x: transposed(index(x, 0))
 )
 LAST_AXIS = Op(  # (L, 1, K, 1) <-> (L, 1, K)
-    "last axis of one",
-    lambda x: (x[..., 0],),
-    lambda x: x[..., None],
-    lambda s: (s[:-1],),
-    lambda s: (*s, 1),
+    "last axis of one", lambda x: (index(x, 0, axis=-1),), lambda x: expanded(x, len(x.shape))
 )
+
+
+def _bias(both: LazyTensor, part: int) -> LazyTensor:
+    return index(index(index(both, part), 0), 0)
+
+
 FACTORS: dict[str, Callable[[int], float]] = {  # by name, of a width
     "sqrt(width)": math.sqrt,
     "1/sqrt(width)": lambda width: 1 / math.sqrt(width),
 }
+
+
+MINUS_ONE, SCALE_BY = "minus one", "scale by"
 
 
 class Change(NamedTuple):
@@ -118,7 +116,7 @@ class Change(NamedTuple):
         """
         import numpy as np
 
-        if self.name == "minus one":
+        if self.name == MINUS_ONE:
             wide = np.float64 if values.dtype == np.float64 else np.float32
             return (values.astype(wide) - 1).astype(values.dtype)
         with np.errstate(over="ignore"):  # what is not finite is counted later

@@ -5,12 +5,14 @@ stack of such tensors, one per layer, to the layers that it holds. The same tabl
 direction, says which foreign names and shapes a config asks for, and is what the refusals and the
 plans are printed from. What only tables of names that are read have: tensors that are cut into
 parameters, values that are changed, and parameters that are zeros
-(`griffin_eval.converters.naming.derived`).
+(`griffin_eval.converters.naming.parameters`).
 """
 
+import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.naming.ops import SAME, Change, Op, Shape
@@ -46,6 +48,49 @@ class NameRule(NamedTuple):
     block: str | None = None
     cut: int | None = None
     change: Change | None = None
+
+
+class Check(NamedTuple):
+    """A tensor that is no parameter, but must be as expected.
+
+    Attributes:
+        rule: its name, and the parameter that it holds once more, if it does.
+        value: what all its elements are, if it does not.
+    """
+
+    rule: NameRule
+    value: float | None
+
+
+class Names(NamedTuple):
+    """The naming of a trainer or of a user.
+
+    Attributes:
+        path: Path of the file, or the name of a trainer.
+        rows, ignore: Its rows, and its patterns of tensors that are left out.
+        checks: tensors that are compared with what is expected, and left out.
+        config: fields of the config.
+        title: whose names they are.
+        config_file: whether a config.json is read.
+        differs: what their trainer computes, and this model does not.
+    """
+
+    path: Path
+    rows: tuple[NameRule, ...]
+    ignore: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+    config: Mapping[str, Any] = {}
+    title: str = ""
+    config_file: bool = True
+    differs: tuple[str, ...] = ()
+
+    def ignored(self, names: Iterable[str]) -> dict[str, str]:
+        """Those of the names that a pattern fits, and why they are left out."""
+        return {
+            name: f"ignored by {self.path.name}"
+            for name in names
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.ignore)
+        }
 
 
 _EVERY_BLOCK = GriffinConfig(  # every parameter there is, and no two sizes are the same
@@ -193,7 +238,10 @@ def canonical_shapes(table: Sequence[NameRule], stored: Mapping[str, Shape]) -> 
             layers = [str(rule.layers.start + rule.layers.step * int(layer[:18]))]
         parts = [shape] if rule.cut is None else _parts(rule, shape)
         if parts is not None and rule.op.rank in (None, len(shape)):
-            found = [canonical for part in parts for canonical in rule.op.canonical_shapes(part)]
+            try:
+                found = [shape for part in parts for shape in rule.op.canonical_shapes(part)]
+            except IndexError:
+                continue
             for layer in layers:
                 names = [canonical.replace("{layer}", str(layer)) for canonical in rule.canonical]
                 shapes |= zip(names, found, strict=True)

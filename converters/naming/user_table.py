@@ -1,153 +1,37 @@
 """Reads a table of names that a user wrote, for checkpoints with names of their own.
 
-The file is TOML. A row names a tensor as the checkpoint does, and the parameter that it holds by
-its canonical name, which is the one in Hugging Face's format; ``{layer}`` stands for the number of
-a layer in both::
-
-    ignore = ["opt_state/*", "step"]    # patterns of tensors that are left out, and listed
-
-    [[tensor]]
-    foreign = "decoder/embed"
-    canonical = "model.embed_tokens.weight"
-
-    [[tensor]]
-    foreign = "decoder/layer_{layer}/rec/w_x"
-    canonical = "model.layers.{layer}.temporal_block.linear_x.weight"
-    op = "transpose"
-
-    [[tensor]]                          # one tensor that holds layers 2, 5, 8, …
-    foreign = "decoder/scan/2/mlp/w_up"
-    canonical = [
-        "model.layers.{layer}.mlp_block.gate_proj.weight",
-        "model.layers.{layer}.mlp_block.up_proj.weight",
-    ]
-    op = "split, transpose"
-    stack = "2::3"                      # or a list: [2, 5, 8]
-
-``op`` is how the parameter is laid out in the tensor, and is undone:
-
-    as it is            the default
-    transpose           the axes in reverse: (in, out), or (K, 1, L) for a convolution
-    taps last           (K, L): a convolution of K taps
-    split               (2, 1, 1, E): two biases
-    split, transpose    (2, W, E): two matrices, each transposed
-    one block           (out, in): a dense gate, which becomes a gate of one block; or its bias
-    last axis of one    (…, 1): the parameter with one axis more
-
-Before these may stand, as in ``cut, transpose``:
-
-    cut                 several parameters behind each other along ``axis``, by default the first
-    minus one           1 is subtracted from the values, for norms that are stored as 1 + w
-    scale by            the values times ``factor``: a number, sqrt(width) or 1/sqrt(width)
-
-A row without ``foreign`` says of parameters that the checkpoint does not have:
-
-    absent means zeros  they are zeros
-
-The parts of a tensor that is cut are as long as the config's parameters are. Without a config they
-are of one length, but for queries before keys and values, of which there are as many as the width.
-
-A ``stack`` has one axis more, the first one, along which layers lie: ``"2::3"`` means layer 2 and
-every third one after it, as many as the tensor has; ``"2:24:3"`` ends before layer 24; a list says
-each. Layers that are not in the stack have rows of their own, with their numbers written out:
-``canonical = "model.layers.24.…"``. A separate output head is ``canonical = "lm_head.weight"``.
-What a row names is never ignored. ``layers = "1::2"`` says that the numbers 0, 1, 2, … in the
-foreign name are the layers 1, 3, 5, …. ``block = "recurrent"`` or ``"attention"``: the other
-blocks have that parameter elsewhere.
-
-What is no parameter, but must be as expected, is checked and left out::
-
-    [[check]]                           # all of it is one number
-    foreign = "layer_{layer}/attention/bias"
-    value = 0.0
-
-    [[check]]                           # a parameter once more, to within rounding
-    foreign = "scaled_embedding"
-    canonical = "model.embed_tokens.weight"
-    op = "scale by"
-    factor = "1/sqrt(width)"
-
-What tensors cannot say::
-
-    title = "a trainer of ours"         # whose names these are, for people
-    config_file = false                 # a config.json there is not read: it is not of a kind known
-    differs = ["GeLU is exact"]         # what that trainer computes, and no field of a config says
-
-    [config]                            # fields of GriffinConfig
-    embedding_scale = false
-
-A checkpoint whose trainer ``differs`` is refused, unless ``accept_differences`` is given.
+The file is TOML: ``[[tensor]]`` and ``[[check]]`` are rows, ``[config]`` holds fields of
+`GriffinConfig`, and ``ignore``, ``title``, ``config_file`` and ``differs`` stand at its top. With
+``like = "nemo"`` it is a table that ships, with other fields in ``[config]``. docs/convert.md has
+all of it under "Checkpoints with names of their own".
 """
 
 import dataclasses
-import fnmatch
 import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from griffin_eval.config import PRESETS, GriffinConfig
 from griffin_eval.converters.naming import ops
-from griffin_eval.converters.naming.ops import FACTORS, Change, Op
-from griffin_eval.converters.naming.tables import EMBEDDING, HEAD, TEMPLATES, NameRule
+from griffin_eval.converters.naming.ops import FACTORS, MINUS_ONE, SCALE_BY, Change, Op
+from griffin_eval.converters.naming.tables import EMBEDDING, HEAD, TEMPLATES, Check, NameRule, Names
+from griffin_eval.converters.naming.trainers import TRAINERS
 from griffin_eval.errors import ArgumentError
 from griffin_eval.messages import brief, did_you_mean, listed
 
 OPS = {op.name: op for op in vars(ops).values() if isinstance(op, Op)}
-CUT, MINUS_ONE, SCALE_BY, ABSENT = "cut", "minus one", "scale by", "absent means zeros"
-SHIPPED = {file.stem: file for file in sorted((Path(__file__).parent / "trainers").glob("*.toml"))}
+CUT, ABSENT = "cut", "absent means zeros"
 
 _LAYER = "{layer}"
 _SLICE = re.compile(r"([0-9]{1,6})?:([0-9]{1,6})?(?::([0-9]{1,6}))?")
 _LONG = re.compile(r"[0-9A-Fa-f_]{3000}")
 _BLOCKS = ("recurrent", "attention")
 _BEFORE = (CUT, MINUS_ONE, SCALE_BY)  # what may stand before an op of OPS
-_KEYS = ("tensor", "ignore", "check", "config", "title", "config_file", "differs")
+_KEYS = ("tensor", "ignore", "check", "config", "title", "config_file", "differs", "like")
 _FIELDS = {field.name for field in dataclasses.fields(GriffinConfig)}
-
-
-class Check(NamedTuple):
-    """A tensor that is no parameter, but must be as expected.
-
-    Attributes:
-        rule: its name, and the parameter that it holds once more, if it does.
-        value: what all its elements are, if it does not.
-    """
-
-    rule: NameRule
-    value: float | None
-
-
-class Names(NamedTuple):
-    """A naming of a user's own: the file, its rows, and patterns of tensors that are left out.
-
-    Attributes:
-        path, rows, ignore: these.
-        checks: tensors that are compared with what is expected, and left out.
-        config: fields of the config.
-        title: whose names they are.
-        config_file: whether a config.json is read.
-        differs: what their trainer computes, and this model does not.
-    """
-
-    path: Path
-    rows: tuple[NameRule, ...]
-    ignore: tuple[str, ...]
-    checks: tuple[Check, ...] = ()
-    config: Mapping[str, Any] = {}
-    title: str = ""
-    config_file: bool = True
-    differs: tuple[str, ...] = ()
-
-    def ignored(self, names: Iterable[str]) -> dict[str, str]:
-        """Those of the names that a pattern fits, and why they are left out."""
-        return {
-            name: f"ignored by {self.path.name}"
-            for name in names
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.ignore)
-        }
 
 
 def read_names(path: str | Path) -> Names:
@@ -159,7 +43,9 @@ def read_names(path: str | Path) -> Names:
     Raises:
         ArgumentError: it cannot be read, or naming every entry that is not as it must be.
     """
-    given, path = str(path), SHIPPED.get(str(path), Path(path).expanduser())
+    given, path = str(path), Path(path).expanduser()
+    if given in TRAINERS:
+        return TRAINERS[given]
     try:
         text = path.read_text(encoding="utf-8")
         if _LONG.search(text):  # which Python does not print
@@ -167,11 +53,13 @@ def read_names(path: str | Path) -> Names:
         content = tomllib.loads(text)
     except OSError as error:
         raise ArgumentError(
-            f"{path}: expected a table of names (TOML) or one of {', '.join(SHIPPED)}"
-            f"{did_you_mean(given, SHIPPED)}, which cannot be read: {error.strerror or error}"
+            f"{path}: expected a table of names (TOML) or one of {', '.join(TRAINERS)}"
+            f"{did_you_mean(given, TRAINERS)}, which cannot be read: {error.strerror or error}"
         ) from None
     except (ValueError, RecursionError) as error:
         raise ArgumentError(f"{path}: expected TOML, found {error}") from None
+    if "like" in content:
+        return _like(path, content)
     problems = [
         f"unknown key {key!r}{did_you_mean(key, _KEYS)}" for key in content if key not in _KEYS
     ]
@@ -236,11 +124,30 @@ def read_names(path: str | Path) -> Names:
         tuple(rows),
         tuple(content.get("ignore", [])),
         tuple(checks),
-        {k: tuple(v) if isinstance(v, list) else v for k, v in content.get("config", {}).items()},
+        _config_of(content),
         title,
         config_file,
         tuple(content.get("differs", [])),
     )
+
+
+def _like(path: Path, content: Mapping[str, Any]) -> Names:
+    """A table that ships with the package, with other fields of the config."""
+    like, config = content["like"], content.get("config", {})
+    problems = _config_problems(config)
+    if like not in TRAINERS:
+        problems.append(f"like is {brief(like)}, expected one of {', '.join(TRAINERS)}")
+    problems += [f"{key} stands beside like" for key in content if key not in ("like", "config")]
+    if problems:
+        raise ArgumentError(f"{path}: {listed(problems)}")
+    shipped = TRAINERS[like]
+    return shipped._replace(path=path, config={**shipped.config, **_config_of(content)})
+
+
+def _config_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a config in a table, lists as tuples."""
+    config = content.get("config", {})
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in config.items()}
 
 
 def _where(kind: str, number: int, entry: Any) -> str:

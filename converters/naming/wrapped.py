@@ -5,14 +5,13 @@ name then stands in front of every name or in the middle of some. A model saved 
 layer lacks the name in front. Of two names of one tied matrix some tools keep either.
 """
 
+import dataclasses
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from griffin_eval.converters.arrays.grid import Region
-from griffin_eval.converters.arrays.pieces import CHUNK_BYTES
-from griffin_eval.converters.containers.container import Container, Tensor, natural_key
+from griffin_eval.converters.containers.container import Container, in_natural_order, natural_key
 from griffin_eval.converters.containers.orbax.find import is_optimizer
 from griffin_eval.converters.naming.tables import (
     CANONICAL,
@@ -24,10 +23,6 @@ from griffin_eval.converters.naming.tables import (
 )
 from griffin_eval.errors import CheckpointError
 from griffin_eval.messages import listed
-
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +88,13 @@ def unwrapped(
         return container
     said = ", ".join(renaming.notes)
     logger.info("%s: %s", path, said)
-    return Renamed(container, renaming.names, said)
+    others = sorted(container.tensors.keys() - renaming.names.values(), key=natural_key)
+    return dataclasses.replace(
+        container,
+        tensors=in_natural_order({n: container.tensors[old] for n, old in renaming.names.items()}),
+        layout=f"{container.layout}, {said}",
+        left_out=container.left_out | dict.fromkeys(others, "state of a training"),
+    )
 
 
 def _without_wrappers(renaming: _Renaming, separator: str) -> _Renaming:
@@ -132,7 +133,7 @@ def _without_prefix(
     if not beside and not others:
         new = {name.removeprefix(prefix): old for name, old in renaming.names.items()}
         return _Renaming(new, [*renaming.notes, f"names read without the prefix {prefix!r}"])
-    root = getattr(container, "root", "")
+    root = container.root
     items = ["/".join(filter(None, (root, each[:-1]))) for each in prefixes]
     if not has_items or (prefix.endswith(".") and (root or any("." in item for item in items))):
         advice = "save the state dict of the model alone"
@@ -186,55 +187,3 @@ def _with_embedding(renaming: _Renaming, tables: Sequence[_Table]) -> _Renaming:
             note = f"{head!r} read as the embedding, to which it is tied"
             return _Renaming(names, [*renaming.notes, note])
     return renaming
-
-
-class Renamed:
-    """A container whose tensors have other names.
-
-    Attributes:
-        tensors, left_out, mapped: as of `Container`.
-        stored: the container below.
-
-    Args:
-        stored: the container below.
-        names: name there of every tensor that remains, by its new name.
-        note: phrase for `describe`.
-    """
-
-    def __init__(self, stored: Container, names: Mapping[str, str], note: str):
-        self.stored, self.mapped = stored, stored.mapped
-        self._names, self._note = names, note
-        others = stored.tensors.keys() - names.values()
-        self.left_out = stored.left_out | dict.fromkeys(
-            sorted(others, key=natural_key), "state of a training"
-        )
-        self.tensors: Mapping[str, Tensor] = {
-            name: stored.tensors[names[name]] for name in sorted(names, key=natural_key)
-        }
-
-    def numpy(self, name: str) -> "np.ndarray":
-        return self.stored.numpy(self._names[name])
-
-    def slice(self, name: str, start: int, stop: int) -> "np.ndarray":
-        return self.stored.slice(self._names[name], start, stop)
-
-    def part(self, name: str, part: Region) -> "np.ndarray":
-        return self.stored.part(self._names[name], part)
-
-    def pieces(self, name: str, nbytes: int = CHUNK_BYTES) -> Iterator["np.ndarray"]:
-        return self.stored.pieces(self._names[name], nbytes)
-
-    def checksum(self, name: str) -> int | None:
-        return self.stored.checksum(self._names[name])
-
-    def torch(self, name: str) -> "torch.Tensor":
-        return self.stored.torch(self._names[name])
-
-    def files(self) -> Iterable[Path]:
-        return self.stored.files()
-
-    def describe(self) -> str:
-        return f"{self.stored.describe()}, {self._note}"
-
-    def close(self) -> None:
-        self.stored.close()

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from griffin_eval.converters.arrays.write import writing
+from griffin_eval.converters.files import writing
 from griffin_eval.converters.output.replaceable import (
     holds_checkpoint,
     is_weights_file,

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import griffin_eval
-from griffin_eval.converters.arrays.write import writing
 from griffin_eval.converters.containers.orbax.remote import url_of
+from griffin_eval.converters.files import writing
 from griffin_eval.converters.output.manifest import MANIFEST_FILE, combined_sha256
 from griffin_eval.json_files import read_file
 from griffin_eval.layout import parameter_count
@@ -55,15 +55,7 @@ _NOTHING = "The source had no card: what the model has read and what it is for i
 def write_card(
     folder: Path, plan: "Plan", records: dict[str, dict[str, Any]], name: str, command: str | None
 ) -> None:
-    """Writes ``README.md``, and the card of the source, if it has one, as ``README_source.md``.
-
-    Args:
-        folder: of the output.
-        plan: what was converted.
-        records: the manifest's entry for every parameter.
-        name: of the model.
-        command: the command line that made it, if one did.
-    """
+    """Writes ``README.md``, and the card of the source, if it has one, as ``README_source.md``."""
     source = plan.source
     found = [p for n in (SOURCE_CARD_FILE, CARD_FILE) if (p := source.folder / n).is_file()]
     if found:  # the first: a card of this package points to the one that it was made from

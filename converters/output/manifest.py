@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import griffin_eval
 from griffin_eval.config import GriffinConfig
-from griffin_eval.converters.arrays.chunk_sums import ChunkSums
-from griffin_eval.converters.arrays.pieces import bytes_of
-from griffin_eval.converters.arrays.write import writing
+from griffin_eval.converters.chunk_sums import ChunkSums
 from griffin_eval.converters.containers.registry import CONTAINERS
+from griffin_eval.converters.files import writing
 from griffin_eval.converters.formats import FORMATS, Format
 from griffin_eval.converters.source.hub import check_files, hub_sha256
 from griffin_eval.errors import CheckpointError
@@ -58,11 +57,7 @@ def write_manifest(
 
 
 def combined_sha256(hashes: Mapping[str, tuple[str, str]]) -> "hashlib._Hash":
-    """One hash of a model: over names, dtypes and SHA-256 of its parameters, sorted by name.
-
-    Args:
-        hashes: dtype and SHA-256 of each parameter, in hexadecimal digits, by canonical name.
-    """
+    """One hash of a model: over names, dtypes and SHA-256 of its parameters, sorted by name."""
     lines = (f"{name} {dtype} {sha}\n" for name, (dtype, sha) in sorted(hashes.items()))
     return hashlib.sha256("".join(lines).encode())
 
@@ -71,9 +66,6 @@ def recorded(opened: "Checkpoint | Inspection") -> dict[str, dict[str, Any]]:
     """What the manifest of a checkpoint says of its parameters, by canonical name: ``sha256`` and
     ``dtype`` of each, and the `ChunkSums` ``chunks``, None in a manifest of an older version. Empty
     if there is no manifest, or only that of another checkpoint in the folder.
-
-    Args:
-        opened: the checkpoint.
 
     Raises:
         CheckpointError: the manifest is damaged, or the folder cannot be listed.
@@ -142,14 +134,11 @@ def added(checkpoint: "Checkpoint", entries: Mapping[str, dict[str, Any]]) -> li
 def checksums(opened: "Checkpoint | Inspection") -> list[str]:
     """What the weights of a checkpoint can be checked against, in words; empty if nothing is known.
 
-    Args:
-        opened: the checkpoint.
-
     Raises:
         CheckpointError: the manifest is damaged.
     """
     entries, container = recorded(opened), opened.container
-    sums = sum(container.checksum(name) is not None for name in container.tensors)
+    sums = sum(tensor.crc32 is not None for tensor in container.tensors.values())
     files = sum(hub_sha256(path) is not None for path in container.files())
     return (
         [f"SHA-256 of {len(entries)} parameters in {MANIFEST_FILE}"] * bool(entries)
@@ -159,15 +148,7 @@ def checksums(opened: "Checkpoint | Inspection") -> list[str]:
 
 
 def mismatch(folder: Path, name: str, dtype: str, sha256: str, entry: dict[str, Any]) -> str | None:
-    """A sentence where a parameter is not what the manifest says, else None.
-
-    Args:
-        folder: of the checkpoint.
-        name: canonical name.
-        dtype: that it is stored in.
-        sha256: of its bytes in canonical layout.
-        entry: from `recorded`.
-    """
+    """A sentence where a parameter is not what the manifest says, else None."""
     if dtype != entry["dtype"]:
         found = f"is {dtype}, and {MANIFEST_FILE} says {entry['dtype']}"
     elif sha256 != entry["sha256"]:
@@ -182,10 +163,6 @@ def check(
 ) -> tuple[int, list[str]]:
     """Compares every parameter of a checkpoint with whatever checksums there are: its own manifest,
     those of the container, and the hub's of files in its cache.
-
-    Args:
-        checkpoint: that is open.
-        progress: called with the number of bytes that were read.
 
     Returns:
         How many parameters were compared, and a sentence for each that differs.
@@ -210,15 +187,13 @@ def check(
             continue
         if entries and name not in entries:
             continue
-        sha, found = hashlib.sha256(), None
         try:
-            for piece in checkpoint.pieces(name):
-                sha.update(bytes_of(piece))
-                progress(piece.nbytes)
+            sha = checkpoint.sha256(name, seen=progress)
         except CheckpointError as error:  # of the container's checksum
-            found = str(error)
-        if found is None and entries:
+            problems.append(str(error))
+            continue
+        if entries:
             dtype = checkpoint.dtypes[name]
-            found = mismatch(checkpoint.folder, name, dtype, sha.hexdigest(), entries[name])
-        problems += [] if found is None else [found]
+            found = mismatch(checkpoint.folder, name, dtype, sha, entries[name])
+            problems += [] if found is None else [found]
     return len(names), problems

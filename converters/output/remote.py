@@ -3,7 +3,7 @@
 from contextlib import suppress
 from pathlib import Path
 
-from griffin_eval.converters.containers.orbax.find import TREE_METADATA
+from griffin_eval.converters.containers.orbax.find import COMMITTED, TREE_METADATA
 from griffin_eval.converters.containers.orbax.library import reason, tensorstore
 from griffin_eval.converters.containers.orbax.remote import listed_in, stand_in
 from griffin_eval.errors import ArgumentError, BadInput
@@ -15,7 +15,8 @@ class RemoteOutput:
     """A context manager that yields a folder to write small files into, which stands for a URL.
 
     The writer of Orbax puts arrays straight into the store. On success the small files follow,
-    ``_METADATA`` the last: without it nobody takes the rest for a checkpoint. After an exception
+    ``_METADATA`` and ``commit_success.txt`` last: without the first nobody takes the rest for a
+    checkpoint, nor does Orbax, in Google Cloud Storage, without the second. After an exception
     everything that was written is removed. After a kill it stays, mostly with the file
     ``.griffin_partial``, and is refused until it is removed.
 
@@ -59,6 +60,8 @@ class RemoteOutput:
                 if name == TREE_METADATA:
                     self._store.write(_LOCK, None).result()
                 self._store.write(name, (self.path / name).read_bytes()).result()
+            if TREE_METADATA in names:
+                self._store.write(COMMITTED, f"{self._url} is complete".encode()).result()
         except (ValueError, OSError) as error:
             self._remove()
             raise self._refused(error) from None

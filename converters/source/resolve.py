@@ -21,10 +21,6 @@ FILES = (".pt", ".pth", ".ckpt", ".gguf")  # whose names end so are checkpoints 
 def resolve_adapter(adapter: str, revision: str | None = None) -> Path:
     """The folder of an adapter, downloaded to huggingface_hub's cache if it is on the hub.
 
-    Args:
-        adapter: an existing folder, or a hub id.
-        revision: branch, tag or commit of a hub id.
-
     Raises:
         CheckpointError: no such folder, or a download that failed, with what to do.
     """

@@ -13,10 +13,6 @@ def steps_of(run: Path) -> dict[int, Path]:
 
     A folder counts that is named after a step (``12000``, ``step_12000``, ``checkpoint-12000``) and
     holds a checkpoint of any container. One that is deleted meanwhile is left out.
-
-    Args:
-        run: folder of a run, as ``griffin-eval train``, Orbax's CheckpointManager or a trainer of
-            transformers leaves it.
     """
     steps: dict[int, Path] = {}
     for folder in run.iterdir():

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.codecs.quantised import Dequantised
 from griffin_eval.converters.configs.huggingface import read_config, to_huggingface
 from griffin_eval.converters.export import export
 from griffin_eval.converters.naming.deepmind import DEEPMIND_TORCH
@@ -41,7 +40,7 @@ def transformers(checkpoint: Checkpoint, probe: Probe) -> Trace:
 
     options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
     # Unless the command line says otherwise than the files.
-    changed = checkpoint.adapters or isinstance(checkpoint.container, Dequantised)
+    changed = checkpoint.adapters or checkpoint.codecs
     as_it_lies = checkpoint.format.name == "hf" and not changed
     if as_it_lies and read_config(checkpoint.folder)[0] == checkpoint.config:
         model = RecurrentGemmaForCausalLM.from_pretrained(checkpoint.folder, **options)

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.output.manifest import bytes_of
+from griffin_eval.converters.tensors import bytes_of
 from griffin_eval.errors import ArgumentError
 from griffin_eval.layout import param_specs
 

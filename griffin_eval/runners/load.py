@@ -5,9 +5,8 @@ import os
 from pathlib import Path
 
 from griffin_eval.arguments import FRAMEWORKS, model_dtype, text_argument
-from griffin_eval.converters.arrays.dtypes import ITEM_BYTES
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.codecs.quantised import Dequantised
+from griffin_eval.converters.tensors import ITEM_BYTES
 from griffin_eval.errors import ArgumentError, MissingExtraError
 from griffin_eval.layout import parameter_count
 from griffin_eval.messages import did_you_mean
@@ -149,13 +148,12 @@ def check_packed(checkpoint: Checkpoint) -> None:
     Raises:
         ArgumentError: The checkpoint is not quantised, or is GGUF.
     """
-    container = checkpoint.container
-    if not isinstance(container, Dequantised) or not container.decoding.parameters:
+    if not checkpoint.codecs:
         raise ArgumentError(
             f"load=quantised: {checkpoint.path} is not quantised; leave the argument out, or "
             "quantise it first with bitsandbytes or MLX"
         )
-    if container.decoding.codec == "gguf":
+    if "gguf" in checkpoint.codecs:
         raise ArgumentError(
             f"load=quantised takes checkpoints of bitsandbytes and MLX, and {checkpoint.path} is "
             "GGUF: leave the argument out, which dequantises it as it is loaded"

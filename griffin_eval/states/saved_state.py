@@ -12,7 +12,7 @@ import numpy as np
 
 import griffin_eval
 from griffin_eval.config import ADDED, GriffinConfig
-from griffin_eval.converters.arrays.write import writing
+from griffin_eval.converters.files import writing
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.json_files import exists, write_whole
 from griffin_eval.messages import brief, is_sha256

@@ -1,12 +1,10 @@
 """One hash for all weights of a checkpoint, the same in every format."""
 
 import atexit
-import hashlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 
-from griffin_eval.converters.arrays.pieces import bytes_of
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.output.manifest import added, combined_sha256, mismatch, recorded
 from griffin_eval.converters.source.hub import check_files
@@ -50,13 +48,18 @@ def weights_sha256(
     Args:
         check: whether each is compared with the manifest that lies beside the weights, with the
             checksum of its container and the hub's of its file, as far as there are such.
-        cancelled: asked before each piece whether to give up.
+        cancelled: asked after each piece whether to give up.
 
     Raises:
         CancelledError: it was given up.
         CheckpointError: a parameter is not what the manifest says, or not in it; or this is
             damaged.
     """
+
+    def stop_if_cancelled(_: int) -> None:
+        if cancelled():
+            raise CancelledError
+
     hashes: dict[str, tuple[str, str]] = {}
     entries = recorded(checkpoint) if check else {}
     if check:
@@ -66,16 +69,12 @@ def weights_sha256(
                 f"{problems[0]} (check=False or --no-check evaluates it as it is)"
             )
     for name, dtype in sorted(checkpoint.dtypes.items()):
-        one = hashlib.sha256()
-        for piece in checkpoint.stored_pieces(name, check=check):
-            if cancelled():
-                raise CancelledError
-            one.update(bytes_of(piece))
+        sha = checkpoint.sha256(name, check, stop_if_cancelled)
         if name in entries:
-            wrong = mismatch(checkpoint.folder, name, dtype, one.hexdigest(), entries[name])
+            wrong = mismatch(checkpoint.folder, name, dtype, sha, entries[name])
             if wrong is not None:
                 raise CheckpointError(f"{wrong} (check=False or --no-check evaluates it as it is)")
-        hashes[name] = dtype, one.hexdigest()
+        hashes[name] = dtype, sha
     total = combined_sha256(hashes)
     for adapter in checkpoint.adapters:
         total.update(f"adapter {adapter.sha256} {adapter.weight!r}\n".encode())

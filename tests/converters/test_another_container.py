@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -11,8 +10,6 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from griffin_eval.cli.main import app
-from griffin_eval.converters.arrays.pieces import CHUNK_BYTES, chunks
-from griffin_eval.converters.arrays.torch import torch_tensor
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.configs.huggingface import to_huggingface
 from griffin_eval.converters.containers.container import Container, ContainerKind, Writer
@@ -23,6 +20,7 @@ from griffin_eval.converters.naming.tables import CANONICAL
 from griffin_eval.converters.output.stamps import stamps_of
 from griffin_eval.converters.plan import make_plan
 from griffin_eval.converters.source.hub import choose
+from griffin_eval.converters.tensors import in_memory
 from griffin_eval.converters.verify import compare
 from griffin_eval.errors import CheckpointError
 
@@ -37,46 +35,11 @@ CONFIG = dataclasses.replace(
 )
 
 
-class Info(NamedTuple):
-    shape: tuple[int, ...]
-    dtype: str
-    nbytes: int
-
-
-class NpyFolder:
+def open_npy(folder):
     """A file for every tensor, mapped."""
-
-    def __init__(self, folder):
-        self.folder, self.left_out = folder, {}
-        self.arrays = {f.stem: np.load(f, mmap_mode="r") for f in sorted(folder.glob("*.npy"))}
-        self.tensors = {
-            name: Info(array.shape, array.dtype.name, array.nbytes)
-            for name, array in self.arrays.items()
-        }
-
-    def numpy(self, name):
-        return self.arrays[name]
-
-    def slice(self, name, start, stop):
-        return self.arrays[name][start:stop]
-
-    def pieces(self, name, nbytes=CHUNK_BYTES):
-        return chunks(self.arrays[name], nbytes)
-
-    def checksum(self, name):
-        return None
-
-    def torch(self, name):
-        return torch_tensor(self.arrays[name])
-
-    def files(self):
-        return self.folder.glob("*.npy")
-
-    def describe(self):
-        return "a file per tensor"
-
-    def close(self):
-        pass
+    arrays = {f.stem: np.load(f, mmap_mode="r") for f in sorted(folder.glob("*.npy"))}
+    tensors = {name: in_memory(array) for name, array in arrays.items()}
+    return Container(tensors, "a file per tensor", lambda: folder.glob("*.npy"))
 
 
 class NpyWriter(Writer):
@@ -93,32 +56,21 @@ class NpyWriter(Writer):
         np.save(self.folder / f"{name}.npy", np.concatenate(flat).reshape(shape))
 
 
-class Npy(ContainerKind):
-    noun = "a folder of .npy files"
-
-    def looks_like(self, path):
-        return any(path.glob("*.npy"))
-
-    def recognises(self, names):
-        return any(name.endswith(".npy") for name in names)
-
-    def weight_files(self, names, where):
-        return [name for name in names if name.endswith(".npy")]
-
-    def open(self, path, item) -> Container:
-        return NpyFolder(path)
-
-    def output_files(self, specs, max_shard_size):
-        return {name: f"{name}.npy" for name in specs}
-
-    def open_writer(self, folder, specs, *, max_shard_size, parts):
-        return NpyWriter(folder, specs)
+NPY = ContainerKind(
+    noun="a folder of .npy files",
+    looks_like=lambda path: any(path.glob("*.npy")),
+    recognises=lambda names: any(name.endswith(".npy") for name in names),
+    weight_files=lambda names, where: [name for name in names if name.endswith(".npy")],
+    open=lambda path, item: open_npy(path),
+    output_files=lambda specs, size: {name: f"{name}.npy" for name in specs},
+    open_writer=lambda folder, specs, size, parts: NpyWriter(folder, specs),
+)
 
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     summary = "a folder of .npy files, canonical names"
-    monkeypatch.setitem(CONTAINERS, "npy", Npy())
+    monkeypatch.setitem(CONTAINERS, "npy", NPY)
     monkeypatch.setitem(FORMATS, "npy", Format("npy", "npy", CANONICAL, "", summary))
 
 

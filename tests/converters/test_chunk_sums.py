@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow import examples
 
-from griffin_eval.converters.arrays.chunk_sums import ChunkSummer, ChunkSums
-from griffin_eval.converters.arrays.grid import regions
+from griffin_eval.converters.chunk_sums import ChunkSummer, ChunkSums
+from griffin_eval.converters.tensors import regions
 
 
 @st.composite

@@ -19,10 +19,11 @@ import griffin_eval
 from griffin_eval.cli.main import app
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint, Overrides
-from griffin_eval.converters.convert import _not_finite, convert_checkpoint
+from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.output.manifest import MANIFEST_FILE
 from griffin_eval.converters.plan import make_plan, parse_dtypes
+from griffin_eval.converters.tensors import not_finite
 from griffin_eval.converters.verify import Difference, compare
 from griffin_eval.engine.limits import Limits
 from griffin_eval.engine.scoring import score
@@ -432,4 +433,4 @@ def test_values_that_are_not_finite_are_counted(dtype, values):
     import ml_dtypes  # noqa: F401  (teaches numpy the name bfloat16)
 
     finite = [0.0, -0.0, 1.0, -1.0, 3e4, -3e4, 1e-7]
-    assert _not_finite(np.array(finite + values).astype(dtype)) == len(values)
+    assert not_finite(np.array(finite + values).astype(dtype)) == len(values)

@@ -12,20 +12,21 @@ from safetensors.numpy import save_file
 from slow import examples
 
 from griffin_eval.config import GriffinConfig
-from griffin_eval.converters.arrays.chunk_sums import ChunkSummer
-from griffin_eval.converters.arrays.dtypes import numpy_dtype
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.containers.orbax.reader import OrbaxFolder
+from griffin_eval.converters.chunk_sums import ChunkSummer
+from griffin_eval.converters.containers.orbax.reader import open_orbax
 from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
-from griffin_eval.converters.containers.safetensors.reader import SafetensorsFolder
-from griffin_eval.converters.containers.torch_pt.reader import TorchFile
+from griffin_eval.converters.containers.safetensors.reader import open_safetensors
+from griffin_eval.converters.containers.torch_pt.reader import open_torch
 from griffin_eval.converters.convert import convert_checkpoint
+from griffin_eval.converters.files import TensorFile
 from griffin_eval.converters.formats import FORMATS
-from griffin_eval.converters.naming.derived import derive
 from griffin_eval.converters.naming.ops import SAME, TRANSPOSE, Change
+from griffin_eval.converters.naming.parameters import parameters_of
 from griffin_eval.converters.naming.tables import Binding
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.converters.plan import make_plan
+from griffin_eval.converters.tensors import numpy_dtype
 from griffin_eval.errors import CheckpointError
 from griffin_eval.layout import ParamSpec, param_specs
 
@@ -67,19 +68,19 @@ def opened(folder: Path, kind: str, tensors: dict[str, np.ndarray]):
     folder.mkdir(parents=True)
     if kind == "safetensors":
         save_file(tensors, folder / "model.safetensors")
-        return SafetensorsFolder(folder)
+        return open_safetensors(folder)
     if kind == "torch":
         import torch
 
-        from griffin_eval.converters.arrays.torch import torch_tensor
+        from griffin_eval.converters.tensors import torch_tensor
 
         torch.save({n: torch_tensor(a.copy()) for n, a in tensors.items()}, folder / "a.pt")
-        return TorchFile(folder / "a.pt")
+        return open_torch(folder / "a.pt")
     specs = {n: (a.shape, a.dtype.name) for n, a in tensors.items()}
     with OrbaxWriter(folder, specs) as writer:
         for name, array in tensors.items():
             writer.write(name, [array])
-    return OrbaxFolder(folder)
+    return open_orbax(folder)
 
 
 @st.composite
@@ -123,35 +124,29 @@ def cases(draw):
 @given(case=cases(), data=st.data())
 def test_what_is_derived_reads_in_every_way_as_numpy_makes_it(tmp_path_factory, kind, case, data):
     stored, bindings, expected = case
-    change = bindings[0].change  # of all of them; what is derived is changed already
+    change = bindings[0].change
     folder = tmp_path_factory.mktemp("derived") / "model"
-    container, derived = derive(opened(folder, kind, {"t": stored}), bindings)
-    homes = {spec.name: binding for binding in derived for spec in binding.canonical}
+    container = opened(folder, kind, {"t": stored})
+    parameters = parameters_of(container.tensors, bindings)
     for name, values in expected.items():
-        home = homes[name]
-        tensor = container.tensors[home.foreign]
-        if home.entry is not None:  # neither cut nor changed: it is read as other stacks are
-            assert home.cut is home.change is None
-            continue
-        assert tensor.shape == values.shape == home.shape
+        tensor = parameters[name].tensor
+        assert tensor.shape == values.shape
         assert numpy_dtype(tensor.dtype) == values.dtype and tensor.nbytes == values.nbytes
-        assert_same(container.numpy(home.foreign), values, change)
-        as_torch = container.torch(home.foreign).double().numpy()  # holds every value exactly
+        assert_same(tensor.numpy(), values, change)
+        as_torch = tensor.torch().double().numpy()  # holds every value exactly
         assert_same(as_torch.astype(values.dtype), values, change)
         nbytes = data.draw(st.integers(1, 2 * values.nbytes))
-        pieces = list(container.pieces(home.foreign, nbytes))
+        pieces = list(tensor.pieces(nbytes))
         assert all(piece.flags.c_contiguous for piece in pieces)
         assert_same(np.concatenate(pieces or [values[:0]]), values, change)
-        if home.foreign != "t":
-            assert all(len(piece) == 1 or piece.nbytes <= nbytes for piece in pieces)
+        assert all(len(piece) == 1 or piece.nbytes <= nbytes for piece in pieces)
         a, b = sorted(data.draw(st.integers(0, len(values) + 2)) for _ in range(2))
-        assert_same(container.slice(home.foreign, a, b), values[a:b], change)
+        assert_same(tensor.rows(a, b), values[a:b], change)
         region = []
         for n in values.shape:
             a, b = sorted(data.draw(st.integers(0, n)) for _ in range(2))
             region.append(slice(a, b))
-        part = container.part(home.foreign, tuple(region))
-        assert_same(part, values[tuple(region)], change)
+        assert_same(tensor.read(tuple(region)), values[tuple(region)], change)
     container.close()
 
 
@@ -284,16 +279,15 @@ def test_a_model_is_converted_and_its_parts_are_read_and_checked(tmp_path, monke
     overrides = Overrides(names=tmp_path / "map.toml", **GIVEN)
     checkpoint = Checkpoint(tmp_path / "model", overrides)
     assert checkpoint.config == CONFIG
-    asked = []
-    slices = SafetensorsFolder.slice
+    asked, read = [], TensorFile._read_into
     monkeypatch.setattr(
-        SafetensorsFolder, "slice", lambda s, n, a, b: asked.append((n, a, b)) or slices(s, n, a, b)
+        TensorFile, "_read_into", lambda s, out, at: asked.append(len(out)) or read(s, out, at)
     )
     pieces = b"".join(
         map(bits, checkpoint.pieces("model.layers.2.temporal_block.k_proj.weight", 64))
     )
     assert pieces == bits(w["model.layers.2.temporal_block.k_proj.weight"])
-    assert asked == [("l2.qkv", 8, 10), ("l2.qkv", 10, 12)]  # no more than the keys, in two pieces
+    assert asked == [64, 64]  # no more than the keys, in two pieces
     plan = make_plan(checkpoint, FORMATS["griffin"])
     convert_checkpoint(plan, tmp_path / "out")
     converted = Checkpoint(tmp_path / "out")

@@ -16,7 +16,7 @@ from tiny_checkpoints import holds_the_original, write_all
 from typer.testing import CliRunner
 
 from griffin_eval.cli.main import app
-from griffin_eval.converters.containers.torch_pt.reader import TorchFile
+from griffin_eval.converters.containers.torch_pt.reader import open_torch
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.output.manifest import MANIFEST_FILE
 from griffin_eval.errors import BadInput
@@ -80,7 +80,7 @@ def assert_torch_reads_the_same(folder: Path):
         loaded = torch.load(path, weights_only=True)
     except Exception:  # for a field of the zip that says nothing of tensors
         return
-    with TorchFile(path) as file:
+    with open_torch(path) as file:
         assert file.tensors.keys() == loaded.keys()
         for name, tensor in loaded.items():
             assert file.numpy(name).tobytes() == tensor.contiguous().numpy().tobytes()

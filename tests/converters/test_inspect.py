@@ -30,6 +30,7 @@ from griffin_eval.converters.output.manifest import MANIFEST_FILE
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.converters.plan import make_plan
 from griffin_eval.converters.source.companions import tokenizer_folder
+from griffin_eval.converters.tensors import in_memory
 from griffin_eval.converters.verify import compare
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.initializers import initial_value
@@ -54,7 +55,9 @@ PROGRAM = str(Path(sys.executable).with_name("griffin-eval"))
 def tensors_of(name: str, weights=WEIGHTS, config=CONFIG) -> dict[str, np.ndarray]:
     """The tensors of a model in a format."""
     return {
-        b.foreign: np.ascontiguousarray(b.op.to_foreign(*(weights[s.name] for s in b.canonical)))
+        b.foreign: np.ascontiguousarray(
+            b.op.to_foreign(*(in_memory(weights[s.name]) for s in b.canonical)).numpy()
+        )
         for b in bind(FORMATS[name].table, config)
     }
 

@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 from griffin_eval.cli.main import app
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters import convert
-from griffin_eval.converters.arrays.pieces import CHUNK_BYTES
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.containers.orbax.reader import OrbaxFolder
+from griffin_eval.converters.containers.orbax.reader import open_orbax
 from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
 from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.plan import make_plan
+from griffin_eval.converters.tensors import CHUNK_BYTES
 from griffin_eval.converters.verify import compare
 from griffin_eval.layout import param_specs
 
@@ -206,7 +206,7 @@ def test_verify_reads_no_more_than_pieces_of_a_tensor_of_orbax(tmp_path, monkeyp
         return noted
 
     for method in ("numpy", "slice", "part"):
-        monkeypatch.setattr(OrbaxFolder, method, noting(getattr(OrbaxFolder, method)))
+        monkeypatch.setattr(open_orbax, method, noting(getattr(open_orbax, method)))
     assert compare(Checkpoint(tmp_path / "one"), Checkpoint(tmp_path / "other")).same
     assert max(largest, default=0) <= 2 * CHUNK_BYTES
 

@@ -221,24 +221,6 @@ def test_lm_eval_reads_a_table(checkpoint, tmp_path):
     assert named.loglikelihood([request]) == plain.loglikelihood([request])
 
 
-def test_a_slice_of_an_orbax_stack_is_all_that_is_read(tmp_path, monkeypatch):
-    from griffin_eval.converters.containers.orbax.reader import OrbaxFolder
-
-    tensors, table = foreign_model(stacked=True)
-    (tmp_path / "map.toml").write_text(table)
-    path = write(tmp_path / "model", "orbax", tensors)
-    checkpoint = Checkpoint(path, Overrides(names=tmp_path / "map.toml", **GIVEN))
-    whole = []
-    monkeypatch.setattr(
-        OrbaxFolder,
-        "numpy",
-        lambda self, name, real=OrbaxFolder.numpy: whole.append(name) or real(self, name),
-    )
-    for name in WEIGHTS:
-        checkpoint.numpy(name)
-    assert whole and not any(name.startswith("scan/") for name in whole)
-
-
 def read(tmp_path: Path, tensors: dict[str, np.ndarray], table: str, **given) -> Checkpoint:
     (tmp_path / "map.toml").write_text(table)
     folder = tmp_path / "model"
@@ -484,39 +466,22 @@ def test_what_tensors_cannot_say_is_in_the_config(tmp_path):
         read(tmp_path, tensors, table + "[config]\nnum_heads = 3\n")
 
 
-def test_the_other_examples_in_the_documentation_are_tables(tmp_path):
-    from griffin_eval.converters.naming import user_table
-
-    assert user_table.__doc__ is not None
-    check, rest = user_table.__doc__.split("is checked and left out::\n")[1].split(
-        "What tensors cannot say::\n"
-    )
-    rest = rest.split("\nA checkpoint whose")[0]
-    row = entry("a", ["model.embed_tokens.weight"], None)
-    (tmp_path / "map.toml").write_text(rest.replace("[config]", row + "[config]") + check)
-    names = read_names(tmp_path / "map.toml")
-    assert [c.value for c in names.checks] == [0.0, None] and names.config
-    assert names.title and names.differs and not names.config_file
+def test_the_examples_in_the_documentation_are_tables(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "convert.md").read_text()
+    row, tables = entry("a", ["model.embed_tokens.weight"], None), []
     for block in page.split("```toml\n")[1:]:
         text = block.split("```")[0]
         if "model.embed_tokens.weight" not in text.split("[[check]]")[0]:
             text = text.replace("[config]", row + "[config]")
         (tmp_path / "map.toml").write_text(text)
-        assert read_names(tmp_path / "map.toml").rows
-
-
-def test_the_example_in_the_documentation_is_a_table(tmp_path):
-    from griffin_eval.converters.naming import user_table
-
-    assert user_table.__doc__ is not None
-    example = user_table.__doc__.split("::\n", 1)[1].split("\n``op``")[0]
-    (tmp_path / "map.toml").write_text(example)
-    rows = read_names(tmp_path / "map.toml").rows
+        tables.append(read_names(tmp_path / "map.toml"))
+    rows = tables[0].rows
     assert [row.op.name for row in rows] == ["as it is", "transpose", "split, transpose"]
     assert rows[-1].stack == slice(2, None, 3)
-    for name in OPS:
-        assert f"\n    {name} " in user_table.__doc__
+    checks, names = tables[1].checks, tables[1]
+    assert [check.value for check in checks][1:] == [None] and names.config
+    assert names.title and names.differs and not names.config_file
+    assert all(f"`{name}`" in page for name in OPS)
 
 
 @settings(max_examples=examples(5))

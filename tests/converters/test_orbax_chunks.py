@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from parity import BASE
 from slow import ci, examples
 
-from griffin_eval.converters.arrays.grid import part_chunks
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.configs.own import config_json
 from griffin_eval.converters.containers.orbax.library import tensorstore
 from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.output.manifest import MANIFEST_FILE
+from griffin_eval.converters.tensors import part_chunks
 from griffin_eval.errors import BadInput
 from griffin_eval.initializers import initial_value
 from griffin_eval.layout import param_specs

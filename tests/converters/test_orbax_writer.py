@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow import examples
 
-from griffin_eval.converters.arrays.grid import chunk_shape, regions
 from griffin_eval.converters.containers.orbax import writer
-from griffin_eval.converters.containers.orbax.reader import OrbaxFolder
+from griffin_eval.converters.containers.orbax.reader import open_orbax
 from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
+from griffin_eval.converters.tensors import chunk_shape
 from griffin_eval.errors import BadInput, MissingExtraError
 
 RNG = np.random.default_rng(0)
@@ -92,11 +92,11 @@ def test_it_is_an_item_of_a_step(tmp_path):
 
 def test_our_reader_reads_it(tmp_path):
     write(tmp_path / "x", ARRAYS, "params/")
-    with OrbaxFolder(tmp_path / "x") as reader:
-        assert reader.describe() == "OCDBT, zarr, params root"
+    with open_orbax(tmp_path / "x") as reader:
+        assert reader.layout == "OCDBT, zarr, params root"
         assert reader.tensors.keys() == ARRAYS.keys() and not reader.left_out
         for name, array in ARRAYS.items():
-            assert reader.numpy(name).tobytes() == array.tobytes()
+            assert reader.tensors[name].numpy().tobytes() == array.tobytes()
 
 
 @pytest.mark.slow
@@ -131,11 +131,11 @@ def test_recurrentgemma_both_ways(tmp_path, relaxed_jax):
     utils.save_parameters(str(tmp_path / "theirs"), params)
     for prefix in ("", "params/"):
         folder = tmp_path / f"ours-{bool(prefix)}"
-        with OrbaxFolder(tmp_path / "theirs") as reader:
+        with open_orbax(tmp_path / "theirs") as reader:
             shapes = {prefix + t.name: (t.shape, t.dtype) for t in reader.tensors.values()}
             with OrbaxWriter(folder, shapes) as writer:
                 for name in reader.tensors:
-                    writer.write(prefix + name, reader.pieces(name))
+                    writer.write(prefix + name, reader.tensors[name].pieces())
         restored = ocp.PyTreeCheckpointer().restore(folder)
         restored = restored["params"] if prefix else restored
         assert flatten_dict(restored).keys() == flatten_dict(params).keys()
@@ -161,7 +161,7 @@ def test_any_chunks_fill_any_grid(tmp_path_factory, shape, limit, cuts, order):
     pieces = [piece.copy() for piece in np.split(flat, [c for c in np.cumsum(cuts) if c < 10**4])]
     for given_pieces in ([array], pieces, list(array) if shape else [array]):
         found = np.full(shape, np.nan, np.float32)
-        for region, piece in writer._refilled(given_pieces, regions(shape, grid), array.dtype):
+        for region, piece in writer._refilled(given_pieces, shape, grid, array.dtype):
             assert all(n <= c for n, c in zip(piece.shape, grid, strict=True))
             found[region] = piece
         np.testing.assert_array_equal(found, array)
@@ -179,9 +179,9 @@ def test_memory_of_chunks_may_be_used_again(tmp_path):
 
     with OrbaxWriter(tmp_path, specs({"a": array}), chunk=64) as writer:
         writer.write("a", pieces())
-    with OrbaxFolder(tmp_path) as reader:
-        assert reader.numpy("a").tobytes() == array.tobytes()
-        assert reader._arrays["a"]._chunk[0] < 10
+    with open_orbax(tmp_path) as reader:
+        assert reader.tensors["a"].numpy().tobytes() == array.tobytes()
+        assert reader.tensors["a"].grid[0] < 10
 
 
 def test_wrong_use_is_refused(tmp_path):
@@ -189,7 +189,7 @@ def test_wrong_use_is_refused(tmp_path):
         with pytest.raises(ValueError, match=match):
             OrbaxWriter(tmp_path / "x", given_specs)
 
-    fails("no arrays", {})
+    fails("no tensors to write", {})
     fails("expected dtypes bfloat16, .*'a' is int8", {"a": ((1,), "int8")})
     fails(
         "'a.b/c' and 'a/b.c' under one name",
@@ -200,18 +200,18 @@ def test_wrong_use_is_refused(tmp_path):
     fails("without elements: 'a'", {"a": ((3, 0), "float32")})
     two = {"a": ((2, 3), "float32"), "b": ((4,), "float64")}
     ones = np.ones((2, 3), np.float32)
-    with pytest.raises(ValueError, match="1 arrays were never written: 'b'"):
+    with pytest.raises(ValueError, match="1 tensors were never written: 'b'"):
         with OrbaxWriter(tmp_path / "missing", two) as writer:
             writer.write("a", [ones])
             with pytest.raises(ValueError, match="'a' was written before"):
                 writer.write("a", [ones])
             with pytest.raises(ValueError, match="'c' is not among"):
                 writer.write("c", [ones])
-            with pytest.raises(ValueError, match=r"'b' was given chunks of float32.*\(4,\)"):
+            with pytest.raises(ValueError, match="'b' was given chunks of float32"):
                 writer.write("b", [ones])
-            with pytest.raises(ValueError, match="'b' was given more than the 4 elements"):
+            with pytest.raises(ValueError, match="'b' was given more elements than"):
                 writer.write("b", [np.ones(3), np.ones(2)])
-            with pytest.raises(ValueError, match="'b' was given 3 elements, fewer than those of"):
+            with pytest.raises(ValueError, match="'b' was given fewer elements than"):
                 writer.write("b", [np.ones(3)])
     assert not (tmp_path / "missing" / "_METADATA").exists()
     write(tmp_path / "there", {"a": ones})
@@ -274,7 +274,7 @@ block = (np.random.default_rng(0).standard_normal((8000, 2560)) * 0.02).astype(m
 if job == "whole":
     block = np.concatenate([block] * 32)
 import tensorstore
-from griffin_eval.converters.containers.orbax.reader import OrbaxFolder
+from griffin_eval.converters.containers.orbax.reader import open_orbax
 from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
 if job == "stock":
     import orbax.checkpoint as ocp
@@ -285,11 +285,11 @@ threading.Thread(target=watch, daemon=True).start()
 if job == "stock":
     checkpointer.save(folder, tree)
 elif job in ("pieces", "numpy"):
-    with OrbaxFolder(folder) as reader:
+    with open_orbax(folder) as reader:
         if job == "pieces":
-            assert sum(len(piece) for piece in reader.pieces("a")) == rows
+            assert sum(len(piece) for piece in reader.tensors["a"].pieces()) == rows
         else:
-            assert reader.numpy("a").shape == (rows, 2560)
+            assert reader.tensors["a"].numpy().shape == (rows, 2560)
 else:
     with OrbaxWriter(folder, {"a": ((rows, 2560), "bfloat16")}) as writer:
         writer.write("a", [block] if job == "whole" else (block for _ in range(32)))

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from griffin_eval.converters.arrays import write
-from griffin_eval.converters.arrays.write import write_array
+from griffin_eval.converters.files import write_array
 from griffin_eval.converters.output import atomic
 from griffin_eval.converters.output.atomic import SafeOutput, check_disk
 from griffin_eval.errors import ArgumentError, BadInput

@@ -5,7 +5,7 @@ import mmap
 import numpy as np
 import pytest
 
-from griffin_eval.converters.arrays.pieces import drop_pages
+from griffin_eval.converters.tensors import drop_pages
 
 
 def resident(path) -> int:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 import warnings
 from itertools import product
@@ -26,8 +27,8 @@ from typer.testing import CliRunner
 from griffin_eval.cli.main import app
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.codecs import bitsandbytes
-from griffin_eval.converters.codecs.quantised import Dequantised
-from griffin_eval.converters.containers.safetensors.reader import SafetensorsFolder
+from griffin_eval.converters.codecs.decode import quantised
+from griffin_eval.converters.containers.safetensors.reader import open_safetensors
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.errors import CheckpointError
 
@@ -97,7 +98,7 @@ def test_weights_are_those_that_bitsandbytes_dequantises(written, kind, dtype):
     folder = written(kind, dtype)
     checkpoint = Checkpoint(folder)
     expect_weights(checkpoint, bitsandbytes_weights(folder))
-    dtypes = {checkpoint.dtypes[name] for name in checkpoint.container.decoding.parameters}
+    dtypes = {checkpoint.dtypes[name] for name in quantised(checkpoint.container)}
     assert dtypes == {"float32" if kind == "int8" else str(dtype).removeprefix("torch.")}
 
 
@@ -126,21 +127,18 @@ def test_any_shape_and_block_in_any_pieces(tmp_path, shape, block, kind, double)
     )
     expected = bits(functional.dequantize_4bit(packed, state))
     save_state(tmp_path, "w", packed, state)
-    container = SafetensorsFolder(tmp_path)
-    decoding = bitsandbytes.find(container)
-    assert decoding is not None
-    read = Dequantised(container, decoding)
-    assert list(read.tensors) == ["w"]
+    read = bitsandbytes.decoded(open_safetensors(tmp_path).tensors)
+    assert list(read) == ["w"]
     rows, row = shape[0], 2 * shape[1]
     for nbytes in (1, row, 3 * row, 1 << 20):
-        pieces = list(read.pieces("w", nbytes))
+        pieces = list(read["w"].pieces(nbytes))
         assert len(pieces) == -(-rows // max(1, nbytes // row))
         assert np.array_equal(np.concatenate(pieces)[..., None].view(np.uint8), expected)
     for start, stop in product((0, 1, 2, rows - 1), (1, 2, rows, rows + 5)):
-        part = read.slice("w", start, stop)[..., None].view(np.uint8)
+        part = read["w"].rows(start, stop)[..., None].view(np.uint8)
         assert np.array_equal(part, expected[start:stop])
     cut = (slice(1, 3), slice(1, 2))
-    assert np.array_equal(read.part("w", cut)[..., None].view(np.uint8), expected[cut])
+    assert np.array_equal(read["w"].read(cut)[..., None].view(np.uint8), expected[cut])
 
 
 @pytest.mark.slow
@@ -190,11 +188,13 @@ def test_bits_of_an_element_are_those_of_the_file(written):
     for kind, (least, most) in {"nf4": (4.5, 5), "nf4, double": (4, 11), "int8": (8, 9.1)}.items():
         container = Checkpoint(written(kind)).container
         stored = 0.0
-        for name, parameter in container.decoding.parameters.items():
-            assert least < container.bits(name) < most + 8 * 1500 / parameter.size
-            stored += container.bits(name) * parameter.size / 8
-        plain = sum(t.nbytes for n, t in container.tensors.items() if hasattr(t, "_fields"))
-        assert stored + plain == sum(t.nbytes for t in container.stored.tensors.values())
+        for name, facts in quantised(container).items():
+            size = math.prod(container.tensors[name].shape)
+            assert least < facts.bits < most + 8 * 1500 / size
+            stored += facts.bits * size / 8
+        plain = sum(t.nbytes for t in container.tensors.values() if t.quantised is None)
+        with open_safetensors(written(kind)) as file:
+            assert stored + plain == sum(t.nbytes for t in file.tensors.values())
 
 
 @pytest.mark.slow
@@ -243,10 +243,10 @@ def test_weights_are_those_that_mlx_dequantises(wide, tmp_path, bits, group, dty
             assert found.shape == value.shape, name
             assert np.array_equal(found.view(np.uint8), value.view(np.uint8)), name
         assert np.array_equal(checkpoint.numpy(name).view(np.uint8), value.view(np.uint8)), name
-    parameters = checkpoint.container.decoding.parameters
+    parameters = quantised(checkpoint.container)
     assert any("linear" in name or "proj" in name for name in parameters)
     width = 32 if dtype == "float32" else 16
-    assert {checkpoint.container.bits(name) for name in parameters} == {bits + 2 * width / group}
+    assert {facts.bits for facts in parameters.values()} == {bits + 2 * width / group}
 
 
 def test_commands_with_a_checkpoint_of_mlx(base, tmp_path):

@@ -21,16 +21,17 @@ from typer.testing import CliRunner
 
 from griffin_eval.cli.main import app
 from griffin_eval.config import GriffinConfig
-from griffin_eval.converters.arrays.torch import torch_tensor
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.configs.own import config_json
 from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
-from griffin_eval.converters.naming.user_table import SHIPPED, read_names
+from griffin_eval.converters.naming import trainers
+from griffin_eval.converters.naming.user_table import read_names
 from griffin_eval.converters.output.manifest import MANIFEST_FILE
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.converters.plan import make_plan
-from griffin_eval.errors import CheckpointError
+from griffin_eval.converters.tensors import torch_tensor
+from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.layout import param_specs
 from griffin_eval.runners.load import load_runner
 from griffin_eval.tasks.metadata import config_of
@@ -288,8 +289,8 @@ def overrides(name: str, **more) -> Overrides:
 
 
 def test_every_table_that_ships_is_tested():
-    assert TRAINERS.keys() == SHIPPED.keys()
-    for name in SHIPPED:
+    assert TRAINERS.keys() == trainers.TRAINERS.keys()
+    for name in TRAINERS:
         assert read_names(name).title
 
 
@@ -419,3 +420,16 @@ def test_another_architecture_is_refused_by_name(tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
     shown = CliRunner().invoke(app, ["inspect", str(tmp_path)])
     assert shown.exit_code == 1 and "this looks like Meta lingua's Hawk" in shown.output
+
+
+def test_a_table_like_one_that_ships_with_other_fields(tmp_path):
+    path = tmp_path / "heads.toml"
+    path.write_text('like = "hippogriff"\n[config]\nnum_kv_heads = 2\nrope_fraction = 0.5\n')
+    names, shipped = read_names(path), read_names("hippogriff")
+    assert names.config == {**shipped.config, "num_kv_heads": 2, "rope_fraction": 0.5}
+    assert (names.rows, names.checks, names.path) == (shipped.rows, shipped.checks, path)
+    path.write_text('like = "hippo"\ntitle = "x"\n[config]\nheads = 2\n')
+    with pytest.raises(ArgumentError) as refused:
+        read_names(path)
+    for part in ("no field 'heads'", "like is 'hippo', expected one of", "title stands beside"):
+        assert part in str(refused.value)

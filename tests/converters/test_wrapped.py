@@ -21,6 +21,7 @@ from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.naming.tables import CANONICAL, CANONICAL_PATHS, bind
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.converters.plan import make_plan
+from griffin_eval.converters.tensors import in_memory
 from griffin_eval.errors import CheckpointError
 
 WEIGHTS = weights(CONFIG)
@@ -40,7 +41,9 @@ TABLES = {
 
 def tensors(naming):
     return {
-        b.foreign: np.ascontiguousarray(b.op.to_foreign(*(WEIGHTS[s.name] for s in b.canonical)))
+        b.foreign: np.ascontiguousarray(
+            b.op.to_foreign(*(in_memory(WEIGHTS[s.name]) for s in b.canonical)).numpy()
+        )
         for b in bind(TABLES[naming], CONFIG)
     }
 

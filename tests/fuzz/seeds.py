@@ -11,7 +11,7 @@ from parity import weights
 from sentencepiece_models import train_sentencepiece
 from tiny_checkpoints import CONFIG, write_all
 
-from griffin_eval.converters.containers.orbax.reader import OrbaxFolder
+from griffin_eval.converters.containers.orbax.reader import open_orbax
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.output.manifest import MANIFEST_FILE
 
@@ -158,13 +158,13 @@ def _write_flax(source: Path, root: Path) -> None:
     from flax import serialization
 
     tree: dict = {}
-    with OrbaxFolder(source) as reader:
+    with open_orbax(source) as reader:
         for name in reader.tensors:
             *path, last = name.split("/")
             group = tree
             for key in path:
                 group = group.setdefault(key, {})
-            group[last] = reader.numpy(name)
+            group[last] = reader.tensors[name].numpy()
     (root / "msgpack").mkdir()
     encoded = serialization.to_bytes({"params": tree, "step": np.int32(7)})
     (root / "msgpack" / "checkpoint").write_bytes(encoded)

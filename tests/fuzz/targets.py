@@ -22,9 +22,9 @@ from tiny_checkpoints import CONFIG, holds_the_original
 from typer.main import get_command
 
 from griffin_eval.cli.main import app
-from griffin_eval.converters.containers.orbax.reader import OrbaxFolder
-from griffin_eval.converters.containers.safetensors.reader import SafetensorsFolder
-from griffin_eval.converters.containers.torch_pt.reader import TorchFile
+from griffin_eval.converters.containers.orbax.reader import open_orbax
+from griffin_eval.converters.containers.safetensors.reader import open_safetensors
+from griffin_eval.converters.containers.torch_pt.reader import open_torch
 from griffin_eval.errors import BadInput
 
 _COMMAND = get_command(app)
@@ -65,11 +65,11 @@ def same_as_safetensors(source: Path, out: Path) -> None:
     from safetensors import safe_open
 
     convert(source, out)
-    with SafetensorsFolder(source) as folder:
+    with open_safetensors(source) as folder:
         for file in folder.files():
             with safe_open(file, "np") as theirs:
                 for name in theirs.keys():  # noqa: SIM118  (it is no dict)
-                    expect_bits(folder.numpy(name), theirs.get_tensor(name))
+                    expect_bits(folder.tensors[name].numpy(), theirs.get_tensor(name))
 
 
 def same_as_torch(source: Path, out: Path, *options: str | Path) -> None:
@@ -84,7 +84,7 @@ def same_as_torch(source: Path, out: Path, *options: str | Path) -> None:
     for root in ("model_state_dict", "state_dict", "params"):
         if not any(isinstance(value, torch.Tensor) for value in loaded.values()):
             loaded = loaded.get(root, loaded)
-    with TorchFile(path) as file:
+    with open_torch(path) as file:
         for name in file.tensors:
             tensor = loaded
             for key in [name] if name in loaded else name.split("."):
@@ -100,12 +100,12 @@ def same_as_flax(source: Path, out: Path) -> None:
         tree = serialization.msgpack_restore((source / "checkpoint").read_bytes())
     except (ValueError, TypeError):  # for a leaf that is no parameter, and is left out
         return
-    with OrbaxFolder(source) as folder:
+    with open_orbax(source) as folder:
         for name in folder.tensors:
             value = tree
             for key in [*filter(None, folder.root.split("/")), *name.split("/")]:
                 value = value[key if key in value else next(k for k in value if str(k) == key)]
-            expect_bits(folder.numpy(name), np.asarray(value))
+            expect_bits(folder.tensors[name].numpy(), np.asarray(value))
 
 
 def as_its_manifest_says(source: Path, out: Path) -> None:
@@ -203,6 +203,7 @@ def stays_quantised(source: Path, dequantised: dict[str, Any]) -> None:
     import torch
 
     from griffin_eval.converters.checkpoint import Checkpoint
+    from griffin_eval.converters.codecs.decode import quantised
     from griffin_eval.kernels.linear.quantised_torch import QuantisedMatrix
     from griffin_eval.model_torch.loading import load_packed
 
@@ -218,7 +219,7 @@ def stays_quantised(source: Path, dequantised: dict[str, Any]) -> None:
         expect_same_numbers(dense, dequantised[f"{name}.weight"].to(matrix.dtype))
         numbers = torch.tensor([[len(matrix) - 1, 0]])
         expect_same_numbers(torch.nn.functional.embedding(numbers, matrix), dense[numbers])
-    assert kept == sum("weight" in name for name in checkpoint.container.decoding.parameters)
+    assert kept == sum("weight" in name for name in quantised(checkpoint.container))
     hidden, _ = model.step(torch.tensor([[1, 2, 3]]), torch.tensor([3]), model.init_state(1))
     model.logits(hidden)
     checkpoint.close()
@@ -231,9 +232,9 @@ def same_as_gguf(source: Path, out: Path) -> None:
     (path,) = source.glob("*.gguf")
     convert(path, out, "--visible-keys", "8", "--embedding-scale", "--logits-soft-cap", "30")
     plain = {"F16": np.float16, "F64": np.float64, "BF16": np.float32}
-    with SafetensorsFolder(out) as ours, np.errstate(all="ignore"):
+    with open_safetensors(out) as ours, np.errstate(all="ignore"):
         for tensor in gguf.GGUFReader(path).tensors:
-            found, kind = ours.numpy(tensor.name), tensor.tensor_type
+            found, kind = ours.tensors[tensor.name].numpy(), tensor.tensor_type
             expected = tensor.data
             if kind.name not in ("F16", "F32", "F64"):
                 expected = gguf.quants.dequantize(expected, kind)

@@ -19,6 +19,7 @@ from slow import fast
 from griffin_eval.arguments import FRAMEWORKS
 from griffin_eval.config import PRESETS
 from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.codecs.decode import quantised
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.errors import ArgumentError
 from griffin_eval.kernels.linear import cpu_torch, quantised_jax, quantised_torch
@@ -101,8 +102,8 @@ def logits(model, framework, ids):
 def test_numbers_are_those_of_the_dequantised_checkpoint(written, kind, framework):
     checkpoint = Checkpoint(written(kind))
     model = load(checkpoint, framework, "float32", quantised=True)
-    found, container = matrices(model, framework), checkpoint.container
-    assert found.keys() == container.decoding.parameters.keys() and len(found) > 10
+    found, stored = matrices(model, framework), quantised(checkpoint.container)
+    assert found.keys() == stored.keys() and len(found) > 10
     assert ("model.embed_tokens.weight" in found) == (kind not in BITS)  # the tied head
     for name, matrix in found.items():
         expected = checkpoint.numpy(name).astype(np.float32)
@@ -114,7 +115,7 @@ def test_numbers_are_those_of_the_dequantised_checkpoint(written, kind, framewor
         np.testing.assert_allclose(matrix.dense(), expected, rtol=0, atol=tolerance, err_msg=name)
         arrays = (matrix.elements, matrix.scales, matrix.shifts)
         held = 8 * sum(a.nbytes for a in arrays if a is not None) / expected.size
-        assert held < container.bits(name) + 0.5  # scales in 8 bits are dequantised as they load
+        assert held < stored[name].bits + 0.5  # scales in 8 bits are dequantised as they load
     ids = tokens(WIDE, 2, 20)
     plain = load(checkpoint, framework, "float32", quantised=False)
     expected = logits(plain, framework, ids)

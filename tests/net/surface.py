@@ -48,7 +48,7 @@ INTERNAL = {
     "metadata of tasks": "griffin_eval.tasks.metadata:KEYS",
     "written formats": "griffin_eval.converters.formats:FORMATS",
     "read formats": "griffin_eval.converters.formats:READ_ONLY",
-    "shipped names": "griffin_eval.converters.naming.user_table:SHIPPED",
+    "shipped names": "griffin_eval.converters.naming.trainers:TRAINERS",
     "recipes": "griffin_eval.training.recipes:RECIPES",
 }
 # Names outside griffin_eval.__all__ that the blocks and texts of docs/ use.

@@ -5,15 +5,14 @@ of the dtype, and bytes. Arrays beyond 1 GiB are maps of flat chunks. Where Orba
 elsewhere, the leaf is a string ``PLACEHOLDER://name``.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from griffin_eval.converters.arrays.dtypes import numpy_dtype
-from griffin_eval.converters.arrays.grid import Region
-from griffin_eval.converters.arrays.shapes import are_naturals
-from griffin_eval.converters.containers.mmap_reader import map_file
+from griffin_eval.converters.files import TensorFile
+from griffin_eval.converters.tensors import LazyTensor, are_naturals, by_rows, numpy_dtype
 from griffin_eval.errors import CheckpointError
 from griffin_eval.messages import DAMAGED, brief
 
@@ -49,62 +48,19 @@ _EXTENSIONS = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
 
-class MappedArray:
-    """An array in a msgpack file; the same methods as of an array in zarr.
-
-    Attributes:
-        shape: shape of the array.
-        dtype: numpy's name of its dtype.
-    """
-
-    def __init__(self, shape: tuple[int, ...], dtype: str, parts: "list[np.ndarray]"):
-        self.shape, self.dtype, self.parts = shape, dtype, parts
-
-    def rows(self, nbytes: int) -> int:
-        """The number of rows to read at once, for pieces of ``nbytes``."""
-        return max(1, nbytes // max(1, math.prod(self.shape[1:]) * self.parts[0].itemsize))
-
-    def whole(self) -> "np.ndarray":
-        """All of it, as a copy."""
-        return self._copy(0, math.prod(self.shape)).reshape(self.shape)
-
-    def read(self, start: int, stop: int) -> "np.ndarray":
-        """Rows of the array, as a copy."""
-        row = math.prod(self.shape[1:])
-        return self._copy(start * row, stop * row).reshape(stop - start, *self.shape[1:])
-
-    def part(self, part: Region) -> "np.ndarray":
-        """A part of the array, a slice of each dimension."""
-        return self.whole()[part]
-
-    def _copy(self, first: int, last: int) -> "np.ndarray":
-        import numpy as np
-
-        out, at = np.empty(last - first, self.parts[0].dtype), 0
-        for part in self.parts:
-            begin, end = max(first, at), min(last, at + part.size)
-            if begin < end:
-                out[begin - first : end - first] = part[begin - at : end - at]
-            at += part.size
-        return out
-
-    def release(self) -> None:
-        """There is nothing to forget."""
-
-
 def read_msgpack(path: Path) -> dict[tuple[str, ...], Any]:
-    """Leaves by their keys: `MappedArray`, or numbers, strings and None as they are.
+    """Leaves by their keys: `LazyTensor`, or numbers, strings and None as they are.
 
     Raises:
         CheckpointError: the file cannot be read, or is no msgpack of this kind.
     """
     try:
-        data = memoryview(map_file(path))
-        tree, end = _Decoder(data).value(0, 0)
+        file = TensorFile(path)
+        tree, end = _Decoder(file).value(0, 0)
         if not isinstance(tree, dict):
             raise ValueError("no map at its beginning")
-        if end != len(data):
-            raise ValueError(f"{len(data) - end} bytes after its end")
+        if end != len(file.data):
+            raise ValueError(f"{len(file.data) - end} bytes after its end")
         return dict(_leaves(tree, ()))
     except CheckpointError:
         raise
@@ -126,27 +82,39 @@ def _leaves(tree: dict[str, Any], keys: tuple[str, ...]) -> Iterator[tuple[tuple
             yield from _leaves(value, (*keys, key))
 
 
-def _joined(value: dict[str, Any]) -> MappedArray:
+def _joined(value: dict[str, Any]) -> LazyTensor:
     chunks, sizes = value.get("chunks"), value.get("shape")
     if not isinstance(chunks, dict) or not isinstance(sizes, dict) or not chunks:
         raise ValueError("a chunked array without chunks or shape")
-    parts = [
-        part for i in range(len(chunks)) if isinstance(part := chunks.get(str(i)), MappedArray)
-    ]
+    parts = [part for i in range(len(chunks)) if isinstance(part := chunks.get(str(i)), LazyTensor)]
     shape = tuple(n for i in range(len(sizes)) if type(n := sizes.get(str(i))) is int)
     if len(parts) < len(chunks) or len(shape) < len(sizes) or not are_naturals(shape):
         raise ValueError("a chunked array whose chunks or shape are malformed")
-    arrays = [array for part in parts for array in part.parts]
-    if len({a.dtype for a in arrays}) > 1 or sum(a.size for a in arrays) != math.prod(shape):
+    lengths = [math.prod(part.shape) for part in parts]
+    one_kind = len({part.dtype for part in parts}) == 1 and all(len(p.shape) == 1 for p in parts)
+    if not one_kind or sum(lengths) != math.prod(shape):
         raise ValueError(f"chunks that do not make up an array of shape {shape}")
-    return MappedArray(tuple(shape), parts[0].dtype, arrays)
+    row = math.prod(shape[1:])
+
+    def rows(start: int, stop: int) -> "np.ndarray":
+        import numpy as np
+
+        out, at = np.empty((stop - start) * row, numpy_dtype(parts[0].dtype)), -start * row
+        for part, length in zip(parts, lengths, strict=True):
+            begin, end = max(0, at), min(len(out), at + length)
+            if begin < end:
+                out[begin:end] = part.rows(begin - at, end - at)
+            at += length
+        return out.reshape(stop - start, *shape[1:])
+
+    return by_rows(tuple(shape), parts[0].dtype, rows, nbytes=sum(part.nbytes for part in parts))
 
 
 class _Decoder:
     """Decodes the values of a file: only those that are there, and not too many of them."""
 
-    def __init__(self, data: memoryview):
-        self._data, self._left = data, _MAX_VALUES
+    def __init__(self, file: TensorFile):
+        self._file, self._data, self._left = file, memoryview(file.data), _MAX_VALUES
 
     def value(self, at: int, depth: int) -> tuple[Any, int]:
         """The value at an offset, and the offset after it."""
@@ -187,7 +155,7 @@ class _Decoder:
             array = self._array(at, at + count, depth) if code == _ARRAY else _Other(code)
             return array, at + count
         content = self._taken(at, count)
-        return (str(content, "utf-8") if kind == "str" else content), at + count
+        return (str(content, "utf-8") if kind == "str" else _Bytes(at, at + count)), at + count
 
     def _map(self, at: int, count: int, depth: int) -> tuple[dict[str, Any], int]:
         entries = {}
@@ -207,30 +175,37 @@ class _Decoder:
             items.append(item)
         return items, at
 
-    def _array(self, at: int, end: int, depth: int) -> MappedArray:
-        import numpy as np
-
+    def _array(self, at: int, end: int, depth: int) -> LazyTensor:
         fields, after = self.value(at, depth + 1)
         if after != end or not isinstance(fields, list) or len(fields) != 3:
             raise ValueError(f"no array at {at}")
         shape, name, data = fields
-        name = name if isinstance(name, str) else str(name, "ascii")
-        if not name.isidentifier():  # numpy would read "(2,)f4" as Python
+        if isinstance(name, _Bytes):
+            name = str(self._data[name.start : name.stop], "ascii")
+        if not isinstance(name, str) or not name.isidentifier():  # numpy reads "(2,)f4" as Python
             raise ValueError(f"an array of {brief(name)}")
         dtype = numpy_dtype(name)
-        nbytes = len(data) if isinstance(data, memoryview) else -1
+        nbytes = data.stop - data.start if isinstance(data, _Bytes) else -1
         if (
             not are_naturals(shape)
             or dtype.hasobject
             or dtype.itemsize * math.prod(shape) != nbytes
         ):
             raise ValueError(f"an array of {name} and shape {brief(shape)} with {nbytes} bytes")
-        return MappedArray(tuple(shape), name, [np.frombuffer(data, dtype)])
+        tensor = self._file.tensor(tuple(shape), name, data.start)
+        return dataclasses.replace(tensor, view=None)  # its elements lie at any byte
 
     def _taken(self, at: int, count: int) -> memoryview:
         if at + count > len(self._data):
             raise ValueError(f"an end at {len(self._data)}, expected {at + count} bytes")
         return self._data[at : at + count]
+
+
+class _Bytes(NamedTuple):
+    """The place of bytes in the file."""
+
+    start: int
+    stop: int
 
 
 class _Other:

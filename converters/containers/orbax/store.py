@@ -5,18 +5,28 @@ makes one chunk of every array. Where such a chunk is large it is decompressed a
 if pyarrow is installed.
 """
 
+import dataclasses
+import functools
 import math
 import re
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
-from griffin_eval.converters.arrays.grid import Region
 from griffin_eval.converters.containers.orbax.find import MANIFEST, PROCESS
 from griffin_eval.converters.containers.orbax.library import advice, reason, tensorstore
 from griffin_eval.converters.containers.orbax.remote import context, shown, store_of, url_of
-from griffin_eval.converters.containers.orbax.stream import ChunkStream, stream_codec
+from griffin_eval.converters.containers.orbax.stream import ChunkStream, Codec, stream_codec
+from griffin_eval.converters.tensors import (
+    Kept,
+    LazyTensor,
+    Region,
+    Shape,
+    numpy_dtype,
+    shape_of,
+)
 from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import files_within
 from griffin_eval.messages import listed
@@ -66,7 +76,7 @@ class Store:
         self._stored = self._count_chunks() if self.ocdbt or self._remote else {}
         self._values: dict[str, tuple[Path, int, int]] | None = None
 
-    def open(self, names: list[str]) -> "dict[str, StoredArray]":
+    def open(self, names: list[str]) -> dict[str, LazyTensor]:
         """Opens arrays by the names Orbax stores them under.
 
         Raises:
@@ -81,7 +91,7 @@ class Store:
                 problems.append(str(errors[-1]))
                 continue
             try:
-                arrays[name] = StoredArray(self, name, futures[name].result())
+                arrays[name] = _tensor(self, name, futures[name].result())
             except (ValueError, OSError, OverflowError) as error:
                 errors.append(error)
                 problems.append(f"{name!r}: {reason(error)}")
@@ -174,128 +184,75 @@ class Store:
         return counts
 
 
-class StoredArray:
-    """One array; rows are entries of its first axis.
+def _tensor(store: Store, name: str, array: Any) -> LazyTensor:
+    """One array; ValueError, a phrase, if it is larger than any memory, or chunks are missing."""
+    shape = tuple(int(n) for n in array.shape)
+    item = array.dtype.numpy_dtype.itemsize
+    chunk = tuple(int(n) for n in array.chunk_layout.read_chunk.shape or ())
+    write = tuple(int(n) for n in array.chunk_layout.write_chunk.shape or ())
+    chunk_bytes = math.prod(chunk) * item
+    if max(math.prod(shape) * item, chunk_bytes) >= 1 << 48:
+        raise ValueError(f"has shape {shape}, larger than any memory")
+    count = math.prod(-(-n // c) for n, c in zip(shape, write, strict=True))
+    if not store.sparse and (stored := store.chunks_of(name)) < count:
+        raise ValueError(f"{count - stored} of its {count} chunks are missing")
 
-    Attributes:
-        shape: shape of the array.
-        dtype: numpy's name of its dtype, such as ``bfloat16``.
-
-    Raises:
-        ValueError: a phrase; it is larger than any memory, or some of its chunks are missing.
-    """
-
-    def __init__(self, store: Store, name: str, array: Any):
-        self._store, self._name, self._array = store, name, array
-        self.shape = tuple(int(n) for n in array.shape)
-        self.dtype = str(array.dtype.name)
-        item = array.dtype.numpy_dtype.itemsize
-        self._chunk = tuple(int(n) for n in array.chunk_layout.read_chunk.shape or ())
-        write = tuple(int(n) for n in array.chunk_layout.write_chunk.shape or ())
-        self._chunk_bytes = math.prod(self._chunk) * item
-        if max(math.prod(self.shape) * item, self._chunk_bytes) >= 1 << 48:
-            raise ValueError(f"has shape {self.shape}, larger than any memory")
-        count = math.prod(-(-n // c) for n, c in zip(self.shape, write, strict=True))
-        if not store.sparse and (stored := store.chunks_of(name)) < count:
-            raise ValueError(f"{count - stored} of its {count} chunks are missing")
-        self._stream: ChunkStream | None = None
-        self._ahead: tuple[int, int, Any] | None = None  # rows, and the future that reads them
-        self._held: tuple[int, np.ndarray] | None = None  # first row of a chunk, and the chunk
-        self._row_bytes = math.prod(self.shape[1:]) * item
-
-    def rows(self, nbytes: int) -> int:
-        """The number of rows to read at once, for pieces of ``nbytes``; whole chunks, if small."""
-        rows = max(1, nbytes // max(1, self._row_bytes))
-        if self._chunk and self._chunk_bytes < _STREAMED:
-            rows = -(-rows // self._chunk[0]) * self._chunk[0]
-        return rows
-
-    def whole(self) -> "np.ndarray":
-        """All of it.
-
-        Raises:
-            ValueError, OSError, MemoryError: it is damaged or too large.
-        """
-        if self._chunk_bytes >= _STREAMED and self._streamed(0):
-            try:
-                return self.read(0, self.shape[0])
-            finally:
-                self.release()
-        self._check_memory(self.shape)
-        return self._array.read().result()
-
-    def read(self, start: int, stop: int) -> "np.ndarray":
-        """Rows of the array; consecutive rows are read fastest.
-
-        Raises:
-            ValueError, OSError, MemoryError: it is damaged or too large.
-        """
+    def read(region: Region) -> "np.ndarray":
         import numpy as np
 
-        shape = (stop - start, *self.shape[1:])
-        if self._chunk_bytes < _STREAMED:
-            self._check_memory(shape)
-            ahead, self._ahead = self._ahead, None
-            if ahead is not None and ahead[:2] == (start, stop):
-                future = ahead[2]
-            else:
-                future = self._array[start:stop].read()
-            if stop < self.shape[0]:  # while this one is used
-                after = min(stop + stop - start, self.shape[0])
-                self._ahead = (stop, after, self._array[stop:after].read())
-            return future.result()
-        out = np.empty(shape, self._array.dtype.numpy_dtype)
-        if stream := self._streamed(start):
-            stream.read_into(out, start * out[:1].nbytes)
-            return out
-        # Nothing but whole chunks can be read, and one is kept for the rows that come next.
-        step = self._chunk[0]
-        for band in range(start - start % step, stop, step):
-            if self._held is None or self._held[0] != band:
-                self._held = None
-                end = min(band + step, self.shape[0])
-                self._check_memory((end - band, *self.shape[1:]))
-                self._held = (band, self._array[band:end].read().result())
-            rows = self._held[1][max(start - band, 0) : stop - band]
-            at = max(start, band) - start
-            out[at : at + len(rows)] = rows
-        return out
+        # tensorstore ends the process without memory for a result and a chunk.
+        np.empty(math.prod(shape_of(region)) * item + chunk_bytes, np.uint8)
+        return array[region].read().result()
 
-    def part(self, part: Region) -> "np.ndarray":
-        """A part of the array, a slice of each dimension.
+    nbytes = math.prod(shape) * item
+    tensor = LazyTensor(shape, str(array.dtype.name), read, grid=chunk, nbytes=nbytes)
+    if chunk_bytes < _STREAMED or not shape:
+        return tensor
+    return _streamed(tensor, functools.cache(lambda: _chunks(store, name, array, shape, chunk)))
 
-        Raises:
-            ValueError, OSError, MemoryError: it is damaged or too large.
-        """
-        if self._chunk_bytes >= _STREAMED:  # rows in one chunk, or few
-            rows, *others = part
-            return self.read(rows.start, rows.stop)[:, *others]
-        self._check_memory(tuple(cut.stop - cut.start for cut in part))
-        return self._array[part].read().result()
 
-    def release(self) -> None:
-        """Forgets what was read ahead."""
-        self._ahead = self._stream = self._held = None
+class _Chunks(NamedTuple):
+    """The chunks of an array that can be decompressed as a stream: their places and codec."""
 
-    def _check_memory(self, shape: tuple[int, ...]) -> None:
-        """Asks for the memory of a result and a chunk: tensorstore ends the process without it."""
+    places: list[tuple[Path, int, int]]
+    codec: Codec
+
+
+def _chunks(store: Store, name: str, array: Any, shape: Shape, chunk: Shape) -> _Chunks | None:
+    """The chunks of an array, if they are one below the other and plain enough."""
+    codec = stream_codec(array.spec().to_json()["metadata"])
+    if codec is None or not chunk or chunk[1:] != shape[1:]:
+        return None
+    keys = (codec.key(i, len(shape)) for i in range(-(-shape[0] // chunk[0])))
+    places = [store.value(f"{name}/{key}") for key in keys]
+    stored = [place for place in places if place is not None]
+    return _Chunks(stored, codec) if len(stored) == len(places) else None
+
+
+def _streamed(tensor: LazyTensor, chunks: Callable[[], _Chunks | None]) -> LazyTensor:
+    """An array of large chunks, whose rows are read alone: from a stream for each thread, or, where
+    the chunks are no streams, from a chunk that is kept for the rows that come next."""
+    assert tensor.grid is not None
+    kept, local = Kept(1)(tensor), threading.local()
+    height, row_bytes = tensor.grid[0], tensor.nbytes // tensor.shape[0]
+
+    def read(region: Region) -> "np.ndarray":
         import numpy as np
 
-        dtype = self._array.dtype.numpy_dtype
-        np.empty(math.prod(shape) * dtype.itemsize + self._chunk_bytes, np.uint8)
+        found, (rows, *others) = chunks(), region
+        out = np.empty((rows.stop - rows.start, *tensor.shape[1:]), numpy_dtype(tensor.dtype))
+        if found is None:
+            for start in range(rows.start - rows.start % height, rows.stop, height):
+                begin, end = max(start, rows.start), min(start + height, rows.stop)
+                part = kept.read((slice(begin, end), *tensor.whole[1:]))
+                out[begin - rows.start : end - rows.start] = part
+            return out[(slice(None), *others)]
+        stream = getattr(local, "stream", None)
+        if stream is None or stream.position > rows.start * row_bytes:
+            stream = ChunkStream(found.places, found.codec, height * row_bytes)
+        local.stream = None  # unless this read succeeds
+        stream.read_into(out, rows.start * row_bytes)
+        local.stream = stream if rows.stop < tensor.shape[0] else None
+        return out[(slice(None), *others)]
 
-    def _streamed(self, start: int) -> "ChunkStream | None":
-        row = self._chunk_bytes // self._chunk[0] if self._chunk else 0
-        if self._stream is None or self._stream.position > start * row:
-            self._stream = self._open_stream()
-        return self._stream
-
-    def _open_stream(self) -> ChunkStream | None:
-        """A stream over the chunks, if they are one below the other and plain enough."""
-        codec = stream_codec(self._array.spec().to_json()["metadata"])
-        if codec is None or not self._chunk or self._chunk[1:] != self.shape[1:]:
-            return None
-        keys = (codec.key(i, len(self.shape)) for i in range(-(-self.shape[0] // self._chunk[0])))
-        parts = [self._store.value(f"{self._name}/{key}") for key in keys]
-        stored = [part for part in parts if part is not None]
-        return ChunkStream(stored, codec, self._chunk_bytes) if len(stored) == len(parts) else None
+    return dataclasses.replace(tensor, read=read, grid=None)

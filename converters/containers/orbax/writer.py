@@ -6,17 +6,12 @@ and Orbax are not needed.
 """
 
 import json
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from griffin_eval.converters.arrays.dtypes import FLOATS, ITEM_BYTES
-from griffin_eval.converters.arrays.grid import CHUNK, Region, chunk_shape, part_chunks, regions
-from griffin_eval.converters.arrays.pieces import flattened
-from griffin_eval.converters.arrays.write import cannot_be_written, writing
 from griffin_eval.converters.containers.container import Writer
 from griffin_eval.converters.containers.orbax.find import (
     MANIFEST,
@@ -25,6 +20,19 @@ from griffin_eval.converters.containers.orbax.find import (
 )
 from griffin_eval.converters.containers.orbax.library import reason, tensorstore
 from griffin_eval.converters.containers.orbax.remote import context, shown, store_of, url_of
+from griffin_eval.converters.files import cannot_be_written, writing
+from griffin_eval.converters.tensors import (
+    CHUNK_BYTES,
+    FLOATS,
+    ITEM_BYTES,
+    Region,
+    Shape,
+    chunk_shape,
+    flattened,
+    part_chunks,
+    regions,
+    shape_of,
+)
 from griffin_eval.errors import BadInput
 from griffin_eval.messages import listed
 
@@ -67,15 +75,12 @@ class OrbaxWriter(Writer):
         folder: str | Path,
         specs: Mapping[str, tuple[tuple[int, ...], str]],
         *,
-        chunk: int = CHUNK,
+        chunk: int = CHUNK_BYTES,
         parts: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
-        self.folder = Path(folder)
-        self._closed = False
-        self._ts = tensorstore()
+        super().__init__(Path(folder), specs, FLOATS)
         _check(specs)
-        self._specs = {name: (tuple(shape), dtype) for name, (shape, dtype) in specs.items()}
-        self._missing = dict.fromkeys(specs)
+        self.folder, self._closed, self._ts = Path(folder), False, tensorstore()
         self._chunk, self._parts = chunk, parts or {}
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +88,6 @@ class OrbaxWriter(Writer):
                 raise ValueError(f"{self.folder} holds an Orbax checkpoint already")
         self._started = time.time_ns()
         self._pending: deque[tuple[Any, int]] = deque()  # commits and their bytes
-        self._lock = threading.Lock()
         self._context = self._ts.Context(
             context(
                 {
@@ -95,57 +99,33 @@ class OrbaxWriter(Writer):
         )
         self._declare()
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            for pending in self._pending:  # nothing may write there any more
-                pending[0].exception()
-            self._pending.clear()
+    def _release(self) -> None:
+        for pending, _ in self._pending:  # nothing may write there any more
+            pending.exception()
+        self._pending.clear()
 
-    def write(self, name: str, chunks: "Iterable[np.ndarray]") -> None:
-        """Writes one array; see `Writer`.
-
-        Chunks are copied before the next one is asked for, so their memory may be used again.
-        """
-        if name not in self._specs:
-            raise ValueError(f"{name!r} is not among the arrays to write")
-        if name not in self._missing:
-            raise ValueError(f"{name!r} was written before")
-        shape, dtype = self._specs[name]
+    def _write(self, name: str, shape: Shape, dtype: str, chunks: "Iterable[np.ndarray]") -> None:
+        """Chunks are copied before the next one is asked for, so their memory may be used again."""
         # What is handed on at a time is contiguous: chunks, or all that lie beside each other.
         grid = self._chunks(name)
         if name in self._parts:
             first = next((axis for axis, count in enumerate(grid) if count > 1), 0)
             grid = (*grid[: first + 1], *shape[first + 1 :])
         array = self._open(name, shape, dtype)
-        try:
-            pieces = _refilled(chunks, regions(shape, grid), array.dtype.numpy_dtype)
-            for region, piece in pieces:
-                with self._lock:
-                    self._drain(_IN_FLIGHT * self._chunk - piece.nbytes)
-                    # The piece is nobody else's, so tensorstore may read it whenever it likes.
-                    future = array[region].write(piece, can_reference_source_data_indefinitely=True)
-                    self._pending.append((future.commit, piece.nbytes))
-        except _WrongChunks as error:
-            raise ValueError(f"{self.folder}: {name!r} {error} of shape {shape}") from None
-        del self._missing[name]
+        pieces = _refilled(chunks, shape, grid, array.dtype.numpy_dtype)
+        for region, piece in pieces:
+            with self._lock:
+                self._drain(_IN_FLIGHT * self._chunk - piece.nbytes)
+                # The piece is nobody else's, so tensorstore may read it whenever it likes.
+                future = array[region].write(piece, can_reference_source_data_indefinitely=True)
+                self._pending.append((future.commit, piece.nbytes))
 
-    def close(self) -> None:
+    def _finish(self) -> None:
         """Waits for what is being written, and writes the metadata.
 
         Everything is then handed to the system, but nothing was fsynced: that is the caller's.
-
-        Raises:
-            ValueError: naming the arrays that were not written.
-            BadInput: the system refuses.
         """
         self._drain(0)
-        if self._missing:
-            raise ValueError(
-                f"{self.folder}: {len(self._missing)} arrays were never written: "
-                f"{listed(self._missing, repr)}"
-            )
         if self._closed:
             return
         leaves = {}
@@ -259,47 +239,37 @@ class OrbaxWriter(Writer):
         return cannot_be_written(shown(self.folder), reason(error))
 
 
-class _WrongChunks(ValueError):
-    """A phrase that follows the name of the array."""
-
-
 def _refilled(
-    chunks: "Iterable[np.ndarray]", regions: Iterable[Region], dtype: "np.dtype"
+    chunks: "Iterable[np.ndarray]", shape: Shape, grid: Shape, dtype: "np.dtype"
 ) -> Iterator[tuple[Region, "np.ndarray"]]:
-    """Cuts consecutive elements anew: a fresh array for every region, which are in C order."""
+    """Cuts consecutive elements anew: a fresh array for every region of a grid, in C order.
+
+    Raises:
+        ValueError: a phrase about the chunks: another dtype, too many or too few elements.
+    """
     import numpy as np
 
     source = (flat for chunk in chunks for flat in flattened(chunk, _PART))
-    left, at = np.empty(0, dtype), 0  # of the present chunk, and where in it
-    given = wanted = 0
-    for region in regions:
-        piece = np.empty([part.stop - part.start for part in region], dtype)
-        flat, filled = piece.reshape(-1), 0
-        wanted += flat.size
-        while filled < flat.size:
-            while at == left.size:
-                chunk = next(source, None)
-                if chunk is None:
-                    given += filled
-                    raise _WrongChunks(f"was given {given} elements, fewer than those")
-                if chunk.dtype != dtype:
-                    raise _WrongChunks(f"was given chunks of {chunk.dtype}, expected {dtype}")
-                left, at = chunk, 0
-            count = min(flat.size - filled, left.size - at)
-            flat[filled : filled + count] = left[at : at + count]
-            filled, at = filled + count, at + count
-        given += filled
+    left = np.empty(0, dtype)  # of the present chunk
+    for region in regions(shape, grid):
+        piece = np.empty(shape_of(region), dtype)
+        flat = piece.reshape(-1)
+        while flat.size:
+            if not left.size:
+                left = next(source, None)
+                if left is None:
+                    raise ValueError(f"was given fewer elements than its shape {shape} has")
+                if left.dtype != dtype:
+                    raise ValueError(f"was given chunks of {left.dtype}, expected {dtype}")
+            count = min(flat.size, left.size)
+            flat[:count] = left[:count]
+            flat, left = flat[count:], left[count:]
         yield region, piece
-    if at < left.size or any(chunk.size for chunk in source):
-        raise _WrongChunks(f"was given more than the {wanted} elements")
+    if left.size or any(chunk.size for chunk in source):
+        raise ValueError(f"was given more elements than its shape {shape} has")
 
 
 def _check(specs: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
-    if not specs:
-        raise ValueError("no arrays to write: expected at least one")
-    if unknown := [name for name, (_, dtype) in specs.items() if dtype not in FLOATS]:
-        names = listed(unknown, lambda name: f"{name!r} is {specs[name][1]}")
-        raise ValueError(f"expected dtypes {', '.join(FLOATS)}, but {names}")
     if empty := [name for name, (shape, _) in specs.items() if 0 in shape]:
         raise ValueError(f"Orbax holds no arrays without elements: {listed(empty, repr)}")
     if malformed := [n for n in specs if not all(n.split("/")) or "\0" in n]:

@@ -57,6 +57,17 @@ def model_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
     )
 
 
+def is_weights(name: str) -> bool:
+    """Whether a name is that of a safetensors file."""
+    return name.endswith(".safetensors")
+
+
+def weight_files(names: list[str], where: str) -> list[str]:
+    """The files of weights among those of a folder; raises as `only_file` does."""
+    files = [name for name in names if is_weights(name)]
+    return files if INDEX_FILE in names else [only_file(where, files)]
+
+
 def only_file(where: str, names: Sequence[str]) -> str:
     """The safetensors file of a model that has no index: ``model.safetensors``, or the only one.
 

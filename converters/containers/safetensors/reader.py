@@ -7,24 +7,31 @@ holes or overlaps. The header is untrusted: nothing is read at an offset that wa
 """
 
 import math
-import mmap
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-from griffin_eval.converters.arrays.dtypes import FLOATS, ITEM_BYTES, numpy_dtype
-from griffin_eval.converters.arrays.shapes import MAX_DIMENSIONS, are_naturals
-from griffin_eval.converters.containers.container import MAX_NAME, natural_key
-from griffin_eval.converters.containers.mmap_reader import MappedTensors
+from griffin_eval.converters.containers.container import (
+    MAX_NAME,
+    Container,
+    in_natural_order,
+    natural_key,
+)
 from griffin_eval.converters.containers.safetensors.files import CODES, INDEX_FILE, model_files
+from griffin_eval.converters.files import TensorFile
+from griffin_eval.converters.tensors import (
+    FLOATS,
+    ITEM_BYTES,
+    MAX_DIMENSIONS,
+    LazyTensor,
+    Region,
+    Shape,
+    are_naturals,
+)
 from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import parse_json
 from griffin_eval.messages import DAMAGED, brief, listed
-
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
 
 # What safetensors calls a dtype -> the bits of an element.
 _BITS = {
@@ -37,131 +44,70 @@ _NAMES = {code: name for name, code in CODES.items()}
 _MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 
 
-class TensorInfo(NamedTuple):
+class _Entry(NamedTuple):
     """The place of one tensor in a file.
 
     Attributes:
-        name: the key of the tensor.
-        shape: the shape of the tensor.
+        name: Key of the tensor.
+        shape: Shape of the tensor.
         code: safetensors' name of its dtype, such as ``"BF16"``.
-        file: the file that holds it.
-        offsets: first byte and one past the last, counted from the start of the file.
+        file: File that holds it.
+        begin, end: First byte and one past the last, counted from the start of the file.
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: Shape
     code: str
-    file: Path
-    offsets: tuple[int, int]
+    file: TensorFile
+    begin: int
+    end: int
 
-    @property
-    def dtype(self) -> str:
-        """numpy's name of a dtype that parameters have, such as ``bfloat16``; else the code."""
+    def tensor(self) -> LazyTensor:
+        """The tensor; of a dtype that numpy lacks, only its facts."""
         name = _NAMES.get(self.code)
-        return name if name in FLOATS else self.code
+        if name is None:
+            return LazyTensor(self.shape, self.code, self._refuse, nbytes=self.end - self.begin)
+        dtype = name if name in FLOATS else self.code
+        return self.file.tensor(self.shape, dtype, self.begin, stored_as=name)
 
-    @property
-    def start(self) -> int:
-        return self.offsets[0]
-
-    @property
-    def nbytes(self) -> int:
-        return self.offsets[1] - self.offsets[0]
+    def _refuse(self, region: Region) -> NoReturn:
+        raise CheckpointError(
+            f"{self.file.path}: {self.name!r} is {self.code}, which numpy cannot hold; "
+            f"expected one of {', '.join(CODES[float] for float in FLOATS)}"
+        )
 
 
-class SafetensorsFolder(MappedTensors[TensorInfo]):
+def open_safetensors(folder: str | Path, only: list[Path] | None = None) -> Container:
     """The tensors of ``model.safetensors``, of the shards of its index, or of a lone file.
 
-    Opening reads and checks every header, and maps every file; no tensor is read. What was
-    returned stays valid after ``close``, which only lets go of the mappings held here.
-
-    Attributes:
-        folder: the folder, as given.
-        tensors: every tensor by name, in natural order (layer 2 before layer 10).
-
-    Args:
-        folder: the folder.
-        only: the files to read, where they are no model.
+    Opening reads and checks every header, and maps every file; no tensor is read. The dtype of a
+    tensor is numpy's name of those that parameters have, and safetensors' code of others.
 
     Raises:
         CheckpointError: no such folder, no or several models in it, a file that is truncated or
             whose header is not consistent, an index that disagrees with its shards.
     """
-
-    def __init__(self, folder: str | Path, only: list[Path] | None = None):
-        self.folder = Path(folder)
-        super().__init__(self.folder)
-        self._torch_files: dict[Path, Any] = {}
-        files, index = model_files(self.folder) if only is None else (only, None)
-        tensors: list[TensorInfo] = []
-        problems: list[str] = []
-        for file in files:
-            infos, wrong = _read_header(file, self._mapped(file))
-            tensors += infos
-            problems += [f"{file.name}: {problem}" for problem in wrong]
-        if problems:
-            raise CheckpointError(f"{self.folder}: {listed(problems)}; {DAMAGED}")
-        if index is not None:
-            _check_index(self.folder, index, tensors)
-        self.tensors = {t.name: t for t in sorted(tensors, key=lambda t: natural_key(t.name))}
-
-    def close(self) -> None:
-        super().close()
-        self._torch_files.clear()
-
-    def files(self) -> Iterable[Path]:
-        return {tensor.file for tensor in self.tensors.values()}
-
-    def describe(self) -> str:
-        return "safetensors"
-
-    def numpy(self, name: str) -> "np.ndarray":
-        """The tensor as a read-only array over the mapped file; bfloat16 is ml_dtypes' dtype.
-
-        Raises:
-            CheckpointError: no such tensor, or a dtype that numpy does not have.
-        """
-        import numpy as np
-
-        tensor = self._find(name)
-        if tensor.code not in _NAMES:
-            raise CheckpointError(
-                f"{tensor.file}: {name!r} is {tensor.code}, which numpy cannot hold; "
-                f"expected one of {', '.join(CODES[float] for float in FLOATS)}"
-            )
-        data = self._mapped(tensor.file)
-        flat = np.frombuffer(
-            data, numpy_dtype(_NAMES[tensor.code]), math.prod(tensor.shape), tensor.offsets[0]
-        )
-        return flat.reshape(tensor.shape)
-
-    def torch(self, name: str) -> "torch.Tensor":
-        """The tensor over a private mapping of the file: pages are shared until written to.
-
-        Writing to it copies the touched pages for this process (also for earlier results of the
-        same name) and never reaches the file.
-
-        Raises:
-            CheckpointError: no such tensor, or a dtype that torch does not have.
-        """
-        from safetensors import SafetensorError, safe_open
-
-        tensor = self._find(name)
-        try:
-            if tensor.file not in self._torch_files:
-                self._torch_files[tensor.file] = safe_open(tensor.file, framework="pt")
-            return self._torch_files[tensor.file].get_tensor(name)
-        except (SafetensorError, OSError, AttributeError) as error:  # AttributeError: no such dtype
-            raise CheckpointError(
-                f"{tensor.file}: {name!r} ({tensor.code}, {tensor.shape}) cannot be read into "
-                f"torch: {error}"
-            ) from None
+    folder = Path(folder)
+    files, index = model_files(folder) if only is None else (only, None)
+    entries: list[_Entry] = []
+    problems: list[str] = []
+    for file in files:
+        found, wrong = _read_header(TensorFile(file))
+        entries += found
+        problems += [f"{file.name}: {problem}" for problem in wrong]
+    if problems:
+        raise CheckpointError(f"{folder}: {listed(problems)}; {DAMAGED}")
+    if index is not None:
+        _check_index(folder, index, entries)
+    used = {entry.file.path for entry in entries}
+    tensors = in_natural_order({entry.name: entry.tensor() for entry in entries})
+    return Container(tensors, "safetensors", lambda: used)
 
 
-def _check_index(folder: Path, index: Mapping[str, str], tensors: Iterable[TensorInfo]) -> None:
+def _check_index(folder: Path, index: Mapping[str, str], tensors: Iterable[_Entry]) -> None:
     homes: dict[str, list[str]] = {}
     for tensor in tensors:
-        homes.setdefault(tensor.name, []).append(tensor.file.relative_to(folder).as_posix())
+        homes.setdefault(tensor.name, []).append(tensor.file.path.relative_to(folder).as_posix())
     problems = []
     for name in sorted(index.keys() | homes.keys(), key=natural_key):
         files = homes.get(name, [])
@@ -182,8 +128,9 @@ def _check_index(folder: Path, index: Mapping[str, str], tensors: Iterable[Tenso
         )
 
 
-def _read_header(file: Path, data: mmap.mmap) -> tuple[list[TensorInfo], list[str]]:
+def _read_header(file: TensorFile) -> tuple[list[_Entry], list[str]]:
     """The tensors of a file, and everything that is wrong with its header."""
+    data = file.data
     if len(data) < 8:
         return [], [f"expected a header of at least 8 bytes, found a file of {len(data)}"]
     (length,) = struct.unpack("<Q", data[:8])
@@ -218,7 +165,7 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def _read_entry(name: str, entry: Any, file: Path, start: int) -> TensorInfo:
+def _read_entry(name: str, entry: Any, file: TensorFile, start: int) -> _Entry:
     """One tensor; ValueError, a phrase that follows its name, if the entry contradicts itself."""
     if len(name) > MAX_NAME:
         raise ValueError(f"has {len(name)} characters, more than any name")
@@ -240,14 +187,14 @@ def _read_entry(name: str, entry: Any, file: Path, start: int) -> TensorInfo:
         raise ValueError(
             f"has {stored} bits, but dtype {dtype} and shape {tuple(shape)} need {bits}"
         )
-    return TensorInfo(name, tuple(shape), dtype, file, (start + offsets[0], start + offsets[1]))
+    return _Entry(name, tuple(shape), dtype, file, start + offsets[0], start + offsets[1])
 
 
-def _offset_problems(tensors: Sequence[TensorInfo], start: int, size: int) -> list[str]:
+def _offset_problems(tensors: Sequence[_Entry], start: int, size: int) -> list[str]:
     problems, beyond = [], []
     expected, before = start, "the header"
-    for tensor in sorted(tensors, key=lambda t: t.offsets):
-        begin, end = tensor.offsets
+    for tensor in sorted(tensors, key=lambda t: (t.begin, t.end)):
+        begin, end = tensor.begin, tensor.end
         if end > size:
             beyond.append(repr(tensor.name))
         if begin < expected:

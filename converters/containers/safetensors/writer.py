@@ -10,17 +10,14 @@ import json
 import math
 import os
 import struct
-import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from griffin_eval.converters.arrays.dtypes import ITEM_BYTES, numpy_dtype
-from griffin_eval.converters.arrays.write import write_all, write_array, writing
-from griffin_eval.converters.containers.container import Writer
+from griffin_eval.converters.containers.container import Specs, Writer
 from griffin_eval.converters.containers.safetensors.files import CODES, INDEX_FILE, SINGLE_FILE
-from griffin_eval.errors import BadInput
-from griffin_eval.messages import listed
+from griffin_eval.converters.files import write_all, write_array, writing
+from griffin_eval.converters.tensors import ITEM_BYTES, Shape, numpy_dtype
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,13 +25,11 @@ if TYPE_CHECKING:
 _ALIGNMENT = 64
 
 
-class TensorSlot(NamedTuple):
-    """The place of one tensor in the output."""
+class _Slot(NamedTuple):
+    """The place of one tensor in the output: a file, and the byte at which the tensor begins."""
 
     file: str
-    start: int  # byte of the file at which the tensor begins
-    shape: tuple[int, ...]
-    dtype: str
+    start: int
 
 
 class SafetensorsWriter(Writer):
@@ -63,14 +58,10 @@ class SafetensorsWriter(Writer):
         *,
         max_shard_size: int = 5 * 10**9,
     ):
+        super().__init__(Path(folder), specs, CODES)
         self.folder = Path(folder)
-        if not specs:
-            raise ValueError("no tensors to write: expected at least one")
         if "__metadata__" in specs:
             raise ValueError("no tensor can be named '__metadata__' in safetensors")
-        if unknown := sorted(name for name, (_, dtype) in specs.items() if dtype not in CODES):
-            names = listed(unknown, lambda name: f"{name!r} is {specs[name][1]}")
-            raise ValueError(f"expected dtypes {', '.join(CODES)}, but {names}")
         self._sizes = {
             n: math.prod(shape) * ITEM_BYTES[dtype] for n, (shape, dtype) in specs.items()
         }
@@ -80,54 +71,29 @@ class SafetensorsWriter(Writer):
             for file, names in _plan(self._sizes, max_shard_size).items()
         }
         self._headers: dict[str, bytes] = {}
-        self._slots: dict[str, TensorSlot] = {}
+        self._slots: dict[str, _Slot] = {}
         self.nbytes: dict[str, int] = {}
         for file, names in self.shards.items():
             self._lay_out(file, {name: specs[name] for name in names})
-        self._missing = {file: set(names) for file, names in self.shards.items()}
+        self._left = {file: len(names) for file, names in self.shards.items()}
         self._open: dict[str, int] = {}
-        self._lock = threading.Lock()
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self._release()
-
-    def write(self, name: str, chunks: "Iterable[np.ndarray]") -> None:
-        if name not in self._slots:
-            raise ValueError(f"{name!r} is not among the tensors to write")
-        file, start, shape, dtype = self._slots[name]
-        if name not in self._missing[file]:
-            raise ValueError(f"{name!r} was written before")
+    def _write(self, name: str, shape: Shape, dtype: str, chunks: "Iterable[np.ndarray]") -> None:
+        file, start = self._slots[name]
         with writing(self.folder / file):
             with self._lock:
                 if file not in self._open:
                     self._open[file] = self._begin(file)
                 descriptor = self._open[file]
-            try:
-                write_array(descriptor, start, shape, numpy_dtype(dtype), chunks)
-            except BadInput:  # of whoever makes the chunks
-                raise
-            except ValueError as error:
-                raise ValueError(f"{self.folder / file}: {name!r} {error}") from None
+            write_array(descriptor, start, shape, numpy_dtype(dtype), chunks)
             with self._lock:
-                self._missing[file].remove(name)
-                last = not self._missing[file]
+                self._left[file] -= 1
+                last = not self._left[file]
             if last:
-                self._finish(file)
+                self._complete(file)
 
-    def close(self) -> None:
-        """Writes the index, if there are several shards.
-
-        Raises:
-            ValueError: naming the tensors that were not written.
-        """
-        self._release()
-        if missing := [n for file, names in self.shards.items() for n in names if self._lacks(n)]:
-            raise ValueError(
-                f"{self.folder}: {len(missing)} tensors were never written: {listed(missing, repr)}"
-            )
+    def _finish(self) -> None:
+        """Writes the index, if there are several shards."""
         if len(self.shards) > 1:
             index = {
                 "metadata": {
@@ -140,9 +106,6 @@ class SafetensorsWriter(Writer):
             with writing(self.folder / INDEX_FILE):
                 (self.folder / INDEX_FILE).write_text(text, encoding="utf-8")
 
-    def _lacks(self, name: str) -> bool:
-        return name in self._missing[self._slots[name].file]
-
     def _lay_out(self, file: str, specs: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
         end = 0
@@ -153,7 +116,7 @@ class SafetensorsWriter(Writer):
                 "shape": list(shape),
                 "data_offsets": [begin, end],
             }
-            self._slots[name] = TensorSlot(file, begin, tuple(shape), dtype)
+            self._slots[name] = _Slot(file, begin)
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         text += b" " * (-(8 + len(text)) % _ALIGNMENT)  # spaces, as the library pads too
         self._headers[file] = data = struct.pack("<Q", len(text)) + text
@@ -169,7 +132,7 @@ class SafetensorsWriter(Writer):
         write_all(descriptor, self._headers[file], 0)
         return descriptor
 
-    def _finish(self, file: str) -> None:
+    def _complete(self, file: str) -> None:
         with self._lock:
             descriptor = self._open.pop(file)
         try:
@@ -181,6 +144,12 @@ class SafetensorsWriter(Writer):
         for descriptor in self._open.values():
             os.close(descriptor)
         self._open.clear()
+
+
+def output_files(specs: Specs, max_shard_size: int) -> dict[str, str]:
+    """The file that each tensor goes into."""
+    shards = SafetensorsWriter("", specs, max_shard_size=max_shard_size).shards
+    return {name: file for file, names in shards.items() for name in names}
 
 
 def _plan(sizes: Mapping[str, int], max_shard_size: int) -> dict[str, list[str]]:

@@ -10,11 +10,10 @@ import pickletools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from griffin_eval.converters.arrays.dtypes import ITEM_BYTES
-from griffin_eval.converters.arrays.shapes import MAX_DIMENSIONS, are_naturals
+from griffin_eval.converters.tensors import ITEM_BYTES, MAX_DIMENSIONS, are_naturals
 from griffin_eval.messages import brief
 
-_STORAGES = {
+STORAGES = {
     **{"BoolStorage": "bool", "ByteStorage": "uint8", "CharStorage": "int8"},
     **{"ShortStorage": "int16", "IntStorage": "int32", "LongStorage": "int64"},
     **{"HalfStorage": "float16", "BFloat16Storage": "bfloat16", "FloatStorage": "float32"},
@@ -122,7 +121,7 @@ for _module in ("builtins", "__builtin__"):  # the second: what protocol 2 calls
     _REDUCE[f"{_module}.bytearray"] = lambda *_: _Other("bytes")
 _CONSTANTS = {f"torch.{name}" for name in ITEM_BYTES}
 _CONSTANTS |= {"torch.Tensor", "torch.nn.parameter.Parameter"}
-_STORAGE_TYPES = {f"torch.{name}" for name in _STORAGES} | {"torch.storage.UntypedStorage"}
+_STORAGE_TYPES = {f"torch.{name}" for name in STORAGES} | {"torch.storage.UntypedStorage"}
 _STORAGE_TYPES |= {
     f"torch.Q{kind}Storage" for kind in ("Int8", "Int32", "UInt8", "UInt4x2", "UInt2x4")
 }
@@ -243,7 +242,7 @@ class PickleInterpreter:
         known = isinstance(kind, _Global) and kind.name in _STORAGE_TYPES
         if what != "storage" or not (known and isinstance(key, str) and type(size) is int):
             raise ValueError("it refers to what is no storage")
-        dtype = _STORAGES.get(kind.name.rpartition(".")[2])
+        dtype = STORAGES.get(kind.name.rpartition(".")[2])
         start, available, _ = self._storages[key]
         nbytes = size * (ITEM_BYTES[dtype] if dtype else 1)
         if not 0 <= nbytes <= available:

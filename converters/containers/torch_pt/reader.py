@@ -18,13 +18,9 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from griffin_eval.converters.arrays.dtypes import ITEM_BYTES, numpy_dtype
-from griffin_eval.converters.containers.container import MAX_NAME, natural_key
-from griffin_eval.converters.containers.mmap_reader import (
-    MappedTensors,
-)
+from griffin_eval.converters.containers.container import MAX_NAME, Container, in_natural_order
 from griffin_eval.converters.containers.torch_pt.pickle import (
     FoundTensor,
     NotAllowed,
@@ -32,13 +28,11 @@ from griffin_eval.converters.containers.torch_pt.pickle import (
     Record,
     describe,
 )
+from griffin_eval.converters.files import TensorFile, c_strides
+from griffin_eval.converters.tensors import ITEM_BYTES, LazyTensor
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.json_files import list_folder
 from griffin_eval.messages import DAMAGED, brief, is_unicode, listed
-
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
 
 SAVE_AGAIN = "load it where it was made and torch.save(model.state_dict(), path) again"
 ROOTS = ("model_state_dict", "state_dict", "params")  # under which trainers put the weights
@@ -52,53 +46,16 @@ _MAX_DEPTH = 32
 _SHARD = re.compile(r"-\d+-of-\d+\.bin")
 
 
-class TorchTensor(NamedTuple):
-    """The place of one tensor in a file.
+def open_torch(path: str | Path, *, item: str | None = None) -> Container:
+    """The tensors of a .pt, .pth or .bin file of torch.save by key; where dicts are nested,
+    keys are joined with ".".
 
-    Attributes:
-        name: its key, joined with "." where dicts are nested.
-        shape: its shape.
-        dtype: numpy's name of its dtype, such as ``"bfloat16"``.
-        file: the file that holds it.
-        start: byte of the file at which its first element is.
-        strides: elements from one index to the next, per dimension.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    file: Path
-    start: int
-    strides: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Of its elements, however few of them the file holds (an expanded tensor)."""
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
-
-    @property
-    def span(self) -> int:
-        """Elements of the file from its first to its last."""
-        if 0 in self.shape:
-            return 0
-        return 1 + sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
-
-
-class TorchFile(MappedTensors[TorchTensor]):
-    """The tensors of a .pt, .pth or .bin file that torch.save wrote.
-
-    Opening maps the file and reads its directory and pickle; no tensor is read. What was returned
-    stays valid after ``close``, which only lets go of the mappings held here.
-
-    Attributes:
-        file: the file.
-        root: the key under which the state dict is, "" if it is all there is.
-        tensors: every tensor by name, in natural order (layer 2 before layer 10).
-        left_out: everything else, by key: the rest of a trainer's file, numbers, text.
+    Opening maps the file and reads its directory and pickle; no tensor is read. Tensors are views
+    of the mapped file with the strides they were saved with.
 
     Args:
-        path: the file, or a folder that holds one such file.
-        item: key of the state dict in the file, for a trainer's file with several. By default the
+        path: The file, or a folder that holds one such file.
+        item: Key of the state dict in the file, for a trainer's file with several. By default the
             file itself if a tensor stands at its top, else whichever of ``ROOTS`` it has.
 
     Raises:
@@ -106,180 +63,124 @@ class TorchFile(MappedTensors[TorchTensor]):
             that holds more than tensors and plain values, or no state dict.
         ArgumentError: several state dicts, or not the one that ``item`` says.
     """
-
-    def __init__(self, path: str | Path, *, item: str | None = None):
-        self.file = _find_file(Path(path))
-        super().__init__(self.file)
-        data = self._mapped(self.file)
-        records = zip_records(self.file, data)
-        self._sums = {(r.start, r.size): r.checksum for r in records.values()}
-        content = self._unpickle(data, records)
-        self.root, state = self._choose_root(content, item)
-        if self.root:
-            self.left_out = {str(k): describe(v) for k, v in content.items() if k != self.root}
-        tensors: dict[str, TorchTensor] = {}
-        for name, leaf in self._flatten(state):
-            if name in tensors:
-                raise CheckpointError(
-                    f"{self.file}: two tensors are called {name!r} once nested keys are joined "
-                    f"with '.'; {SAVE_AGAIN}"
-                )
-            if isinstance(leaf, FoundTensor):
-                tensors[name] = TorchTensor(name, leaf.shape, leaf.dtype, self.file, *leaf[2:])
-            else:
-                self.left_out[f"{self.root}.{name}" if self.root else name] = describe(leaf)
-        if not tensors:
+    file = TensorFile(_find_file(Path(path)))
+    records = zip_records(file.path, file.data)
+    sums = {(r.start, r.size): r.checksum for r in records.values()}
+    content = _unpickle(file.path, file.data, records)
+    root, state = _choose_root(file.path, content, item)
+    left_out = {str(k): describe(v) for k, v in content.items() if k != root} if root else {}
+    tensors: dict[str, LazyTensor] = {}
+    for name, leaf in _flatten(file.path, state):
+        if name in tensors:
             raise CheckpointError(
-                f"{self.file}: expected a state dict, found no tensor in it, but "
-                f"{listed(f'{k!r}, {v}' for k, v in self.left_out.items()) or 'nothing'}"
+                f"{file.path}: two tensors are called {name!r} once nested keys are joined with "
+                f"'.'; {SAVE_AGAIN}"
             )
-        self.tensors = {name: tensors[name] for name in sorted(tensors, key=natural_key)}
-
-    def files(self) -> Iterable[Path]:
-        return [self.file]
-
-    def describe(self) -> str:
-        return "torch.save"
-
-    def numpy(self, name: str) -> "np.ndarray":
-        """The tensor as a read-only view of the mapped file, with the strides it was saved with.
-
-        bfloat16 and the float8 dtypes are those of ml_dtypes.
-
-        Raises:
-            CheckpointError: no such tensor.
-        """
-        import numpy as np
-
-        tensor = self._find(name)
-        dtype = numpy_dtype(tensor.dtype)
-        if tensor.span == 0:
-            array = np.empty(tensor.shape, dtype)
-        else:  # numpy, too, refuses what does not fit into the buffer
-            strides = tuple(step * dtype.itemsize for step in tensor.strides)
-            data = self._mapped(self.file)
-            array = np.ndarray(tensor.shape, dtype, data, tensor.start, strides)
-        array.flags.writeable = False
-        return array
-
-    def torch(self, name: str) -> "torch.Tensor":
-        """The tensor over a private mapping of the file: pages are shared until written to.
-
-        Writing to it copies the touched pages for this process (also for earlier results of the
-        same storage) and never reaches the file.
-
-        Raises:
-            CheckpointError: no such tensor.
-        """
-        import torch
-
-        tensor = self._find(name)
-        dtype = getattr(torch, tensor.dtype)
-        if tensor.span == 0:
-            return torch.empty(tensor.shape, dtype=dtype)
-        data = self._mapped(self.file, mmap.ACCESS_COPY)
-        flat = torch.frombuffer(data, dtype=dtype, count=tensor.span, offset=tensor.start)
-        return flat.as_strided(tensor.shape, tensor.strides)
-
-    def checksum(self, name: str) -> int | None:
-        """Of a tensor that is all of its storage, as those of a state dict are; else None."""
-        tensor = self._find(name)
-        steps, step = [], 1
-        for length in reversed(tensor.shape):
-            steps.append(step)
-            step *= length
-        if tensor.strides != tuple(reversed(steps)):
-            return None
-        return self._sums.get((tensor.start, tensor.nbytes)) or None  # 0: torch.save wrote none
-
-    def _unpickle(self, data: mmap.mmap, records: dict[str, Record]) -> Any:
-        (name,) = [name for name in records if name.endswith("/data.pkl")]
-        prefix, record = name.removesuffix("data.pkl"), records[name]
-        if record.size > _MAX_PICKLE:
-            raise CheckpointError(
-                f"{self.file}: its pickle has {record.size} bytes, more than any state dict needs; "
-                f"{SAVE_AGAIN}"
+        if isinstance(leaf, FoundTensor):
+            crc32 = None
+            if leaf.strides == c_strides(leaf.shape):  # all of its storage, as in a state dict
+                nbytes = math.prod(leaf.shape) * ITEM_BYTES[leaf.dtype]
+                crc32 = sums.get((leaf.start, nbytes)) or None  # 0: torch.save wrote none
+            tensors[name] = file.tensor(
+                leaf.shape, leaf.dtype, leaf.start, strides=leaf.strides, crc32=crc32
             )
-        pickled = data[record.start : record.start + record.size]
-        if record.checksum not in (0, zlib.crc32(pickled)):  # 0: torch.save was told not to
-            raise CheckpointError(f"{self.file}: the checksum of data.pkl is wrong; {DAMAGED}")
-        order = records.get(f"{prefix}byteorder")
-        if order and data[order.start : order.start + order.size] != b"little":
-            raise CheckpointError(
-                f"{self.file} is not little-endian: save it on a little-endian machine"
-            )
-        storages = {
-            name.removeprefix(f"{prefix}data/"): record
-            for name, record in records.items()
-            if name.startswith(f"{prefix}data/")
-        }
-        try:
-            return PickleInterpreter(storages).run(pickled)
-        except NotAllowed as error:
-            raise CheckpointError(
-                f"{self.file} holds {error}, which is refused, since what is more than tensors and "
-                f"plain values can be code that runs; if you trust the file, {SAVE_AGAIN}"
-            ) from None
-        except Exception as error:  # whatever nonsense makes an opcode fail
-            raise CheckpointError(
-                f"{self.file}: its pickle cannot be followed ({brief(str(error))}); {DAMAGED}"
-            ) from None
-
-    def _choose_root(self, content: Any, item: str | None) -> tuple[str, Any]:
-        if not isinstance(content, dict):
-            raise CheckpointError(
-                f"{self.file}: expected a state dict, found {describe(content)}; {SAVE_AGAIN}"
-            )
-        if item:
-            if not isinstance(content.get(item), dict):
-                dicts = [str(key) for key, value in content.items() if isinstance(value, dict)]
-                raise ArgumentError(
-                    f"{self.file}: no state dict {item!r}; expected one of "
-                    f"{listed(dicts) or 'none: the file itself is the state dict'}"
-                )
-            return item, content[item]
-        if item == "" or any(isinstance(value, FoundTensor) for value in content.values()):
-            return "", content
-        roots = [key for key in ROOTS if self._holds_tensors(content.get(key))]
-        if len(roots) > 1:
-            raise ArgumentError(
-                f"{self.file} holds several state dicts, {listed(roots)}: say which with item="
-            )
-        return (roots[0], content[roots[0]]) if roots else ("", content)
-
-    def _holds_tensors(self, content: Any) -> bool:
-        return isinstance(content, dict) and any(
-            isinstance(leaf, FoundTensor) for _, leaf in self._flatten(content)
+        else:
+            left_out[f"{root}.{name}" if root else name] = describe(leaf)
+    if not tensors:
+        raise CheckpointError(
+            f"{file.path}: expected a state dict, found no tensor in it, but "
+            f"{listed(f'{k!r}, {v}' for k, v in left_out.items()) or 'nothing'}"
         )
+    files = [file.path]
+    return Container(in_natural_order(tensors), "torch.save", lambda: files, left_out, root)
 
-    def _flatten(self, state: Any) -> Iterator[tuple[str, Any]]:
-        """The leaves; no container twice, so that neither loops nor shared nests run away."""
-        seen: set[int] = set()
-        stack: list[tuple[str, int, Any]] = [("", 0, state)]
-        while stack:
-            prefix, depth, value = stack.pop()
-            nested = isinstance(value, dict) or (
-                isinstance(value, list)
-                and value
-                and isinstance(value[0], dict | list | FoundTensor)
+
+def _unpickle(file: Path, data: mmap.mmap, records: dict[str, Record]) -> Any:
+    (name,) = [name for name in records if name.endswith("/data.pkl")]
+    prefix, record = name.removesuffix("data.pkl"), records[name]
+    if record.size > _MAX_PICKLE:
+        raise CheckpointError(
+            f"{file}: its pickle has {record.size} bytes, more than any state dict needs; "
+            f"{SAVE_AGAIN}"
+        )
+    pickled = data[record.start : record.start + record.size]
+    if record.checksum not in (0, zlib.crc32(pickled)):  # 0: torch.save was told not to
+        raise CheckpointError(f"{file}: the checksum of data.pkl is wrong; {DAMAGED}")
+    order = records.get(f"{prefix}byteorder")
+    if order and data[order.start : order.start + order.size] != b"little":
+        raise CheckpointError(f"{file} is not little-endian: save it on a little-endian machine")
+    storages = {
+        name.removeprefix(f"{prefix}data/"): record
+        for name, record in records.items()
+        if name.startswith(f"{prefix}data/")
+    }
+    try:
+        return PickleInterpreter(storages).run(pickled)
+    except NotAllowed as error:
+        raise CheckpointError(
+            f"{file} holds {error}, which is refused, since what is more than tensors and "
+            f"plain values can be code that runs; if you trust the file, {SAVE_AGAIN}"
+        ) from None
+    except Exception as error:  # whatever nonsense makes an opcode fail
+        raise CheckpointError(
+            f"{file}: its pickle cannot be followed ({brief(str(error))}); {DAMAGED}"
+        ) from None
+
+
+def _choose_root(file: Path, content: Any, item: str | None) -> tuple[str, Any]:
+    if not isinstance(content, dict):
+        raise CheckpointError(
+            f"{file}: expected a state dict, found {describe(content)}; {SAVE_AGAIN}"
+        )
+    if item:
+        if not isinstance(content.get(item), dict):
+            dicts = [str(key) for key, value in content.items() if isinstance(value, dict)]
+            raise ArgumentError(
+                f"{file}: no state dict {item!r}; expected one of "
+                f"{listed(dicts) or 'none: the file itself is the state dict'}"
             )
-            if not nested:
-                yield prefix, value
-                continue
-            if id(value) in seen or depth > _MAX_DEPTH:
+        return item, content[item]
+    if item == "" or any(isinstance(value, FoundTensor) for value in content.values()):
+        return "", content
+    roots = [key for key in ROOTS if _holds_tensors(file, content.get(key))]
+    if len(roots) > 1:
+        raise ArgumentError(
+            f"{file} holds several state dicts, {listed(roots)}: say which with item="
+        )
+    return (roots[0], content[roots[0]]) if roots else ("", content)
+
+
+def _holds_tensors(file: Path, content: Any) -> bool:
+    return isinstance(content, dict) and any(
+        isinstance(leaf, FoundTensor) for _, leaf in _flatten(file, content)
+    )
+
+
+def _flatten(file: Path, state: Any) -> Iterator[tuple[str, Any]]:
+    """The leaves; no container twice, so that neither loops nor shared nests run away."""
+    seen: set[int] = set()
+    stack: list[tuple[str, int, Any]] = [("", 0, state)]
+    while stack:
+        prefix, depth, value = stack.pop()
+        nested = isinstance(value, dict) or (
+            isinstance(value, list) and value and isinstance(value[0], dict | list | FoundTensor)
+        )
+        if not nested:
+            yield prefix, value
+            continue
+        if id(value) in seen or depth > _MAX_DEPTH:
+            raise CheckpointError(
+                f"{file}: {brief(prefix)} is nested in itself or shared; {SAVE_AGAIN}"
+            )
+        seen.add(id(value))
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, child in reversed(list(items)):
+            name = f"{prefix}.{key}" if depth else str(key)
+            if len(name) > MAX_NAME or not is_unicode(name):
                 raise CheckpointError(
-                    f"{self.file}: {brief(prefix)} is nested in itself or shared; {SAVE_AGAIN}"
+                    f"{file}: {brief(name)} is too long for a name, or not Unicode; {DAMAGED}"
                 )
-            seen.add(id(value))
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            for key, child in reversed(list(items)):
-                name = f"{prefix}.{key}" if depth else str(key)
-                if len(name) > MAX_NAME or not is_unicode(name):
-                    raise CheckpointError(
-                        f"{self.file}: {brief(name)} is too long for a name, or not Unicode; "
-                        f"{DAMAGED}"
-                    )
-                stack.append((name, depth + 1, child))
+            stack.append((name, depth + 1, child))
 
 
 def zip_records(file: Path, data: mmap.mmap) -> dict[str, Record]:
@@ -365,6 +266,14 @@ def torch_files(names: Iterable[str]) -> list[str]:
         if matching := fnmatch.filter(names, pattern):
             return matching
     return []
+
+
+def one_torch(names: list[str], where: str) -> list[str]:
+    """The files of torch.save of a folder on the hub, of which there may be one."""
+    files = torch_files(names)
+    if len(files) > 1:
+        raise CheckpointError(f"{where}: {not_one_file(files)} (download it first)")
+    return files
 
 
 def _candidates(folder: Path) -> list[Path]:

@@ -1,33 +1,33 @@
-"""Writes a .pt file tensor by tensor, in any order, holding no more than a chunk.
+"""Writes a .pt file tensor by tensor, in any order, holding no more than a chunk; without torch.
 
-torch itself writes the file around the data (``torch.serialization.skip_data``), so it is what
-``torch.save`` would have made; then every tensor is written where its storage is, and its checksum
-into the zip. Same tensors, same bytes, whatever the file is called.
+The archive has the entries that ``torch.save`` writes, in its order, and every storage begins at 64
+bytes. The places of the storages are known beforehand; the CRC-32 of each is written into its entry
+once its bytes are there. Same tensors, same bytes, whatever the file is called.
 """
 
-import contextlib
 import math
-import mmap
 import os
+import pickle
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
-from griffin_eval.converters.arrays.dtypes import FLOATS, ITEM_BYTES, numpy_dtype
-from griffin_eval.converters.arrays.write import read_all, write_all, write_array, writing
 from griffin_eval.converters.containers.container import Writer
-from griffin_eval.converters.containers.torch_pt.reader import zip_records
-from griffin_eval.errors import BadInput, MissingExtraError
-from griffin_eval.messages import listed
+from griffin_eval.converters.containers.torch_pt.pickle import STORAGES
+from griffin_eval.converters.files import c_strides, write_array, writing
+from griffin_eval.converters.tensors import FLOATS, ITEM_BYTES, Shape, numpy_dtype
 
 if TYPE_CHECKING:
     import numpy as np
 
 _ALIGNMENT = 64
-_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python names it from 3.13 on
-_CRC, _LENGTHS = struct.Struct("<L"), struct.Struct("<HHH")
+_PADDING = struct.Struct("<HH")  # identifier and length of an extra field
+_ZIP64 = 20  # bytes of the extra field that zipfile adds to an entry of 4 GiB or more
+_LOCAL_HEADER = 30  # bytes before the name of an entry
+_FACTS = {".format_version": b"1", ".storage_alignment": b"64", "byteorder": b"little"}
+_TYPES = {dtype: name for name, dtype in STORAGES.items() if dtype in FLOATS}
 
 
 class TorchWriter(Writer):
@@ -37,152 +37,98 @@ class TorchWriter(Writer):
     order of ``specs``, each with a storage of its own.
 
     Args:
-        path: the file to write.
-        specs: shape and dtype (bfloat16, float16, float32, float64) of every tensor, by name.
+        path: The file to write.
+        specs: Shape and dtype (bfloat16, float16, float32, float64) of every tensor, by name.
 
     Raises:
         ValueError: no tensors, or another dtype.
-        MissingExtraError: torch is not installed.
         BadInput: the system refuses to write.
     """
 
     def __init__(self, path: str | Path, specs: Mapping[str, tuple[tuple[int, ...], str]]):
+        super().__init__(Path(path), specs, FLOATS)
         self.path = Path(path)
-        if not specs:
-            raise ValueError("no tensors to write: expected at least one")
-        if unknown := sorted(name for name, (_, dtype) in specs.items() if dtype not in FLOATS):
-            names = listed(unknown, lambda name: f"{name!r} is {specs[name][1]}")
-            raise ValueError(f"expected dtypes {', '.join(FLOATS)}, but {names}")
-        self._specs = {name: (tuple(shape), dtype) for name, (shape, dtype) in specs.items()}
-        self._checksums: dict[str, int] = {}
+        self._entries: dict[str, zipfile.ZipInfo] = {}
+        self._starts: dict[str, int] = {}
         with writing(self.path):
-            # An open file: its name would otherwise be written into the archive.
-            with open(self.path, "wb") as file:
-                _save_without_data(self._specs, file)
-            self._starts = self._locate()
-            self._file: int | None = os.open(self.path, os.O_RDWR)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self.close()
-        finally:
-            if self._file is not None:
-                os.close(self._file)
-                self._file = None
-
-    def write(self, name: str, chunks: "Iterable[np.ndarray]") -> None:
-        if name not in self._specs:
-            raise ValueError(f"{name!r} is not among the tensors to write")
-        if name in self._checksums or self._file is None:
-            raise ValueError(f"{name!r} was written before, or the file closed")
-        shape, dtype = self._specs[name]
-        with writing(self.path):
+            self._file = open(self.path, "w+b")
             try:
-                self._checksums[name] = write_array(
-                    self._file,
-                    self._starts[name],
-                    shape,
-                    numpy_dtype(dtype),
-                    chunks,
-                    checksum=True,
-                )
-            except BadInput:  # of whoever makes the chunks
+                self._archive = zipfile.ZipFile(self._file, "w")
+                self._lay_out()
+            except BaseException:
+                self._file.close()
                 raise
-            except ValueError as error:
-                raise ValueError(f"{self.path}: {name!r} {error}") from None
 
-    def close(self) -> None:
-        """Writes the checksums of the zip and syncs the file.
-
-        Raises:
-            ValueError: naming the tensors that were not written.
-        """
-        if self._file is None:
-            return
-        if missing := [name for name in self._specs if name not in self._checksums]:
-            raise ValueError(
-                f"{self.path}: {len(missing)} tensors were never written: {listed(missing, repr)}"
-            )
+    def _write(self, name: str, shape: Shape, dtype: str, chunks: "Iterable[np.ndarray]") -> None:
+        kind, start = numpy_dtype(dtype), self._starts[name]
         with writing(self.path):
-            self._write_checksums(self._file)
-            os.fsync(self._file)
-            os.close(self._file)
-            self._file = None
+            crc = write_array(self._file.fileno(), start, shape, kind, chunks, checksum=True)
+        self._entries[name].CRC = crc
 
-    def _locate(self) -> dict[str, int]:
-        with open(self.path, "rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        records = zip_records(self.path, data)
-        data.close()
-        # torch.save numbers storages in the order in which it meets them: that of specs.
-        starts = {}
-        for i, name in enumerate(self._specs):
-            record = records[f"archive/data/{i}"]
-            assert record.size == self._nbytes(name)
-            starts[name] = record.start
-        return starts
+    def _finish(self) -> None:
+        """Writes the checksums and the directory of the archive, and syncs the file."""
+        if self._file.closed:
+            return
+        with writing(self.path):
+            for entry in self._entries.values():
+                self._file.seek(entry.header_offset)
+                self._file.write(entry.FileHeader())
+            self._archive.close()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
 
-    def _nbytes(self, name: str) -> int:
-        shape, dtype = self._specs[name]
-        return math.prod(shape) * ITEM_BYTES[dtype]
+    def _release(self) -> None:
+        self._archive.fp = None  # or its destructor would write a directory
+        self._file.close()
 
-    def _write_checksums(self, file: int) -> None:
-        """Into the descriptor behind the data of each entry, and into the directory at the end."""
-        with (
-            _errors_of_the_system(zipfile.BadZipFile),
-            zipfile.ZipFile(self.path) as archive,
-        ):
-            start = archive.start_dir
-        directory = bytearray(read_all(file, os.fstat(file).st_size - start, start))
-        names = {f"archive/data/{i}".encode(): name for i, name in enumerate(self._specs)}
-        at = 0
-        while directory[at : at + 4] == b"PK\1\2":
-            crc_at, (length, extra, comment) = at + 16, _LENGTHS.unpack_from(directory, at + 28)
-            at += 46
-            name = names.get(bytes(directory[at : at + length]))
-            at += length + extra + comment
-            if name is not None and self._nbytes(name):  # an empty entry has no descriptor
-                crc = _CRC.pack(self._checksums[name])
-                behind = self._starts[name] + self._nbytes(name)
-                assert read_all(file, 4, behind) == b"PK\7\x08"
-                write_all(file, crc, behind + 4)
-                directory[crc_at : crc_at + 4] = crc
-        write_all(file, directory, start)
+    def _lay_out(self) -> None:
+        """Writes all entries but the bytes of the storages."""
+        self._add("data.pkl", _pickled(self._specs))
+        for name, content in _FACTS.items():
+            self._add(name, content)
+        for i, (name, (shape, dtype)) in enumerate(self._specs.items()):
+            nbytes = math.prod(shape) * ITEM_BYTES[dtype]
+            self._entries[name] = entry = zipfile.ZipInfo(f"archive/data/{i}")
+            entry.file_size = entry.compress_size = nbytes
+            entry.header_offset = at = self._archive.start_dir
+            begin = at + _LOCAL_HEADER + len(entry.filename) + _PADDING.size
+            begin += _ZIP64 if nbytes > zipfile.ZIP64_LIMIT else 0
+            padding = -begin % _ALIGNMENT
+            entry.extra = _PADDING.pack(0x4246, padding) + bytes(padding)
+            self._starts[name] = begin + padding
+            self._archive.start_dir = begin + padding + nbytes
+            self._archive.filelist.append(entry)
+        self._add("version", b"3\n")
+        self._add(".data/serialization_id", b"0" * 40)
+
+    def _add(self, name: str, content: bytes) -> None:
+        self._archive.writestr(zipfile.ZipInfo(f"archive/{name}"), content)
 
 
-def _save_without_data(specs: Mapping[str, tuple[tuple[int, ...], str]], file: IO[bytes]) -> None:
-    try:
-        import torch
-    except ImportError:
-        raise MissingExtraError("torch", "torch") from None
-
-    sizes = {name: math.prod(shape) * ITEM_BYTES[dtype] for name, (shape, dtype) in specs.items()}
-    # Storages of the right sizes over reserved addresses without memory (MAP_NORESERVE), so that
-    # torch.save can write headers: with torch.empty, a 9B model would have to fit.
-    reserved = sum(sizes.values()) + _ALIGNMENT * len(sizes)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-    addresses, at = mmap.mmap(-1, reserved, flags=flags), 0
-    tensors = {}
-    for name, (shape, dtype) in specs.items():
-        kind = getattr(torch, dtype)
-        if sizes[name]:
-            count = math.prod(shape)
-            flat = torch.frombuffer(addresses, dtype=kind, count=count, offset=at)
-            tensors[name] = flat.reshape(shape)
-            at += sizes[name] + -sizes[name] % _ALIGNMENT
-        else:
-            tensors[name] = torch.empty(shape, dtype=kind)
-    with _errors_of_the_system(RuntimeError), torch.serialization.skip_data():
-        torch.save(tensors, file)
+def _pickled(specs: Mapping[str, tuple[tuple[int, ...], str]]) -> bytes:
+    """The pickle of a dict of tensors. It names callables of torch, which is not imported: so the
+    opcodes are written here (protocol 2), those of numbers by `pickle`."""
+    items = b""
+    for i, (name, (shape, dtype)) in enumerate(specs.items()):
+        storage_type = f"ctorch\n{_TYPES[dtype]}\n".encode()
+        size = _number(math.prod(shape))
+        storage = _tuple(_text("storage"), storage_type, _text(str(i)), _text("cpu"), size) + b"Q"
+        numbers = (_tuple(*map(_number, n)) for n in (shape, c_strides(shape)))
+        no_hooks = b"ccollections\nOrderedDict\n)R"
+        arguments = _tuple(storage, _number(0), *numbers, b"\x89", no_hooks)  # no gradient
+        items += _text(name) + b"ctorch._utils\n_rebuild_tensor_v2\n" + arguments + b"R"
+    return b"\x80\x02}(" + items + b"u."
 
 
-@contextlib.contextmanager
-def _errors_of_the_system(hiding: type[Exception]) -> Iterator[None]:
-    """Raises the system's error where a library's hides it."""
-    try:
-        yield
-    except hiding as error:
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from None
-        raise
+def _tuple(*items: bytes) -> bytes:
+    return b"(" + b"".join(items) + b"t"
+
+
+def _text(text: str) -> bytes:
+    encoded = text.encode()
+    return b"X" + struct.pack("<I", len(encoded)) + encoded
+
+
+def _number(value: int) -> bytes:
+    return pickle.dumps(value, 2)[2:-1]  # without the protocol and the end

@@ -10,21 +10,21 @@ header, which is untrusted, is read here: nothing is read at an offset that was 
 import math
 import mmap
 import struct
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from griffin_eval.converters.arrays.dtypes import numpy_dtype
-from griffin_eval.converters.containers.container import MAX_NAME, natural_key
-from griffin_eval.converters.containers.gguf.library import gguf
-from griffin_eval.converters.containers.mmap_reader import MappedTensors
-from griffin_eval.errors import CheckpointError
+from griffin_eval.converters.containers.container import MAX_NAME, Container, in_natural_order
+from griffin_eval.converters.files import TensorFile
+from griffin_eval.converters.quantised import Quantised, dequantised
+from griffin_eval.converters.tensors import LazyTensor
+from griffin_eval.errors import CheckpointError, MissingExtraError
 from griffin_eval.json_files import list_folder
 from griffin_eval.messages import DAMAGED, brief, listed
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # before 2, counts had 32 bits
@@ -41,123 +41,72 @@ _MAX_HEADER = 100_000_000  # bytes, as of safetensors
 _MAX_DIMENSIONS = 4  # of ggml
 _ALIGNMENT = "general.alignment"
 _PARTS = "split.count"
+_TOGETHER = 1 << 16  # elements that the library gets at a time, so that they stay in a cache
 
 
-class GgufTensor(NamedTuple):
-    """The place of one tensor in the file.
+def gguf() -> Any:
+    """The gguf library, imported when it is needed.
 
-    Attributes:
-        name: its name.
-        shape: of the array that is stored: the tensor's own, or, if it is quantised, blocks and
-            the bytes of a block.
-        dtype: numpy's name of it, or, if it is quantised, GGUF's, such as ``"Q4_K"``.
-        dequantised_shape: the tensor's own shape.
-        file: the file.
-        start: first byte, counted from the start of the file.
-        nbytes: bytes that it takes.
+    Raises:
+        MissingExtraError: it is not installed.
     """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    dequantised_shape: tuple[int, ...]
-    file: Path
-    start: int
-    nbytes: int
-
-    @property
-    def quantised(self) -> bool:
-        return self.dtype not in _PLAIN.values()
+    try:
+        import gguf
+    except ImportError:
+        raise MissingExtraError("gguf", "gguf") from None
+    return gguf
 
 
-class GgufFile(MappedTensors[GgufTensor]):
-    """The tensors of a GGUF file, those that are quantised as blocks of bytes.
+def open_gguf(path: str | Path) -> Container:
+    """The tensors of a GGUF file; those in blocks are dequantised to float32 by the gguf library.
 
     Opening reads and checks the header, and maps the file; no tensor is read.
 
-    Attributes:
-        file: the file.
-        tensors: every tensor by name, in natural order (layer 2 before layer 10).
-        left_out: the metadata, by name.
-
     Args:
-        path: the file, or a folder that holds one such file.
+        path: The file, or a folder that holds one such file.
 
     Raises:
         CheckpointError: no or several such files, one that is truncated, contradicts itself, is
             big-endian or a part of several, or has tensors of a type that cannot be dequantised.
         MissingExtraError: the gguf library is not installed.
     """
+    file = TensorFile(_find_file(Path(path)))
+    try:
+        tensors, left_out = _read(file, _Header(file.data))
+    except ValueError as error:
+        raise CheckpointError(f"{file.path} {error}; {DAMAGED}") from None
+    files = [file.path]
+    return Container(in_natural_order(tensors), "GGUF", lambda: files, left_out)
 
-    def __init__(self, path: str | Path):
-        self.file = _find_file(Path(path))
-        super().__init__(self.file)
-        data = self._mapped(self.file)
-        try:
-            tensors = self._read(_Header(data), len(data))
-        except ValueError as error:
-            raise CheckpointError(f"{self.file} {error}; {DAMAGED}") from None
-        self.tensors = {t.name: t for t in sorted(tensors, key=lambda t: natural_key(t.name))}
 
-    def files(self) -> Iterable[Path]:
-        return [self.file]
-
-    def describe(self) -> str:
-        return "GGUF"
-
-    def numpy(self, name: str) -> "np.ndarray":
-        """The tensor as a read-only array over the mapped file; blocks as uint8."""
-        import numpy as np
-
-        tensor = self._find(name)
-        dtype = np.dtype(np.uint8) if tensor.quantised else numpy_dtype(tensor.dtype)
-        data = self._mapped(self.file)
-        return np.frombuffer(data, dtype, math.prod(tensor.shape), tensor.start).reshape(
-            tensor.shape
+def _read(file: TensorFile, header: "_Header") -> tuple[dict[str, LazyTensor], dict[str, str]]:
+    """The tensors, and the metadata as what is left out; ValueError, a phrase that follows the
+    file, if the header is damaged."""
+    metadata = header.metadata()
+    parts = metadata.get(_PARTS, 1)
+    if parts != 1:
+        raise CheckpointError(
+            f"{file.path} is one of {brief(parts)} parts of a model: join them with "
+            "llama-gguf-split --merge"
         )
-
-    def torch(self, name: str) -> "torch.Tensor":
-        """The tensor over a private mapping of the file: pages are shared until written to."""
-        import torch
-
-        tensor = self._find(name)
-        dtype = torch.uint8 if tensor.quantised else getattr(torch, tensor.dtype)
-        count = math.prod(tensor.shape)
-        if not count:
-            return torch.empty(tensor.shape, dtype=dtype)
-        data = self._mapped(self.file, mmap.ACCESS_COPY)
-        flat = torch.frombuffer(data, dtype=dtype, count=count, offset=tensor.start)
-        return flat.reshape(tensor.shape)
-
-    def _read(self, header: "_Header", size: int) -> list[GgufTensor]:
-        """The tensors; ValueError, a phrase that follows the file, if the header is damaged."""
-        metadata = header.metadata()
-        parts = metadata.get(_PARTS, 1)
-        if parts != 1:
-            raise CheckpointError(
-                f"{self.file} is one of {brief(parts)} parts of a model: join them with "
-                "llama-gguf-split --merge"
-            )
-        alignment = metadata.get(_ALIGNMENT, 32)
-        if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-            raise ValueError(f"has {_ALIGNMENT} {brief(alignment)}, expected a power of two")
-        self.left_out = dict.fromkeys(metadata, "metadata, from which no config is read")
-        entries = [header.tensor() for _ in range(header.tensors)]
-        start = -(-header.at // alignment) * alignment
-        tensors, problems = [], []
-        for entry in entries:
-            try:
-                tensors.append(_place(entry, self.file, start, alignment))
-            except ValueError as error:
-                problems.append(f"{brief(entry.name)} {error}")
-        names = [entry.name for entry in entries]
-        problems += [
-            f"{brief(n)} is there twice" for n in dict.fromkeys(names) if names.count(n) > 1
-        ]
-        problems = problems or _offset_problems(tensors, start, size, alignment)
-        if problems:
-            raise CheckpointError(f"{self.file}: {listed(problems)}; {DAMAGED}")
-        return tensors
+    alignment = metadata.get(_ALIGNMENT, 32)
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+        raise ValueError(f"has {_ALIGNMENT} {brief(alignment)}, expected a power of two")
+    entries = [header.tensor() for _ in range(header.tensors)]
+    start = -(-header.at // alignment) * alignment
+    counts = Counter(entry.name for entry in entries)
+    problems = [f"{brief(name)} is there twice" for name, count in counts.items() if count > 1]
+    places, tensors = [], {}
+    for entry in entries:
+        try:
+            at, stored, tensors[entry.name] = _place(entry, file, start, alignment)
+            places.append((at, stored, entry.name))
+        except ValueError as error:
+            problems.append(f"{brief(entry.name)} {error}")
+    problems = problems or _offset_problems(sorted(places), start, len(file.data), alignment)
+    if problems:
+        raise CheckpointError(f"{file.path}: {listed(problems)}; {DAMAGED}")
+    return tensors, dict.fromkeys(metadata, "metadata, from which no config is read")
 
 
 class _Entry(NamedTuple):
@@ -254,15 +203,14 @@ class _Header:
         self.at += nbytes
 
 
-def _place(entry: _Entry, file: Path, start: int, alignment: int) -> GgufTensor:
-    """One tensor; ValueError, a phrase that follows its name, if the entry contradicts itself.
-
-    Args:
-        entry: as the header states it.
-        file: that holds it.
-        start: byte of the file from which on offsets count.
-        alignment: of the offsets.
+def _place(
+    entry: _Entry, file: TensorFile, start: int, alignment: int
+) -> tuple[int, int, LazyTensor]:
+    """The first byte of a tensor, its bytes, and the tensor; ValueError, a phrase that follows its
+    name, if the entry contradicts itself.
     """
+    import numpy as np
+
     types, quants = gguf().GGMLQuantizationType, gguf().quants
     try:
         kind = types(entry.type)
@@ -278,43 +226,47 @@ def _place(entry: _Entry, file: Path, start: int, alignment: int) -> GgufTensor:
         raise ValueError(f"has shape {brief(shape)}, larger than any memory")
     if entry.offset % alignment or entry.offset >= 1 << 63:
         raise ValueError(f"has the offset {entry.offset}, no multiple of {alignment}")
-    size = math.prod(shape)
-    stored, dtype = shape, _PLAIN.get(kind.name)
-    if dtype is None:
-        if not shape or shape[-1] % block:
-            raise ValueError(f"is {shape}, no rows of whole blocks of {block} ({kind.name})")
-        try:
-            quants.dequantize(_zeros(nbytes), kind)
-        except NotImplementedError:
-            raise ValueError(
-                f"is {kind.name}, which the gguf library does not dequantise"
-            ) from None
-        stored, dtype = (size // block, nbytes), kind.name
-    at = start + entry.offset
-    return GgufTensor(entry.name, stored, dtype, shape, file, at, size // block * nbytes)
+    at, size = start + entry.offset, math.prod(shape)
+    if dtype := _PLAIN.get(kind.name):
+        return at, size * nbytes, file.tensor(shape, dtype, at)
+    if not shape or shape[-1] % block:
+        raise ValueError(f"is {shape}, no rows of whole blocks of {block} ({kind.name})")
+    try:
+        quants.dequantize(np.zeros((1, nbytes), np.uint8), kind)
+    except NotImplementedError:
+        raise ValueError(f"is {kind.name}, which the gguf library does not dequantise") from None
+    blocks = file.tensor((size // block, nbytes), "uint8", at)
+    step = _TOGETHER // block
 
+    def values(first: int, last: int) -> "np.ndarray":
+        begin, end = first // block, -(-last // block)
+        stored = blocks.rows(begin, end)
+        out = np.empty(len(stored) * block, np.float32)
+        with np.errstate(all="ignore"):  # what is not finite is counted later
+            for i in range(0, len(stored), step):
+                # As one row: the library would take rows apart and put few of them together.
+                row = quants.dequantize(stored[i : i + step].reshape(1, -1), kind)
+                out[i * block : (i + step) * block] = row[0]
+        return out[first - begin * block : last - begin * block]
 
-def _zeros(nbytes: int) -> "np.ndarray":
-    """A block of so many bytes."""
-    import numpy as np
-
-    return np.zeros((1, nbytes), np.uint8)
+    facts = Quantised("gguf", f"{kind.name} in blocks of {block}", 8 * nbytes / block)
+    return at, blocks.nbytes, dequantised(shape, "float32", values, facts)
 
 
 def _offset_problems(
-    tensors: Sequence[GgufTensor], start: int, size: int, alignment: int
+    places: Sequence[tuple[int, int, str]], start: int, size: int, alignment: int
 ) -> list[str]:
     """What is wrong with the places of tensors: one behind the other, up to the end of the file."""
     problems, expected, before = [], start, "the header"
-    for tensor in sorted(tensors, key=lambda t: (t.start, t.nbytes)):
-        gap, end = tensor.start - expected, tensor.start + tensor.nbytes
+    for begin, nbytes, name in places:
+        gap, end = begin - expected, begin + nbytes
         if end > size:
-            problems.append(f"{tensor.name!r} ends at byte {end} of a file of {size}")
+            problems.append(f"{name!r} ends at byte {end} of a file of {size}")
         if gap < 0:
-            problems.append(f"{tensor.name!r} overlaps {before}")
+            problems.append(f"{name!r} overlaps {before}")
         elif gap >= alignment:
-            problems.append(f"{gap} bytes between {before} and {tensor.name!r} are unused")
-        expected, before = max(expected, end), repr(tensor.name)
+            problems.append(f"{gap} bytes between {before} and {name!r} are unused")
+        expected, before = max(expected, end), repr(name)
     if size - expected >= alignment and not problems:
         problems.append(f"{size - expected} bytes after {before} are unused")
     return problems
@@ -323,6 +275,17 @@ def _offset_problems(
 def gguf_files(names: Iterable[str]) -> list[str]:
     """The GGUF files among the names of files in a folder."""
     return sorted(name for name in names if name.endswith(".gguf"))
+
+
+def one_gguf(names: list[str], where: str) -> list[str]:
+    """The GGUF files of a folder on the hub, of which there may be one."""
+    files = gguf_files(names)
+    if len(files) > 1:
+        raise CheckpointError(
+            f"{where}: expected one .gguf file, found {listed(files)}; download the one that is "
+            "meant and give its path"
+        )
+    return files
 
 
 def looks_like_gguf(path: Path) -> bool:

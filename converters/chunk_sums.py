@@ -4,9 +4,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from griffin_eval.converters.arrays.grid import Region, regions
-from griffin_eval.converters.arrays.pieces import bytes_of
-from griffin_eval.converters.arrays.shapes import are_naturals
+from griffin_eval.converters.tensors import Region, are_naturals, bytes_of, regions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,12 +79,7 @@ class ChunkSums(NamedTuple):
 
 
 class ChunkSummer:
-    """Computes `ChunkSums` of an array that comes in pieces along its first axis.
-
-    Args:
-        shape: of the array, of one dimension or more.
-        grid: shape of a chunk.
-    """
+    """Computes `ChunkSums` of an array that comes in pieces along its first axis."""
 
     def __init__(self, shape: tuple[int, ...], grid: tuple[int, ...]):
         self._shape, self._grid = shape, grid

@@ -1,0 +1,235 @@
+"""Files of tensors: read in place and mapped, written as fast as the disk takes them."""
+
+import errno
+import math
+import mmap
+import os
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from griffin_eval.converters.tensors import (
+    ITEM_BYTES,
+    LazyTensor,
+    Region,
+    Shape,
+    flattened,
+    numpy_dtype,
+)
+from griffin_eval.errors import BadInput, CheckpointError
+from griffin_eval.messages import DAMAGED
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+_PIECE = 1 << 22  # bytes written at a time: few enough to be in the cache still when summed
+
+
+class TensorFile:
+    """A file whose tensors are read in place. Lazy tensors keep it open.
+
+    A mapped file must not become shorter: the system ends a process that touches what is gone
+    (SIGBUS). So a region of a tensor is read as a copy, which raises an error instead.
+
+    Attributes:
+        path: The file.
+        data: Its bytes, mapped read-only.
+
+    Raises:
+        CheckpointError: it cannot be read, or is empty.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY)
+            weakref.finalize(self, os.close, self._descriptor)
+            if os.fstat(self._descriptor).st_size == 0:  # which mmap refuses
+                raise CheckpointError(f"{path} is empty; {DAMAGED}")
+            self.data = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+
+    @cached_property
+    def _private(self) -> mmap.mmap:
+        """Pages that are shared until they are written to, which never reaches the file."""
+        return mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_COPY)
+
+    def tensor(
+        self,
+        shape: Shape,
+        dtype: str,
+        start: int,
+        *,
+        strides: Shape | None = None,
+        stored_as: str | None = None,
+        crc32: int | None = None,
+    ) -> LazyTensor:
+        """A tensor in the file.
+
+        Args:
+            shape: Shape of the tensor.
+            dtype: Name of its dtype, for people.
+            start: Byte of the file at which its first element is.
+            strides: Elements from one index to the next, per dimension; None for C order.
+            stored_as: numpy's name of its dtype; None for ``dtype``.
+            crc32: CRC-32 that the file states of it.
+        """
+        stored = stored_as or dtype
+        item = ITEM_BYTES.get(stored) or numpy_dtype(stored).itemsize
+        steps = strides or c_strides(shape)
+
+        def view(private: bool) -> "np.ndarray":
+            import numpy as np
+
+            if 0 in shape:
+                return np.empty(shape, numpy_dtype(stored))
+            data = self._private if private else self.data
+            byte_steps = tuple(item * step for step in steps)
+            array = np.ndarray(shape, numpy_dtype(stored), data, start, byte_steps)
+            array.flags.writeable = private
+            return array
+
+        def read(region: Region) -> "np.ndarray":
+            import numpy as np
+
+            part = view(False)[region]  # whose memory is not touched
+            if 0 in part.shape:
+                return np.empty(part.shape, part.dtype)
+            at = sum(cut.start * step for cut, step in zip(region, steps, strict=True))
+            flat = np.empty(item * span(part.shape, steps), np.uint8)
+            self._read_into(flat.data, start + item * at)
+            return np.ndarray(part.shape, part.dtype, flat.data, 0, part.strides)
+
+        # Parts of other rows lie between those of one, as in what was transposed.
+        interleaved = len(shape) > 0 and shape[0] > 1 and span((1, *shape[1:]), steps) > steps[0]
+        grid = shape if interleaved and 0 not in shape else None
+        return LazyTensor(shape, dtype, read, view, grid, math.prod(shape) * item, crc32)
+
+    def _read_into(self, out: memoryview, at: int) -> None:
+        done = 0
+        try:
+            while done < len(out):
+                count = os.preadv(self._descriptor, [out[done:]], at + done)
+                if not count:
+                    raise CheckpointError(
+                        f"{self.path} ends at byte {at + done}, and was longer when it was opened: "
+                        "it changed while it was read; wait until whatever writes it has ended"
+                    )
+                done += count
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.path} cannot be read: {error.strerror or error}"
+            ) from None
+
+
+def c_strides(shape: Shape) -> Shape:
+    """Elements from one index to the next in C order, per dimension."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def span(shape: Shape, strides: Shape) -> int:
+    """Elements of a file from the first one of a tensor to its last."""
+    return 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Turns what the system says against writing to a path into a sentence, BadInput."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_be_written(path, error.strerror or str(error)) from None
+
+
+def cannot_be_written(path: str | Path, reason: str) -> BadInput:
+    """The error for a path, which names its disk where that is what refuses."""
+    if any(os.strerror(code) in reason for code in _OF_THE_DISK):
+        there = os.path.abspath(path)
+        while not os.path.ismount(there):
+            there = os.path.dirname(there)
+        reason += f" (the disk at {there})"
+    return BadInput(f"{path} cannot be written: {reason}")
+
+
+def write_array(
+    descriptor: int,
+    start: int,
+    shape: tuple[int, ...],
+    dtype: "np.dtype",
+    chunks: "Iterable[np.ndarray]",
+    *,
+    checksum: bool = False,
+) -> int:
+    """Writes the elements of an array, in C order, into an open file; returns their CRC-32.
+
+    Args:
+        descriptor: descriptor of the file.
+        start: byte of the file at which the array begins.
+        shape: shape of the whole array.
+        dtype: dtype that every chunk must have.
+        chunks: consecutive pieces, along the first axis or flat. Any strides: what is not
+            contiguous is copied a few MiB at a time.
+        checksum: whether to compute the CRC; 0 is returned otherwise.
+
+    Raises:
+        ValueError: a phrase about the chunks: another dtype, too many or too few elements.
+    """
+    import zlib
+
+    end = start + math.prod(shape) * dtype.itemsize
+    at, crc = start, 0
+    for chunk in chunks:
+        if chunk.dtype != dtype:
+            raise ValueError(f"was given chunks of {chunk.dtype}, expected {dtype}")
+        if at + chunk.nbytes > end:
+            raise ValueError(
+                f"was given more than {end - start} bytes, which its shape {shape} has"
+            )
+        for piece in _pieces(chunk):
+            crc = zlib.crc32(piece, crc) if checksum else 0
+            write_all(descriptor, piece, at)
+            at += len(piece)
+    if at < end:
+        raise ValueError(
+            f"was given {at - start} bytes, expected the {end - start} of shape {shape}"
+        )
+    return crc
+
+
+def write_all(descriptor: int, data: "bytes | bytearray | memoryview", at: int) -> None:
+    """Writes bytes at a place of an open file. (The system may write a part: a full disk fails only
+    on the next call.)"""
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(descriptor, left, at)
+        left, at = left[written:], at + written
+
+
+def read_all(descriptor: int, count: int, at: int) -> bytes:
+    """So many bytes from a place of an open file.
+
+    Raises:
+        OSError: the file ends before.
+    """
+    data = bytearray()
+    while len(data) < count:
+        part = os.pread(descriptor, count - len(data), at + len(data))
+        if not part:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        data += part
+    return bytes(data)
+
+
+def _pieces(array: "np.ndarray") -> Iterator[memoryview]:
+    """The bytes of an array in C order, at most ``_PIECE`` at a time."""
+    import numpy as np
+
+    for flat in flattened(array, _PIECE):
+        data = flat.view(np.uint8).data
+        for i in range(0, len(data), _PIECE):
+            yield data[i : i + _PIECE]

@@ -1,0 +1,81 @@
+"""Parameters that are stored in fewer bits, read as their own libraries read them."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from griffin_eval.converters.tensors import LazyTensor, Shape, by_rows, numpy_dtype
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_TOGETHER = 1 << 18  # elements that are dequantised at a time, so that they stay in a cache
+
+
+class PackedRows(NamedTuple):
+    """A matrix [O, I] in fewer bits, of which every row has a row of each array.
+
+    Attributes:
+        bits: Bits of an element.
+        elements: uint8 [O, I * bits / 8] in the order in which they are stored, or int8 [O, I].
+        scales: [O, S], each of I / S elements.
+        shifts: [O, S] of MLX, None of bitsandbytes.
+        table: float32 [256, 8 / bits], what the elements of a byte stand for; None where bits are 8
+            or do not divide 8.
+    """
+
+    bits: int
+    elements: "np.ndarray"
+    scales: "np.ndarray"
+    shifts: "np.ndarray | None" = None
+    table: "np.ndarray | None" = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantised:
+    """How a parameter is stored in fewer bits.
+
+    Attributes:
+        codec: ``bitsandbytes``, ``mlx`` or ``gguf``.
+        scheme: How it is stored, in a few words.
+        bits: Bits that an element takes in the files, scales included.
+        packed_rows: Returns what is stored, unchanged but for scales in 8 bits, which are
+            dequantised; None where it is no matrix in rows of whole bytes, or in blocks of another
+            library.
+    """
+
+    codec: str
+    scheme: str
+    bits: float
+    packed_rows: Callable[[], PackedRows | None] = lambda: None
+
+
+def dequantised(
+    shape: Shape, dtype: str, values: "Callable[[int, int], np.ndarray]", quantised: Quantised
+) -> LazyTensor:
+    """A parameter that is dequantised while it is read.
+
+    Args:
+        shape: Shape of the parameter, with at least one axis.
+        dtype: Dtype that it is dequantised in.
+        values: Returns elements ``start`` to ``stop`` in C order, in that dtype.
+        quantised: How it is stored.
+    """
+
+    def rows(start: int, stop: int) -> "np.ndarray":
+        import numpy as np
+
+        out = np.empty((stop - start, *shape[1:]), numpy_dtype(dtype))
+        flat, row = out.reshape(-1), math.prod(shape[1:])
+        for first in range(0, flat.size, _TOGETHER):
+            last = min(first + _TOGETHER, flat.size)
+            flat[first:last] = values(start * row + first, start * row + last)
+        return out
+
+    return by_rows(shape, dtype, rows, quantised=quantised)
+
+
+def bits_of(stored: int, shape: Shape) -> float:
+    """Bits of an element of a shape whose parts take so many bytes."""
+    return 8 * stored / max(1, math.prod(shape))
