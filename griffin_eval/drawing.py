@@ -1,51 +1,186 @@
-"""What all figures share: colours that every reader can tell apart, panels, and saving."""
+"""The style of all figures: colours, lines with bands, panels, legends, titles, and files."""
 
+import math
+import textwrap
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, without its yellow, which is hard to read on white. Lines that share a
-# panel differ by dashes or markers as well.
+# panel differ by dashes and markers as well.
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY_BLUE, BLACK, GRAY = "#E69F00", "#56B4E9", "#000000", "#777777"
+LIGHT_GRAY = "#cccccc"
 COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY_BLUE, BLACK)
+MARKERS = "osD^vPX"
+DASHES = ("-", "--", "-.", ":")
+
+LINE_WIDTH, MARKER_SIZE = 1.6, 4.5
+TITLE_SIZE, LABEL_SIZE, SMALL_SIZE = 10, 9, 8  # points
+WIDTH, PANEL_WIDTH, HEIGHT = 6.4, 3.6, 4.0  # inches; a panel beside others is PANEL_WIDTH wide
+MAX_BANDS = 4  # intervals in one panel that can still be told apart
+MAX_COLUMNS = 3  # panels side by side
+FORMATS = ("png", "svg", "pdf")
 
 
-def panels(count: int, width: float, *, share_y: bool = False) -> tuple[Figure, Sequence[Axes]]:
-    """A figure of panels side by side, with light grid lines and no frame above and to the right.
+class Files(NamedTuple):
+    """Where and how figures are written.
+
+    Attributes:
+        folder: created if it does not exist.
+        formats: endings of the files, from `FORMATS`.
+        width: inches; None for the width that suits the figure.
+        titles: whether figures have their title; papers have it in the caption.
+    """
+
+    folder: Path
+    formats: Sequence[str] = ("png", "svg")
+    width: float | None = None
+    titles: bool = True
+
+
+def panels(
+    count: int, width: float | None = None, *, height: float = HEIGHT, share_y: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure of panels, at most `MAX_COLUMNS` side by side, with light grid lines.
 
     Args:
-        width: width of the whole figure in inches; its height is 4.2.
+        width: width of the whole figure in inches; None for one that suits the number of panels.
+        height: height of the figure in inches, or of each row if there are several.
         share_y: whether all panels have one vertical axis.
     """
-    figure = Figure(figsize=(width, 4.2), layout="constrained")
-    drawn = list(figure.subplots(1, count, sharey=share_y, squeeze=False)[0])
-    for axes in drawn:
+    columns = min(count, MAX_COLUMNS)
+    rows = math.ceil(count / columns)
+    if width is None:
+        width = max(WIDTH, PANEL_WIDTH * columns)
+    row_height = height if rows == 1 else min(height, 2.6)
+    figure = Figure(figsize=(width, row_height * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, sharey=share_y, squeeze=False).ravel()
+    for axes in grid[count:]:
+        axes.remove()
+    for axes in grid[:count]:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(True, color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
-    return figure, drawn
+        axes.tick_params(which="both", labelsize=SMALL_SIZE)
+        axes.xaxis.label.set_size(LABEL_SIZE)
+        axes.yaxis.label.set_size(LABEL_SIZE)
+    return figure, list(grid[:count])
 
 
-def save(figure: Figure, folder: Path, name: str, *, outlined_text: bool = False) -> Path:
-    """Writes ``name.png`` and ``name.svg``; equal figures give equal files.
+def draw_line(
+    axes: Axes,
+    x: Sequence[float],
+    y: Sequence[float],
+    index: int,
+    label: str | None = None,
+    *,
+    color: str | None = None,
+    markers: bool = True,
+) -> None:
+    """Draw the line with the style of its number in the panel; all lines are equally wide.
 
     Args:
-        folder: created if it does not exist.
+        index: number of the line in its panel.
+        color: another color than that of the number.
+        markers: whether the points are marked.
+    """
+    axes.plot(
+        x,
+        y,
+        label=label,
+        color=color or COLORS[index % len(COLORS)],
+        linestyle=DASHES[index % len(DASHES)],
+        marker=MARKERS[index % len(MARKERS)] if markers else "",
+        linewidth=LINE_WIDTH,
+        markersize=MARKER_SIZE,
+    )
+
+
+def draw_band(
+    axes: Axes, x: Sequence[float], low: Sequence[float], high: Sequence[float], index: int
+) -> None:
+    """Draw the intervals of a line; a single one as a bar, since a band needs two points."""
+    color = COLORS[index % len(COLORS)]
+    if len(x) == 1:
+        axes.vlines(x, low, high, color=color, linewidth=LINE_WIDTH, alpha=0.6)
+    elif len(x):
+        axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+
+
+def finish(
+    figure: Figure, axes: Sequence[Axes], files: Files | Path, title: str = "", note: str = ""
+) -> None:
+    """Set the width; add the title, and below all panels their note and one legend of their lines.
+
+    Args:
+        note: what bands and bars are, and how many items there were.
+    """
+    if isinstance(files, Files) and files.width is not None:
+        old, height = figure.get_size_inches()
+        figure.set_size_inches(files.width, max(height * files.width / old, min(height, 2.6)))
+    letters = figure.get_figwidth() * 72 * 1.8  # in a line of 1 point: a letter is 5/9 of its size
+    if title and (isinstance(files, Path) or files.titles):
+        lines = textwrap.fill(title, int(letters / TITLE_SIZE))
+        figure.suptitle(lines, fontsize=TITLE_SIZE)
+    note = textwrap.fill(note, int(letters / SMALL_SIZE))
+    handles = {}
+    for panel in axes:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    if not handles:
+        if note:
+            figure.supxlabel(note, fontsize=SMALL_SIZE, color=GRAY)
+        return
+    inches = 0.6 + 0.065 * max(map(len, handles))  # of a column
+    legend = figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        ncols=max(1, min(len(handles), int(figure.get_figwidth() / inches))),
+        fontsize=SMALL_SIZE,
+        frameon=False,
+        title=note or None,
+        title_fontsize=SMALL_SIZE,
+    )
+    legend.get_title().set_color(GRAY)
+
+
+def save(figure: Figure, files: Files | Path, name: str) -> Path:
+    """Write a figure in each format; equal figures give equal files.
+
+    SVG and PDF hold their texts as text, which can be searched and edited.
+
+    Args:
+        files: the folder, or the folder with formats.
         name: file name without its ending.
-        outlined_text: whether the SVG holds its texts as outlines, which look the same whatever
-            fonts a reader has, and not as texts, which can be searched.
 
     Returns:
-        The path of the PNG.
+        The path of the first file.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.png"
-    figure.savefig(path, dpi=160, metadata={"Software": None})
-    fonttype = "path" if outlined_text else "none"
-    with matplotlib.rc_context({"svg.fonttype": fonttype, "svg.hashsalt": name}):
-        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
-    return path
+    files = files if isinstance(files, Files) else Files(files)
+    files.folder.mkdir(parents=True, exist_ok=True)
+    paths = [files.folder / f"{name}.{ending}" for ending in files.formats]
+    for path, ending in zip(paths, files.formats, strict=True):
+        path.write_bytes(rendered(figure, ending, name))
+    return paths[0]
+
+
+def rendered(figure: Figure, ending: str, name: str) -> bytes:
+    """Return the content of a figure's file.
+
+    Args:
+        ending: format, from `FORMATS`.
+        name: name of the figure, from which identifiers within an SVG are made.
+    """
+    metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    settings = {"svg.fonttype": "none", "svg.hashsalt": name, "pdf.fonttype": 42}
+    content = BytesIO()
+    with matplotlib.rc_context(settings):
+        figure.savefig(content, format=ending, dpi=160, metadata=metadata[ending])
+    return content.getvalue()

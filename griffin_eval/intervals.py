@@ -54,25 +54,38 @@ def proportion(
         clusters: cluster of each item.
         confidence: probability with which such intervals hold the true share.
     """
-    from scipy import special
-
     x, index = _sorted(values, clusters)
     n, groups = len(x), int(index.max()) + 1
     share = x.mean()
-    quantile = special.stdtrit(groups - 1, (1 + confidence) / 2) if groups > 1 else np.inf
     variance = _ratio_variance(x, np.ones(n), index)
     if 0 < share < 1 and variance > 0:
         effective = min(share * (1 - share) / variance, n)
     else:
         effective = groups
-    # Wilson (1927), in which the quantile z and the number n enter only as z² / n.
-    slack = quantile**2 / effective
+    low, high = wilson(float(share), effective, groups, confidence)
+    return Estimate(float(share), low, high, n, groups)
+
+
+def wilson(
+    share: float, effective: float, groups: int, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Return Wilson's interval (1927) of a share, with Student's quantile.
+
+    Args:
+        share: share of successes.
+        effective: number of independent items that would vary as these do.
+        groups: number of clusters, which gives the quantile its degrees of freedom.
+        confidence: probability with which such intervals hold the true share.
+    """
+    from scipy import special
+
+    quantile = special.stdtrit(groups - 1, (1 + confidence) / 2) if groups > 1 else np.inf
+    slack = quantile**2 / effective  # z and n enter only as z² / n
     if not np.isfinite(slack):
-        return Estimate(float(share), 0.0, 1.0, n, groups)
+        return 0.0, 1.0
     center = (share + slack / 2) / (1 + slack)
     half = np.sqrt(slack * share * (1 - share) + slack**2 / 4) / (1 + slack)
-    low, high = max(center - half, 0.0), min(center + half, 1.0)
-    return Estimate(float(share), float(low), float(high), n, groups)
+    return float(max(center - half, 0.0)), float(min(center + half, 1.0))
 
 
 def ratio(

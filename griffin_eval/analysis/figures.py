@@ -1,40 +1,72 @@
-"""The figures of `griffin-eval memory`, as PNG and SVG."""
+"""The figures of `griffin-eval memory`."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from griffin_eval.analysis.half_lives import BINS, QUANTILES, ChannelDecay
-from griffin_eval.drawing import BLACK, BLUE, GREEN, PURPLE, VERMILION, panels, save
+from griffin_eval.drawing import (
+    BLACK,
+    BLUE,
+    COLORS,
+    GRAY,
+    GREEN,
+    LINE_WIDTH,
+    MARKER_SIZE,
+    PURPLE,
+    TITLE_SIZE,
+    VERMILION,
+    Files,
+    draw_line,
+    finish,
+    panels,
+    save,
+)
 
-ONE_PANEL, TWO_PANELS = 6.4, 10.4  # widths in inches
+Drawn = dict[str, tuple[Figure, str, str]]  # by name: the figure, its title, and its note
 
 
-def draw(layers: list[ChannelDecay], facts: dict[str, Any], folder: Path) -> list[Path]:
-    """Draws the caches and, if the model has recurrent layers, their half-lives and gates.
+def draw(layers: list[ChannelDecay], facts: dict[str, Any], files: Files | None = None) -> Drawn:
+    """Draw the caches and, if the model has recurrent layers, their half-lives and gates.
 
     Args:
         layers: the recurrent layers, with or without measured gates; empty without any.
         facts: the numbers as ``--json`` prints them.
-        folder: created if it does not exist.
-
-    Returns:
-        The paths of the PNGs.
+        files: width and titles; None for figures of their own width with titles.
     """
-    figures = {"caches": _caches(facts)}
+    drawn: Drawn = {
+        "caches": (
+            _caches(facts),
+            f"Memory per sequence, {facts['dtype']}",
+            "Transformers have the same depth, width and head dimension, and global attention",
+        )
+    }
     if layers:
-        figures |= {"half_lives": _half_lives(layers, facts), "gate": _gate(layers)}
-    return [save(figure, folder, f"memory_{name}") for name, figure in figures.items()]
+        read = f" on {facts['text']['tokens']:,} tokens" if facts["text"] else ""
+        drawn["half_lives"] = (
+            _half_lives(layers, facts),
+            "Half-lives of the RG-LRU by layer",
+            f"Marks: median of the channels{read}; bars: 5% to 95% of them",
+        )
+        drawn["gate"] = (_gate(layers), "", "")
+    for figure, title, note in drawn.values():
+        finish(figure, figure.axes, files or Files(Path()), title, note)
+    return drawn
+
+
+def save_all(layers: list[ChannelDecay], facts: dict[str, Any], files: Files) -> list[Path]:
+    """Draw all figures, and return the path of the first file of each."""
+    drawn = draw(layers, facts, files)
+    return [save(figure, files, f"memory_{name}") for name, (figure, _, _) in drawn.items()]
 
 
 def _half_lives(layers: list[ChannelDecay], facts: dict[str, Any]) -> Figure:
-    """Half-lives of each layer's channels: 5 % to 95 % as a line, the median as a mark."""
-    figure, (axes,) = panels(1, ONE_PANEL)
+    """Return the half-lives of each layer: 5% to 95% of the channels as a bar, and the median."""
+    figure, (axes,) = panels(1)
     kinds: list[tuple[str, str, str, Callable[[ChannelDecay], np.ndarray]]] = [
         ("gate open, r = 1", VERMILION, "s", lambda layer: layer.half_life(1.0)),
     ]
@@ -49,94 +81,89 @@ def _half_lives(layers: list[ChannelDecay], facts: dict[str, Any]) -> Figure:
         low, middle, high = np.transpose(
             [np.quantile(half_life(layer), QUANTILES, method="inverted_cdf") for layer in layers]
         )
-        axes.vlines(x, low, high, color=color, linewidth=2.5, alpha=0.55)
-        axes.plot(x, middle, marker, color=color, markersize=5, label=label)
+        axes.vlines(x, low, high, color=color, linewidth=LINE_WIDTH, alpha=0.6)
+        axes.plot(x, middle, marker, color=color, markersize=MARKER_SIZE, label=label)
     if facts["window"]:
-        axes.axhline(facts["window"], color=BLACK, linestyle="--", linewidth=1)
-        axes.annotate(
-            f"attention window, {facts['window']} tokens",
-            (1, facts["window"]),
-            xycoords=("axes fraction", "data"),
-            xytext=(-2, 3),
-            textcoords="offset points",
-            ha="right",
-            fontsize=8,
-        )
+        label = f"attention window, {facts['window']:,} tokens"
+        axes.axhline(facts["window"], color=BLACK, linestyle="--", linewidth=1, label=label)
     axes.set(yscale="log", xlabel="layer", ylabel="half-life of a channel, tokens")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_title("Half-lives of the RG-LRU: median, 5 % to 95 % of the channels", fontsize=10)
-    axes.legend(frameon=False, fontsize=8, loc="upper left")
-    _add_headroom(axes)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    recurrent = {layer.number for layer in layers}
+    numbers = range(facts["layers"])
+    axes.set_xlim(-0.6, facts["layers"] - 0.4)
+    if len(numbers) <= 12:
+        axes.set_xticks(numbers, [f"{n}" if n in recurrent else f"{n}\nattention" for n in numbers])
     return figure
 
 
 def _gate(layers: list[ChannelDecay]) -> Figure:
-    """Figure 7 of appendix A for this checkpoint, and the distribution of its gates on the text.
+    """Return figure 7 of appendix A for this checkpoint, and its gates on the text.
 
     Each recurrence is h_t = α(r) h_{t-1} + β(r) x_t; the figure shows β / (α + β), the weight of
     the new input. RG-LRU: α = a^(8r), β = √(1 - α²). GRU, and Mamba with A = 1: α = 1 - r, β = r.
     LRU: no gate, so the value of the RG-LRU at r = 1.
     """
     measured = layers[0].histogram is not None
-    figure, axes = panels(2, TWO_PANELS) if measured else panels(1, ONE_PANEL)
+    figure, axes = panels(2 if measured else 1, 8.4 if measured else None)
     r = np.linspace(0, 1, 401)
     rate = np.concatenate([layer.rate for layer in layers])
-    for q, color, dash in ((0.95, VERMILION, "--"), (0.5, BLUE, "-"), (0.05, GREEN, "-.")):
+    for index, q in enumerate((0.95, 0.5, 0.05)):
         nats = np.quantile(rate, q)
         alpha, beta = np.exp(-nats * r), np.sqrt(-np.expm1(-2 * nats * r))
         weight = beta / (alpha + beta)
         label = f"RG-LRU, $a^8$ = {np.exp(-nats):.3g} ({1 - q:.0%} of channels below)"
-        axes[0].plot(r, weight, dash, color=color, label=label)
-        axes[0].axhline(weight[-1], color=color, linestyle=":", linewidth=1)
+        draw_line(axes[0], r, weight, index, label, markers=False)
+        axes[0].axhline(weight[-1], color=COLORS[index], linestyle=":", linewidth=1)
     axes[0].plot([], [], ":", color=BLACK, linewidth=1, label="LRU with the same $a^8$, no gate")
-    axes[0].plot(r, r, "-", color=PURPLE, label="GRU; Mamba with A = 1")
+    axes[0].plot(r, r, "-", color=PURPLE, linewidth=LINE_WIDTH, label="GRU; Mamba with A = 1")
     axes[0].set(xlabel="gate r", ylabel="weight of the new input, β / (α + β)", ylim=(0, 1.02))
-    axes[0].set_title("What the gate does (appendix A)", fontsize=10)
-    axes[0].legend(frameon=False, fontsize=7.5, loc="upper left")
+    axes[0].set_title("Weight of the input by gate", fontsize=TITLE_SIZE)
     if measured:
         histograms = [layer.histogram for layer in layers if layer.histogram is not None]
         density = np.array([h / h.sum() * BINS for h in histograms])
         centers = (np.arange(BINS) + 0.5) / BINS
         axes[1].fill_between(
-            centers, density.min(0), density.max(0), step="mid", color=BLUE, alpha=0.25,
-            label="lowest to highest layer",
+            centers, density.min(0), density.max(0), step="mid", color=GREEN, alpha=0.25,
+            label="density, lowest to highest layer",
         )  # fmt: skip
-        axes[1].step(centers, density.mean(0), where="mid", color=BLUE, label="mean of the layers")
+        mean = density.mean(0)
+        axes[1].step(centers, mean, where="mid", color=GREEN, label="density, mean of the layers")
         axes[1].set(xlabel="gate r on the text", ylabel="density", xlim=(0, 1), ylim=(0, None))
-        axes[1].set_title("Where the gates are", fontsize=10)
-        axes[1].legend(frameon=False, fontsize=8)
+        axes[1].set_title("Gates on the text", fontsize=TITLE_SIZE)
     return figure
 
 
 def _caches(facts: dict[str, Any]) -> Figure:
-    """Bytes kept for one sequence over its length (appendix F.4)."""
-    figure, (axes,) = panels(1, ONE_PANEL)
+    """Return a figure of the bytes kept for one sequence over its length (appendix F.4)."""
+    figure, (axes,) = panels(1)
     rows = facts["caches"]
     tokens = [row["tokens"] for row in rows]
-    for key, label, color, style in (
-        ("mha", "MHA Transformer", VERMILION, "--s"),
-        ("mqa", "MQA Transformer", PURPLE, "-.D"),
-        ("total", "this model", BLUE, "-o"),
-    ):
-        megabytes = [row[key] / 1e6 for row in rows]
-        axes.plot(tokens, megabytes, style, color=color, markersize=4, label=label)
-    weights = facts["parameter_bytes"] / 1e6
-    axes.axhline(weights, color=BLACK, linestyle=":", linewidth=1.2, label="the weights")
+    kinds = (("total", "this model"), ("mha", "MHA Transformer"), ("mqa", "MQA Transformer"))
+    for index, (key, label) in enumerate(kinds):
+        draw_line(axes, tokens, [row[key] for row in rows], index, label)
+    weights = facts["parameter_bytes"]
+    axes.axhline(weights, color=GRAY, linestyle=":", linewidth=1.2, label="weights of the model")
     axes.set_xscale("log", base=2)
-    axes.set(yscale="log", xlabel="tokens of a sequence", ylabel="kept for the sequence, MB")
-    title = f"Caches of one sequence in {facts['dtype']}; Transformers of the same shape"
-    axes.set_title(title, fontsize=10)
-    axes.legend(frameon=False, fontsize=8, loc="upper left")
-    _add_headroom(axes)
+    axes.set(yscale="log", xlabel="tokens of a sequence", ylabel="memory for the sequence")
+    axes.set_xticks(tokens, [_binary(count) for count in tokens])
+    axes.yaxis.set_major_formatter(FuncFormatter(_bytes))
     return figure
+
+
+def _binary(count: int) -> str:
+    return f"{count >> 20}M" if count >= 1 << 20 else f"{count >> 10}k"
+
+
+def _bytes(value: float, _: Any) -> str:
+    """Return a number of bytes as the tables have it: 10 kB, 1 MB."""
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value >= size:
+            return f"{value / size:g} {unit}"
+    return f"{value:g} B"
 
 
 def _mean(layer: ChannelDecay) -> np.ndarray:
     assert layer.mean_gate is not None
     return layer.mean_gate
-
-
-def _add_headroom(axes: Axes) -> None:
-    """Extends a logarithmic vertical axis upwards, so that the legend has space above the data."""
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high * (high / low) ** 0.3)

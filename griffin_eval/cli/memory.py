@@ -1,10 +1,9 @@
 """The command ``memory``."""
 
-import hashlib
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,18 +14,16 @@ from rich.table import Table
 from griffin_eval.cli.options import (
     RUNNING,
     CheckpointPath,
+    FigureFormat,
+    FigureTitles,
+    FigureWidth,
     JsonOnly,
     check_figures_folder,
+    figure_files,
     progress_on_terminal,
     takes_model_options,
 )
 from griffin_eval.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from griffin_eval.analysis.half_lives import ChannelDecay
-    from griffin_eval.opened import OpenModel
-
-LENGTHS = tuple(4**power for power in range(5, 11))  # 1024 to 1048576
 
 
 @takes_model_options("peft", *RUNNING)
@@ -34,14 +31,20 @@ def memory(
     checkpoint: CheckpointPath,
     text: Annotated[
         Path | None,
-        typer.Option(help="UTF-8 file on which gates are measured; by default Python's manual."),
+        typer.Option(help="UTF-8 file on which gates are measured (default: Python's manual)."),
     ] = None,
     tokens: Annotated[
-        int, typer.Option(help="Number of its tokens that are read; 0: no gate is measured.", min=0)
+        int, typer.Option(help="Number of its tokens to read; with 0 no gate is measured.", min=0)
     ] = 4096,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for figures, PNG and SVG.")
+        Path | None, typer.Option("--output", "-o", help="Folder for figures.")
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace figures of an earlier run in --output.")
+    ] = False,
+    formats: FigureFormat = "png,svg",
+    width: FigureWidth = None,
+    figure_titles: FigureTitles = True,
     as_json: JsonOnly = False,
     *,
     options: dict[str, Any],
@@ -52,108 +55,52 @@ def memory(
     caches beside Transformers of the same shape (appendix F); and, with --output, figures of both
     and of the gate (appendix A).
     """
-    from griffin_eval.analysis.half_lives import decay_rates
+    from griffin_eval.analysis.memory import memory_of
     from griffin_eval.model_arguments import parse_arguments
     from griffin_eval.opened import open_model
 
     if text is not None and not tokens:
         raise ArgumentError("--text and --tokens 0: no token of it would be read; leave one out")
-    check_figures_folder(output)
+    check_figures_folder(output, formats)
+    earlier = sorted(output.glob("memory_*")) if output is not None else []
+    if earlier and not overwrite:
+        raise ArgumentError(f"{earlier[0]} exists already: choose another folder, or --overwrite")
+    content = None if text is None else _content(text)
     arguments = options | {"pretrained": checkpoint, "data_parallel_size": 1}
     model = open_model(parse_arguments(arguments), reads_texts=False)
     model.confirm_weights()
-    if "recurrent" in model.checkpoint.config.block_types and tokens:
-        source, ids = _read_text(model, text, tokens)
-        layers = _measure(model, ids)
-    else:
-        source, layers = None, decay_rates(model.checkpoint)
-    facts = _facts(checkpoint, model, source, layers)
+    with progress_on_terminal() as bar:
+        task = bar.add_task("reading tokens", total=tokens)
+        found = memory_of(
+            model,
+            checkpoint,
+            text=content,
+            text_name=str(text),
+            tokens=tokens,
+            progress=lambda count: bar.advance(task, count),
+        )
     if as_json:
-        typer.echo(json.dumps(_finite(facts), indent=1, allow_nan=False))
+        typer.echo(json.dumps(_finite(found.numbers), indent=1, allow_nan=False))
     else:
-        _print(facts)
+        _print(found.numbers)
     if output is not None:
-        from griffin_eval.analysis.figures import draw
+        from griffin_eval.analysis.figures import save_all
 
-        for path in draw(layers, facts, output):
+        files = figure_files(output, formats, width, titles=figure_titles)
+        for path in save_all(found.layers, found.numbers, files):
             typer.echo(str(path), err=as_json)
 
 
-def _read_text(
-    model: "OpenModel", path: Path | None, tokens: int
-) -> tuple[dict[str, Any], list[int]]:
-    """What was read, and its ids: exactly one BOS if the model wants one, and at most so many."""
-    from griffin_eval.text.tokenizer import encode_with_bos
-
-    if path is None:
-        from pydoc_data.topics import topics
-
-        name, content = "Python's manual", "\n\n".join(topics[name] for name in sorted(topics))
-    else:
-        name = str(path)
-        try:
-            content = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8"
-            raise ArgumentError(f"--text {path} cannot be read: {reason}") from None
-    ids = encode_with_bos(model.tokenizer, content[: 64 * tokens], model.add_bos)[:tokens]
-    if len(ids) < 2:
-        raise ArgumentError(
-            f"the text ({name}) gives {len(ids)} tokens of --tokens {tokens}: gates are measured "
-            "from the second token of a text on"
-        )
-    digest = hashlib.sha256(content.encode()).hexdigest()
-    return {"name": name, "sha256": digest, "tokens": len(ids)}, ids
-
-
-def _measure(model: "OpenModel", ids: list[int]) -> "list[ChannelDecay]":
-    import numpy as np
-
-    from griffin_eval.analysis.half_lives import measure
-
-    runner: Any = model.runner
-    with progress_on_terminal() as bar:
-        task = bar.add_task("reading tokens", total=len(ids))
-        return measure(
-            model.checkpoint,
-            np.array(ids, np.int32),
-            framework=runner.framework,
-            model=runner.model,
-            progress=lambda count: bar.advance(task, count),
-        )
-
-
-def _facts(
-    name: str, model: "OpenModel", source: dict[str, Any] | None, layers: "list[ChannelDecay]"
-) -> dict[str, Any]:
-    """All numbers, as ``--json`` has them. Half-lives are in tokens, sizes in bytes."""
-    import ml_dtypes
-    import numpy as np
-
-    from griffin_eval.analysis.cache_sizes import cache_sizes, parameter_bytes
-    from griffin_eval.analysis.half_lives import summary
-
-    config = model.checkpoint.config
-    local = "local_attention" in config.block_types
-    itemsize = np.dtype(getattr(ml_dtypes, model.dtype, model.dtype)).itemsize
-    caches = []
-    for length in LENGTHS:
-        sizes = cache_sizes(config, length, itemsize)
-        caches.append({"tokens": length, "total": sizes.total} | sizes._asdict())
-    return {
-        "checkpoint": name,
-        "dtype": model.dtype,
-        "layers": config.num_layers,
-        "window": config.visible_keys if local else None,
-        "text": source,
-        "memory": [summary(layer, config.visible_keys if local else None) for layer in layers],
-        "parameter_bytes": parameter_bytes(config, itemsize),
-        "caches": caches,
-    }
+def _content(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise ArgumentError(f"--text {path} cannot be read: {reason}") from None
 
 
 def _finite(value: Any) -> Any:
-    """The same with null for a half-life without end, which JSON cannot say."""
+    """Return the same with null for an infinite half-life, which JSON does not have."""
     if isinstance(value, dict):
         return {key: _finite(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -166,7 +113,7 @@ def _print(facts: dict[str, Any]) -> None:
     if facts["memory"]:
         source = facts["text"]
         read = f"; text: {escape(source['name'])}, {source['tokens']} tokens" if source else ""
-        table = Table(title=f"half-lives in tokens: 5 %, median and 95 % of the channels{read}")
+        table = Table(title=f"Half-lives in tokens: 5%, median and 95% of the channels{read}")
         table.add_column("layer", justify="right")
         columns = {"half_life_gate_1": "gate open, r = 1", "half_life_gate_0.5": "r = 0.5"}
         if source:
@@ -175,15 +122,15 @@ def _print(facts: dict[str, Any]) -> None:
             table.add_column(heading, justify="right")
         beyond = source and facts["window"]
         if beyond:
-            table.add_column(f"beyond the window of {facts['window']}", justify="right")
+            table.add_column(f"beyond the window, {facts['window']}", justify="right")
         for layer in facts["memory"]:
             cells = ["  ".join(_three(n) for n in layer[key].values()) for key in columns]
             share = [f"{layer['share_beyond_window']:.1%}"] if beyond else []
             table.add_row(str(layer["layer"]), *cells, *share)
         console.print(table)
     table = Table(
-        title=f"what one sequence keeps, {facts['dtype']}; "
-        f"the weights take {decimal(facts['parameter_bytes'])}"
+        title=f"Memory per sequence ({facts['dtype']}). "
+        f"Weights: {decimal(facts['parameter_bytes'])}"
     )
     for heading in ("tokens", "this model", "MQA Transformer", "MHA Transformer"):
         table.add_column(heading, justify="right")

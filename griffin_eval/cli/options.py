@@ -19,6 +19,8 @@ from griffin_eval.model_arguments import CHECKPOINT, FIELDS
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
+    from griffin_eval.drawing import Files
+
 
 MODEL_PANEL = "Model"
 CHECKPOINT_PANEL = "Reading the checkpoint"
@@ -110,11 +112,27 @@ def _parameter(name: str, field: Field) -> inspect.Parameter:
     )
 
 
-def check_figures_folder(output: Path | None) -> None:
-    """Checks before anything else is done that figures can be written into ``--output``.
+FigureFormat = Annotated[
+    str, typer.Option("--format", help="Formats of the figures: png, svg, pdf.", metavar="A,B,…")
+]
+FigureWidth = Annotated[
+    float | None,
+    typer.Option("--width", help="Width of the figures in inches; 3.3 for one column.", min=1),
+]
+FigureTitles = Annotated[
+    bool,
+    typer.Option(
+        "--figure-titles/--no-figure-titles",
+        help="Write titles into the figures; papers have them in captions.",
+    ),
+]
+
+
+def check_figures_folder(output: Path | None, formats: str = "png,svg") -> None:
+    """Check before anything else is done that figures can be written into ``--output``.
 
     Raises:
-        ArgumentError: it is a file.
+        ArgumentError: it is a file, or a format is unknown.
         MissingExtraError: matplotlib is not installed.
     """
     if output is None:
@@ -123,6 +141,23 @@ def check_figures_folder(output: Path | None) -> None:
         raise ArgumentError(f"--output {output} is a file: expected a folder")
     if find_spec("matplotlib") is None:
         raise MissingExtraError("matplotlib", "torch")
+    figure_files(output, formats)
+
+
+def figure_files(
+    folder: Path, formats: str, width: float | None = None, *, titles: bool = True
+) -> "Files":
+    """Return where and how figures are written.
+
+    Raises:
+        ArgumentError: a format is unknown.
+    """
+    from griffin_eval.drawing import FORMATS, Files
+
+    endings = list(dict.fromkeys(one.strip().lower() for one in formats.split(",") if one.strip()))
+    if not endings or not set(endings) <= set(FORMATS):
+        raise ArgumentError(f"--format {formats}: expected some of {', '.join(FORMATS)}")
+    return Files(folder, endings, width, titles)
 
 
 @contextmanager

@@ -6,6 +6,13 @@ from typing import Annotated
 
 import typer
 
+from griffin_eval.cli.options import (
+    FigureFormat,
+    FigureTitles,
+    FigureWidth,
+    check_figures_folder,
+    figure_files,
+)
 from griffin_eval.errors import ArgumentError, MissingExtraError
 
 
@@ -16,95 +23,102 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the report.")],
     labels: Annotated[
         str | None,
-        typer.Option(help="Names of the runs, in order: A,B,…; those that differ by default."),
+        typer.Option(
+            help="Comma-separated names of the models, or of the files, which then stay apart "
+            "(default: what differs)."
+        ),
     ] = None,
     train_length: Annotated[
         int | None,
-        typer.Option(help="Length of the training sequences in tokens, to be marked.", min=1),
+        typer.Option(help="Length of the training sequences in tokens, to mark in figures.", min=1),
     ] = None,
     title: Annotated[str, typer.Option(help="Title of the page.")] = "griffin-eval report",
-    overwrite: Annotated[bool, typer.Option(help="Replacement of an existing report.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing report.")
+    ] = False,
     against: Annotated[
         Path | None,
         typer.Option(
-            help="Earlier run to judge one run by: a verdict a task, exit code 1 if worse."
+            help="Earlier run by which one model is judged, task by task; exit code 1 if a task "
+            "is worse."
         ),
     ] = None,
     detect: Annotated[
         float | None,
-        typer.Option(help="Difference that --against must be able to see, else exit code 1."),
+        typer.Option(
+            help="Change that --against must be able to detect; exit code 1 if it could not."
+        ),
     ] = None,
+    expect_equal: Annotated[
+        str | None,
+        typer.Option(
+            help="Model whose answers all others must have, by name or as lm_eval calls it: hf; "
+            "exit code 1 if they differ.",
+            metavar="NAME",
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float,
+        typer.Option(help="Largest relative difference of log-likelihoods that counts as equal."),
+    ] = 1e-5,
+    formats: FigureFormat = "png,svg",
+    width: FigureWidth = None,
+    figure_titles: FigureTitles = True,
 ) -> None:
-    """Compare runs of lm_eval: one HTML page, figures as PNG and SVG, all numbers as CSV.
+    """Compare models by their lm_eval results, on an HTML page with figures and tables.
 
-    Runs are models, frameworks, dtypes, or steps of one training, of --model griffin, hf or any
-    other. The first one with samples of a task (lm_eval --log_samples) is what the others are
-    compared with item by item. With --against one run is judged by another, for CI.
+    Models differ in weights, framework, dtype or settings, or are steps of one training; they
+    are run by --model griffin, hf or any other. With lm_eval --log_samples they are also compared
+    item by item. --against judges one model by another, and --expect-equal requires equal answers,
+    both for CI.
     """
     from importlib.util import find_spec
 
     for library in ("matplotlib", "jinja2", "scipy"):
         if find_spec(library) is None:
             raise MissingExtraError(library, "torch")
-    from griffin_eval.report import tables
-    from griffin_eval.report.answers import answers
-    from griffin_eval.report.figures import draw_all
-    from griffin_eval.report.page import render
-    from griffin_eval.report.paired import differences
+    from griffin_eval.report.agreement import agreements
+    from griffin_eval.report.page import write
     from griffin_eval.report.results import read
     from griffin_eval.report.verdicts import unseen, verdicts
 
     page = output / "report.html"
-    if output.exists() and not output.is_dir():
-        raise ArgumentError(f"--output {output} is a file: expected a folder")
+    check_figures_folder(output, formats)
     if page.exists() and not overwrite:
         raise ArgumentError(f"{page} exists already: choose another folder, or --overwrite")
     if detect is not None and (against is None or not 0 < detect < math.inf):
         raise ArgumentError(f"--detect {detect}: expected a number above 0, and --against with it")
-    files = results if against is None else [against, *results]
-    runs = read(files, [label.strip() for label in labels.split(",")] if labels else [])
+    if not 0 <= tolerance < math.inf:
+        raise ArgumentError(f"--tolerance {tolerance}: expected a number of 0 or more")
+    names = [label.strip() for label in labels.split(",")] if labels else []
+    runs = read(results, names, against)
     judged = []
     if against is not None:
         if len(runs) != 2:
             raise ArgumentError(
-                f"--against compares one run with one other, found {len(runs)} files of results: "
+                f"--against compares one model with one other, found {len(runs)} of them: "
                 f"{', '.join(str(run.path) for run in runs)}"
             )
         judged = verdicts(runs[1], runs[0])
-    compared = differences(runs)
-    output.mkdir(parents=True, exist_ok=True)
-    tables.write_results(runs, output / tables.RESULTS_FILE)
-    if compared:
-        tables.write_differences(compared, output / tables.PAIRED_FILE)
-    if judged:
-        tables.write_verdicts(judged, output / tables.VERDICTS_FILE)
-    charts = draw_all(runs, output / "figures", train_length)
-    shown = [
-        tables.verdict_table(judged),
-        tables.run_table(runs),
-        tables.published_table(runs),
-        tables.number_table(runs),
-        tables.difference_table(runs, compared),
-        tables.parity_table(runs),
-        tables.throughput_table(runs),
-    ]
-    first = answers(runs, charts, compared, judged, output / "figures", train_length)
-    leading = [answer.chart for answer in first if answer.chart is not None]
-    rest = [chart for chart in charts if chart not in leading]
-    html = render(title, first, [t for t in shown if t is not None], rest)
-    page.write_text(html, encoding="utf-8")
-    drawn = len({chart.name for chart in (*charts, *leading)})
-    typer.echo(f"{page}: runs: {len(runs)}, figures: {drawn}")
+    equal = agreements(runs, expect_equal)
+    files = figure_files(output / "figures", formats, width, titles=figure_titles)
+    drawn = write(page, title, runs, judged, equal, files, train_length)
+    typer.echo(f"{page}: models: {len(runs)}, figures: {drawn}")
     for one in judged:
         could = f"{one.detectable:.2g}" if math.isfinite(one.detectable) else "none"
         typer.echo(
-            f"{one.task}: {one.verdict} ({one.metric} {one.mean:+.4g}, p {one.p:.2g}; could have "
-            f"seen {could})"
+            f"{one.task}: {one.verdict} ({one.metric} {one.mean:+.4g}, p {one.p:.2g}; smallest "
+            f"detectable change: {could})"
         )
+    unequal = [] if expect_equal is None else [e for e in equal if not e.within(tolerance)]
+    for each in equal if expect_equal is not None else ():
+        typer.echo(f"{'not equal' if each in unequal else 'equal'}: {each.sentence}")
+        for note in each.notes:
+            typer.echo(f"  {note}")
     small = [] if detect is None else unseen(judged, detect)
     for one in small:
-        typer.echo(f"{one.task}: too few items to see a difference of {detect:g}", err=True)
-    if small or any(one.verdict == "worse" for one in judged):
+        typer.echo(f"{one.task}: too few items to detect a change of {detect:g}", err=True)
+    if small or unequal or any(one.verdict == "worse" for one in judged):
         raise typer.Exit(1)
 
 
@@ -171,7 +185,7 @@ def power(
                 "--score, --cluster-size and --within are for a plan without RESULTS, "
                 "which tell them"
             )
-        runs = read([results] if against is None else [results, against], [])
+        runs = read([results], [], against)[::-1]
         if len(runs) != (1 if against is None else 2):
             raise ArgumentError(f"expected one file of results each, found {len(runs)} in all")
         found = spreads(runs[0], runs[1] if against else None, correlation)

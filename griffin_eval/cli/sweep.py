@@ -134,6 +134,7 @@ def sweep(
 
 def _draw(output: Path) -> int:
     """Draws the learning curves of all results so far, and writes their numbers as CSV."""
+    from griffin_eval.drawing import Files
     from griffin_eval.report.curves import draw_over_steps
     from griffin_eval.report.results import read
     from griffin_eval.report.tables import RESULTS_FILE, write_results
@@ -143,4 +144,4 @@ def _draw(output: Path) -> int:
         return 0
     runs = read(files)
     write_results(runs, output / RESULTS_FILE)
-    return len(list(draw_over_steps(runs, output / "figures")))
+    return len(list(draw_over_steps(runs, Files(output / "figures"))))

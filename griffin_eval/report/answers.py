@@ -2,20 +2,14 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-from griffin_eval.drawing import BLUE, GRAY, panels
-from griffin_eval.report.charts import (
-    Chart,
-    over_x,
-    points_of,
-    save_chart,
-    show_value,
-    width_of,
-)
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from griffin_eval.drawing import BLUE, GRAY, LINE_WIDTH, MARKER_SIZE, Files, panels
+from griffin_eval.report.charts import Chart, over_x, points_of, save_chart, show_value
 from griffin_eval.report.curves import controls_name
-from griffin_eval.report.labels import TOKENS, bounded, exact_number, x_label
+from griffin_eval.report.labels import TOKENS, bounded, exact_number, task_words, x_label
 from griffin_eval.report.paired import Difference, each_item_once
 from griffin_eval.report.results import Point, Run
 from griffin_eval.report.verdicts import Verdict
@@ -52,7 +46,7 @@ def answers(
     charts: Sequence[Chart],
     compared: Sequence[Difference],
     judged: Sequence[Verdict],
-    folder: Path,
+    files: Files,
     train_length: int | None,
 ) -> list[Answer]:
     """The answers that the runs have; a question that none of their tasks asks is left out.
@@ -60,19 +54,27 @@ def answers(
     Args:
         compared: the runs item by item.
         judged: the last run judged by the first.
-        folder: for further charts.
+        files: where further charts are written.
         train_length: tokens of a training sequence, None if unknown.
     """
     found = [
-        _changed(judged, folder),
+        _changed(judged, files),
         _remembers(runs, charts),
         _extrapolates(runs, charts, train_length),
-        _agree(runs, compared, folder),
+        _agree(runs, compared, files),
     ]
-    return [answer for answer in found if answer is not None]
+    shown: set[str] = set()
+    answered = []
+    for answer in found:
+        if answer is None:
+            continue
+        name = None if answer.chart is None else answer.chart.name
+        answered.append(answer._replace(chart=None) if name in shown else answer)
+        shown |= {name} if name else set()
+    return answered
 
 
-def _changed(judged: Sequence[Verdict], folder: Path) -> Answer | None:
+def _changed(judged: Sequence[Verdict], files: Files) -> Answer | None:
     if not judged:
         return None
     parts = []
@@ -81,22 +83,23 @@ def _changed(judged: Sequence[Verdict], folder: Path) -> Answer | None:
         named = ", ".join(f"{one.task} ({one.metric} {one.mean:+.3g})" for one in own)
         parts.append(f"{_count(len(own), 'task')} {verdict}" + f": {named}" * bool(own))
     same = [one for one in judged if one.verdict == "no difference"]
-    parts.append(f"{_count(len(same), 'task')} without a difference")
+    parts.append(f"{_count(len(same), 'task')} without a significant change")
     sentence = "; ".join(parts)
     seen = [v.detectable for v in same if math.isfinite(v.detectable)]
     if seen:
         low, high = min(seen), max(seen)
-        sentence += f", where one of {low:.2g}" + f" to {high:.2g}" * (high > low)
-        sentence += " would have been seen"
+        sentence += f" (smallest detectable change: {low:.2g}"
+        sentence += f" to {high:.2g})" if high > low else ")"
     if len(seen) < len(same):
-        sentence += f"; {_count(len(same) - len(seen), 'task')} too small to see any"
+        sentence += f"; {_count(len(same) - len(seen), 'task')} too small to detect any"
     rows = [
         (f"{v.task}: {v.metric}", v.mean, -v.detectable, v.detectable)
         for v in judged
         if math.isfinite(v.detectable)
     ]
-    title = "Difference from the earlier run, and in gray what could not have been seen"
-    chart = _differences_chart(rows, folder, "changes", title, around_zero=True) if rows else None
+    title = "Change against the earlier run (gray: too small to be detected)"
+    label = "change of the metric"
+    chart = _differences_chart(rows, files, "changes", title, label, gray=True) if rows else None
     return Answer("What changed against the other run?", f"{sentence}.", chart)
 
 
@@ -105,27 +108,45 @@ def _remembers(runs: Sequence[Run], charts: Sequence[Chart]) -> Answer | None:
     if not curves:
         return None
     unit = TOKENS if x_label(list(runs), task, MEMORY[task]).endswith(TOKENS) else "entries"
-    sentence = _of_runs((run.label, _reach(points, unit)) for run, points in curves)
+    sentence = _of_runs(
+        (run.label, "; ".join([*_by_window(run, task), _reach(points, unit)]))
+        for run, points in curves
+    )
     chart = _chart(charts, f"{task}_{MEMORY[task]}")
-    return Answer("How far does it remember?", f"{task}: {sentence}.", chart)
+    return Answer("How far does it remember?", f"{task_words(task)}: {sentence}.", chart)
+
+
+def _by_window(run: Run, task: str) -> list[str]:
+    """Return how many answers are right inside and outside the attention window, if asked."""
+    points = {point.x: point for point in points_of(run, task, MEMORY[task])}
+    cases = [points.get("inside_window"), points.get("outside_window")]
+    if None in cases:
+        return []
+    inside, outside = (_share(point) for point in cases if point is not None)
+    return [f"{inside} of the answers are right inside the attention window, {outside} outside"]
 
 
 def _reach(points: list[tuple[float, Point]], unit: str) -> str:
-    """How far at least `ENOUGH` of the answers are right, without a gap before."""
-    reached = None
-    for x, point in points:
-        if float(point.value) < ENOUGH:
+    """Return up to which length more than half of the answers are right, without a gap before.
+
+    A length counts where the whole interval lies above half, or the value if there is none.
+    """
+    reached = 0
+    for _, point in points:
+        least = point.low if isinstance(point.low, int | float) else float(point.value)
+        if least < ENOUGH:
             break
-        reached = x, point
-    if reached is None:
-        x, point = points[0]
-        return f"not half of the answers are right even at {exact_number(x)} {unit}{_value(point)}"
-    x, point = reached
-    most = ", the longest that was asked" * (x == points[-1][0])
-    return (
-        f"at least half of the answers are right up to {exact_number(x)} {unit}"
-        f"{most}{_value(point)}"
-    )
+        reached += 1
+    at = [f"at {exact_number(x)} {unit} {_share(point)}" for x, point in points]
+    if not reached and float(points[0][1].value) >= ENOUGH:
+        return f"{at[0]} are right, of too few items to tell more"
+    if not reached:
+        return f"{at[0]} are right, the shortest length that was asked"
+    x, point = points[reached - 1]
+    sentence = f"more than half are right up to {exact_number(x)} {unit} ({_share(point)})"
+    if reached < len(points):
+        return f"{sentence}, {at[reached]}"
+    return f"{sentence}, the longest length that was asked"
 
 
 def _extrapolates(
@@ -136,7 +157,9 @@ def _extrapolates(
     curves = _curves(runs, task, quantity)
     if curves:
         sentence = _of_runs((run.label, _gain(*points[-1])) for run, points in curves)
-        return Answer(question, f"{task}: {sentence}.", _chart(charts, controls_name(task)))
+        return Answer(
+            question, f"{task_words(task)}: {sentence}.", _chart(charts, controls_name(task))
+        )
     task, curves = _memory_curves(runs)
     if train_length is None or not curves:
         return None
@@ -151,30 +174,30 @@ def _extrapolates(
         told.append(
             (
                 run.label,
-                f"{inside.value:.1%} of the answers are right at {exact_number(x)} tokens, within "
-                f"the training length, and {outside.value:.1%} at {exact_number(far)}",
+                f"{_share(inside)} of the answers are right at {exact_number(x)} tokens, within "
+                f"the training length, and {_share(outside)} at {exact_number(far)}",
             )
         )
     if not told:
         return None
     chart = _chart(charts, f"{task}_{MEMORY[task]}")
-    return Answer(question, f"{task}: {_of_runs(told)}.", chart)
+    return Answer(question, f"{task_words(task)}: {_of_runs(told)}.", chart)
 
 
 def _gain(multiple: float, point: Point) -> str:
     value = float(point.value)
     certain = isinstance(point.low, int | float) and isinstance(point.high, int | float)
     if certain and float(point.low or 0) <= 0 <= float(point.high or 0):
-        verdict = "loses and gains nothing that can be told from chance"
+        verdict = "neither gains nor loses significantly"
     else:
         verdict = "loses" if value > 0 else "gains"
     return (
         f"with {exact_number(multiple)} times the context of its training it {verdict} "
-        f"({_said(point)}, nats per token)"
+        f"({_said(point)})"
     )
 
 
-def _agree(runs: Sequence[Run], compared: Sequence[Difference], folder: Path) -> Answer | None:
+def _agree(runs: Sequence[Run], compared: Sequence[Difference], files: Files) -> Answer | None:
     by_label = {run.label: run for run in runs}
     own = [d for d in compared if _same_model(by_label[d.run], by_label[d.baseline])]
     if not own:
@@ -196,8 +219,9 @@ def _agree(runs: Sequence[Run], compared: Sequence[Difference], folder: Path) ->
         for d in sorted(own, key=lambda d: -d.largest)
         if d.low is not None and d.high is not None and d.largest
     ][:MOST_ROWS]
-    title = "The largest differences between the frameworks, in the mean over items"
-    chart = _differences_chart(rows, folder, "frameworks", title) if rows else None
+    title = "Mean difference between the frameworks, where it is largest"
+    label = f"{own[0].run} minus {own[0].baseline}, in the unit of the metric"
+    chart = _differences_chart(rows, files, "frameworks", title, label) if rows else None
     return Answer("Do the frameworks agree?", f"{sentence}.", chart)
 
 
@@ -259,15 +283,19 @@ def _of_runs(told: Iterable[tuple[str, str]]) -> str:
     return "; ".join(parts[:MOST_RUNS]) + (f"; and {more} more below" if more > 0 else "")
 
 
-def _value(point: Point) -> str:
-    return f" ({_said(point)})"
+def _share(point: Point) -> str:
+    """Return a share in percent with its interval."""
+    value = f"{float(point.value):.0%}"
+    if not isinstance(point.low, int | float) or not isinstance(point.high, int | float):
+        return value
+    return f"{value} (95% interval {point.low:.0%} to {point.high:.0%})"
 
 
 def _said(point: Point) -> str:
-    value = f"{float(point.value):.3g}"
+    value = f"{float(point.value):.3g} nats per token"
     if not isinstance(point.low, int | float) or not isinstance(point.high, int | float):
         return value
-    return f"{value}, interval {point.low:.2g} to {point.high:.2g}"
+    return f"{value}, 95% interval {point.low:.2g} to {point.high:.2g}"
 
 
 def _count(number: int, noun: str) -> str:
@@ -280,26 +308,30 @@ def _chart(charts: Sequence[Chart], name: str) -> Chart | None:
 
 def _differences_chart(
     rows: list[tuple[str, float, float, float]],
-    folder: Path,
+    files: Files,
     name: str,
     title: str,
-    around_zero: bool = False,
+    label: str,
+    *,
+    gray: bool = False,
 ) -> Chart:
-    """A row for each difference, with a bar from low to high.
+    """Draw a row for each difference, with a bar from low to high.
 
     Args:
         rows: label, difference, low and high.
-        around_zero: whether the bars are of what could not have been seen, and not intervals.
+        label: label of the horizontal axis.
+        gray: whether the bars are of what could not have been seen, and not intervals.
     """
-    figure, (axes,) = panels(1, width_of(1))
-    figure.set_figheight(max(2.2, 1.2 + 0.3 * len(rows)))
+    figure, (axes,) = panels(1, height=max(2.2, 1.3 + 0.3 * len(rows)))
     axes.axvline(0, color=GRAY, linewidth=1)
-    for place, (label, value, low, high) in enumerate(rows):
-        color = GRAY if around_zero else BLUE
-        axes.plot([low, high], [place, place], color=color, linewidth=5 if around_zero else 2)
-        axes.plot(value, place, marker="o", color=BLUE)
-        show_value(axes, value, place, f"{label}: {bounded(value, low, high)}")
-    axes.set_yticks(range(len(rows)), [label for label, *_ in rows])
+    for place, (metric, value, low, high) in enumerate(rows):
+        color, width = (GRAY, 3 * LINE_WIDTH) if gray else (BLUE, LINE_WIDTH)
+        axes.plot([low, high], [place, place], color=color, linewidth=width)
+        axes.plot(value, place, marker="o", color=BLUE, markersize=MARKER_SIZE)
+        show_value(axes, value, place, f"{metric}: {bounded(value, low, high)}")
+    axes.set_yticks(range(len(rows)), [metric for metric, *_ in rows])
     axes.invert_yaxis()
-    axes.set_xlabel("difference")
-    return save_chart(figure, folder, name, title)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+    axes.set_xlabel(label)
+    return save_chart(figure, files, name, title, "" if gray else "Bars: 95% confidence intervals")

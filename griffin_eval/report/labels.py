@@ -1,18 +1,42 @@
-"""The words of the figures: axes, numbers on axes, and which quantities are shares."""
+"""The words of the figures: titles, axes, and numbers on axes."""
 
-from griffin_eval.report.results import Run
+import math
+from collections.abc import Iterable
+
+from griffin_eval.report.results import Point, Run
 
 TOKENS = "tokens"
-X_LABELS = {
-    "griffin_longctx_position": "position in the document, tokens",
-    "griffin_longctx_context": "context, tokens",
-    "griffin_extrapolation": "context, multiples of the training length",
-    "griffin_passkey": "length, tokens",
-    "griffin_selective_copying": "length, tokens",
-    "griffin_induction_heads": "length, tokens",
-    "exact_match_by_depth": "depth of the entry in the book, %",
-    "accuracy_by_distance": "distance of the trigger, tokens",
-    "accuracy_by_distance_over_window": "distance of the trigger, windows of local attention",
+TASKS = {
+    "griffin_phonebook_absent": "Phonebook without the name",
+    "griffin_phonebook_counterfactual": "Phonebook with a changed number",
+    "griffin_phonebook_jelassi": "Phonebook of Jelassi et al.",
+    "griffin_phonebook_rank": "Phonebook, rank of the number",
+    "griffin_longctx_context": "Long text",
+    "griffin_longctx_position": "Long text",
+}
+# Horizontal axis by task or quantity: what it measures, and in which unit.
+X_AXES = {
+    "griffin_longctx_position": ("position in the document", TOKENS),
+    "griffin_longctx_context": ("context", TOKENS),
+    "griffin_extrapolation": ("context", "× the training length"),
+    "griffin_passkey": ("length", TOKENS),
+    "griffin_selective_copying": ("length", TOKENS),
+    "griffin_induction_heads": ("length", TOKENS),
+    "exact_match_by_depth": ("depth of the entry in the book", "%"),
+    "accuracy_by_distance": ("distance of the trigger", TOKENS),
+    "accuracy_by_distance_over_window": ("distance of the trigger", "× the attention window"),
+}
+QUANTITIES = {
+    "nats_per_token": "loss",
+    "bits_per_byte": "loss",
+    "nats_difference": "loss of longer contexts",
+    "acc": "accuracy",
+    "acc_norm": "accuracy, normalised by length",
+    "token_accuracy": "accuracy of symbols",
+    "sequence_accuracy": "accuracy of whole sequences",
+    "from_book": "answers from the book",
+    "first": "number ranked first",
+    "rank": "rank of the number",
 }
 Y_LABELS = {
     "nats_per_token": "loss, nats per token",
@@ -21,39 +45,70 @@ Y_LABELS = {
     "loglikelihood": "log-likelihood, nats",
     "rank": "rank among the candidates",
 }
-# Quantities between 0 and 1, besides those whose name starts with "accuracy".
-SHARES = (
-    "exact_match",
-    "exact_match_by_depth",
-    "acc",
-    "token_accuracy",
-    "sequence_accuracy",
-    "from_book",
-    "first",
-    "follows",
-    "prefers",
-)
+
+
+def task_words(task: str) -> str:
+    """Return the name of a task of this package in words; others keep the name they have."""
+    if not task.startswith("griffin_"):
+        return task
+    return TASKS.get(task, task.removeprefix("griffin_").replace("_", " ").capitalize())
+
+
+def chart_title(runs: list[Run], task: str, quantity: str) -> str:
+    """Return the title of a curve, such as "Passkey: accuracy by length"."""
+    base = quantity.partition("_by_")[0]
+    measured = QUANTITIES.get(base, base.replace("_", " "))
+    noun, _ = x_axis(runs, task, quantity)
+    return f"{task_words(task)}: {measured} by {noun}"
+
+
+def x_axis(runs: list[Run], task: str, quantity: str) -> tuple[str, str]:
+    """Return what the horizontal axis of a quantity's curve measures, and its unit."""
+    axis = X_AXES.get(quantity, X_AXES.get(task))
+    if axis is not None:
+        return axis
+    if not task.startswith("griffin_phonebook"):
+        return "x", ""
+    in_tokens = any(run.metadata.get(task, {}).get("tokens") for run in runs)
+    return "length of the phonebook", TOKENS if in_tokens else "entries"
 
 
 def x_label(runs: list[Run], task: str, quantity: str) -> str:
-    """The horizontal axis of a quantity's curve; it ends with `TOKENS` if it counts tokens."""
-    label = X_LABELS.get(quantity, X_LABELS.get(task))
-    if label is not None:
-        return label
-    if not task.startswith("griffin_phonebook"):
-        return "x"
-    in_tokens = any(run.metadata.get(task, {}).get("tokens") for run in runs)
-    return f"length of the phonebook, {TOKENS if in_tokens else 'entries'}"
+    """Return the label of the horizontal axis; it ends with `TOKENS` if it counts tokens."""
+    return ", ".join(part for part in x_axis(runs, task, quantity) if part)
+
+
+def at_x(runs: list[Run], task: str, quantity: str, x: float | str | None) -> str:
+    """Return a point of a curve in words, such as "length 2k tokens"; "" without a curve."""
+    if x is None:
+        return ""
+    if isinstance(x, str):
+        return x.replace("_", " ")
+    noun, unit = x_axis(runs, task, quantity)
+    return f"{noun} {short_number(x)}{'' if unit == '%' else ' '}{unit}".strip()
 
 
 def y_label(quantity: str) -> str:
-    """The vertical axis of a quantity."""
-    return Y_LABELS.get(quantity, quantity.replace("_", " "))
+    """Return the label of the vertical axis, without what the horizontal one says."""
+    base = quantity.partition("_by_")[0]
+    return Y_LABELS.get(base, QUANTITIES.get(base, base.replace("_", " ")))
 
 
-def is_share(quantity: str) -> bool:
-    """Whether a quantity lies between 0 and 1, so that its axis does."""
-    return quantity in SHARES or quantity.startswith("accuracy")
+def interval_note(points: Iterable[Point], shape: str) -> str:
+    """Return what the intervals of a figure are, and from how many items each point is.
+
+    Args:
+        shape: what shows the intervals, such as ``Bands``.
+    """
+    points = list(points)
+    parts = []
+    if any(point.low is not None and point.high is not None for point in points):
+        parts.append(f"{shape}: 95% confidence intervals")
+    counts = sorted({point.documents for point in points if point.documents is not None})
+    if counts:
+        several = f" to {counts[-1]:,}" if len(counts) > 1 else ""
+        parts.append(f"n = {counts[0]:,}{several} items per point")
+    return "; ".join(parts)
 
 
 def short_number(x: float | str) -> str:
@@ -72,9 +127,20 @@ def exact_number(x: float) -> str:
 
 
 def bounded(value: float | str, low: float | str | None, high: float | str | None) -> str:
-    """A value with its bounds, where both are known."""
-    interval = "" if low is None or high is None else f" [{_short(low)}, {_short(high)}]"
-    return f"{_short(value)}{interval}"
+    """Return a value with its bounds, where both are known.
+
+    An interval of numbers has two digits of half its width, and its value as many decimals.
+    """
+    if low is None or high is None or low == high == value:
+        return _short(value)
+    if not any(isinstance(number, str) for number in (value, low, high)):
+        half = (float(high) - float(low)) / 2
+        if 1e-5 < half < math.inf:
+            decimals = max(0, 1 - math.floor(math.log10(half)))
+            texts = [f"{float(number):.{decimals}f}" for number in (value, low, high)]
+            return f"{texts[0]} [{texts[1]}, {texts[2]}]"
+        return f"{value:.2g} [{low:.2g}, {high:.2g}]"
+    return f"{_short(value)} [{_short(low)}, {_short(high)}]"
 
 
 def _short(value: float | str) -> str:

@@ -1,18 +1,26 @@
 """Reads what lm_eval wrote: files of results, and the samples beside them."""
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from griffin_eval.errors import BadInput
+from griffin_eval.report.estimates import MIN_ITEMS, interval_of, within_range
 
 NEEDED = ("results", "configs", "higher_is_better", "n-samples", "config")
 # The fields of a sample that identify its item in all runs. The document does not: its row may have
 # columns that depend on the model. A sample of each filter is of the same item.
 ITEM = ("doc_id", "prompt_hash", "target_hash")
+# Arguments of the model on which no answer depends.
+NO_SETTINGS = ("batch_size", "max_batch_size", "parity", "state_cache", "check")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in the text of a function
+_TIME = re.compile(r"results_(\d{4}-\d\d-\d\d)T(\d\d)-(\d\d)-(\d\d)")
 _STEP = re.compile(r"(?:step|ckpt|checkpoint)?[-_]?(\d{1,18})")
 _STEP_OF_REVISION = re.compile(r"(?:step|ckpt|checkpoint|iter)[-_/]?(\d{1,18})(?!\d)")
 # Names that trainers give to the folder of an Orbax item, which lies in the folder of its step.
@@ -33,7 +41,8 @@ class Point(NamedTuple):
             that is a single number.
         value: the estimate; text such as ``>200`` where only a bound is known.
         low, high: bounds of its 95% interval, None without one; text as in ``value``.
-        documents: number of documents of the task.
+        documents: number of documents that the number is made from; of the task, where no samples
+            tell which of them count.
     """
 
     task: str
@@ -45,17 +54,38 @@ class Point(NamedTuple):
     documents: int | None
 
 
-class Run(NamedTuple):
+class Evaluation(NamedTuple):
     """One file of results.
 
     Attributes:
         path: the file.
-        label: name of the run in tables and figures, unique among the runs.
+        date: day and time of its end, from its name; empty if that has none.
+        seconds: seconds that the evaluation took; None if unknown.
+        items: number of documents by task.
+        config: configuration of the model and of the call, as lm_eval writes it.
+    """
+
+    path: Path
+    date: str
+    seconds: float | None
+    items: dict[str, int]
+    config: dict[str, Any]
+
+
+class Run(NamedTuple):
+    """What a model answered: one file of results, or several with different tasks.
+
+    Attributes:
+        path: the latest file.
+        label: name of the model in tables and figures, unique among the runs.
         config: configuration of the model and of the call, as lm_eval writes it.
         points: all numbers.
         higher_is_better: by task and metric.
         metadata: metadata by task.
         samples: file of samples by task, for the tasks that have one.
+        evaluations: the files, in the order of their dates.
+        hidden: tasks with an earlier result that is not shown.
+        questions: what each task asks, as text that is equal where the questions are.
     """
 
     path: Path
@@ -65,6 +95,14 @@ class Run(NamedTuple):
     higher_is_better: dict[tuple[str, str], bool | None]
     metadata: dict[str, dict[str, Any]]
     samples: dict[str, Path]
+    evaluations: Sequence[Evaluation] = ()
+    hidden: Sequence[str] = ()
+    questions: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def items(self) -> dict[str, int]:
+        """Number of documents by task."""
+        return {task: n for each in self.evaluations for task, n in each.items.items()}
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -88,27 +126,99 @@ class Run(NamedTuple):
         return step_of(self.pretrained) if revision is None else step_of_revision(str(revision))
 
 
-def read(paths: Sequence[Path], labels: Sequence[str] = ()) -> list[Run]:
-    """Reads files of results.
+def read(
+    paths: Sequence[Path], labels: Sequence[str] = (), against: Path | None = None
+) -> list[Run]:
+    """Read files of results.
+
+    Files of one model (equal weights, dtype, framework, device and settings) become one run: the
+    latest answer to each question, and all tasks.
 
     Args:
         paths: files, or folders of which all files of results are read.
-        labels: names of the runs in order; empty for those of `make_labels`.
+        labels: names of the models in order; or of the files, which then stay apart. Empty for
+            those of `make_labels`.
+        against: file or folder that comes first, and is not merged with the others.
 
     Raises:
         ReportError: a file that lm_eval did not write, or not to its end; no file; or another
-            number of labels than of files.
+            number of labels than of models.
     """
+    earlier = [] if against is None else _files(against)
     files = [file for path in paths for file in _files(path)]
-    files = list(dict.fromkeys(file.resolve() for file in files))
-    contents = [_read_file(file) for file in files]
-    if labels and len(labels) != len(files):
+    files = list(dict.fromkeys(file.resolve() for file in (*earlier, *files)))
+    earlier = [file.resolve() for file in earlier]
+    read_in = [_run(file, "", _read_file(file)) for file in files]
+    if len(labels) == len(files):
+        runs = read_in
+    else:
+        runs = _merged([run for run in read_in if run.path in earlier])
+        runs += _merged([run for run in read_in if run.path not in earlier])
+    if labels and len(labels) != len(runs):
         names = ", ".join(file.name for file in files)
-        raise ReportError(f"{len(labels)} labels for {len(files)} files of results ({names})")
+        raise ReportError(
+            f"{len(labels)} labels for {len(runs)} models in {len(files)} files of results "
+            f"({names}): name each model or each file"
+        )
     if len(set(labels)) < len(labels):
         raise ReportError(f"labels must differ, found {', '.join(labels)}")
-    labels = labels or make_labels([content["config"] for content in contents], files)
-    return [_run(*each) for each in zip(files, labels, contents, strict=True)]
+    labels = labels or make_labels([run.config for run in runs], [run.path for run in runs])
+    return [run._replace(label=label) for run, label in zip(runs, labels, strict=True)]
+
+
+def _merged(runs: list[Run]) -> list[Run]:
+    """Return the runs with those of one model joined, unless they answer one task differently
+    asked: with another limit, number of examples or metadata."""
+    models: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: run.path.stem):
+        own = models.setdefault(_identity(run.config), [])
+        for index, other in enumerate(own):
+            both = run.questions.keys() & other.questions.keys()
+            if all(run.questions[task] == other.questions[task] for task in both):
+                own[index] = _joined(other, run)
+                break
+        else:
+            own.append(run)
+    order = [run.path for run in runs]
+    joined = [run for of_model in models.values() for run in of_model]
+    return sorted(joined, key=lambda run: min(order.index(e.path) for e in run.evaluations))
+
+
+def _joined(earlier: Run, later: Run) -> Run:
+    again = {point.task for point in later.points}
+    kept = [point for point in earlier.points if point.task not in again]
+    hidden = [point.task for point in earlier.points if point.task in again]
+    samples = {task: file for task, file in earlier.samples.items() if task not in again}
+    return later._replace(
+        points=[*kept, *later.points],
+        higher_is_better=earlier.higher_is_better | later.higher_is_better,
+        metadata=earlier.metadata | later.metadata,
+        samples=samples | later.samples,
+        evaluations=[*earlier.evaluations, *later.evaluations],
+        hidden=list(dict.fromkeys([*earlier.hidden, *hidden])),
+        questions={**earlier.questions, **later.questions},
+    )
+
+
+def _identity(config: dict[str, Any]) -> str:
+    """Return what makes a model the same: its weights, and all that its answers depend on."""
+    arguments = {k: str(v) for k, v in _arguments(config).items() if k not in NO_SETTINGS}
+    keys = ("model", "griffin_weights_sha256", "model_sha", "model_dtype", "model_framework")
+    keys += ("model_device", "model_state", "griffin_adapters")
+    own = {key: config.get(key) for key in keys}
+    return json.dumps([arguments, own], sort_keys=True, default=str)
+
+
+def _questions(content: dict[str, Any]) -> dict[str, str]:
+    """Return what each task and group asks, as text."""
+    call = {key: content["config"].get(key) for key in ("limit", "gen_kwargs", "fewshot_seed")}
+    call |= {key: content.get(key) for key in ("chat_template_sha", "system_instruction_sha")}
+    questions = {}
+    for task in content["results"]:
+        own = [content["configs"].get(task), content["n-samples"].get(task), call]
+        text = json.dumps(own, sort_keys=True, default=str)
+        questions[task] = _ADDRESS.sub("", text)
+    return questions
 
 
 def step_of(pretrained: str) -> int | None:
@@ -130,11 +240,30 @@ def step_of_revision(revision: str) -> int | None:
 
 
 def make_labels(configs: Sequence[dict[str, Any]], files: Sequence[Path]) -> list[str]:
-    """Unique labels of the runs: those of `differing`, and the file where these are equal."""
+    """Unique labels of the runs: those of `differing`, and the date where these are equal."""
     labels = differing(configs)
-    if len(set(labels)) < len(labels):  # the same model, at another time or on other tasks
-        labels = [f"{label} ({file.stem})" for label, file in zip(labels, files, strict=True)]
+    limits = [config.get("limit") for config in configs]
+    for marks in (
+        ["all items" if limit is None else f"limit {limit:g}" for limit in limits],
+        [_date_of(file) for file in files],
+        [file.stem for file in files],
+    ):
+        count = Counter(labels)
+        useful = {
+            label
+            for label in count
+            if len({m for one, m in zip(labels, marks, strict=True) if one == label}) > 1
+        }
+        labels = [
+            f"{label} ({mark})" if label in useful else label
+            for label, mark in zip(labels, marks, strict=True)
+        ]
     return labels
+
+
+def _date_of(file: Path) -> str:
+    match = _TIME.match(file.stem)
+    return f"{match[1]} {match[2]}:{match[3]}:{match[4]}" if match else ""
 
 
 def differing(configs: Sequence[dict[str, Any]]) -> list[str]:
@@ -223,6 +352,8 @@ def _parts_needed(paths: set[Path]) -> int:
 
 
 def _shown(key: str, value: Any) -> str:
+    if key == "pretrained" and str(value).isdigit():
+        return f"step {value}"
     return str(value) if key in ("pretrained", "model", "framework", "dtype") else f"{key}={value}"
 
 
@@ -283,13 +414,24 @@ def _run(file: Path, label: str, content: dict[str, Any]) -> Run:
         for task, metrics in content["higher_is_better"].items()
         for metric, higher in (metrics or {}).items()
     }
-    points = list(_points(content))
-    return Run(file, label, content["config"], points, better, metadata, samples)
+    points = list(_points(content, samples))
+    seconds = None
+    with contextlib.suppress(TypeError, ValueError):
+        seconds = float(content.get("total_evaluation_time_seconds", "unknown"))
+    sizes = content["n-samples"]
+    items = {task: sizes.get(task, {}).get("effective") or 0 for task in content["configs"]}
+    config = content["config"]
+    done = Evaluation(file, _date_of(file), seconds, items, config)
+    asked = _questions(content)
+    return Run(file, label, config, points, better, metadata, samples, [done], (), asked)
 
 
-def _points(content: dict[str, Any]) -> Iterator[Point]:
+def _points(content: dict[str, Any], samples: dict[str, Path]) -> Iterator[Point]:
     for task, metrics in content["results"].items():
         documents = content["n-samples"].get(task, {}).get("effective")
+        counts: Counter[str] = Counter()
+        if task in samples and any("@" in key for key in metrics):
+            counts = _counts(samples[task])
         for key, value in metrics.items():
             name, comma, filter_name = key.partition(",")
             if not comma or name.endswith(("_stderr", "_low", "_high")):
@@ -299,12 +441,27 @@ def _points(content: dict[str, Any]) -> Iterator[Point]:
             quantity, at, x = name.partition("@")
             if filter_name != "none":
                 quantity += f" ({filter_name})"
+            items = counts.get(key, documents)
             low, high = (metrics.get(f"{name}{bound},{filter_name}") for bound in ("_low", "_high"))
-            error = metrics.get(f"{name}_stderr,{filter_name}")
-            if low is None and isinstance(error, int | float):
-                low, high = value - 1.96 * error, value + 1.96 * error
             low, high = (b if _is_estimate(b) else None for b in (low, high))
-            yield Point(task, quantity, x_of(x) if at else None, value, low, high, documents)
+            error = metrics.get(f"{name}_stderr,{filter_name}")
+            if items is not None and items < MIN_ITEMS:
+                low = high = None
+            elif low is None and high is None and isinstance(error, int | float):
+                low, high = interval_of(quantity, value, error, items)
+            else:
+                low, high = within_range(quantity, (low, high))
+            yield Point(task, quantity, x_of(x) if at else None, value, low, high, items)
+
+
+def _counts(file: Path) -> "Counter[str]":
+    """Return how many samples have a number of each metric, by metric and filter."""
+    counts: Counter[str] = Counter()
+    for filter_name, samples in read_samples(file).items():
+        for sample in samples.values():
+            for name in sample.get("metrics", ()):
+                counts[f"{name},{filter_name}"] += sample.get(name) is not None
+    return counts
 
 
 def _is_estimate(value: Any) -> bool:

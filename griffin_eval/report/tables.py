@@ -3,18 +3,20 @@
 import csv
 import io
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from griffin_eval.json_files import write_whole
-from griffin_eval.report.labels import bounded
+from griffin_eval.report.labels import at_x, bounded, task_words, y_label
 from griffin_eval.report.paired import Difference, not_compared
 from griffin_eval.report.results import Point, Run
 from griffin_eval.report.verdicts import Verdict
 
 RESULTS_FILE, PAIRED_FILE, VERDICTS_FILE = "results.csv", "paired.csv", "verdicts.csv"
+MARKDOWN_FILE = "results.md"
 THROUGHPUT = (
     "tokens_requested",
     "tokens_computed",
@@ -24,6 +26,7 @@ THROUGHPUT = (
     "compilations",
     "peak_memory_bytes",
 )
+MAX_TASKS = 3  # named in a cell
 
 
 class Table(NamedTuple):
@@ -62,12 +65,13 @@ def write_differences(differences: list[Difference], file: Path) -> None:
 
 
 def run_table(runs: list[Run]) -> Table:
-    """The runs: their models, checkpoints and devices.
+    """The models: their checkpoints, settings and devices, and when they were evaluated.
 
     lm_eval records the device that was asked for, cuda:0 by default, and not the one that other
     models ran on: theirs is left empty.
     """
-    headings = ["run", "model", "checkpoint", "framework", "dtype", "device", "window", "weights"]
+    headings = ["name", "model", "checkpoint", "framework", "dtype", "device", "window", "weights"]
+    headings += ["evaluated", "tasks", "items"]
     rows = []
     for run in runs:
         c = run.config
@@ -82,9 +86,44 @@ def run_table(runs: list[Run]) -> Table:
                 *told,
                 str(c.get("model_visible_keys") or ""),
                 hash_,
+                *_evaluated(run),
             ]
         )
-    return Table("Runs", headings, rows)
+    again = [f"{run.label}: {', '.join(run.hidden)}" for run in runs if run.hidden]
+    note = "Window: keys that local attention sees."
+    if again:
+        note += f" Asked more than once, of which the latest is shown: {'; '.join(again)}."
+    return Table("Models", headings, rows, note)
+
+
+def _evaluated(run: Run) -> list[str]:
+    """Return the last day and time, the tasks and the number of items of a run."""
+    date = max((each.date for each in run.evaluations), default="")
+    return [date, str(len(run.items)), f"{sum(run.items.values()):,}"]
+
+
+def write_markdown(runs: list[Run], file: Path) -> None:
+    """Write a Markdown file with a table for each metric: a row for each point, a column for each
+    model, and in brackets the 95% interval."""
+    points = [{(p.task, p.quantity, p.x): p for p in run.points} for run in runs]
+    keys = dict.fromkeys(key for own in points for key in own)
+    lines = ["In brackets: 95% confidence intervals.", ""]
+    for task, quantity in dict.fromkeys((task, quantity) for task, quantity, _ in keys):
+        lines += [f"### {_plain(task_words(task))}: {_plain(y_label(quantity))}", ""]
+        lines.append(f"| | {' | '.join(_plain(run.label) for run in runs)} |")
+        lines.append("|---" * (len(runs) + 1) + "|")
+        for x in (x for t, q, x in keys if (t, q) == (task, quantity)):
+            cells = [_estimate(own.get((task, quantity, x))) for own in points]
+            cells = [re.sub("([<>])", r"\\\1", cell) for cell in cells]  # bounds such as >200
+            words = at_x(runs, task, quantity, x) or "all items"
+            lines.append(f"| {_plain(words)} | {' | '.join(cells)} |")
+        lines.append("")
+    write_whole(file, "\n".join(lines).encode())
+
+
+def _plain(text: str) -> str:
+    """Return a text that Markdown shows as it is, in one cell."""
+    return re.sub(r"([\\|<>*_`\[\]])", r"\\\1", " ".join(text.split()))
 
 
 def number_table(runs: list[Run]) -> Table:
@@ -96,8 +135,8 @@ def number_table(runs: list[Run]) -> Table:
         task, quantity, x = key
         cells = [_estimate(own.get(key)) for own in points]
         rows.append([task, quantity, "" if x is None else _text(x), *cells])
-    note = "Beside a number the bounds of its interval of 95%, where one is known."
-    return Table("Numbers", ["task", "quantity", "at", *(r.label for r in runs)], rows, note)
+    note = "Brackets: 95% confidence interval, where there are enough items for one."
+    return Table("Results", ["task", "metric", "x", *(r.label for r in runs)], rows, note)
 
 
 def difference_table(runs: list[Run], differences: list[Difference]) -> Table | None:
@@ -124,7 +163,7 @@ def difference_table(runs: list[Run], differences: list[Difference]) -> Table | 
     if lacking:
         told = "; ".join(f"{task}: {run} and {baseline}" for task, run, baseline in lacking)
         note += f" Not compared, since they have no item in common: {told}."
-    return Table("Item by item", headings, rows, note) if rows or lacking else None
+    return Table("Paired comparison", headings, rows, note) if rows or lacking else None
 
 
 def write_verdicts(found: list[Verdict], file: Path) -> None:
@@ -146,11 +185,12 @@ def verdict_table(found: list[Verdict]) -> Table | None:
         ]
         for v in found
     ]
-    headings = ["verdict", "task", "metric", "items", "difference", "p", "could have seen"]
+    headings = ["verdict", "task", "metric", "items", "difference", "p", "smallest detectable"]
     note = (
-        "The run against the one of --against, over the items that both have. p: of no difference, "
-        "corrected for the number of tasks (Holm); below 0.05 there is a verdict. Could have seen: "
-        "the smallest difference that would have had a verdict with a probability of 80%."
+        "The run against the one of --against, over the items that both have. p: probability of "
+        "such a difference by chance, corrected for the number of tasks (Holm); below 0.05 the run "
+        "is better or worse. Smallest detectable: the difference that this many items show with a "
+        "probability of 80%."
     )
     return Table("Verdicts", headings, rows, note) if rows else None
 
@@ -189,15 +229,27 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.1f}"
 
 
-def throughput_table(runs: list[Run]) -> Table | None:
-    """Counts of the engine; None if no run has them."""
+def compute_table(runs: list[Run]) -> Table | None:
+    """What each evaluation took; None if nothing is known of any."""
     rows = []
     for run in runs:
-        counted = [run.config.get(f"griffin_{name}") for name in THROUGHPUT]
-        if any(value is not None for value in counted):
-            rows.append([run.label, *("" if v is None else _text(v) for v in counted)])
-    headings = ["run", *(name.replace("_", " ") for name in THROUGHPUT)]
-    return Table("Work", headings, rows) if rows else None
+        for each in run.evaluations:
+            counted = [each.config.get(f"griffin_{name}") for name in THROUGHPUT]
+            if each.seconds is None and not any(value is not None for value in counted):
+                continue
+            tasks = ", ".join([*each.items][:MAX_TASKS]) + ", …" * (len(each.items) > MAX_TASKS)
+            count, seconds = sum(each.items.values()), ["", ""]
+            if each.seconds:
+                seconds = [f"{each.seconds:,.1f}", f"{count / each.seconds:.3g}"]
+            numbers = ["" if value is None else _number(value) for value in counted]
+            rows.append([run.label, tasks, f"{count:,}", *seconds, *numbers])
+    headings = ["model", "tasks", "items", "seconds", "items per second"]
+    headings += [name.replace("_", " ") for name in THROUGHPUT]
+    note = (
+        "Seconds: the whole evaluation as lm_eval measured it, with the loading of the model. "
+        "Tokens are known of --model griffin alone."
+    )
+    return Table("Compute", headings, rows, note) if rows else None
 
 
 def parity_table(runs: list[Run]) -> Table | None:
@@ -212,6 +264,11 @@ def parity_table(runs: list[Run]) -> Table | None:
 
 def _estimate(point: Point | None) -> str:
     return "" if point is None else bounded(point.value, point.low, point.high)
+
+
+def _number(value: Any) -> str:
+    """Return a count with its thousands set apart, another number with three digits."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"
 
 
 def _text(value: Any) -> str:

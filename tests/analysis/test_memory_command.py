@@ -206,12 +206,27 @@ def test_figures(printed):
     for name, said in (
         ("half_lives", "half-life of a channel, tokens"),
         ("gate", "gate r on the text"),
-        ("caches", "kept for the sequence, MB"),
+        ("caches", "memory for the sequence"),
     ):
         path = folder / f"memory_{name}.png"
         assert str(path) in text
         assert path.read_bytes().startswith(b"\x89PNG")
         assert said in path.with_suffix(".svg").read_text()
+
+
+def test_figures_for_a_paper(checkpoint, tmp_path):
+    """PDF with fonts as text, one column wide, without titles; replaced when asked."""
+    asked = (checkpoint, "--tokens", 0, "--output", tmp_path, "--format", "pdf,png")
+    run(*asked, "--width", 3.3, "--no-figure-titles")
+    content = (tmp_path / "memory_caches.pdf").read_bytes()
+    assert content.startswith(b"%PDF") and b"/FontFile2" in content
+    width = int.from_bytes((tmp_path / "memory_caches.png").read_bytes()[16:20], "big")
+    assert width == round(3.3 * 160)
+    with pytest.raises(ArgumentError, match="--overwrite"):
+        run(*asked)
+    with pytest.raises(ArgumentError, match="png, svg, pdf"):
+        run(*asked[:-1], "jpeg", "--overwrite")
+    run(*asked, "--overwrite")
 
 
 def test_a_text_of_ones_own(checkpoint, tmp_path):

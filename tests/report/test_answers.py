@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from griffin_eval.cli.main import app
+from griffin_eval.drawing import Files
 from griffin_eval.report.answers import answers
 from griffin_eval.report.charts import Chart
 from griffin_eval.report.paired import Difference
@@ -32,7 +33,7 @@ def curve(task, quantity, values, low=None, high=None):
 
 
 def found(runs, charts=(), compared=(), judged=(), folder=None, train_length=None):
-    told = answers(runs, charts, compared, judged, folder or Path("unused"), train_length)
+    told = answers(runs, charts, compared, judged, Files(folder or Path("unused")), train_length)
     return {answer.question: answer for answer in told}
 
 
@@ -42,22 +43,22 @@ def test_how_far_it_remembers_is_up_to_the_first_length_below_half():
     one = run("A", curve("griffin_phonebook", "exact_match", book, -0.1, 0.1))
     answer = found([one], [chart])["How far does it remember?"]
     assert answer.chart == chart
-    assert "up to 8 entries (0.7, interval 0.6 to 0.8)" in answer.sentence
+    assert "up to 8 entries (70% (95% interval 60% to 80%)), at 16 entries 40%" in answer.sentence
     none = run("B", curve("griffin_phonebook", "exact_match", {4: 0.2, 8: 0.1}))
     whole = run("C", curve("griffin_phonebook", "exact_match", {4: 0.9, 8: 0.8}))
     sentence = found([one, none, whole])["How far does it remember?"].sentence
-    assert "A: at least half of the answers are right up to 8 entries (" in sentence
-    assert "B: not half of the answers are right even at 4 entries (0.2)" in sentence
-    assert "C: at least half of the answers are right up to 8 entries, the longest" in sentence
+    assert "A: more than half are right up to 8 entries (" in sentence
+    assert "B: at 4 entries 20% are right, the shortest length that was asked" in sentence
+    assert "C: more than half are right up to 8 entries (80%), the longest" in sentence
 
 
 def test_extrapolation_is_told_from_chance():
     question = "Does it extrapolate?"
     values = {1: 0.0, 8: 0.3}
     for low, high, verdict in (
-        (-0.1, 0.1, "it loses (0.3, interval 0.2 to 0.4"),
-        (-0.4, 0.4, "loses and gains nothing that can be told from chance"),
-        (None, None, "it loses (0.3, nats per token)"),
+        (-0.1, 0.1, "it loses (0.3 nats per token, 95% interval 0.2 to 0.4"),
+        (-0.4, 0.4, "neither gains nor loses significantly"),
+        (None, None, "it loses (0.3 nats per token)"),
     ):
         own = curve("griffin_extrapolation", "nats_difference", values, low, high)
         assert verdict in found([run("A", own)])[question].sentence
@@ -65,9 +66,7 @@ def test_extrapolation_is_told_from_chance():
     assert "8 times the context of its training it gains" in found([run("A", gains)])[question][1]
     heads = run("A", curve("griffin_induction_heads", "accuracy", {64: 1.0, 256: 0.9, 1024: 0.2}))
     sentence = found([heads], train_length=300)[question].sentence
-    assert (
-        "90.0% of the answers are right at 256 tokens" in sentence and "20.0% at 1024" in sentence
-    )
+    assert "90% of the answers are right at 256 tokens" in sentence and "20% at 1024" in sentence
     assert question not in found([heads])
 
 
@@ -76,7 +75,7 @@ def test_frameworks_and_changes(tmp_path):
     same = Difference("t", "acc", "jax", "torch", 40, 0.0, -0.01, 0.01, 1.0, 1, 1, 1.0)
     answer = found([torch, jax], compared=[same], folder=tmp_path)["Do the frameworks agree?"]
     assert "2 of 40 right or wrong answers differ" in answer.sentence and answer.chart
-    assert "<title>t: acc: 0 [-0.01, 0.01]</title>" in answer.chart.svg
+    assert "<title>t: acc: 0.000 [-0.010, 0.010]</title>" in answer.chart.svg
     other = run("jax", model_framework="jax", griffin_weights_sha256="other")
     assert not found([torch, other], compared=[same])
     judged = [
@@ -85,7 +84,10 @@ def test_frameworks_and_changes(tmp_path):
         Verdict("c", "acc", 9, 0.0, 1.0, float("inf"), "no difference"),
     ]
     answer = found([torch], judged=judged, folder=tmp_path)["What changed against the other run?"]
-    assert "1 task worse: a (acc -0.2); no tasks better; 2 tasks without" in answer.sentence
+    assert (
+        "1 task worse: a (acc -0.2); no tasks better; 2 tasks without a significant change"
+        in answer.sentence
+    )
 
 
 def test_an_answer_with_several_metrics_differs_once(tmp_path):

@@ -23,13 +23,14 @@ from typer.testing import CliRunner
 import griffin_eval.tasks
 from griffin_eval import intervals
 from griffin_eval.cli.main import app
-from griffin_eval.drawing import COLORS
+from griffin_eval.drawing import COLORS, Files, finish
 from griffin_eval.errors import BadInput
 from griffin_eval.lm.model import GriffinLM
 from griffin_eval.report import curves
-from griffin_eval.report import figures as figures_module
 from griffin_eval.report.curves import Marks, curve_figure, draw_controls, draw_over_steps
 from griffin_eval.report.heatmaps import draw_heatmaps
+from griffin_eval.report.labels import bounded
+from griffin_eval.report.page import draw_all
 from griffin_eval.report.paired import differences
 from griffin_eval.report.results import (
     ReportError,
@@ -126,22 +127,23 @@ def test_every_number_of_lm_eval_is_in_the_csv_file(runs, written):
                 assert row["value"] == str(value) and row["dtype"] == dtype
                 if f"{name}_low,none" in metrics:
                     bounds = [metrics[f"{name}_{bound},none"] for bound in ("low", "high")]
+                    few = int(row["documents"]) < 3
                     assert [row["low"], row["high"]] == [
-                        "" if b == "N/A" else str(b) for b in bounds
+                        "" if few or b == "N/A" else str(b) for b in bounds
                     ]
                 seen += 1
         assert seen == len(found) >= 7
 
 
-def test_the_page_needs_no_network_and_holds_figures_and_numbers(written):
+def test_the_page_needs_no_network_and_holds_figures_and_numbers(runs, written):
     page = (written / "report.html").read_text()
     assert not re.findall(r"(?:src|href)=[\"']?(?:https?:)?//", page)
     assert page.count("<script>") == 1 and "@import" not in page
     assert page.count("<svg") == len(list((written / "figures").glob("*.svg"))) >= 1
-    for row in rows_of(written / "results.csv"):
-        value = row["value"]
-        assert (escape(value) if value[0] in "<>" else f"{float(value):.4g}") in page
-    assert "Item by item" in page and "tokens requested" in page
+    for run in read(runs):
+        for point in run.points:
+            assert escape(bounded(point.value, point.low, point.high)) in page
+    assert "Paired comparison" in page and "tokens requested" in page
     for file in (written / "figures").glob("*.png"):
         assert file.read_bytes().startswith(b"\x89PNG")
         assert file.with_suffix(".svg").is_file()
@@ -168,12 +170,14 @@ def drawn(paths, tmp_path, monkeypatch, labels=()):
     """Return the figures of a report of these files over x and by case, by file name."""
     figures = {}
 
-    def keep(figure, folder, name, title):
+    def keep(figure, folder, name, title, note):
+        assert title and "_" not in title
+        finish(figure, figure.axes, folder)
         figure.canvas.draw()
         figures[name] = figure
 
     monkeypatch.setattr(curves, "save_chart", keep)
-    figures_module.draw_all(read(paths, labels), tmp_path / "figures", 256)
+    draw_all(read(paths, labels), Files(tmp_path / "figures"), 256)
     return figures
 
 
@@ -242,7 +246,7 @@ def test_a_window_is_marked_for_models_that_have_one(tmp_path, monkeypatch, wind
     (axes,) = figure["griffin_induction_heads_accuracy"].axes
     marks = [text.get_text() for text in axes.texts if "window" in text.get_text()]
     assert marks == ([] if said is None else [said])
-    rows = run_table(read(paths)).rows
+    rows = run_table(read(paths, "ab")).rows
     assert [row[6] for row in rows] == ["" if keys is None else str(keys) for keys in windows]
 
 
@@ -269,7 +273,8 @@ def test_differences_are_those_of_the_samples(runs):
 
 # From here on: files as lm_eval writes them, with numbers made up.
 
-FIELDS = ("doc_id", "prompt_hash", "target_hash", "filter")
+FIELDS = ("doc_id", "prompt_hash", "target_hash", "filter", "resps", "filtered_resps", "arguments")
+FIELDS += ("target",)
 
 
 def write_run(folder, name="a", results=None, samples=None, config=None, **content):
@@ -285,7 +290,7 @@ def write_run(folder, name="a", results=None, samples=None, config=None, **conte
         "configs": {task: {"metadata": {}} for task in results},
         "higher_is_better": {task: {} for task in results},
         "n-samples": {task: {"effective": 4} for task in results},
-        "config": {"model": "griffin", "model_args": {"pretrained": "m"}, "device": "cpu"}
+        "config": {"model": "griffin", "model_args": {"pretrained": f"{folder.name}/{name}"}}
         | (config or {}),
     }
     file.write_text(json.dumps(whole | content))
@@ -333,7 +338,8 @@ def test_a_capacity_is_not_compared_item_by_item(tmp_path):
 def test_metrics_without_intervals_get_those_of_lm_evals_standard_error(tmp_path):
     (run,) = read([write_run(tmp_path)])
     (point,) = run.points
-    assert math.isclose(point.low, 0.5 - 0.196) and math.isclose(point.high, 0.5 + 0.196)
+    wilson = intervals.wilson(0.5, 4, 4)  # 4 items vary less than its standard error says
+    assert (point.low, point.high) == wilson and 0 < point.low < 0.5 < point.high < 1
 
 
 def test_runs_are_told_apart_by_what_differs(tmp_path):
@@ -342,12 +348,38 @@ def test_runs_are_told_apart_by_what_differs(tmp_path):
     hf = {"model": "hf", "model_args": "pretrained=a/m,dtype=float32"}
     assert make_labels([base, hf], [file] * 2) == ["griffin jax", "hf float32"]
     steps = [base | {"model_args": {"pretrained": f"runs/{n}"}} for n in (100, 200)]
-    assert make_labels(steps, [file] * 2) == ["100", "200"]
+    assert make_labels(steps, [file] * 2) == ["step 100", "step 200"]
     both = steps + [base | {"model_args": {"pretrained": f"more/{n}"}} for n in (100, 200)]
     assert make_labels(both, [file] * 4) == ["runs/100", "runs/200", "more/100", "more/200"]
     assert make_labels([base], [file]) == ["m"]
     same = make_labels([base, base], [file, tmp_path / "results_y.json"])
     assert same == ["m (results_x)", "m (results_y)"]
+
+
+def test_evaluations_of_one_model_are_one_run(tmp_path):
+    """Other tasks join; the same question again replaces the answer; another limit stays apart."""
+    config = {"model_args": {"pretrained": "m"}, "griffin_weights_sha256": "w"}
+    asked = [
+        ("2026-01-01T10-00-00.5", "t", 0.4, config, 4),
+        ("2026-01-02T10-00-00.5", "u", 0.5, config, 4),
+        ("2026-01-03T10-00-00.5", "t", 0.6, config, 4),
+        ("2026-01-04T10-00-00.5", "t", 0.7, config | {"limit": 2.0}, 2),
+        ("2026-01-05T10-00-00.5", "t", 0.8, config | {"griffin_weights_sha256": "v"}, 4),
+    ]
+    for date, task, value, own, count in reversed(asked):
+        sizes = {task: {"effective": count}}
+        results = {task: {"acc,none": value, "acc_stderr,none": 0.1}}
+        write_run(tmp_path, date, results, config=own, **{"n-samples": sizes})
+    one, few, other = runs = read([tmp_path])
+    values = [{point.task: point.value for point in run.points} for run in runs]
+    assert values == [{"t": 0.6, "u": 0.5}, {"t": 0.7}, {"t": 0.8}]
+    assert one.hidden == ["t"] and not few.hidden and not other.hidden
+    assert few.points[0].low is None  # two items have no interval
+    assert "limit 2" in few.label and len({run.label for run in runs}) == 3
+    done = report(tmp_path, "-o", tmp_path / "out")
+    assert "models: 3" in done.output
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "8 items of 2 tasks" in page and "asked again, the latest shown: t" in page
 
 
 def test_steps_of_a_training_are_recognised():
@@ -377,8 +409,8 @@ def test_checkpoints_of_a_training_become_curves_over_the_step(tmp_path):
         for step in (200, 100, 300)
     ]
     runs = read(files)
-    (chart,) = draw_over_steps(runs, tmp_path / "figures")
-    assert chart.title == "t: acc over training"
+    (chart,) = draw_over_steps(runs, Files(tmp_path / "figures"))
+    assert chart.title == "t: accuracy during training"
     done = report(*files, "--output", tmp_path / "out")
     assert done.exit_code == 0
     assert (tmp_path / "out" / "figures" / "t_acc_over_steps.png").is_file()
@@ -415,9 +447,11 @@ def test_each_training_has_curves_of_its_own(tmp_path, monkeypatch, models, step
             files.append(write_run(tmp_path, str(len(files)), results, config=config))
     drawn = []
     monkeypatch.setattr(curves, "_line", lambda axes, *line: drawn.append(line))
-    (chart,) = draw_over_steps(read(files), tmp_path / "figures")
+    (chart,) = draw_over_steps(read(files), Files(tmp_path / "figures"))
     assert chart.name == "t_acc_over_steps"
-    assert [label for label, *_ in drawn] == [f"{name} at 8".strip() for name in names]
+    assert [label for label, *_ in drawn] == [
+        f"{name}, x 8".removeprefix(", ") if len(names) > 1 else "" for name in names
+    ]
     for name, (_, points, _) in zip(names, drawn, strict=True):
         assert [(x, p.value) for x, p in points] == [(s, of_training[name, s]) for s in steps]
 
@@ -431,9 +465,9 @@ def test_controls_and_depths_share_figures(tmp_path):
         },
     }
     runs = read([write_run(tmp_path, results=results)])
-    (chart,) = draw_controls(runs, tmp_path / "f")
+    (chart,) = draw_controls(runs, Files(tmp_path / "f"))
     assert chart.name == "griffin_extrapolation_controls"
-    (chart,) = draw_heatmaps(runs, tmp_path / "f")
+    (chart,) = draw_heatmaps(runs, Files(tmp_path / "f"))
     assert chart.name == "griffin_passkey_accuracy_by_depth"
 
 
@@ -475,7 +509,7 @@ def test_other_refusals(tmp_path):
     (tmp_path / "empty").mkdir()
     assert "no results_" in sentence(report(tmp_path / "empty", "-o", out))
     assert "no such file" in sentence(report(tmp_path / "nothing", "-o", out))
-    assert "2 labels for 1 files" in sentence(report(file, "-o", out, "--labels", "a,b"))
+    assert "2 labels for 1 models" in sentence(report(file, "-o", out, "--labels", "a,b"))
     assert "is a file" in sentence(report(file, "-o", file))
     assert report(file, "-o", out).exit_code == 0
     assert "--overwrite" in sentence(report(file, "-o", out))
@@ -599,9 +633,9 @@ def test_a_run_too_small_for_any_verdict_could_have_seen_none(tmp_path):
     """Of five items all may change, and that is chance still."""
     old, new = pair(tmp_path, {"t": [1] * 5}, {"t": [0] * 5})
     done = report(new, "--against", old, "-o", tmp_path / "out", "--detect", "1")
-    assert done.exit_code == 1 and "could have seen none" in done.output
+    assert done.exit_code == 1 and "smallest detectable change: none" in done.output
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "<td>none</td>" in page and "1 task too small to see any" in page
+    assert "<td>none</td>" in page and "1 task too small to detect any" in page
 
 
 def test_a_regression_and_a_run_too_small_fail(tmp_path):
@@ -695,9 +729,108 @@ def test_what_cannot_be_judged_is_refused(tmp_path):
     unknown = write_run(tmp_path / "unknown", samples={"t": [1, 0]})
     assert "no samples of t" in sentence(report(bare, "--against", old, "-o", out))
     assert "more is better" in sentence(report(new, "--against", unknown, "-o", out))
-    assert "found 3 files" in sentence(report(new, bare, "--against", old, "-o", out))
+    assert "found 3 of them" in sentence(report(new, bare, "--against", old, "-o", out))
     assert "--against" in sentence(report(new, "-o", out, "--detect", "0.1"))
     assert not out.exists()
+
+
+# Models whose answers must be equal
+
+
+def answers_of(logprob, greedy, text, rolling):
+    """Samples with one request of each kind."""
+    score = [str(logprob), str(greedy)]
+    choice = {"gen_args_0": {"arg_0": "A prompt", "arg_1": " yes"}}
+    return {
+        "choice": [{"acc": 1, "resps": [[score]], "filtered_resps": [score], "arguments": choice}],
+        "text": [
+            {
+                "acc": int(text == "right"),
+                "resps": [[text]],
+                "filtered_resps": [text],
+                "target": "right",
+                "arguments": {"gen_args_0": {"arg_0": "The end of a prompt", "arg_1": {}}},
+            }
+        ],
+        "rolling": [
+            {"m": 1, "resps": [[str(rolling)]], "arguments": {"gen_args_0": {"arg_0": ""}}}
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "tolerance", "code", "said"),
+    [
+        ({}, 0.0, 0, "differ by at most 0 nats"),
+        ({"logprob": -100.0005}, 1e-5, 0, "0.0005 nats (5e-06 relative"),
+        ({"logprob": -100.005}, 1e-5, 1, "0.005 nats (5e-05 relative"),
+        ({"logprob": "nan"}, 1.0, 1, "inf nats"),
+        ({"greedy": True}, 1e-5, 1, "1 greedy flags differ"),
+        ({"text": "right"}, 1e-5, 1, "1 of 1 generated texts differ"),
+        (
+            {"rolling": -51},
+            1e-5,
+            0,
+            "1 rolling log-likelihoods, not judged, differ by at most 0.02",
+        ),
+    ],
+)
+def test_answers_must_be_those_of_hf(tmp_path, changed, tolerance, code, said):
+    plain = {"logprob": -100.0, "greedy": False, "text": "wrong", "rolling": -50}
+    results = {task: {"acc,none": 1.0} for task in ("choice", "text", "rolling")}
+    for model, own in (("hf", plain), ("griffin", plain | changed)):
+        config = {"model": model, "model_args": {"pretrained": "m"}, "batch_size": 8}
+        write_run(tmp_path / model, "a", results, answers_of(**own), config)
+    out = tmp_path / "out"
+    asked = ["--expect-equal", "hf", "--tolerance", tolerance]
+    done = report(tmp_path / "griffin", tmp_path / "hf", "-o", out, *asked)
+    assert done.exit_code == code, done.output
+    assert f"{'not equal' if code else 'equal'}: griffin and hf: 1 log-likelihoods" in done.output
+    assert said in done.output and "hf also scores BOS after BOS" in done.output
+    hinted = "nan" in changed.values() or {"text", "greedy"} & changed.keys()
+    assert ("padding changes the state" in done.output) == bool(hinted)
+    page = (out / "report.html").read_text()
+    assert "Are the answers equal?" in page and said in unescape(page)
+    flipped = "Changed answers: text, acc, hf and griffin (1)"
+    assert (flipped in page) == ("text" in changed)
+    assert ("The end of a prompt" in page) == ("text" in changed)
+
+
+def test_what_cannot_be_equal_is_refused(tmp_path):
+    one, other = pair(tmp_path, {"t": [1]}, {"t": [1]})
+    out = ("-o", tmp_path / "out")
+    found = sentence(report(one, other, *out, "--expect-equal", "hf"))
+    assert "no model is called hf" in found and "old" in found
+    found = sentence(report(one, other, *out, "--labels", "A,B", "--expect-equal", "A"))
+    assert "nothing to compare with A" in found
+    assert "--tolerance" in sentence(report(one, *out, "--tolerance", "-1"))
+
+
+def test_figures_and_tables_for_a_paper(tmp_path):
+    metrics = {f"accuracy@{x},none": x / 100 for x in (16, 64)}
+    metrics |= {f"accuracy@{x}_low,none": x / 200 for x in (16, 64)}
+    metrics |= {f"accuracy@{x}_high,none": 2.0 for x in (16, 64)}  # is cut to the metric's range
+    file = write_run(tmp_path, "a", {"griffin_passkey": metrics, "lone|task": {"acc,none": 0.5}})
+    out = tmp_path / "out"
+    done = report(file, "-o", out, "--format", "pdf", "--width", 3.3, "--no-figure-titles")
+    assert done.exit_code == 0, done.output
+    (figure,) = (out / "figures").iterdir()
+    assert figure.name == "griffin_passkey_accuracy.pdf"
+    assert figure.read_bytes().startswith(b"%PDF")
+    text = (out / "results.md").read_text()
+    assert "### Passkey: accuracy" in text and "### lone\\|task" in text
+    assert "| length 64 tokens | 0.64 [0.32, 1.00] |" in text
+    assert "expected some of png, svg, pdf" in sentence(report(file, "-o", out, "--format", "gif"))
+
+
+@pytest.mark.parametrize(("count", "panels"), [(4, 1), (5, 5)])
+def test_more_lines_than_can_be_told_apart_have_panels(tmp_path, monkeypatch, count, panels):
+    results = {"griffin_passkey": {f"accuracy@{x},none": 0.5 for x in (16, 64)}}
+    paths = [write_run(tmp_path, f"{i}", results, config=window(None)) for i in range(count)]
+    figure = drawn(paths, tmp_path, monkeypatch, "abcde"[:count])["griffin_passkey_accuracy"]
+    assert len(figure.axes) == panels
+    widths = {line.get_linewidth() for axes in figure.axes for line in axes.get_lines()}
+    assert {width for width in widths if width != 1} == {1.6, 1.5}  # 1.5: invisible, hovered over
 
 
 EVIL = "--><script>alert('x')</script><img src=x onerror=y>[/red]$\\frac${{ 7 * 7 }}/../../../out"

@@ -1,0 +1,105 @@
+"""How long a checkpoint remembers and what its state takes, as numbers and figures."""
+
+import hashlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from griffin_eval.analysis.cache_sizes import cache_sizes, parameter_bytes
+from griffin_eval.analysis.half_lives import ChannelDecay, decay_rates, measure, summary
+from griffin_eval.errors import ArgumentError
+from griffin_eval.opened import OpenModel
+from griffin_eval.text.tokenizer import encode_with_bos
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LENGTHS = tuple(4**power for power in range(5, 11))  # 1024 to 1048576
+
+
+class Memory(NamedTuple):
+    """How long a checkpoint remembers, and what it keeps of a sequence.
+
+    Attributes:
+        numbers: what ``griffin-eval memory --json`` prints; half-lives in tokens, sizes in bytes.
+        layers: the recurrent layers, with the rate of each channel and its gates on the text.
+    """
+
+    numbers: dict[str, Any]
+    layers: list[ChannelDecay]
+
+    def figures(self) -> "dict[str, Figure]":
+        """Return the figures by name: ``caches`` and, with recurrent layers, ``half_lives`` and
+        ``gate``. Each has ``savefig``, and a notebook shows it."""
+        from griffin_eval.analysis.figures import draw
+
+        return {name: figure for name, (figure, _, _) in draw(self.layers, self.numbers).items()}
+
+
+def memory_of(
+    model: OpenModel,
+    name: str,
+    *,
+    text: str | None,
+    text_name: str,
+    tokens: int,
+    progress: Callable[[int], object],
+) -> Memory:
+    """Measure the half-lives of a model, and compute its sizes.
+
+    Args:
+        name: Name of the checkpoint in the numbers.
+        text: Text on which the gates are measured; None for Python's manual.
+        text_name: Name of the text in the numbers.
+        tokens: Number of its tokens that are read at most; with 0 no gate is measured, and no
+            weight is loaded.
+        progress: Called with the number of tokens that a step read.
+    """
+    if "recurrent" not in model.checkpoint.config.block_types or not tokens:
+        layers = decay_rates(model.checkpoint)
+        return Memory(_numbers(name, model, None, layers), layers)
+    if text is None:
+        from pydoc_data.topics import topics
+
+        text_name, text = "Python's manual", "\n\n".join(topics[key] for key in sorted(topics))
+    ids = encode_with_bos(model.tokenizer, text[: 64 * tokens], model.add_bos)[:tokens]
+    if len(ids) < 2:
+        raise ArgumentError(
+            f"the text ({text_name}) gives {len(ids)} tokens of --tokens {tokens}: gates are "
+            "measured from the second token of a text on"
+        )
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    source = {"name": text_name, "sha256": digest, "tokens": len(ids)}
+    runner: Any = model.runner
+    layers = measure(
+        model.checkpoint,
+        np.array(ids, np.int32),
+        framework=runner.framework,
+        model=runner.model,
+        progress=progress,
+    )
+    return Memory(_numbers(name, model, source, layers), layers)
+
+
+def _numbers(
+    name: str, model: OpenModel, source: dict[str, Any] | None, layers: list[ChannelDecay]
+) -> dict[str, Any]:
+    config = model.checkpoint.config
+    window = config.visible_keys if "local_attention" in config.block_types else None
+    itemsize = np.dtype(getattr(ml_dtypes, model.dtype, model.dtype)).itemsize
+    caches = []
+    for length in LENGTHS:
+        sizes = cache_sizes(config, length, itemsize)
+        caches.append({"tokens": length, "total": sizes.total} | sizes._asdict())
+    return {
+        "checkpoint": name,
+        "dtype": model.dtype,
+        "layers": config.num_layers,
+        "window": window,
+        "text": source,
+        "memory": [summary(layer, window) for layer in layers],
+        "parameter_bytes": parameter_bytes(config, itemsize),
+        "caches": caches,
+    }

@@ -1,0 +1,167 @@
+"""Do two models give the same numbers? Every request of one beside that of another."""
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from griffin_eval.report.paired import common_items
+from griffin_eval.report.results import ReportError, Run, read_samples
+
+REFERENCE = "hf"  # lm_eval's name of the model that others are compared with if it is there
+# What is known to differ between --model griffin and --model hf.
+ROLLING = (
+    "Rolling log-likelihoods are shown and not judged: hf also scores BOS after BOS, and cuts long "
+    "documents into windows."
+)
+BATCHES = (
+    "hf ran with batch_size={}: padding changes the state of a recurrent model. Run it again with "
+    "batch_size=1."
+)
+WINDOWS = "hf cuts prompts from the left that are longer than its max_length; griffin does not."
+
+
+class Agreement(NamedTuple):
+    """All requests of a model beside those of a reference.
+
+    Attributes:
+        run, reference: labels of the two.
+        logprobs: number of log-likelihoods.
+        largest, middle: largest and median absolute difference of them, in nats.
+        relative: largest difference relative to the reference's value, or to 1 nat if that is less.
+        greedy: number of log-likelihoods whose greedy flags differ.
+        texts: number of generated texts.
+        other_texts: number of texts that differ.
+        rolling: number of rolling log-likelihoods that are not judged.
+        rolling_relative: their largest relative difference.
+        notes: sentences on what is known to differ.
+    """
+
+    run: str
+    reference: str
+    logprobs: int
+    largest: float
+    middle: float
+    relative: float
+    greedy: int
+    texts: int
+    other_texts: int
+    rolling: int
+    rolling_relative: float
+    notes: Sequence[str]
+
+    def within(self, tolerance: float) -> bool:
+        """Return whether no log-likelihood differs by more, and no flag and no text differs."""
+        return self.relative <= tolerance and not self.greedy and not self.other_texts
+
+    @property
+    def sentence(self) -> str:
+        """The comparison in one sentence."""
+        parts = []
+        if self.logprobs:
+            parts.append(
+                f"{self.logprobs:,} log-likelihoods differ by at most {self.largest:.2g} nats "
+                f"({self.relative:.2g} relative, median {self.middle:.2g} nats)"
+            )
+            parts.append(f"{self.greedy:,} greedy flags differ")
+        if self.texts:
+            parts.append(f"{self.other_texts:,} of {self.texts:,} generated texts differ")
+        if self.rolling:
+            parts.append(
+                f"{self.rolling:,} rolling log-likelihoods, not judged, differ by at most "
+                f"{self.rolling_relative:.2g} relative"
+            )
+        return f"{self.run} and {self.reference}: {'; '.join(parts)}."
+
+
+def agreements(runs: Sequence[Run], name: str | None = None) -> list[Agreement]:
+    """Compare models with a reference, request by request.
+
+    Args:
+        name: label or lm_eval's name of the reference, with which all others are compared; None
+            for ``hf``, with which runs of the same checkpoint are compared if it is there.
+
+    Raises:
+        ReportError: there is no reference of this name, no other model, or no request in common.
+    """
+    wanted = name or REFERENCE
+    references = [r for r in runs if r.label == wanted] or [r for r in runs if r.model == wanted]
+    found = []
+    for reference in references:
+        others = [run for run in runs if run not in references]
+        if name is None:
+            others = [run for run in others if run.pretrained == reference.pretrained]
+        compared = [_compare(run, reference) for run in others]
+        found += [one for one in compared if one is not None]
+        if name is not None and (not others or None in compared):
+            raise ReportError(
+                f"nothing to compare with {name}: expected two models with samples of the same "
+                "tasks and limits (lm_eval --log_samples)"
+            )
+    if name is not None and not references:
+        known = ", ".join(dict.fromkeys(x for run in runs for x in (run.label, run.model)))
+        raise ReportError(f"no model is called {name}: expected one of {known}")
+    return found
+
+
+def _compare(run: Run, reference: Run) -> Agreement | None:
+    absolute, relative, rolling = [], [], []
+    greedy = texts = other_texts = 0
+    for task in run.samples.keys() & reference.samples.keys():
+        own, other = (read_samples(each.samples[task]) for each in (run, reference))
+        common = common_items(own, other)
+        for _, ours, theirs in next(iter(common.values()), []):  # filters share their requests
+            for kind, a, b in _responses(ours, theirs):
+                if kind == "text":
+                    texts, other_texts = texts + 1, other_texts + (a != b)
+                    continue
+                mine, other = (_number(each[0] if kind == "logprob" else each) for each in (a, b))
+                difference = 0.0 if mine == other else abs(mine - other)
+                difference = difference if math.isfinite(difference) else math.inf
+                scaled = difference / max(1.0, abs(other))
+                if kind == "rolling" and run.model != reference.model:
+                    rolling.append(scaled)
+                    continue
+                absolute.append(difference)
+                relative.append(difference if math.isinf(difference) else scaled)
+                greedy += kind == "logprob" and str(a[1]) != str(b[1])
+    if not (absolute or texts or rolling):
+        return None
+    notes = [ROLLING] * bool(rolling)
+    size = str(reference.config.get("batch_size", "1"))
+    if reference.model == REFERENCE and (other_texts or greedy or max(relative, default=0) > 1e-3):
+        notes += [BATCHES.format(size)] * (size != "1") + [WINDOWS]
+    return Agreement(
+        run.label,
+        reference.label,
+        len(absolute),
+        max(absolute, default=0.0),
+        median(absolute) if absolute else 0.0,
+        max(relative, default=0.0),
+        greedy,
+        texts,
+        other_texts,
+        len(rolling),
+        max(rolling, default=0.0),
+        notes,
+    )
+
+
+def _responses(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield kind and both answers of each request of an item; repeats are requests, too."""
+    arguments = list((ours.get("arguments") or {}).values())
+    pairs = list(zip(ours.get("resps") or [], theirs.get("resps") or [], strict=False))
+    for index, (own, other) in enumerate(pairs):
+        argument = arguments[index] if index < len(arguments) else {}
+        for a, b in zip(own, other, strict=False):
+            if isinstance(a, list) and isinstance(b, list):
+                yield "logprob", a, b
+            else:
+                yield "text" if "arg_1" in argument else "rolling", a, b
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
