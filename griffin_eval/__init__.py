@@ -22,6 +22,7 @@ __all__ = [
     "Score",
     "convert",
     "load",
+    "memory",
     "open_checkpoint",
     "tune_process",
     "verify",
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         Comparison,
         convert,
         load,
+        memory,
         open_checkpoint,
         verify,
     )

@@ -1,4 +1,4 @@
-"""What ``import griffin_eval`` offers of checkpoints: opened, converted, compared and loaded.
+"""What ``import griffin_eval`` offers of checkpoints: to open, convert, compare, load and measure.
 
 Scoring and generation are in `griffin_eval.evaluator`.
 
@@ -18,12 +18,14 @@ from griffin_eval.generators import unchanged_generators
 
 if TYPE_CHECKING:
     from griffin_eval import model_jax, model_torch
+    from griffin_eval.analysis.memory import Memory
 
 __all__ = [
     "Checkpoint",
     "Comparison",
     "convert",
     "load",
+    "memory",
     "open_checkpoint",
     "verify",
 ]
@@ -211,6 +213,56 @@ def load(
             module = read(source, model.dtype, where)
     model.check_finite(not_finite)
     return module
+
+
+def memory(
+    checkpoint: str | Path | Checkpoint,
+    *,
+    text: str | None = None,
+    tokens: int = 4096,
+    framework: str | None = None,
+    device: str | None = None,
+    check: bool = True,
+) -> "Memory":
+    """Measure how long a checkpoint remembers, and what it keeps of a sequence.
+
+    Args:
+        checkpoint: path, or a checkpoint that is open already.
+        text: text on which the gates are measured; None for Python's manual.
+        tokens: number of its tokens that are read at most; with 0 no gate is measured.
+        framework: ``torch`` or ``jax``; None for the first of these that is installed.
+        device: name of the device in the framework; None for its default.
+        check: whether the weights are compared first with the checksums there are of them.
+
+    Returns:
+        ``numbers``, as ``griffin-eval memory --json`` prints them, ``layers`` with the half-lives
+        of each channel, and ``figures()``, matplotlib figures by name.
+
+    Raises:
+        ValueError: the checkpoint cannot be read as a model, or the text is too short.
+    """
+    from griffin_eval.analysis.memory import memory_of
+    from griffin_eval.model_arguments import parse_arguments
+    from griffin_eval.opened import open_model
+
+    given = checkpoint if isinstance(checkpoint, Checkpoint) else None
+    arguments = {
+        "pretrained": checkpoint if given is None else given.path,
+        "framework": framework,
+        "device": device,
+        "data_parallel_size": 1,
+        "check": check,
+    }
+    model = open_model(parse_arguments(arguments), checkpoint=given, reads_texts=False)
+    model.confirm_weights()
+    return memory_of(
+        model,
+        str(model.checkpoint.folder),
+        text=text,
+        text_name="text",
+        tokens=tokens,
+        progress=lambda count: None,
+    )
 
 
 def _torch_device(device: Any) -> Any:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from griffin_eval.opened import OpenModel
     from griffin_eval.states.saved_state import SavedState
+    from griffin_eval.text.stop_strings import StopStrings
     from griffin_eval.text.tokenizer import Tokenizer
 
 __all__ = ["Continuation", "Evaluator", "Score"]
@@ -32,6 +33,8 @@ class Score(NamedTuple):
         ranks: int64 [T - 1], 1 plus the number of tokens that were likelier; None unless
             ``details`` were asked for.
         entropies: float64 [T - 1], entropy of each prediction in nats; None in the same case.
+        texts: text of every token after the first, T - 1 of them; None in the same case, and
+            without a tokenizer.
     """
 
     tokens: "np.ndarray"
@@ -39,6 +42,7 @@ class Score(NamedTuple):
     greedy: "np.ndarray"
     ranks: "np.ndarray | None" = None
     entropies: "np.ndarray | None" = None
+    texts: list[str] | None = None
 
     @property
     def total(self) -> float:
@@ -145,8 +149,8 @@ class Evaluator:
         Args:
             texts: each a text, which is scored after one BOS (EOS where there is none), or token
                 ids, of which all but the first are scored.
-            details: whether the rank of every token and the entropy of every prediction are
-                computed too.
+            details: whether the rank and the text of every token and the entropy of every
+                prediction are computed too.
             progress: called with the number of tokens that were read.
 
         Returns:
@@ -177,7 +181,22 @@ class Evaluator:
             describe="text {}".format,
             details=details,
         )
-        return [scores[index] for index in range(len(sequences))]
+        found = [scores[index] for index in range(len(sequences))]
+        if not details:
+            return found
+        named = zip(texts, found, strict=True)
+        return [score._replace(texts=self._token_texts(text, score)) for text, score in named]
+
+    def _token_texts(self, text: Text, score: Score) -> list[str] | None:
+        """Return the text of every scored token: of a text its parts, of ids their decoding."""
+        count = len(score.logprobs)
+        if isinstance(text, str):
+            spans = self.tokenizer.spans(text).tolist()
+            return [text[start:end] for start, end in spans[len(spans) - count :]]
+        with suppress(BadInput, MissingExtraError):  # token ids need no tokenizer
+            ids = score.tokens[1:].tolist()
+            return [self.tokenizer.decode([id_], skip_special_tokens=False) for id_ in ids]
+        return None
 
     def layer_states(self, text: Text) -> dict[str, "np.ndarray"]:
         """What every layer holds after each token of a text, and its gates.
@@ -216,6 +235,7 @@ class Evaluator:
         top_k: int = ...,
         top_p: float = ...,
         seed: int = ...,
+        stop: str | Sequence[str] = ...,
         on_token: Callable[[int, list[int]], object] | None = ...,
     ) -> Continuation: ...
 
@@ -229,6 +249,7 @@ class Evaluator:
         top_k: int = ...,
         top_p: float = ...,
         seed: int = ...,
+        stop: str | Sequence[str] = ...,
         on_token: Callable[[int, list[int]], object] | None = ...,
     ) -> list[Continuation]: ...
 
@@ -241,6 +262,7 @@ class Evaluator:
         top_k: int = 0,
         top_p: float = 1.0,
         seed: int = 0,
+        stop: str | Sequence[str] = (),
         on_token: Callable[[int, list[int]], object] | None = None,
     ) -> Continuation | list[Continuation]:
         """Continue prompts, each until EOS or its number of tokens.
@@ -253,6 +275,7 @@ class Evaluator:
             top_k: number of likeliest tokens to choose from; 0 for all.
             top_p: probability of the likeliest tokens to choose from.
             seed: of the random numbers; every prompt has its own.
+            stop: string that ends a text, or several; the text is cut before the first of them.
             on_token: function that gets the index of a prompt and its new tokens so far after each
                 of them but the last.
 
@@ -277,11 +300,12 @@ class Evaluator:
             Prompt(self._ids(prompt, scored=False), max_new_tokens, sampling) for prompt in several
         ]
         answers: dict[int, list[int]] = {}
+        stops = self._stops(stop)
 
-        def never_stop(index: int, ids: list[int]) -> bool:
+        def should_stop(index: int, ids: list[int]) -> bool:
             if on_token is not None:
                 on_token(index, ids)
-            return False
+            return stops is not None and stops.completed(ids)
 
         parallel.generate(
             self._model.runners,
@@ -289,11 +313,13 @@ class Evaluator:
             limits=self._model.limits,
             eos_ids=self._model.eos_ids,
             seed=seed,
-            should_stop=never_stop,
+            should_stop=should_stop,
             on_result=answers.__setitem__,
             describe="prompt {}".format,
         )
-        continuations = [self._continuation(text, answers[i]) for i, text in enumerate(several)]
+        continuations = [
+            self._continuation(text, answers[i], stops) for i, text in enumerate(several)
+        ]
         return continuations[0] if isinstance(prompts, str) else continuations
 
     def read(
@@ -369,12 +395,23 @@ class Evaluator:
         except TemplateRefused as error:
             raise ArgumentError(f"the chat template refuses the text: {error}") from None
 
-    def _continuation(self, prompt: Text, ids: list[int]) -> Continuation:
+    def _stops(self, stop: str | Sequence[str]) -> "StopStrings | None":
+        from griffin_eval.text.stop_strings import StopStrings
+
+        strings = [stop] if isinstance(stop, str) else list(stop)
+        if not all(isinstance(one, str) and one for one in strings):
+            raise ArgumentError(f"stop: expected strings that are not empty, found {stop!r:.100}")
+        return StopStrings(self.tokenizer, strings) if strings else None
+
+    def _continuation(
+        self, prompt: Text, ids: list[int], stops: "StopStrings | None"
+    ) -> Continuation:
         import numpy as np
 
         text = None
         if isinstance(prompt, str):
             text = self.tokenizer.decode(ids, skip_special_tokens=True)
+            text = text if stops is None else stops.cut(text)
         return Continuation(np.array(ids, np.int32), text)
 
     def _ids(self, text: Text, *, scored: bool) -> "np.ndarray":

@@ -44,6 +44,10 @@ for framework in ("torch", "jax"):
     print(framework, repr(continuation.text))
 assert abs(totals["torch"] - totals["jax"]) < 1e-3
 
+# How long it remembers: numbers, and matplotlib figures by name.
+memory = griffin_eval.memory(checkpoint, tokens=300)
+print(memory.numbers["memory"][0]["half_life_measured"], list(memory.figures()))
+
 # The model itself, a torch.nn.Module: hidden vectors and logits.
 module = griffin_eval.load("back", framework="torch")
 print(sum(p.numel() for p in module.parameters()), "parameters")
@@ -61,7 +65,7 @@ def test_the_example(tmp_path):
 
 
 def test_the_example_is_short_and_has_every_name():
-    assert len(EXAMPLE.strip().splitlines()) <= 30
+    assert len(EXAMPLE.strip().splitlines()) <= 36
     public = set(griffin_eval.__all__) - {"Checkpoint", "Comparison", "Continuation", "Score"}
     assert all(f"griffin_eval.{name}" in EXAMPLE for name in public)
 
@@ -120,6 +124,22 @@ def test_scores_are_those_of_the_model_itself(model):
         assert isinstance(text, str) or score.tokens.tolist() == text
 
 
+def test_details_have_the_text_of_every_token(model):
+    text, ids = model.score(["a text", [5, 6, 7]], details=True)
+    assert text.texts == list("a text") and text.ranks.min() >= 1
+    assert len(ids.texts) == 2 and model.score(["a"])[0].texts is None
+
+
+def test_memory_is_numbers_and_figures():
+    found = griffin_eval.memory(folder("bytes_griffin"), text="import os\n" * 9, tokens=60)
+    assert found.numbers["text"]["tokens"] == 60
+    half_lives = found.numbers["memory"][0]["half_life_measured"]
+    assert half_lives["50%"] in found.layers[0].half_life(found.layers[0].mean_gate)
+    assert set(found.figures()) == {"caches", "half_lives", "gate"}
+    quick = griffin_eval.memory(folder("induction_heads_mqa"), tokens=0)
+    assert quick.numbers["text"] is None and set(quick.figures()) == {"caches"}
+
+
 def test_generation_is_greedy_unless_asked_otherwise(model):
     [text] = model.generate(["import "], max_new_tokens=6)
     assert isinstance(text.text, str) and text.tokens.dtype == np.int32 and len(text.tokens) <= 6
@@ -127,6 +147,13 @@ def test_generation_is_greedy_unless_asked_otherwise(model):
     if len(text.tokens):
         [score] = model.score([[*prompt, *text.tokens.tolist()]])
         assert score.greedy[len(prompt) - 1 :].all()
+    whole = model.generate("import ", max_new_tokens=6, stop="never said").text
+    assert whole == text.text and len(whole) > 2
+    stopped = model.generate("import ", max_new_tokens=6, stop=["never said", whole[1]])
+    assert stopped.text == whole[: whole.index(whole[1])]
+    assert len(stopped.tokens) <= whole.index(whole[1]) + 1
+    with pytest.raises(ValueError, match="not empty"):
+        model.generate("import ", stop=["", "a"])
     drawn = [
         model.generate([prompt], max_new_tokens=6, temperature=1.0, seed=seed) for seed in (1, 1)
     ]
