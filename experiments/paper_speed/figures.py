@@ -138,7 +138,7 @@ def _label(
     findings: Mapping[str, Any],
     rows: Iterable[Row],
     title: str,
-    model: str = "byte model",
+    model: str = "roofline by bytes moved",
 ) -> None:
     """Add the title, and a legend below: models by color, frameworks by mark, the model by line."""
     figure.suptitle(f"{title}, {findings['dtype']}, {findings['device']}", fontsize=11)

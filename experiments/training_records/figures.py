@@ -14,7 +14,16 @@ from experiments.training_records.text_runs import (
     exponent,
     training_flops,
 )
-from griffin_eval.drawing import BLACK, COLORS, panels, save
+from griffin_eval.drawing import (
+    GRAY,
+    LINE_WIDTH,
+    MARKER_SIZE,
+    TITLE_SIZE,
+    draw_line,
+    finish,
+    panels,
+    save,
+)
 from griffin_eval.training.figures import STYLES
 
 Records = Sequence[dict[str, Any]]
@@ -55,24 +64,25 @@ def draw_all(records: Records, folder: Path) -> list[Path]:
 def draw_copying(records: Records, folder: Path) -> Path:
     """Draw figure 6a: accuracy on selective copying by the step of training.
 
-    Each run has a thin line, which ends where the run did; the run of the median number of steps of
-    each model has a thick one. The second panel splits the answers of Griffin and Hawk by whether
+    Each run has a pale line, which ends where the run did; the run of the median number of steps of
+    each model has a dark one. The second panel splits the answers of Griffin and Hawk by whether
     the data symbol is within the reach of Griffin's attention.
     """
-    figure, (left, right) = panels(2, 9.5, share_y=True)
+    figure, (left, right) = panels(2, 8.4, share_y=True)
     for model, (color, dashes) in STYLES.items():
         runs = _of_model(records, model)
         if not runs:
             continue
         median = sorted(runs, key=lambda run: run["last"]["step"])[(len(runs) - 1) // 2]
-        count = "one seed" if len(runs) == 1 else f"{len(runs)} seeds, median thick"
+        count = "one seed" if len(runs) == 1 else f"{len(runs)} seeds, median dark"
         for run in runs:
             left.plot(
                 run["curves"]["step"],
                 run["curves"]["accuracy"],
                 dashes,
                 color=color,
-                linewidth=2.2 if run is median else 0.8,
+                linewidth=LINE_WIDTH,
+                alpha=1 if run is median else 0.35,
                 label=f"{MODEL_NAMES[model]} ({count})" if run is median else None,
             )
         if model == "mqa" or "out_of_view" not in median["curves"]:
@@ -83,18 +93,20 @@ def draw_copying(records: Records, folder: Path) -> Path:
                 median["curves"][name],
                 dashes,
                 marker=marker,
-                markersize=3,
+                markersize=MARKER_SIZE,
+                markevery=0.1,
+                linewidth=LINE_WIDTH,
                 color=color,
                 label=f"{MODEL_NAMES[model]}, {name.replace('_', ' ')}",
             )
     for axes in (left, right):
-        axes.axhline(CHANCE, color="#999999", linewidth=0.8, linestyle=":")
-        axes.set_xlabel("step")
+        axes.axhline(CHANCE, color=GRAY, linewidth=1, linestyle=":", label="chance")
+        axes.set_xlabel("training step")
         axes.set_ylim(-0.02, 1.02)
-        axes.legend(frameon=False, fontsize=9)
     left.set_ylabel("held-out accuracy of the symbols")
-    left.set_title("Selective copying, 256 tokens", fontsize=11)
-    right.set_title("by the reach of Griffin's window, 128", fontsize=11)
+    left.set_title("all symbols", fontsize=TITLE_SIZE)
+    right.set_title("by the reach of Griffin's window of 128 tokens", fontsize=TITLE_SIZE)
+    finish(figure, [left, right], folder, "Selective copying of 256 tokens during training")
     return save(figure, folder, "selective_copying_training")
 
 
@@ -107,33 +119,31 @@ def draw_changes(unchanged: dict[str, dict[str, Any]], changed: Records, folder:
         folder: Folder of the figure.
     """
     models = [model for model in STYLES if _of_model(changed, model)]
-    figure, axes = panels(len(models), 4.75 * len(models), share_y=True)
+    figure, axes = panels(len(models), share_y=True)
     last = max(run["last"]["step"] for run in changed)
     for panel, model in zip(axes, models, strict=True):
         for run in [unchanged[model], *_of_model(changed, model)]:
             match = CHANGES.fullmatch(run["name"])
             curves = run["curves"]
             count = sum(step <= last for step in curves["step"])
-            panel.plot(
-                curves["step"][:count],
-                curves["accuracy"][:count],
-                color=COLORS[list(CHANGED).index(match[2])] if match else BLACK,
-                linewidth=1.2 if match else 2.2,
-                label=CHANGED[match[2]] if match else "as above",
+            index = list(CHANGED).index(match[2]) if match else len(CHANGED)
+            x, y = curves["step"][:count], curves["accuracy"][:count]
+            draw_line(
+                panel, x, y, index, CHANGED[match[2]] if match else "unchanged", markers=False
             )
-        panel.set_title(MODEL_NAMES[model], fontsize=11)
-        panel.set_xlabel("step")
+        panel.set_title(MODEL_NAMES[model], fontsize=TITLE_SIZE)
+        panel.set_xlabel("training step")
         panel.set_ylim(-0.02, 1.02)
-        panel.legend(frameon=False, fontsize=9)
     axes[0].set_ylabel("held-out accuracy of the symbols")
+    finish(figure, axes, folder, "Selective copying: one setting changed at a time")
     return save(figure, folder, "selective_copying_changes")
 
 
 def draw_windows(records: Records, folder: Path) -> Path:
-    """Draw appendix E in small: bits a byte by the window of local attention, above those of the
+    """Draw appendix E in small: bits per byte by the window of local attention, minus those of the
     Transformer with global attention, whose run is among the records."""
     (reference,) = _of_model(records, "mqa")
-    figure, (axes,) = panels(1, 6.0)
+    figure, (axes,) = panels(1)
     for model in ("griffin", "local_mqa"):
         runs = _of_model(records, model)
         runs.sort(key=lambda run: run["settings"]["recipe"]["window"])
@@ -148,21 +158,23 @@ def draw_windows(records: Records, folder: Path) -> Path:
             ],
             fmt=f"o{dashes}",
             color=color,
-            capsize=3,
+            linewidth=LINE_WIDTH,
+            markersize=MARKER_SIZE,
             label=MODEL_NAMES[model],
         )
     axes.axhline(0, color=STYLES["mqa"][0], linewidth=1, label=MODEL_NAMES["mqa"])
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:.0f}")
-    axes.set_xlabel("keys that local attention sees")
-    axes.set_ylabel("bits a byte above global attention")
-    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.4, 0.92))  # below the line
+    axes.set_xlabel("attention window, tokens")
+    axes.set_ylabel("bits per byte minus those of global attention")
+    note = "Bars: 95% confidence intervals; below zero is better than global attention"
+    finish(figure, [axes], folder, "Loss by attention window", note)
     return save(figure, folder, "windows")
 
 
 def draw_sizes(records: Records, folder: Path) -> Path:
     """Draw figure 1a in small: held-out loss by the FLOPs of training."""
-    figure, (axes,) = panels(1, 6.0)
+    figure, (axes,) = panels(1)
     for model in ("griffin", "hawk", "mqa"):
         runs = best_of_each_size(records, model)
         if not runs:
@@ -174,15 +186,17 @@ def draw_sizes(records: Records, folder: Path) -> Path:
             [run["last"]["test_loss"] / math.log(2) for run in runs],
             f"o{dashes}",
             color=color,
+            linewidth=LINE_WIDTH,
+            markersize=MARKER_SIZE,
             label=MODEL_NAMES[model] + slope,
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("FLOPs of training")
-    axes.set_ylabel("held-out bits a byte")
+    axes.set_ylabel("held-out loss, bits per byte")
     axes.yaxis.set_major_formatter("{x:.1f}")
     axes.yaxis.set_minor_formatter("{x:.1f}")
-    axes.legend(frameon=False)
+    finish(figure, [axes], folder, "Held-out loss by training compute")
     return save(figure, folder, "sizes")
 
 
