@@ -177,7 +177,23 @@ def _behave_like_lm_eval() -> None:
         logging.getLogger(name).addFilter(lambda record: not _misleads(record.getMessage()))
 
 
+def _look_for_git(utils) -> None:
+    """Keep lm_eval from asking git about a folder outside of any repository, which git reports."""
+    original = utils.get_git_commit_hash
+
+    def get_git_commit_hash():
+        folder = os.getcwd()
+        while "GIT_DIR" not in os.environ and not os.path.exists(os.path.join(folder, ".git")):
+            folder, below = os.path.dirname(folder), folder
+            if folder == below:
+                return None
+        return original()
+
+    utils.get_git_commit_hash = get_git_commit_hash
+
+
 _HOOKS = {
+    "lm_eval.loggers.utils": _look_for_git,
     "lm_eval.models": _add_model,
     "lm_eval.tasks.manager": _add_tasks,
     "lm_eval._cli": _join_command_line,

@@ -1,5 +1,6 @@
 """The commands ``doctor`` and ``checkpoints``: what is installed, and what ships."""
 
+import json
 import logging
 from typing import Annotated
 
@@ -8,8 +9,10 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
+from griffin_eval.cli.options import JsonOnly
 
-def doctor() -> None:
+
+def doctor(as_json: JsonOnly = False) -> None:
     """Show what a bug report needs; exit code 1 if a self-test fails.
 
     Versions and devices, which kernel runs for each dtype and why, the kernels' self-test, and the
@@ -18,9 +21,13 @@ def doctor() -> None:
     from griffin_eval import doctor as facts
 
     logging.disable(logging.WARNING)  # fallbacks are shown in the table
+    installed = facts.frameworks()
+    if as_json:
+        if not _print_json(installed):
+            raise typer.Exit(1)
+        return
     console = Console(width=max(Console().width, 100))
     _print_versions(console, facts.versions(), facts.machine())
-    installed = facts.frameworks()
     table = Table(title="kernels on the default device", title_justify="left")
     for heading in ("framework", "operator", "dtypes", "runs", "why"):
         table.add_column(heading, no_wrap=heading in ("framework", "operator", "runs"))
@@ -45,6 +52,24 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
+def _print_json(installed: list[str]) -> bool:
+    """Print all facts, and return whether every self-test passed."""
+    from griffin_eval import doctor as facts
+
+    versions, missing = facts.versions()
+    tests = [test for framework in installed for test in facts.self_tests(framework)]
+    found = {
+        "versions": versions,
+        "not_installed": missing,
+        "machine": facts.machine(),
+        "kernels": [k._asdict() for framework in installed for k in facts.kernels(framework)],
+        "self_tests": [test._asdict() for test in tests],
+        "caches": [cache._asdict() | {"folder": str(cache.folder)} for cache in facts.caches()],
+    }
+    typer.echo(json.dumps(found, indent=1))
+    return all(test.passed for test in tests)
+
+
 def _print_versions(
     console: Console, versions: tuple[dict[str, str], list[str]], machine: dict[str, str]
 ) -> None:
@@ -64,8 +89,9 @@ def _line(console: Console, text: str) -> None:
 def checkpoints(
     name: Annotated[
         str | None,
-        typer.Argument(help="Name of one, whose path is printed; without it, all are listed."),
+        typer.Argument(help="Name of the checkpoint to print the path of (default: list all)."),
     ] = None,
+    as_json: JsonOnly = False,
 ) -> None:
     """List the small trained checkpoints that ship with this package, or print the path of one.
 
@@ -73,6 +99,13 @@ def checkpoints(
     """
     from griffin_eval.checkpoints import folder, names, scores
 
+    if as_json:
+        listed = names() if name is None else [name]
+        found = [
+            {"name": each, "path": str(folder(each)), "scores": scores(each)} for each in listed
+        ]
+        typer.echo(json.dumps(found, indent=1))
+        return
     if name is not None:
         typer.echo(folder(name))
         return

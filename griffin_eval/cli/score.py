@@ -1,12 +1,13 @@
 """The command ``score``."""
 
 import csv
+import io
 import math
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 
 import typer
 from rich.console import Console
@@ -60,6 +61,13 @@ def score(
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print CSV only, with a row for every token.")
     ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="New file for the CSV (default: standard output)."),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace --output if it exists.")
+    ] = False,
     words: Annotated[
         bool, typer.Option("--words", help="Make the rows of --csv words instead of tokens.")
     ] = False,
@@ -76,6 +84,10 @@ def score(
     """
     if words and not as_csv:
         raise ArgumentError("--words says what the rows of --csv are: add --csv")
+    if output is not None and not as_csv:
+        raise ArgumentError("--output is the file of --csv: add --csv")
+    if output is not None and output.exists() and (output.is_dir() or not overwrite):
+        raise ArgumentError(f"--output {output} exists already: name a new file, or --overwrite")
     if states is not None and states.exists() and (states.is_file() or any(states.iterdir())):
         raise ArgumentError(f"--states {states}: expected a new or an empty folder")
     named = list(read_texts(texts, lines))
@@ -83,8 +95,19 @@ def score(
     if not as_csv:
         _print(scored)
         return
-    # Every text is quoted, since a token may be a line end.
-    table = csv.writer(sys.stdout, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+    if output is None:
+        _write_csv(scored, sys.stdout, words)
+        return
+    from griffin_eval.json_files import write_whole
+
+    content = io.StringIO(newline="")
+    _write_csv(scored, content, words)
+    write_whole(output, content.getvalue().encode())
+
+
+def _write_csv(scored: list[Scored], file: TextIO, words: bool) -> None:
+    """Write a row for every token or word; every text is quoted, since it may hold a line end."""
+    table = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
     table.writerow(WORD_COLUMNS if words else TOKEN_COLUMNS)
     for one in scored:
         table.writerows(word_rows(one) if words else token_rows(one))

@@ -230,7 +230,7 @@ class GriffinLM(GatheringLM, TemplateLM):
         prompts = self.requests.prompts(contexts, arguments)
         answers = [""] * len(requests)
         generated: list[list[int]] = [[]] * len(requests)
-        tokens_read = 0
+        tokens_read, total = 0, sum(len(prompt.tokens) for prompt in prompts)
 
         def on_result(index: int, ids: list[int]) -> None:
             generated[index] = ids
@@ -242,7 +242,7 @@ class GriffinLM(GatheringLM, TemplateLM):
         def on_read(tokens: int) -> None:
             nonlocal tokens_read
             tokens_read += tokens
-            bar.set_postfix_str(f"{tokens_read:,} tokens of prompts read")
+            bar.set_postfix_str(f"{tokens_read:,} of at most {total:,} tokens of prompts read")
 
         self.opened.confirm_weights()
         with answering(self, "Running generate_until requests", len(requests), disable_tqdm) as bar:

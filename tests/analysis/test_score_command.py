@@ -107,6 +107,16 @@ def rows(*arguments):
     return list(csv.DictReader(io.StringIO(run(*arguments, "--csv"), newline="")))
 
 
+def test_rows_in_a_file(checkpoint, tmp_path):
+    (tmp_path / "text.txt").write_text("some words", "utf-8")
+    asked = (checkpoint, tmp_path / "text.txt", "--csv", "--words")
+    printed = run(*asked)
+    assert run(*asked, "--output", tmp_path / "scores.csv") == ""
+    assert (tmp_path / "scores.csv").read_text() == printed
+    with pytest.raises(ArgumentError, match="--overwrite"):
+        run(*asked, "--output", tmp_path / "scores.csv")
+
+
 @pytest.mark.parametrize("framework", ["torch", slow("jax")])
 def test_rows_equal_transformers(framework, checkpoint, expected, tmp_path):
     files = [tmp_path / f"{number}.txt" for number in range(len(TEXTS))]
@@ -248,6 +258,7 @@ def check_recurrence(opened: Checkpoint, layer: int, own: dict[str, np.ndarray])
         (b"\xff\xfe", [], "is not UTF-8"),
         (None, [], "No such file"),
         (b"words", ["--words"], "add --csv"),
+        (b"words", ["--output", "scores.csv"], "add --csv"),
     ],
 )
 def test_bad_input_is_one_sentence(content, more, said, checkpoint, tmp_path):

@@ -1,5 +1,6 @@
 """`griffin-eval doctor`: the facts, its exit code, and that any framework may be missing."""
 
+import json
 import os
 import subprocess
 import sys
@@ -86,7 +87,19 @@ def test_a_failed_self_test_is_said_and_ends_with_1(monkeypatch):
     monkeypatch.setattr(doctor, "self_tests", lambda framework: tests)
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 1
+    printed = CliRunner().invoke(app, ["doctor", "--json"])
+    assert printed.exit_code == 1
+    facts = json.loads(printed.stdout)
+    assert [test["passed"] for test in facts["self_tests"]] == [True, False]
+    assert facts["versions"]["numpy"] == np.__version__ and facts["caches"]
     assert "1 of 2 passed" in result.stdout and "FAILED: other: off by a lot" in result.stdout
+
+
+def test_checkpoints_as_json():
+    listed = json.loads(CliRunner().invoke(app, ["checkpoints", "--json"]).stdout)
+    assert all(Path(one["path"]).is_dir() and one["scores"] for one in listed)
+    (one,) = json.loads(CliRunner().invoke(app, ["checkpoints", "bytes_griffin", "--json"]).stdout)
+    assert one in listed
 
 
 @pytest.mark.parametrize("broken", [slow(["torch"]), ["torch", "jax"]])

@@ -329,3 +329,16 @@ def test_messages_that_mislead_are_dropped_and_no_others():
     assert _plugin._misleads(saving.format("/results/.griffin-eval-x"))
     assert not _plugin._misleads(metadata.format("ruler"))
     assert not _plugin._misleads(saving.format("/results"))
+
+
+def test_git_is_asked_in_a_repository_alone(tmp_path, monkeypatch):
+    asked = []
+    utils = types.SimpleNamespace(get_git_commit_hash=lambda: asked.append(1) or "hash")
+    _plugin._look_for_git(utils)
+    monkeypatch.delenv("GIT_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert utils.get_git_commit_hash() is None and not asked
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    assert utils.get_git_commit_hash() == "hash"
