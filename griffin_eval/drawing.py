@@ -123,7 +123,9 @@ def finish(
     """
     if isinstance(files, Files) and files.width is not None:
         old, height = figure.get_size_inches()
-        figure.set_size_inches(files.width, max(height * files.width / old, min(height, 2.6)))
+        ratio = files.width / old
+        # Legend and note keep their height, so that a narrow figure is less flat.
+        figure.set_size_inches(files.width, height * max(ratio, (1 + ratio) / 2))
     letters = figure.get_figwidth() * 72 * 1.8  # in a line of 1 point: a letter is 5/9 of its size
     if title and (isinstance(files, Path) or files.titles):
         lines = textwrap.fill(title, int(letters / TITLE_SIZE))

@@ -38,6 +38,7 @@ from griffin_eval.report.labels import (
 )
 from griffin_eval.report.results import Point, Run, differing, without_step
 
+LONG_NAME = 20  # letters of a mark's name, above which it stands in the legend
 Placed = list[tuple[float, Point]]  # points, each with its place on the horizontal axis
 
 # Quantities that explain one another share a figure with a panel for each run.
@@ -110,7 +111,8 @@ def curve_figure(
         axes.set_xlabel(x_label(runs, task, quantity))
         _scale_x(axes, [x for own in lines.values() for x, _ in own])
         if axes.get_xlabel().endswith(TOKENS):
-            _draw_marks(axes, marks, in_legend=len(drawn) > 1)
+            long = len(marks.window) > LONG_NAME
+            _draw_marks(axes, marks, in_legend=len(drawn) > 1 or long)
     return figure
 
 
