@@ -218,6 +218,33 @@ class ModelArguments:
     state_cache_size: int = option(
         "Bytes of all files in that folder, 10GB by default.", _size, 10 * 10**9
     )
+    chunk_tokens: int | None = option(
+        "Largest number of tokens of a chunk; the question is read after each, and answered from "
+        "the surest one.",
+        positive_integer,
+        kind=int,
+        minimum=1,
+    )
+    chunk_question_lines: int = option(
+        "Number of lines at the end of a prompt that are its question.",
+        positive_integer,
+        1,
+        kind=int,
+        minimum=1,
+    )
+    chunk_prefix_lines: int = option(
+        "Number of lines at the beginning of a prompt that every chunk gets.",
+        _token,
+        0,
+        kind=int,
+        minimum=0,
+    )
+    chunk_absent: str | None = option("Answer that says that a chunk does not have it.")
+    chunk_rule: str = option(
+        "Rule of the surest chunk: entropy of the next token, or loglikelihood of the answers.",
+        _one_of("entropy", "loglikelihood"),
+        "entropy",
+    )
 
     def __post_init__(self) -> None:
         if self.state is not None:
@@ -232,6 +259,10 @@ class ModelArguments:
                 "state= and state_cache=: the folder holds states of texts from their beginning; "
                 "leave one of them out"
             )
+        chunking = [name for name in FIELDS if name.startswith("chunk_") and name != "chunk_tokens"]
+        stated = [name for name in chunking if getattr(self, name) != FIELDS[name].default]
+        if stated and self.chunk_tokens is None:
+            raise ArgumentError(f"{stated[0]}= needs chunk_tokens=, the size of a chunk")
         if self.token_states and self.token_scores is None:
             raise ArgumentError("token_states= needs token_scores=, the folder that they go to")
         if self.token_states and (self.tensor_parallel_size > 1 or self.state is not None):

@@ -16,6 +16,7 @@ from griffin_eval.errors import ArgumentError
 from griffin_eval.generators import unchanged_generators
 from griffin_eval.lm import results
 from griffin_eval.lm.answering import answering
+from griffin_eval.lm.chunks import ChunkedRequests, no_question
 from griffin_eval.lm.encoding import EncodedPair, joined
 from griffin_eval.lm.generation_args import DEFAULT_GENERATED_TOKENS, read_generation_arguments
 from griffin_eval.lm.kept_files import guard_files, use_table
@@ -66,6 +67,7 @@ class GriffinLM(GatheringLM, TemplateLM):
         self.requests = Requests(self.opened)
         self.stats = Stats()  # of this process
         self.join(launch, framework)
+        self._chunks = ChunkedRequests.of(self.opened, self.requests, self._score)
         self._state_cache = self.opened.open_state_cache()
         self._token_scores = TokenScoreFiles.of(self.opened, launch.replica)
 
@@ -143,7 +145,10 @@ class GriffinLM(GatheringLM, TemplateLM):
         The ids are those of lm-eval's own method, but shared beginnings of texts are tokenised
         once, rather than twice for every request.
         """
-        pairs = self.requests.pairs(requests, self.stats)
+        if self._chunks is None:
+            pairs = self.requests.pairs(requests, self.stats)
+        else:
+            pairs = self._chunks.pairs(requests, self.stats)
         with records_of(self._token_scores, "loglikelihood", requests) as record:
             return self._loglikelihood_tokens(pairs, disable_tqdm, record=record)
 
@@ -156,6 +161,8 @@ class GriffinLM(GatheringLM, TemplateLM):
         `griffin_eval.lm.requests.ablations_of`. Requests with the same context share the reading
         of it.
         """
+        if self._chunks is not None:
+            raise no_question("loglikelihood_ablated")
         ablations = ablations_of(requests)
         pairs = self.requests.pairs(requests, self.stats)
         with records_of(self._token_scores, "loglikelihood_ablated", requests) as record:
@@ -198,6 +205,8 @@ class GriffinLM(GatheringLM, TemplateLM):
         Each is read in one stream after exactly one prefix token (BOS), however long it is: there
         are no windows, and BOS itself is not scored. The answers are `TokenScores`.
         """
+        if self._chunks is not None:
+            raise no_question("loglikelihood_rolling")
         texts = [request.args[0] for request in requests]
         scorables = self.requests.documents(texts)
         answers: list[float] = [0.0] * len(requests)
@@ -227,6 +236,8 @@ class GriffinLM(GatheringLM, TemplateLM):
         arguments = [read_generation_arguments(given) for _, given in pairs]
         stops = [StopStrings(self.tokenizer, each.until) for each in arguments]
         contexts = [context for context, _ in pairs]
+        if self._chunks is not None:
+            contexts = self._chunks.contexts(contexts)
         prompts = self.requests.prompts(contexts, arguments)
         answers = [""] * len(requests)
         generated: list[list[int]] = [[]] * len(requests)

@@ -13,6 +13,7 @@ import griffin_eval
 from griffin_eval.config import GriffinConfig
 from griffin_eval.engine.stats import Stats
 from griffin_eval.layout import parameter_count
+from griffin_eval.lm.chunks import chunking_of
 from griffin_eval.opened import OpenModel
 from griffin_eval.runners.protocol import Runner
 
@@ -24,7 +25,9 @@ _LIBRARIES = ("torch", "jax", "jaxlib", "flax", "transformers", "lm_eval")
 def identity(model: OpenModel) -> dict[str, Any]:
     """The model and the settings that its answers depend on, but for weights and tokenizer."""
     runner, state = model.runner, model.state
-    settings = {} if state is None else {"model_state": state.sha256}
+    settings: dict[str, Any] = {} if state is None else {"model_state": state.sha256}
+    if (chunking := chunking_of(model.arguments)) is not None:
+        settings |= {f"model_chunk_{name}": value for name, value in chunking._asdict().items()}
     return settings | {
         "model_num_parameters": parameter_count(runner.config),
         "model_dtype": runner.dtype,

@@ -1,0 +1,253 @@
+"""Long contexts read in chunks, of which the surest one is answered from.
+
+A recurrent model forgets within a long context what it recalls from a short one. OPRM (Ben-Kish et
+al., "Overflow prevention enhances long-context recurrent LLMs", arXiv 2505.07793) therefore reads
+the question after each chunk of the context, and goes on from the chunk after which the next token
+is least uncertain. The engine reads what the prompts of the chunks share once.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from lm_eval.api.instance import Instance
+
+from griffin_eval.engine.scoring import Scored
+from griffin_eval.engine.stats import Stats
+from griffin_eval.engine.tree import Scorable
+from griffin_eval.errors import ArgumentError
+from griffin_eval.lm.encoding import EncodedPair, joined
+from griffin_eval.lm.requests import Requests
+from griffin_eval.model_arguments import ModelArguments
+from griffin_eval.opened import OpenModel
+from griffin_eval.text.tokenizer import Tokenizer
+
+
+class Chunking(NamedTuple):
+    """How contexts are cut.
+
+    Attributes:
+        tokens: Most tokens of a chunk.
+        question_lines: Number of lines at the end of a prompt that are its question.
+        prefix_lines: Number of lines at its beginning that every chunk gets.
+        absent: Answer that says that a chunk does not have it, or None.
+        by_likelihood: Whether the chunk is chosen by the likeliest answer instead of the least
+            entropy.
+    """
+
+    tokens: int
+    question_lines: int
+    prefix_lines: int
+    absent: str | None
+    by_likelihood: bool
+
+
+def chunking_of(arguments: ModelArguments) -> Chunking | None:
+    """Return how contexts are cut, or None if they are read whole."""
+    if arguments.chunk_tokens is None:
+        return None
+    return Chunking(
+        arguments.chunk_tokens,
+        arguments.chunk_question_lines,
+        arguments.chunk_prefix_lines,
+        arguments.chunk_absent,
+        arguments.chunk_rule == "loglikelihood",
+    )
+
+
+def prompts_of(text: str, tokenizer: Tokenizer, chunking: Chunking) -> list[str]:
+    """Return a prompt for each chunk of the context of a text; the text alone if that is short.
+
+    A chunk ends behind its last line break if that is in its second half, so that few lines are
+    cut, and else between two tokens.
+
+    Raises:
+        ArgumentError: There is no context, or the question does not fit into a chunk.
+    """
+    lines = text.splitlines(keepends=True)
+    first, last = chunking.prefix_lines, len(lines) - chunking.question_lines
+    if last <= first:
+        raise ArgumentError(
+            f"chunk_tokens=: a prompt of {len(lines)} lines has no context between "
+            f"chunk_prefix_lines={first} and chunk_question_lines={chunking.question_lines}: "
+            f"{text[-60:]!r}"
+        )
+    prefix, context, question = (
+        "".join(lines[part]) for part in (slice(first), slice(first, last), slice(last, None))
+    )
+    around = len(tokenizer.encode(prefix)) + len(tokenizer.encode(question))
+    if around >= chunking.tokens:
+        raise ArgumentError(
+            f"chunk_tokens={chunking.tokens}: the lines before and after the context have {around} "
+            f"tokens, which leaves none for it: {question[-60:]!r}"
+        )
+    return [
+        prefix + chunk + question for chunk in _chunks(context, tokenizer, chunking.tokens - around)
+    ]
+
+
+def _chunks(context: str, tokenizer: Tokenizer, most: int) -> list[str]:
+    """Cut a text into parts of at most so many tokens."""
+    ends = np.asarray(tokenizer.spans(context))[:, 1]
+    parts, begin, token = [], 0, 0
+    while len(ends) - token > most:
+        end = int(ends[token + most - 1])
+        line = context.rfind("\n", begin, end) + 1
+        if line > (begin + end) / 2:
+            end = line
+        parts.append(context[begin:end])
+        begin, token = end, int(np.searchsorted(ends, end, side="right"))
+    return [*parts, context[begin:]]
+
+
+def surest(doubts: np.ndarray, absent: np.ndarray) -> int:
+    """Return the chunk with the least doubt among those that do not say that it is absent.
+
+    Where all say so, all are compared.
+    """
+    if not absent.all():
+        doubts = np.where(absent, np.inf, doubts)
+    return int(doubts.argmin())
+
+
+def choose(
+    texts: Sequence[str],
+    tokenizer: Tokenizer,
+    chunking: Chunking,
+    measure: Callable[[list[str], list[str]], tuple[np.ndarray, np.ndarray]],
+) -> list[str]:
+    """Return the prompt that each text is answered from.
+
+    Args:
+        texts: Prompts as they were asked; each is cut once, however often it comes.
+        tokenizer: Tokenizer that chunks are counted with.
+        chunking: How they are cut.
+        measure: Gives for many prompts and the texts that they were cut from the doubt after each,
+            float [N], such as the entropy of the next token, and whether the likeliest token begins
+            the answer ``absent``, bool [N].
+
+    Raises:
+        ArgumentError: As `prompts_of`, or no context is longer than a chunk.
+    """
+    cut = {text: prompts_of(text, tokenizer, chunking) for text in dict.fromkeys(texts)}
+    several = {text: prompts for text, prompts in cut.items() if len(prompts) > 1}
+    if cut and not several:
+        longest = max(len(tokenizer.encode(text)) for text in cut)
+        raise ArgumentError(
+            f"chunk_tokens={chunking.tokens}: the longest prompt has {longest} tokens, so that "
+            "nothing would be read in chunks: choose fewer tokens, or leave chunk_tokens= out"
+        )
+    asked = [(prompt, text) for text, prompts in several.items() for prompt in prompts]
+    doubts, absent = measure([prompt for prompt, _ in asked], [text for _, text in asked])
+    chosen, begin = {text: prompts[0] for text, prompts in cut.items()}, 0
+    for text, prompts in several.items():
+        part = slice(begin, begin + len(prompts))
+        chosen[text] = prompts[surest(doubts[part], absent[part])]
+        begin += len(prompts)
+    return [chosen[text] for text in texts]
+
+
+class ChunkedRequests:
+    """Requests whose long contexts are cut to the chunk that they are answered from.
+
+    Args:
+        chunking: How contexts are cut.
+        tokenizer: Tokenizer that chunks are counted with.
+        requests: Turns what is read into token ids.
+        score: Scores sequences, `GriffinLM._score`.
+    """
+
+    def __init__(
+        self,
+        chunking: Chunking,
+        tokenizer: Tokenizer,
+        requests: Requests,
+        score: Callable[..., None],
+    ):
+        self._chunking, self._tokenizer = chunking, tokenizer
+        self._requests, self._score = requests, score
+
+    @classmethod
+    def of(
+        cls, model: OpenModel, requests: Requests, score: Callable[..., None]
+    ) -> "ChunkedRequests | None":
+        """Return what the arguments of a model ask for; None if contexts are read whole."""
+        chunking = chunking_of(model.arguments)
+        return None if chunking is None else cls(chunking, model.tokenizer, requests, score)
+
+    def contexts(self, contexts: list[str]) -> list[str]:
+        """Return the contexts of texts that are generated, long ones cut to the chosen chunk."""
+        if self._chunking.by_likelihood:
+            raise ArgumentError(
+                "chunk_rule=loglikelihood chooses between given answers: texts that are generated "
+                "need chunk_rule=entropy"
+            )
+        return choose(contexts, self._tokenizer, self._chunking, self._entropies)
+
+    def pairs(self, requests: list[Instance], stats: Stats) -> list[EncodedPair]:
+        """Return `Requests.pairs`, long contexts cut to the chosen chunk.
+
+        All answers to a question are scored after the same chunk. The texts of a pair stay those of
+        the request.
+        """
+        asked: list[Any] = [request.args for request in requests]
+        answers: dict[str, list[str]] = {}
+        for context, continuation in asked:
+            answers.setdefault(context, []).append(continuation)
+
+        def likeliest(prompts: list[str], texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+            places, instances = [], []
+            for place, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+                for answer in answers[text]:
+                    places.append(place)
+                    instances.append(Instance("loglikelihood", {}, (prompt, answer), 0))
+            doubts = np.full(len(prompts), np.inf)
+
+            def on_result(index: int, result: Scored) -> None:
+                place = places[index]
+                doubts[place] = min(doubts[place], -result.logprobs.sum())
+
+            pairs = self._requests.pairs(instances, stats)
+            scorables = [self._requests.scorable(pair) for pair in pairs]
+            self._score(scorables, on_result, [prompts[place] for place in places])
+            return doubts, np.zeros(len(prompts), bool)
+
+        measure = likeliest if self._chunking.by_likelihood else self._entropies
+        contexts = [context for context, _ in asked]
+        chosen = choose(contexts, self._tokenizer, self._chunking, measure)
+        cut = [
+            dataclasses.replace(request, arguments=(context, request.args[1]))
+            for request, context in zip(requests, chosen, strict=True)
+        ]
+        encoded = self._requests.pairs(cut, stats)
+        return [
+            (texts, context, continuation)
+            for texts, (_, context, continuation) in zip(asked, encoded, strict=True)
+        ]
+
+    def _entropies(self, prompts: list[str], texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the entropy of the next token, and whether the likeliest one says "not here"."""
+        says = self._chunking.absent
+        first = self._tokenizer.encode(says)[0] if says else 0
+        scorables = [
+            Scorable(joined(ids, [first]), len(ids))
+            for ids in self._requests.encoding.contexts(prompts)
+        ]
+        entropies, absent = np.empty(len(prompts)), np.zeros(len(prompts), bool)
+
+        def on_result(index: int, result: Scored) -> None:
+            assert result.entropies is not None
+            entropies[index] = result.entropies[0]
+            absent[index] = bool(says) and result.greedy[0]
+
+        self._score(scorables, on_result, prompts, details=True)
+        return entropies, absent
+
+
+def no_question(kind: str) -> ArgumentError:
+    """Return the error for requests that have no question after a context."""
+    return ArgumentError(
+        f"chunk_tokens= reads a question after each chunk, and {kind} requests have none: leave "
+        "chunk_tokens= out for this task"
+    )
