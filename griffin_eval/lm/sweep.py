@@ -170,7 +170,7 @@ def sweep(
                         runner.adopt(
                             target, runner.lm.opened.stage(target.pretrained, target.revision)
                         )
-                except (BadInput, OSError) as error:
+                except (BadInput, MemoryError, OSError) as error:
                     yield _skipped(target, error)
                     continue
             else:
@@ -179,7 +179,7 @@ def sweep(
                 assert runner is not None
                 try:
                     runner.adopt(target, future.result())
-                except (BadInput, OSError) as error:
+                except (BadInput, MemoryError, OSError) as error:
                     yield _skipped(target, error)
                     continue
             following = next((t for t in waiting() if not _is_done(output / t.name)), None)
@@ -391,7 +391,7 @@ def _skipped(target: Target, error: Exception) -> Outcome:
         return Outcome(target, None, "it was deleted meanwhile")
     if isinstance(error, ArgumentError):
         raise error
-    return Outcome(target, None, str(error), failed=True)
+    return Outcome(target, None, str(error) or "out of memory", failed=True)
 
 
 def targets_of_run(run: Path) -> list[Target]:

@@ -75,7 +75,7 @@ class Meeting:
         store: Store that all of them reach.
     """
 
-    def __init__(self, ranks: list[int], backend: str, store: dist.Store):
+    def __init__(self, ranks: list[int], backend: str, store: Any):
         self._ranks, self._backend, self._store = ranks, backend, store
 
     def make_group(self, names: int | None = None) -> None:
@@ -96,7 +96,8 @@ class Meeting:
     @property
     def names(self) -> int:
         """Number of groups that this process has."""
-        return len(dist.distributed_c10d._world.pg_names)
+        c10d: Any = dist.distributed_c10d
+        return len(c10d._world.pg_names)
 
     def report(self, error: Exception) -> None:
         """Tell the leader that a call failed here, and let those go on who wait for this
@@ -316,7 +317,7 @@ def _load_part(
     return _part(checkpoint, dtype, device, count, list(range(count)), meeting)
 
 
-def _meeting(ranks: list[int], kind: str, store: dist.Store) -> Meeting:
+def _meeting(ranks: list[int], kind: str, store: Any) -> Meeting:
     return Meeting(ranks, "gloo" if kind == "cpu" else "nccl", store)
 
 
@@ -373,8 +374,8 @@ def join(checkpoint: Checkpoint, dtype: str, device: str | None, launch: Launch)
     ranks = list(range(first, first + launch.sharing))
     calls: Any = dist.new_group(ranks, LONG, "gloo", use_local_synchronization=True)
     where = "cpu" if kind == "cpu" else f"cuda:{launch.local_rank}"
-    store = dist.distributed_c10d._get_default_store()
-    meeting = _meeting(ranks, kind, store)
+    c10d: Any = dist.distributed_c10d
+    meeting = _meeting(ranks, kind, c10d._get_default_store())
     channel = Broadcast(calls, first, meeting)
     try:
         mine = _part(checkpoint, dtype, where, launch.local_world_size, ranks, meeting)

@@ -247,9 +247,5 @@ def test_matrices_stay_quantised_if_asked(tmp_path, framework):
 def test_errors_name_what_to_do(tmp_path):
     with pytest.raises(ValueError, match="no such folder"):
         griffin_eval.open_checkpoint("nowhere")
-    with pytest.raises(ValueError, match="unknown framework"):
-        griffin_eval.Evaluator(folder("bytes_griffin"), framework="torhc")
-    with pytest.raises(ValueError, match="unknown dtype"):
-        griffin_eval.load(folder("bytes_griffin"), dtype="float23")
     opened = griffin_eval.open_checkpoint(folder("bytes_griffin"), visible_keys=7)
     assert opened.config.visible_keys == 7 and isinstance(opened, Checkpoint)
