@@ -26,10 +26,10 @@ from griffin_eval.converters.tensors import (
     PIECE_BYTES,
     LazyTensor,
     Region,
+    assembled,
     bytes_of,
     drop_pages,
     in_memory,
-    numpy_dtype,
     torch_tensor,
 )
 from griffin_eval.errors import CheckpointError
@@ -97,9 +97,7 @@ class Checkpoint:
         """Prepares the merging of adapters."""
 
         def equal(name: str, change: Change) -> bool:
-            if change.shape != param_specs(self.config)[name].shape:
-                return False
-            return holds(self.stored_pieces(name, check=False), self.dtypes[name], change)
+            return holds(self._parameters[name].tensor, change)
 
         self.adapters = [Adapter(folder, weight) for folder, weight in adapters]
         merge = plan_merge(self.adapters, self.config, equal)
@@ -119,27 +117,18 @@ class Checkpoint:
 
     def numpy(self, name: str) -> "np.ndarray":
         """A parameter by canonical name, in canonical layout: a view of what was read or mapped."""
-        return self._tensor(name).numpy()
+        tensor = self._tensor(name)
+        return assembled(tensor) if self.changes(name) else tensor.numpy()
 
     def _tensor(self, name: str) -> LazyTensor:
-        """A parameter; one that adapters change is computed whole."""
-        if name not in self._changes:
-            return self._parameters[name].tensor
-        import numpy as np
-
-        out = np.empty(param_specs(self.config)[name].shape, numpy_dtype(self.dtypes[name]))
-        start = 0
-        for piece in self.pieces(name, check=False):
-            out[start : start + len(piece)] = piece
-            start += len(piece)
-        return in_memory(out)
+        """A parameter, with the changes of adapters."""
+        stored = self._parameters[name].tensor
+        if not self.changes(name):
+            return stored
+        return merged(stored, param_specs(self.config)[name], self._changes[name])
 
     def pieces(
-        self,
-        name: str,
-        nbytes: int = PIECE_BYTES,
-        check: bool = True,
-        seen: "Callable[[np.ndarray], None] | None" = None,
+        self, name: str, nbytes: int = PIECE_BYTES, check: bool = True
     ) -> Iterator["np.ndarray"]:
         """A parameter in contiguous pieces of its leading axis, of about ``nbytes`` bytes.
 
@@ -147,32 +136,18 @@ class Checkpoint:
         each another parameter.
 
         Args:
-            name: canonical name.
-            nbytes: of a piece.
             check: as of `stored_pieces`.
-            seen: called with each piece as it is stored, before adapters change it.
 
         Raises:
             CheckpointError: as of `stored_pieces`; an adapter cannot be merged.
         """
-        unread = True  # what is read twice is seen once
-
-        def stored() -> Iterator["np.ndarray"]:
-            nonlocal unread
-            first, unread = unread, False
-            for piece in self.stored_pieces(name, nbytes, check and first):
-                if first and seen is not None:
-                    seen(piece)
-                yield piece
-
-        changes = self._changes.get(name)
-        if changes is None:
-            yield from stored()
+        if not self.changes(name):
+            yield from self.stored_pieces(name, nbytes, check)
             return
-        spec = param_specs(self.config)[name]
-        yield from merged(spec, self.dtypes[name], changes, stored, nbytes)
-        if unread and seen is not None:  # an adapter takes its place
-            for _ in stored():
+        yield from self._tensor(name).pieces(nbytes)
+        stored = self._parameters[name].stored
+        if check and stored is not None and stored.crc32 is not None:
+            for _ in self.stored_pieces(name, nbytes):
                 pass
 
     def changes(self, name: str) -> bool:
@@ -246,11 +221,13 @@ class Checkpoint:
 
         It may be written to, which never reaches the file.
         """
-        return self._tensor(name).torch()
+        tensor = self._tensor(name)
+        return torch_tensor(assembled(tensor)) if self.changes(name) else tensor.torch()
 
     def parts(self, name: str) -> "Parts":
         """Parts of a parameter, for processes and devices that need no more of it."""
-        return Parts(self, name, self._tensor(name))
+        tensor = self._tensor(name)
+        return Parts(self, name, in_memory(assembled(tensor)) if self.changes(name) else tensor)
 
     def log_parts(self) -> None:
         """Says in the log how much of what `parts` read could not be checked, if anything could."""

@@ -31,7 +31,7 @@ from griffin_eval.converters.output.stamps import check_unchanged, stamps_of
 from griffin_eval.converters.plan import MAX_SHARD_SIZE, Plan, Write
 from griffin_eval.converters.source.companions import TOKENIZERS, tokenizer_folder
 from griffin_eval.converters.source.hub import check_files
-from griffin_eval.converters.tensors import PIECE_BYTES, LazyTensor, bytes_of, in_memory, not_finite
+from griffin_eval.converters.tensors import LazyTensor, bytes_of, in_memory, not_finite
 from griffin_eval.converters.threads import run_all
 from griffin_eval.errors import ArgumentError, BadInput, CheckpointError, MissingExtraError
 from griffin_eval.json_files import read_file
@@ -200,7 +200,7 @@ class _Parameter:
     def __init__(self, plan: Plan, spec: ParamSpec, dtype: str):
         self.spec, self._dtype = spec, dtype
         self._stored = plan.source.dtypes[spec.name]
-        self._read = plan.source.pieces
+        self._source = plan.source
         self._sha = hashlib.sha256()
         self._chunks = ChunkSummer(spec.shape, plan.grid(spec, dtype))
         self._not_finite = 0
@@ -224,11 +224,10 @@ class _Parameter:
         rows = self.spec.shape[0]  # fewer than the source has where the vocabulary is cut
         stored = hashlib.sha256()
 
-        def hash_stored(piece: "np.ndarray") -> None:
-            stored.update(bytes_of(piece))
-
-        seen = hash_stored if self._recorded and self._changes else None
-        for whole in self._read(self.spec.name, PIECE_BYTES, self._check, seen):
+        adapted = self._source.changes(self.spec.name)
+        for whole in self._source.pieces(self.spec.name, check=self._check):
+            if self._recorded and self._changes and not adapted:
+                stored.update(bytes_of(whole))
             piece, rows = whole[: max(rows, 0)], rows - len(whole)
             del whole
             if not len(piece):  # cut off, and read to be checked
@@ -250,10 +249,10 @@ class _Parameter:
             if rows <= 0 and not self._recorded and not self._check:
                 break
         if self._recorded:
-            sha = stored if self._changes else self._sha
-            wrong = mismatch(
-                self._folder, self.spec.name, self._stored, sha.hexdigest(), self._recorded
-            )
+            sha = (stored if self._changes else self._sha).hexdigest()
+            if adapted:  # what is stored was read in another order, or not at all
+                sha = self._source.sha256(self.spec.name, check=False)
+            wrong = mismatch(self._folder, self.spec.name, self._stored, sha, self._recorded)
             if wrong is not None:
                 raise CheckpointError(f"{wrong} (--no-check converts it as it is)")
         if self._not_finite:

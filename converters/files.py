@@ -210,21 +210,6 @@ def write_all(descriptor: int, data: "bytes | bytearray | memoryview", at: int) 
         left, at = left[written:], at + written
 
 
-def read_all(descriptor: int, count: int, at: int) -> bytes:
-    """So many bytes from a place of an open file.
-
-    Raises:
-        OSError: the file ends before.
-    """
-    data = bytearray()
-    while len(data) < count:
-        part = os.pread(descriptor, count - len(data), at + len(data))
-        if not part:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        data += part
-    return bytes(data)
-
-
 def _pieces(array: "np.ndarray") -> Iterator[memoryview]:
     """The bytes of an array in C order, at most ``_PIECE`` at a time."""
     import numpy as np

@@ -119,6 +119,17 @@ def in_memory(array: "np.ndarray") -> LazyTensor:
     )
 
 
+def assembled(tensor: LazyTensor) -> "np.ndarray":
+    """All of a tensor that is computed as it is read, a piece at a time."""
+    import numpy as np
+
+    out, at = np.empty(tensor.shape, numpy_dtype(tensor.dtype)), 0
+    for piece in tensor.pieces():
+        out[at : at + len(piece)] = piece
+        at += len(piece)
+    return out
+
+
 def zeros(shape: Shape, dtype: str) -> LazyTensor:
     """A tensor of zeros."""
 

@@ -63,11 +63,6 @@ class Change:
     ids: tuple[int, ...] = ()
 
     @property
-    def shape(self) -> Shape:
-        """The shape of what takes the parameter's place; () if nothing does."""
-        return () if self.value is None else tuple(self.adapter.container.tensors[self.value].shape)
-
-    @property
     def adds(self) -> bool:
         """Whether it only adds something, so that it can be weighted, and others be added, too."""
         return self.value is self.magnitude is self.tokens is None

@@ -5,11 +5,12 @@ A parameter W becomes W + Σ w s B A over the adapters, with their weights w and
 to the dtype that W is stored in once, at the end.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from griffin_eval.converters.adapters.changes import Change
-from griffin_eval.converters.tensors import PIECE_BYTES, bytes_of, numpy_dtype, together
+from griffin_eval.converters.tensors import LazyTensor, by_rows, bytes_of, numpy_dtype, together
 from griffin_eval.errors import CheckpointError
 from griffin_eval.layout import ParamSpec
 
@@ -21,54 +22,46 @@ _TILE_ROWS = 16
 _TILE_WORK = 1 << 18  # multiplications in a product, up to which OpenBLAS has no use for threads
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38, "float64": 1.797e308}
 
-Pieces = Iterator["np.ndarray"]
 # Changes rows in place: their array, the number of the first one, and the numbers of the group that
 # they are of.
 Step = Callable[["np.ndarray", int, slice], None]
 
 
-def merged(
-    spec: ParamSpec,
-    dtype: str,
-    changes: Sequence[Change],
-    stored: Callable[[], Pieces],
-    nbytes: int = PIECE_BYTES,
-) -> Pieces:
-    """A parameter with the changes of adapters, in contiguous pieces of its leading axis.
+def merged(stored: LazyTensor, spec: ParamSpec, changes: Sequence[Change]) -> LazyTensor:
+    """A parameter with the changes of adapters. Their matrices are kept as long as it is.
 
-    Raises:
+    Raises, as it is read:
         CheckpointError: an adapter holds NaN, or a sum does not fit into the dtype.
     """
-    import numpy as np
-
-    into = numpy_dtype(dtype)
+    dtype = stored.dtype
     value = next((change for change in changes if change.value is not None), None)
     if value is not None:
-        stored = _replaced(value, into, nbytes)
+        stored = _replaced(value, dtype)
     wide = "float64" if dtype == "float64" else "float32"
-    steps = [_step(change, spec, wide) for change in changes]
-    steps = [step for step in steps if step is not None]
-    if not steps:
-        yield from stored()
-        return
-    magnitudes = _column_factors(spec, changes, steps, stored, wide)
-    for start, piece in _numbered(stored()):
-        result = np.empty_like(piece)
-        for rows, values in _changed(piece, start, spec, steps, wide):
-            if magnitudes is not None:
-                values *= magnitudes
-            _check_range(spec.name, values, piece[rows], dtype)
-            result[rows] = values
-        del piece
-        yield result
+    if not any(change.added or change.tokens or change.a for change in changes):
+        return stored
 
+    @functools.cache
+    def steps() -> list[Step]:
+        return [step for change in changes if (step := _step(change, spec, wide)) is not None]
 
-def _numbered(pieces: Pieces) -> Iterator[tuple[int, "np.ndarray"]]:
-    """Pieces, each with the number of its first row."""
-    start = 0
-    for piece in pieces:
-        yield start, piece
-        start += len(piece)
+    @functools.cache
+    def magnitudes() -> "np.ndarray | None":
+        return _column_factors(spec, changes, steps(), stored, wide)
+
+    def rows(start: int, stop: int) -> "np.ndarray":
+        import numpy as np
+
+        piece, factors = stored.rows(start, stop), magnitudes()
+        result = np.empty(piece.shape, piece.dtype)
+        for part, values in _changed(piece, start, spec, steps(), wide):
+            if factors is not None:
+                values *= factors
+            _check_range(spec.name, values, piece[part], dtype)
+            result[part] = values
+        return result
+
+    return by_rows(spec.shape, dtype, rows, grid=stored.grid)
 
 
 def _changed(
@@ -106,21 +99,24 @@ def _check_range(name: str, values: "np.ndarray", piece: "np.ndarray", dtype: st
         raise CheckpointError(f"{name}: the sum with the adapter does not fit into {dtype}")
 
 
-def _replaced(change: Change, dtype: "np.dtype", nbytes: int) -> Callable[[], Pieces]:
-    def read() -> Pieces:
+def _replaced(change: Change, dtype: str) -> LazyTensor:
+    """What takes the place of a parameter, in the parameter's dtype."""
+    assert change.value is not None
+    tensor = change.adapter.container.tensors[change.value]
+
+    def rows(start: int, stop: int) -> "np.ndarray":
         import numpy as np
 
-        assert change.value is not None
-        for piece in change.adapter.container.tensors[change.value].pieces(nbytes):
-            with np.errstate(over="ignore"):
-                cast = piece.astype(dtype, copy=False)
-            if np.isfinite(piece).all() and not np.isfinite(cast).all():
-                raise CheckpointError(
-                    f"{change.adapter.folder}: values of {change.value} do not fit into {dtype}"
-                )
-            yield cast
+        piece = tensor.rows(start, stop)
+        with np.errstate(over="ignore"):
+            cast = piece.astype(numpy_dtype(dtype), copy=False)
+        if np.isfinite(piece).all() and not np.isfinite(cast).all():
+            raise CheckpointError(
+                f"{change.adapter.folder}: values of {change.value} do not fit into {dtype}"
+            )
+        return cast
 
-    return read
+    return by_rows(tensor.shape, dtype, rows, grid=tensor.grid)
 
 
 def _step(change: Change, spec: ParamSpec, wide: str) -> Step | None:
@@ -201,7 +197,7 @@ def _column_factors(
     spec: ParamSpec,
     changes: Sequence[Change],
     steps: Sequence[Step],
-    stored: Callable[[], Pieces],
+    stored: LazyTensor,
     wide: str,
 ) -> "np.ndarray | None":
     """The factors of an embedding's columns in DoRA, whose norms are over all rows."""
@@ -211,10 +207,11 @@ def _column_factors(
     if change is None:
         return None
     assert change.magnitude is not None
-    squares = np.zeros(spec.shape[1])
-    for start, piece in _numbered(stored()):
+    squares, start = np.zeros(spec.shape[1]), 0
+    for piece in stored.pieces():
         for _, values in _changed(piece, start, spec, steps, wide):
             squares += np.einsum("ij,ij->j", values, values, dtype=np.float64)
+        start += len(piece)
     norms = np.sqrt(squares).astype(wide)
     _check_norms(change, norms)
     return change.adapter.array(change.magnitude, wide) / norms
@@ -228,15 +225,17 @@ def _check_norms(change: Change, norms: "np.ndarray") -> None:
         )
 
 
-def holds(stored: Pieces, dtype: str, change: Change) -> bool:
+def holds(stored: LazyTensor, change: Change) -> bool:
     """Whether the base's parameter has the bits of what takes its place, once that is cast."""
     import numpy as np
 
     assert change.value is not None
-    pairs = together(stored, change.adapter.container.tensors[change.value].pieces())
-    for mine, theirs in pairs:
-        with np.errstate(over="ignore"):
-            theirs = theirs.astype(numpy_dtype(dtype), copy=False)
-        if bytes_of(theirs) != bytes_of(mine):
-            return False
-    return True
+    theirs = change.adapter.container.tensors[change.value]
+    if theirs.shape != stored.shape:
+        return False
+    dtype = numpy_dtype(stored.dtype)
+    with np.errstate(over="ignore"):
+        return all(
+            bytes_of(other.astype(dtype, copy=False)) == bytes_of(one)
+            for one, other in together(stored.pieces(), theirs.pieces())
+        )

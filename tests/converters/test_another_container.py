@@ -20,7 +20,7 @@ from griffin_eval.converters.naming.tables import CANONICAL
 from griffin_eval.converters.output.stamps import stamps_of
 from griffin_eval.converters.plan import make_plan
 from griffin_eval.converters.source.hub import choose
-from griffin_eval.converters.tensors import in_memory
+from griffin_eval.converters.tensors import FLOATS, in_memory
 from griffin_eval.converters.verify import compare
 from griffin_eval.errors import CheckpointError
 
@@ -44,16 +44,19 @@ def open_npy(folder):
 
 class NpyWriter(Writer):
     def __init__(self, folder, specs):
-        self.folder, self.specs = folder, specs
+        super().__init__(folder, specs, FLOATS)
+        self.folder = folder
 
-    def __exit__(self, kind, *_):
-        assert kind or len(list(self.folder.glob("*.npy"))) == len(self.specs)
-
-    def write(self, name, pieces):
-        shape, dtype = self.specs[name]
-        flat = [np.array(piece).reshape(-1) for piece in pieces]
+    def _write(self, name, shape, dtype, chunks):
+        flat = [np.array(chunk).reshape(-1) for chunk in chunks]
         assert {part.dtype.name for part in flat} == {dtype}
         np.save(self.folder / f"{name}.npy", np.concatenate(flat).reshape(shape))
+
+    def _finish(self):
+        pass
+
+    def _release(self):
+        pass
 
 
 NPY = ContainerKind(

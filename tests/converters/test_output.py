@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from griffin_eval.converters.arrays import write
+from griffin_eval.converters import files
 from griffin_eval.converters.files import write_array
 from griffin_eval.converters.output import atomic
 from griffin_eval.converters.output.atomic import SafeOutput, check_disk
@@ -155,7 +155,7 @@ def test_what_comes_into_being_meanwhile_is_not_replaced(tmp_path, monkeypatch, 
     (tmp_path / "full").mkdir()
     monkeypatch.setattr(atomic, "exists", lambda path, **_: False)
     with pytest.raises(BadInput, match="came into being" if swap else "not empty"):
-        with write.writing(to):
+        with files.writing(to):
             atomic._rename_to_new(tmp_path / "full", to)
     monkeypatch.undo()
     assert content(to) == "mine"
@@ -334,13 +334,13 @@ def test_write_array(tmp_path, array, pieces, piece_bytes, start):
     cuts = sorted(rng.randrange(len(value) + 1) for _ in range(pieces - 1)) if value.ndim else []
     chunks = np.split(value, cuts) if cuts else [value]
     path = tmp_path / "x"
-    original = write._PIECE
-    write._PIECE = piece_bytes
+    original = files._PIECE
+    files._PIECE = piece_bytes
     try:
         with open(path, "wb") as file:
             crc = write_array(file.fileno(), start, value.shape, value.dtype, chunks, checksum=True)
     finally:
-        write._PIECE = original
+        files._PIECE = original
     import zlib
 
     assert path.read_bytes()[start:] == value.tobytes()
@@ -360,5 +360,5 @@ def test_write_array_refuses_other_sizes_and_dtypes(tmp_path):
 
 def test_a_full_disk_is_said():
     with open("/dev/full", "wb") as file, pytest.raises(BadInput, match="No space left on device"):
-        with write.writing("x"):
+        with files.writing("x"):
             os.write(file.fileno(), b"x")

@@ -89,7 +89,7 @@ def same_as_torch(source: Path, out: Path, *options: str | Path) -> None:
             tensor = loaded
             for key in [name] if name in loaded else name.split("."):
                 tensor = tensor[key if isinstance(tensor, dict) else int(key)]
-            expect_bits(file.numpy(name), tensor.contiguous().numpy())
+            expect_bits(file.tensors[name].numpy(), tensor.contiguous().numpy())
 
 
 def same_as_flax(source: Path, out: Path) -> None:
