@@ -241,6 +241,8 @@ class Checkpoint:
             )
 
     def close(self) -> None:
+        """Lets go of the files; arrays and tensors that were returned keep what they need."""
+        self._parameters.clear()
         self.container.close()
 
     def _check_part(self, name: str, array: "np.ndarray", part: Region) -> None:

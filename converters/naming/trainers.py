@@ -1,6 +1,6 @@
 """The names of other trainers, whose checkpoints are read, and how they are recognised."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ _LAST_NORM, _INPUT_NORM, _MLP_NORM = (
     "channel_pre_norm",
 )
 _ONE_LESS = {"change": Change(MINUS_ONE)}  # norms that are stored as 1 + w
+Rows = dict[str, str | tuple[str, ...]]  # names of parameters by names of tensors
 _EVEN, _ODD = slice(0, None, 2), slice(1, None, 2)
 # Models of another architecture: how names end that only theirs have, and what differs.
 _OTHERS = (
@@ -44,12 +45,11 @@ def _rule(foreign: str, canonical: str | tuple[str, ...], **facts: Any) -> NameR
     """A rule; one with several canonical names cuts a tensor along its first axis."""
     names = (canonical,) if isinstance(canonical, str) else canonical
     cut = 0 if len(names) > 1 else None
-    return NameRule(**{"foreign": foreign, "canonical": names, "op": SAME, "cut": cut} | facts)
+    fields: dict[str, Any] = {"op": SAME, "cut": cut, **facts}
+    return NameRule(foreign, names, **fields)
 
 
-def _layers(
-    prefix: str, where: str, rows: Mapping[str, str | tuple[str, ...]], **facts: Any
-) -> list[NameRule]:
+def _layers(prefix: str, where: str, rows: Rows, **facts: Any) -> list[NameRule]:
     """Rules of tensors in every layer.
 
     Args:
@@ -58,16 +58,12 @@ def _layers(
         rows: Names of parameters in that module.
         facts: Other fields of all rules.
     """
-
-    def canonical(name: str) -> str:
-        return f"model.layers.{{layer}}.{where}{name}"
-
-    return [
-        _rule(
-            prefix + key, tuple(map(canonical, (name,) if isinstance(name, str) else name)), **facts
-        )
-        for key, name in rows.items()
-    ]
+    rules = []
+    for key, names in rows.items():
+        names = (names,) if isinstance(names, str) else names
+        canonical = tuple(f"model.layers.{{layer}}.{where}{name}" for name in names)
+        rules.append(_rule(prefix + key, canonical, **facts))
+    return rules
 
 
 def _zeros(*names: str) -> list[NameRule]:
@@ -75,11 +71,11 @@ def _zeros(*names: str) -> list[NameRule]:
     return [_rule("", f"model.layers.{{layer}}.{name}") for name in names]
 
 
-def _linear(foreign: str, name: str, kinds: Collection[str] = ("weight", "bias")) -> dict[str, str]:
+def _linear(foreign: str, name: str, kinds: Collection[str] = ("weight", "bias")) -> Rows:
     return {f"{foreign}.{kind}": f"{name}.{kind}" for kind in kinds}
 
 
-def _gates(foreign: str, name: str, weight: str, bias: str) -> dict[str, str]:
+def _gates(foreign: str, name: str, weight: str, bias: str) -> Rows:
     return {f"{foreign}.{weight}": f"{name}_weight", f"{foreign}.{bias}": f"{name}_bias"}
 
 
@@ -90,11 +86,14 @@ def _hawk_pytorch() -> Names:
     Read from its source, hawk/hawk.py. Norms are stored as 1 + w; no linear map has a bias.
     """
     layer, recurrence = "layers.{layer}.", "layers.{layer}.recc."
-    block = {"input_xy.weight": ("linear_x.weight", "linear_y.weight"), "conv1d.b": "conv_1d.bias"}
-    lru = {"rg_lru_a_param": "recurrent_param"}
+    block: Rows = {
+        "input_xy.weight": ("linear_x.weight", "linear_y.weight"),
+        "conv1d.b": "conv_1d.bias",
+    }
+    lru: Rows = {"rg_lru_a_param": "recurrent_param"}
     lru |= _gates("rg_lru_input_gate", "input_gate", "w", "b")
     lru |= _gates("rg_lru_a_gate", "recurrent_gate", "w", "b")
-    mlp = {"gate_up_proj.weight": ("gate_proj.weight", "up_proj.weight")}
+    mlp: Rows = {"gate_up_proj.weight": ("gate_proj.weight", "up_proj.weight")}
     mlp |= {"resid_proj.weight": "down_proj.weight"}
     rules = [
         _rule("embed_tokens.weight", EMBEDDING),
@@ -126,12 +125,14 @@ def _hippogriff() -> Names:
     with an MLP. Norms are stored as 1 + w; no linear map has a bias; gates are dense.
     """
     block, time = "backbone.{layer}.", "backbone.{layer}.time."
-    attention = {"q.weight": "q_proj.weight", "kv.weight": ("k_proj.weight", "v_proj.weight")}
+    attention: Rows = {"q.weight": "q_proj.weight", "kv.weight": ("k_proj.weight", "v_proj.weight")}
     attention |= {"output.weight": "o_proj.weight"}
-    recurrence = {"input.weight": ("linear_y.weight", "linear_x.weight")}
+    recurrence: Rows = {"input.weight": ("linear_y.weight", "linear_x.weight")}
     recurrence |= {**_linear("conv", "conv_1d"), "output.weight": "linear_out.weight"}
-    gates = {f"gates.{n}": (f"recurrent_gate_{n}", f"input_gate_{n}") for n in ("weight", "bias")}
-    mlp = {"grow.weight": ("gate_proj.weight", "up_proj.weight")}
+    gates: Rows = {
+        f"gates.{n}": (f"recurrent_gate_{n}", f"input_gate_{n}") for n in ("weight", "bias")
+    }
+    mlp: Rows = {"grow.weight": ("gate_proj.weight", "up_proj.weight")}
     mlp |= {"shrink.weight": "down_proj.weight"}
     rules = [
         _rule("embedding.weight", EMBEDDING),
@@ -147,7 +148,7 @@ def _hippogriff() -> Names:
     ]
     for name, of_mlp, layers in (("smqa", "smqa_gmlp", _EVEN), ("time", "gmlp", _ODD)):
         for norm, ours in ((name, _INPUT_NORM), (of_mlp, _MLP_NORM)):
-            row = {f"{norm}_norm.gamma": ".weight"}
+            row: Rows = {f"{norm}_norm.gamma": ".weight"}
             rules += _layers(block, ours, row, layers=layers, **_ONE_LESS)
         rules += _layers(f"{block}{of_mlp}.", "mlp_block.", mlp, layers=layers)
     return Names(
@@ -181,15 +182,16 @@ def _nemo() -> Names:
     layer = "model.decoder.layers.{layer}."
     recurrence, attention = f"{layer}recurrent_layer.", f"{layer}self_attention."
     block = _linear("linear_out", "linear_out") | _linear("conv_1d.conv_1d", "conv_1d")
-    heads, mlp = {}, _linear("linear_fc2", "down_proj")
+    heads: Rows = {}
+    mlp = _linear("linear_fc2", "down_proj")
     for kind in ("weight", "bias"):
         block[f"linear_in.{kind}"] = (f"linear_x.{kind}", f"linear_y.{kind}")
         heads[f"linear_qkv.{kind}"] = tuple(f"{n}_proj.{kind}" for n in "qkv")
         heads[f"linear_proj.{kind}"] = f"o_proj.{kind}"
         mlp[f"linear_fc1.{kind}"] = (f"gate_proj.{kind}", f"up_proj.{kind}")
-    lru = {"a_param": "recurrent_param"} | _gates("input_gate", "input_gate", "w", "b")
+    lru: Rows = {"a_param": "recurrent_param"} | _gates("input_gate", "input_gate", "w", "b")
     lru |= _gates("a_gate", "recurrent_gate", "w", "b")
-    norm = {"layer_norm_weight": ".weight"}
+    norm: Rows = {"layer_norm_weight": ".weight"}
     rules = [
         _rule("model.embedding.word_embeddings.weight", EMBEDDING),
         _rule("model.output_layer.weight", HEAD),
@@ -224,13 +226,13 @@ def _trtllm() -> Names:
     """
     layer = "transformer.layers.{layer}."
     recurrence, attention = f"{layer}recurrent.", f"{layer}attention."
-    block = {"linear_y.weight": "linear_y.weight", "y_bias": "linear_y.bias"}
+    block: Rows = {"linear_y.weight": "linear_y.weight", "y_bias": "linear_y.bias"}
     block |= _linear("linear_x", "linear_x") | _linear("linear_out", "linear_out")
-    lru = {"recurrent_param": "recurrent_param"}
+    lru: Rows = {"recurrent_param": "recurrent_param"}
     for gate in ("input_gate", "recurrent_gate"):
         lru |= _gates(gate, gate, "weight", "bias")
     mlp = _linear("fc", "gate_proj") | _linear("gate", "up_proj") | _linear("proj", "down_proj")
-    heads = {"qkv.weight": ("q_proj.weight", "k_proj.weight", "v_proj.weight")}
+    heads: Rows = {"qkv.weight": ("q_proj.weight", "k_proj.weight", "v_proj.weight")}
     rules = [
         _rule("lm_head.weight", EMBEDDING),
         _rule("transformer.ln_f.weight", _LAST_NORM, **_ONE_LESS),
