@@ -1,7 +1,7 @@
 """Layouts of the tokens of a step: rows padded to one length, one token of every row, or segments
 packed behind each other."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -97,9 +97,13 @@ class RingLayout(PaddedLayout):
     ) -> tuple[Float[Array, "B 1 H*D"], AttentionState]:
         newest = context.positions[:, 0] % state.k.shape[1]
 
+        row = jnp.arange(len(k), dtype=jnp.int32)
+        # By its compiler's estimate, a TPU takes three times as long without these promises.
+        promised: Any = {"mode": "promise_in_bounds", "unique_indices": True}
+
         def write(ring: Array, new: Array) -> Array:
-            new = with_dtype(new, ring.dtype)
-            return jax.vmap(lax.dynamic_update_slice_in_dim, (0, 0, 0, None))(ring, new, newest, 0)
+            value = with_dtype(new[:, 0], ring.dtype)
+            return ring.at[row, newest].set(value, indices_are_sorted=True, **promised)
 
         state = AttentionState(write(state.k, k), write(state.v, v))
         layout = {"past": self.past(state.k), "lengths": self.lengths, "newest": newest}

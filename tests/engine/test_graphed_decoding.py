@@ -49,5 +49,15 @@ def test_every_tensor_stays_where_it_is(model, monkeypatch):
     assert first is not None and not torch.equal(first, found)  # later ones did not overwrite it
 
 
+def test_a_step_never_waits_for_the_device():
+    """It cannot read a number of tensors that hold none."""
+    network = initialize(MODELS["recurrent last"]).requires_grad_(False).to("meta")
+    state = DecodingState.start(network, ROWS)
+    every = torch.arange(ROWS, device="meta")
+    state = state.insert(every, network.init_state(ROWS), every)
+    hidden, state = state.step(network, every, every)
+    assert hidden.is_meta and state.rows.pos.is_meta
+
+
 def leaves(state):
     return [state.pos, state.attention_start, *(leaf for layer in state.layers for leaf in layer)]
