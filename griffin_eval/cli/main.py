@@ -2,8 +2,10 @@
 
 import logging
 import sys
+from collections.abc import Callable
+from inspect import cleandoc
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -129,35 +131,48 @@ def _moved(name: str, home: str) -> None:
         )
 
 
+def _add(
+    command: Callable[..., None],
+    example: str,
+    summary: str | None = None,
+    context_settings: dict[str, Any] | None = None,
+) -> None:
+    """Add a command whose help has an example after its first paragraph."""
+    first, _, rest = cleandoc(command.__doc__ or "").partition("\n\n")
+    shown = f"\b\nExample:\n  griffin-eval {example}"
+    app.command(
+        cls=PanelledCommand,
+        help="\n\n".join([first, shown, rest]).strip(),
+        short_help=summary or first,  # without one, typer cuts the sentence at the terminal's width
+        context_settings=context_settings,
+    )(command)
+
+
 _moved(
     "bench",
     "benchmarks.evaluation (also .model, .scan, .convert, .serving, .shard), or "
     "experiments.paper_speed for latency, throughput and training,",
 )
 _moved("map", "experiments.causal_map")
-for command in (
-    convert,
-    inspect,
-    verify,
-    checkpoints,
-    memory,
-    read,
-    report,
-    power,
-    generate,
-    score,
-    serve,
-    train,
-    doctor,
-):
-    # Without one, the first sentence is cut at the width of the terminal.
-    summary = (command.__doc__ or "").partition("\n\n")[0]
-    app.command(cls=PanelledCommand, short_help=summary)(command)
-app.command(
-    cls=PanelledCommand,
-    short_help="Evaluate all checkpoints of a training in one process.",
+_add(convert, "convert google/recurrentgemma-2b folder --to griffin")
+_add(inspect, "inspect folder --tensors")
+_add(verify, "verify google/recurrentgemma-2b folder")
+_add(checkpoints, "checkpoints bytes_griffin")
+_add(memory, "memory google/recurrentgemma-2b --output figures")
+_add(read, "read google/recurrentgemma-2b book.txt --save book.state")
+_add(report, "report results --output report")
+_add(power, "power --items 500 --score 0.6 --difference 0.03")
+_add(generate, 'generate google/recurrentgemma-2b "Once upon a time"')
+_add(score, "score google/recurrentgemma-2b text.txt --csv > tokens.csv")
+_add(serve, "serve google/recurrentgemma-2b --port 8000")
+_add(train, "train induction_heads --model griffin --output run")
+_add(doctor, "doctor")
+_add(
+    sweep,
+    "sweep training --tasks griffin_phonebook --output sweep",
+    summary="Evaluate all checkpoints of a training in one process.",
     context_settings={"ignore_unknown_options": True},
-)(sweep)
+)
 
 
 def main() -> None:

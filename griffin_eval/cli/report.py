@@ -150,8 +150,6 @@ def power(
     With results of an earlier run the spread of its items is used, with --against the spread of the
     difference between two runs; without results, --items and --score. A difference counts as seen
     with a probability of 80% at a level of 5% (Miller, arXiv 2411.00640), one task by itself.
-
-    griffin-eval power --items 500 --score 0.6 --difference 0.03
     """
     import json
     from importlib.util import find_spec

@@ -17,6 +17,18 @@ if TYPE_CHECKING:
     from griffin_eval.training.step import Method
 
 
+# Groups of options in the help, by the names of their fields.
+PANELS = {
+    "Data": ("seed", "length", "rows", "curriculum"),
+    "Model": (
+        *("model", "from_", "width", "heads", "lru_width", "window", "scale_window"),
+        *("rope_fraction", "conv_variance"),
+    ),
+    "Optimizer": ("steps", "until", "learning_rate", "recurrent_rate", "schedule", "decayed"),
+    "Devices and memory": ("dtype", "mesh", "pieces", "recompute"),
+}
+
+
 def train(
     queue: Annotated[
         Path | None,
@@ -27,7 +39,7 @@ def train(
     ] = None,
     **values: Any,
 ) -> None:
-    """Train a small model of section 6.2 with the JAX twin.
+    """Train a small Griffin, Hawk or Transformer on the paper's tasks, with JAX.
 
     A folder with an unfinished run continues from its latest checkpoint; `convert` and `lm_eval`
     read the folder as it is. Options that are not set are the recipe's.
@@ -59,13 +71,15 @@ def _parameter(field: dataclasses.Field) -> inspect.Parameter:
     """Return the parameter of the command for an option."""
     help, names = field.metadata["help"], field.metadata["names"]
     is_recipe = field.name == "recipe"
+    panel = next((panel for panel, fields in PANELS.items() if field.name in fields), None)
+    option = typer.Option(*names, help=help, rich_help_panel=panel)
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None if field.default is dataclasses.MISSING else field.default,
         annotation=Annotated[
             option_type(field) | None,
-            typer.Argument(help=help) if is_recipe else typer.Option(*names, help=help),
+            typer.Argument(help=help) if is_recipe else option,
         ],
     )
 

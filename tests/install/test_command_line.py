@@ -160,7 +160,7 @@ def test_the_package_is_a_command_and_h_is_help():
         assert griffin_eval(command, "-h").returncode == 0
 
 
-def test_help_at_80_columns_cuts_no_name(monkeypatch):
+def test_help_at_80_columns_cuts_no_name_and_has_an_example(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert "…" not in griffin_eval("-h").stdout and "..." not in griffin_eval("-h").stdout[60:]
     commands = get_command(app).commands
@@ -169,7 +169,11 @@ def test_help_at_80_columns_cuts_no_name(monkeypatch):
         assert max(map(len, shown.splitlines()), default=0) <= 80
         words = set(re.findall(r"--?[a-z][\w-]*", shown))
         options = [p for p in command.params if not p.hidden and p.param_type_name == "option"]
-        assert not shown or {word for p in options for word in p.opts} <= words, name
+        names = {word for p in options for word in p.opts}
+        assert not shown or names <= words, name
+        example = re.search(r"Example:\n    griffin-eval (.*)\n", shown)
+        assert not shown or example is not None and example[1].startswith(name), name
+        assert example is None or set(re.findall("--[a-z-]+", example[1])) <= names, name
 
 
 @pytest.mark.parametrize("damaged", [False, True])
