@@ -8,8 +8,16 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from griffin_eval.drawing import BLUE, GRAY, LINE_WIDTH, MARKER_SIZE, Files, panels
 from griffin_eval.report.charts import Chart, over_x, points_of, save_chart, show_value
-from griffin_eval.report.curves import controls_name
-from griffin_eval.report.labels import TOKENS, bounded, exact_number, task_words, x_label
+from griffin_eval.report.curves import controls_name, trainings_of
+from griffin_eval.report.labels import (
+    TOKENS,
+    at_x,
+    bounded,
+    exact_number,
+    task_words,
+    x_label,
+    y_label,
+)
 from griffin_eval.report.paired import Difference, each_item_once
 from griffin_eval.report.results import Point, Run
 from griffin_eval.report.verdicts import Verdict
@@ -59,6 +67,7 @@ def answers(
     """
     found = [
         _changed(judged, files),
+        _learns(runs, charts),
         _remembers(runs, charts),
         _extrapolates(runs, charts, train_length),
         _agree(runs, compared, files),
@@ -101,6 +110,28 @@ def _changed(judged: Sequence[Verdict], files: Files) -> Answer | None:
     label = "change of the metric"
     chart = _differences_chart(rows, files, "changes", title, label, gray=True) if rows else None
     return Answer("What changed against the other run?", f"{sentence}.", chart)
+
+
+def _learns(runs: Sequence[Run], charts: Sequence[Chart]) -> Answer | None:
+    """Return how a metric of a task of `MEMORY`, or else of any, changes over a training."""
+    trainings = list(trainings_of(list(runs)).values())
+    if len(trainings) != 1:
+        return None
+    steps = sorted(trainings[0], key=lambda run: run.step or 0)
+    last = {point[:3]: point for point in steps[-1].points}
+    both = [(point, last[point[:3]]) for point in steps[0].points if point[:3] in last]
+    for before, after in sorted(both, key=lambda pair: pair[0].task not in MEMORY):
+        chart = _chart(charts, f"{before.task}_{before.quantity}_over_steps")
+        if chart is not None:
+            where = at_x(list(runs), before.task, before.quantity, before.x)
+            sentence = (
+                f"{task_words(before.task)}: {y_label(before.quantity)}{where and f' at {where}'} "
+                f"goes from {bounded(before.value, before.low, before.high)} at step "
+                f"{steps[0].step:,} to {bounded(after.value, after.low, after.high)} at step "
+                f"{steps[-1].step:,}."
+            )
+            return Answer("How does it change during training?", sentence, chart)
+    return None
 
 
 def _remembers(runs: Sequence[Run], charts: Sequence[Chart]) -> Answer | None:

@@ -118,7 +118,7 @@ def curve_figure(
 
 def draw_over_steps(runs: list[Run], files: Files) -> Iterable[Chart]:
     """Draw every quantity over the training step, where runs are checkpoints of one training."""
-    trainings = _trainings(runs)
+    trainings = trainings_of(runs)
     measured = dict.fromkeys(
         (p.task, p.quantity, p.x) for own in trainings.values() for run in own for p in run.points
     )
@@ -235,7 +235,7 @@ def _cases_figure(runs: list[Run], points: list[list[Point]], quantity: str) -> 
     return figure
 
 
-def _trainings(runs: list[Run]) -> dict[str, list[Run]]:
+def trainings_of(runs: list[Run]) -> dict[str, list[Run]]:
     """Runs of more than one step of a training, by what tells it from the others; "" if alone."""
     trainings: dict[str, list[Run]] = {}
     steps = [run for run in runs if run.step is not None]

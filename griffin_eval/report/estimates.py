@@ -23,17 +23,20 @@ def is_share(quantity: str) -> bool:
     return base in SHARES or base.startswith("accuracy")
 
 
-def interval_of(quantity: str, value: float, error: float | None, items: int | None) -> Bounds:
+def interval_of(
+    quantity: str, value: float | str, error: float | None, items: int | None
+) -> Bounds:
     """Return the 95% interval of a number from lm_eval's standard error, without samples.
 
     A share has Wilson's interval for the number of items that would have this standard error;
     it is at most the number of items. Other numbers have 1.96 standard errors to each side.
 
     Args:
-        error: the standard error; None if lm_eval gives none.
+        error: the standard error; 0 for a share of items that are independent and right or
+            wrong; None for no interval.
         items: number of items; None if unknown.
     """
-    if error is None or (items is not None and items < MIN_ITEMS):
+    if error is None or isinstance(value, str):
         return None, None
     if is_share(quantity) and 0 <= value <= 1 and items is not None:
         effective = value * (1 - value) / error**2 if error > 0 else float(items)

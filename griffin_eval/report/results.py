@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from griffin_eval.errors import BadInput
-from griffin_eval.report.estimates import MIN_ITEMS, interval_of, within_range
+from griffin_eval.report.estimates import MIN_ITEMS, interval_of, is_share, within_range
 
 NEEDED = ("results", "configs", "higher_is_better", "n-samples", "config")
 # The fields of a sample that identify its item in all runs. The document does not: its row may have
@@ -442,15 +442,20 @@ def _points(content: dict[str, Any], samples: dict[str, Path]) -> Iterator[Point
             if filter_name != "none":
                 quantity += f" ({filter_name})"
             items = counts.get(key, documents)
-            low, high = (metrics.get(f"{name}{bound},{filter_name}") for bound in ("_low", "_high"))
-            low, high = (b if _is_estimate(b) else None for b in (low, high))
-            error = metrics.get(f"{name}_stderr,{filter_name}")
+            bounded = f"{name}_low,{filter_name}" in metrics
+            if bounded:
+                low, high = (metrics[f"{name}{bound},{filter_name}"] for bound in ("_low", "_high"))
+                low, high = (b if _is_estimate(b) else None for b in (low, high))
+                low, high = within_range(quantity, (low, high))
+            else:
+                error = metrics.get(f"{name}_stderr,{filter_name}")
+                if not isinstance(
+                    error, int | float
+                ):  # without a bootstrap: items vary as answers do
+                    error = 0.0 if task in samples and is_share(quantity) else None
+                low, high = interval_of(quantity, value, error, items)
             if items is not None and items < MIN_ITEMS:
                 low = high = None
-            elif low is None and high is None and isinstance(error, int | float):
-                low, high = interval_of(quantity, value, error, items)
-            else:
-                low, high = within_range(quantity, (low, high))
             yield Point(task, quantity, x_of(x) if at else None, value, low, high, items)
 
 

@@ -414,6 +414,8 @@ def test_checkpoints_of_a_training_become_curves_over_the_step(tmp_path):
     done = report(*files, "--output", tmp_path / "out")
     assert done.exit_code == 0
     assert (tmp_path / "out" / "figures" / "t_acc_over_steps.png").is_file()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "accuracy at x 8 goes from 0.1 at step 100 to 0.3 at step 300" in page
 
 
 @pytest.mark.parametrize(
