@@ -1,5 +1,6 @@
 """Every command and every piece of Python in README.md and docs/ runs as it stands."""
 
+import json
 import os
 import re
 import subprocess
@@ -76,6 +77,18 @@ def test_blocks_run(page, tmp_path):
             command, cwd=tmp_path, env=environment, capture_output=True, text=True
         )
         assert done.returncode == 0, text + done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path):
+    """The cells of the notebook, one after the other in one process."""
+    cells = json.loads((ROOT / "docs" / "first_hour.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(code)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "half_lives.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_faulty_links_are_named(tmp_path):
