@@ -5,11 +5,12 @@ import textwrap
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
 # Okabe and Ito's palette, without its yellow, which is hard to read on white. Lines that share a
 # panel differ by dashes and markers as well.
@@ -75,8 +76,8 @@ def panels(
 
 def draw_line(
     axes: Axes,
-    x: Sequence[float],
-    y: Sequence[float],
+    x: ArrayLike,
+    y: ArrayLike,
     index: int,
     label: str | None = None,
     *,
@@ -181,7 +182,7 @@ def rendered(figure: Figure, ending: str, name: str) -> bytes:
         name: name of the figure, from which identifiers within an SVG are made.
     """
     metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    settings = {"svg.fonttype": "none", "svg.hashsalt": name, "pdf.fonttype": 42}
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": name, "pdf.fonttype": 42}
     content = BytesIO()
     with matplotlib.rc_context(settings):
         figure.savefig(content, format=ending, dpi=160, metadata=metadata[ending])

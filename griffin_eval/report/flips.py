@@ -34,14 +34,14 @@ class Flips(NamedTuple):
 
     Attributes:
         task, metric: metric by which an answer is right.
-        count: number of items that flipped; ``shown`` has the first of them.
+        number: number of items that flipped; ``shown`` has the first of them.
     """
 
     task: str
     metric: str
     run: str
     baseline: str
-    count: int
+    number: int
     shown: list[Flip]
 
 
