@@ -79,7 +79,7 @@ def open_model(
     model = OpenModel(arguments, checkpoint, launch, reads_texts)
     if reads_texts:
         _ = model.prefix_token_id, model.add_bos
-    if model.has_checksums:
+    if model.has_checksums and (launch is None or launch.part == 0):
         _ = model.weights
     return model
 
@@ -221,7 +221,9 @@ class OpenModel:
             from griffin_eval.crosscheck.parity import check_parity
 
             self.parity = check_parity(self.checkpoint)
-        if self.state is not None:
+        # Of processes that share a model only the first one comes back from loading, and checks.
+        alone = launch is None or launch.sharing == 1
+        if self.state is not None and alone:
             self._check_state(str(arguments.state), self.state)
         with unchanged_generators(), collect_not_finite() as not_finite:
             runners = load_runners(
@@ -236,6 +238,8 @@ class OpenModel:
             )
         self.check_finite(not_finite)
         if self.state is not None:
+            if not alone:
+                self._check_state(str(arguments.state), self.state)
             for runner in runners:
                 runner.start_from(self.state)
         self._log(runners)
