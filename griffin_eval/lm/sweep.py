@@ -239,6 +239,7 @@ class _Runner:
         part = folder.with_name(f".{folder.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         tracker = EvaluationTracker(output_path=str(part))
+        seeds: Any = config.seed or [None] * 4
         noted_once = mock.patch.object(evaluator, "add_env_info", self._add_environment)
         evaluate: Any = noted_once(evaluator.simple_evaluate)
         results: Any = evaluate(
@@ -249,7 +250,7 @@ class _Runner:
             fewshot_as_multiturn=bool(config.fewshot_as_multiturn),
             confirm_run_unsafe_code=bool(config.confirm_run_unsafe_code),
             **{name: getattr(config, name) for name in PASSED},
-            **dict(zip(SEEDS, config.seed or [None] * 4, strict=True)),
+            **dict(zip(SEEDS, seeds, strict=True)),
         )
         # What lm_eval does not know of a model that it did not make.
         results["config"]["model"] = tracker.general_config_tracker.model_source = "griffin"
