@@ -584,6 +584,7 @@ def nested_arrays(levels: int) -> bytes:
         (nested_arrays(3000), "nested too deeply"),
         (b"\x91" * 3000 + b"\x01", "nested too deeply"),
         (b"\xdd" + struct.pack(">I", 3 << 20) + b"\xc0" * (3 << 20), "too many values"),
+        (b"\xdd" + struct.pack(">I", 200_000) + b"\x90" * 200_000, "too many values"),
     ],
     ids=itertools.count(),  # not the values, some of which are long
 )

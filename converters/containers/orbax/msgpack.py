@@ -24,7 +24,7 @@ PLACEHOLDER = "PLACEHOLDER://"
 _DEPTH = 64
 _CHUNKED = "__msgpack_chunked_array__"
 _ARRAY = 1
-_MAX_VALUES = 1 << 20  # far more than any model has; those of a hostile file would fill the memory
+_MAX_VALUES = 1 << 17  # far more than any model has; more of a hostile file would fill the memory
 # First byte -> number of bytes that hold a length, and what the length is of.
 _SIZED = {
     **{0xC4: (1, "bytes"), 0xC5: (2, "bytes"), 0xC6: (4, "bytes")},
