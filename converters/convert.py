@@ -61,12 +61,10 @@ def convert_checkpoint(
     `PIECE_BYTES`; where names or layouts differ by more than that, a tensor is held whole.
 
     Args:
-        plan: the plan, from `make_plan`.
-        destination: folder to write; for Orbax also ``gs://bucket/path`` or ``s3://bucket/path``.
-        overwrite: replace what is there.
-        max_shard_size: bytes of a safetensors file.
-        progress: called with the number of bytes that were written, by any thread.
-        command: the command line, for the card of the model.
+        destination: Folder to write; for Orbax also ``gs://bucket/path`` or ``s3://bucket/path``.
+        max_shard_size: Bytes of a safetensors file.
+        progress: Called with the number of bytes that were written, by any thread.
+        command: Command line, for the card of the model.
 
     Raises:
         CheckpointError: a value does not fit into its new dtype; a parameter is not what the

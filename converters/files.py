@@ -168,13 +168,11 @@ def write_array(
     """Writes the elements of an array, in C order, into an open file; returns their CRC-32.
 
     Args:
-        descriptor: descriptor of the file.
-        start: byte of the file at which the array begins.
-        shape: shape of the whole array.
-        dtype: dtype that every chunk must have.
-        chunks: consecutive pieces, along the first axis or flat. Any strides: what is not
-            contiguous is copied a few MiB at a time.
-        checksum: whether to compute the CRC; 0 is returned otherwise.
+        start: Byte of the file at which the array begins.
+        dtype: Dtype that every chunk must have.
+        chunks: Consecutive pieces, along the first axis or flat. Those with strides are copied a
+            few MiB at a time.
+        checksum: Whether to compute the CRC; 0 is returned otherwise.
 
     Raises:
         ValueError: a phrase about the chunks: another dtype, too many or too few elements.

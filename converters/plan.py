@@ -166,12 +166,10 @@ def make_plan(
     """Decides every tensor of an output, from headers alone.
 
     Args:
-        source: the checkpoint to convert.
-        target: the format to write.
-        dtypes: rules from `parse_dtypes`; by default everything keeps the dtype it has.
-        vocab_size: number of leading rows of the embedding to keep; None for all.
-        mesh: as of `Plan`.
-        check: whether the source is checked against its manifest and other checksums, if any.
+        dtypes: Rules from `parse_dtypes`; by default everything keeps the dtype it has.
+        vocab_size: Number of leading rows of the embedding to keep; None for all.
+        mesh: Mesh of `Plan`.
+        check: Whether the source is checked against its manifest and other checksums, if any.
 
     Raises:
         CheckpointError: the target cannot express the model; the source's manifest is damaged; the

@@ -79,10 +79,9 @@ def complete_fields(
     Of those in ``UNSEEN`` some may be lacking.
 
     Args:
-        known: from `fields_from_shapes`.
-        given: fields the user sets.
-        preset: name of a preset that supplies what no shape can say.
-        source: named in errors.
+        known: Fields from `fields_from_shapes`.
+        given: Fields that the user sets.
+        preset: Name of a preset that supplies what no shape can say.
 
     Raises:
         CheckpointError: the shapes are not those of the preset, or not those of any model.

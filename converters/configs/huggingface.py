@@ -60,10 +60,6 @@ def read_config(folder: str | Path) -> tuple[GriffinConfig, dict[str, Any]]:
 def to_griffin_config(raw: dict[str, Any], *, source: str) -> GriffinConfig:
     """The GriffinConfig that a config.json describes, as transformers would read it.
 
-    Args:
-        raw: the object in config.json.
-        source: the file it came from, for error messages.
-
     Raises:
         CheckpointError: another model type, or every value that these models cannot have.
     """

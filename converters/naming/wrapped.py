@@ -59,12 +59,10 @@ def unwrapped(
     """Return a container with the names of a known naming, where that follows without doubt.
 
     Args:
-        container: the open container.
-        kind: its name in `griffin_eval.converters.containers.registry`.
-        tables: names of the parameters in the formats of its kind.
-        tied: whether the model's output head may be the embedding.
-        path: path of the checkpoint, for messages.
-        has_items: whether the option ``item`` chooses a part of it.
+        kind: Name of its kind in `griffin_eval.converters.containers.registry`.
+        tables: Names of the parameters in the formats of its kind.
+        tied: Whether the model's output head may be the embedding.
+        has_items: Whether the option ``item`` chooses a part of it.
 
     Raises:
         CheckpointError: the parameters lie below a name beside other tensors.

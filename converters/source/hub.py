@@ -28,9 +28,8 @@ def download(repository: str, revision: str | None = None, subfolder: str | None
     Without the hub, what was downloaded before is used.
 
     Args:
-        repository: a hub id, ``organisation/name``.
-        revision: branch, tag or commit; by default the repository's default branch.
-        subfolder: the folder within it that holds the checkpoint; by default its root, or the only
+        revision: Branch, tag or commit; by default the repository's default branch.
+        subfolder: Folder within it that holds the checkpoint; by default its root, or the only
             folder that holds one.
 
     Raises:
@@ -53,9 +52,8 @@ def download_files(repository: str, revision: str | None, names: Collection[str]
     """A folder with files of the root of a repository, downloaded if they are not in the cache.
 
     Args:
-        repository: a hub id, ``organisation/name``.
-        revision: branch, tag or commit; by default the repository's default branch.
-        names: of the files, as far as they are there.
+        revision: Branch, tag or commit; by default the repository's default branch.
+        names: Names of the files, of which some may be absent.
 
     Raises:
         CheckpointError: a download that failed, with what to do.
