@@ -175,5 +175,13 @@ class ParamScope:
     def __contains__(self, name: str) -> bool:
         return self._prefix + name in self._specs
 
+    def spec(self, name: str) -> ParamSpec:
+        """The spec of a parameter."""
+        return self._specs[self._prefix + name]
+
+    def get(self, name: str) -> Any | None:
+        """A parameter, or None if this module has none of the name."""
+        return self(name) if name in self else None
+
     def __call__(self, name: str) -> Any:
-        return self._make(self._specs[self._prefix + name])
+        return self._make(self.spec(name))

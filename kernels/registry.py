@@ -2,7 +2,7 @@
 works on this device, and which arrays belong together."""
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -161,7 +161,7 @@ def _tried(kernels: str, error: Callable[[], float]) -> str | None:
     return reason
 
 
-def check_shapes(name: str, x: Any, expected: dict[str, tuple[Any, Sequence[int]]]) -> None:
+def check_shapes(name: str, x: Any, expected: Mapping[str, tuple[Any, Sequence[int]]]) -> None:
     """Checks that arrays belong together, since kernels would read what is behind them.
 
     Args:

@@ -11,9 +11,10 @@ from jaxtyping import Bool, Float, Int
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.initializers import initial_value
+from griffin_eval.kernels.linear.products_jax import product
 from griffin_eval.layout import ParamScope, ParamSpec, param_specs
 from griffin_eval.model_jax.blocks import ResidualBlock
-from griffin_eval.model_jax.layers import RMSNorm, accumulation_dtype, product, rotation
+from griffin_eval.model_jax.layers import RMSNorm, accumulation_dtype, rotation
 from griffin_eval.model_jax.layouts import (
     PackedLayout,
     PaddedLayout,

@@ -1,8 +1,5 @@
 """The leaves of the model: linear map, norm, convolution, RG-LRU, rotary embedding."""
 
-import functools
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -11,13 +8,13 @@ from jaxtyping import Float, Int
 
 from griffin_eval import rope
 from griffin_eval.config import Activation, GriffinConfig
-from griffin_eval.kernels.linear import cpu_jax
-from griffin_eval.kernels.linear.quantised_jax import QuantisedMatrix
+from griffin_eval.kernels.linear.products_jax import Map, linear
 from griffin_eval.kernels.rglru.plain_jax import accumulation_dtype
 from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.layout import ParamScope
 from griffin_eval.model_jax.layouts import StepContext
-from griffin_eval.sharding.mesh_jax import rglru
+from griffin_eval.sharding.mesh_jax import rglru, summed
+from griffin_eval.sharding.split import RULES
 
 
 def at_least_float32(x: Array) -> Array:
@@ -25,53 +22,27 @@ def at_least_float32(x: Array) -> Array:
     return x.astype(accumulation_dtype(x.dtype))
 
 
-def product(
-    x: Float[Array, "*N I"], weight: Float[Array, "O I"] | QuantisedMatrix
-) -> Float[Array, "*N O"]:
-    """x W^T, accumulated and returned in float32 or wider.
-
-    Few rows on a CPU go through the compiled kernel. XLA's products on a CPU read a weight of 16
-    bits as it lies in two forms alone: one row times W^T, and several rows contracted with W over
-    its second axis, which float16 has not. In any other form the whole weight is converted to
-    float32 at every step, which takes 14 times as long. A weight of 32 bits is transposed at every
-    step of one row unless it is contracted as it lies.
-    """
-    if isinstance(weight, QuantisedMatrix):
-        return weight.products(x, product)
-    if cpu_jax.unsupported(x, weight) is None:
-        return cpu_jax.product(x, weight)
-    wider = accumulation_dtype(x.dtype)
-    if x.size == x.shape[-1] and weight.dtype.itemsize < 4:
-        return jnp.matmul(x, weight.T, preferred_element_type=wider)
-    return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=wider)
-
-
-_ACTIVATIONS = {
-    "gelu_pytorch_tanh": functools.partial(jax.nn.gelu, approximate=True),
-    "gelu": functools.partial(jax.nn.gelu, approximate=False),
-    "silu": jax.nn.silu,
-}
-
-
 class Linear(nnx.Module):
-    """y = x W^T + b, with W of shape (out, in), and then an activation of it, in float32 or wider,
-    or its product with another array."""
+    """y = x W^T + b, with W of shape (out, in), or an activation of it.
+
+    Where devices or processes share a model and each has some of the inputs, y is their sum.
+    """
 
     def __init__(self, params: ParamScope):
         self.weight = params("weight")
-        self.bias = params("bias") if "bias" in params else None
+        self.bias = params.get("bias")
+        # Whether devices of a mesh may hold parts of the inputs.
+        self.partial = params.spec("weight").axes[1] in RULES
+
+    @property
+    def map(self) -> Map:
+        return Map(self.weight[...], None if self.bias is None else self.bias[...])
 
     def __call__(
-        self,
-        x: Float[Array, "B T I"],
-        then: Activation | Literal["none", "mul"] = "none",
-        other: Float[Array, "B T O"] | None = None,
+        self, x: Float[Array, "B T I"], then: Activation | None = None
     ) -> Float[Array, "B T O"]:
-        y = product(x, self.weight[...]).astype(x.dtype)
-        y = y if self.bias is None else y + _like(self.bias[...], y)
-        if then in _ACTIVATIONS:
-            return _ACTIVATIONS[then](at_least_float32(y)).astype(x.dtype)
-        return y if other is None else y * other
+        y = linear(x, self.map, then)
+        return summed(y) if self.partial else y
 
 
 def _like(vector: Array, x: Array) -> Array:
@@ -98,7 +69,7 @@ class Conv1D(nnx.Module):
     def __init__(self, config: GriffinConfig, params: ParamScope):
         self.width = config.conv_width
         self.weight = params("weight")
-        self.bias = params("bias") if "bias" in params else None
+        self.bias = params.get("bias")
 
     def __call__(
         self, x: Float[Array, "B T L"], context: StepContext, past: Float[Array, "S K L"]
@@ -123,12 +94,10 @@ class RGLRU(nnx.Module):
         self.constant = config.lru_constant
         self.recurrent_param = params("recurrent_param")
         self.input_gate_weight = params("input_gate_weight")
-        self.input_gate_bias = params("input_gate_bias") if "input_gate_bias" in params else None
+        self.input_gate_bias = params.get("input_gate_bias")
         self.recurrent_gate_weight = params("recurrent_gate_weight")
-        self.recurrent_gate_bias = (
-            params("recurrent_gate_bias") if "recurrent_gate_bias" in params else None
-        )
-        self.imaginary_param = params("imaginary_param") if "imaginary_param" in params else None
+        self.recurrent_gate_bias = params.get("recurrent_gate_bias")
+        self.imaginary_param = params.get("imaginary_param")
 
     def __call__(
         self, x: Float[Array, "B T L"], context: StepContext, h0: Float[Array, "S L"]

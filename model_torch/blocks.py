@@ -6,11 +6,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from griffin_eval.config import Activation, BlockType, GriffinConfig
+from griffin_eval.kernels.linear.cpu_torch import gated
 from griffin_eval.layout import ParamScope
 from griffin_eval.model_torch.layers import RGLRU, Conv1D, Linear, RMSNorm, rotate
 from griffin_eval.model_torch.layouts import StepContext
 from griffin_eval.model_torch.state import AttentionState, RecurrentState
-from griffin_eval.sharding.processes_torch import summed
 
 
 class RecurrentBlock(nn.Module):
@@ -25,7 +25,6 @@ class RecurrentBlock(nn.Module):
         self.conv_1d = Conv1D(config, params / "conv_1d")
         self.rg_lru = RGLRU(config, params / "rg_lru")
         self.activation: Activation = config.hidden_activation
-        self.split = self.linear_x.weight.shape[0] < config.lru_width
 
     def forward(
         self, x: Float[Tensor, "B T W"], context: StepContext, state: RecurrentState
@@ -33,8 +32,7 @@ class RecurrentBlock(nn.Module):
         y_branch = self.linear_y(x, self.activation)
         x_branch, conv = self.conv_1d(self.linear_x(x), context, state.conv)
         x_branch, h = self.rg_lru(x_branch, context, state.h)
-        y = summed(self.linear_out(x_branch * y_branch), self.split)
-        return y, RecurrentState(h, conv)
+        return self.linear_out(x_branch * y_branch), RecurrentState(h, conv)
 
 
 class AttentionBlock(nn.Module):
@@ -51,7 +49,6 @@ class AttentionBlock(nn.Module):
         self.k_proj = Linear(params / "k_proj")
         self.v_proj = Linear(params / "v_proj")
         self.o_proj = Linear(params / "o_proj")
-        self.split = self.q_proj.weight.shape[0] < config.q_width
 
     def forward(
         self, x: Float[Tensor, "B T W"], context: StepContext, state: AttentionState
@@ -62,7 +59,7 @@ class AttentionBlock(nn.Module):
         k = self.k_proj(x).reshape(batch, length, -1, self.head_size)
         k = rotate(k, context.cos, context.sin).reshape(batch, length, -1)
         y, state = context.layout.attend(q, k, self.v_proj(x), context, state)
-        return summed(self.o_proj(y), self.split), state
+        return self.o_proj(y), state
 
 
 class MLPBlock(nn.Module):
@@ -74,11 +71,10 @@ class MLPBlock(nn.Module):
         self.up_proj = Linear(params / "up_proj")
         self.down_proj = Linear(params / "down_proj")
         self.activation: Activation = config.hidden_activation
-        self.split = self.up_proj.weight.shape[0] < config.mlp_width
 
     def forward(self, x: Float[Tensor, "B T W"]) -> Float[Tensor, "B T W"]:
-        y = self.gate_proj(x, self.activation)
-        return summed(self.down_proj(self.up_proj(x, "mul", y)), self.split)
+        y = gated(x, self.gate_proj.map, self.up_proj.map, self.activation)
+        return self.down_proj(y)
 
 
 class ResidualBlock(nn.Module):

@@ -1,7 +1,6 @@
 """The leaves of the model: linear map, norm, convolution, RG-LRU, rotary embedding."""
 
 from functools import cache
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -9,12 +8,13 @@ from torch import Tensor, nn
 
 from griffin_eval import rope
 from griffin_eval.config import Activation, GriffinConfig
-from griffin_eval.kernels.linear.cpu_torch import linear
+from griffin_eval.kernels.linear.cpu_torch import Map, linear
 from griffin_eval.kernels.rglru.api import rglru
 from griffin_eval.kernels.rglru.plain_torch import accumulation_dtype
 from griffin_eval.kernels.rglru.reference import Gates
 from griffin_eval.layout import ParamScope
 from griffin_eval.model_torch.layouts import StepContext
+from griffin_eval.sharding.processes_torch import summed
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -23,21 +23,26 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 class Linear(nn.Module):
-    """y = x W^T + b, with W of shape (out, in), and then an activation of it or its product with
-    another tensor."""
+    """y = x W^T + b, with W of shape (out, in), or an activation of it.
+
+    Where devices or processes share a model and each has some of the inputs, y is their sum.
+    """
 
     def __init__(self, params: ParamScope):
         super().__init__()
         self.weight = params("weight")
-        self.bias = params("bias") if "bias" in params else None
+        self.bias = params.get("bias")
+        # Whether other processes hold the rest of the inputs.
+        self.partial = self.weight.shape[1] < params.spec("weight").shape[1]
+
+    @property
+    def map(self) -> Map:
+        return Map(self.weight, self.bias)
 
     def forward(
-        self,
-        x: Float[Tensor, "B T I"],
-        then: Activation | Literal["none", "mul"] = "none",
-        other: Float[Tensor, "B T O"] | None = None,
+        self, x: Float[Tensor, "B T I"], then: Activation | None = None
     ) -> Float[Tensor, "B T O"]:
-        return linear(x, self.weight, self.bias, then, other)
+        return summed(linear(x, *self.map, then or "none"), self.partial)
 
 
 class RMSNorm(nn.Module):
@@ -63,7 +68,7 @@ class Conv1D(nn.Module):
         super().__init__()
         self.width = config.conv_width
         self.weight = params("weight")
-        self.bias = params("bias") if "bias" in params else None
+        self.bias = params.get("bias")
 
     def forward(
         self, x: Float[Tensor, "B T L"], context: StepContext, past: Float[Tensor, "S K L"]
@@ -92,12 +97,10 @@ class RGLRU(nn.Module):
         self.constant = config.lru_constant
         self.recurrent_param = params("recurrent_param")
         self.input_gate_weight = params("input_gate_weight")
-        self.input_gate_bias = params("input_gate_bias") if "input_gate_bias" in params else None
+        self.input_gate_bias = params.get("input_gate_bias")
         self.recurrent_gate_weight = params("recurrent_gate_weight")
-        self.recurrent_gate_bias = (
-            params("recurrent_gate_bias") if "recurrent_gate_bias" in params else None
-        )
-        self.imaginary_param = params("imaginary_param") if "imaginary_param" in params else None
+        self.recurrent_gate_bias = params.get("recurrent_gate_bias")
+        self.imaginary_param = params.get("imaginary_param")
 
     def forward(
         self, x: Float[Tensor, "B T L"], context: StepContext, h0: Float[Tensor, "S L"]

@@ -1,7 +1,7 @@
 """A linear map in PyTorch, on the CPU in one pass together with what follows it."""
 
 import ctypes
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,13 @@ _ONEDNN = {
     "gelu": ("gelu", "none"),
     "silu": ("swish", ""),
 }
+
+
+class Map(NamedTuple):
+    """A linear map: a matrix with outputs first, and what is added to every row, if anything."""
+
+    weight: Float[Tensor, "O I"] | QuantisedMatrix
+    bias: Float[Tensor, " O"] | None
 
 
 def linear(
@@ -84,6 +91,11 @@ def linear(
             name, by = _ONEDNN[then]
             return ops._linear_pointwise(x, weight, bias, name, [], by)
     return _followed(F.linear(x, weight, bias), then, other)
+
+
+def gated(x: Float[Tensor, "*B I"], gate: Map, up: Map, by: Activation) -> Float[Tensor, "*B O"]:
+    """An activation of one map of x, times another map of x, each in one pass on a CPU."""
+    return linear(x, *up, "mul", linear(x, *gate, by))
 
 
 def product(

@@ -41,7 +41,6 @@ SAME_WORD = {
 }
 # Public names that one of them alone has, and why.
 ALONE = {
-    "product": "XLA is told how to read a weight of 16 bits",
     "PaddedLayout.full": "torch can look, JAX compiles one step for all lengths",
     "map_leaves": "JAX maps trees itself",
     "write_rows": "a scatter of XLA is slow, and copies what it writes to",
