@@ -228,21 +228,35 @@ class ChunkedRequests:
 
     def _entropies(self, prompts: list[str], texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return the entropy of the next token, and whether the likeliest one says "not here"."""
-        says = self._chunking.absent
-        first = self._tokenizer.encode(says)[0] if says else 0
+        firsts = self._first_tokens()
+        places = np.repeat(np.arange(len(prompts)), len(firsts))
         scorables = [
             Scorable(joined(ids, [first]), len(ids))
             for ids in self._requests.encoding.contexts(prompts)
+            for first in firsts
         ]
         entropies, absent = np.empty(len(prompts)), np.zeros(len(prompts), bool)
 
         def on_result(index: int, result: Scored) -> None:
             assert result.entropies is not None
-            entropies[index] = result.entropies[0]
-            absent[index] = bool(says) and result.greedy[0]
+            place = places[index]
+            entropies[place] = result.entropies[0]
+            absent[place] |= self._chunking.absent is not None and result.greedy[0]
 
-        self._score(scorables, on_result, prompts, details=True)
+        self._score(scorables, on_result, [prompts[place] for place in places], details=True)
         return entropies, absent
+
+    def _first_tokens(self) -> list[int]:
+        """Return the tokens that the answer "not here" can begin with; any one if there is none.
+
+        Many tokenizers write a word in one way at the start of a text and in another after a line.
+        """
+        if self._chunking.absent is None:
+            return [0]
+        encode = self._tokenizer.encode
+        alone, line = encode(self._chunking.absent), encode("\n")
+        behind = encode("\n" + self._chunking.absent)[len(line) :]
+        return sorted({ids[0] for ids in (alone, behind) if len(ids)}) or [0]
 
 
 def no_question(kind: str) -> ArgumentError:

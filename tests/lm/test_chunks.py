@@ -10,7 +10,8 @@ from lm_eval.api.instance import Instance
 
 from griffin_eval import Evaluator
 from griffin_eval.errors import ArgumentError
-from griffin_eval.lm.chunks import Chunking, prompts_of
+from griffin_eval.lm import chunks
+from griffin_eval.lm.chunks import Chunking, prompts_of, surest
 from griffin_eval.lm.model import GriffinLM
 from griffin_eval.text.load import load_tokenizer
 
@@ -72,7 +73,7 @@ def test_generated_texts_are_those_of_a_loop(framework, checkpoint, tokenizer):
         ]
         several += len(prompts) > 1
         best = prompts[int(np.argmin(entropies))]
-        expected.append(model.generate([best], max_new_tokens=6)[0])
+        expected.append(model.generate([best], max_new_tokens=6)[0].text)
     assert several == 3
     arguments = {"until": ["\n\n\n"], "max_gen_toks": 6}
     found = lm.generate_until([Instance("generate_until", {}, (t, arguments), 0) for t in texts()])
@@ -106,19 +107,33 @@ def test_choices_are_scored_after_one_chunk(rule, checkpoint, tokenizer):
             assert matching[int(np.argmax([max(each) for each in scores]))]
 
 
-def test_a_chunk_that_says_that_it_is_absent_is_passed_over(checkpoint, tokenizer):
-    (text,) = texts()[2:3]
+def test_a_chunk_that_says_that_it_is_absent_is_passed_over():
+    doubts = np.array([3.0, 1.0, 2.0])
+    assert surest(doubts, np.array([False, False, False])) == 1
+    assert surest(doubts, np.array([False, True, False])) == 2
+    assert surest(doubts, np.array([True, True, True])) == 1  # all say so
+
+
+def test_whether_a_chunk_says_that_it_is_absent(checkpoint, tokenizer, monkeypatch):
+    """What the chunk says that is chosen counts as "not here", and what no chunk says does not."""
+    text = texts()[2]
     arguments = {"until": ["\n\n\n"], "max_gen_toks": 1}
     request = [Instance("generate_until", {}, (text, arguments), 0)]
-    lm = GriffinLM(pretrained=str(checkpoint), framework="torch", **CHUNKS)
     model = Evaluator(checkpoint, framework="torch")
-    firsts = model.generate(plain(tokenizer, text), max_new_tokens=1)
-    (chosen,) = lm.generate_until(request)
-    others = [first for first in firsts if first != chosen]
-    if not others or not chosen.strip():
-        pytest.skip("all chunks of this random model go on alike")
-    lm = GriffinLM(pretrained=str(checkpoint), framework="torch", chunk_absent=chosen, **CHUNKS)
-    assert lm.generate_until(request) != [chosen]
+    said = {each.text for each in model.generate(plain(tokenizer, text), max_new_tokens=1)}
+    seen = []
+
+    def record(doubts, absent):
+        seen.append(absent.tolist())
+        return surest(doubts, absent)
+
+    monkeypatch.setattr(chunks, "surest", record)
+    for absent in (*said, "left"):
+        lm = GriffinLM(pretrained=str(checkpoint), framework="torch", chunk_absent=absent, **CHUNKS)
+        lm.generate_until(request)
+    *of_said, of_other = seen
+    assert [sum(each) for each in zip(*of_said, strict=True)] == [1] * len(of_other)
+    assert not any(of_other)
 
 
 def test_refusals(checkpoint):
@@ -140,7 +155,7 @@ def test_refusals(checkpoint):
         generate(long, chunk_rule="loglikelihood", **CHUNKS)
     with pytest.raises(ArgumentError, match="chunk_absent= needs chunk_tokens="):
         lm(chunk_absent="no")
-    with pytest.raises(ArgumentError, match="chunk_tokens must be an integer of at least 1"):
+    with pytest.raises(ArgumentError, match="chunk_tokens must be a positive integer, found 0"):
         lm(chunk_tokens=0)
     with pytest.raises(ArgumentError, match="loglikelihood_rolling requests have none"):
         lm(**CHUNKS).loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (long,), 0)])
