@@ -217,8 +217,8 @@ class ChunkedRequests:
         contexts = [context for context, _ in asked]
         chosen = choose(contexts, self._tokenizer, self._chunking, measure)
         cut = [
-            dataclasses.replace(request, arguments=(context, request.args[1]))
-            for request, context in zip(requests, chosen, strict=True)
+            dataclasses.replace(request, arguments=(context, continuation))
+            for request, context, (_, continuation) in zip(requests, chosen, asked, strict=True)
         ]
         encoded = self._requests.pairs(cut, stats)
         return [
