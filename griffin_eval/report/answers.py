@@ -26,6 +26,7 @@ from griffin_eval.report.verdicts import Verdict
 MEMORY = {
     "griffin_phonebook": "exact_match",
     "griffin_passkey": "accuracy",
+    "griffin_association": "accuracy",
     "griffin_induction_heads": "accuracy",
     "griffin_selective_copying": "token_accuracy",
 }
@@ -140,11 +141,24 @@ def _remembers(runs: Sequence[Run], charts: Sequence[Chart]) -> Answer | None:
         return None
     unit = TOKENS if x_label(list(runs), task, MEMORY[task]).endswith(TOKENS) else "entries"
     sentence = _of_runs(
-        (run.label, "; ".join([*_by_window(run, task), _reach(points, unit)]))
+        (
+            run.label,
+            "; ".join([*_effective(run, task, unit), *_by_window(run, task), _reach(points, unit)]),
+        )
         for run, points in curves
     )
     chart = _chart(charts, f"{task}_{MEMORY[task]}")
     return Answer("How far does it remember?", f"{task_words(task)}: {sentence}.", chart)
+
+
+def _effective(run: Run, task: str, unit: str) -> list[str]:
+    """Return the length up to which the score stays near that of the shortest, if it is known."""
+    return [
+        f"effective length {point.value if isinstance(point.value, str) else f'{point.value:g}'} "
+        f"{unit} (85% of the score at the shortest)"
+        for point in run.points
+        if (point.task, point.quantity, point.x) == (task, "effective_length", None)
+    ]
 
 
 def _by_window(run: Run, task: str) -> list[str]:

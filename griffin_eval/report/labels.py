@@ -20,6 +20,7 @@ X_AXES = {
     "griffin_longctx_context": ("context", TOKENS),
     "griffin_extrapolation": ("context", "× the training length"),
     "griffin_passkey": ("length", TOKENS),
+    "griffin_association": ("length", TOKENS),
     "griffin_selective_copying": ("length", TOKENS),
     "griffin_induction_heads": ("length", TOKENS),
     "exact_match_by_depth": ("depth of the entry in the book", "%"),
