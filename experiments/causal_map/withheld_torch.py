@@ -123,13 +123,13 @@ class _HidingLayout:
     def __init__(self, layout: Any, layer: int, now: Withheld):
         self.layout, self.layer, self.now = layout, layer, now
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, max_age: Tensor, state: Any) -> Any:
-        y, after = self.layout.attend(q, k, v, max_age, state)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Any, state: Any) -> Any:
+        y, after = self.layout.attend(q, k, v, context, state)
         now, mixed = self.now, []
         s = torch.arange(q.shape[1], device=q.device)[None, None]
         ofs = now.first[:, None, None], now.end[:, None, None], now.after[:, None, None]
         low, high = now.ages[:, None, None, 0], now.ages[:, None, None, 1]
-        most = max_age.clamp(max=state.k.shape[1])
+        most = context.max_age.clamp(max=state.k.shape[1])
         for begin in range(0, q.shape[1], QUERY_BLOCK):
             t = s[0, 0, begin : begin + QUERY_BLOCK][None, :, None]
             age = t - s

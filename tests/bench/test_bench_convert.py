@@ -65,7 +65,7 @@ def test_sources_are_what_their_codec_reads(kind, tmp_path, tiny):
     else:
         sources.write_gguf("tiny", kind.removeprefix("gguf-"), tmp_path / "source")
     checkpoint = griffin_eval.open_checkpoint(tmp_path / "source")
-    assert SCHEMES.get(kind, "GGUF") in checkpoint.container.describe()
+    assert SCHEMES.get(kind, "GGUF") in checkpoint.container.layout
     assert checkpoint.config == TINY
     griffin_eval.convert(checkpoint, tmp_path / "output", to="griffin")
 

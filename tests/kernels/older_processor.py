@@ -60,8 +60,9 @@ def check_attention(library, dtype, tokens, window):
     age = np.minimum(np.arange(tokens, dtype=np.int32), past)[None]  # nothing was read before
     starts, lengths = np.zeros(1, np.int32), np.array([tokens], np.int32)
     out = np.empty((1, tokens, heads * size), DTYPES[dtype])
-    arrays = [starts, lengths, age, None, q, keys, values, keys, values]
-    sizes = int64(tokens, heads, 1, size, 1, past + tokens, past, compiled.TYPES[dtype])
+    newest = np.array([past], np.int32)
+    arrays = [newest, starts, lengths, age, None, q, keys, values, keys, values]
+    sizes = int64(tokens, heads, 1, size, 1, past + tokens, compiled.TYPES[dtype])
     library.griffin_attention(sizes, addresses(arrays), address(out), THREADS)
     close(out, local_attention(q, keys, values, age, past=past, lengths=lengths), dtype)
 

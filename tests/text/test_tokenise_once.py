@@ -206,7 +206,7 @@ class Bare(GriffinLM):
         arguments = SimpleNamespace(max_length=None, on_merge="separate")
         opened = {"add_bos": add_bos, "prefix_token_id": prefix, "state": None}
         self.opened = SimpleNamespace(tokenizer=tokenizer, arguments=arguments, **opened)
-        self.tokenizer, self._token_scores = tokenizer, None
+        self.tokenizer, self._token_scores, self._chunks = tokenizer, None, None
         self.requests, self.stats = Requests(self.opened), Stats()
 
     def _loglikelihood_tokens(self, requests, *_, **__):
