@@ -22,7 +22,7 @@ class QuantisedMatrix:
 
     Attributes:
         bits, elements, scales, shifts, table: Fields of
-            `griffin_eval.converters.codecs.quantised.PackedRows`.
+            `griffin_eval.converters.quantised.PackedRows`.
         rounded_to: Dtype that values are rounded to as the checkpoint is dequantised.
         dtype: Dtype to compute in.
     """

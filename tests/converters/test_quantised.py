@@ -79,7 +79,7 @@ def expect_weights(checkpoint, expected):
         ):
             assert found.shape == tuple(value.shape), name
             # The sign of fp4's second zero depends on the processor that bitsandbytes runs on.
-            read = torch.from_numpy(found.view(np.uint8)).view(value.dtype)
+            read = torch.from_numpy(found.copy().view(np.uint8)).view(value.dtype)
             assert torch.equal(read, value), name
         assert torch.equal(checkpoint.torch(name), value), name
 
