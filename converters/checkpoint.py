@@ -136,7 +136,7 @@ class Checkpoint:
         each another parameter.
 
         Args:
-            check: as of `stored_pieces`.
+            check: See `stored_pieces`.
 
         Raises:
             CheckpointError: as of `stored_pieces`; an adapter cannot be merged.
@@ -204,11 +204,11 @@ class Checkpoint:
 
         Args:
             name: canonical name.
-            check: as of `stored_pieces`.
+            check: See `stored_pieces`.
             seen: called with the number of bytes of each piece; an exception ends the reading.
 
         Raises:
-            CheckpointError: as of `stored_pieces`.
+            CheckpointError: See `stored_pieces`.
         """
         sha = hashlib.sha256()
         for piece in self.stored_pieces(name, check=check):

@@ -120,7 +120,7 @@ def finish(
     """Set the width; add the title, and below all panels their note and one legend of their lines.
 
     Args:
-        note: what bands and bars are, and how many items there were.
+        note: Meaning of bands and bars, and number of items.
     """
     if isinstance(files, Files) and files.width is not None:
         old, height = figure.get_size_inches()

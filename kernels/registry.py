@@ -54,7 +54,7 @@ class Trial(NamedTuple):
     """A small problem that shows whether kernels work on this device.
 
     Attributes:
-        of: what the result depends on, such as the dtype.
+        of: Properties that the result depends on, such as the dtype.
         error: computes it, and returns the largest error.
     """
 
@@ -75,8 +75,8 @@ def choose(
     Args:
         operator: key of `IMPLEMENTATIONS`.
         x, others: arguments of the function `unsupported` of the operator's implementations.
-        needs: what the problem needs of `LACKS`.
-        trial: of a module, to be run on devices other than a CPU.
+        needs: Keys of `LACKS` that the problem has.
+        trial: Test of a module, run on devices other than a CPU.
         impl: an implementation, or ``auto``.
 
     Raises:
@@ -137,8 +137,8 @@ def fault(kernels: str, key: Hashable, error: Callable[[], float]) -> str | None
     """Self-test of kernels, which is run once and logs a warning if it fails.
 
     Args:
-        kernels: what they are called.
-        key: of the test.
+        kernels: Name of the kernels in the warning.
+        key: Key of the test.
         error: computes a small problem; returns its largest error, of numbers of about 1.
 
     Returns:
@@ -165,7 +165,7 @@ def check_shapes(name: str, x: Any, expected: Mapping[str, tuple[Any, Sequence[i
     """Checks that arrays belong together, since kernels would read what is behind them.
 
     Args:
-        name: of x.
+        name: Name of x.
         x: the array that the others belong to.
         expected: other arrays by name, each with the shape that it must have; None is left out.
 

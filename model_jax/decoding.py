@@ -70,7 +70,7 @@ class DecodingState(NamedTuple):
         """Returns the states of some of the rows, which `insert` and other steps continue.
 
         Args:
-            rows: which rows to read; they may repeat.
+            rows: Rows to read; they may repeat.
         """
         return _each_ring(_in_order, gather(self.rows, rows))
 

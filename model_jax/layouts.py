@@ -66,7 +66,7 @@ class PaddedLayout(NamedTuple):
         Args:
             q: queries.
             k, v: keys and values of the same tokens.
-            context: of the step.
+            context: Context of the step.
             state: before the step.
         """
         state = AttentionState(*(with_dtype(x, k.dtype) for x in state))

@@ -207,7 +207,7 @@ class Griffin(nn.Module):
         Args:
             tokens: ids.
             active: 1 for rows that read their token, 0 for others.
-            state: whose keys and values lie in rings, such as the rows of
+            state: State with keys and values in rings, such as the rows of
                 `griffin_eval.model_torch.decoding.DecodingState`; it is consumed.
 
         Returns:

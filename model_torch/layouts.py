@@ -72,7 +72,7 @@ class PaddedLayout(NamedTuple):
         Args:
             q: queries.
             k, v: keys and values of the same tokens.
-            context: of the step.
+            context: Context of the step.
             state: before the step.
         """
         keys, values = self.join(state.k, k), self.join(state.v, v)

@@ -55,7 +55,7 @@ class Check(NamedTuple):
 
     Attributes:
         rule: its name, and the parameter that it holds once more, if it does.
-        value: what all its elements are, if it does not.
+        value: Value of all its elements, if it does not.
     """
 
     rule: NameRule
@@ -70,9 +70,9 @@ class Names(NamedTuple):
         rows, ignore: Its rows, and its patterns of tensors that are left out.
         checks: tensors that are compared with what is expected, and left out.
         config: fields of the config.
-        title: whose names they are.
+        title: Name of the trainer.
         config_file: whether a config.json is read.
-        differs: what their trainer computes, and this model does not.
+        differs: Computations of the trainer that this model does not have.
     """
 
     path: Path

@@ -23,7 +23,7 @@ class Memory(NamedTuple):
     """How long a checkpoint remembers, and what it keeps of a sequence.
 
     Attributes:
-        numbers: what ``griffin-eval memory --json`` prints; half-lives in tokens, sizes in bytes.
+        numbers: Output of ``griffin-eval memory --json``; half-lives in tokens, sizes in bytes.
         layers: the recurrent layers, with the rate of each channel and its gates on the text.
     """
 

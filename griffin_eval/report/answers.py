@@ -63,7 +63,7 @@ def answers(
     Args:
         compared: the runs item by item.
         judged: the last run judged by the first.
-        files: where further charts are written.
+        files: Folder, formats and size of further charts.
         train_length: tokens of a training sequence, None if unknown.
     """
     found = [

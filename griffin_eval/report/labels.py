@@ -99,7 +99,7 @@ def interval_note(points: Iterable[Point], shape: str) -> str:
     """Return what the intervals of a figure are, and from how many items each point is.
 
     Args:
-        shape: what shows the intervals, such as ``Bands``.
+        shape: Form of the intervals, such as ``Bands``.
     """
     points = list(points)
     parts = []

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from griffin_eval import intervals
 from griffin_eval.errors import ArgumentError
 from griffin_eval.report.results import Run
-from griffin_eval.report.verdicts import LEVEL, POWER, compare
+from griffin_eval.report.verdicts import LEVEL, compare, quantiles
 
 MOST_CLUSTERS = 10**9
 
@@ -88,12 +88,9 @@ def smallest_difference(spread: Spread, clusters: int) -> float:
     This is Miller's equation 9 solved for the difference, with Student's quantiles for the number
     of clusters. It is infinite for one cluster.
     """
-    from scipy import special
-
     if clusters < 2:
         return math.inf
-    quantiles = special.stdtrit(clusters - 1, [1 - LEVEL / 2, POWER])
-    return spread.deviation / math.sqrt(clusters) * float(quantiles.sum())
+    return spread.deviation / math.sqrt(clusters) * quantiles(clusters, LEVEL)
 
 
 def clusters_needed(spread: Spread, difference: float) -> int | None:

@@ -85,7 +85,7 @@ class Run(NamedTuple):
         samples: file of samples by task, for the tasks that have one.
         evaluations: the files, in the order of their dates.
         hidden: tasks with an earlier result that is not shown.
-        questions: what each task asks, as text that is equal where the questions are.
+        questions: Questions of each task as a text; equal texts mean equal questions.
     """
 
     path: Path

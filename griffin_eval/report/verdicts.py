@@ -193,20 +193,29 @@ def _test(one: Compared) -> tuple[float, float]:
 
 def _detectable(one: Compared, error: float, tasks: int) -> float:
     """The smallest difference that is seen at the strictest level of Holm's procedure."""
-    from scipy import stats
-
     groups, level = len(set(one.clusters)), LEVEL / tasks
     if groups == 1:
         return math.inf
     if _alike(error, sum(one.values) / sum(one.weights)) and _sign_test(groups) >= level:
         return math.inf
-    freedom = groups - 1
-    seen = error * float(stats.t.ppf(1 - level / 2, freedom) + stats.t.ppf(POWER, freedom))
+    seen = error * quantiles(groups, level)
     if one.right_or_wrong:  # so many clusters must change, all to one side, for McNemar's test
         seen = max(seen, math.ceil(math.log2(2 / level)) / groups)
         if seen > 1:
             return math.inf
     return seen
+
+
+def quantiles(groups: int, level: float) -> float:
+    """Return how many standard errors a difference must have to be seen with `POWER`.
+
+    Args:
+        groups: Number of clusters, at least 2.
+        level: Probability of a verdict by chance.
+    """
+    from scipy import special
+
+    return float(special.stdtrit(groups - 1, [1 - level / 2, POWER]).sum())
 
 
 def _alike(error: float, mean: float) -> bool:

@@ -92,7 +92,7 @@ def config_of(
     """The architecture that the arguments of the model describe; None for another family.
 
     Args:
-        pretrained: where the checkpoint is.
+        pretrained: Path or hub id of the checkpoint.
         download: whether a checkpoint that is not on this machine is read even though lm_eval runs
             another model than griffin.
         metadata: other arguments of the model, of which those of `CHECKPOINT` are read.
