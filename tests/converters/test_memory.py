@@ -90,13 +90,13 @@ def peak(source, target, destination, *options) -> int:
     [
         slow("griffin", (), 110),
         slow("griffin", ("--dtype", "float32"), 230),
-        ci("deepmind-flax", (), 350),
+        ci("deepmind-flax", (), 430),
         slow("griffin-orbax", (), 320),
     ],
     ids=str,
 )
 def test_memory_of_writing(model, tmp_path, target, options, megabytes):
-    """Python and libraries take 50 to 180 of them."""
+    """Python and libraries take 50 to 180 of them; the times at which threads end, up to 50."""
     assert peak(model, target, tmp_path / "out", *options) <= megabytes * 10**6
 
 
