@@ -18,6 +18,7 @@ from slow import ci, slow
 from griffin_eval.checkpoints import folder
 from griffin_eval.engine.generation import Prompt
 from griffin_eval.engine.live import prompt_reader
+from griffin_eval.engine.live import scheduler as live
 from griffin_eval.engine.live.requests import Request
 from griffin_eval.engine.live.scheduler import Scheduler
 from griffin_eval.engine.live.tree import LiveEdge, insert
@@ -153,7 +154,7 @@ def test_a_tree_of_many_requests_is_cut(length, monkeypatch):
 
     monkeypatch.setattr(LiveEdge, "__init__", make)
     monkeypatch.setattr(LiveEdge, "__del__", lambda self: alive.discard(id(self)), raising=False)
-    monkeypatch.setattr(prompt_reader, "MOST_TOKENS", 1000)
+    monkeypatch.setattr(live, "LEAST_TREE", 24_000)
     monkeypatch.setattr(prompt_reader, "return_freed_memory", count)
     scheduler, asked = few("torch"), [random_ids(length + 1, n) for n in range(60)]
     answers = []
@@ -162,7 +163,7 @@ def test_a_tree_of_many_requests_is_cut(length, monkeypatch):
         scheduler.run()
     (root,) = scheduler._prompts.roots.values()
     edges = list(root.below())
-    assert sum(len(edge.tokens) + prompt_reader.EDGE_TOKENS for edge in edges) < 1000 + 250
+    assert sum(edge.nbytes + prompt_reader.EDGE_BYTES for edge in edges) < 24_000 * 5 // 4
     assert len(edges) > 5 and len(returned) > 5
     assert all(returned)  # what is cut is gone when memory is returned
     for ids, answer in zip(asked, answers, strict=True):

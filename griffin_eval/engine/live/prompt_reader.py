@@ -23,8 +23,8 @@ from griffin_eval.states.saved_state import SavedState
 from griffin_eval.states.state_cache import StateCache
 
 MOST_EDGES = 63  # that a step reads from
-MOST_TOKENS = 1 << 22  # tokens of the tree that are remembered
-EDGE_TOKENS = 40  # as many as take the memory of an edge itself
+EDGE_BYTES = 500  # memory of an edge beside its arrays
+TOKEN_BYTES = 12  # memory of a token's id and log-probability
 SHORT = 8  # whole steps, which the rest of a short prompt takes at most
 FORGOTTEN = 0.998  # of the time of a step that took too long, so that it is tried again
 LONG = 512  # tokens of an edge whose state is kept even if nothing asks for it yet
@@ -41,6 +41,7 @@ class PromptReader:
         softmax_dtype: dtype in which logits are normalised.
         saved: saved states by name, from which requests may go on.
         counts: where what is read is counted.
+        tree_bytes: memory limit of the tree's tokens and their log-probabilities.
         cache: folder of states that earlier processes left, and in which this one keeps some.
 
     Attributes:
@@ -57,8 +58,10 @@ class PromptReader:
         softmax_dtype: str,
         saved: dict[str, SavedState],
         counts: Counts,
+        tree_bytes: int,
         cache: StateCache | None = None,
     ):
+        self._tree_bytes = tree_bytes
         self._runner, self._slots, self._capacity = runner, slots, capacity
         self._softmax_dtype, self._saved, self._counts = softmax_dtype, saved, counts
         self._cache = cache
@@ -71,7 +74,7 @@ class PromptReader:
         }
         self.open()
         self._at_work: set[LiveEdge] = set()  # of the step that runs
-        self._clock = self._tokens = 0
+        self._clock = self._grown = self._largest_top = 0
         # Of a step, as it was lately, by its tokens rounded up to a power of two.
         self._step_seconds: dict[int, float] = {}
 
@@ -165,6 +168,7 @@ class PromptReader:
             if request.score_from is not None:
                 edge.wanted_from = min(edge.wanted_from, request.score_from)
                 edge.wanted_top = max(edge.wanted_top, request.top or 0)
+        self._largest_top = max(self._largest_top, request.top or 0)
         self.requests.append(request)
 
     def _go_on_from_disk(self, cache: StateCache, request: Request, tokens: np.ndarray) -> None:
@@ -475,26 +479,27 @@ class PromptReader:
                 edge.logits = row.copy()
 
     def forget(self) -> None:
-        """Removes what was not used for longest from a tree that has grown too large, and returns
-        the memory that this and earlier steps left."""
-        grown = self._counts.tokens_read + 2 * EDGE_TOKENS * self._counts.requests
-        if grown - self._tokens < MOST_TOKENS // 4:
+        """Remove the least recently used edges from a tree that has grown too large, and return
+        freed memory to the system."""
+        token_bytes = TOKEN_BYTES + 16 * self._largest_top
+        grown = token_bytes * self._counts.tokens_read + 2 * EDGE_BYTES * self._counts.requests
+        if grown - self._grown < self._tree_bytes // 4:
             return
-        self._tokens = grown
+        self._grown = grown
         self._cut()
         return_freed_memory()
 
     def _cut(self) -> None:
         edges = [e for root in self.roots.values() for e in root.below() if e.parent is not None]
-        total = sum(len(edge.tokens) + EDGE_TOKENS for edge in edges)
+        total = sum(edge.nbytes + EDGE_BYTES for edge in edges)
         for edge in sorted(edges, key=lambda one: (one.used, -one.start)):
-            if total <= MOST_TOKENS // 2:
+            if total <= self._tree_bytes // 2:
                 break
             if edge.requests or edge.children or edge.parent is None:
                 continue
             self.pool.drop(edge)
             del edge.parent.children[int(edge.tokens[0])]
-            total -= len(edge.tokens) + EDGE_TOKENS
+            total -= edge.nbytes + EDGE_BYTES
 
 
 def lately(before: float, now: float) -> float:

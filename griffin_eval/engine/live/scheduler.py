@@ -24,6 +24,8 @@ from griffin_eval.states.saved_state import SavedState
 from griffin_eval.states.state_cache import StateCache
 
 MOST_SLOTS = 256  # states in the pool
+TREE_SHARE = 8  # an eighth of the memory for states is for the tokens that were read
+LEAST_TREE, MOST_TREE = 1 << 20, 1 << 28  # bytes; a step may have to walk through all of it
 MOST_PAUSE = 8  # steps that generate, for whose time prompts are read before the next one
 
 logger = logging.getLogger(__name__)
@@ -36,7 +38,8 @@ class Scheduler:
         runner: the model. Nobody else may use it meanwhile.
         eos_ids: tokens that end a text.
         capacity: most tokens of a document, which models with global attention need.
-        state_bytes: memory for states that are kept; None for 25% of what is free now.
+        state_bytes: memory budget for states, the logits after them, and the log-probabilities of
+            tokens that were read; None for 25% of the free memory.
         rows: most requests that are continued at a time; None for as many as the runner should.
         softmax_dtype: dtype in which logits are normalised.
         saved: saved states by name, from which requests may go on.
@@ -60,11 +63,21 @@ class Scheduler:
         budget = runner.free_memory() // 4 if state_bytes is None else state_bytes
         each = runner.state_bytes(self._capacity)
         self.rows = max(1, min(rows or min(runner.decode_rows, 32), budget // (4 * each)))
-        fit = min(MOST_SLOTS, budget // each - self.rows) - len(self._saved)
+        tree_bytes = min(max(budget // TREE_SHARE, LEAST_TREE), MOST_TREE)
+        # The logits after a state, float32 [V], are kept beside it.
+        kept = (budget - budget // TREE_SHARE) // (each + 4 * runner.config.vocab_size)
+        fit = min(MOST_SLOTS, kept - self.rows) - len(self._saved)
         slots = max(fit, 2) + len(self._saved)
         self.counts = Counts()
         self._prompts = PromptReader(
-            runner, slots, self._capacity, softmax_dtype, self._saved, self.counts, cache
+            runner,
+            slots,
+            self._capacity,
+            softmax_dtype,
+            self._saved,
+            self.counts,
+            tree_bytes,
+            cache,
         )
         self._changed = threading.Condition()
         self._unfinished: set[Request] = set()

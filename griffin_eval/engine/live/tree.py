@@ -76,6 +76,12 @@ class LiveEdge:
         """Number of tokens up to its last one."""
         return self.start + len(self.tokens)
 
+    @property
+    def nbytes(self) -> int:
+        """Memory in bytes of the tokens and their log-probabilities."""
+        arrays = self.tokens, self.logprobs, self.top_tokens, self.top_logprobs
+        return sum(array.nbytes for array in arrays)
+
     def next_ids(self, count: int) -> np.ndarray:
         """int32 [count], the tokens that are read next."""
         return self.tokens[(at := self.position - self.start) : at + count]
