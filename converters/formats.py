@@ -14,11 +14,11 @@ class Format(NamedTuple):
     """One format.
 
     Attributes:
-        name: its name, as typed after ``--to``.
-        container: its container, a name in `griffin_eval.converters.containers.registry`.
-        table: its names of the parameters.
-        reader: the library that loads it.
-        summary: a few words for a list of formats.
+        name: Name, as typed after ``--to``.
+        container: Name in `griffin_eval.converters.containers.registry`.
+        table: Names of the parameters.
+        reader: Library that loads it.
+        summary: A few words for a list of formats.
     """
 
     name: str
@@ -64,12 +64,13 @@ READ_ONLY = {
 }
 
 
-def format_named(name: str) -> Format:
-    """The format of this name that can be written.
+def formats_of(container: str) -> list[Format]:
+    """Return the formats in a container, written or only read."""
+    return [f for f in (*FORMATS.values(), *READ_ONLY.values()) if f.container == container]
 
-    Raises:
-        ArgumentError: there is none.
-    """
+
+def format_named(name: str) -> Format:
+    """Return the format of this name that can be written; ArgumentError if there is none."""
     if name not in FORMATS:
         said = "is read, and not written" if name in READ_ONLY else "is unknown"
         raise ArgumentError(
@@ -159,7 +160,7 @@ _LIMITS = {
 
 
 def refusals(config: GriffinConfig, target: Format) -> list[str]:
-    """Why a format cannot hold a model: one clause per field of the config; empty if it can."""
+    """Return why a format cannot hold a model: a clause for each field of the config."""
     return [
         f"{field}={getattr(config, field)!r}: {reason}"
         for field, asks, reason in _LIMITS[target.reader]
@@ -168,16 +169,13 @@ def refusals(config: GriffinConfig, target: Format) -> list[str]:
 
 
 def limits(target: Format) -> list[tuple[str, str]]:
-    """Every limit of a format: the field of the config, and what its reader does instead."""
+    """Return every limit of a format: the field of the config, and what its reader does instead."""
     return [(field, reason) for field, _, reason in _LIMITS[target.reader]]
 
 
 def check_expressible(config: GriffinConfig, target: Format) -> None:
-    """Refuses to write a model to a format that cannot say what it is.
-
-    Raises:
-        CheckpointError: naming each field of the config, and the formats that can hold the model.
-    """
+    """Raise CheckpointError if a format cannot hold a model, with each field of the config and the
+    formats that can."""
     if problems := refusals(config, target):
         able = [f.name for f in FORMATS.values() if not refusals(config, f)]
         raise CheckpointError(

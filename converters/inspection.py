@@ -4,7 +4,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.adapters.adapter import refuse_lone_adapter
@@ -24,10 +24,9 @@ from griffin_eval.converters.configs.own import MODEL_TYPE, read_own_config
 from griffin_eval.converters.containers.container import Container, natural_key
 from griffin_eval.converters.containers.orbax.find import step_number
 from griffin_eval.converters.containers.registry import CONTAINERS, open_container
-from griffin_eval.converters.formats import FORMATS, READ_ONLY, Format
+from griffin_eval.converters.formats import FORMATS, Format, formats_of
 from griffin_eval.converters.mismatches import compare, has_own_head
 from griffin_eval.converters.naming.checks import failed_checks
-from griffin_eval.converters.naming.ops import Shape
 from griffin_eval.converters.naming.stacks import fit_stacks, place_stacks
 from griffin_eval.converters.naming.tables import (
     EMBEDDING,
@@ -50,33 +49,31 @@ from griffin_eval.messages import listed
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class Inspection:
     """Everything known of a checkpoint from its headers, and an output head that was compared.
 
     Attributes:
-        path: the path as given.
-        folder: the folder of its config and tokenizer: the path, the folder of a file, or of a
+        folder: Folder of its config and tokenizer: the path, the folder of a file, or of a
             training's step the folder of the run.
-        container: the opened folder or file.
-        layout: the layout of the container, for people.
-        format: its format, one of those of `griffin_eval.converters.formats` or the user's own;
-            None if no naming is recognised.
-        config: the architecture; None if it cannot be known.
-        origins: by field of the config, the source of its value.
-        unknown: fields of the config that nothing states; their values in ``config`` mean nothing.
-        missing_fields_message: the sentence that asks for ``unknown``; None if nothing is.
-        bindings: the parameters that each tensor of the container holds.
-        left_out: tensors of the container that are no parameters, each with the reason.
-        notes: further facts that a conversion should record.
-        problems: sentences; with any of them the checkpoint cannot be used.
+        layout: Layout of the container, for people.
+        format: One of `griffin_eval.converters.formats`, or the user's own; None if no naming is
+            recognised.
+        config: Architecture; None if it cannot be known.
+        origins: Source of the value of each field of the config.
+        unknown: Fields of the config that nothing states; their values in ``config`` mean nothing.
+        missing_fields_message: Sentence that asks for ``unknown``.
+        bindings: Parameters that each tensor of the container holds.
+        left_out: Tensors of the container that are no parameters, each with the reason.
+        notes: Further facts that a conversion should record.
+        problems: Sentences; with any of them the checkpoint cannot be used.
     """
 
     path: Path
     folder: Path
     container: Container
-    layout: str
-    left_out: dict[str, str]
+    layout: str = ""
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
     format: Format | None = None
     config: GriffinConfig | None = None
     origins: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -88,7 +85,7 @@ class Inspection:
 
 
 def inspect(path: Path, overrides: Overrides = NO_OVERRIDES) -> Inspection:
-    """Inspects a checkpoint. The caller closes the container.
+    """Inspect a checkpoint. The caller closes the container.
 
     Raises:
         CheckpointError: nothing there, or nothing that can be opened.
@@ -98,70 +95,58 @@ def inspect(path: Path, overrides: Overrides = NO_OVERRIDES) -> Inspection:
     names = None if overrides.names is None else read_names(overrides.names)
     refuse_lone_adapter(path)
     kind, container = open_container(path, overrides.item)
-    known = Inspection(
-        path=path,
-        folder=_folder_of(path),
-        container=container,
-        layout=container.layout,
-        left_out=dict(container.left_out),
-    )
+    known = Inspection(path=path, folder=_folder_of(path), container=container)
+    known.layout, known.left_out = container.layout, container.left_out
     try:
-        if names is None and kind != "gguf":
-            container = _unwrapped(known, kind)
-        container = decoded(container, known.folder)
-        known = dataclasses.replace(known, container=container, layout=container.layout)
-        naming = find_naming(known, kind, names)
-        known = dataclasses.replace(
-            known,
-            format=naming.format,
-            layout=known.layout + naming.layout,
-            left_out={**known.left_out, **naming.ignored},
-        )
-        stated = find_config(known, naming, names, overrides)
-        bindings = write_out(naming.table, stated.config)
-        if stated.config.tie_embeddings and has_own_head(
-            container, naming.table, bindings, naming.ignored
-        ):
-            stated = _untied(stated)
-            bindings = write_out(naming.table, stated.config)
-        known = dataclasses.replace(
-            known,
-            format=stated.format,
-            config=stated.config,
-            origins=stated.origins,
-            unknown=stated.unknown,
-            missing_fields_message=stated.missing_fields_message,
-            bindings=bindings,
-        )
-        known = _compared(known, naming, bindings, stated.config, names)
-        return known if names is None else _checked(known, names, overrides.accept_differences)
+        _examine(known, kind, names, overrides)
     except BadInput as error:  # of the files: the overrides were checked
-        return dataclasses.replace(known, problems=[str(error)])
+        known.problems = [str(error)]
     except BaseException:
         container.close()
         raise
+    return known
+
+
+def _examine(known: Inspection, kind: str, names: Names | None, overrides: Overrides) -> None:
+    """Find out naming, config and problems of an opened container."""
+    if names is None and kind != "gguf":
+        known.container = _unwrapped(known, kind)
+    known.container = container = decoded(known.container, known.folder)
+    known.layout = container.layout
+    table, ignored = _find_naming(known, kind, names)
+    known.left_out = {**known.left_out, **ignored}
+    known.config, known.origins = config, _ = _find_config(known, table, names, overrides)
+    known.bindings = write_out(table, config)
+    if config.tie_embeddings and has_own_head(container, table, known.bindings, ignored):
+        # The output head is not the embedding, whatever the files say.
+        known.config = config = dataclasses.replace(config, tie_embeddings=False)
+        known.origins = {**known.origins, "tie_embeddings": "the output head"}
+        known.bindings = write_out(table, config)
+    outcome = compare(container, table, known.bindings, config, names, ignored)
+    known.left_out, known.notes = {**known.left_out, **outcome.left_out}, outcome.notes
+    if outcome.problems:
+        named = "" if names is None else f" as {names.path} names them"
+        belong = _has_config(known) and not outcome.fits_config
+        advice = "; check that config.json and weights belong together" if belong else ""
+        known.problems = [
+            f"{known.path} does not hold the parameters of its config{named}: "
+            f"{'; '.join(outcome.problems)}{advice}"
+        ]
+    if names is not None:
+        _check_names(known, config, names, overrides.accept_differences)
 
 
 def _unwrapped(known: Inspection, kind: str) -> Container:
     """The container, with the names that the model had before something wrapped it."""
-    formats = (*FORMATS.values(), *READ_ONLY.values())
     raw = read_json(known.folder / CONFIG_FILE) if _has_config(known) else {}
     key = "tie_embeddings" if raw.get("model_type") == MODEL_TYPE else "tie_word_embeddings"
     return unwrapped(
         known.container,
         kind,
-        [f.table for f in formats if f.container == kind],
+        [format.table for format in formats_of(kind)],
         tied=raw.get(key, True) is True,
         path=known.path,
         has_items=CONTAINERS[kind].has_items,
-    )
-
-
-def _untied(stated: "StatedConfig") -> "StatedConfig":
-    """The config of a model whose output head is not the embedding, whatever its files say."""
-    config = dataclasses.replace(stated.config, tie_embeddings=False)
-    return stated._replace(
-        config=config, origins={**stated.origins, "tie_embeddings": "the output head"}
     )
 
 
@@ -175,88 +160,51 @@ def _folder_of(path: Path) -> Path:
     return folder
 
 
-def _compared(
-    known: Inspection,
-    naming: "Naming",
-    bindings: Sequence[Binding],
-    config: GriffinConfig,
-    names: Names | None,
-) -> Inspection:
-    """The inspection with the outcome of `compare`."""
-    container, ignored = known.container, naming.ignored
-    comparison = compare(container, naming.table, bindings, config, names, ignored)
-    problems = []
-    if comparison.problems:
-        named = "" if names is None else f" as {names.path} names them"
-        advice = "; check that config.json and weights belong together"
-        advice *= _has_config(known) and not comparison.fits_config
-        problems.append(
-            f"{known.path} does not hold the parameters of its config{named}: "
-            f"{'; '.join(comparison.problems)}{advice}"
-        )
-    return dataclasses.replace(
-        known,
-        left_out=known.left_out | comparison.left_out,
-        notes=comparison.notes,
-        problems=problems,
-    )
-
-
-def _checked(known: Inspection, names: Names, accept_differences: bool) -> Inspection:
-    """The inspection with what a table of names says beside names: tensors that are checked, and
-    what its trainer computes otherwise."""
-    notes, problems = dict(known.notes), list(known.problems)
-    if not problems and known.config is not None:
-        failed = failed_checks(known.container, known.bindings, known.config, names)
-        problems += [f"{known.path}: {clause}" for clause in failed]
+def _check_names(
+    known: Inspection, config: GriffinConfig, names: Names, accept_differences: bool
+) -> None:
+    """Add what a table of names says beside names: tensors that are checked, and what its trainer
+    computes otherwise."""
+    if not known.problems:
+        failed = failed_checks(known.container, known.bindings, config, names)
+        known.problems = [f"{known.path}: {clause}" for clause in failed]
     if names.differs:
-        notes["differs"] = differs = "; ".join(names.differs)
+        differs = "; ".join(names.differs)
+        known.notes = {**known.notes, "differs": differs}
         if accept_differences:
             logger.warning("%s gives other results than its trainer does: %s", known.path, differs)
         else:
-            problems.append(
+            known.problems = [
+                *known.problems,
                 f"{known.path} is of a trainer that computes what this model does not ({differs}): "
                 "its weights are read all the same with --accept-differences "
-                "(accept_differences=True), and give other results than there"
-            )
-    return dataclasses.replace(known, notes=notes, problems=problems)
+                "(accept_differences=True), and give other results than there",
+            ]
 
 
-class Naming(NamedTuple):
-    """The names of a container's tensors.
+def _find_naming(
+    known: Inspection, kind: str, names: Names | None
+) -> tuple[Sequence[NameRule], Mapping[str, str]]:
+    """Find the naming that a user's table states, or that the embedding's name tells.
 
-    Attributes:
-        format: the format with that naming.
-        table: its table, with the layers of the stacks that the container has.
-        layout: addition to the layout of the container, for people.
-        ignored: tensors that a user's table leaves out, each with the reason.
-    """
-
-    format: Format
-    table: Sequence[NameRule]
-    layout: str = ""
-    ignored: Mapping[str, str] = {}
-
-
-def find_naming(known: Inspection, kind: str, names: Names | None) -> Naming:
-    """The naming that a user's table states, or that the embedding's name tells.
+    Returns:
+        Its table, with the layers of the stacks that the container has, and the tensors that a
+        user's table leaves out, each with the reason.
 
     Raises:
-        CheckpointError: no known naming, or layers stacked in an order that is not certain.
+        CheckpointError: none is known, or layers are stacked in an order that is not certain.
     """
-    tensors, shapes = known.container.tensors, _shapes(known.container)
+    tensors = known.container.tensors
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
     if names is not None:
-        format = Format(
-            f"{kind}, names of {names.path.name}", kind, names.rows, "", "names of a user's own"
-        )
-        checks = [check.rule for check in names.checks]
-        checked = {name for _, name, _ in matches(checks, tensors)}
+        title = f"{kind}, names of {names.path.name}"
+        known.format = Format(title, kind, names.rows, "", "names of a user's own")
+        checked = {name for _, name, _ in matches([check.rule for check in names.checks], tensors)}
         unmapped = set(tensors) - checked - {n for _, n, _ in matches(names.rows, tensors)}
         ignored = names.ignored(sorted(unmapped, key=natural_key))
         ignored |= dict.fromkeys(sorted(checked, key=natural_key), f"checked by {names.path.name}")
-        return Naming(format, fit_stacks(names.rows, shapes), ignored=ignored)
-    known_formats = (*FORMATS.values(), *READ_ONLY.values())
-    formats = [format for format in known_formats if format.container == kind]
+        return fit_stacks(names.rows, shapes), ignored
+    formats = formats_of(kind)
     embeddings = {foreign_name(f.table, EMBEDDING): f for f in reversed(formats)}
     candidates = [format for name, format in embeddings.items() if name in tensors]
     if not candidates and (whose := recognised(tensors)):
@@ -276,57 +224,45 @@ def find_naming(known: Inspection, kind: str, names: Names | None) -> Naming:
             f"axis, but do not say which ({listed(uncertain, repr)}): say it in a table of "
             "names (--names, names=), with stack = '0::3' or a list of layers"
         )
-    layout = "" if table is candidates[0].table else ", layers stacked"
-    return Naming(candidates[0], fit_stacks(table, shapes), layout)
+    known.format = candidates[0]
+    if table is not candidates[0].table:
+        known.layout += ", layers stacked"
+    return fit_stacks(table, shapes), {}
 
 
-class StatedConfig(NamedTuple):
-    """A config, and the sources of its fields; see `Inspection`."""
-
-    format: Format
-    config: GriffinConfig
-    origins: Mapping[str, str]
-    unknown: Sequence[str] = ()
-    missing_fields_message: str | None = None
-
-
-def find_config(
-    known: Inspection, naming: Naming, names: Names | None, overrides: Overrides
-) -> StatedConfig:
-    """The config that a config.json states, else the one that shapes and the user state.
-
-    Raises:
-        CheckpointError: there is none, or it contradicts itself.
-    """
-    needs_file = CONTAINERS[naming.format.container].needs_config and names is None
-    table = {} if names is None else names.config
-    given = {**table, **overrides.fields}
-    from_table = {
-        field: f"names, {names.path.name}"
-        for field in table
-        if names is not None and field not in overrides.fields
-    }
+def _find_config(
+    known: Inspection, table: Sequence[NameRule], names: Names | None, overrides: Overrides
+) -> tuple[GriffinConfig, Mapping[str, str]]:
+    """Return the config that a config.json states, else the one that shapes and the user state, and
+    the sources of its fields; CheckpointError if there is none, or it contradicts itself."""
+    assert known.format is not None
+    stated = {} if names is None else names.config
+    given = {**stated, **overrides.fields}
+    from_table = {}
+    if names is not None:
+        fields = stated.keys() - overrides.fields.keys()
+        from_table = dict.fromkeys(fields, f"names, {names.path.name}")
+    needs_file = CONTAINERS[known.format.container].needs_config and names is None
     if needs_file or (_has_config(known) and (names is None or names.config_file)):
-        stated = _read_config(known, naming.format, given)
-        return stated._replace(origins={**stated.origins, **from_table})
+        config, origins = _read_config(known, known.format, given)
+        return config, origins | from_table
     path = str(known.path)
-    shapes = canonical_shapes(naming.table, _shapes(known.container))
+    tensors = known.container.tensors
+    shapes = canonical_shapes(table, {name: tensor.shape for name, tensor in tensors.items()})
     from_shapes = fields_from_shapes(shapes, path)
     fields, origins = complete_fields(from_shapes, given, overrides.preset, path)
-    unknown = [name for name in UNSEEN if name not in fields]
+    known.unknown = [name for name in UNSEEN if name not in fields]
+    if known.unknown:
+        known.missing_fields_message = ask_for(known.unknown, from_shapes, path)
     # No shape depends on these, so that everything else can be checked without them.
     nothing = {"visible_keys": 1, "embedding_scale": False, "logits_soft_cap": 0.0}
-    return StatedConfig(
-        naming.format,
-        GriffinConfig(**{**nothing, **fields}),
-        origins | from_table,
-        unknown,
-        ask_for(unknown, from_shapes, path) if unknown else None,
-    )
+    return GriffinConfig(**{**nothing, **fields}), origins | from_table
 
 
-def _read_config(known: Inspection, format: Format, given: Mapping[str, Any]) -> StatedConfig:
-    """The config of a config.json, and the fields that the user states instead."""
+def _read_config(
+    known: Inspection, format: Format, given: Mapping[str, Any]
+) -> tuple[GriffinConfig, dict[str, str]]:
+    """Read a config.json, and put the fields that the user states in the place of its own."""
     path = known.folder / CONFIG_FILE
     if CONFIG_FILE not in list_folder(known.folder):
         raise CheckpointError(
@@ -337,7 +273,7 @@ def _read_config(known: Inspection, format: Format, given: Mapping[str, Any]) ->
     if raw.get("model_type") == MODEL_TYPE:
         config, stated, absent = read_own_config(raw, str(path)), set(raw), "default"
         if format is FORMATS["hf"]:  # the same but for its config
-            format = FORMATS["griffin"]
+            known.format = FORMATS["griffin"]
     else:
         config, stated = to_griffin_config(raw, source=str(path)), stated_fields(raw)
         absent = "transformers' default"
@@ -349,12 +285,8 @@ def _read_config(known: Inspection, format: Format, given: Mapping[str, Any]) ->
         if value != (stated_value := getattr(config, name)):
             logger.warning("%s is %s, not %s as in %s", name, value, stated_value, path)
         origins[name] = "given"
-    return StatedConfig(format, dataclasses.replace(config, **given), origins)
+    return dataclasses.replace(config, **given), origins
 
 
 def _has_config(known: Inspection) -> bool:
     return (known.folder / CONFIG_FILE).is_file()
-
-
-def _shapes(container: Container) -> dict[str, Shape]:
-    return {name: tensor.shape for name, tensor in container.tensors.items()}
