@@ -18,7 +18,7 @@ from griffin_eval.converters.chunk_sums import ChunkSums
 from griffin_eval.converters.codecs.decode import quantised
 from griffin_eval.converters.formats import Format
 from griffin_eval.converters.inspection import inspect
-from griffin_eval.converters.naming.parameters import parameters_of
+from griffin_eval.converters.naming.parameters import Parameter, parameters_of
 from griffin_eval.converters.naming.tables import EMBEDDING, HEAD
 from griffin_eval.converters.output.manifest import MANIFEST_FILE, recorded
 from griffin_eval.converters.overrides import NO_OVERRIDES, Overrides
@@ -46,24 +46,14 @@ class Checkpoint:
     """A checkpoint whose tensors are exactly those its config asks for, once adapters are merged.
 
     Attributes:
-        inspection: everything that is known of it without reading tensors.
-        path, overrides: as given.
-        folder: the folder of its config and tokenizer: the path, or the folder of a file.
-        container: the opened folder or file.
-        bindings: the parameters that each tensor of the container holds.
-        format: its format, one of those of `griffin_eval.converters.formats` or the user's own.
-        config: the architecture.
-        check_parts: whether what `parts` reads is compared with the manifest.
-        parts_read, parts_checked: bytes that were read by `parts`, and those of them that were
-            compared with a checksum.
-        shapes: the shape of each parameter, by canonical name.
-        dtypes: the dtype that each parameter is stored in, by canonical name, such as
-            ``bfloat16``.
-        adapters: those that are merged while parameters are read.
-
-    Args:
-        path: folder, or file of a ``.pt``.
-        overrides: facts that the files do not state, or state wrongly.
+        inspection: Everything that is known of it without reading tensors.
+        folder: Folder of its config and tokenizer: the path, or the folder of a file.
+        bindings: Parameters that each tensor of the container holds.
+        format: One of `griffin_eval.converters.formats`, or the user's own.
+        check_parts: Whether what `parts` reads is compared with the manifest.
+        parts_read, parts_checked: Bytes that `parts` read, and those of them that had a checksum.
+        shapes, dtypes: Shape, and dtype in the files such as ``bfloat16``, by canonical name.
+        adapters: Adapters that are merged while parameters are read.
 
     Raises:
         CheckpointError: naming the file, key or tensors that are not as they must be.
@@ -82,6 +72,7 @@ class Checkpoint:
         self.container, self.bindings = inspection.container, inspection.bindings
         self.format: Format = inspection.format
         self.config: GriffinConfig = inspection.config
+        self._closed = False
         self._parameters = parameters_of(self.container.tensors, self.bindings)
         self.dtypes = {name: each.tensor.dtype for name, each in self._parameters.items()}
         self.parts_read = self.parts_checked = 0
@@ -94,7 +85,7 @@ class Checkpoint:
         self.shapes = {name: spec.shape for name, spec in param_specs(self.config).items()}
 
     def _merge(self, adapters: Sequence[tuple[Path, float]]) -> None:
-        """Prepares the merging of adapters."""
+        """Prepare the merging of adapters."""
 
         def equal(name: str, change: Change) -> bool:
             return holds(self._parameters[name].tensor, change)
@@ -116,36 +107,42 @@ class Checkpoint:
         return self.dtypes[EMBEDDING]
 
     def numpy(self, name: str) -> "np.ndarray":
-        """A parameter by canonical name, in canonical layout: a view of what was read or mapped."""
-        tensor = self._tensor(name)
-        return assembled(tensor) if self.changes(name) else tensor.numpy()
+        """Return a parameter in canonical layout: a view of what was read or mapped."""
+        return self._whole(name).numpy()
+
+    def _parameter(self, name: str) -> Parameter:
+        """Return a parameter as it is stored; ValueError if the checkpoint is closed."""
+        if self._closed:
+            raise ValueError(f"{self.path} is closed: open it again to read {name}")
+        return self._parameters[name]
 
     def _tensor(self, name: str) -> LazyTensor:
-        """A parameter, with the changes of adapters."""
-        stored = self._parameters[name].tensor
+        """Return a parameter, with the changes of adapters."""
+        stored = self._parameter(name).tensor
         if not self.changes(name):
             return stored
         return merged(stored, param_specs(self.config)[name], self._changes[name])
 
+    def _whole(self, name: str) -> LazyTensor:
+        """Return the same; a parameter that adapters change is computed here and now."""
+        tensor = self._tensor(name)
+        if not self.changes(name):
+            return tensor
+        return in_memory(assembled(tensor.shape, tensor.dtype, tensor.pieces()))
+
     def pieces(
         self, name: str, nbytes: int = PIECE_BYTES, check: bool = True
     ) -> Iterator["np.ndarray"]:
-        """A parameter in contiguous pieces of its leading axis, of about ``nbytes`` bytes.
+        """Yield a parameter in contiguous pieces of its leading axis, of about ``nbytes`` bytes.
 
         They are read piece by piece where possible, and never mapped. Several threads may read,
-        each another parameter.
-
-        Args:
-            check: See `stored_pieces`.
-
-        Raises:
-            CheckpointError: as of `stored_pieces`; an adapter cannot be merged.
+        each another parameter. For ``check`` and errors see `stored_pieces`.
         """
         if not self.changes(name):
             yield from self.stored_pieces(name, nbytes, check)
             return
         yield from self._tensor(name).pieces(nbytes)
-        stored = self._parameters[name].stored
+        stored = self._parameter(name).stored
         if check and stored is not None and stored.crc32 is not None:
             for _ in self.stored_pieces(name, nbytes):
                 pass
@@ -155,32 +152,28 @@ class Checkpoint:
         return name in self._changes
 
     def quantised(self, name: str) -> LazyTensor | None:
-        """A parameter that is quantised in the file; None if it is not, if it lies otherwise there,
-        or if an adapter changes it."""
-        tensor = self._parameters[name].tensor
+        """Return a parameter that is quantised in the file; None if it is not, if it lies otherwise
+        there, or if an adapter changes it."""
+        tensor = self._parameter(name).tensor
         return None if tensor.quantised is None or self.changes(name) else tensor
 
     @property
     def codecs(self) -> set[str]:
-        """The names of the codecs that parameters are quantised with."""
+        """Names of the codecs that parameters are quantised with."""
         return {each.codec for each in quantised(self.container).values()}
 
     def stored_pieces(
         self, name: str, nbytes: int = PIECE_BYTES, check: bool = True
     ) -> Iterator["np.ndarray"]:
-        """The same of the parameter as it is stored, without adapters.
+        """Yield the pieces of a parameter as it is stored, without adapters.
 
-        Args:
-            name: canonical name.
-            nbytes: of a piece.
-            check: whether a checksum that the container has of it is compared, behind the last
-                piece.
+        With ``check``, a CRC-32 that the container has of it is compared behind the last piece.
 
         Raises:
-            CheckpointError: a tensor is not what its checksum says; a file has become shorter, or
+            CheckpointError: a tensor is not what its checksum says; a file became shorter, or
                 cannot be read.
         """
-        tensor, stored, foreign = self._parameters[name]
+        tensor, stored, foreign = self._parameter(name)
         if not check or stored is None or stored.crc32 is None:
             yield from tensor.pieces(nbytes)
             return
@@ -200,16 +193,8 @@ class Checkpoint:
     def sha256(
         self, name: str, check: bool = True, seen: Callable[[int], None] = lambda nbytes: None
     ) -> str:
-        """The SHA-256 of a parameter as it is stored, in canonical layout, in hexadecimal digits.
-
-        Args:
-            name: canonical name.
-            check: See `stored_pieces`.
-            seen: called with the number of bytes of each piece; an exception ends the reading.
-
-        Raises:
-            CheckpointError: See `stored_pieces`.
-        """
+        """Return the SHA-256 of a parameter as it is stored, in canonical layout, in hexadecimal
+        digits. ``seen`` is called with the bytes of each piece; an exception ends the reading."""
         sha = hashlib.sha256()
         for piece in self.stored_pieces(name, check=check):
             sha.update(bytes_of(piece))
@@ -217,20 +202,16 @@ class Checkpoint:
         return sha.hexdigest()
 
     def torch(self, name: str) -> "torch.Tensor":
-        """A parameter by canonical name, in canonical layout, over the mapped file if possible.
-
-        It may be written to, which never reaches the file.
-        """
-        tensor = self._tensor(name)
-        return torch_tensor(assembled(tensor)) if self.changes(name) else tensor.torch()
+        """Return a parameter in canonical layout, over the mapped file if possible. It may be
+        written to, which never reaches the file."""
+        return self._whole(name).torch()
 
     def parts(self, name: str) -> "Parts":
-        """Parts of a parameter, for processes and devices that need no more of it."""
-        tensor = self._tensor(name)
-        return Parts(self, name, in_memory(assembled(tensor)) if self.changes(name) else tensor)
+        """Return parts of a parameter, for processes and devices that need no more of it."""
+        return Parts(self, name, self._whole(name))
 
     def log_parts(self) -> None:
-        """Says in the log how much of what `parts` read could not be checked, if anything could."""
+        """Log how much of what `parts` read could not be checked, if anything could."""
         unchecked = self.parts_read - self.parts_checked
         if unchecked and self.parts_checked:
             logger.info(
@@ -241,12 +222,13 @@ class Checkpoint:
             )
 
     def close(self) -> None:
-        """Lets go of the files; arrays and tensors that were returned keep what they need."""
+        """Release the files; arrays and tensors that were returned keep what they need."""
+        self._closed = True
         self._parameters.clear()
         self.container.close()
 
     def _check_part(self, name: str, array: "np.ndarray", part: Region) -> None:
-        """Compares a part of a parameter with the manifest, as far as whole chunks lie in it."""
+        """Compare a part of a parameter with the manifest, as far as whole chunks lie in it."""
         if not self.check_parts or name in self._changes:  # by an adapter
             return
         if self._manifest is None:
@@ -270,9 +252,8 @@ class Checkpoint:
 
 
 class Parts:
-    """Parts of a parameter, in canonical layout. Each is compared with the checksums in the
-    manifest of the chunks that lie in it as a whole.
-    """
+    """Parts of a parameter, in canonical layout. Each is compared with the manifest's checksums of
+    the chunks that lie in it as a whole."""
 
     def __init__(self, checkpoint: Checkpoint, name: str, tensor: LazyTensor):
         if tensor.view is None and tensor.grid == tensor.shape:  # a part costs as much as all of it
@@ -281,10 +262,8 @@ class Parts:
         self._last: tuple[Region, np.ndarray] | None = None
 
     def numpy(self, part: Sequence[slice]) -> "np.ndarray":
-        """A part, read alone where the container allows it.
-
-        Args:
-            part: A slice of each dimension, without steps.
+        """Return a part, read alone where the container allows it: a slice without a step of each
+        dimension.
 
         Raises:
             CheckpointError: it cannot be read, or a chunk in it is not what its checksum says.
@@ -300,8 +279,8 @@ class Parts:
         return self._last[1]
 
     def torch(self, part: Sequence[slice]) -> "torch.Tensor":
-        """A part as a tensor, over the mapped file if possible. It may be written to, which never
-        reaches the file."""
+        """Return a part as a tensor, over the mapped file if possible. It may be written to, which
+        never reaches the file."""
         array = self.numpy(part)
         if self._tensor.view is None:
             return torch_tensor(array)
@@ -309,7 +288,7 @@ class Parts:
         return torch_tensor(self._tensor.view(True)[tuple(part)])
 
     def release(self) -> None:
-        """Takes what was read of a mapped file out of this process's memory."""
+        """Drop what was read of a mapped file from this process's memory."""
         if self._tensor.view is not None:
             drop_pages(self._tensor.view(False))
 
@@ -330,10 +309,9 @@ def collect_not_finite() -> Iterator[list[str]]:
 
 
 def warn_not_finite(name: str, not_finite: int, size: int) -> None:
-    """Says in the log that a tensor holds NaN or infinity."""
+    """Log that a tensor holds NaN or infinity, if it does."""
     if not_finite:
         message = f"{name}: {not_finite} of {size} weights are NaN or infinite"
         logger.warning("%s", message)
-        found = _collected.get()
-        if found is not None:
+        if (found := _collected.get()) is not None:
             found.append(message)

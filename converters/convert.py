@@ -15,10 +15,9 @@ from griffin_eval.converters.configs.huggingface import (
     token_ids,
 )
 from griffin_eval.converters.configs.own import config_json
-from griffin_eval.converters.containers.container import Writer
 from griffin_eval.converters.containers.orbax.remote import is_remote, url_of
 from griffin_eval.converters.containers.registry import CONTAINERS
-from griffin_eval.converters.files import writing
+from griffin_eval.converters.files import write_file, writing
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.naming.ops import SAME
 from griffin_eval.converters.naming.tables import Binding
@@ -31,7 +30,14 @@ from griffin_eval.converters.output.stamps import check_unchanged, stamps_of
 from griffin_eval.converters.plan import MAX_SHARD_SIZE, Plan, Write
 from griffin_eval.converters.source.companions import TOKENIZERS, tokenizer_folder
 from griffin_eval.converters.source.hub import check_files
-from griffin_eval.converters.tensors import LazyTensor, bytes_of, in_memory, not_finite
+from griffin_eval.converters.tensors import (
+    LazyTensor,
+    assembled,
+    bytes_of,
+    in_memory,
+    not_finite,
+    numpy_dtype,
+)
 from griffin_eval.converters.threads import run_all
 from griffin_eval.errors import ArgumentError, BadInput, CheckpointError, MissingExtraError
 from griffin_eval.json_files import read_file
@@ -54,7 +60,7 @@ def convert_checkpoint(
     progress: Callable[[int], None] = lambda nbytes: None,
     command: str | None = None,
 ) -> None:
-    """Converts a checkpoint as planned.
+    """Convert a checkpoint as planned.
 
     The output is written beside its destination and renamed when it is whole and on disk, so that
     the destination is never half-written. Two tensors are converted at a time, each in pieces of
@@ -63,7 +69,7 @@ def convert_checkpoint(
     Args:
         destination: Folder to write; for Orbax also ``gs://bucket/path`` or ``s3://bucket/path``.
         max_shard_size: Bytes of a safetensors file.
-        progress: Called with the number of bytes that were written, by any thread.
+        progress: Function that any thread calls with the number of bytes it has written.
         command: Command line, for the card of the model.
 
     Raises:
@@ -103,18 +109,14 @@ def convert_checkpoint(
 
 
 def _sources(plan: Plan) -> list[Path]:
-    """What a conversion was told to read; the files in it are those of its stamps."""
+    """The paths that a conversion was told to read; the files in them are those of its stamps."""
     source, names = plan.source, plan.source.overrides.names
     own_names = [] if names is None or str(names) in TRAINERS else [Path(names).expanduser()]
     return [source.folder, source.path, *(a.folder for a in source.adapters), *own_names]
 
 
 def _check_remote(plan: Plan, url: str | Path, overwrite: bool) -> None:
-    """Refuses what an object store cannot do.
-
-    Raises:
-        ArgumentError: naming it.
-    """
+    """Refuse what an object store cannot do."""
     if not plan.output.remote:
         raise ArgumentError(
             f"{plan.target.name} cannot be written to {url}, where only Orbax can "
@@ -140,48 +142,34 @@ def _known(plan: Plan) -> str:
 def _write_tensors(
     plan: Plan, folder: Path, max_shard_size: int, progress: Callable[[int], None]
 ) -> dict[str, dict[str, Any]]:
-    """Write every tensor of a plan.
-
-    Returns:
-        The manifest's entry for every parameter, in the order of the plan.
-    """
+    """Write every tensor of a plan; return the manifest's entry of every parameter, in order."""
     parameters = {
         write.binding.foreign: [
             _Parameter(plan, spec, write.dtype) for spec in write.binding.canonical
         ]
         for write in plan.writes
     }
-    with plan.output.open_writer(folder, plan.specs, max_shard_size, plan.parts) as writer:
 
-        def write(write: Write, stopped: Callable[[], bool]) -> None:
-            binding = write.binding
-            _write(writer, binding, parameters[binding.foreign], stopped, progress)
-
-        run_all(write, plan.writes, workers=WORKERS)
-    return {p.spec.name: p.record() for each in parameters.values() for p in each}
-
-
-def _write(
-    writer: Writer,
-    binding: Binding,
-    parameters: "list[_Parameter]",
-    stopped: Callable[[], bool],
-    progress: Callable[[int], None],
-) -> None:
-    """Write a tensor, unless another one fails meanwhile."""
-    if binding.op is SAME:
-        pieces = parameters[0].pieces()
-    else:
-        pieces = binding.op.to_foreign(*(p.whole() for p in parameters)).pieces()
-
-    def counted() -> Iterator["np.ndarray"]:
+    def pieces(binding: Binding, stopped: Callable[[], bool]) -> Iterator["np.ndarray"]:
+        """Yield the pieces of a tensor, unless another one fails meanwhile."""
+        held = parameters[binding.foreign]
+        if binding.op is SAME:
+            pieces = held[0].pieces()
+        else:
+            pieces = binding.op.to_foreign(*(p.whole() for p in held)).pieces()
         for piece in pieces:
             if stopped():
                 raise _Stopped
             yield piece
             progress(piece.nbytes)
 
-    writer.write(binding.foreign, counted())
+    with plan.output.open_writer(folder, plan.specs, max_shard_size, plan.parts) as writer:
+
+        def write(write: Write, stopped: Callable[[], bool]) -> None:
+            writer.write(write.binding.foreign, pieces(write.binding, stopped))
+
+        run_all(write, plan.writes, workers=WORKERS)
+    return {p.spec.name: p.record() for each in parameters.values() for p in each}
 
 
 class _Stopped(Exception):
@@ -189,11 +177,7 @@ class _Stopped(Exception):
 
 
 class _Parameter:
-    """A parameter on its way: cast, checked and hashed piece by piece.
-
-    Attributes:
-        spec: its name and shape.
-    """
+    """A parameter on its way: cast, checked and hashed piece by piece."""
 
     def __init__(self, plan: Plan, spec: ParamSpec, dtype: str):
         self.spec, self._dtype = spec, dtype
@@ -209,14 +193,13 @@ class _Parameter:
         self._changes = cut or dtype != self._stored or plan.source.changes(spec.name)
 
     def pieces(self) -> Iterator["np.ndarray"]:
-        """The parameter in pieces."""
+        """Yield the parameter in pieces."""
         for piece in self._cast():
             self._sha.update(bytes_of(piece))
             self._chunks.update(piece)
             yield piece
 
     def _cast(self) -> Iterator["np.ndarray"]:
-        import ml_dtypes  # noqa: F401  (teaches numpy the name bfloat16)
         import numpy as np
 
         rows = self.spec.shape[0]  # fewer than the source has where the vocabulary is cut
@@ -232,7 +215,7 @@ class _Parameter:
                 continue
             if self._dtype != self._stored:
                 with np.errstate(over="ignore"):  # said below, with the name
-                    cast = piece.astype(self._dtype)
+                    cast = piece.astype(numpy_dtype(self._dtype))
                 lost = int(np.sum(np.isfinite(piece) & ~np.isfinite(cast)))
                 if lost:
                     raise CheckpointError(
@@ -257,18 +240,11 @@ class _Parameter:
             logger.warning("%s: %d values are NaN or infinite", self.spec.name, self._not_finite)
 
     def whole(self) -> LazyTensor:
-        """The parameter, read."""
-        import ml_dtypes  # noqa: F401  (teaches numpy the name bfloat16)
-        import numpy as np
-
-        out, at = np.empty(self.spec.shape, self._dtype), 0
-        for piece in self.pieces():
-            out[at : at + len(piece)] = piece
-            at += len(piece)
-        return in_memory(out)
+        """Return the parameter, read."""
+        return in_memory(assembled(self.spec.shape, self._dtype, self.pieces()))
 
     def record(self) -> dict[str, Any]:
-        """The manifest's entry for it, once it was read."""
+        """Return the manifest's entry for it, once it was read."""
         record = {
             "sha256": self._sha.hexdigest(),
             "shape": list(self.spec.shape),
@@ -281,29 +257,25 @@ class _Parameter:
 def _write_companions(plan: Plan, folder: Path) -> None:
     copied = plan.companions
     for name, path in copied.items():
-        content = read_file(path)
         with writing(folder / name):
             (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_bytes(content)
+        write_file(folder / name, read_file(path))
     if "tokenizer.model" in copied and "tokenizer.json" not in copied:
-        from griffin_eval.text.make_tokenizer_json import (
-            write_json,  # only here: it may load transformers
-        )
+        # Only here: it may load transformers.
+        from griffin_eval.text.make_tokenizer_json import write_json
 
         write_json(folder)
     ids = _token_ids(plan)
     if plan.target is FORMATS["hf"] and GENERATION_FILE not in copied:
         text = json.dumps({key: value for key, value in ids.items() if value is not None}, indent=2)
-        with writing(folder / GENERATION_FILE):
-            (folder / GENERATION_FILE).write_text(text + "\n")
+        write_file(folder / GENERATION_FILE, text + "\n")
     raw = config_json(plan.config, plan.target, plan.writes[0].dtype) | ids
-    with writing(folder / CONFIG_FILE):
-        (folder / CONFIG_FILE).write_text(json.dumps(raw, indent=2) + "\n")
+    write_file(folder / CONFIG_FILE, json.dumps(raw, indent=2) + "\n")
 
 
 def _token_ids(plan: Plan) -> dict[str, Any]:
-    """The ids of BOS, EOS and padding that the files of the source say, else those of its
-    tokenizer; None where there is none, since transformers takes Gemma's for what is absent."""
+    """The ids of BOS, EOS and padding that the files of the source state, else its tokenizer's;
+    None where there is none, since transformers takes Gemma's for what is absent."""
     stated, found = token_ids(plan.source.folder), dict.fromkeys(TOKEN_IDS)
     if stated.keys() < found.keys() and plan.companions.keys() & set(TOKENIZERS):
         from griffin_eval.text.load import load_tokenizer  # only here: it may load transformers

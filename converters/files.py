@@ -34,13 +34,7 @@ class TensorFile:
 
     A mapped file must not become shorter: the system ends a process that touches what is gone
     (SIGBUS). So a region of a tensor is read as a copy, which raises an error instead.
-
-    Attributes:
-        path: The file.
-        data: Its bytes, mapped read-only.
-
-    Raises:
-        CheckpointError: it cannot be read, or is empty.
+    CheckpointError if the file cannot be read, or is empty.
     """
 
     def __init__(self, path: Path):
@@ -69,15 +63,13 @@ class TensorFile:
         stored_as: str | None = None,
         crc32: int | None = None,
     ) -> LazyTensor:
-        """A tensor in the file.
+        """Return a tensor in the file.
 
         Args:
-            shape: Shape of the tensor.
             dtype: Name of its dtype, for people.
             start: Byte of the file at which its first element is.
             strides: Elements from one index to the next, per dimension; None for C order.
             stored_as: numpy's name of its dtype; None for ``dtype``.
-            crc32: CRC-32 that the file states of it.
         """
         stored = stored_as or dtype
         item = ITEM_BYTES.get(stored) or numpy_dtype(stored).itemsize
@@ -139,15 +131,21 @@ def span(shape: Shape, strides: Shape) -> int:
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Turns what the system says against writing to a path into a sentence, BadInput."""
+    """Turn what the system says against writing to a path into a sentence, BadInput."""
     try:
         yield
     except OSError as error:
         raise cannot_be_written(path, error.strerror or str(error)) from None
 
 
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a small file; BadInput if the system refuses."""
+    with writing(path):
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
 def cannot_be_written(path: str | Path, reason: str) -> BadInput:
-    """The error for a path, which names its disk where that is what refuses."""
+    """Return the error for a path, which names its disk where that is what refuses."""
     if any(os.strerror(code) in reason for code in _OF_THE_DISK):
         there = os.path.abspath(path)
         while not os.path.ismount(there):
@@ -165,14 +163,12 @@ def write_array(
     *,
     checksum: bool = False,
 ) -> int:
-    """Writes the elements of an array, in C order, into an open file; returns their CRC-32.
+    """Write the elements of an array, in C order, into an open file; return their CRC-32, or 0.
 
     Args:
         start: Byte of the file at which the array begins.
-        dtype: Dtype that every chunk must have.
-        chunks: Consecutive pieces, along the first axis or flat. Those with strides are copied a
-            few MiB at a time.
-        checksum: Whether to compute the CRC; 0 is returned otherwise.
+        chunks: Consecutive pieces of that dtype, along the first axis or flat. Those with strides
+            are copied a few MiB at a time.
 
     Raises:
         ValueError: a phrase about the chunks: another dtype, too many or too few elements.
@@ -200,7 +196,7 @@ def write_array(
 
 
 def write_all(descriptor: int, data: "bytes | bytearray | memoryview", at: int) -> None:
-    """Writes bytes at a place of an open file. (The system may write a part: a full disk fails only
+    """Write bytes at a place of an open file. (The system may write a part: a full disk fails only
     on the next call.)"""
     left = memoryview(data)
     while left:

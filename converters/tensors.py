@@ -46,16 +46,14 @@ class LazyTensor:
     """A tensor that is read when it is asked for. Several threads may read.
 
     Attributes:
-        shape: Shape of the tensor.
         dtype: numpy's name of its dtype, such as ``bfloat16``; the container's own name of a dtype
             that no parameter has.
         read: Reads a region into memory; the array may have strides.
-        view: Returns the whole tensor over a mapped file, private pages if the argument is true
-            and read-only ones otherwise; None where no file is mapped.
+        view: Returns the whole tensor over a mapped file, with private pages if the argument is
+            true, else read-only ones; None where no file is mapped.
         grid: Shape of the blocks of which reading a part costs as much as reading all; None where
             any leading rows can be read alone.
-        nbytes: Bytes of the elements.
-        crc32: CRC-32 that the container states of the bytes in C order; None if it states none.
+        crc32: CRC-32 that the container states of the bytes in C order.
         quantised: How the values are stored in fewer bits; None if they are not.
     """
 
@@ -79,27 +77,28 @@ class LazyTensor:
         return tuple(slice(0, n) for n in self.shape)
 
     def numpy(self) -> "np.ndarray":
-        """All of it: a read-only view of a mapped file, or an array of its own."""
+        """Return all of it: a read-only view of a mapped file, or an array of its own."""
         return self.read(self.whole) if self.view is None else self.view(False)
 
     def torch(self) -> "torch.Tensor":
-        """All of it as a tensor that may be written to, which never reaches the file."""
+        """Return all of it as a tensor that may be written to, which never reaches the file."""
         return torch_tensor(self.numpy() if self.view is None else self.view(True))
 
     def rows(self, start: int, stop: int) -> "np.ndarray":
-        """Entries of the first axis, clipped as slices are."""
+        """Read entries of the first axis, clipped as slices are."""
         start, stop, _ = slice(start, stop).indices(self.shape[0])
         return self.read((slice(start, max(start, stop)), *self.whole[1:]))
 
     def band(self, nbytes: int) -> int:
-        """The number of rows to read at a time, so that no block is read twice."""
+        """Return the number of rows to read at a time, so that no block is read twice."""
         row_bytes = max(1, self.nbytes // max(1, self.shape[0]))
         rows = max(1, nbytes // row_bytes)
         block = 1 if self.grid is None else max(1, self.grid[0])
         return -(-rows // block) * block
 
     def pieces(self, nbytes: int = PIECE_BYTES) -> "Iterator[np.ndarray]":
-        """All of it in consecutive contiguous pieces along its first axis, of about ``nbytes``."""
+        """Yield all of it in consecutive contiguous pieces along its first axis, of about
+        ``nbytes``."""
         if not self.shape:
             yield contiguous(self.read(()))
             return
@@ -109,7 +108,7 @@ class LazyTensor:
 
 
 def in_memory(array: "np.ndarray") -> LazyTensor:
-    """An array as a lazy tensor."""
+    """Return an array as a lazy tensor."""
     return LazyTensor(
         array.shape,
         array.dtype.name,
@@ -119,19 +118,19 @@ def in_memory(array: "np.ndarray") -> LazyTensor:
     )
 
 
-def assembled(tensor: LazyTensor) -> "np.ndarray":
-    """All of a tensor that is computed as it is read, a piece at a time."""
+def assembled(shape: Shape, dtype: str, pieces: "Iterable[np.ndarray]") -> "np.ndarray":
+    """Return an array that comes in pieces along its first axis."""
     import numpy as np
 
-    out, at = np.empty(tensor.shape, numpy_dtype(tensor.dtype)), 0
-    for piece in tensor.pieces():
+    out, at = np.empty(shape, numpy_dtype(dtype)), 0
+    for piece in pieces:
         out[at : at + len(piece)] = piece
         at += len(piece)
     return out
 
 
 def zeros(shape: Shape, dtype: str) -> LazyTensor:
-    """A tensor of zeros."""
+    """Return a tensor of zeros."""
 
     def read(region: Region) -> "np.ndarray":
         import numpy as np
@@ -148,14 +147,11 @@ def rearranged(
     inner: "Callable[[np.ndarray, Region], np.ndarray]",
     grid: Shape | None,
 ) -> LazyTensor:
-    """The elements of a tensor in another arrangement.
+    """Return the elements of a tensor in another arrangement.
 
     Args:
-        tensor: The tensor.
-        shape: Shape of the result.
         outer: Returns the region of ``tensor`` that holds a region of the result.
         inner: Returns the region of the result from what was read there, without a copy.
-        grid: Grid of the result.
     """
     view, whole = tensor.view, tuple(slice(0, n) for n in shape)
     return LazyTensor(
@@ -168,7 +164,7 @@ def rearranged(
 
 
 def transposed(tensor: LazyTensor) -> LazyTensor:
-    """The tensor with its axes in reverse."""
+    """Return the tensor with its axes in reverse."""
     grid = tensor.shape if tensor.grid is None and len(tensor.shape) > 1 else tensor.grid
     return rearranged(
         tensor, tensor.shape[::-1], lambda r: r[::-1], lambda a, _: a.T, grid and grid[::-1]
@@ -176,11 +172,7 @@ def transposed(tensor: LazyTensor) -> LazyTensor:
 
 
 def index(tensor: LazyTensor, at: int, axis: int = 0) -> LazyTensor:
-    """One entry of an axis, without that axis.
-
-    Raises:
-        IndexError: there is no such axis.
-    """
+    """Return one entry of an axis, without that axis; IndexError if there is no such axis."""
     axis = range(len(tensor.shape))[axis]
     before, behind = slice(0, axis), slice(axis + 1, None)
     return rearranged(
@@ -193,7 +185,7 @@ def index(tensor: LazyTensor, at: int, axis: int = 0) -> LazyTensor:
 
 
 def expanded(tensor: LazyTensor, axis: int) -> LazyTensor:
-    """The tensor with one axis more, of length 1."""
+    """Return the tensor with one axis more, of length 1."""
 
     def inner(array: "np.ndarray", region: Region) -> "np.ndarray":
         rest = (slice(None),) * axis
@@ -209,7 +201,7 @@ def expanded(tensor: LazyTensor, axis: int) -> LazyTensor:
 
 
 def cut(tensor: LazyTensor, axis: int, start: int, stop: int) -> LazyTensor:
-    """Entries ``start`` to ``stop`` of an axis."""
+    """Return entries ``start`` to ``stop`` of an axis."""
 
     def outer(r: Region) -> Region:
         along = slice(r[axis].start + start, r[axis].stop + start)
@@ -220,7 +212,7 @@ def cut(tensor: LazyTensor, axis: int, start: int, stop: int) -> LazyTensor:
 
 
 def stacked(tensors: Sequence[LazyTensor]) -> LazyTensor:
-    """Tensors of one shape and dtype, stacked along a new first axis."""
+    """Return tensors of one shape and dtype, stacked along a new first axis."""
     first = tensors[0]
 
     def read(region: Region) -> "np.ndarray":
@@ -236,7 +228,7 @@ def stacked(tensors: Sequence[LazyTensor]) -> LazyTensor:
 
 
 def changed(tensor: LazyTensor, change: "Callable[[np.ndarray], np.ndarray]") -> LazyTensor:
-    """The tensor with its values changed one by one."""
+    """Return the tensor with its values changed one by one."""
 
     def read(region: Region) -> "np.ndarray":
         import numpy as np
@@ -254,7 +246,7 @@ def changed(tensor: LazyTensor, change: "Callable[[np.ndarray], np.ndarray]") ->
 def by_rows(
     shape: Shape, dtype: str, rows: "Callable[[int, int], np.ndarray]", **facts: Any
 ) -> LazyTensor:
-    """A tensor whose rows are computed, all columns of some rows at a time."""
+    """Return a tensor whose rows are computed, all columns of some rows at a time."""
 
     def read(region: Region) -> "np.ndarray":
         first, *others = region
@@ -264,12 +256,8 @@ def by_rows(
 
 
 class Kept:
-    """Keeps the blocks that were read last, of tensors whose blocks hold more than one entry of
-    their first axis, so that parameters which share a block read it once.
-
-    Args:
-        count: Number of blocks to keep.
-    """
+    """Keeps the ``count`` blocks that were read last, of tensors whose blocks hold more than one
+    entry of their first axis, so that parameters which share a block read it once."""
 
     def __init__(self, count: int = 2):
         self._count = count
@@ -301,7 +289,7 @@ class Kept:
 
 
 def numpy_dtype(name: str) -> "np.dtype":
-    """numpy's dtype of a name, such as ``"bfloat16"``, which ml_dtypes adds to it."""
+    """Return numpy's dtype of a name, such as ``"bfloat16"``, which ml_dtypes adds to it."""
     import ml_dtypes
     import numpy as np
 
@@ -309,8 +297,8 @@ def numpy_dtype(name: str) -> "np.dtype":
 
 
 def torch_tensor(array: "np.ndarray") -> "torch.Tensor":
-    """A contiguous tensor over the memory of an array, or over a copy if that is read-only or has
-    strides."""
+    """Return a contiguous tensor over the memory of an array, or over a copy if that is read-only
+    or has strides."""
     import torch
 
     if not array.flags.writeable:
@@ -322,12 +310,12 @@ def torch_tensor(array: "np.ndarray") -> "torch.Tensor":
 
 
 def shape_of(region: Region) -> Shape:
-    """The shape of a region."""
+    """Return the shape of a region."""
     return tuple(part.stop - part.start for part in region)
 
 
 def regions(shape: Shape, grid: Shape) -> Iterator[Region]:
-    """The regions of an array that the blocks of a grid hold, in C order."""
+    """Yield the regions of an array that the blocks of a grid hold, in C order."""
     starts = (range(0, n, step) for n, step in zip(shape, grid, strict=True))
     for corner in itertools.product(*starts):
         parts = zip(corner, grid, shape, strict=True)
@@ -335,7 +323,7 @@ def regions(shape: Shape, grid: Shape) -> Iterator[Region]:
 
 
 def chunk_shape(shape: Shape, item_size: int, limit: int = CHUNK_BYTES) -> Shape:
-    """The largest chunks of at most ``limit`` bytes that are contiguous in C order.
+    """Return the largest chunks of at most ``limit`` bytes that are contiguous in C order.
 
     They have one entry along the leading axes, some along one axis, and all of the others; sizes
     are balanced, so that the last is not much smaller.
@@ -352,15 +340,9 @@ def chunk_shape(shape: Shape, item_size: int, limit: int = CHUNK_BYTES) -> Shape
 
 
 def part_chunks(shape: Shape, parts: Shape, item_size: int, limit: int = CHUNK_BYTES) -> Shape:
-    """Chunks of which none lies in two parts of an array, and of which those beside each other,
-    with one entry or some along the first axes, take at most ``limit`` bytes if they can.
-
-    Args:
-        shape: Shape of the array.
-        parts: Number of parts along each dimension, which they divide.
-        item_size: Bytes of an element.
-        limit: Bytes that are in memory at a time.
-    """
+    """Return chunks of which none lies in two of the ``parts`` along each dimension, which divide
+    it, and of which those beside each other take at most ``limit`` bytes if they can: one entry or
+    some along the first axes."""
     part = [n // count for n, count in zip(shape, parts, strict=True)]
     chunk, inner = list(part), item_size * math.prod(shape)
     for axis, size in enumerate(shape):
@@ -373,7 +355,7 @@ def part_chunks(shape: Shape, parts: Shape, item_size: int, limit: int = CHUNK_B
 
 
 def pieces_of(array: "np.ndarray", nbytes: int = PIECE_BYTES) -> "Iterator[np.ndarray]":
-    """An array in contiguous pieces of its leading axis, of about ``nbytes``."""
+    """Yield an array in contiguous pieces of its leading axis, of about ``nbytes``."""
     rows = max(1, nbytes // max(1, array[:1].nbytes))
     for start in range(0, len(array), rows):
         yield contiguous(array[start : start + rows])
@@ -382,7 +364,7 @@ def pieces_of(array: "np.ndarray", nbytes: int = PIECE_BYTES) -> "Iterator[np.nd
 def together(
     one: "Iterable[np.ndarray]", other: "Iterable[np.ndarray]"
 ) -> "Iterator[tuple[np.ndarray, np.ndarray]]":
-    """The rows of two arrays of one length that come in pieces, as many of each at a time."""
+    """Yield the rows of two arrays of one length that come in pieces, as many of each at a time."""
     left, right = iter(one), iter(other)
     x, y = next(left, None), next(right, None)
     while x is not None and y is not None:
@@ -401,10 +383,8 @@ def same_bits(one: LazyTensor, other: LazyTensor) -> bool:
 
 
 def flattened(array: "np.ndarray", nbytes: int) -> "Iterator[np.ndarray]":
-    """The elements of an array in C order, as consecutive contiguous flat arrays.
-
-    A contiguous array is a single view; another is copied in parts of at most ``nbytes`` bytes.
-    """
+    """Yield the elements of an array in C order, as consecutive contiguous flat arrays: a
+    contiguous array as one view, another in copies of at most ``nbytes`` bytes."""
     if array.flags.c_contiguous or array.nbytes <= nbytes:
         yield contiguous(array).reshape(-1)
         return
@@ -415,7 +395,7 @@ def flattened(array: "np.ndarray", nbytes: int) -> "Iterator[np.ndarray]":
 
 
 def contiguous(array: "np.ndarray") -> "np.ndarray":
-    """The array, or a copy in C order if it has strides."""
+    """Return the array, or a copy in C order if it has strides."""
     import numpy as np
 
     if array.flags.c_contiguous:
@@ -426,10 +406,10 @@ def contiguous(array: "np.ndarray") -> "np.ndarray":
 
 
 def fill(out: "np.ndarray", values: "np.ndarray") -> None:
-    """Copies values of any strides into an array of their shape.
+    """Copy values of any strides into an array of their shape.
 
-    As numpy does it, but transposed matrices four times as fast: their rows are a few columns
-    long at a time, so that what was read of the source is used before the cache drops it.
+    As numpy does it, but transposed matrices four times as fast: their rows are a few columns long
+    at a time, so that what was read of the source is used before the cache drops it.
     """
     if out.ndim != 2:
         out[...] = values
@@ -439,8 +419,8 @@ def fill(out: "np.ndarray", values: "np.ndarray") -> None:
 
 
 def drop_pages(array: "np.ndarray") -> None:
-    """Takes the pages of an array over a file that is mapped read-only out of this process's
-    memory, once it was read; nothing for other arrays. It may be read again."""
+    """Drop the pages of an array over a file that is mapped read-only from this process's memory,
+    once it was read; nothing for other arrays. It may be read again."""
     import numpy as np
 
     owner = array
@@ -458,14 +438,14 @@ def drop_pages(array: "np.ndarray") -> None:
 
 
 def bytes_of(piece: "np.ndarray") -> memoryview:
-    """The bytes of an array in C order, which are not copied if they lie so."""
+    """Return the bytes of an array in C order, which are not copied if they lie so."""
     import numpy as np
 
     return np.ascontiguousarray(piece).view(np.uint8).data
 
 
 def not_finite(piece: "np.ndarray") -> int:
-    """The number of values that are NaN or infinite."""
+    """Return the number of values that are NaN or infinite."""
     import numpy as np
 
     # numpy has no fast bfloat16. NaN and infinity are its largest bit patterns: of those without

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import griffin_eval
 from griffin_eval.converters.containers.orbax.remote import url_of
-from griffin_eval.converters.files import writing
+from griffin_eval.converters.files import write_file
 from griffin_eval.converters.output.manifest import MANIFEST_FILE, combined_sha256
 from griffin_eval.json_files import read_file
 from griffin_eval.layout import parameter_count
@@ -55,13 +55,11 @@ _NOTHING = "The source had no card: what the model has read and what it is for i
 def write_card(
     folder: Path, plan: "Plan", records: dict[str, dict[str, Any]], name: str, command: str | None
 ) -> None:
-    """Writes ``README.md``, and the card of the source, if it has one, as ``README_source.md``."""
+    """Write ``README.md``, and the card of the source, if it has one, as ``README_source.md``."""
     source = plan.source
     found = [p for n in (SOURCE_CARD_FILE, CARD_FILE) if (p := source.folder / n).is_file()]
     if found:  # the first: a card of this package points to the one that it was made from
-        content = read_file(found[0])
-        with writing(folder / SOURCE_CARD_FILE):
-            (folder / SOURCE_CARD_FILE).write_bytes(content)
+        write_file(folder / SOURCE_CARD_FILE, read_file(found[0]))
     cast = sorted(
         {f"{r['cast_from']} to {r['dtype']}" for r in records.values() if "cast_from" in r}
     )
@@ -85,8 +83,7 @@ def write_card(
         manifest=MANIFEST_FILE,
         card=_POINTER if found else _NOTHING,
     )
-    with writing(folder / CARD_FILE):
-        (folder / CARD_FILE).write_text(text)
+    write_file(folder / CARD_FILE, text)
 
 
 def _code(text: str) -> str:

@@ -11,7 +11,7 @@ import griffin_eval
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.chunk_sums import ChunkSums
 from griffin_eval.converters.containers.registry import CONTAINERS
-from griffin_eval.converters.files import writing
+from griffin_eval.converters.files import write_file
 from griffin_eval.converters.formats import FORMATS, Format
 from griffin_eval.converters.source.hub import check_files, hub_sha256
 from griffin_eval.errors import CheckpointError
@@ -33,16 +33,14 @@ def write_manifest(
     target: str,
     notes: dict[str, Any],
 ) -> None:
-    """Writes the manifest of a converted checkpoint.
+    """Write the manifest of a converted checkpoint.
 
     Args:
-        folder: folder of the output.
-        config: config of the model.
         tensors: ``sha256``, ``shape``, ``dtype``, ``chunks`` (`ChunkSums.record`), and
             ``cast_from`` if cast, by canonical name.
-        source: path, format and layout of what was converted.
-        target: format of the output.
-        notes: further decisions, such as a slice of the vocabulary.
+        source: Path, format and layout of what was converted.
+        target: Format of the output.
+        notes: Further decisions, such as a slice of the vocabulary.
     """
     content = {
         "griffin_eval": griffin_eval.__version__,
@@ -52,23 +50,23 @@ def write_manifest(
         **notes,
         "tensors": tensors,
     }
-    with writing(folder / MANIFEST_FILE):
-        (folder / MANIFEST_FILE).write_text(json.dumps(content, indent=1) + "\n")
+    write_file(folder / MANIFEST_FILE, json.dumps(content, indent=1) + "\n")
 
 
 def combined_sha256(hashes: Mapping[str, tuple[str, str]]) -> "hashlib._Hash":
-    """One hash of a model: over names, dtypes and SHA-256 of its parameters, sorted by name."""
+    """Return one hash of a model: over names, dtypes and SHA-256 of its parameters, sorted by
+    name."""
     lines = (f"{name} {dtype} {sha}\n" for name, (dtype, sha) in sorted(hashes.items()))
     return hashlib.sha256("".join(lines).encode())
 
 
 def recorded(opened: "Checkpoint | Inspection") -> dict[str, dict[str, Any]]:
-    """What the manifest of a checkpoint says of its parameters, by canonical name: ``sha256`` and
-    ``dtype`` of each, and the `ChunkSums` ``chunks``, None in a manifest of an older version. Empty
-    if there is no manifest, or only that of another checkpoint in the folder.
+    """Return what a checkpoint's manifest says of its parameters, by canonical name: ``sha256``
+    and ``dtype`` of each, and the `ChunkSums` ``chunks``, None in a manifest of an older
+    version.
 
-    Raises:
-        CheckpointError: the manifest is damaged, or the folder cannot be listed.
+    Empty if there is no manifest, or only that of another checkpoint in the folder.
+    CheckpointError if it is damaged, or the folder cannot be listed.
     """
     path = opened.folder / MANIFEST_FILE
     if not path.is_file():
@@ -100,10 +98,8 @@ def recorded(opened: "Checkpoint | Inspection") -> dict[str, dict[str, Any]]:
 
 def _is_of_another(opened: "Checkpoint | Inspection", target: Format) -> bool:
     """Whether a manifest of a format is of other weights in the folder than the opened file.
-
     Where there are no others it is taken for one of this file, whatever its format: of what was
-    converted from it.
-    """
+    converted from it."""
     if opened.path == opened.folder:
         return False
     kind, name = CONTAINERS[target.container], opened.path.name
@@ -115,13 +111,8 @@ def _is_of_another(opened: "Checkpoint | Inspection", target: Format) -> bool:
 
 
 def added(checkpoint: "Checkpoint", entries: Mapping[str, dict[str, Any]]) -> list[str]:
-    """A sentence for each parameter in the files of a checkpoint that its manifest does not have;
-    none if there is no manifest.
-
-    Args:
-        checkpoint: that is open. An output head of its adapters is not in its files.
-        entries: from `recorded`.
-    """
+    """Return a sentence for each parameter in the files of a checkpoint that its manifest does
+    not have; none if there is no manifest. An output head of its adapters is not in its files."""
     stored = (spec.name for binding in checkpoint.bindings for spec in binding.canonical)
     return [
         f"{checkpoint.folder}: {name} is not in {MANIFEST_FILE}: it was added after the checkpoint "
@@ -132,11 +123,8 @@ def added(checkpoint: "Checkpoint", entries: Mapping[str, dict[str, Any]]) -> li
 
 
 def checksums(opened: "Checkpoint | Inspection") -> list[str]:
-    """What the weights of a checkpoint can be checked against, in words; empty if nothing is known.
-
-    Raises:
-        CheckpointError: the manifest is damaged.
-    """
+    """Return what the weights of a checkpoint can be checked against, in words; CheckpointError
+    if the manifest is damaged."""
     entries, container = recorded(opened), opened.container
     sums = sum(tensor.crc32 is not None for tensor in container.tensors.values())
     files = sum(hub_sha256(path) is not None for path in container.files())
@@ -148,7 +136,7 @@ def checksums(opened: "Checkpoint | Inspection") -> list[str]:
 
 
 def mismatch(folder: Path, name: str, dtype: str, sha256: str, entry: dict[str, Any]) -> str | None:
-    """A sentence where a parameter is not what the manifest says, else None."""
+    """Return a sentence where a parameter is not what the manifest says, else None."""
     if dtype != entry["dtype"]:
         found = f"is {dtype}, and {MANIFEST_FILE} says {entry['dtype']}"
     elif sha256 != entry["sha256"]:
@@ -161,15 +149,15 @@ def mismatch(folder: Path, name: str, dtype: str, sha256: str, entry: dict[str, 
 def check(
     checkpoint: "Checkpoint", progress: Callable[[int], None] = lambda nbytes: None
 ) -> tuple[int, list[str]]:
-    """Compares every parameter of a checkpoint with whatever checksums there are: its own manifest,
-    those of the container, and the hub's of files in its cache.
+    """Compare every parameter of a checkpoint with whatever checksums there are: its own
+    manifest, those of the container, and the hub's of files in its cache.
 
     Returns:
         How many parameters were compared, and a sentence for each that differs.
 
     Raises:
-        CheckpointError: the manifest is damaged, or there is nothing to compare with; a file in the
-            hub's cache is not the hub's.
+        CheckpointError: the manifest is damaged, or there is nothing to compare with; a file in
+            the hub's cache is not the hub's.
     """
     entries = recorded(checkpoint)
     if not checksums(checkpoint):

@@ -20,7 +20,7 @@ from griffin_eval.converters.containers.orbax.find import (
 )
 from griffin_eval.converters.containers.orbax.library import reason, tensorstore
 from griffin_eval.converters.containers.orbax.remote import context, shown, store_of, url_of
-from griffin_eval.converters.files import cannot_be_written, writing
+from griffin_eval.converters.files import cannot_be_written, write_file, writing
 from griffin_eval.converters.tensors import (
     CHUNK_BYTES,
     FLOATS,
@@ -46,26 +46,23 @@ _HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheck
 
 
 class OrbaxWriter(Writer):
-    """A context manager that writes arrays, then on ``close`` what makes them a checkpoint.
+    """Writes arrays, then on ``close`` what makes them a checkpoint. Threads may write, each
+    another array.
 
     Leaves are marked as numpy arrays: unlike arrays of jax, which remember devices, they restore
     on any machine, and as arrays of jax where those are asked for.
 
-    Several threads may write, each another array.
-
-    Attributes:
-        folder: where; made if it is not there.
-
     Args:
-        specs: shape and dtype (one of ``FLOATS``) of every array to come, by name. A name is the
+        folder: Folder, made if it is not there.
+        specs: Shape and dtype (one of ``FLOATS``) of every array to come, by name. A name is the
             path of its keys joined by "/"; every key becomes one of a nested dict.
-        chunk: bytes of a chunk of zarr, on which the memory that is taken depends.
-        parts: by name, the number of parts along each dimension that devices will read apart. No
+        chunk: Bytes of a chunk of zarr, on which the memory that is taken depends.
+        parts: Number of parts along each dimension that devices will read apart, by name. No
             chunk lies in two of them. Without it, chunks are rows.
 
     Raises:
-        ValueError: no arrays, an unknown dtype, names that cannot be told apart, or a folder that
-            holds an Orbax checkpoint.
+        ValueError: no arrays, an unknown dtype, names that cannot be told apart, or a folder
+            that holds an Orbax checkpoint.
         MissingExtraError: tensorstore is not installed.
         BadInput: the system refuses to write.
     """
@@ -121,10 +118,8 @@ class OrbaxWriter(Writer):
                 self._pending.append((future.commit, piece.nbytes))
 
     def _finish(self) -> None:
-        """Waits for what is being written, and writes the metadata.
-
-        Everything is then handed to the system, but nothing was fsynced: that is the caller's.
-        """
+        """Wait for what is being written, and write the metadata. Nothing is fsynced: that is
+        the caller's."""
         self._drain(0)
         if self._closed:
             return
@@ -150,14 +145,13 @@ class OrbaxWriter(Writer):
             "commit_timestamp_nsecs": time.time_ns(),
             "custom_metadata": {},
         }
-        with writing(self.folder):
-            (self.folder / STEP_METADATA).write_text(json.dumps(step), encoding="utf-8")
-            # The last one: without it, nobody takes the folder for a checkpoint.
-            (self.folder / TREE_METADATA).write_text(json.dumps(tree), encoding="utf-8")
+        write_file(self.folder / STEP_METADATA, json.dumps(step))
+        # The last one: without it, nobody takes the folder for a checkpoint.
+        write_file(self.folder / TREE_METADATA, json.dumps(tree))
         self._closed = True
 
     def _declare(self) -> None:
-        """Writes the metadata of every array, in one go: each alone would wait for the chunks."""
+        """Write the metadata of every array, in one go: each alone would wait for the chunks."""
         keys = {name: f"{name.replace('/', '.')}/.zarray" for name in self._specs}
         try:
             store = self._ts.KvStore.open(self._database(), context=self._context).result()
@@ -225,7 +219,7 @@ class OrbaxWriter(Writer):
         }
 
     def _drain(self, allowed: int) -> None:
-        """Waits until at most so many bytes are in flight."""
+        """Wait until at most so many bytes are in flight."""
         in_flight = sum(nbytes for _, nbytes in self._pending)
         while self._pending and in_flight > allowed:
             commit, nbytes = self._pending.popleft()
@@ -242,11 +236,8 @@ class OrbaxWriter(Writer):
 def _refilled(
     chunks: "Iterable[np.ndarray]", shape: Shape, grid: Shape, dtype: "np.dtype"
 ) -> Iterator[tuple[Region, "np.ndarray"]]:
-    """Cuts consecutive elements anew: a fresh array for every region of a grid, in C order.
-
-    Raises:
-        ValueError: a phrase about the chunks: another dtype, too many or too few elements.
-    """
+    """Cut consecutive elements anew: a fresh array for every region of a grid, in C order.
+    ValueError, a phrase, for chunks of another dtype, or too many or too few elements."""
     import numpy as np
 
     source = (flat for chunk in chunks for flat in flattened(chunk, _PART))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from griffin_eval.converters.containers.container import Specs, Writer
 from griffin_eval.converters.containers.safetensors.files import CODES, INDEX_FILE, SINGLE_FILE
-from griffin_eval.converters.files import write_all, write_array, writing
+from griffin_eval.converters.files import write_all, write_array, write_file, writing
 from griffin_eval.converters.tensors import ITEM_BYTES, Shape, numpy_dtype
 
 if TYPE_CHECKING:
@@ -33,18 +33,15 @@ class _Slot(NamedTuple):
 
 
 class SafetensorsWriter(Writer):
-    """A context manager that writes ``model.safetensors``, or shards and their index.
-
-    Several threads may write, each another tensor.
+    """Writes ``model.safetensors``, or shards and their index, into an existing folder.
 
     Attributes:
-        folder: where, an existing folder.
-        shards: names of the tensors of every file, in the order in which they should be written.
-        nbytes: size of every file.
+        shards: Names of the tensors of every file, in the order in which they should be written.
+        nbytes: Size of every file.
 
     Args:
-        specs: shape and dtype (one of ``CODES``) of every tensor to come, by name.
-        max_shard_size: bytes of tensors in a file; a single larger tensor has a file of its own.
+        specs: Shape and dtype (one of ``CODES``) of every tensor to come, by name.
+        max_shard_size: Bytes of tensors in a file; a single larger tensor has a file of its own.
 
     Raises:
         ValueError: no tensors, or a dtype that is not among ``CODES``.
@@ -93,7 +90,7 @@ class SafetensorsWriter(Writer):
                 self._complete(file)
 
     def _finish(self) -> None:
-        """Writes the index, if there are several shards."""
+        """Write the index, if there are several shards."""
         if len(self.shards) > 1:
             index = {
                 "metadata": {
@@ -103,8 +100,7 @@ class SafetensorsWriter(Writer):
                 "weight_map": {name: slot.file for name, slot in self._slots.items()},
             }
             text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-            with writing(self.folder / INDEX_FILE):
-                (self.folder / INDEX_FILE).write_text(text, encoding="utf-8")
+            write_file(self.folder / INDEX_FILE, text)
 
     def _lay_out(self, file: str, specs: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
@@ -147,7 +143,7 @@ class SafetensorsWriter(Writer):
 
 
 def output_files(specs: Specs, max_shard_size: int) -> dict[str, str]:
-    """The file that each tensor goes into."""
+    """Return the file that each tensor goes into."""
     shards = SafetensorsWriter("", specs, max_shard_size=max_shard_size).shards
     return {name: file for file, names in shards.items() for name in names}
 
