@@ -16,10 +16,10 @@ class ChunkSums(NamedTuple):
     """The checksum of each chunk of an array.
 
     Attributes:
-        shape: of the array.
-        grid: shape of a chunk; the last ones along an axis may be smaller.
-        sums: XXH3 (64 bits) of the bytes of every chunk in C order, in hexadecimal digits. Chunks
-            are in C order, too.
+        shape: Shape of the array.
+        grid: Shape of a chunk; the last ones along an axis may be smaller.
+        sums: XXH3 (64 bits) of the bytes of every chunk in hexadecimal digits; bytes and chunks in
+            C order.
     """
 
     shape: tuple[int, ...]
@@ -28,11 +28,7 @@ class ChunkSums(NamedTuple):
 
     @classmethod
     def of_record(cls, shape: Any, record: Any) -> "ChunkSums":
-        """From a manifest's entry.
-
-        Raises:
-            ValueError, KeyError, TypeError: it is none.
-        """
+        """Read a manifest's entry; ValueError, KeyError or TypeError if it is none."""
         grid, sums = record["shape"], tuple(record[HASH].split())
         if not are_naturals(shape) or not are_naturals(grid) or len(shape) != len(grid):
             raise ValueError
@@ -42,19 +38,16 @@ class ChunkSums(NamedTuple):
         return cls(tuple(shape), tuple(grid), sums)
 
     def record(self) -> dict[str, Any]:
-        """A manifest's entry."""
+        """Return a manifest's entry."""
         return {"shape": list(self.grid), HASH: " ".join(self.sums)}
 
     def check(self, array: "np.ndarray", part: Region) -> tuple[list[int], int]:
-        """Compares a part of the array with the checksums of the chunks that lie in it.
-
-        Args:
-            array: the part.
-            part: where it lies, with both ends of each slice.
+        """Compare a part of the array, at the region ``part``, with the checksums of the chunks in
+        it.
 
         Returns:
-            The numbers of the chunks that differ, and how many bytes were in chunks that lie in it
-            as a whole. Others cannot be checked.
+            The numbers of the chunks that differ, and the bytes of the chunks that lie in it as a
+                whole; others cannot be checked.
         """
         import xxhash
 
@@ -88,7 +81,7 @@ class ChunkSummer:
         self._rows, self._sums = 0, []
 
     def update(self, piece: "np.ndarray") -> None:
-        """Takes the next rows."""
+        """Take the next rows."""
         import xxhash
 
         while len(piece):
@@ -103,5 +96,5 @@ class ChunkSummer:
                 self._open = []
 
     def result(self) -> ChunkSums:
-        """The checksums, once all rows were given."""
+        """Return the checksums, once all rows were given."""
         return ChunkSums(self._shape, self._grid, tuple(self._sums))

@@ -18,16 +18,12 @@ from griffin_eval.sharding.split import split_over
 
 
 def describe(inspection: Inspection) -> dict[str, Any]:
-    """The facts that ``griffin-eval inspect`` prints, ready for JSON.
+    """Return the facts that ``griffin-eval inspect`` prints, ready for JSON.
 
-    Keys: ``format``, ``layout``, ``parameters``, ``parameters_without_embedding``, ``dtypes`` (how
-    many parameters are stored in each; of quantised ones, what they are dequantised in),
-    ``quantised`` (``schemes``: by how it is stored, how many parameters, of how many elements and
-    bits an element, scales included; ``left_alone``: names of other tensors; None if nothing is
-    quantised), ``tokenizer`` (files), ``left_out``, ``notes``, ``config`` and ``config_from``
-    (where each field is from; both have None where nothing says it), ``checksums`` (what the
-    weights can be checked against, in words), ``tensors`` (all there are: name, shape, dtype,
-    parameters), ``warnings`` and ``problems``.
+    ``dtypes`` counts parameters by what they are stored or dequantised in. ``quantised`` has
+    ``schemes`` (by how they are stored: parameters, elements, and bits an element with scales) and
+    ``left_alone`` (other names), or is None. A field of ``config`` that nothing states is None, as
+    its ``config_from``.
     """
     holds: dict[str, list[str]] = {}
     for binding in inspection.bindings:
@@ -82,9 +78,8 @@ def describe(inspection: Inspection) -> dict[str, Any]:
 
 
 def _quantised(inspection: Inspection, holds: Mapping[str, Sequence[str]]) -> dict | None:
-    """How the quantised parameters are stored, and the names of those that are not, without
-    numbers of layers.
-    """
+    """How the quantised parameters are stored, and the names of those that are not, without numbers
+    of layers."""
     parameters = quantised(inspection.container)
     if not parameters:
         return None
@@ -103,12 +98,10 @@ def _quantised(inspection: Inspection, holds: Mapping[str, Sequence[str]]) -> di
 
 
 def describe_split(facts: dict[str, Any], inspection: Inspection, devices: int) -> dict[str, Any]:
-    """How the parameters would lie on so many devices, ready for JSON.
+    """Return how the parameters would lie on so many devices, ready for JSON.
 
-    Returns:
-        ``devices``, ``parameters_a_device``, ``bytes_a_device`` (as they are stored),
-        ``bytes`` of them all, ``whole`` (what does not divide, and so lies whole on every device)
-        and ``whole_bytes`` (how much of ``bytes_a_device`` that is).
+    Bytes are those of the stored dtypes. ``whole`` are parameters that do not divide, and lie whole
+    on every device; ``whole_bytes`` is their part of ``bytes_a_device``.
     """
     assert inspection.config is not None
     specs, split = param_specs(inspection.config), split_over(inspection.config, devices)

@@ -15,17 +15,15 @@ if TYPE_CHECKING:
 def export(
     checkpoint: "Checkpoint", table: Sequence[NameRule]
 ) -> "Iterator[tuple[str, np.ndarray]]":
-    """Every tensor of a checkpoint by its name in a table, in the table's layout, one at a time.
-
-    Arrays may be read-only views, with strides.
-    """
+    """Yield every tensor of a checkpoint by its name in a table, in the table's layout. Arrays may
+    be read-only views, with strides."""
     for binding in bind(table, checkpoint.config):
         parameters = (in_memory(checkpoint.numpy(spec.name)) for spec in binding.canonical)
         yield binding.foreign, binding.op.to_foreign(*parameters).numpy()
 
 
 def put_nested(tree: dict[str, Any], name: str, value: Any) -> None:
-    """Puts a value into nested dicts, under keys that its name joins by "/"."""
+    """Put a value into nested dicts, under keys that its name joins by "/"."""
     *path, leaf = name.split("/")
     for key in path:
         tree = tree.setdefault(key, {})

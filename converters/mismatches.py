@@ -25,10 +25,10 @@ class Comparison(NamedTuple):
     """The outcome of `compare`.
 
     Attributes:
-        problems: clauses for people; none if the container holds the parameters of the config.
-        left_out: tensors that are no parameters, each with the reason.
-        notes: further facts that a conversion should record.
-        fits_config: whether names and shapes are those that the config asks for.
+        problems: Clauses for people; none if the container holds the parameters of the config.
+        left_out: Tensors that are no parameters, each with the reason.
+        notes: Further facts that a conversion should record.
+        fits_config: Whether names and shapes are those that the config asks for.
     """
 
     problems: list[str]
@@ -45,13 +45,8 @@ def compare(
     names: Names | None,
     ignored: Mapping[str, str],
 ) -> Comparison:
-    """Compares the tensors of a container with those that a config asks for.
-
-    Args:
-        bindings: The table, written out for the config.
-        names: The user's table, if the naming is from one.
-        ignored: Tensors that the table leaves out.
-    """
+    """Compare the tensors of a container with those of a table, written out as ``bindings`` for a
+    config. ``names`` is the user's table, if it is one, and ``ignored`` what that leaves out."""
     tensors = {name: t for name, t in container.tensors.items() if name not in ignored}
     left_out, notes = {}, {}
     head = foreign_name(table, HEAD)
@@ -140,12 +135,8 @@ def _names_and_shapes(
     file: str | None,
     left_out: Mapping[str, str],
 ) -> list[str]:
-    """Clauses about names and shapes that are not those the config asks for.
-
-    Args:
-        file: Name of the user's table, if the naming is from one.
-        left_out: What the container holds beside tensors, by name, each with the reason.
-    """
+    """Return clauses about names and shapes that are not those the config asks for. ``file`` is the
+    name of the user's table, and ``left_out`` what the container holds beside tensors."""
     expected: dict[str, Shape] = {b.foreign: b.shape for b in bindings if b.foreign}
     show, clauses = _shower(bindings), []
     bare = [n for n in tensors if n not in expected and f"model.{n}" in expected]

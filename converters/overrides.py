@@ -14,17 +14,13 @@ class Overrides:
     """Facts of a checkpoint that a user states because its files do not, or wrongly.
 
     Attributes:
-        preset: name of a preset that supplies the fields that neither a config nor shapes state.
-        item: item of an Orbax checkpoint, or of a ``.pt`` file, that holds the parameters.
-        visible_keys, embedding_scale, logits_soft_cap: fields of the config.
-        names: TOML file that maps the names of the tensors, or the name of one that ships; see
-            `griffin_eval.converters.naming.user_table`.
-        accept_differences: whether weights are read although ``names`` says that their trainer
-            computes what this model does not.
-        check_parts: whether parts of tensors that are read without the rest are compared with the
-            manifest, as far as whole chunks of it lie in them.
-        adapters: folders of adapters that are merged into the weights, each with its weight; see
-            `griffin_eval.converters.adapters`.
+        preset: Preset that supplies the fields that neither a config nor shapes state.
+        item: Item of an Orbax checkpoint, or of a ``.pt`` file, that holds the parameters.
+        names: Table of names; see `griffin_eval.converters.naming.user_table`.
+        accept_differences: Whether weights are read although the trainer of ``names`` computes what
+            this model does not.
+        check_parts: Whether parts of tensors that are read alone are compared with the manifest.
+        adapters: Folders of adapters that are merged into the weights, each with its weight.
     """
 
     preset: str | None = None
@@ -44,11 +40,7 @@ class Overrides:
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def check(self) -> None:
-        """Refuses values that no checkpoint can have.
-
-        Raises:
-            ArgumentError: naming them.
-        """
+        """Raise ArgumentError for values that no checkpoint can have."""
         if self.preset is not None and self.preset not in PRESETS:
             raise ArgumentError(
                 f"unknown preset {self.preset!r}: expected one of {', '.join(PRESETS)}"

@@ -31,9 +31,8 @@ class Write(NamedTuple):
     """One tensor of the output.
 
     Attributes:
-        binding: its name, layout and the parameters that it holds.
-        dtype: its dtype in the output.
-        cast_from: the dtypes of its parameters in the source that differ from it.
+        binding: Its name, layout and parameters.
+        cast_from: Dtypes of its parameters in the source that differ from ``dtype``.
     """
 
     binding: Binding
@@ -49,16 +48,12 @@ class Plan(NamedTuple):
     """Everything a conversion will do, known from headers alone.
 
     Attributes:
-        source: the checkpoint to convert.
-        target: the format to write.
-        config: of the output.
-        writes: its tensors.
-        companions: files that are copied beside them, by their path in the output.
-        notes: facts for the manifest.
-        mesh: sizes of the axes of a mesh whose devices will each read their own part, by name.
-        recorded: what the manifest of the source says of its parameters, which are checked against
-            it while they are read; empty if there is none.
-        check: whether other checksums of the source are checked, too.
+        companions: Files that are copied beside the tensors, by their path in the output.
+        notes: Facts for the manifest.
+        mesh: Sizes of the axes of a mesh whose devices will each read their own part, by name.
+        recorded: Entries of the source's manifest, which parameters are checked against while they
+            are read; empty if there is none.
+        check: Whether other checksums of the source are checked, too.
     """
 
     source: Checkpoint
@@ -77,7 +72,7 @@ class Plan(NamedTuple):
 
     @property
     def parts(self) -> dict[str, tuple[int, ...]]:
-        """Into how many parts along each dimension the devices of the mesh cut each tensor of the
+        """Parts along each dimension into which the devices of the mesh cut each tensor of the
         output, by its name there; empty without a mesh."""
         if self.mesh is None:
             return {}
@@ -90,14 +85,14 @@ class Plan(NamedTuple):
         }
 
     def grid(self, spec: ParamSpec, dtype: str) -> tuple[int, ...]:
-        """The shape of the chunks of a parameter, in canonical layout, that get a checksum each:
-        the chunks of the mesh, without one rows."""
+        """Return the shape of a parameter's chunks, in canonical layout, that get a checksum each:
+        the chunks of the mesh, else rows."""
         if self.mesh is None:
             return chunk_shape(spec.shape, ITEM_BYTES[dtype])
         return part_chunks(spec.shape, self._parts(spec, self.mesh), ITEM_BYTES[dtype])
 
     def _parts(self, spec: ParamSpec, mesh: dict[str, int]) -> tuple[int, ...]:
-        """Into how many parts along each dimension the devices of a mesh cut a parameter."""
+        """Parts along each dimension into which the devices of a mesh cut a parameter."""
         axes = split_over(self.config, mesh[MODEL]).axes_in_training(spec, mesh[DATA])
         return tuple(1 if axis is None else mesh[axis] for axis in axes)
 
@@ -113,13 +108,12 @@ class Plan(NamedTuple):
 
 
 def parse_dtypes(text: str | None) -> dict[str, str]:
-    """The rules in ``bfloat16`` or ``bfloat16,recurrent_param=bfloat16``: name's ending -> dtype.
+    """Return the rules in ``bfloat16`` or ``bfloat16,recurrent_param=bfloat16``: name's ending ->
+    dtype.
 
-    An ending is one or more whole dotted names. The longest one that fits a parameter counts.
-    The empty ending is the rule for all parameters but Λ and θ, which keep theirs unless named.
-
-    Raises:
-        ArgumentError: not of that form, no dtype of that name, or two rules with one ending.
+    An ending is one or more whole dotted names; the longest one that fits a parameter counts. The
+    empty ending is the rule for all parameters but Λ and θ, which keep theirs unless named.
+    ArgumentError for a text not of that form, an unknown dtype, or two rules with one ending.
     """
     rules: dict[str, str] = {}
     for part in text.split(",") if text is not None else []:
@@ -138,11 +132,8 @@ def parse_dtypes(text: str | None) -> dict[str, str]:
 
 
 def parse_shard_size(text: str | None, target: Format, option: str) -> int:
-    """The bytes of a file of an output; the default if no text says them.
-
-    Raises:
-        ArgumentError: naming the option, if it is no size or the format has no shards.
-    """
+    """Return the bytes of a file of an output, by default `MAX_SHARD_SIZE`; ArgumentError, with the
+    option's name, if the text is no size or the format has no shards."""
     if text is None:
         return MAX_SHARD_SIZE
     if not CONTAINERS[target.container].sharded:
@@ -163,17 +154,16 @@ def make_plan(
     mesh: dict[str, int] | None = None,
     check: bool = True,
 ) -> Plan:
-    """Decides every tensor of an output, from headers alone.
+    """Decide every tensor of an output, from headers alone.
 
     Args:
         dtypes: Rules from `parse_dtypes`; by default everything keeps the dtype it has.
         vocab_size: Number of leading rows of the embedding to keep; None for all.
-        mesh: Mesh of `Plan`.
         check: Whether the source is checked against its manifest and other checksums, if any.
 
     Raises:
-        CheckpointError: the target cannot express the model; the source's manifest is damaged; the
-            source has a parameter that its manifest does not have.
+        CheckpointError: the target cannot express the model; the source's manifest is damaged, or
+            lacks a parameter of the source.
         ArgumentError: a vocabulary larger than the one there is, or without rows for all ids of the
             tokenizer; a mesh for a container whose tensors are not cut; a rule for the dtype of no
             parameter.
@@ -222,11 +212,7 @@ def make_plan(
 
 
 def _check_tokenizer(source: Checkpoint, rows: int) -> None:
-    """Refuses to drop rows of tokens that the tokenizer has, which is copied beside them.
-
-    Raises:
-        ArgumentError: naming the largest id.
-    """
+    """Raise ArgumentError if the tokenizer, which is copied, has tokens whose rows are dropped."""
     from griffin_eval.text.load import load_tokenizer  # only here: it may load transformers
 
     try:
@@ -242,11 +228,7 @@ def _check_tokenizer(source: Checkpoint, rows: int) -> None:
 
 
 def _check_rules(rules: Mapping[str, str], names: Collection[str]) -> None:
-    """Refuses rules for dtypes that are of no parameter.
-
-    Raises:
-        ArgumentError: naming one.
-    """
+    """Raise ArgumentError for a rule about the dtype of no parameter."""
     for ending, dtype in rules.items():
         if ending and not any(_fits(ending, name) for name in names):
             parts = (name.split(".") for name in names)
@@ -263,11 +245,7 @@ def _fits(ending: str, name: str) -> bool:
 
 
 def check_chunked(target: Format) -> None:
-    """Checks that the tensors of a format are cut into chunks.
-
-    Raises:
-        ArgumentError: they are not.
-    """
+    """Raise ArgumentError if the tensors of a format are not cut into chunks."""
     if not CONTAINERS[target.container].chunked:
         able = [f.name for f in FORMATS.values() if CONTAINERS[f.container].chunked]
         raise ArgumentError(

@@ -17,12 +17,11 @@ class PackedRows(NamedTuple):
     """A matrix [O, I] in fewer bits, of which every row has a row of each array.
 
     Attributes:
-        bits: Bits of an element.
         elements: uint8 [O, I * bits / 8] in the order in which they are stored, or int8 [O, I].
         scales: [O, S], each of I / S elements.
         shifts: [O, S] of MLX, None of bitsandbytes.
-        table: float32 [256, 8 / bits], what the elements of a byte stand for; None where bits are 8
-            or do not divide 8.
+        table: float32 [256, 8 / bits], values of the elements of a byte; None where bits are 8 or
+            do not divide 8.
     """
 
     bits: int
@@ -54,14 +53,8 @@ class Quantised:
 def dequantised(
     shape: Shape, dtype: str, values: "Callable[[int, int], np.ndarray]", quantised: Quantised
 ) -> LazyTensor:
-    """A parameter that is dequantised while it is read.
-
-    Args:
-        shape: Shape of the parameter, with at least one axis.
-        dtype: Dtype that it is dequantised in.
-        values: Returns elements ``start`` to ``stop`` in C order, in that dtype.
-        quantised: How it is stored.
-    """
+    """Return a parameter, with at least one axis, that is dequantised while it is read. ``values``
+    returns elements ``start`` to ``stop`` in C order, in ``dtype``."""
 
     def rows(start: int, stop: int) -> "np.ndarray":
         import numpy as np
@@ -77,5 +70,5 @@ def dequantised(
 
 
 def bits_of(stored: int, shape: Shape) -> float:
-    """Bits of an element of a shape whose parts take so many bytes."""
+    """Return the bits of an element of a shape whose parts take so many bytes."""
     return 8 * stored / max(1, math.prod(shape))

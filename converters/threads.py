@@ -11,16 +11,11 @@ Job = TypeVar("Job")
 def run_all(
     function: Callable[[Job, Callable[[], bool]], None], jobs: Iterable[Job], *, workers: int
 ) -> None:
-    """Calls ``function(job, stopped)`` for every job, in threads, and waits for all of them.
+    """Call ``function(job, stopped)`` for every job, in threads and in order, and wait for all of
+    them.
 
-    Args:
-        function: does one job; ``stopped()`` says whether another one failed, so that this one
-            may end early, by whatever exception.
-        jobs: started in this order.
-        workers: number of threads.
-
-    Raises:
-        BaseException: the first failure.
+    ``stopped()`` says whether another job failed, so that this one may end early, by whatever
+    exception. The first failure is raised.
     """
     failed, lock = threading.Event(), threading.Lock()
     failures: list[BaseException] = []

@@ -15,9 +15,8 @@ class Difference(NamedTuple):
     """One parameter that is not the same in both.
 
     Attributes:
-        name: canonical name of the parameter.
-        what: one clause for people.
-        largest: largest absolute difference of two values; NaN where shapes differ or one of them
+        what: One clause for people.
+        largest: Largest absolute difference of two values; NaN where shapes differ or one of them
             is NaN.
         kind: ``values``, ``missing`` or ``shape``; ``dtype`` where the values are equal in two
             dtypes, ``rounded`` where they are equal once they are cast to one of the two dtypes.
@@ -51,7 +50,7 @@ class Comparison(NamedTuple):
 def compare(
     one: Checkpoint, other: Checkpoint, progress: Callable[[int], None] = lambda nbytes: None
 ) -> Comparison:
-    """Compares every parameter of two checkpoints, a chunk at a time."""
+    """Compare every parameter of two checkpoints, a piece at a time."""
     differing = [
         f"{field.name}: {getattr(one.config, field.name)} and {getattr(other.config, field.name)}"
         for field in dataclasses.fields(one.config)

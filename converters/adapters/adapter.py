@@ -20,22 +20,15 @@ if TYPE_CHECKING:
 
 
 class Adapter:
-    """An adapter of peft: a LoRA, rsLoRA or DoRA.
+    """An adapter of peft, a LoRA, rsLoRA or DoRA, in a folder with ``adapter_config.json`` and
+    ``adapter_model.safetensors`` or ``.bin``. CheckpointError if a file is missing or damaged,
+    or says what is not supported.
 
     Attributes:
-        folder: where it lies.
-        file: the file of its tensors.
-        weight: the factor of what it adds to the base.
-        config: what its adapter_config.json says.
-        container: its tensors.
-
-    Args:
-        folder: with ``adapter_config.json`` and ``adapter_model.safetensors``, or
-            ``adapter_model.bin``.
-        weight: as above.
-
-    Raises:
-        CheckpointError: a file is missing or damaged, or says what is not supported.
+        file: File of its tensors.
+        weight: Factor of what it adds to the base.
+        config: Content of its adapter_config.json.
+        container: Its tensors.
     """
 
     def __init__(self, folder: Path, weight: float = 1.0):
@@ -57,13 +50,13 @@ class Adapter:
 
     @property
     def files(self) -> list[Path]:
-        """What it consists of."""
+        """The files that it consists of."""
         return [self.folder / ADAPTER_CONFIG, self.file]
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of its tensors' file followed by its config, in hexadecimal digits: what
-        ``cat adapter_model.safetensors adapter_config.json | sha256sum`` says."""
+        """SHA-256 of its tensors' file followed by its config, in hexadecimal digits: what ``cat
+        adapter_model.safetensors adapter_config.json | sha256sum`` says."""
         if self._sha256 is None:
             total = hashlib.sha256()
             for file in reversed(self.files):
@@ -77,15 +70,12 @@ class Adapter:
         return self._sha256
 
     def record(self) -> dict[str, Any]:
-        """What manifests and results say of it."""
+        """Return what manifests and results say of it."""
         return {"path": str(self.folder), "weight": self.weight, "sha256": self.sha256}
 
     def array(self, name: str, dtype: str) -> "np.ndarray":
-        """A tensor, copied in a dtype.
-
-        Raises:
-            CheckpointError: it holds NaN or infinity, or cannot be read.
-        """
+        """Return a tensor, copied in a dtype; CheckpointError if it holds NaN or infinity, or
+        cannot be read."""
         import numpy as np
 
         values = self.container.tensors[name]
@@ -96,11 +86,8 @@ class Adapter:
 
 
 def parse_adapters(texts: Sequence[str], option: str) -> list[tuple[str, float]]:
-    """Places and weights of adapters in texts such as ``DIR`` or ``DIR=0.7``.
-
-    Raises:
-        ArgumentError: a weight that is no finite number.
-    """
+    """Return places and weights of adapters in texts such as ``DIR`` or ``DIR=0.7``;
+    ArgumentError for a weight that is no finite number."""
     parsed = []
     for text in texts:
         place, equals, number = text.rpartition("=")
@@ -120,11 +107,8 @@ def parse_adapters(texts: Sequence[str], option: str) -> list[tuple[str, float]]
 
 
 def refuse_lone_adapter(path: Path) -> None:
-    """Refuses a folder that holds an adapter where a model is expected.
-
-    Raises:
-        CheckpointError: naming the base that it belongs to.
-    """
+    """Raise CheckpointError, with the base's name, for a folder that holds an adapter where a
+    model is expected."""
     if not path.is_dir() or not (path / ADAPTER_CONFIG).is_file():
         return
     if any(name != ADAPTER_FILE for name in list_folder(path, "*.safetensors")):

@@ -28,11 +28,9 @@ Step = Callable[["np.ndarray", int, slice], None]
 
 
 def merged(stored: LazyTensor, spec: ParamSpec, changes: Sequence[Change]) -> LazyTensor:
-    """A parameter with the changes of adapters. Their matrices are kept as long as it is.
-
-    Raises, as it is read:
-        CheckpointError: an adapter holds NaN, or a sum does not fit into the dtype.
-    """
+    """Return a parameter with the changes of adapters, whose matrices are kept as long as it is.
+    Reading it raises CheckpointError if an adapter holds NaN, or a sum does not fit into the
+    dtype."""
     dtype = stored.dtype
     value = next((change for change in changes if change.value is not None), None)
     if value is not None:
@@ -120,7 +118,7 @@ def _replaced(change: Change, dtype: str) -> LazyTensor:
 
 
 def _step(change: Change, spec: ParamSpec, wide: str) -> Step | None:
-    """What a change does to rows of a parameter, but to replace all; None for nothing else."""
+    """The change of rows of a parameter in place; None for a change that replaces all."""
     import numpy as np
 
     scale = np.dtype(wide).type(change.scale)
@@ -167,7 +165,8 @@ def _step(change: Change, spec: ParamSpec, wide: str) -> Step | None:
 def factors(
     change: Change, rank: int, wide: str, shape: tuple[int, ...] = ()
 ) -> tuple["np.ndarray", "np.ndarray"]:
-    """Both factors of what is added, such that it is their product; of stacks, a stack each."""
+    """Return both factors of what is added, such that it is their product; of stacks, a stack
+    each."""
     import numpy as np
 
     assert change.a is not None and change.b is not None
@@ -182,8 +181,8 @@ def factors(
 
 
 def _multiply(left: "np.ndarray", right: "np.ndarray", out: "np.ndarray") -> None:
-    """The product of two matrices, in tiles that OpenBLAS gives to one thread each: several would
-    wait for each other, and for other workers, longer than they compute."""
+    """The product of two matrices, in tiles that OpenBLAS gives to one thread each: several
+    would wait for each other, and for other workers, longer than they compute."""
     import numpy as np
 
     columns = max(1, _TILE_WORK // (_TILE_ROWS * max(1, left.shape[1])))

@@ -25,11 +25,8 @@ _READ = ("bitsandbytes", "mlx", "gguf")  # as config.json calls them
 
 
 def decoded(container: Container, folder: Path) -> Container:
-    """A container with its quantised parameters dequantised; the same one if it has none.
-
-    Raises:
-        CheckpointError: quantised in a way that is not read, or damaged.
-    """
+    """Return a container with its quantised parameters dequantised, the same one if it has none;
+    CheckpointError if it is quantised in a way that is not read, or damaged."""
     stated = _stated(folder)
     refuse(container, stated, folder)
     tensors = container.tensors
@@ -49,16 +46,12 @@ def decoded(container: Container, folder: Path) -> Container:
 
 
 def quantised(container: Container) -> dict[str, Quantised]:
-    """How each quantised parameter of a container is stored, by name."""
+    """Return how each quantised parameter of a container is stored, by name."""
     return {n: t.quantised for n, t in container.tensors.items() if t.quantised is not None}
 
 
 def refuse(container: Container, stated: dict[str, Any], folder: Path) -> None:
-    """Refuses what is quantised in a way that is not read.
-
-    Raises:
-        CheckpointError: naming it.
-    """
+    """Raise CheckpointError for what is quantised in a way that is not read."""
     method = stated.get("quant_method", _READ[0])
     kinds = [kind for key, (kind, _) in _REFUSED.items() if method == key]
     for kind, ends in _REFUSED.values():

@@ -25,13 +25,12 @@ _CONVOLUTION = "conv_1d.weight"
 def decoded(
     tensors: Mapping[str, LazyTensor], settings: dict[str, Any], source: str
 ) -> dict[str, LazyTensor]:
-    """The tensors with those that MLX has quantised or laid out otherwise as they were.
+    """Return the tensors with those that MLX has quantised or laid out otherwise as they were.
 
     Args:
-        tensors: Tensors of the container.
-        settings: The object about quantisation in config.json: ``group_size`` and ``bits``, and by
+        settings: Object about quantisation in config.json: ``group_size`` and ``bits``, and by
             name of a module what differs there.
-        source: The file that holds it, for messages.
+        source: File that holds it, for messages.
 
     Raises:
         CheckpointError: parts that lack others, or contradict them or the settings.
@@ -117,14 +116,8 @@ def _read(tensors: Mapping[str, LazyTensor], module: str, settings: dict[str, An
 def dequantised_groups(
     weight: "np.ndarray", scales: "np.ndarray", biases: "np.ndarray", bits: int, group: int
 ) -> "np.ndarray":
-    """The elements of whole groups, flat, in the dtype of the scales.
-
-    Args:
-        weight: uint32, the numbers one behind the other.
-        scales, biases: one for each group.
-        bits: of a number.
-        group: numbers of a group.
-    """
+    """Return the elements of whole groups, flat, in the dtype of the scales. ``weight`` is
+    uint32, the numbers one behind the other; there is one scale and one bias for each group."""
     import numpy as np
 
     dtype = scales.dtype
@@ -157,7 +150,7 @@ def _numbers(weight: "np.ndarray", bits: int) -> "np.ndarray":
 
 
 def _numbers_of_bytes(bits: int) -> "np.ndarray":
-    """Return the numbers of 2 or 4 bits in each byte: float32 [256, 8 / bits]."""
+    """The numbers of 2 or 4 bits in each byte: float32 [256, 8 / bits]."""
     import numpy as np
 
     numbers = np.arange(256)[:, None] >> np.arange(0, 8, bits) & (1 << bits) - 1

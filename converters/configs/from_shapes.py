@@ -24,11 +24,8 @@ UNSEEN: dict[str, Any] = {
 
 
 def fields_from_shapes(shapes: Mapping[str, Shape], source: str) -> dict[str, Any]:
-    """The fields of `GriffinConfig` that shapes by canonical name determine.
-
-    Raises:
-        CheckpointError: tensors without which nothing can be said are missing.
-    """
+    """Return the fields of `GriffinConfig` that shapes by canonical name determine;
+    CheckpointError if tensors are missing without which nothing can be said."""
 
     def of(name: str, rank: int) -> Shape | None:
         shape = shapes.get(name)
@@ -74,9 +71,8 @@ def fields_from_shapes(shapes: Mapping[str, Shape], source: str) -> dict[str, An
 def complete_fields(
     known: Mapping[str, Any], given: Mapping[str, Any], preset: str | None, source: str
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The fields of a config from what shapes say and what the user adds, and where each is from.
-
-    Of those in ``UNSEEN`` some may be lacking.
+    """Return the fields of a config from what shapes say and what the user adds, and where each
+    is from. Of those in ``UNSEEN`` some may be lacking.
 
     Args:
         known: Fields from `fields_from_shapes`.
@@ -123,7 +119,7 @@ def complete_fields(
 
 
 def ask_for(unknown: Iterable[str], known: Mapping[str, Any], source: str) -> str:
-    """The sentence that asks for fields that nothing says."""
+    """Return the sentence that asks for fields that nothing says."""
     fit = [name for name, config in PRESETS.items() if not _differing(known, config)]
     hint = f"; its shapes are those of preset {' or '.join(fit)}" if fit else ""
     return (

@@ -44,11 +44,8 @@ TOKEN_IDS = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
 
 
 def read_config(folder: str | Path) -> tuple[GriffinConfig, dict[str, Any]]:
-    """The config of a Hugging Face folder, and its config.json as it stands.
-
-    Raises:
-        CheckpointError: no config.json, no JSON object in it, or what ``to_griffin_config`` raises.
-    """
+    """Return the config of a Hugging Face folder, and its config.json as it stands;
+    CheckpointError if there is none, or as of `to_griffin_config`."""
     path = Path(folder) / CONFIG_FILE
     if not path.is_file():
         found = "the folder lacks it" if path.parent.is_dir() else f"{path.parent} is no folder"
@@ -58,11 +55,8 @@ def read_config(folder: str | Path) -> tuple[GriffinConfig, dict[str, Any]]:
 
 
 def to_griffin_config(raw: dict[str, Any], *, source: str) -> GriffinConfig:
-    """The GriffinConfig that a config.json describes, as transformers would read it.
-
-    Raises:
-        CheckpointError: another model type, or every value that these models cannot have.
-    """
+    """Return the GriffinConfig that a config.json describes, as transformers would read it;
+    CheckpointError for another model type, or every value that these models cannot have."""
     if raw.get("model_type") != "recurrent_gemma":
         found = brief(raw["model_type"]) if "model_type" in raw else "none"
         raise CheckpointError(f"{source}: expected model_type 'recurrent_gemma', found {found}")
@@ -126,7 +120,8 @@ def to_griffin_config(raw: dict[str, Any], *, source: str) -> GriffinConfig:
 
 
 def stated_fields(raw: dict[str, Any]) -> set[str]:
-    """The fields of GriffinConfig that a config.json states; the others are transformers' own."""
+    """Return the fields of GriffinConfig that a config.json states; the others are transformers'
+    own."""
     nested = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     keys = {field: (key,) for field, (key, _) in _SAME.items()} | {
         "mlp_width": ("intermediate_size",),
@@ -144,13 +139,11 @@ def stated_fields(raw: dict[str, Any]) -> set[str]:
 
 
 def to_huggingface(config: GriffinConfig) -> dict[str, Any]:
-    """The config.json of a config, such that transformers computes the same model.
+    """Return the config.json of a config, such that transformers computes the same model;
+    CheckpointError with every field that it cannot express.
 
     Token ids and dtype are left to whoever knows them. Versions 4 of transformers read RoPE from
     the top level, later ones from ``rope_parameters``: both are written.
-
-    Raises:
-        CheckpointError: naming every field with a value that transformers cannot express.
     """
     check_expressible(config, FORMATS["hf"])
     rope = {"rope_theta": float(config.rope_base), "partial_rotary_factor": config.rope_fraction}
@@ -172,14 +165,14 @@ def to_huggingface(config: GriffinConfig) -> dict[str, Any]:
 
 
 def generation_eos_ids(folder: str | Path) -> tuple[int, ...]:
-    """Every token id that ends a text: of generation_config.json, else of config.json; none where
-    neither of them says."""
+    """Return every token id that ends a text: of generation_config.json, else of config.json;
+    none where neither of them says."""
     return _token_ids(folder, "eos_token_id") or ()
 
 
 def token_ids(folder: str | Path) -> dict[str, Any]:
-    """The ids of BOS, EOS and padding as config.json writes them, without those that neither it nor
-    generation_config.json says."""
+    """Return the ids of BOS, EOS and padding as config.json writes them, without those that
+    neither it nor generation_config.json says."""
     ids = {key: _token_ids(folder, key) for key in TOKEN_IDS}
     return {
         key: list(found) if len(found) > 1 else (*found, None)[0]

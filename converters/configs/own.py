@@ -19,12 +19,9 @@ _OTHERS = {
 
 
 def read_own_config(raw: dict[str, Any], source: str) -> GriffinConfig:
-    """The config that a config.json of this package states. Fields that came later than a file
-    have their defaults (`ADDED`).
-
-    Raises:
-        CheckpointError: a field is missing, not allowed, or not known to this version.
-    """
+    """Return the config that a config.json of this package states; CheckpointError for a field
+    that is missing, not allowed, or not known to this version. Fields that came later than a
+    file have their defaults (`ADDED`)."""
     names = [field.name for field in dataclasses.fields(GriffinConfig)]
     if unknown := sorted(raw.keys() - _OTHERS - set(names)):
         raise CheckpointError(
@@ -42,7 +39,7 @@ def read_own_config(raw: dict[str, Any], source: str) -> GriffinConfig:
 
 
 def config_json(config: GriffinConfig, target: Format, dtype: str) -> dict[str, Any]:
-    """The config.json of a model in a format, but for the ids of its tokenizer."""
+    """Return the config.json of a model in a format, but for the ids of its tokenizer."""
     if target.name == "hf":
         return to_huggingface(config) | {"dtype": dtype}
     return {"model_type": MODEL_TYPE, **dataclasses.asdict(config)}

@@ -22,7 +22,7 @@ Specs = Mapping[str, tuple[tuple[int, ...], str]]  # shape and dtype of every te
 
 
 def natural_key(name: str) -> tuple[tuple[int, str], ...]:
-    """Sorts digits by value: ``layers.2`` before ``layers.10``."""
+    """Sort digits by value: ``layers.2`` before ``layers.10``."""
     parts = re.split(r"([0-9]{1,18})", name)  # int() refuses thousands of digits
     return tuple((int(p), "") if i % 2 else (0, p) for i, p in enumerate(parts))
 
@@ -37,10 +37,9 @@ class Container:
 
     Attributes:
         tensors: Every tensor by name, in natural order.
-        layout: The layout in a few words, for people.
+        layout: Layout in a few words, for people.
         files: Returns every file that the tensors are read from.
-        left_out: Whatever the container holds beside tensors, by name, each with the reason why
-            it is not one.
+        left_out: Whatever the container holds beside tensors, by name, each with the reason.
         root: Name, in the container, above all names; empty if there is none.
     """
 
@@ -57,22 +56,20 @@ class Container:
         self.close()
 
     def close(self) -> None:
-        """Lets go of the files; arrays and tensors that were returned keep what they need."""
+        """Release the files; arrays and tensors that were returned keep what they need."""
         self.tensors = {}
 
 
 def in_natural_order(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """Tensors sorted by name."""
+    """Return tensors sorted by name."""
     return {name: tensors[name] for name in sorted(tensors, key=natural_key)}
 
 
 class Writer(ABC):
     """Writes the tensors of a checkpoint, in any order, each once; threads may share it.
 
-    A context manager: leaving it without an exception completes the output.
-
-    Raises:
-        ValueError: no tensors, or another dtype.
+    A context manager: leaving it without an exception completes the output. ValueError if there
+    are no tensors, or a tensor has another dtype than the container can hold.
     """
 
     def __init__(self, where: Path, specs: Specs, dtypes: Collection[str]):
@@ -96,7 +93,7 @@ class Writer(ABC):
             self._release()
 
     def write(self, name: str, chunks: "Iterable[np.ndarray]") -> None:
-        """Writes one tensor, given in consecutive chunks along its first axis, or flat.
+        """Write one tensor, given in consecutive chunks along its first axis, or flat.
 
         Raises:
             ValueError: no such tensor or it was written before; chunks of another dtype or size.
@@ -116,12 +113,8 @@ class Writer(ABC):
             del self._missing[name]
 
     def close(self) -> None:
-        """Completes the output.
-
-        Raises:
-            ValueError: naming the tensors that were not written.
-            BadInput: the system refuses.
-        """
+        """Complete the output; ValueError if tensors were not written, BadInput if the system
+        refuses."""
         if self._missing:
             raise ValueError(
                 f"{self._where}: {len(self._missing)} tensors were never written: "
@@ -136,11 +129,11 @@ class Writer(ABC):
 
     @abstractmethod
     def _finish(self) -> None:
-        """Completes an output whose tensors are all written; it may be called twice."""
+        """Complete an output whose tensors are all written; it may be called twice."""
 
     @abstractmethod
     def _release(self) -> None:
-        """Lets go of the files, also after an exception."""
+        """Release the files, also after an exception."""
 
 
 def _read_only(*_: object) -> NoReturn:
@@ -156,16 +149,16 @@ class ContainerKind:
         looks_like: Returns whether a file or folder seems to be one, whole or damaged; raises
             OSError or CheckpointError if it may not be looked at.
         recognises: Returns whether a folder with files of these names seems to be one.
-        weight_files: Returns the names of the files that hold the weights among those of a folder
-            that it recognises; raises CheckpointError, with the name of the folder, if there are
-            several candidates.
+        weight_files: Returns the names of the files that hold the weights among those of a
+            folder that it recognises; raises CheckpointError, with the name of the folder, if
+            there are several candidates.
         open: Opens a file or folder, of several checkpoints in it the one of a name; raises
             CheckpointError if it is damaged, or ArgumentError if there is none of that name.
-        output_files: Returns the file, or folder, of the output that each tensor goes into, for a
-            largest size of a file.
+        output_files: Returns the file, or folder, of the output that each tensor goes into, for
+            a largest size of a file.
         open_writer: Returns a writer of tensors into an empty folder, for the same size, and by
-            name of a tensor the number of parts along each dimension into which it is cut so that
-            each can be read alone; tensors without an entry are cut into rows.
+            name of a tensor the number of parts along each dimension into which it is cut so
+            that each can be read alone; tensors without an entry are cut into rows.
         has_items: Whether it may hold several checkpoints, chosen by ``item=``.
         needs_config: Whether a config.json always lies beside it, so that neither the config nor
             the naming has to be inferred from its tensors.

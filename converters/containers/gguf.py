@@ -45,11 +45,8 @@ _TOGETHER = 1 << 16  # elements that the library gets at a time, so that they st
 
 
 def gguf() -> Any:
-    """The gguf library, imported when it is needed.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
+    """Return the gguf library, imported when it is needed; MissingExtraError if it is not
+    installed."""
     try:
         import gguf
     except ImportError:
@@ -58,12 +55,10 @@ def gguf() -> Any:
 
 
 def open_gguf(path: str | Path) -> Container:
-    """The tensors of a GGUF file; those in blocks are dequantised to float32 by the gguf library.
+    """Open a GGUF file, or a folder that holds one; blocks are dequantised to float32 by the
+    gguf library.
 
     Opening reads and checks the header, and maps the file; no tensor is read.
-
-    Args:
-        path: The file, or a folder that holds one such file.
 
     Raises:
         CheckpointError: no or several such files, one that is truncated, contradicts itself, is
@@ -119,13 +114,8 @@ class _Entry(NamedTuple):
 
 
 class _Header:
-    """The header, read from its beginning on; ValueError, a phrase that follows
-    the file, wherever it is not as it must be.
-
-    Attributes:
-        at: the byte that is read next.
-        tensors: how many there are.
-    """
+    """The header, read from its beginning on; ValueError, a phrase that follows the file,
+    wherever it is not as it must be. ``at`` is the byte that is read next."""
 
     def __init__(self, data: mmap.mmap):
         self._data, self._end, self.at = data, min(len(data), _MAX_HEADER), 0
@@ -139,7 +129,7 @@ class _Header:
         self.tensors, self._metadata = self._unpack("QQ")
 
     def metadata(self) -> dict[str, Any]:
-        """The metadata by name: numbers, and None in place of whatever else there is."""
+        """Return the metadata by name: numbers, and None in place of whatever else there is."""
         found: dict[str, Any] = {}
         for _ in range(self._metadata):
             name, (kind,) = self._name(), self._unpack("I")
@@ -149,7 +139,7 @@ class _Header:
         return found
 
     def tensor(self) -> _Entry:
-        """The next tensor."""
+        """Return the next tensor."""
         name, (count,) = self._name(), self._unpack("I")
         if count > _MAX_DIMENSIONS:
             raise ValueError(
@@ -206,9 +196,8 @@ class _Header:
 def _place(
     entry: _Entry, file: TensorFile, start: int, alignment: int
 ) -> tuple[int, int, LazyTensor]:
-    """The first byte of a tensor, its bytes, and the tensor; ValueError, a phrase that follows its
-    name, if the entry contradicts itself.
-    """
+    """The first byte of a tensor, its bytes, and the tensor; ValueError, a phrase that follows
+    its name, if the entry contradicts itself."""
     import numpy as np
 
     types, quants = gguf().GGMLQuantizationType, gguf().quants
@@ -256,7 +245,8 @@ def _place(
 def _offset_problems(
     places: Sequence[tuple[int, int, str]], start: int, size: int, alignment: int
 ) -> list[str]:
-    """What is wrong with the places of tensors: one behind the other, up to the end of the file."""
+    """The clauses about places of tensors, which lie one behind the other up to the end of the
+    file."""
     problems, expected, before = [], start, "the header"
     for begin, nbytes, name in places:
         gap, end = begin - expected, begin + nbytes
@@ -273,12 +263,12 @@ def _offset_problems(
 
 
 def gguf_files(names: Iterable[str]) -> list[str]:
-    """The GGUF files among the names of files in a folder."""
+    """Return the GGUF files among the names of files in a folder."""
     return sorted(name for name in names if name.endswith(".gguf"))
 
 
 def one_gguf(names: list[str], where: str) -> list[str]:
-    """The GGUF files of a folder on the hub, of which there may be one."""
+    """Return the GGUF file of a folder on the hub; CheckpointError if there are several."""
     files = gguf_files(names)
     if len(files) > 1:
         raise CheckpointError(

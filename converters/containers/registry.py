@@ -78,12 +78,8 @@ CONTAINERS: dict[str, ContainerKind] = {
 
 
 def open_container(path: Path, item: str | None = None) -> tuple[str, Container]:
-    """Opens whatever lies at a path; returns its name in ``CONTAINERS`` and the open container.
-
-    Raises:
-        NothingThere: nothing that looks like a checkpoint.
-        CheckpointError: it cannot be opened.
-    """
+    """Open whatever lies at a path; return its name in ``CONTAINERS`` and the open container.
+    NothingThere if nothing looks like a checkpoint, CheckpointError if it cannot be opened."""
     able = {name: kind for name, kind in CONTAINERS.items() if item is None or kind.has_items}
     try:
         for name, kind in able.items():
@@ -105,6 +101,6 @@ def open_container(path: Path, item: str | None = None) -> tuple[str, Container]
 
 
 def any_of(kinds: Iterable[ContainerKind]) -> str:
-    """``"safetensors, a .pt file, an Orbax folder or a GGUF file"``."""
+    """Return ``"safetensors, a .pt file, an Orbax folder or a GGUF file"``."""
     *others, last = (kind.noun for kind in kinds)
     return f"{', '.join(others)} or {last}"

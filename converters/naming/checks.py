@@ -17,11 +17,8 @@ if TYPE_CHECKING:
 def failed_checks(
     container: Container, bindings: Sequence[Binding], config: GriffinConfig, names: Names
 ) -> list[str]:
-    """Compares the tensors that a table of names checks, those of them that are there.
-
-    Returns:
-        A clause for each check that fails.
-    """
+    """Compare the tensors that a table of names checks, those of them that are there; return a
+    clause for each check that fails."""
     problems, tensors = [], container.tensors
     for check in names.checks:
         found = [name for _, name, _ in matches([check.rule], tensors)]

@@ -36,11 +36,12 @@ class Op(NamedTuple):
     parts: int = 1
 
     def canonical_shapes(self, foreign: Shape) -> tuple[Shape, ...]:
-        """The shapes of the canonical tensors; IndexError if the foreign one lacks an axis."""
+        """Return the shapes of the canonical tensors; IndexError if the foreign one lacks an
+        axis."""
         return tuple(tensor.shape for tensor in self.to_canonical(_of_shape(foreign)))
 
     def foreign_shape(self, *canonical: Shape) -> Shape:
-        """The shape of the foreign tensor; IndexError if a canonical one lacks an axis."""
+        """Return the shape of the foreign tensor; IndexError if a canonical one lacks an axis."""
         return self.to_foreign(*map(_of_shape, canonical)).shape
 
 
@@ -93,27 +94,21 @@ MINUS_ONE, SCALE_BY = "minus one", "scale by"
 
 
 class Change(NamedTuple):
-    """A change of the values of a tensor, which gives those of a parameter.
-
-    Attributes:
-        name: ``minus one`` or ``scale by``.
-        factor: of the latter; a text is one of ``FACTORS``.
-    """
+    """A change of the values of a tensor, which gives those of a parameter: ``minus one``, or
+    ``scale by`` a number or one of ``FACTORS``."""
 
     name: str
     factor: float | str = 1.0
 
     def of(self, width: int) -> "Change":
-        """The change in a model of a width."""
+        """Return the change in a model of a width."""
         factor = self.factor
         return self._replace(factor=FACTORS[factor](width)) if isinstance(factor, str) else self
 
     def apply(self, values: "np.ndarray") -> "np.ndarray":
-        """The changed values: computed in float32 or wider, rounded once to the dtype they had.
-
-        What is subtracted from 16 or 32 bits is the exact difference, rounded; a product is taken
-        in float64.
-        """
+        """Return the changed values: computed in float32 or wider, rounded once to the dtype
+        they had. What is subtracted from 16 or 32 bits is the exact difference, rounded; a
+        product is taken in float64."""
         import numpy as np
 
         if self.name == MINUS_ONE:

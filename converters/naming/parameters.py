@@ -11,8 +11,7 @@ class Parameter(NamedTuple):
     """A parameter in canonical layout.
 
     Attributes:
-        tensor: The parameter.
-        stored: The tensor of the container that holds it, alone or with others; None for zeros.
+        stored: Tensor of the container that holds it, alone or with others; None for zeros.
         foreign: Name of that tensor, empty for zeros.
     """
 
@@ -24,13 +23,8 @@ class Parameter(NamedTuple):
 def parameters_of(
     tensors: Mapping[str, LazyTensor], bindings: Sequence[Binding]
 ) -> dict[str, Parameter]:
-    """The parameters that bindings make of tensors, by canonical name.
-
-    Args:
-        tensors: Tensors of a container, among which are those of the bindings.
-        bindings: Bindings of the parameters, which may be parts of a tensor, have other values, or
-            be zeros.
-    """
+    """Return the parameters that bindings make of a container's tensors, by canonical name: they
+    may be parts of a tensor, have other values, or be zeros."""
     kept = Kept()
     homes = {spec.name: binding.foreign for binding in bindings for spec in binding.canonical}
     parameters: dict[str, Parameter] = {}

@@ -8,7 +8,7 @@ from griffin_eval.converters.naming.tables import TEMPLATES, NameRule, matches, 
 
 
 def fit_stacks(table: Sequence[NameRule], stored: Mapping[str, Shape]) -> list[NameRule]:
-    """The table with the layers of every stack that the container has, by their shapes."""
+    """Return the table with the layers of every stack that the container has, by their shapes."""
     return [
         rule._replace(stack=stacked_layers(rule, stored[rule.foreign][0]))
         if rule.stack is not None and stored.get(rule.foreign)
@@ -20,14 +20,15 @@ def fit_stacks(table: Sequence[NameRule], stored: Mapping[str, Shape]) -> list[N
 def place_stacks(
     table: Sequence[NameRule], stored: Mapping[str, Shape]
 ) -> tuple[Sequence[NameRule], list[str]]:
-    """Recognises layers that are stacked along a first axis, where names leave no choice.
+    """Recognise layers that are stacked along a first axis, where names leave no choice.
 
     Names without the number of a layer (``blocks/mlp_block/…``), all with a first axis of one
-    length, hold all layers in order. Of numbered ones (``blocks.0`` to ``blocks.2``, as a scan over
-    groups of three leaves them) nobody can tell whether groups or blocks come first.
+    length, hold all layers in order. Of numbered ones (``blocks.0`` to ``blocks.2``, as a scan
+    over groups of three leaves them) nobody can tell whether groups or blocks come first.
 
     Returns:
-        The table for these tensors, and the names of stacked tensors whose layers are not certain.
+        The table for these tensors, and the names of stacked tensors whose layers are not
+            certain.
     """
 
     def has_axis(rule: NameRule, name: str) -> bool:

@@ -25,19 +25,19 @@ class NameRule(NamedTuple):
     """One line of a table: which parameters a foreign tensor holds, and in what layout.
 
     Attributes:
-        foreign: name of a tensor; ``{layer}`` stands for the number of a layer, in either name. ""
-            if there is none: the parameters are zeros.
-        canonical: the parameters that it holds.
-        op: how they are laid out in it; of a tensor that is cut, how each is in its part.
-        stack: the layers that one tensor holds, in the order of a first axis that it has beyond
-            what ``op`` says; a slice without an end goes as far as the tensor does. None: no such
+        foreign: Name of a tensor; ``{layer}`` stands for the number of a layer, in either name.
+            "" if there is none: the parameters are zeros.
+        canonical: Parameters that it holds.
+        op: Their layout in it; in a tensor that is cut, that of each in its part.
+        stack: Layers that one tensor holds, in the order of a first axis that it has beyond what
+            ``op`` says; a slice without an end goes as far as the tensor does. None: no such
             axis.
-        layers: the layers that the numbers 0, 1, 2, … in the foreign name stand for; None: 0, 1,
-            2, ….
-        block: the kind of blocks that have such a tensor, ``recurrent`` or ``attention``; None: all
+        layers: Layers that the numbers 0, 1, 2, … in the foreign name stand for; None: 0, 1, 2,
+            ….
+        block: Kind of blocks that have such a tensor, ``recurrent`` or ``attention``; None: all
             blocks that have the parameters.
-        cut: axis along which the parameters lie behind each other, in the layout of ``op``.
-        change: what is done to the values.
+        cut: Axis along which the parameters lie behind each other, in the layout of ``op``.
+        change: Change of the values.
     """
 
     foreign: str
@@ -51,12 +51,8 @@ class NameRule(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A tensor that is no parameter, but must be as expected.
-
-    Attributes:
-        rule: its name, and the parameter that it holds once more, if it does.
-        value: Value of all its elements, if it does not.
-    """
+    """A tensor that is no parameter, but must have one ``value`` everywhere or, with None, be
+    the parameter of its ``rule`` once more."""
 
     rule: NameRule
     value: float | None
@@ -67,11 +63,11 @@ class Names(NamedTuple):
 
     Attributes:
         path: Path of the file, or the name of a trainer.
-        rows, ignore: Its rows, and its patterns of tensors that are left out.
-        checks: tensors that are compared with what is expected, and left out.
-        config: fields of the config.
+        ignore: Patterns of tensors that are left out.
+        checks: Tensors that are compared with what is expected, and left out.
+        config: Fields of the config.
         title: Name of the trainer.
-        config_file: whether a config.json is read.
+        config_file: Whether a config.json is read.
         differs: Computations of the trainer that this model does not have.
     """
 
@@ -85,7 +81,7 @@ class Names(NamedTuple):
     differs: tuple[str, ...] = ()
 
     def ignored(self, names: Iterable[str]) -> dict[str, str]:
-        """Those of the names that a pattern fits, and why they are left out."""
+        """Return those of the names that a pattern fits, and why they are left out."""
         return {
             name: f"ignored by {self.path.name}"
             for name in names
@@ -128,12 +124,10 @@ class Binding(NamedTuple):
     """A row of a table, written out for one layer of a model.
 
     Attributes:
-        foreign: name of the foreign tensor.
-        shape: shape of the whole foreign tensor.
-        canonical: the parameters that it holds.
-        op: their layout in it.
-        entry: index along the leading layer axis if layers are stacked, else None.
-        cut, change: as of `NameRule`.
+        foreign, shape: Name and shape of the whole foreign tensor.
+        canonical: Parameters that it holds.
+        op, cut, change: See `NameRule`.
+        entry: Index along the leading layer axis if layers are stacked, else None.
     """
 
     foreign: str
@@ -145,17 +139,13 @@ class Binding(NamedTuple):
     change: Change | None = None
 
     def part_shapes(self) -> list[Shape]:
-        """Shapes of the parts of a tensor that is cut, of one layer."""
+        """Return the shapes of the parts of a tensor that is cut, of one layer."""
         return [self.op.foreign_shape(spec.shape) for spec in self.canonical]
 
 
 def bind(table: Sequence[NameRule], config: GriffinConfig) -> list[Binding]:
-    """Writes a table out for a model, in canonical order.
-
-    Raises:
-        AssertionError: the table does not cover the parameters exactly once each, which no built-in
-            table can cause.
-    """
+    """Write a table out for a model, in canonical order. It must cover every parameter once, as
+    all built-in tables do."""
     bindings = write_out(table, config)
     covered = [spec.name for binding in bindings for spec in binding.canonical]
     assert sorted(covered) == sorted(param_specs(config)), "a table must cover every parameter once"
@@ -163,7 +153,7 @@ def bind(table: Sequence[NameRule], config: GriffinConfig) -> list[Binding]:
 
 
 def write_out(table: Sequence[NameRule], config: GriffinConfig) -> list[Binding]:
-    """Writes out a table that need not cover the parameters, in canonical order."""
+    """Write out a table that need not cover the parameters, in canonical order."""
     specs = param_specs(config)
     order = {name: i for i, name in enumerate(specs)}
     kinds = ["recurrent" if kind == "recurrent" else "attention" for kind in config.block_types]
@@ -225,7 +215,7 @@ def _parts(rule: NameRule, shape: Shape) -> list[Shape] | None:
 
 
 def canonical_shapes(table: Sequence[NameRule], stored: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Shapes by canonical name, of the tensors whose foreign name the table knows."""
+    """Return shapes by canonical name, of the tensors whose foreign name the table knows."""
     shapes = {}
     for rule, name, layer in matches(table, stored):
         shape, layers = stored[name], [layer]
@@ -249,7 +239,7 @@ def canonical_shapes(table: Sequence[NameRule], stored: Mapping[str, Shape]) -> 
 
 
 def matches(table: Sequence[NameRule], names: Iterable[str]) -> list[tuple[NameRule, str, str]]:
-    """Every rule that a name fits, with the name and what stands there for ``{layer}``."""
+    """Return every rule that a name fits, with the name and what stands there for ``{layer}``."""
     patterns = []
     for rule in table:
         if not rule.foreign:
@@ -267,7 +257,7 @@ def matches(table: Sequence[NameRule], names: Iterable[str]) -> list[tuple[NameR
 
 
 def stacked_layers(rule: NameRule, length: int) -> Sequence[int]:
-    """The layers in a stack of ``length`` layers."""
+    """Return the layers in a stack of ``length`` layers."""
     stack = rule.stack
     assert stack is not None
     if not isinstance(stack, slice):
@@ -277,5 +267,6 @@ def stacked_layers(rule: NameRule, length: int) -> Sequence[int]:
 
 
 def foreign_name(table: Sequence[NameRule], canonical: str) -> str:
-    """The foreign name of a parameter that is of no layer; "" if a table does not name it."""
+    """Return the foreign name of a parameter that is of no layer; "" if a table does not name
+    it."""
     return next((rule.foreign for rule in table if rule.canonical == (canonical,)), "")

@@ -50,14 +50,8 @@ def _rule(foreign: str, canonical: str | tuple[str, ...], **facts: Any) -> NameR
 
 
 def _layers(prefix: str, where: str, rows: Rows, **facts: Any) -> list[NameRule]:
-    """Rules of tensors in every layer.
-
-    Args:
-        prefix: Beginning of the foreign names, before the keys of ``rows``.
-        where: Module of a layer that has the parameters.
-        rows: Names of parameters in that module.
-        facts: Other fields of all rules.
-    """
+    """Rules of tensors in every layer: ``prefix`` before the keys of ``rows``, ``where`` (a
+    module of a layer) before the names of parameters, and other fields of all rules."""
     rules = []
     for key, names in rows.items():
         names = (names,) if isinstance(names, str) else names
@@ -266,7 +260,8 @@ TRAINERS = {
 
 
 def recognised(names: Collection[str]) -> str | None:
-    """A clause that says whose tensors these seem to be, and what to do; None if nobody knows."""
+    """Return a clause that says whose tensors these seem to be, and what to do; None if nobody
+    knows."""
     for end, whose in _OTHERS:
         if any(name.endswith(end) for name in names):
             return f"this looks like {whose}: it cannot be read"

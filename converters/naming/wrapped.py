@@ -36,12 +36,7 @@ _Table = Sequence[NameRule]
 
 
 class _Renaming(NamedTuple):
-    """New names of tensors.
-
-    Attributes:
-        names: old name of every tensor by its new name.
-        notes: phrases about what was done.
-    """
+    """The old name of every tensor by its new name, and phrases about what was done."""
 
     names: Mapping[str, str]
     notes: Sequence[str]
@@ -108,7 +103,7 @@ def _without_wrappers(renaming: _Renaming, separator: str) -> _Renaming:
 
 
 def _prefixes(names: Iterable[str], norms: Iterable[str]) -> list[str]:
-    """Return what stands in front of the name of a last norm."""
+    """The texts in front of the name of a last norm."""
     found = [
         name.removesuffix(norm)
         for name in names
@@ -121,11 +116,8 @@ def _prefixes(names: Iterable[str], norms: Iterable[str]) -> list[str]:
 def _without_prefix(
     renaming: _Renaming, prefixes: Sequence[str], container: Container, path: Path, has_items: bool
 ) -> _Renaming:
-    """Remove the prefix of every name.
-
-    Raises:
-        CheckpointError: there are several prefixes, or names without it.
-    """
+    """Remove the prefix of every name; CheckpointError if there are several, or names without
+    it."""
     (prefix, *others) = prefixes
     beside = [name for name in renaming.names if not name.startswith(prefix)]
     if not beside and not others:

@@ -29,22 +29,20 @@ _AT_FDCWD, _NO_REPLACE, _EXCHANGE = -100, 1, 2  # of renameat2(2)
 
 
 class SafeOutput:
-    """A context manager that yields where to write, and on success moves that to ``destination``.
+    """A context manager that yields a folder to write into, and on success moves that to
+    ``destination``.
 
-    After a kill at any moment the destination is absent, the old one whole, or the new one whole,
-    and a rerun clears what was left. Where the file system can swap two names in one step (Linux:
-    ext4, XFS, Btrfs, tmpfs), replacing has no gap. Elsewhere (NFS, macOS) two renames follow each
-    other; after a kill between them the destination is absent, and the next run with the same
-    destination puts the old one back before anything else.
-
-    Attributes:
-        path: the folder to write into.
+    After a kill at any moment the destination is absent, the old one whole, or the new one
+    whole, and a rerun clears what was left. Where the file system can swap two names in one step
+    (Linux: ext4, XFS, Btrfs, tmpfs), replacing has no gap. Elsewhere (NFS, macOS) two renames
+    follow each other; after a kill between them the destination is absent, and the next run with
+    the same destination puts the old one back before anything else.
 
     Args:
-        destination: folder to make. Missing parent folders are made.
-        overwrite: replaces an existing destination, if it is a checkpoint's file, or a folder with
-            nothing but a checkpoint's files in it.
-        protect: paths that replacing the destination must not remove, such as the source.
+        destination: Folder to make. Missing parent folders are made.
+        overwrite: Whether to replace an existing destination that is a checkpoint's file, or a
+            folder with nothing but a checkpoint's files in it.
+        protect: Paths that replacing the destination must not remove, such as the source.
 
     Raises:
         ArgumentError: the destination exists, or must not be replaced.
@@ -124,7 +122,7 @@ class SafeOutput:
             time.sleep(0.05)
 
     def _acquire(self) -> None:
-        """Locks the partial folder until this process ends, so that two cannot write into it."""
+        """Lock the partial folder until this process ends, so that two cannot write into it."""
         import fcntl
 
         if self._partial.is_symlink() or not self._partial.is_dir():
@@ -147,7 +145,7 @@ class SafeOutput:
             raise BadInput(f"another process is writing {self.destination}: wait until it ends")
 
     def _heal(self) -> None:
-        """Undoes, or finishes, what a killed run was doing to the destination."""
+        """Undo, or finish, what a killed run was doing to the destination."""
         self._put_old_back()
         for name in (_OLD, _NEW, _JOB):
             _remove(self._partial / name)
@@ -203,15 +201,8 @@ class SafeOutput:
 
 
 def check_disk(bytes_needed: int, path: str | Path) -> None:
-    """Refuses an output that the disk cannot hold.
-
-    Args:
-        bytes_needed: bytes of everything that is to be written.
-        path: where; it and its parents need not exist.
-
-    Raises:
-        BadInput: naming what is needed and what is free.
-    """
+    """Raise BadInput if the disk of a path, which need not exist, has fewer bytes free than are
+    needed."""
     there = Path(os.path.abspath(os.path.expanduser(path)))
     while not there.exists():
         there = there.parent
@@ -248,7 +239,7 @@ def _sync_tree(path: Path) -> None:
 
 
 def _rename_to_new(source: Path, to: Path) -> None:
-    """Renames to a name that must not exist; what exists is never replaced."""
+    """Rename to a name that must not exist; what exists is never replaced."""
     try:
         if not _renameat2(source, to, _NO_REPLACE):
             if exists(to, follow_links=False):
@@ -259,7 +250,8 @@ def _rename_to_new(source: Path, to: Path) -> None:
 
 
 def _renameat2(source: Path, to: Path, flags: int) -> bool:
-    """renameat2(2), which Python lacks; False where the system or the disk does not have it."""
+    """Call renameat2(2), which Python lacks; False where the system or the disk does not have
+    it."""
     import ctypes
 
     with suppress(AttributeError):

@@ -11,13 +11,10 @@ _ALWAYS_THERE = ".gitattributes"  # in a repository that was made and never used
 
 
 def check_repository(repository: str) -> None:
-    """Refuses a repository that could not be written, before there is anything to write.
-
-    Args:
-        repository: a hub id, ``organisation/name``, of a repository that is absent or empty.
+    """Refuse a repository that could not be written, before there is anything to write.
 
     Raises:
-        ArgumentError: no such id; the repository holds files.
+        ArgumentError: no hub id such as ``organisation/name``; the repository holds files.
         BadInput: nobody is logged in, the token or who it belongs to may not write there, or the
             hub cannot be reached.
     """
@@ -35,14 +32,8 @@ def check_repository(repository: str) -> None:
 
 
 def push(folder: Path, repository: str) -> str:
-    """Uploads a folder to a repository, which is made, for its owner alone, if it is not there.
-
-    Returns:
-        Its address.
-
-    Raises:
-        BadInput: the upload failed, with what to do.
-    """
+    """Upload a folder to a repository, which is made, for its owner alone, if it is not there;
+    return its address. BadInput, with what to do, if the upload failed."""
     from huggingface_hub import HfApi
 
     api = HfApi()

@@ -20,9 +20,6 @@ class RemoteOutput:
     everything that was written is removed. After a kill it stays, mostly with the file
     ``.griffin_partial``, and is refused until it is removed.
 
-    Args:
-        url: of the checkpoint, ``gs://bucket/path`` or ``s3://bucket/path``, where nothing is.
-
     Raises:
         ArgumentError: something is there already.
         BadInput: the store refuses.
@@ -67,8 +64,8 @@ class RemoteOutput:
             raise self._refused(error) from None
 
     def _remove(self) -> None:
-        """Removes everything, as far as the store allows it: what makes it a checkpoint first, and
-        last what says that it is none."""
+        """Remove everything, as far as the store allows it: what makes it a checkpoint first,
+        and last what says that it is none."""
         ranges = tensorstore().KvStore.KeyRange
         with suppress(ValueError, OSError):
             self._store.write(TREE_METADATA, None).result()

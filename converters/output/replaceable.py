@@ -93,13 +93,8 @@ def _is_known(name: str) -> bool:
 
 
 def _in_folder(entry: os.DirEntry[str], name: str, *, is_step: bool) -> Iterator[str]:
-    """Yield the strangers in a folder of a checkpoint.
-
-    Args:
-        entry: the folder.
-        name: its path within the checkpoint.
-        is_step: whether it lies in a step of Orbax, so that it may be an item of any name.
-    """
+    """Yield the strangers in a folder of a checkpoint, with their path in that. ``is_step``: it
+    lies in a step of Orbax, so that it may be an item of any name."""
     path = Path(entry.path)
     if entry.is_symlink():
         yield f"{name}/"

@@ -12,11 +12,8 @@ if TYPE_CHECKING:
 
 
 def stamps_of(plan: "Plan") -> list[tuple[str, int, int]]:
-    """Name, size and time of change of every file that a conversion reads.
-
-    Raises:
-        CheckpointError: one of them cannot be looked at.
-    """
+    """Return name, size and time of change of every file that a conversion reads;
+    CheckpointError if one of them cannot be looked at."""
     try:
         stats = [(str(path), os.stat(path)) for path in sorted(_files(plan))]
     except OSError as error:
@@ -25,11 +22,7 @@ def stamps_of(plan: "Plan") -> list[tuple[str, int, int]]:
 
 
 def check_unchanged(plan: "Plan", stamps: list[tuple[str, int, int]]) -> None:
-    """Checks that the files of a conversion are what they were.
-
-    Raises:
-        CheckpointError: naming one that is not.
-    """
+    """Raise CheckpointError if a file of a conversion is not what it was."""
     if changed := sorted(set(stamps) ^ set(stamps_of(plan))):
         raise CheckpointError(
             f"{changed[0][0]} changed while it was read, so that nothing is written: wait until "

@@ -19,7 +19,8 @@ TOKENIZERS = COMPANIONS[:2]  # either will do
 
 
 def tokenizer_folder(folder: Path) -> Path:
-    """The folder of a checkpoint's tokenizer: its own, or its parent, as Google publishes them."""
+    """Return the folder of a checkpoint's tokenizer: its own, or its parent, as Google publishes
+    them."""
     for place in (folder, absolute_path(folder).parent):
         if any((place / name).is_file() for name in TOKENIZERS):
             return place
@@ -27,7 +28,7 @@ def tokenizer_folder(folder: Path) -> Path:
 
 
 def companions(folder: Path) -> dict[str, Path]:
-    """The companions in a folder, each by its path within it."""
+    """Return the companions in a folder, each by its path within it."""
     paths = [folder / name for name in COMPANIONS]
     if (templates := folder / TEMPLATES).is_dir():
         paths += [templates / name for name in list_folder(templates, "*.jinja")]

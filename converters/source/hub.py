@@ -22,15 +22,16 @@ _BESIDE = (".json", ".jinja", ".model")  # configs, manifests, indexes and token
 
 
 def download(repository: str, revision: str | None = None, subfolder: str | None = None) -> Path:
-    """The folder of a checkpoint in huggingface_hub's cache, downloaded if it is not there.
+    """Return the folder of a checkpoint in huggingface_hub's cache, downloaded if it is not
+    there.
 
-    The repository's files are listed first, and what is fetched is of the commit that was listed.
-    Without the hub, what was downloaded before is used.
+    The repository's files are listed first, and what is fetched is of the commit that was
+    listed. Without the hub, what was downloaded before is used.
 
     Args:
         revision: Branch, tag or commit; by default the repository's default branch.
-        subfolder: Folder within it that holds the checkpoint; by default its root, or the only
-            folder that holds one.
+        subfolder: Folder that holds the checkpoint; by default the root, or the only one that
+            holds one.
 
     Raises:
         CheckpointError: no checkpoint or several in the repository, or a download that failed,
@@ -49,15 +50,8 @@ def download(repository: str, revision: str | None = None, subfolder: str | None
 
 
 def download_files(repository: str, revision: str | None, names: Collection[str]) -> Path:
-    """A folder with files of the root of a repository, downloaded if they are not in the cache.
-
-    Args:
-        revision: Branch, tag or commit; by default the repository's default branch.
-        names: Names of the files, of which some may be absent.
-
-    Raises:
-        CheckpointError: a download that failed, with what to do.
-    """
+    """Return a folder with files of the root of a repository, of which some may be absent,
+    downloaded if they are not in the cache; CheckpointError, with what to do, if that failed."""
     try:
         return _fetch(repository, revision, names)
     except Exception as error:  # as of `download`
@@ -66,12 +60,12 @@ def download_files(repository: str, revision: str | None, names: Collection[str]
 
 
 def choose(files: Iterable[str], within: str, what: str) -> tuple[str, list[str]]:
-    """Decides which files of a repository to fetch.
+    """Decide which files of a repository to fetch.
 
     Args:
-        files: paths of everything in it.
-        within: folder that was asked for; "" looks at the root, then below it.
-        what: the repository, for messages.
+        files: Paths of everything in it.
+        within: Folder that was asked for; "" looks at the root, then below it.
+        what: Name of the repository, for messages.
 
     Returns:
         The folder of the checkpoint, and the files that it consists of, companions included.
@@ -128,7 +122,8 @@ def choose(files: Iterable[str], within: str, what: str) -> tuple[str, list[str]
 
 
 def hub_sha256(path: Path) -> str | None:
-    """The SHA-256 that the hub has of a large file in its cache, which is called so; else None."""
+    """Return the SHA-256 that the hub has of a large file in its cache, which is called so; else
+    None."""
     try:
         blob = Path(os.readlink(path))
     except (OSError, ValueError):
@@ -137,11 +132,8 @@ def hub_sha256(path: Path) -> str | None:
 
 
 def check_files(paths: Iterable[Path]) -> None:
-    """Compares files in the hub's cache with the hub's SHA-256 of them; others are not read.
-
-    Raises:
-        CheckpointError: one is not the hub's, or cannot be read.
-    """
+    """Raise CheckpointError if a file in the hub's cache is not the hub's, by its SHA-256, or
+    cannot be read; other files are not read."""
     for path in paths:
         stated = hub_sha256(path)
         if stated is None:

@@ -11,7 +11,7 @@ _HANDLE = re.compile(r"([A-Za-z0-9_][\w.-]*/){3}[A-Za-z0-9_][\w.-]*(/[1-9][0-9]{
 
 
 def download(name: str) -> Path:
-    """The folder of a model in kagglehub's cache, downloaded if it is not there.
+    """Return the folder of a model in kagglehub's cache, downloaded if it is not there.
 
     Args:
         name: ``kaggle:owner/model/framework/variation``, with ``/version`` behind it or without;

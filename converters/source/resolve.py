@@ -19,11 +19,8 @@ FILES = (".pt", ".pth", ".ckpt", ".gguf")  # whose names end so are checkpoints 
 
 
 def resolve_adapter(adapter: str, revision: str | None = None) -> Path:
-    """The folder of an adapter, downloaded to huggingface_hub's cache if it is on the hub.
-
-    Raises:
-        CheckpointError: no such folder, or a download that failed, with what to do.
-    """
+    """Return the folder of an adapter, downloaded to huggingface_hub's cache if it is on the
+    hub; CheckpointError, with what to do, if there is none."""
     folder = os.path.expanduser(adapter)
     if exists(folder):
         return Path(folder)
@@ -37,17 +34,17 @@ def resolve_adapter(adapter: str, revision: str | None = None) -> Path:
 
 
 def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | None = None) -> Path:
-    """The path of a model, downloaded to huggingface_hub's cache if it is on the hub.
+    """Return the path of a model, downloaded to huggingface_hub's cache if it is on the hub.
 
     For an Orbax checkpoint in an object store it is a temporary folder without the arrays.
 
     Args:
-        pretrained: an existing folder, ``.pt`` or ``.gguf`` file, the URL of an Orbax checkpoint
-            (``gs://bucket/path`` or ``s3://bucket/path``), a model of Kaggle
-            (``kaggle:owner/model/framework/variation/version``), or a hub id,
-            ``organisation/name``.
-        revision: branch, tag or commit of a hub id.
-        subfolder: the folder within it that holds the model; on the hub not needed where only one
+        pretrained: Folder, ``.pt`` or ``.gguf`` file, URL of an Orbax checkpoint
+            (``gs://bucket/path`` or ``s3://bucket/path``), model of Kaggle
+            (``kaggle:owner/model/framework/variation/version``), or hub id
+            (``organisation/name``).
+        revision: Branch, tag or commit of a hub id.
+        subfolder: Folder within it that holds the model; on the hub not needed where only one
             does.
 
     Raises:
@@ -101,11 +98,8 @@ def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | No
 
 
 def refuse_missing(pretrained: str) -> None:
-    """Refuse a name that is neither a path here nor one of a hub or store, without a download.
-
-    Raises:
-        CheckpointError: there is no such folder or file.
-    """
+    """Raise CheckpointError for a name that is neither a path here nor one of a hub or store,
+    without a download."""
     if is_remote(pretrained) or pretrained.startswith(kaggle.PREFIX):
         return
     if "/" in pretrained and is_hub_id(pretrained):

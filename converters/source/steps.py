@@ -9,11 +9,9 @@ FINISHED_FILE = "finished"  # in the folder of a run of ``griffin-eval train`` t
 
 
 def steps_of(run: Path) -> dict[int, Path]:
-    """The finished checkpoints in a folder, by step, in increasing order.
-
-    A folder counts that is named after a step (``12000``, ``step_12000``, ``checkpoint-12000``) and
-    holds a checkpoint of any container. One that is deleted meanwhile is left out.
-    """
+    """Return the finished checkpoints in a folder, by step, in increasing order: folders named
+    after a step (``12000``, ``step_12000``, ``checkpoint-12000``) with a checkpoint of any
+    container. One that is deleted meanwhile is left out."""
     steps: dict[int, Path] = {}
     for folder in run.iterdir():
         number = step_number(folder)

@@ -43,12 +43,11 @@ class OrbaxLocation(NamedTuple):
     """The location of the arrays of a checkpoint.
 
     Attributes:
-        folder: folder of the item; the file itself, if all is in one msgpack file.
-        subtree: keys that ``item=`` asks for within it.
-        step: name of the step's folder, if there are steps.
-        item: name of the item's folder, if there are items.
-        skipped: names of newer steps that were not finished.
-        others: names of the other items.
+        folder: Folder of the item; the file itself, if all is in one msgpack file.
+        subtree: Keys that ``item=`` asks for within it.
+        step, item: Names of the folders of the step and the item, if there are any.
+        skipped: Names of newer steps that were not finished.
+        others: Names of the other items.
     """
 
     folder: Path
@@ -60,7 +59,7 @@ class OrbaxLocation(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """A leaf as the metadata tell it: keys, Orbax's word for its type, and the shape of a part."""
+    """A leaf of the metadata: keys, Orbax's word for its type, and the shape of a part."""
 
     keys: Keys
     kind: str
@@ -68,10 +67,8 @@ class Leaf(NamedTuple):
 
 
 def looks_like_orbax(path: str | Path) -> bool:
-    """Whether a folder is an item, a step or a root of steps of Orbax, or holds flax's msgpack.
-
-    Nothing but names, and the first byte of a msgpack file, is looked at.
-    """
+    """Whether a folder is an item, a step or a root of steps of Orbax, or holds flax's msgpack,
+    by names and the first byte of a msgpack file."""
     path = Path(path)
     if path.is_file():
         return path.name.startswith(MSGPACK) and _is_msgpack(path)
@@ -81,11 +78,11 @@ def looks_like_orbax(path: str | Path) -> bool:
 
 
 def locate(path: str | Path, item: str | None = None) -> OrbaxLocation:
-    """Finds the item that is meant: the latest finished step, and the item that is asked for.
+    """Find the item that is meant: the latest finished step, and the item that is asked for.
 
     Args:
-        path: an item, a step or a root of steps.
-        item: the name of an item, of a subtree, or both: ``state/ema_params``.
+        path: Item, step or root of steps.
+        item: Name of an item, of a subtree, or both: ``state/ema_params``.
 
     Raises:
         CheckpointError: there is no checkpoint.
@@ -127,21 +124,15 @@ def locate(path: str | Path, item: str | None = None) -> OrbaxLocation:
 
 
 def step_number(folder: Path) -> int | None:
-    """The step that a finished checkpoint's folder is named after; None for any other folder, such
-    as one whose save was cut off or has not ended."""
+    """Return the step that a finished checkpoint's folder is named after; None for any other
+    folder, such as one whose save was cut off or has not ended."""
     number = _number(absolute_path(folder).name)
     return number if number is not None and _is_finished(folder) else None
 
 
 class Tree(NamedTuple):
-    """What ``_METADATA`` says.
-
-    Attributes:
-        leaves: all there are.
-        zarr3: whether its arrays are zarr3.
-        sparse: whether chunks that are nothing but the fill value may be absent, as Orbax left them
-            out in zarr3 until it noted that it does not.
-    """
+    """The content of ``_METADATA``. ``sparse``: chunks that are nothing but the fill value may
+    be absent, as Orbax left them out in zarr3 until it noted that it does not."""
 
     leaves: list[Leaf]
     zarr3: bool
@@ -149,11 +140,7 @@ class Tree(NamedTuple):
 
 
 def read_tree(folder: Path) -> Tree:
-    """What ``_METADATA`` says.
-
-    Raises:
-        CheckpointError: the file is malformed.
-    """
+    """Read ``_METADATA``; CheckpointError if it is malformed."""
     path = folder / TREE_METADATA
     raw = read_json(path)
     entries, zarr3 = raw.get("tree_metadata"), raw.get("use_zarr3", False)
@@ -179,12 +166,12 @@ def read_tree(folder: Path) -> Tree:
 
 
 def choose_root(source: str, keys: Iterable[Keys], asked: Keys = ()) -> Keys:
-    """Finds the parameters in a tree: its root, or below ``params`` and the like.
+    """Find the parameters in a tree: its root, or below ``params`` and the like.
 
     Args:
-        source: for the message.
-        keys: keys of every floating-point array that is not of an optimizer.
-        asked: keys that ``item=`` has to begin with, for the message.
+        source: Name of the item, for the message.
+        keys: Keys of every floating-point array that is not of an optimizer.
+        asked: Keys that ``item=`` has to begin with, for the message.
 
     Raises:
         ArgumentError: there are several sets of parameters.
@@ -216,14 +203,15 @@ def is_optimizer(keys: Keys) -> bool:
 
 
 def not_a_parameter(keys: Keys, dtype: str, shape: tuple[int, ...]) -> str:
-    """Why an array that is not floating point is none of the parameters."""
+    """Return why an array that is not floating point is none of the parameters."""
     if any(_RANDOM.fullmatch(key) for key in keys):
         return f"{dtype}, state of random numbers"
     return f"{dtype}, a counter" if not shape else f"{dtype}, not floating point"
 
 
 def strip_leaves(keys: Collection[Keys]) -> dict[Keys, str]:
-    """The names of leaves: keys joined by "/", without the ``value`` that NNX ends them with."""
+    """Return the names of leaves: keys joined by "/", without the ``value`` that NNX ends them
+    with."""
     for ending in _NNX_LEAVES:
         if keys and all(len(path) > 1 and path[-1] == ending for path in keys):
             return {path: "/".join(path[:-1]) for path in keys}
@@ -231,7 +219,7 @@ def strip_leaves(keys: Collection[Keys]) -> dict[Keys, str]:
 
 
 def subtree_problem(source: str, subtree: Keys, keys: Iterable[Keys]) -> ArgumentError:
-    """The error of an ``item=`` that is not in the tree."""
+    """Return the error of an ``item=`` that is not in the tree."""
     paths, known = list(keys), ()
     for i in range(len(subtree)):  # as far as it can be followed
         if any(path[: i + 1] == subtree[: i + 1] for path in paths):
@@ -300,11 +288,9 @@ def _is_finished(step: Path) -> bool:
 
 
 def _lacks_commit(step: Path) -> bool:
-    """Whether a step lacks the file that marks an earlier one as finished.
-
-    Old releases of Orbax wrote it in stores that cannot rename folders, and later ones everywhere,
-    so that later steps of a run have it if earlier ones do.
-    """
+    """Whether a step lacks the file that marks an earlier one as finished: later steps of a run
+    have it if earlier ones do. (Old releases of Orbax wrote it in stores that cannot rename
+    folders, later ones everywhere.)"""
     number = _number(step.name)
     if number is None or os.path.isfile(step / COMMITTED):
         return False
@@ -331,13 +317,13 @@ def _steps(root: Path) -> dict[Path, int]:
 
 
 def _number(name: str) -> int | None:
-    """Return the step that a folder or file is named after, or None for other names."""
+    """The step that a folder or file is named after, or None for other names."""
     match = _STEP.fullmatch(name)
     return None if match is None or _SAVING.fullmatch(name) else int(match[1])
 
 
 def _leftovers(root: Path) -> list[str]:
-    """Return the names of Orbax's temporary folders in a folder, sorted."""
+    """The names of Orbax's temporary folders in a folder, sorted."""
     return sorted(
         child.name
         for child in root.iterdir()

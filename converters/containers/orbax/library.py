@@ -9,11 +9,7 @@ from griffin_eval.messages import DAMAGED
 
 
 def tensorstore() -> Any:
-    """The module, imported when it is needed.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
+    """Return the module, imported when it is needed; MissingExtraError if it is not installed."""
     try:
         import tensorstore as ts
     except ImportError:
@@ -22,11 +18,9 @@ def tensorstore() -> Any:
 
 
 def reason(error: BaseException) -> str:
-    """The message of tensorstore in one line, without the specification that it repeats.
-
-    Where an object store answered with an error, its status takes the place of what tensorstore
-    makes of it, often "Unknown".
-    """
+    """Return the message of tensorstore in one line, without the specification that it repeats.
+    Where an object store answered with an error, its status takes the place of tensorstore's
+    word for it, often "Unknown"."""
     text = re.sub(r"\s+", " ", str(error).split(" [", 1)[0])
     text = re.sub(r"^[A-Z_]+: ", "", text)[:500] or type(error).__name__
     status = _status(error)
@@ -37,7 +31,8 @@ def reason(error: BaseException) -> str:
 
 
 def advice(*errors: BaseException) -> str:
-    """What to do about something that cannot be read; nothing if a store refuses all of it."""
+    """Return what to do about something that cannot be read; nothing if a store refuses all of
+    it."""
     return "" if all(map(_status, errors)) else f"; {DAMAGED}"
 
 

@@ -49,11 +49,8 @@ _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
 
 def read_msgpack(path: Path) -> dict[tuple[str, ...], Any]:
-    """Leaves by their keys: `LazyTensor`, or numbers, strings and None as they are.
-
-    Raises:
-        CheckpointError: the file cannot be read, or is no msgpack of this kind.
-    """
+    """Return leaves by their keys: `LazyTensor`, or numbers, strings and None as they are;
+    CheckpointError if the file cannot be read, or is no msgpack of this kind."""
     try:
         file = TensorFile(path)
         tree, end = _Decoder(file).value(0, 0)
@@ -117,7 +114,7 @@ class _Decoder:
         self._file, self._data, self._left = file, memoryview(file.data), _MAX_VALUES
 
     def value(self, at: int, depth: int) -> tuple[Any, int]:
-        """The value at an offset, and the offset after it."""
+        """Return the value at an offset, and the offset after it."""
         self._left -= 1
         if depth > _DEPTH or self._left < 0:
             raise ValueError("maps nested too deeply" if depth > _DEPTH else "too many values")

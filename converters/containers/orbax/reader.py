@@ -40,18 +40,20 @@ _ARRAYS = ("jax.Array", "np.ndarray")
 
 
 def open_orbax(folder: str | Path, *, item: str | None = None) -> Container:
-    """The parameters of an item, a step or a root of steps; of a root, the latest finished step.
+    """Open the parameters of an item, a step or a root of steps; of a root, the latest finished
+    step.
 
-    Opening reads and checks all metadata, and no array. The name of a parameter is its keys joined
-    by "/", below the root of the parameters; keys of lists, and numbers, are strings; the last key
-    ``value`` that NNX adds is left away.
+    Opening reads and checks all metadata, and no array. The name of a parameter is its keys
+    joined by "/", below the root of the parameters; keys of lists, and numbers, are strings; the
+    last key ``value`` that NNX adds is left away.
 
     Args:
-        folder: An item, a step or a root of steps; or a msgpack file of flax.
-        item: An item, a subtree, or both, such as ``ema_params`` or ``state/params``.
+        folder: Item, step or root of steps; or a msgpack file of flax.
+        item: Item, subtree, or both, such as ``ema_params`` or ``state/params``.
 
     Raises:
-        CheckpointError: no checkpoint, or something missing or damaged; naming folder, file or key.
+        CheckpointError: no checkpoint, or something missing or damaged; naming folder, file or
+            key.
         ArgumentError: several sets of parameters of equal standing, or no such item.
         MissingExtraError: tensorstore is not installed.
     """
@@ -106,7 +108,6 @@ class _Found(NamedTuple):
     """The arrays of an item.
 
     Attributes:
-        folder: Folder of the item.
         layout: Words about how they are stored.
         arrays: Arrays of a subtree by their keys.
         others: Leaves that can be left out unopened, each with the reason.
@@ -152,7 +153,7 @@ def _guarded(folder: Path, name: str, array: LazyTensor) -> LazyTensor:
 
 
 def _open(folder: Path, subtree: Keys) -> _Found:
-    """Opens the arrays of a subtree."""
+    """Open the arrays of a subtree."""
     inside: dict[Keys, LazyTensor] = {}
     stored: dict[Keys, str] = {}
     kinds: dict[Keys, Leaf] = {}

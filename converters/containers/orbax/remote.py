@@ -36,13 +36,14 @@ def is_remote(path: str | Path) -> bool:
 
 
 def store_of(folder: Path) -> dict[str, Any]:
-    """tensorstore's specification of the key-value store that holds the files of a folder."""
+    """Return tensorstore's specification of the key-value store that holds the files of a
+    folder."""
     url = url_of(folder)
     return {"driver": "file", "path": f"{absolute_path(folder)}/"} if url is None else _spec(url)
 
 
 def url_of(folder: Path) -> str | None:
-    """The URL that a temporary folder stands for; None for any other folder."""
+    """Return the URL that a temporary folder stands for; None for any other folder."""
     folder = absolute_path(folder)
     for stage, url in _folders().items():
         if folder.is_relative_to(stage):
@@ -51,21 +52,18 @@ def url_of(folder: Path) -> str | None:
 
 
 def shown(folder: Path) -> str:
-    """A folder as messages name it: the URL that it stands for, if any."""
+    """Return a folder as messages name it: the URL that it stands for, if any."""
     return (url_of(folder) or str(folder)).rstrip("/")
 
 
 def context(more: dict[str, Any]) -> dict[str, Any]:
-    """A specification of tensorstore's context that gives up on a server within a minute."""
+    """Return a specification of tensorstore's context that gives up on a server within a minute."""
     return {"gcs_request_retries": _RETRIES, "s3_request_retries": _RETRIES, **more}
 
 
 def stand_in(url: str) -> Path:
-    """An empty temporary folder that stands for a URL until this process ends.
-
-    Raises:
-        ArgumentError: the URL names no bucket, or nothing within one.
-    """
+    """Make an empty temporary folder that stands for a URL until this process ends;
+    ArgumentError if the URL names no bucket, or nothing within one."""
     scheme, bucket, path = _parsed(url)
     stage = Path(tempfile.mkdtemp(prefix="griffin-eval-"))
     atexit.register(_remove, stage, os.getpid())
@@ -78,12 +76,11 @@ def stand_in(url: str) -> Path:
 
 
 def fetch(url: str) -> Path:
-    """A temporary folder with the small files of the Orbax checkpoint at a URL.
+    """Make a temporary folder with the small files of the Orbax checkpoint at a URL.
 
     Raises:
         ArgumentError: the URL names no bucket, or nothing within one.
         CheckpointError: no Orbax checkpoint is there, or the store cannot be read.
-        MissingExtraError: tensorstore is not installed.
     """
     store, names = listed_in(url)
     if not any(name.rsplit("/", 1)[-1] in (TREE_METADATA, MANIFEST, MSGPACK) for name in names):
@@ -106,11 +103,8 @@ def fetch(url: str) -> Path:
 
 
 def listed_in(url: str) -> tuple[Any, list[str]]:
-    """The key-value store of a URL, and the names of everything in it, relative to it.
-
-    Raises:
-        ArgumentError, CheckpointError: as `fetch`.
-    """
+    """Return the key-value store of a URL, and the names of everything in it, relative to it.
+    Errors are those of `fetch`."""
     ts = tensorstore()
     scheme, bucket, path = _parsed(url)
     try:
@@ -124,7 +118,7 @@ def listed_in(url: str) -> tuple[Any, list[str]]:
 
 
 def inside(names: Iterable[str]) -> list[str]:
-    """The names that do not lead out of a folder. (A store takes any text for a name.)"""
+    """Return the names that do not lead out of a folder. (A store takes any text for a name.)"""
     return [name for name in names if name and not leads_out(name)]
 
 

@@ -39,16 +39,12 @@ _HEIGHT = 16  # of a tree in OCDBT; beyond it, it is damaged
 
 
 class Store:
-    """The arrays of one item.
+    """The arrays of one item; CheckpointError if the database is damaged or was never completed.
 
     Attributes:
-        folder: the item's.
-        ocdbt: whether they are in an OCDBT database, rather than a folder each.
+        ocdbt: Whether they are in an OCDBT database, rather than a folder each.
         driver: ``zarr`` or ``zarr3``.
-        sparse: as of `Tree`.
-
-    Raises:
-        CheckpointError: the database is damaged or was never completed.
+        sparse: See `Tree`.
     """
 
     def __init__(self, folder: Path, zarr3: bool, sparse: bool):
@@ -77,11 +73,8 @@ class Store:
         self._values: dict[str, tuple[Path, int, int]] | None = None
 
     def open(self, names: list[str]) -> dict[str, LazyTensor]:
-        """Opens arrays by the names Orbax stores them under.
-
-        Raises:
-            CheckpointError: listing those that are missing, incomplete or damaged.
-        """
+        """Open arrays by the names Orbax stores them under; CheckpointError with a list of those
+        that are missing, incomplete or damaged."""
         arrays, problems = {}, []
         errors: list[Exception] = []
         futures = {name: self._open(name) for name in names if self._is_safe(name)}
@@ -103,20 +96,21 @@ class Store:
         return arrays
 
     def places(self, names: Iterable[str]) -> list[str]:
-        """The names of the folders that hold the arrays of these names."""
+        """Return the names of the folders that hold the arrays of these names."""
         if not self.ocdbt:
             return list(names)
         return ["d", *(path.name for path in self.folder.glob(f"{PROCESS}*"))]
 
     def chunks_of(self, name: str) -> int:
-        """The number of chunks of an array that are stored."""
+        """Return the number of chunks of an array that are stored."""
         if self.ocdbt or self._remote:
             return self._stored.get(name, 0)
         entries = (file.name for file in files_within(self.folder / name))
         return sum(entry not in (".zarray", ".zattrs", ".zgroup", "zarr.json") for entry in entries)
 
     def value(self, key: str) -> tuple[Path, int, int] | None:
-        """File, offset and length of what is stored under a key; None where it is not a file's."""
+        """Return file, offset and length of what is stored under a key; None where it is not a
+        file's."""
         if self._remote:
             return None
         if not self.ocdbt:
@@ -130,7 +124,7 @@ class Store:
         return self._values.get(key)
 
     def _walk(self, file: Any, location: str, prefix: bytes, height: int) -> None:
-        """Notes where the values of a node of the database, and of those below it, are."""
+        """Note where the values of a node of the database, and of those below it, are."""
         node = self._ts.ocdbt.dump(file, location, context=self._context).result()
         for entry in node["entries"]:
             key = prefix + bytes(entry.get("key", b""))

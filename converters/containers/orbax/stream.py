@@ -18,9 +18,9 @@ class Codec(NamedTuple):
     """The naming and the compression of chunks.
 
     Attributes:
-        prefix: text before the indices in the name of a chunk.
-        separator: separator between the indices.
-        shard: whether a chunk is a shard of zarr3, with a single chunk in it.
+        prefix: Text before the indices in the name of a chunk.
+        separator: Separator between the indices.
+        shard: Whether a chunk is a shard of zarr3, with a single chunk in it.
     """
 
     prefix: str
@@ -28,12 +28,12 @@ class Codec(NamedTuple):
     shard: bool
 
     def key(self, row: int, rank: int) -> str:
-        """The name of a chunk of the first column."""
+        """Return the name of a chunk of the first column."""
         return self.prefix + self.separator.join([str(row), *"0" * (rank - 1)])
 
 
 def stream_codec(metadata: dict[str, Any]) -> Codec | None:
-    """The codec in an array's zarr metadata; None if its chunks are no streams of zstd."""
+    """Return the codec in an array's zarr metadata; None if its chunks are no streams of zstd."""
     try:
         import pyarrow  # noqa: F401
     except ImportError:
@@ -63,16 +63,9 @@ def stream_codec(metadata: dict[str, Any]) -> Codec | None:
 
 
 class ChunkStream:
-    """The bytes of consecutive chunks, forward only.
-
-    Attributes:
-        position: index of the next byte.
-
-    Args:
-        parts: file, offset and length of every chunk as it is stored.
-        codec: their naming and compression.
-        chunk_bytes: size of every chunk, decompressed.
-    """
+    """The bytes of consecutive chunks, forward only. ``parts`` are file, offset and length of
+    every chunk as it is stored, ``chunk_bytes`` the size of every chunk, decompressed, and
+    ``position`` the index of the next byte."""
 
     def __init__(self, parts: list[tuple[Path, int, int]], codec: Codec, chunk_bytes: int):
         self.position = 0
@@ -80,11 +73,8 @@ class ChunkStream:
         self._source: Any = None
 
     def read_into(self, out: "np.ndarray", start: int) -> None:
-        """Fills a contiguous array with the bytes from ``start``, which is not before `position`.
-
-        Raises:
-            ValueError, OSError: the data are damaged.
-        """
+        """Fill a contiguous array with the bytes from ``start``, which is not before `position`;
+        ValueError or OSError if the data are damaged."""
         import numpy as np
 
         chunk = start // self._chunk_bytes

@@ -20,7 +20,8 @@ _SHARD = re.compile(r"-of-0*([2-9]|[1-9][0-9]+)\.safetensors$")
 
 
 def model_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
-    """The safetensors files of the model in a folder, and the ``weight_map`` of its index, if any.
+    """Return the safetensors files of the model in a folder, and the ``weight_map`` of its
+    index, if any.
 
     They are ``model.safetensors``, the shards that its index names, or the only such file.
 
@@ -63,17 +64,14 @@ def is_weights(name: str) -> bool:
 
 
 def weight_files(names: list[str], where: str) -> list[str]:
-    """The files of weights among those of a folder; raises as `only_file` does."""
+    """Return the files of weights among those of a folder; raises as `only_file` does."""
     files = [name for name in names if is_weights(name)]
     return files if INDEX_FILE in names else [only_file(where, files)]
 
 
 def only_file(where: str, names: Sequence[str]) -> str:
-    """The safetensors file of a model that has no index: ``model.safetensors``, or the only one.
-
-    Raises:
-        CheckpointError: there are several, or it is a shard.
-    """
+    """Return the safetensors file of a model that has no index: ``model.safetensors``, or the
+    only one; CheckpointError if there are several, or it is a shard."""
     if SINGLE_FILE in names:
         return SINGLE_FILE
     if len(names) == 1 and not _SHARD.search(names[0]):

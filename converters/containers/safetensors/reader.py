@@ -48,10 +48,7 @@ class _Entry(NamedTuple):
     """The place of one tensor in a file.
 
     Attributes:
-        name: Key of the tensor.
-        shape: Shape of the tensor.
         code: safetensors' name of its dtype, such as ``"BF16"``.
-        file: File that holds it.
         begin, end: First byte and one past the last, counted from the start of the file.
     """
 
@@ -63,7 +60,7 @@ class _Entry(NamedTuple):
     end: int
 
     def tensor(self) -> LazyTensor:
-        """The tensor; of a dtype that numpy lacks, only its facts."""
+        """Return the tensor; of a dtype that numpy lacks, only its facts."""
         name = _NAMES.get(self.code)
         if name is None:
             return LazyTensor(self.shape, self.code, self._refuse, nbytes=self.end - self.begin)
@@ -78,7 +75,7 @@ class _Entry(NamedTuple):
 
 
 def open_safetensors(folder: str | Path, only: list[Path] | None = None) -> Container:
-    """The tensors of ``model.safetensors``, of the shards of its index, or of a lone file.
+    """Open ``model.safetensors``, the shards of its index, or a lone file.
 
     Opening reads and checks every header, and maps every file; no tensor is read. The dtype of a
     tensor is numpy's name of those that parameters have, and safetensors' code of others.

@@ -47,16 +47,13 @@ _SHARD = re.compile(r"-\d+-of-\d+\.bin")
 
 
 def open_torch(path: str | Path, *, item: str | None = None) -> Container:
-    """The tensors of a .pt, .pth or .bin file of torch.save by key; where dicts are nested,
-    keys are joined with ".".
+    """Open a .pt, .pth or .bin file of torch.save, or a folder that holds one. Keys of nested
+    dicts are joined with ".".
 
-    Opening maps the file and reads its directory and pickle; no tensor is read. Tensors are views
-    of the mapped file with the strides they were saved with.
-
-    Args:
-        path: The file, or a folder that holds one such file.
-        item: Key of the state dict in the file, for a trainer's file with several. By default the
-            file itself if a tensor stands at its top, else whichever of ``ROOTS`` it has.
+    Opening maps the file and reads its directory and pickle; no tensor is read. Tensors are
+    views of the mapped file with the strides they were saved with. ``item`` is the key of the
+    state dict in a trainer's file with several: by default the file itself if a tensor stands at
+    its top, else whichever of ``ROOTS`` it has.
 
     Raises:
         CheckpointError: no or several such files, one that is truncated or contradicts itself,
@@ -157,7 +154,7 @@ def _holds_tensors(file: Path, content: Any) -> bool:
 
 
 def _flatten(file: Path, state: Any) -> Iterator[tuple[str, Any]]:
-    """The leaves; no container twice, so that neither loops nor shared nests run away."""
+    """Yield the leaves; no container twice, so that neither loops nor shared nests run away."""
     seen: set[int] = set()
     stack: list[tuple[str, int, Any]] = [("", 0, state)]
     while stack:
@@ -184,11 +181,8 @@ def _flatten(file: Path, state: Any) -> Iterator[tuple[str, Any]]:
 
 
 def zip_records(file: Path, data: mmap.mmap) -> dict[str, Record]:
-    """The entries of an archive of torch.save: stored, within the file, none over another.
-
-    Raises:
-        CheckpointError: anything else.
-    """
+    """Return the entries of an archive of torch.save: stored, within the file, none over
+    another; CheckpointError for anything else."""
     if data[: len(_LEGACY)] == _LEGACY:
         raise CheckpointError(
             f"{file} is in the format that torch.save wrote before version 1.6, which is not read: "
@@ -260,7 +254,8 @@ def looks_like_torch(path: str | Path) -> bool:
 
 
 def torch_files(names: Iterable[str]) -> list[str]:
-    """Those of the names of files in a folder that torch.save gives to weights, of one kind."""
+    """Return those of the names of files in a folder that torch.save gives to weights, of one
+    kind."""
     names = sorted(n for n in names if not any(fnmatch.fnmatch(n, each) for each in _STATES))
     for pattern in ("*.pt", "*.pth", "pytorch_model*.bin"):
         if matching := fnmatch.filter(names, pattern):
@@ -269,7 +264,8 @@ def torch_files(names: Iterable[str]) -> list[str]:
 
 
 def one_torch(names: list[str], where: str) -> list[str]:
-    """The files of torch.save of a folder on the hub, of which there may be one."""
+    """Return the file of torch.save of a folder on the hub; CheckpointError if there are
+    several."""
     files = torch_files(names)
     if len(files) > 1:
         raise CheckpointError(f"{where}: {not_one_file(files)} (download it first)")
@@ -293,7 +289,8 @@ def _find_file(path: Path) -> Path:
 
 
 def not_one_file(names: Sequence[str]) -> str:
-    """The clause about a folder that holds no file of torch.save with weights, or several."""
+    """Return the clause about a folder that holds no file of torch.save with weights, or
+    several."""
     if names and all(_SHARD.search(name) for name in names):
         return (
             f"weights of torch.save in several files are not read ({listed(names)}): load the "

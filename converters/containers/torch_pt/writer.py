@@ -31,18 +31,12 @@ _TYPES = {dtype: name for name, dtype in STORAGES.items() if dtype in FLOATS}
 
 
 class TorchWriter(Writer):
-    """A context manager that writes a state dict as ``torch.save`` does.
+    """Writes a state dict as ``torch.save`` does.
 
     ``torch.load(path, weights_only=True, mmap=True)`` gives a dict of contiguous tensors in the
-    order of ``specs``, each with a storage of its own.
-
-    Args:
-        path: The file to write.
-        specs: Shape and dtype (bfloat16, float16, float32, float64) of every tensor, by name.
-
-    Raises:
-        ValueError: no tensors, or another dtype.
-        BadInput: the system refuses to write.
+    order of ``specs`` (shape and dtype by name), each with a storage of its own. ValueError if
+    there are no tensors, or other dtypes than ``FLOATS``; BadInput if the system refuses to
+    write.
     """
 
     def __init__(self, path: str | Path, specs: Mapping[str, tuple[tuple[int, ...], str]]):
@@ -66,7 +60,7 @@ class TorchWriter(Writer):
         self._entries[name].CRC = crc
 
     def _finish(self) -> None:
-        """Writes the checksums and the directory of the archive, and syncs the file."""
+        """Write the checksums and the directory of the archive, and sync the file."""
         if self._file.closed:
             return
         with writing(self.path):
@@ -83,7 +77,7 @@ class TorchWriter(Writer):
         self._file.close()
 
     def _lay_out(self) -> None:
-        """Writes all entries but the bytes of the storages."""
+        """Write all entries but the bytes of the storages."""
         self._add("data.pkl", _pickled(self._specs))
         for name, content in _FACTS.items():
             self._add(name, content)
@@ -107,8 +101,8 @@ class TorchWriter(Writer):
 
 
 def _pickled(specs: Mapping[str, tuple[tuple[int, ...], str]]) -> bytes:
-    """The pickle of a dict of tensors. It names callables of torch, which is not imported: so the
-    opcodes are written here (protocol 2), those of numbers by `pickle`."""
+    """The pickle of a dict of tensors. It names callables of torch, which is not imported: so
+    the opcodes are written here (protocol 2), those of numbers by `pickle`."""
     items = b""
     for i, (name, (shape, dtype)) in enumerate(specs.items()):
         storage_type = f"ctorch\n{_TYPES[dtype]}\n".encode()
