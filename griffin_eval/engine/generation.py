@@ -1,4 +1,4 @@
-"""Generation: prompts read as a tree, then continued token by token in a batch that refills."""
+"""Generation: reads prompts as a radix tree, then continues them in a batch that is refilled."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,13 +20,7 @@ from griffin_eval.states.state_cache import StateCache
 
 
 class Prompt(NamedTuple):
-    """A prompt to continue.
-
-    Attributes:
-        tokens: ids, at least one.
-        max_new_tokens: most tokens to generate.
-        sampling: how they are chosen.
-    """
+    """Token ids (at least one) to continue with up to ``max_new_tokens`` tokens."""
 
     tokens: Sequence[int] | np.ndarray
     max_new_tokens: int
@@ -47,33 +41,28 @@ def generate(
     cache: StateCache | None = None,
     progress: Callable[[int], object] = lambda tokens: None,
 ) -> Stats:
-    """Continues every prompt; shared prefixes are read once.
+    """Continue every prompt; shared prefixes are read once.
 
-    Up to ``limits.rows`` prompts are continued at a time, if the runner should take so many. As
-    soon as one is finished the next takes its row. Padding never reaches a row's state and every
-    prompt has its own random numbers, so what a prompt gets does not depend on what else is in the
-    batch.
+    Up to ``limits.rows`` prompts are continued at a time, or ``runner.decode_rows`` if that is
+    less. When a prompt is finished, the next one takes its row. Padding never reaches a row's state
+    and every prompt has its own random numbers, so the continuation of a prompt does not depend on
+    the rest of the batch.
 
     Args:
-        prompts: token ids, and how to continue each of them.
-        limits: tokens and rows of a step, and bytes of states.
-        eos_ids: tokens that end a continuation; they are not part of it.
-        seed: of the random numbers; every prompt has its own stream.
-        subset: indices of the prompts to continue; None for all.
-        should_stop: called with the index of a prompt and its new tokens after each new one;
-            True ends it.
-        on_result: called with the index of a prompt and all its new tokens.
-        describe: names a prompt, given its index, in an error.
-        cache: states on disk, from which reading begins where it can; None for none.
-        progress: called with the number of prompt tokens that were read for the first time.
-
-    Returns:
-        Counts of tokens, steps and seconds.
+        eos_ids: Tokens that end a continuation; they are not part of it.
+        seed: Seed of the random numbers; every prompt has its own stream.
+        subset: Indices of the prompts to continue; None for all.
+        should_stop: Function of a prompt's index and its new tokens, called after each new token;
+            True ends the continuation.
+        on_result: Function of a prompt's index and all its new tokens.
+        describe: Function that names a prompt by its index, for error messages.
+        cache: Cache of states on disk to start from.
+        progress: Function of the number of prompt tokens that were read for the first time.
 
     Raises:
-        NotFinite: logits of some prompts were NaN; raised after ``on_result`` got all others, or
-            all that came before a few of them were found.
-        MemoryError: not even one prompt at a time fits into memory; the message names it.
+        NotFinite: Logits of some prompts are NaN. Raised after ``on_result`` was called for the
+            others; if many prompts fail, the search for them stops early.
+        MemoryError: Not even one prompt at a time fits into memory; the message names it.
     """
     begin = time.perf_counter()
     stats = Stats()
@@ -112,7 +101,7 @@ def generate(
 
 
 class _Batch:
-    """Rows that are continued together, refilled from the prompts that wait."""
+    """Rows that are continued together and refilled from the waiting prompts."""
 
     def __init__(
         self,
@@ -136,7 +125,7 @@ class _Batch:
         most = limits.fitting(runner.state_bytes(self._capacity)).rows
         rows = min(most, runner.decode_rows, runner.padded_batch(len(indices)))
         self._rows, self._count = Rows(runner, rows, self._capacity), rows
-        self._new: dict[int, list[int]] = {}  # of the prompts that are being continued
+        self._new: dict[int, list[int]] = {}  # generated tokens by prompt, for the taken rows
 
     def run(
         self,
@@ -144,7 +133,7 @@ class _Batch:
         cache: StateCache | None,
         progress: Callable[[int], object],
     ) -> None:
-        # The last token of a prompt is read by the first step that continues it.
+        # The first decoding step reads the last token of a prompt.
         reader = Reader(
             self._runner,
             build_prompts([self._prompts[i].tokens[:-1] for i in self._indices]),
@@ -167,11 +156,7 @@ class _Batch:
             self._continue()
 
     def _begin(self, pool: Pool, reached: list[tuple[int, int]]) -> None:
-        """Gives rows to prompts that have been read.
-
-        Args:
-            reached: of each, its place among the indices, and the slot of its state.
-        """
+        """Give rows to prompts that have been read, pairs of (place in ``indices``, slot)."""
         indices = [self._indices[place] for place, _ in reached]
         documents = [
             Row(index, int(prompt.tokens[-1]), Chooser(prompt.sampling, self._seed, index))
@@ -190,7 +175,7 @@ class _Batch:
         self._finish(index, ids)
 
     def _continue(self) -> None:
-        """Reads one token in every taken row and chooses the next."""
+        """Read one token in every taken row and choose the next."""
         taken = self._rows.taken
         _, chosen = self._rows.step()
         self._stats.steps += 1

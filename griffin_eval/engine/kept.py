@@ -1,14 +1,14 @@
-"""Prepares a tree for states that are kept on disk: where reading begins, and what is kept."""
+"""Prepares a radix tree for states on disk: where reading starts, and which states are saved."""
 
 from griffin_eval.engine.tree import Edge, Tree, split_at
 from griffin_eval.states.state_cache import LEAST, StateCache
 
 
 def prepare(tree: Tree, cache: StateCache) -> Tree:
-    """The same tree, without the beginnings whose states are kept; it is changed in place.
+    """Prune prefixes whose states are cached on disk (in place).
 
-    An edge that ends where a state is on disk becomes a root, with ``Edge.stored``; what only led
-    to it is gone. Edges at whose ends states are to be kept have ``Edge.keep``.
+    An edge that ends at a cached state becomes a root with ``Edge.stored``; edges that only led to
+    it are removed. Edges at whose ends a state will be saved get ``Edge.keep``.
     """
     roots: list[Edge] = []
     before = _tokens(tree.roots)
@@ -21,7 +21,7 @@ def prepare(tree: Tree, cache: StateCache) -> Tree:
 
 
 def _tokens(roots: list[Edge]) -> int:
-    """Tokens of all edges that are read."""
+    """Return the number of tokens that reading all edges takes."""
     total, pending = 0, [*roots]
     while pending:
         edge = pending.pop()
@@ -31,7 +31,7 @@ def _tokens(roots: list[Edge]) -> int:
 
 
 def _tops(roots: list[Edge]) -> list[Edge]:
-    """The roots, or the first parts of those that were cut."""
+    """Return the roots, or the first part of each root that was cut."""
     tops = []
     for edge in roots:
         while edge.parent is not None:
@@ -41,13 +41,13 @@ def _tops(roots: list[Edge]) -> list[Edge]:
 
 
 def _cut(first: Edge, cache: StateCache) -> None:
-    """Cuts a root and the edges after it, where states are on disk or are to be kept."""
-    # Each with the longest beginning before it, and the length of the last one whose state is there
-    # or will be.
+    """Cut a root and the edges below it where states are on disk or will be saved."""
+    # Pairs an edge with the longest beginning before it, and the length of the last beginning whose
+    # state is or will be on disk.
     pending = [(first, cache.beginning(), 0)]
     while pending:
         edge, before, last = pending.pop()
-        # Tokens after which something is scored have to be read.
+        # Tokens that predict a target have to be read.
         most = min([edge.end, *(edge.start + each.start + 1 for each in edge.targets)])
         begin = edge.start + 1
         stored = keep = None
@@ -66,8 +66,10 @@ def _cut(first: Edge, cache: StateCache) -> None:
 
 
 def _needed(edge: Edge, roots: list[Edge]) -> bool:
-    """Whether an edge has to be read for itself or for what follows; edges whose states are on
-    disk and whose followers have to be read are added to the roots."""
+    """Return whether an edge has to be read for its own targets or for edges below it.
+
+    Appends edges with a state on disk to ``roots`` if edges below them have to be read.
+    """
     order, pending = [], [edge]
     while pending:
         one = pending.pop()
@@ -78,10 +80,10 @@ def _needed(edge: Edge, roots: list[Edge]) -> bool:
         had = bool(one.children)
         one.children = [child for child in one.children if child in needed]
         if one.stored and one.children:
-            one.parent, one.start = None, 0  # what is read if the state is lost
+            one.parent, one.start = None, 0  # so that it can be read if the state is lost
             roots.append(one)
         elif not one.stored and (one.children or one.targets or one.sequence is not None):
             needed.add(one)
-        elif not one.stored and not had:  # nothing follows, and nothing is scored: kept as it was
+        elif not one.stored and not had:  # an edge that was a leaf without targets from the start
             needed.add(one)
     return edge in needed

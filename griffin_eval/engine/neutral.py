@@ -1,6 +1,6 @@
-"""Generation arguments that are not supported, and the values at which they ask for nothing.
+"""Unsupported generation arguments, and the neutral values at which they have no effect.
 
-They belong to transformers' ``generate``, to vLLM's ``SamplingParams`` and to the OpenAI API.
+The names are those of transformers' ``generate``, vLLM's ``SamplingParams`` and the OpenAI API.
 """
 
 from typing import Any
@@ -18,20 +18,20 @@ _BY_VALUES: tuple[tuple[tuple[Any, ...] | None, str], ...] = (
     ((False,), "remove_invalid_values return_dict_in_generate"),
     ((False,), "output_attentions output_hidden_states output_logits output_scores"),
     ((True,), "skip_special_tokens spaces_between_special_tokens"),
-    # Arguments that change no answer: memory, the scale of scores, and settings of beam search and
-    # of assisted generation, which other arguments would have to ask for.
+    # Arguments that never change an answer: memory, the scale of scores, and settings of beam
+    # search and assisted generation, which have to be enabled by other arguments.
     (None, "use_cache renormalize_logits length_penalty early_stopping num_assistant_tokens"),
     (None, "num_assistant_tokens_schedule assistant_confidence_threshold"),
     (None, "assistant_lookbehind target_lookbehind"),
 )
-# Values that ask for nothing, by argument; None where no value asks for anything.
+# Neutral values by argument name; None if every value is neutral.
 NEUTRAL: dict[str, tuple[Any, ...] | None] = {
     name: values for values, names in _BY_VALUES for name in names.split()
 }
 
 
 def is_neutral(value: Any, neutral: tuple[Any, ...] | None) -> bool:
-    """Return whether a value of an argument asks for nothing, as None does in every argument."""
+    """Return whether a value has no effect. None has no effect in any argument."""
     if value is None or neutral is None:
         return True
     return any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in neutral)

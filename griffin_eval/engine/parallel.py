@@ -1,4 +1,4 @@
-"""Several devices, each with a runner and an engine of its own, in the threads of one process."""
+"""Data parallelism in one process: one runner, engine and thread for each device."""
 
 import itertools
 import queue
@@ -16,7 +16,7 @@ from griffin_eval.engine.stats import Stats
 from griffin_eval.engine.tree import Scorable, common_prefix, order
 from griffin_eval.runners.protocol import Runner
 
-# Hands a call over to the thread that waits for the others.
+# Queues a function and its arguments, to be called in the thread that waits for the workers.
 _Tell = Callable[..., None]
 
 
@@ -29,10 +29,10 @@ def score(
     describe: Callable[[int], str],
     **arguments: Any,
 ) -> Stats:
-    """`griffin_eval.engine.scoring.score` on several devices; one runner is that function itself.
+    """Run `griffin_eval.engine.scoring.score` on several devices.
 
-    Sequences with a shared prefix go to one device, as far as that keeps all of them busy.
-    ``on_result`` and ``progress`` are called in the thread of the caller.
+    Sequences with a shared prefix go to one device as far as that keeps all devices busy.
+    ``on_result`` and ``progress`` are called in the caller's thread.
     """
     if len(runners) == 1:
         return scoring.score(
@@ -67,9 +67,11 @@ def generate(
     progress: Callable[[int], object] = lambda tokens: None,
     **arguments: Any,
 ) -> Stats:
-    """`griffin_eval.engine.generation.generate` on several devices; one runner is that function
-    itself. ``on_result`` and ``progress`` are called in the thread of the caller, ``should_stop``
-    in one thread at a time."""
+    """Run `griffin_eval.engine.generation.generate` on several devices.
+
+    ``on_result`` and ``progress`` are called in the caller's thread, ``should_stop`` in one thread
+    at a time.
+    """
     if len(runners) == 1:
         return generation.generate(
             runners[0],
@@ -83,7 +85,7 @@ def generate(
 
     def work(runner: Runner, mine: np.ndarray, tell: _Tell) -> Stats:
         def stop_here(index: int, ids: list[int]) -> bool:
-            tell(bool)  # ends this thread if another one failed
+            tell(bool)  # raises in this thread if another one failed
             with lock:
                 return should_stop(index, ids)
 
@@ -103,19 +105,19 @@ def generate(
 
 
 def divide(paths: Sequence[np.ndarray], more: Sequence[int], parts: int) -> list[np.ndarray]:
-    """Divides sequences so that the part with the most tokens to read has as few as possible.
+    """Divide sequences so that the largest number of tokens in a part is minimal.
 
     A part is a range of the radix tree's leaves, and reads the edges above them once.
 
     Args:
-        paths: int32 arrays, what is read of each sequence.
-        more: tokens that each sequence costs beyond that, such as those it generates.
+        paths: int32 arrays of the tokens that are read.
+        more: Cost of each sequence beyond that, such as the tokens to generate.
 
     Returns:
-        Indices of each part, in increasing order; some may be empty.
+        Indices of each part in increasing order; some parts may be empty.
     """
     ranked = order(paths)
-    alone = [len(paths[i]) + more[i] for i in ranked]  # as the first of a part
+    alone = [len(paths[i]) + more[i] for i in ranked]  # cost if the sequence begins a part
     shared = [0] + [common_prefix(paths[a], paths[b]) for a, b in itertools.pairwise(ranked)]
 
     def starts(most: int) -> list[int]:
@@ -145,7 +147,7 @@ def _together(
     parts: Sequence[np.ndarray],
     work: Callable[[Runner, np.ndarray, _Tell], Stats],
 ) -> Stats:
-    """Runs each part in a thread. A failure of one ends all, unless it comes when it is done."""
+    """Run each part in a thread. An error stops all threads; `NotFinite` is raised at the end."""
     begin = time.perf_counter()
     calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
     stopped = threading.Event()

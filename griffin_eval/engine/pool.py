@@ -1,4 +1,4 @@
-"""States that wait for those who go on from them, within a budget, and the steps that read."""
+"""A pool of states with a memory budget, and the steps that read from it and write to it."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -11,14 +11,14 @@ from griffin_eval.runners.protocol import Runner
 
 
 class Part(NamedTuple):
-    """What a step reads of one edge.
+    """Tokens of one edge that a step reads.
 
     Attributes:
-        edge: the edge, as the caller knows it.
-        tokens: int32 [N], the tokens that are read.
-        source: slot of the state before them, -1 at the start of a document.
-        target: slot that the state after them is written to, -1 if it is not needed.
-        ablation: number of the `griffin_eval.engine.tree.Ablation` of the state before them.
+        edge: The caller's object for the edge.
+        tokens: int32 [N] token ids.
+        source: Slot of the state before the tokens; -1 at the start of a document.
+        target: Slot for the state after the tokens; -1 to discard it.
+        ablation: Value of the `griffin_eval.engine.tree.Ablation` of the state before the tokens.
     """
 
     edge: Any
@@ -29,18 +29,17 @@ class Part(NamedTuple):
 
 
 class Pool:
-    """Slots, each of which is free, is being written, or holds the state at the end of an edge.
+    """Slots that are free, being written, or hold the state at the end of an edge.
 
-    Where a slot is needed and none is free, the pool grows, or a state is evicted: the one that
-    was not used for longest.
+    If no slot is free, the pool grows; at its maximum size it evicts the least recently used state.
 
     Args:
-        most: number of slots that the pool may grow to.
-        capacity: most tokens of a document, padded.
-        on_evicted: called with the edge whose state is evicted.
+        most: Maximum number of slots.
+        capacity: Maximum number of tokens of a document, padded.
+        on_evicted: Function of the edge whose state is evicted.
 
     Attributes:
-        states: as the runner keeps them.
+        states: The runner's opaque pool of states.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Pool:
         self._runner, self._capacity, self._on_evicted = runner, capacity, on_evicted
         self._slots, self._most = slots, most
         self._free = list(range(slots))[::-1]
-        self._held = OrderedDict[Any, int]()  # what was not used for longest comes first
+        self._held = OrderedDict[Any, int]()  # least recently used first
         self._pinned: dict[Any, int] = {}
         self.states: Any = runner.open_pool(slots, capacity)
 
@@ -67,17 +66,15 @@ class Pool:
         return edge in self._held or edge in self._pinned
 
     def slot_of(self, edge: Any) -> int:
-        """Slot of the state at the end of an edge; -1 if it is not held."""
+        """Return the slot of the state at the end of an edge; -1 if the pool does not hold it."""
         return self._held.get(edge, self._pinned.get(edge, -1))
 
     def take(self, spared: Callable[[], Collection[Any]] = tuple) -> int | None:
-        """A slot to write.
+        """Return a slot to write; None if all slots are being written or spared.
 
         Args:
-            spared: gives edges whose states are not evicted; called only if one has to be.
-
-        Returns:
-            The slot; None if all are being written, or spared.
+            spared: Function that returns edges whose states must stay; called only if a state has
+                to be evicted.
         """
         if self._free or self._grow():
             return self._free.pop()
@@ -89,33 +86,29 @@ class Pool:
         return self._held.pop(edge)
 
     def hold(self, edge: Any, slot: int, *, pinned: bool = False) -> None:
-        """Keeps the state in a slot, which was taken, as that at the end of an edge.
-
-        Args:
-            pinned: whether it is never evicted, nor dropped.
-        """
+        """Keep the state in a taken slot as the one at the end of an edge. Pinned states stay."""
         (self._pinned if pinned else self._held)[edge] = slot
 
     def used(self, edge: Any) -> None:
-        """Notes that the state at the end of an edge, if it is held, was used now."""
+        """Mark the state at the end of an edge as recently used, if it is held."""
         if edge in self._held:
             self._held.move_to_end(edge)
 
     def take_over(self, edge: Any) -> int:
-        """The slot of a held state, which the caller may write from now on."""
+        """Remove a held state from the pool and return its slot to be overwritten."""
         return self._held.pop(edge)
 
     def free(self, slot: int) -> None:
-        """Gives back a slot that was taken; -1 is none."""
+        """Free a taken slot; does nothing for -1."""
         if slot >= 0:
             self._free.append(slot)
 
     def drop(self, edge: Any) -> None:
-        """Gives up the state at the end of an edge, if it is held and not pinned."""
+        """Free the state at the end of an edge, if it is held and not pinned."""
         self.free(self._held.pop(edge, -1))
 
     def _grow(self) -> bool:
-        """Adds slots; whether the budget and the memory allowed it."""
+        """Add slots; return whether budget and memory allowed it."""
         if self._slots == self._most:
             return False
         try:
@@ -130,16 +123,16 @@ class Pool:
         return True
 
     def read(self, parts: Sequence[Part], filler: int = 0) -> tuple[Any, np.ndarray]:
-        """Reads parts of edges in one step.
+        """Read parts of edges in one step.
 
-        A slot may be written that parts before it take, but none behind it.
+        A part may write to the slot that an earlier part reads, but not to that of a later part.
 
         Args:
-            parts: of different edges.
-            filler: tokens that are read behind them for nothing.
+            parts: Parts of distinct edges.
+            filler: Number of padding tokens after them.
 
         Returns:
-            Hidden vectors, and int [P], the index of each part's first one.
+            Hidden vectors, and int [P], the index of each part's first hidden vector.
         """
         extra = [Part(None, np.zeros(filler, np.int32), -1, -1)] if filler else []
         every = [*parts, *extra]
@@ -156,9 +149,9 @@ class Pool:
         return hidden, (np.cumsum(counts) - counts)[: len(parts)]
 
     def tensors(self, slot: int, read: int) -> dict[str, np.ndarray]:
-        """The state in a slot after so many tokens, as `SavedState` holds it."""
+        """Return the state in a slot after ``read`` tokens as the tensors of a `SavedState`."""
         return self._runner.state_tensors(self.states, slot, read)
 
     def write(self, slot: int, tensors: dict[str, np.ndarray], read: int) -> None:
-        """Writes a state into a slot. See `Runner.write_state`."""
+        """Write a state into a slot. See `Runner.write_state`."""
         self.states = self._runner.write_state(self.states, slot, tensors, read, self._capacity)

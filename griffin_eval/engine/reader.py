@@ -1,4 +1,4 @@
-"""Reads a radix tree of tokens: every edge once, states forked where sequences part."""
+"""Reads a radix tree of tokens: every edge once, with the state copied where sequences diverge."""
 
 import logging
 from collections.abc import Callable
@@ -22,11 +22,10 @@ class ActiveEdge:
     """An edge that is being read.
 
     Attributes:
-        edge: the edge.
-        position: index in ``edge.path`` of the next token to read.
-        scored: index in ``edge.path`` up to which it was read and scored before its state was lost.
-        begun: whether it has taken its parent's state.
-        slot: of its own state in the pool, -1 while it has none.
+        position: Index in ``edge.path`` of the next token to read.
+        scored: Index in ``edge.path`` up to which the edge was read before its state was lost.
+        begun: Whether it has taken its parent's state.
+        slot: Slot of its state in the pool; -1 while it has none.
     """
 
     __slots__ = ("begun", "edge", "position", "scored", "slot")
@@ -37,16 +36,16 @@ class ActiveEdge:
 
     @property
     def left(self) -> int:
-        """Number of tokens that are still to be read."""
+        """Number of unread tokens."""
         return self.edge.end - self.position
 
     def next_ids(self, count: int) -> np.ndarray:
-        """int32 [count], ids of the tokens that are read next."""
+        """Return the int32 [count] ids of the next tokens."""
         return ids_of(self.edge.path[self.position : self.position + count])
 
     def next_part(self, most: int) -> tuple[int, int]:
-        """How many tokens, at most ``most``, can be read before memory is cleared again, and the
-        `Ablation` that comes before the first of them."""
+        """Return how many tokens can be read before the next ablation, and the ablation to apply
+        before the first of them."""
         begin = max(self.position - 1, 0)
         ablations = ablation_of(self.edge.path[begin : self.position + most])
         before, ahead = (ablations[0], ablations[1:]) if self.position else (0, ablations)
@@ -55,25 +54,24 @@ class ActiveEdge:
 
 
 class Reader:
-    """Reads a tree of tokens in steps of several edges, within a budget of states.
+    """Reads a tree of tokens in steps of several edges, within a memory budget for states.
 
     Edges that are ready wait on a stack, so that the tree is read depth first and few states are
     alive. A step reads up to ``limits.tokens`` tokens of up to ``limits.rows`` edges. The state at
     the end of an edge is kept until the last of its children has begun. If all slots are taken, the
-    state that has waited longest is evicted, and computed again when it is needed.
+    least recently used state is evicted, and computed again when it is needed.
 
     Attributes:
-        pool: the states at the ends of edges, from the end until the last child has begun.
+        pool: States at the ends of edges.
 
     Args:
-        limits: tokens and edges of a step, and bytes of states.
-        capacity: length in tokens of the longest sequence.
-        stats: counters that are added to.
-        on_step: called after each step with its hidden vectors, its parts, and the index of each
-            part's first hidden vector. The edge of a part is its `ActiveEdge`.
-        progress: called with the number of tokens that were read for the first time.
-        describe: names a sequence, given its index, in an error.
-        cache: states on disk, from which reading begins where it can; None for none.
+        capacity: Length in tokens of the longest sequence.
+        stats: Counters, updated in place.
+        on_step: Function called after each step with its hidden vectors, its parts, and the index
+            of each part's first hidden vector. The edge of a part is its `ActiveEdge`.
+        progress: Function of the number of tokens that were read for the first time.
+        describe: Function that names a sequence by its index, for error messages.
+        cache: Cache of states on disk to start from.
     """
 
     def __init__(
@@ -101,21 +99,21 @@ class Reader:
         stats.tokens_again += tree.repeated
         self._stack = tree.roots[::-1]
         self._active: list[ActiveEdge] = []
-        self._wanted: dict[Edge, int] = {}  # how many children have yet to begin from that state
-        self._again: dict[Edge, list[Edge]] = {}  # to be read again, and which edges wait for it
-        self._scored: dict[Edge, int] = {}  # up to where edges were read whose state was lost
+        self._wanted: dict[Edge, int] = {}  # number of children that have not begun, by edge
+        self._again: dict[Edge, list[Edge]] = {}  # edges waiting for a lost state, by its edge
+        self._scored: dict[Edge, int] = {}  # `ActiveEdge.scored` of edges whose state was lost
         self.pool = self._open_pool()
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything left to read."""
+        """Whether any edge is still to be read."""
         return bool(self._stack or self._active)
 
     def fill(self, ends: int = 0) -> list[tuple[int, int]]:
-        """Takes edges from the stack until a step is full.
+        """Activate edges from the stack until a step is full.
 
         Args:
-            ends: number of sequences whose end the caller can take.
+            ends: Maximum number of finished sequences to return.
 
         Returns:
             Index of each sequence that has been read to its end, and the slot of its state (-1 for
@@ -131,7 +129,7 @@ class Reader:
                 break
             self._stack.pop()
             while (parent := edge.parent) is not None and parent not in self.pool:
-                if parent in self._again:  # its state is on its way
+                if parent in self._again:  # already being computed
                     self._again[parent].append(edge)
                     break
                 self._again[parent] = [edge]
@@ -153,8 +151,8 @@ class Reader:
         return reached
 
     def _load(self, edge: Edge) -> bool:
-        """Takes the state at the end of an edge from the disk, or lets it be read if it is not
-        there any more; False where that has to wait for a slot."""
+        """Load the state at the end of an edge from disk, or queue the edge for reading if the file
+        is gone; return False if no slot is free yet."""
         assert self._cache is not None and edge.stored is not None
         slot = self._begin(edge, leaf=False)
         if slot is None:
@@ -172,10 +170,10 @@ class Reader:
         return True
 
     def step(self) -> None:
-        """Reads the next tokens of the active edges; if memory runs out, later steps are smaller.
+        """Read the next tokens of the active edges; halve the limits if memory runs out.
 
         Raises:
-            MemoryError: not even the smallest step fits into memory; the message names a sequence.
+            MemoryError: Not even the smallest step fits into memory; the message names a sequence.
         """
         if not self._active:
             return
@@ -188,7 +186,7 @@ class Reader:
     def _open_pool(self) -> Pool:
         budget = self._limits.state_bytes or self._runner.free_memory() // 4
         fit = max(budget // self._runner.state_bytes(self._capacity), 1)
-        # Pools of two sizes, since each of them may be compiled for.
+        # Two pool sizes only, since each one may be compiled for.
         rows = min(self._limits.rows, self._runner.decode_rows)
         few, most = (1 << min(fit, times * rows).bit_length() - 1 for times in (1, 8))
         return Pool(self._runner, few, most, self._capacity, self._count_evicted)
@@ -215,7 +213,7 @@ class Reader:
         self._progress(total - again)
 
     def _parts(self) -> list[Part]:
-        """What the next step reads, and the slots of states that it takes and writes."""
+        """Return the parts of the next step."""
         parts: list[Part] = []
         unused = self._limits.tokens
         for active in list(self._active):
@@ -229,7 +227,7 @@ class Reader:
                 leaf = count == active.left and not active.edge.children
                 lost = parent is not None and source < 0
                 target = None if lost else self._begin(active.edge, leaf)
-                # Not before another edge is done, or its parent is read again.
+                # Wait until another edge is done, or the parent is read again.
                 if target is None:
                     self._stack.append(active.edge)
                     self._active.remove(active)
@@ -240,7 +238,7 @@ class Reader:
         return parts
 
     def _begin(self, edge: Edge, leaf: bool) -> int | None:
-        """Slot for the state of an edge, -1 if it needs none; None if all slots are taken."""
+        """Return a slot for the state of an edge; -1 if it needs none, None if no slot is free."""
         parent = edge.parent
         last = parent is not None and self._wanted[parent] == 1
         if leaf:
@@ -261,7 +259,7 @@ class Reader:
         return slot
 
     def _parents_of_active(self) -> set[Edge | None]:
-        """Edges from which an active edge has yet to begin."""
+        """Return the parents of active edges that have not taken their parent's state yet."""
         return {active.edge.parent for active in self._active if not active.begun}
 
     def _finish(self, edge: Edge, slot: int) -> None:
@@ -269,7 +267,7 @@ class Reader:
             tensors = self.pool.tensors(slot, edge.end)
             self._cache.save(edge.keep, edge.path[: edge.end + 1], tensors)
             edge.keep = None
-        self._scored[edge] = edge.end  # whenever it is read again, nothing on it is scored
+        self._scored[edge] = edge.end  # its targets are not scored again if it is read again
         if edge in self._again:
             children = self._again.pop(edge)
         else:
@@ -292,12 +290,12 @@ class Reader:
         return self._describe(sequence)
 
     def _begin_again(self) -> None:
-        """Drop all states, and compute them again where they are needed."""
+        """Drop all states; they are computed again when needed."""
         for active in reversed(self._active):
             self._stack.append(active.edge)
             self._scored[active.edge] = max(active.scored, active.position)
             if active.begun and (parent := active.edge.parent) is not None:
                 self._wanted[parent] = self._wanted.get(parent, 0) + 1
         self._active = []
-        del self.pool  # before another one is made
+        del self.pool  # free its memory before the next one is allocated
         self.pool = self._open_pool()

@@ -1,4 +1,4 @@
-"""Reads a text for the state that it leaves."""
+"""Reads a text and returns the state after it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,19 +20,14 @@ def read(
     limits: Limits,
     progress: Callable[[int], Any] = lambda tokens: None,
 ) -> dict[str, np.ndarray]:
-    """The state before the last token of a text.
+    """Return the state before the last token of int32 [N] ids, N >= 2, as `SavedState` tensors.
 
     Args:
-        tokens: int32 [N] ids, N >= 2.
-        limits: tokens of a step, and bytes of states.
-        progress: called with the number of tokens that were read.
-
-    Returns:
-        The tensors of a `griffin_eval.states.saved_state.SavedState`.
+        progress: Function of the number of tokens that were read.
 
     Raises:
-        MemoryError: not even the smallest step fits into memory.
-        NotFinite: the state holds NaN or infinity.
+        MemoryError: Not even the smallest step fits into memory.
+        NotFinite: The state holds NaN or infinity.
     """
     reader = Reader(
         runner,

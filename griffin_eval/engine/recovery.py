@@ -1,4 +1,4 @@
-"""Going on after memory ran out, and after results that are not finite."""
+"""Recovery from running out of memory and from results that are not finite."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -6,18 +6,17 @@ from collections.abc import Callable, Sequence
 from griffin_eval.engine.limits import Limits
 from griffin_eval.errors import is_out_of_memory
 
-PATIENCE = 3  # requests that are not finite by themselves, after which the others are given up
+PATIENCE = 3  # failing requests found before the search for more stops
 
 logger = logging.getLogger(__name__)
 
 
 def smaller(limits: Limits, error: BaseException, what: str) -> Limits:
-    """The limits to go on with after a step failed because memory ran out.
+    """Return halved limits after a step ran out of memory.
 
     Args:
-        limits: Limits of the step.
-        error: Error of the step, which is raised again if it is another one.
-        what: Name of what was read.
+        error: Error of the step; raised again if it has another cause.
+        what: Name of the request, for the error message.
 
     Raises:
         MemoryError: The limits cannot get smaller.
@@ -38,16 +37,16 @@ def not_finite_alone(
 ) -> tuple[list[int], bool]:
     """Find the requests whose results are not finite whatever is read beside them.
 
-    A NaN may come from another request in the same step. Halves of the suspects are read again, and
-    halves of those of them that fail.
+    A NaN may come from another request in the same step, so halves of the suspects are read again,
+    recursively.
 
     Args:
         suspects: Indices of requests whose results were not finite.
         read: Function that reads requests and returns those whose results are not finite.
 
     Returns:
-        Indices of requests that fail by themselves, and whether there may be more of them: after
-        `PATIENCE` of them the other suspects are given up.
+        Indices of requests that fail alone, and whether there may be more: the search stops after
+        `PATIENCE` of them.
     """
     failed: list[int] = []
     pending = _halves(suspects)
@@ -64,6 +63,6 @@ def not_finite_alone(
 
 
 def _halves(indices: Sequence[int]) -> list[list[int]]:
-    """Two parts of some indices that are not empty, the second one first."""
+    """Return the non-empty halves of some indices, the second half first."""
     middle = (len(indices) + 1) // 2
     return [part for part in (list(indices[middle:]), list(indices[:middle])) if part]

@@ -1,4 +1,4 @@
-"""Documents that are continued together: a row each, and a token of each in a step."""
+"""A decoding batch: each row continues one document, one token a step."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,13 +11,7 @@ from griffin_eval.runners.protocol import Runner
 
 
 class Row(NamedTuple):
-    """A document that is continued.
-
-    Attributes:
-        owner: whose it is, as the caller knows it.
-        last: token that is read next.
-        chooser: of the tokens that follow.
-    """
+    """A document: its owner, the token to read next, and the chooser of later tokens."""
 
     owner: Any
     last: int
@@ -25,13 +19,13 @@ class Row(NamedTuple):
 
 
 class Rows:
-    """A batch of rows that are free, or continue a document each.
+    """A decoding batch whose rows are free or continue one document each.
 
     Args:
-        capacity: most tokens of a document, padded.
+        capacity: Maximum number of tokens of a document, padded.
 
     Attributes:
-        taken: the rows that continue documents, by number.
+        taken: Documents by row number.
     """
 
     def __init__(self, runner: Runner, count: int, capacity: int):
@@ -42,20 +36,20 @@ class Rows:
 
     @property
     def free(self) -> list[int]:
-        """Numbers of the rows that are free."""
+        """Numbers of the free rows."""
         return [row for row in range(self._count) if row not in self.taken]
 
     @property
     def owners(self) -> list[Any]:
-        """Whose documents are continued."""
+        """Owners of the documents in the batch."""
         return [row.owner for row in self.taken.values()]
 
     def put(self, pool: Pool, slots: Sequence[int], documents: Sequence[Row]) -> None:
-        """Begins to continue documents, at most as many as there are free rows.
+        """Start to continue documents, at most as many as there are free rows.
 
         Args:
-            slots: in it, of the state before each document's last token; -1 where that is its
-                first.
+            slots: Slots in ``pool`` of the state before each document's last token; -1 for a
+                document of one token.
         """
         rows = self.free[: len(documents)]
         self._insert(pool, rows, slots)
@@ -68,15 +62,15 @@ class Rows:
         )
 
     def leave(self, owner: Any) -> None:
-        """Frees the row of a document, if it has one."""
+        """Free the row of an owner's document, if it has one."""
         self.taken = {n: row for n, row in self.taken.items() if row.owner != owner}
 
     def step(self) -> tuple[Any, dict[int, int]]:
-        """Reads the last token of every document and chooses the next.
+        """Read the last token of every document and choose the next.
 
         Returns:
-            Hidden vectors, of which each row's is at its number; and the token that was chosen in
-            each taken row, -1 where logits are NaN.
+            Hidden vectors by row number, and the chosen token by row number; -1 where logits are
+            NaN.
         """
         rows = sorted(self.taken)
         active = np.zeros(self._count, np.int64)
@@ -92,13 +86,12 @@ class Rows:
         return hidden, {row: int(chosen[row]) for row in rows}
 
     def warm_up(self, pool: Pool, softmax_dtype: str) -> None:
-        """Runs every shape of step once, of empty rows. Numbers of likeliest tokens other than 1
-        are not among them."""
+        """Run every shape of step once with empty rows, ``top`` values above 1 excepted."""
         none, every = np.zeros(self._count, np.int64), np.arange(self._count)
         self._insert(pool, [0], [-1])
         hidden, self._state = self._runner.decode_step(self._state, none, none)
         self._runner.greedy(hidden, every)
-        for count in {1, self._count}:  # of those that draw, or that want log-probabilities
+        for count in {1, self._count}:  # rows that sample or need log-probabilities
             at = every[:count]
             self._runner.logits(hidden, at)
             self._runner.score(hidden, at, none[:count], at, softmax_dtype, top=1)

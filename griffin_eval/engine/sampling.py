@@ -1,4 +1,4 @@
-"""How tokens are chosen."""
+"""Sampling of tokens."""
 
 from typing import NamedTuple
 
@@ -8,12 +8,12 @@ from griffin_eval.errors import ArgumentError
 
 
 class Sampling(NamedTuple):
-    """How a token is chosen.
+    """Sampling parameters.
 
     Attributes:
-        temperature: 0 takes the likeliest token; else logits are divided by it.
-        top_k: number of likeliest tokens to choose from; 0 or less for all.
-        top_p: total probability of the likeliest tokens to choose from, at least one of them.
+        temperature: Divisor of the logits; 0 takes the most likely token.
+        top_k: Number of most likely tokens to choose from; 0 or less for all.
+        top_p: Total probability of the most likely tokens to choose from, at least one of them.
     """
 
     temperature: float = 0.0
@@ -25,10 +25,10 @@ GREEDY = Sampling()
 
 
 def checked(sampling: Sampling) -> Sampling:
-    """A way to choose tokens, as it is.
+    """Return sampling parameters after checking their ranges.
 
     Raises:
-        ArgumentError: a number that means nothing.
+        ArgumentError: A parameter is out of range.
     """
     if not 0 <= sampling.temperature < np.inf:
         raise ArgumentError(f"expected a temperature of at least 0, not {sampling.temperature}")
@@ -38,7 +38,7 @@ def checked(sampling: Sampling) -> Sampling:
 
 
 class Chooser:
-    """Draws tokens for one prompt, from random numbers of its own."""
+    """Draws tokens for one prompt with its own random generator."""
 
     def __init__(self, sampling: Sampling, seed: int, index: int):
         self._sampling = sampling
@@ -49,7 +49,7 @@ class Chooser:
             return int(logits.argmax())
         if np.isinf(largest := logits.max()):
             return int(logits.argmax())
-        with np.errstate(over="ignore"):  # of a tiny temperature: -inf, of a probability of 0
+        with np.errstate(over="ignore"):  # a tiny temperature gives -inf, a probability of 0
             scaled = (logits.astype(np.float64) - largest) / self._sampling.temperature
         order = np.argsort(-scaled, kind="stable")
         if self._sampling.top_k > 0:
@@ -58,12 +58,12 @@ class Chooser:
         p /= p.sum()
         if self._sampling.top_p < 1:
             before = np.cumsum(p) - p
-            kept = before < self._sampling.top_p  # and the first token that crosses the line
+            kept = before < self._sampling.top_p  # includes the token that reaches top_p
             kept[0] = True
             order, p = order[kept], p[kept] / p[kept].sum()
         return int(self._rng.choice(order, p=p))
 
     @property
     def draws(self) -> bool:
-        """Whether it needs logits; else the likeliest token is enough."""
+        """Whether logits are needed; otherwise the most likely token is enough."""
         return self._sampling.temperature > 0

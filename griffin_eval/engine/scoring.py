@@ -18,13 +18,13 @@ from griffin_eval.states.state_cache import StateCache
 
 
 class Scored(NamedTuple):
-    """The scores of a sequence, N scored tokens.
+    """Scores of the N scored tokens of a sequence.
 
     Attributes:
-        logprobs: float64 [N], log-probability of each token in nats.
-        greedy: bool [N], whether it was the likeliest token.
-        ranks: int64 [N], 1 plus the number of tokens that were likelier; None if not asked for.
-        entropies: float64 [N], entropy of each prediction in nats; None if not asked for.
+        logprobs: float64 [N], log-probabilities in nats.
+        greedy: bool [N], whether each token was the most likely one.
+        ranks: int64 [N], 1 plus the number of more likely tokens.
+        entropies: float64 [N], entropy of each prediction in nats.
     """
 
     logprobs: np.ndarray
@@ -34,11 +34,11 @@ class Scored(NamedTuple):
 
 
 class NotFinite(BadInput):
-    """Requests whose results are NaN or infinite, also when each is computed alone."""
+    """Requests whose results are NaN or infinite even when each is computed alone."""
 
 
 def cause_of_not_finite(dtype: str) -> str:
-    """Say what makes results of a model in this dtype NaN or infinite, and what to do."""
+    """Return the likely reason why results in this dtype are not finite, and what to do."""
     if dtype in ("float32", "float64"):
         return "the weights may be damaged, or their training have diverged"
     return f"the weights may be damaged, or {dtype} too narrow for them: try dtype=float32"
@@ -47,14 +47,13 @@ def cause_of_not_finite(dtype: str) -> str:
 def not_finite(
     what: str, named: Sequence[str], of: int, dtype: str, more: bool = False
 ) -> NotFinite:
-    """The error for requests that are not finite.
+    """Return the error for requests whose results are not finite.
 
     Args:
-        what: kind of results, in the plural.
-        named: description of each request.
-        of: number of all requests.
-        dtype: of the model.
-        more: Whether there may be other such requests.
+        what: Kind of results, in the plural.
+        named: Description of each failing request.
+        of: Number of all requests.
+        more: Whether there may be other failing requests.
     """
     count = f"{'at least ' * more}{len(named)} of {of}"
     return NotFinite(
@@ -74,29 +73,24 @@ def score(
     details: bool = False,
     cache: StateCache | None = None,
 ) -> Stats:
-    """Scores sequences of any number and length; shared prefixes are read once.
+    """Score any number of sequences of any length; shared prefixes are read once.
 
     Memory does not grow with the length or the number of sequences: states of a fixed size take at
     most ``limits.state_bytes``, a step reads at most ``limits.tokens`` tokens, and logits are
     computed only where a token is scored.
 
     Args:
-        sequences: the token ids, and which of them are scored.
-        limits: tokens and edges of a step, and bytes of states.
-        softmax_dtype: dtype in which logits are normalised.
-        on_result: called with the index and the scores of each sequence as soon as they are known.
-        progress: called with the number of tokens that were read for the first time.
-        describe: names a sequence, given its index, in an error.
-        details: whether ranks and entropies are wanted too.
-        cache: states on disk, from which reading begins where it can; None for none.
-
-    Returns:
-        Counts of tokens, steps and seconds.
+        softmax_dtype: Dtype in which logits are normalised.
+        on_result: Function of a sequence's index and scores, called as soon as they are complete.
+        progress: Function of the number of tokens that were read for the first time.
+        describe: Function that names a sequence by its index, for error messages.
+        details: Whether to compute ranks and entropies.
+        cache: Cache of states on disk to start from.
 
     Raises:
-        NotFinite: some scores are NaN or infinite; raised after ``on_result`` got all others, or
-            all that came before a few of them were found.
-        MemoryError: not even the smallest step fits into memory; the message names a sequence.
+        NotFinite: Some scores are NaN or infinite. Raised after ``on_result`` was called for the
+            others; if many sequences fail, the search for them stops early.
+        MemoryError: Not even the smallest step fits into memory; the message names a sequence.
     """
     begin = time.perf_counter()
     scorer = _Scorer(
@@ -111,7 +105,7 @@ def score(
 
 
 class _Scorer:
-    """The results of one call, filled as the tree is read."""
+    """Results of one call of `score`, filled as the tree is read."""
 
     def __init__(
         self,
@@ -132,7 +126,7 @@ class _Scorer:
         self._tokens = [np.asarray(sequence.tokens, np.int32) for sequence in sequences]
         self._capacity = max((len(s.tokens) for s in sequences), default=1)
         lengths = np.array([len(s.tokens) - s.start for s in sequences], np.int64)
-        self._first = np.concatenate([[0], np.cumsum(lengths)])  # of each sequence's results
+        self._first = np.concatenate([[0], np.cumsum(lengths)])  # index of each sequence's results
         self._logprobs = np.empty(self._first[-1])
         self._greedy = np.empty(self._first[-1], bool)
         most = self._first[-1] if details else 0
@@ -143,14 +137,14 @@ class _Scorer:
         self.stats = Stats(tokens_requested=sum(len(s.tokens) - 1 for s in sequences))
 
     def run(self) -> tuple[list[int], bool]:
-        """Scores everything; indices of the sequences whose scores are not finite, and whether
-        there may be more of them."""
+        """Score everything; return the indices of sequences whose scores are not finite, and
+        whether there may be more."""
         for index in np.flatnonzero(self._missing == 0):
             self._report(int(index))
         return not_finite_alone(self._read(range(len(self._sequences))), self._read)
 
     def _read(self, indices: Sequence[int]) -> list[int]:
-        """Scores some sequences; indices of those whose scores are not finite."""
+        """Score some sequences; return those whose scores are not finite."""
         self._indices, self._failed = np.array(indices, np.int64), []
         sequences = [self._sequences[index] for index in indices]
         self._missing[self._indices] = [len(one.tokens) - one.start for one in sequences]
@@ -171,15 +165,9 @@ class _Scorer:
         return self._failed
 
     def _on_step(self, hidden: Any, parts: list[Part], bases: np.ndarray) -> None:
-        """Scores the targets of what a step read.
-
-        Args:
-            hidden: hidden vectors of the step.
-            parts: what it read.
-            bases: int [P], index of each part's first hidden vector.
-        """
-        # Of neighbouring targets: index of the sequence, how many they are, the place of the first
-        # among all results, and the hidden vector after which it follows.
+        """Score the targets after the tokens that a step read."""
+        # For each run of adjacent targets: the index of the sequence, the number of targets, the
+        # index of the first one's result, and the hidden vector that predicts it.
         runs: list[tuple[int, int, int, int]] = []
         tokens: list[np.ndarray] = []
         for (active, read, *_), base in zip(parts, bases.tolist(), strict=True):

@@ -1,26 +1,26 @@
-"""What a run read, and what it did not have to read."""
+"""Counters of an engine run."""
 
 from dataclasses import dataclass, fields
 
 
 @dataclass
 class Stats:
-    """Counts of tokens, each in units of one token of one sequence, and of the work done.
+    """Counts of tokens (one for each token of each sequence) and of work.
 
     Attributes:
-        tokens_requested: tokens that scoring or continuing each request alone would read.
-        tokens_unique: tokens of the radix trees, the least that must be read.
-        tokens_kept: tokens of these trees that were not read, since the states after them were in
-            the folder of ``state_cache=``; they are not among ``tokens_unique``.
-        tokens_computed: tokens that were read, of prompts and generated ones.
-        tokens_again: those of them that were read once more, because a state had been evicted or to
-            spare steps that would be almost empty.
-        tokens_generated: tokens that generation chose.
-        states_evicted: states that were dropped because the memory budget was full.
-        steps: calls of the model.
-        continuations_encoded_alone: scored continuations that were encoded without their context,
+        tokens_requested: Tokens that answering each request alone would read.
+        tokens_unique: Tokens of the radix trees, the minimum that must be read.
+        tokens_kept: Tokens of the trees that were not read because ``state_cache=`` had the state
+            after them; ``tokens_unique`` excludes them.
+        tokens_computed: Tokens that were read, prompts and generated tokens.
+        tokens_again: Tokens among those that were read again because a state had been evicted, or
+            to avoid almost empty steps.
+        tokens_generated: Tokens that were generated.
+        states_evicted: States that were dropped because the memory budget was full.
+        steps: Calls of the model.
+        continuations_encoded_alone: Scored continuations that were tokenised without their context,
             since the tokenizer merges them into its last token.
-        seconds: wall time inside the engine.
+        seconds: Wall time inside the engine.
     """
 
     tokens_requested: int = 0
@@ -41,5 +41,5 @@ class Stats:
 
     @property
     def saved_ratio(self) -> float:
-        """Requested tokens over computed tokens."""
+        """Ratio of requested to computed tokens."""
         return self.tokens_requested / max(self.tokens_computed, 1)

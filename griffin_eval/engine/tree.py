@@ -1,9 +1,8 @@
 """Token sequences as a radix tree, in which every shared prefix is one edge.
 
-A sequence to score is a path: each of its tokens but the last is read, and wherever the token that
-follows counts, the path carries a target. Sequences that begin alike share the edges of what they
-have in common, so that reading every edge once answers all of them, whatever they are: duplicates,
-prefixes of each other, choices of one question, questions on one document.
+A sequence to score is a path of all its tokens but the last; where the next token is scored, the
+path has a target. Sequences that begin alike share edges, so reading every edge once answers all of
+them: duplicates, prefixes of each other, choices of one question, questions on one document.
 """
 
 import enum
@@ -13,14 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Tokens that a tree may repeat, to spare steps that would be almost empty: a part of all of them,
-# and how many at most.
+# Limits of the tokens that a tree repeats to avoid almost empty steps: a fraction and a number.
 REPEATED, MOST_REPEATED = 1 / 50, 128
 
 
 class Ablation(enum.IntFlag):
-    """Memory that is cleared in the middle of a document: states of recurrent blocks, keys of
-    attention, or both."""
+    """Memory that is cleared in the middle of a document: states of recurrent blocks, keys and
+    values of attention, or both."""
 
     NOTHING = 0
     RECURRENT = 1
@@ -28,10 +26,10 @@ class Ablation(enum.IntFlag):
 
 
 class Scorable(NamedTuple):
-    """Token ids, of which those from ``start`` on are scored given all before them; start >= 1.
+    """Token ids; those from ``start`` on (at least 1) are scored given all tokens before them.
 
-    Before token ``start - 1`` is read, the last token of the context, the memory that ``ablation``
-    names is cleared; so every scored token is predicted without it.
+    The memory that ``ablation`` names is cleared before token ``start - 1`` is read, the last token
+    of the context, so every scored token is predicted without that memory.
     """
 
     tokens: Sequence[int] | np.ndarray
@@ -40,8 +38,8 @@ class Scorable(NamedTuple):
 
     @property
     def path(self) -> np.ndarray:
-        """int32 [N - 1], what is read: the ids of all tokens but the last. Those that are read
-        after the ablation have its number in their bits from ``ABLATION_SHIFT`` on."""
+        """int32 [N - 1], the ids of all tokens but the last. Tokens from the ablation on have its
+        value in their bits from ``ABLATION_SHIFT`` on."""
         tokens = np.asarray(self.tokens, np.int32)[:-1]
         if self.ablation:
             tokens = tokens.copy()
@@ -49,31 +47,31 @@ class Scorable(NamedTuple):
         return tokens
 
 
-# The bits of a path above the ids say which memory was cleared before a token is read. So sequences
-# part in the tree where only one of them is ablated, as they do where their tokens differ.
+# The bits of a path above the ids hold the ablation. So sequences diverge in the tree where only
+# one of them is ablated, as they do where their tokens differ.
 ABLATION_SHIFT = 28
 
-_COMPARED = 1 << 14  # tokens at a time
+_COMPARED = 1 << 14  # tokens compared at a time while sorting
 
 
 def ids_of(path: np.ndarray) -> np.ndarray:
-    """int32, the token ids of a path (see `Scorable.path`)."""
+    """Return the int32 token ids of a path (see `Scorable.path`)."""
     return path & ((1 << ABLATION_SHIFT) - 1)
 
 
 def ablation_of(path: np.ndarray) -> np.ndarray:
-    """int32, the memory that was cleared before each token of a path, as numbers of `Ablation`."""
+    """Return the int32 `Ablation` value before each token of a path."""
     return path >> ABLATION_SHIFT
 
 
 class Targets(NamedTuple):
-    """Neighbouring targets of one sequence on one edge. They are a range, however many they are.
+    """A run of adjacent targets of one sequence on one edge.
 
     Attributes:
-        start: the token of the edge after which the first target follows, from 0.
-        end: the token after which the last one follows, plus one.
-        sequence: index of the sequence that the targets belong to.
-        place: index of the first target among that sequence's scored tokens.
+        start: Index on the edge of the token that predicts the first target.
+        end: Index on the edge of the token that predicts the last target, plus one.
+        sequence: Index of the sequence.
+        place: Index of the first target among that sequence's scored tokens.
     """
 
     start: int
@@ -83,19 +81,19 @@ class Targets(NamedTuple):
 
 
 class Edge:
-    """Tokens that follow a prefix, and what comes after them.
+    """Tokens that follow a prefix, and the edges after them.
 
     Attributes:
-        path: int32, the tokens from the root to the end of some sequence through this edge, as
-            `Scorable.path` has them.
-        start, end: where in ``path`` the edge's own tokens are.
-        parent: the edge before, None at the root.
-        children: the edges after, in the order of their first tokens.
-        targets: what is scored on the edge, in the order of the sequences.
-        sequence: index of the sequence that ends here, on the edges without tokens that
-            `build_prompts` adds; else None.
-        stored: key of the state at its end, which is on disk; else None.
-        keep: key under which the state at its end is to be kept on disk; else None.
+        path: int32, the tokens from the root to the end of some sequence through this edge, as in
+            `Scorable.path`.
+        start, end: Range of the edge's own tokens in ``path``.
+        parent: Edge before this one; None at the root.
+        children: Edges after this one, in the order of their first tokens.
+        targets: Targets on the edge, in the order of the sequences.
+        sequence: Index of the sequence that ends here, for the edges without tokens that
+            `build_prompts` adds; None for others.
+        stored: Key of the state at its end if that is on disk.
+        keep: Key under which the state at its end will be saved to disk.
     """
 
     __slots__ = (
@@ -127,9 +125,9 @@ class Tree(NamedTuple):
     """A radix tree.
 
     Attributes:
-        roots: the edges that begin at the root.
-        tokens: sum of the lengths of all edges in which every shared prefix is one.
-        repeated: tokens of short edges near the root that each of their children has instead.
+        roots: Edges at the root.
+        tokens: Total length of all edges if every shared prefix is one edge.
+        repeated: Tokens of short edges near the root that are repeated in each of their children.
     """
 
     roots: list[Edge]
@@ -138,10 +136,8 @@ class Tree(NamedTuple):
 
 
 def build(sequences: Sequence[Scorable]) -> Tree:
-    """The radix tree of sequences to score, in time proportional to their tokens plus sorting.
-
-    All tokens of a sequence but the last are read.
-    """
+    """Return the radix tree of sequences to score, in time proportional to their tokens plus
+    sorting. All tokens of a sequence but the last are read."""
     paths = [sequence.path for sequence in sequences]
     root, ends = _grow(paths, merge=True)
     for index, (sequence, path) in enumerate(zip(sequences, paths, strict=True)):
@@ -157,7 +153,7 @@ def build(sequences: Sequence[Scorable]) -> Tree:
 
 
 def build_prompts(prompts: Sequence[Sequence[int] | np.ndarray]) -> Tree:
-    """The radix tree of prompts. The end of each is an edge without tokens (`Edge.sequence`)."""
+    """Return the radix tree of prompts, with an edge without tokens at the end of each."""
     paths = [np.asarray(tokens, np.int32) for tokens in prompts]
     root, ends = _grow(paths, merge=False)
     for index, (path, edge) in enumerate(zip(paths, ends, strict=True)):
@@ -168,11 +164,10 @@ def build_prompts(prompts: Sequence[Sequence[int] | np.ndarray]) -> Tree:
 
 
 def _grow(paths: list[np.ndarray], *, merge: bool) -> tuple[Edge, list[Edge]]:
-    """An empty edge from which all paths start, and the edge on which each of them ends.
+    """Return an empty root edge of all paths, and the edge on which each path ends.
 
     Args:
-        paths: int32 arrays of tokens.
-        merge: let an edge go on where a path ends on it and only one other path continues.
+        merge: Whether an edge may continue past the end of a path if only one other path does.
     """
     root = Edge(np.empty(0, np.int32), 0, 0, None)
     stack, previous = [root], root.path
@@ -180,14 +175,14 @@ def _grow(paths: list[np.ndarray], *, merge: bool) -> tuple[Edge, list[Edge]]:
     for index in order(paths):
         path = paths[index]
         common = common_prefix(previous, path)
-        # From here on the top of the stack is the edge on which this path leaves the last one.
+        # Find the edge on which this path diverges from the previous one.
         while stack[-1].start >= common and stack[-1] is not root:
             stack.pop()
         top = stack[-1]
         if len(path) > common:
             if top.end > common:
                 stack[-1] = top = split_at(top, common)
-            if merge and not top.children and top is not root:  # the last path ended here
+            if merge and not top.children and top is not root:  # the previous path ended here
                 top.path, top.end = path, len(path)
             else:
                 stack.append(_child(top, path))
@@ -208,14 +203,15 @@ def _rooted(root: Edge) -> Tree:
 
 
 def _dissolve(root: Edge, most: int) -> int:
-    """Gives the tokens of short edges to each of their children, the edges next to the root first.
-    An edge, such as BOS alone, is otherwise a step of its own, for which all others wait.
+    """Repeat the tokens of short edges in each of their children, edges next to the root first.
+
+    Otherwise an edge such as BOS alone is a step of its own, for which all others wait.
 
     Args:
-        most: tokens that may be repeated.
+        most: Maximum number of tokens to repeat.
 
     Returns:
-        How many are.
+        Number of tokens that are repeated.
     """
     left, level = most, [root]
     while left > 0 and level:
@@ -252,8 +248,8 @@ def _child(parent: Edge, path: np.ndarray) -> Edge:
 
 
 def split_at(edge: Edge, length: int) -> Edge:
-    """Cuts an edge after ``length`` tokens of its path. The first part is a new edge, which is
-    returned; the second is the old one, with its children."""
+    """Cut an edge after ``length`` tokens of its path. Returns the first part, a new edge; the
+    second part is the old edge with its children."""
     first = Edge(edge.path, edge.start, length, edge.parent)
     if edge.parent is not None:
         siblings = edge.parent.children
@@ -273,9 +269,9 @@ def split_at(edge: Edge, length: int) -> Edge:
 
 
 def order(paths: Sequence[np.ndarray]) -> list[int]:
-    """Indices of token sequences in lexicographic order, which puts shared prefixes together."""
+    """Return the indices of token sequences in lexicographic order."""
     ordered: list[int] = []
-    groups = [(list(range(len(paths))), 0)]  # equal up to a token, the first group on top
+    groups = [(list(range(len(paths))), 0)]  # indices of paths equal up to a token, first on top
     while groups:
         group, begin = groups.pop()
         if len(group) < 2 or begin > len(paths[group[0]]):
@@ -290,7 +286,7 @@ def order(paths: Sequence[np.ndarray]) -> list[int]:
 
 
 def common_prefix(one: np.ndarray, other: np.ndarray) -> int:
-    """Number of leading tokens that two sequences share."""
+    """Return the number of leading tokens that two sequences share."""
     length = min(len(one), len(other))
     differ = one[:length] != other[:length]
     return int(differ.argmax()) if differ.any() else length

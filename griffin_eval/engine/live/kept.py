@@ -1,4 +1,4 @@
-"""What a live tree takes from a folder of states, and what of it is kept there."""
+"""Exchange of states and log-probabilities between a live tree and a folder on disk."""
 
 from collections.abc import Container
 
@@ -17,23 +17,21 @@ def place(
     softmax_dtype: str,
     held: Container[LiveEdge],
 ) -> tuple[LiveEdge, Beginning] | None:
-    """Puts a prompt into a tree, cut where its states are on disk, or are to be kept there.
+    """Insert a prompt into a tree, cut where states are on disk or will be saved to disk.
 
-    What the tree had of it already is what several prompts begin with: at its end an edge gets
-    ``keep``, if a state there saves `LEAST` tokens. An edge also ends at the prompt's own last
-    beginning, so that its state is there when another prompt goes on from it.
+    The part of the prompt that the tree had already is a shared prefix: the edge at its end gets
+    ``keep`` if a state there saves `LEAST` tokens. The tree is also cut at the prompt's own last
+    cacheable beginning, so that its state is available to prompts that continue it.
 
     Args:
-        root: of the tree, for texts from their first token.
-        tokens: int32 [N], of the prompt.
-        most: most tokens of a beginning from whose state the prompt can go on; from longer ones it
-            can where their log-probabilities are on disk.
-        softmax_dtype: of these.
-        held: edges of the tree whose states are in memory.
+        most: Maximum length of a beginning to start from; longer beginnings qualify only if their
+            log-probabilities are on disk.
+        softmax_dtype: Dtype of those log-probabilities.
+        held: Edges of the tree whose states are in memory.
 
     Returns:
-        The edge at whose end the state of the longest such beginning belongs, and which one it is;
-        None if there is none on disk, or the tree has a state that is as long.
+        The longest beginning on disk and the edge at whose end its state belongs; None if there is
+        none, or the tree holds a state that is at least as long.
     """
     common = shared(root, tokens)
     last = insert(root, tokens)
@@ -49,7 +47,7 @@ def place(
         if own.tokens <= common:
             keep = own
     if keep is None or keep.tokens - known < LEAST:
-        keep = bare  # whose log-probabilities may come to be known
+        keep = bare  # its log-probabilities may become known later
     if keep is not None:
         edge = insert(root, tokens[: keep.tokens - 1])
         edge.keep = keep, tokens[: keep.tokens].copy()
@@ -64,13 +62,11 @@ def place(
 def learn(
     path: list[LiveEdge], cache: StateCache, beginning: Beginning, top: int, softmax_dtype: str
 ) -> bool:
-    """Takes the log-probabilities of a beginning from a folder; whether they were there.
+    """Load the log-probabilities of a beginning into a path; return whether they were on disk.
 
     Args:
-        path: edges of a prompt that begins so.
-        beginning: whose tokens they are.
-        top: number of likeliest tokens that are needed beside each.
-        softmax_dtype: of the log-probabilities.
+        path: Edges of a prompt with this beginning.
+        top: Number of most likely tokens needed in the place of each token.
     """
     scores = cache.load_scores(beginning.scores_key(softmax_dtype), beginning.tokens)
     if scores is None or scores["top_tokens"].shape[1] < top:
@@ -90,13 +86,8 @@ def learn(
 
 
 def keep(edge: LiveEdge, cache: StateCache, pool: Pool, softmax_dtype: str) -> None:
-    """Keeps what is to be kept of an edge: the state after it once it is held, and then the
-    log-probabilities up to there once all are known.
-
-    Args:
-        pool: in which states are held.
-        softmax_dtype: of the log-probabilities.
-    """
+    """Save the state after an edge with ``keep`` once it is held, then the log-probabilities up to
+    there once all are known."""
     if edge.keep is None:
         return
     beginning, tokens = edge.keep
@@ -114,8 +105,8 @@ def keep(edge: LiveEdge, cache: StateCache, pool: Pool, softmax_dtype: str) -> N
 
 
 def _known_scores(path: list[LiveEdge | None]) -> dict[str, np.ndarray] | None:
-    """What is known of the tokens of a path but the first, up to the first token of its last edge;
-    None if that is not everything."""
+    """Return the scores of all tokens of a path but the first, up to the first token of its last
+    edge; None if some are unknown."""
     known: dict[str, list[np.ndarray]] = {"logprobs": [], "top_tokens": [], "top_logprobs": []}
     for edge in path:
         part = slice(0 if edge is None or edge.start else 1, 1 if edge is path[-1] else None)

@@ -1,9 +1,8 @@
-"""Reading prompts that come and go at any time, and that share what is read.
+"""Reads the prompts of requests that arrive and leave at any time, sharing common prefixes.
 
 All prompts are sequences in one radix tree (`griffin_eval.engine.live.tree`). A step reads parts of
-several edges; where sequences part, the state and what it predicts are kept until memory is needed.
-So a beginning that several requests have in common is read once, and one whose tokens were scored
-already is not read again.
+several edges; where sequences diverge, the state and its prediction are kept until memory is
+needed. So a common prefix of several requests is read once, and scored tokens are not read again.
 """
 
 import time
@@ -22,32 +21,32 @@ from griffin_eval.runners.protocol import Runner
 from griffin_eval.states.saved_state import SavedState
 from griffin_eval.states.state_cache import StateCache
 
-MOST_EDGES = 63  # that a step reads from
-EDGE_BYTES = 500  # memory of an edge beside its arrays
+MOST_EDGES = 63  # maximum number of edges in a step
+EDGE_BYTES = 500  # memory of an edge without its arrays
 TOKEN_BYTES = 12  # memory of a token's id and log-probability
-SHORT = 8  # whole steps, which the rest of a short prompt takes at most
-FORGOTTEN = 0.998  # of the time of a step that took too long, so that it is tried again
-LONG = 512  # tokens of an edge whose state is kept even if nothing asks for it yet
-SIZES = (16, 128, 512, 4096)  # tokens of a step, where each number has to be compiled for
-USES = 5  # of a shape of steps, after which a runner compiles it
+SHORT = 8  # whole steps; a prompt with fewer left to read is not slowed down for decoding
+FORGOTTEN = 0.998  # decay of the time of a step that took too long, so that it is tried again
+LONG = 512  # length of an edge whose state is kept even if no request needs it yet
+SIZES = (16, 128, 512, 4096)  # tokens of a step if each size has to be compiled
+USES = 5  # uses of a step shape before a runner compiles it
 
 
 class PromptReader:
     """The tree of prompts, the pool of their states, and the steps that read them.
 
     Args:
-        slots: states that the pool has room for, saved ones among them.
-        capacity: most tokens of a document, which models with global attention need.
-        softmax_dtype: dtype in which logits are normalised.
-        saved: saved states by name, from which requests may go on.
-        counts: where what is read is counted.
-        tree_bytes: memory limit of the tree's tokens and their log-probabilities.
-        cache: folder of states that earlier processes left, and in which this one keeps some.
+        slots: Size of the pool, saved states included.
+        capacity: Maximum number of tokens of a document, which global attention needs.
+        softmax_dtype: Dtype in which logits are normalised.
+        saved: Saved states by name, which requests can continue.
+        counts: Counters, updated in place.
+        tree_bytes: Memory limit in bytes for the tree's tokens and their log-probabilities.
+        cache: Folder of states on disk that are read and added to.
 
     Attributes:
-        requests: that wait for their prompts, or for a row.
-        roots: of the tree, by the name of the saved state; None for those without.
-        pool: of states, at the ends of edges and in the middle of those that are being read.
+        requests: Requests that wait for their prompts to be read, or for a row.
+        roots: Roots of the tree by the name of the saved state; None for no saved state.
+        pool: States at the ends of edges, and inside edges that are being read.
     """
 
     def __init__(
@@ -73,14 +72,14 @@ class PromptReader:
             name: LiveEdge(np.empty(0, np.int32), 0, None) for name in (None, *saved)
         }
         self.open()
-        self._at_work: set[LiveEdge] = set()  # of the step that runs
+        self._at_work: set[LiveEdge] = set()  # edges of the current or last step
         self._clock = self._grown = self._largest_top = 0
-        # Of a step, as it was lately, by its tokens rounded up to a power of two.
+        # Recent step time in seconds, keyed by step size rounded up to a power of two.
         self._step_seconds: dict[int, float] = {}
 
     def open(self) -> None:
-        """Takes memory for states; none is kept from before."""
-        self.pool: Any = None  # before another one is made
+        """Allocate the pool and drop all earlier states."""
+        self.pool: Any = None  # free the old pool first
         for root in self.roots.values():
             for edge in root.below():
                 edge.logits, edge.working, edge.position = None, None, edge.start
@@ -96,8 +95,7 @@ class PromptReader:
         self._counts.states_evicted += 1
 
     def warm_up(self) -> None:
-        """Runs every shape of step once where shapes are compiled, apart from numbers of likeliest
-        tokens other than 1."""
+        """Run every step shape once if shapes are compiled, ``top`` values above 1 excepted."""
         if not self._fixed_sizes:
             return
         if self._cache is not None and (slot := self.pool.take()) is not None:
@@ -119,8 +117,7 @@ class PromptReader:
                 self._runner.score(hidden, at, at * 0, at, self._softmax_dtype, top=1)
 
     def needs(self, requests: Sequence[Request]) -> tuple[list[Request], list[LiveEdge]]:
-        """Those of some requests that need no more of their prompts, and the edges to read for the
-        others."""
+        """Return the requests whose prompts are done, and the edges to read for the others."""
         ready, edges = [], dict[LiveEdge, None]()
         for request in requests:
             edge = self._next_edge(request)
@@ -131,12 +128,11 @@ class PromptReader:
         return ready, list(edges)
 
     def read(self, edges: list[LiveEdge], pause: float | None) -> bool:
-        """Reads parts of some edges; whether there were any that could be read.
+        """Read parts of some edges in one step; return whether any could be read.
 
         Args:
-            edges: of `needs`.
-            pause: seconds that those who generate meanwhile should wait at most; None if nobody
-                does.
+            edges: Edges from `needs`.
+            pause: Maximum seconds that decoding may wait; None if nothing is being decoded.
         """
         self._at_work = set()
         parts = self._parts(edges, pause) if edges else []
@@ -145,7 +141,7 @@ class PromptReader:
         return bool(parts)
 
     def shrink(self) -> bool:
-        """Reads less in a step from now on; False if it was the least, and all is as at first."""
+        """Halve the limits; return False and restore them if they were at the minimum."""
         smaller = self.limits.halved()
         least, self.limits = smaller == self.limits, smaller
         if least:
@@ -153,11 +149,11 @@ class PromptReader:
         return not least
 
     def at_work(self) -> list[Request]:
-        """The requests for which the last step read."""
+        """Return the requests for which the last step read."""
         return [r for r in self.requests if r.edge and self._at_work & {*r.edge.path()}]
 
     def enter(self, request: Request) -> None:
-        """Puts a request's tokens into the tree, and lets them be read."""
+        """Insert a request's tokens into the tree to be read."""
         tokens = np.array([*request.tokens, *request.new], np.int32)
         root = self.roots[request.start]
         if self._cache is not None and request.start is None:
@@ -172,13 +168,13 @@ class PromptReader:
         self.requests.append(request)
 
     def _go_on_from_disk(self, cache: StateCache, request: Request, tokens: np.ndarray) -> None:
-        """Takes the state of the longest beginning of a prompt that is kept on disk."""
+        """Load the state of the longest beginning of a prompt that is on disk."""
         cache.refresh()
-        # Tokens after which something is scored have to be read, unless that is known.
+        # Tokens that predict a scored token have to be read, unless its score is known.
         most = len(tokens) if request.score_from is None else request.score_from
         found = place(self.roots[None], tokens, cache, most, self._softmax_dtype, self.pool)
         for edge in insert(self.roots[None], tokens).path():
-            self._keep(edge)  # if it was read before it was known to be shared
+            self._keep(edge)  # it may have been read before it was known to be shared
         if found is None:
             return
         edge, beginning = found
@@ -202,12 +198,12 @@ class PromptReader:
         self._counts.tokens_kept += state.read
 
     def _keep(self, edge: LiveEdge) -> None:
-        """Keeps on disk what is known of an edge, if that is to be kept."""
+        """Save the state and scores of an edge to disk if they are to be kept."""
         if self._cache is not None:
             keep(edge, self._cache, self.pool, self._softmax_dtype)
 
     def leave(self, request: Request) -> None:
-        """Takes a request out of the tree."""
+        """Remove a request from the tree; the edges stay."""
         if request.edge is not None:
             self._clock += 1
             for edge in request.edge.path():
@@ -222,7 +218,7 @@ class PromptReader:
             self.requests.remove(request)
 
     def reset(self, request: Request) -> None:
-        """Forgets the states on the path of a request, and what is not finite there."""
+        """Drop the states and the non-finite scores on the path of a request."""
         assert request.edge is not None
         for edge in request.edge.path():
             self.pool.drop(edge)
@@ -232,21 +228,21 @@ class PromptReader:
             self._give_up(edge)
 
     def _give_up(self, edge: LiveEdge) -> None:
-        """Ends the reading of an edge."""
+        """Stop reading an edge."""
         if edge.working is not None:
             self.pool.free(edge.working)
             edge.working, edge.position = None, edge.start
 
     def _abandon(self, edge: LiveEdge) -> None:
-        """Nobody asks for an edge any more: it is not read on, and what nothing follows is not
-        predicted."""
+        """Stop reading an edge that no request needs, and drop its prediction if it has no
+        state."""
         self._give_up(edge)
         if edge not in self.pool:
             edge.logits = None
         edge.wanted_from, edge.wanted_top = NEVER, 0
 
     def _next_edge(self, request: Request) -> LiveEdge | None:
-        """The edge that has to be read next for a request; None if it has all that it needs."""
+        """Return the edge to read next for a request; None if its prompt is done."""
         assert request.edge is not None
         wanted = None
         if request.score_from is not None:
@@ -256,7 +252,7 @@ class PromptReader:
                     self._learn_first(edge)
                     unknown = edge.unknown(request.score_from, request.top or 0)
                 if len(unknown):
-                    # A state from disk comes without what it predicts.
+                    # A state from disk comes without its prediction.
                     first = not unknown[0] and edge.parent is not None and edge.parent.parent
                     wanted = edge.parent if first else edge
                     break
@@ -273,7 +269,7 @@ class PromptReader:
         return wanted
 
     def _learn_first(self, edge: LiveEdge) -> None:
-        """Learns of the first token of an edge, if what its parent predicts is kept."""
+        """Score the first token of an edge if the prediction of its parent is known."""
         parent = edge.parent
         if parent is None or parent.logits is None:
             return
@@ -285,7 +281,7 @@ class PromptReader:
     def normalised(
         self, logits: np.ndarray, target: int, top: int
     ) -> tuple[float, np.ndarray, np.ndarray]:
-        """Log-probability of a token, the likeliest tokens, and theirs."""
+        """Return the log-probability of a token, the most likely tokens, and theirs."""
         scores = logits.astype(self._softmax_dtype if self._softmax_dtype == "float64" else "f4")
         largest = scores.max()
         scores = scores - (largest + np.log(np.exp(scores - largest).sum()))
@@ -306,12 +302,12 @@ class PromptReader:
         return PromptScores(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
     def _parts(self, edges: list[LiveEdge], pause: float | None) -> list[Part]:
-        """What the next step reads of some edges."""
+        """Return the parts of some edges for the next step."""
         begun_from = {e.parent for e in edges if e.working is None}
         needed = {*begun_from, *(r.edge for r in self.requests)}
         edges = edges[: self.limits.rows]
         left = [max(self._last(edge) - edge.position, 1) for edge in edges]
-        # A short prompt is read at once, a long one in the pauses.
+        # Short prompts are read at once, long ones in the pauses of decoding.
         unused = self._budget(pause if min(left) > SHORT * self.limits.tokens else None)
         share = max(unused // len(edges), SMALLEST_STEP)
         counts = [min(each, share) for each in left]
@@ -332,7 +328,7 @@ class PromptReader:
                 source = target = edge.working
             unused -= count
             parts.append(Part(edge, edge.next_ids(count), source, target))
-        if not parts and pause is None:  # all slots wait for each other
+        if not parts and pause is None:  # every slot waits for another one: overwrite one
             edge = next(e for e in edges if e.working is None)
             source, parent = self._source(edge), edge.parent
             if parent is not None and parent.parent is not None:
@@ -345,18 +341,18 @@ class PromptReader:
         return parts
 
     def _source(self, edge: LiveEdge) -> int:
-        """Slot of the state before an edge, -1 at the start of a document."""
+        """Return the slot of the state before an edge; -1 at the start of a document."""
         assert edge.parent is not None
         return self.pool.slot_of(edge.parent)
 
     def _budget(self, pause: float | None) -> int:
-        """Tokens to read in a step."""
+        """Return the number of tokens to read in a step."""
         if pause is None:
             return self.limits.tokens
         size = SMALLEST_STEP
         while (twice := 2 * size) <= self.limits.tokens:
             took = self._step_seconds.get(twice)
-            if took is None:  # to find out
+            if took is None:  # not measured yet: try it
                 return twice
             if took > pause:
                 self._step_seconds[twice] *= FORGOTTEN
@@ -365,15 +361,15 @@ class PromptReader:
         return size
 
     def _last(self, edge: LiveEdge) -> int:
-        """Number of tokens of the sequence up to the last one that has to be read: the last token
-        of an edge predicts nothing that somebody wants, where nothing follows."""
+        """Return the end in the sequence of the tokens to read: the last token of an edge is left
+        out if no request needs its prediction and nothing follows."""
         follows = self._kept(edge) or any(
             each.edge is edge and each.max_new_tokens and not each.drawn for each in self.requests
         )
         return edge.end if follows else max(edge.end - 1, edge.start + 1)
 
     def _kept(self, edge: LiveEdge) -> bool:
-        """Whether the state after an edge is needed, or likely to be."""
+        """Return whether the state after an edge is needed, or likely to be."""
         if edge.children or len(edge.tokens) >= LONG:
             return True
         return any(each.edge is edge and each.goes_on for each in self.requests)
@@ -396,13 +392,13 @@ class PromptReader:
         self._step_seconds[size] = lately(self._step_seconds.get(size, 0.0), took)
 
     def _filler(self, tokens: int) -> int:
-        """Tokens that are added so that few sizes of steps are compiled."""
+        """Return the number of padding tokens, so that few step sizes are compiled."""
         if not self._fixed_sizes:
             return 0
         return next((size for size in SIZES if size >= tokens), tokens) - tokens
 
     def _score(self, hidden: Any, parts: list[Part], bases: np.ndarray) -> None:
-        """Learns the log-probabilities that are wanted of what the parts of a step predict."""
+        """Compute the requested log-probabilities that the parts of a step predict."""
         every = self._wanted(parts, bases)
         for with_top in (False, True):
             found = [each for each in every if (_width(each[0]) > 0) is with_top]
@@ -428,8 +424,8 @@ class PromptReader:
     def _wanted(
         self, parts: list[Part], bases: np.ndarray
     ) -> list[tuple[LiveEdge, np.ndarray, np.ndarray]]:
-        """Edges with the indices of their tokens that the parts of a step predict and somebody
-        asks for, and the hidden vector that predicts each."""
+        """Return edges with the indices of their requested tokens that the parts of a step predict,
+        and the hidden vector that predicts each token."""
         own: list[tuple[LiveEdge, np.ndarray, np.ndarray]] = []
         after: list[tuple[LiveEdge, np.ndarray, np.ndarray]] = []
         for (edge, tokens, *_), base in zip(parts, bases.tolist(), strict=True):
@@ -444,13 +440,13 @@ class PromptReader:
                     unknown = child.unknown(child.wanted_from, child.wanted_top)
                     if len(unknown) and not unknown[0]:
                         after.append((child, unknown[:1], np.array([base + len(tokens) - 1])))
-        if self._fixed_sizes:  # no more are compiled for than a step has tokens; see `_learn_first`
+        if self._fixed_sizes:  # compiled for at most `read`; `_learn_first` does the rest
             read = sum(len(part.tokens) for part in parts)
             after = after[: read - sum(len(index) for _, index, _ in own)]
         return own + after
 
     def _end_edges(self, hidden: Any, parts: list[Part], bases: np.ndarray) -> None:
-        """Goes on to the next tokens; keeps what edges predict that have been read to the end."""
+        """Advance the edges of a step, and keep the predictions of those that are complete."""
         ended: list[tuple[LiveEdge, int]] = []
         for (edge, tokens, *_), base in zip(parts, bases.tolist(), strict=True):
             edge.position += len(tokens)
@@ -464,7 +460,7 @@ class PromptReader:
             if not whole:
                 self.pool.free(slot)
                 continue
-            if edge in self.pool:  # it was read again for its tokens' sake
+            if edge in self.pool:  # it was read again only for its scores
                 self.pool.free(slot)
                 self.pool.used(edge)
             elif slot >= 0:
@@ -503,10 +499,10 @@ class PromptReader:
 
 
 def lately(before: float, now: float) -> float:
-    """A mean in which the last ten or so count."""
+    """Return the exponential moving average of about the last ten values."""
     return 0.9 * before + 0.1 * now if before else now
 
 
 def _width(edge: LiveEdge) -> int:
-    """Number of likeliest tokens to find in the places of an edge's tokens."""
+    """Return the number of most likely tokens to compute for each token of an edge."""
     return max(edge.wanted_top, edge.top)

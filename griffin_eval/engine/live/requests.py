@@ -1,4 +1,4 @@
-"""What is asked of a scheduler, and what it answers."""
+"""Requests to a scheduler, and its answers."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -8,16 +8,16 @@ import numpy as np
 from griffin_eval.engine.live.tree import LiveEdge
 from griffin_eval.engine.sampling import GREEDY, Chooser, Sampling
 
-MOST_TOP = 20  # likeliest tokens that can be asked for
+MOST_TOP = 20  # maximum number of most likely tokens that a request can ask for
 
 
 class PromptScores(NamedTuple):
-    """What was asked for of the tokens of a prompt.
+    """Scores of the tokens of a prompt from `Request.score_from` on.
 
     Attributes:
-        logprobs: float64 [N], log-probabilities in nats of the tokens from `Request.score_from` on.
-        top_tokens: int64 [N, K], the likeliest tokens in the place of each.
-        top_logprobs: float64 [N, K], their log-probabilities.
+        logprobs: float64 [N], log-probabilities in nats.
+        top_tokens: int64 [N, K], the most likely tokens in the place of each token.
+        top_logprobs: float64 [N, K], log-probabilities of ``top_tokens``.
     """
 
     logprobs: np.ndarray
@@ -26,13 +26,12 @@ class PromptScores(NamedTuple):
 
 
 class NewToken(NamedTuple):
-    """A token that was generated.
+    """A generated token.
 
     Attributes:
-        id: of the token.
-        ends: whether it is one that ends a text.
-        logprob: its log-probability in nats; None unless it was asked for.
-        top_tokens, top_logprobs: [K], the likeliest tokens in its place.
+        ends: Whether the token ends a text (EOS).
+        logprob: Log-probability in nats; None unless requested.
+        top_tokens, top_logprobs: [K], the most likely tokens in its place.
     """
 
     id: int
@@ -43,40 +42,36 @@ class NewToken(NamedTuple):
 
 
 class Listener(Protocol):
-    """Who gets the answer to a request, in the scheduler's thread; it should return soon."""
+    """Receiver of the answer to a request, called in the scheduler's thread; must return soon."""
 
     def prompt(self, scores: PromptScores) -> None:
-        """The prompt has been scored, if that was asked for."""
+        """Receive the scores of the prompt, if they were requested."""
         ...
 
     def token(self, token: NewToken) -> bool:
-        """A token has been generated; True ends the continuation with it."""
+        """Receive a generated token; return True to end the continuation with it."""
         ...
 
     def done(self, reason: str, error: Exception | None) -> None:
-        """Nothing more comes.
+        """Receive the end of the answer.
 
         Args:
             reason: ``stop``, ``length``, ``cancelled`` or ``error``.
-            error: why, where the reason is ``error``.
+            error: Cause if the reason is ``error``.
         """
         ...
 
 
 @dataclass(eq=False)
 class Request:
-    """What is asked of a model.
+    """A request to a model.
 
     Attributes:
-        tokens: int32 [N], ids of the prompt, N >= 1.
-        listener: gets the answer.
-        score_from: index of the first token of the prompt to score, at least 1; None to score none.
-        top: number of likeliest tokens to give beside each token, at most `MOST_TOP`; None for no
-            log-probabilities of new tokens either.
-        max_new_tokens: most tokens to generate.
-        sampling: how they are chosen.
-        seed: of the random numbers.
-        start: name of the saved state that the prompt goes on from; None for none.
+        tokens: int32 [N] prompt ids, N >= 1.
+        score_from: Index of the first prompt token to score, at least 1; None to score none.
+        top: Number of most likely tokens to return with each token, at most `MOST_TOP`; None for no
+            log-probabilities of new tokens.
+        start: Name of the saved state that the prompt continues.
     """
 
     tokens: np.ndarray
@@ -87,33 +82,23 @@ class Request:
     sampling: Sampling = GREEDY
     seed: tuple[int, int] = (0, 0)
     start: str | None = None
-    # Of the scheduler:
+    # Fields that the scheduler sets:
     new: list[int] = field(default_factory=list, repr=False)
     cancelled: bool = field(default=False, repr=False)
     edge: LiveEdge | None = field(default=None, repr=False)
-    drawn: bool = field(default=False, repr=False)  # what follows ``edge``
+    drawn: bool = field(default=False, repr=False)  # whether the token after ``edge`` is in ``new``
     chooser: Chooser | None = field(default=None, repr=False)
 
     @property
     def goes_on(self) -> bool:
-        """Whether a row will be needed, unless the next token ends the text."""
+        """Whether a decoding row will be needed, unless the next token ends the text."""
         return self.max_new_tokens - len(self.new) > (0 if self.drawn else 1)
 
 
 @dataclass
 class Counts:
-    """What a scheduler has done.
-
-    Attributes:
-        requests: that were added.
-        finished: by reason.
-        prompt_tokens: of all requests that began.
-        tokens_kept: of prompts, that were not read because a state on disk had read them.
-        tokens_read: that steps read of prompts.
-        tokens_generated: that were generated.
-        states_evicted: states that were dropped for others.
-        steps: calls of the model.
-    """
+    """Counters of a scheduler. ``finished`` is by reason; ``tokens_kept`` are prompt tokens that
+    were not read because a state on disk covers them; ``tokens_read`` are prompt tokens read."""
 
     requests: int = 0
     finished: dict[str, int] = field(default_factory=dict)

@@ -1,7 +1,6 @@
-"""A live scheduler: requests come and go at any time, from any thread, and share what is read.
+"""A scheduler for requests that arrive and leave at any time, from any thread, sharing prefixes.
 
-Prompts are read (`griffin_eval.engine.live.prompt_reader`) in chunks between the steps that
-generate.
+Prompts are read in chunks (`griffin_eval.engine.live.prompt_reader`) between decoding steps.
 """
 
 import logging
@@ -23,10 +22,10 @@ from griffin_eval.runners.protocol import Runner
 from griffin_eval.states.saved_state import SavedState
 from griffin_eval.states.state_cache import StateCache
 
-MOST_SLOTS = 256  # states in the pool
+MOST_SLOTS = 256  # maximum number of states in the pool
 TREE_SHARE = 8  # an eighth of the memory for states is for the tokens that were read
 LEAST_TREE, MOST_TREE = 1 << 20, 1 << 28  # bytes; a step may have to walk through all of it
-MOST_PAUSE = 8  # steps that generate, for whose time prompts are read before the next one
+MOST_PAUSE = 8  # maximum time to read prompts between decoding steps, in decoding steps
 
 logger = logging.getLogger(__name__)
 
@@ -35,15 +34,15 @@ class Scheduler:
     """Answers requests with one model.
 
     Args:
-        runner: the model. Nobody else may use it meanwhile.
-        eos_ids: tokens that end a text.
-        capacity: most tokens of a document, which models with global attention need.
-        state_bytes: memory budget for states, the logits after them, and the log-probabilities of
-            tokens that were read; None for 25% of the free memory.
-        rows: most requests that are continued at a time; None for as many as the runner should.
-        softmax_dtype: dtype in which logits are normalised.
-        saved: saved states by name, from which requests may go on.
-        cache: folder of states that earlier processes left, and in which this one keeps some.
+        runner: Model, which nothing else may use meanwhile.
+        eos_ids: Tokens that end a text.
+        capacity: Maximum number of tokens of a document, which global attention needs.
+        state_bytes: Memory in bytes for states, the logits after them, and the log-probabilities
+            of tokens that were read; None for 25% of the memory that is free now.
+        rows: Maximum number of requests that are decoded together; None for the runner's choice.
+        softmax_dtype: Dtype in which logits are normalised.
+        saved: Saved states by name, which requests can continue.
+        cache: Folder of states on disk that are read and added to.
     """
 
     def __init__(
@@ -84,24 +83,24 @@ class Scheduler:
         self._added: list[Request] = []
         self._closing = self._cancels = False
         self._waiting: deque[Request] = deque()
-        # Requests that got what is not finite, and the one of them that is read by itself now.
+        # Requests with non-finite results, and the one that is being read again alone.
         self._suspects: deque[Request] = deque()
         self._alone: Request | None = None
-        self._decode_seconds = 0.0  # of a step that generates, as it was lately
+        self._decode_seconds = 0.0  # recent time of a decoding step
         self._thread: threading.Thread | None = None
         self.failed: Exception | None = None
         self._open_rows()
 
     def start(self) -> None:
-        """Begins to answer, in a thread of its own."""
+        """Start to answer requests in a new thread."""
         self._thread = threading.Thread(target=self.serve, name="scheduler", daemon=True)
         self._thread.start()
 
     def add(self, request: Request) -> None:
-        """Takes a request.
+        """Add a request.
 
         Raises:
-            RuntimeError: the scheduler has been closed.
+            RuntimeError: The scheduler has been closed.
         """
         with self._changed:
             if self._closing:
@@ -112,28 +111,26 @@ class Scheduler:
             self._changed.notify()
 
     def warm_up(self) -> None:
-        """Runs every shape of step that can be met once, where shapes are compiled. Before `start`.
-
-        Not compiled are numbers of likeliest tokens other than 1.
-        """
+        """Run every step shape once before `start` if shapes are compiled, ``top`` values above 1
+        excepted."""
         self._prompts.warm_up()
         for rows in self._rows:
             rows.warm_up(self._prompts.pool, self._softmax_dtype)
 
     def cancel(self, request: Request) -> None:
-        """Ends a request as soon as the step that runs is over, if it has not ended yet."""
+        """End a request after the current step, if it has not ended yet."""
         with self._changed:
             request.cancelled = self._cancels = True
             self._changed.notify()
 
     def refuse(self) -> None:
-        """Takes no more requests."""
+        """Refuse new requests."""
         with self._changed:
             self._closing = True
             self._changed.notify()
 
     def cancel_all(self) -> list[Request]:
-        """Ends all requests; gives those that there were."""
+        """Cancel all requests, and return them."""
         with self._changed:
             left = list(self._unfinished)
             for request in left:
@@ -143,7 +140,7 @@ class Scheduler:
         return left
 
     def close(self) -> None:
-        """Takes no more requests, answers those that are there, and ends the thread."""
+        """Refuse new requests, answer the ones there are, and end the thread."""
         self.refuse()
         if self._thread is not None:
             self._thread.join()
@@ -155,21 +152,21 @@ class Scheduler:
 
     @property
     def generating(self) -> int:
-        """Number of requests that have a row."""
+        """Number of requests that are being decoded."""
         return sum(len(rows.taken) for rows in self._rows)
 
     @property
     def states(self) -> int:
-        """Number of slots of states that are taken."""
+        """Number of taken slots of the pool."""
         return self._prompts.pool.taken
 
     def run(self) -> None:
-        """Answers all requests that are there, in this thread."""
+        """Answer all added requests in this thread."""
         while self._step():
             pass
 
     def serve(self) -> None:
-        """Answers requests in this thread, until the scheduler has been closed."""
+        """Answer requests in this thread until the scheduler has been closed."""
         self._thread = threading.current_thread()
         while True:
             with self._changed:
@@ -179,7 +176,7 @@ class Scheduler:
                     self._changed.wait()
             try:
                 self._step()
-            except Exception as error:  # not even an empty pool fits, or a mistake of this class
+            except Exception as error:  # not even an empty pool fits, or a bug in this class
                 logger.exception("the scheduler has ended")
                 self._end(error)
                 return
@@ -197,13 +194,12 @@ class Scheduler:
         return [*self._prompts.requests, *seated, *self._suspects]
 
     def _open_rows(self) -> None:
-        # One request alone need not pay for the rows of many.
+        # A single request should not pay for the rows of many.
         counts = sorted({1, self.rows})
         self._rows = [Rows(self._runner, count, self._capacity) for count in counts]
 
     def _step(self) -> bool:
-        """Reads parts of prompts once, and continues every row once; whether there was anything
-        to do."""
+        """Read parts of prompts once and decode every row once; return whether work is left."""
         with self._changed:
             self._waiting += self._added
             self._added = []
@@ -220,7 +216,7 @@ class Scheduler:
             if self._alone is None:
                 self._seat()
                 self._continue()
-        except Exception as error:  # of a framework, whatever its kind
+        except Exception as error:  # any error of a framework
             self._recover(error)
         self._prompts.forget()
         return bool(self._waiting or self._running())
@@ -235,11 +231,11 @@ class Scheduler:
     def _enter(self, request: Request) -> None:
         try:
             self._prompts.enter(request)
-        except Exception as error:  # of memory for a state from disk
+        except Exception as error:  # out of memory for a state from disk
             self._finish(request, "error", error)
 
     def _leave(self, request: Request) -> None:
-        """Takes a request out of the tree, and out of its row."""
+        """Remove a request from the tree and from its row."""
         self._prompts.leave(request)
         for rows in self._rows:
             rows.leave(request)
@@ -265,8 +261,8 @@ class Scheduler:
             self._finish(request, "cancelled")
 
     def _read(self) -> None:
-        """Reads what prompts need, and answers those that need nothing more. Those who generate
-        wait for one step of it, or longer where there are more prompts than they are."""
+        """Read prompts, and answer requests whose prompts are done. Decoding waits for one step, or
+        for longer if more prompts wait than requests are being decoded."""
         begin, steps = time.perf_counter(), 0
         while True:
             alone = self._alone
@@ -285,7 +281,7 @@ class Scheduler:
             steps += 1
 
     def _ready(self, request: Request) -> None:
-        """The prompt of a request has been read: gives its scores, and the first new token."""
+        """Send the scores of a prompt that has been read, and choose the first new token."""
         edge = request.edge
         assert edge is not None
         if request.score_from is not None:
@@ -299,7 +295,7 @@ class Scheduler:
         if not request.max_new_tokens:
             self._finish(request, "length")
         elif not request.drawn:
-            if edge.logits is None:  # of one of which something was not finite just now
+            if edge.logits is None:  # `reset` dropped them for a non-finite result
                 return
             if np.isnan(edge.logits).any():
                 self._not_finite(request)
@@ -317,7 +313,7 @@ class Scheduler:
             self._give(request, token, *found)
 
     def _seat(self) -> None:
-        """Gives rows to requests whose first token has been chosen."""
+        """Give rows to requests whose first token has been chosen."""
         pool, waiting = self._prompts.pool, self._prompts.requests
         ready = [each for each in waiting if each.drawn and each.edge in pool]
         alone = not self.generating and len(ready) == 1
@@ -331,7 +327,7 @@ class Scheduler:
                     waiting.remove(request)
 
     def _continue(self) -> None:
-        """Reads the last token of every row and chooses the next."""
+        """Read the last token of every row and choose the next."""
         begin = time.perf_counter()
         if not self.generating:
             return
@@ -371,7 +367,7 @@ class Scheduler:
         top_tokens: np.ndarray,
         top_logprobs: np.ndarray,
     ) -> None:
-        """Hands a new token to its listener, and ends the request if it is the last one."""
+        """Send a new token to the listener, and end the request after its last one."""
         ends = token in self._eos_ids
         new = NewToken(token, ends, logprob, top_tokens, top_logprobs)
         request.new.append(token)
@@ -385,7 +381,7 @@ class Scheduler:
             self._finish(request, "length")
 
     def _told(self, request: Request, tell: Callable[[], object]) -> bool:
-        """Calls a listener; if that fails, its request ends and no other."""
+        """Call a listener; if it fails, end its request only."""
         try:
             tell()
         except Exception as error:
@@ -394,8 +390,8 @@ class Scheduler:
         return True
 
     def _not_finite(self, request: Request) -> None:
-        """Lets a request be read by itself once more, since NaN may have come from another one in
-        the same step; it ends with an error if that was so already."""
+        """Read a request again alone, since the NaN may come from another one in the same step; end
+        it with an error if it was alone already."""
         if request is self._alone:
             reason = f"the answer is not finite: {cause_of_not_finite(self._runner.dtype)}"
             self._finish(request, "error", ArithmeticError(reason))
@@ -405,9 +401,8 @@ class Scheduler:
         self._suspects.append(request)
 
     def _recover(self, error: Exception) -> None:
-        """Goes on after a failed step. States are lost: what is unfinished is read again, in
-        smaller steps if memory ran out; the request for which not even the smallest step fits
-        ends with the error."""
+        """Continue after a failed step. All states are lost, so unfinished requests are read again,
+        in smaller steps if memory ran out; if steps cannot get smaller, one request fails."""
         short, running = is_out_of_memory(error), self._running()
         if not short:
             logger.error("a step failed: %s", error, exc_info=error)
@@ -423,7 +418,7 @@ class Scheduler:
             self._finish(request, "error", MemoryError(reason) if short else error)
         for request in kept:
             self._leave(request)
-        self._rows = []  # before others are made
+        self._rows = []  # free the memory before the next pool is allocated
         self._prompts.open()
         self._open_rows()
         for request in kept:

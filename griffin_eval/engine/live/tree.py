@@ -1,4 +1,4 @@
-"""A radix tree of tokens that grows while it is read, with what was computed on its edges."""
+"""A radix tree of tokens that grows while it is read, with the results on its edges."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,33 +8,32 @@ import numpy as np
 from griffin_eval.engine.tree import common_prefix
 from griffin_eval.states.state_cache import Beginning
 
-NEVER = 1 << 62  # a token that no sequence reaches
+NEVER = 1 << 62  # larger than the index of any token
 _NONE = np.empty(0, np.int64)
 
 
 class LiveEdge:
-    """Tokens that follow a prefix, their log-probabilities as far as they are known, and the state
-    after them while it is kept.
+    """Tokens that follow a prefix, their known log-probabilities, and what follows them.
 
     Attributes:
         tokens: int32 [N].
-        start: number of tokens before them.
-        parent: the edge before; None of a root, which has no tokens.
-        children: edges behind it by their first token.
-        logits: float [V], what follows the last token; None where there is no state.
-        keep: the beginning whose state is that after the last token, if it or its log-probabilities
-            are to be kept on disk, and int32 [M], its tokens; None if not.
-        position: index in the sequence of the next token to read, while it is being read.
-        working: slot of the state before that token; None while it is not being read.
-        logprobs: float64 [N], log-probability of each token in nats: NaN where it is not known,
-            infinity where the model's answer was not finite.
-        missing: number of tokens of which it is not known; the first of a sequence does not count.
-        top: number of likeliest tokens that are known in each token's place.
-        top_tokens, top_logprobs: [N, top], these tokens and their log-probabilities.
-        wanted_from: index in the sequence of the first token whose log-probability was asked for.
-        wanted_top: how many of the likeliest tokens were asked for.
-        requests: number of unfinished requests that end on this edge or behind it.
-        used: when it was last used, a number that grows.
+        start: Number of tokens before the edge.
+        parent: Edge before this one; None for a root, which has no tokens.
+        children: Edges after this one by their first token.
+        logits: float [V], prediction after the last token; None without a state.
+        keep: Beginning whose state or log-probabilities will be saved to disk at the end of this
+            edge, with its int32 [M] tokens.
+        position: Index in the sequence of the next token to read.
+        working: Slot of the state before that token; None unless the edge is being read.
+        logprobs: float64 [N], log-probabilities in nats: NaN where unknown, infinity where the
+            model's result was not finite.
+        missing: Number of unknown log-probabilities, not counting the first token of a sequence.
+        top: Number of most likely tokens that are known in the place of each token.
+        top_tokens, top_logprobs: [N, top], those tokens and their log-probabilities.
+        wanted_from: Index in the sequence of the first token whose log-probability is requested.
+        wanted_top: Number of most likely tokens that is requested.
+        requests: Number of unfinished requests that end on this edge or below it.
+        used: Clock value of the last use.
     """
 
     __slots__ = (
@@ -73,7 +72,7 @@ class LiveEdge:
 
     @property
     def end(self) -> int:
-        """Number of tokens up to its last one."""
+        """Number of tokens up to the end of the edge."""
         return self.start + len(self.tokens)
 
     @property
@@ -83,11 +82,11 @@ class LiveEdge:
         return sum(array.nbytes for array in arrays)
 
     def next_ids(self, count: int) -> np.ndarray:
-        """int32 [count], the tokens that are read next."""
+        """Return the int32 [count] ids of the next tokens."""
         return self.tokens[(at := self.position - self.start) : at + count]
 
     def path(self) -> list["LiveEdge"]:
-        """The edges from the root, which is left out, to this one."""
+        """Return the edges from below the root to this one."""
         edges, edge = [], self
         while edge.parent is not None:
             edges.append(edge)
@@ -95,7 +94,7 @@ class LiveEdge:
         return edges[::-1]
 
     def below(self) -> Iterator["LiveEdge"]:
-        """This edge and all behind it, parents first."""
+        """Yield this edge and all edges below it, parents first."""
         pending: list[LiveEdge] = [self]
         while pending:
             edge = pending.pop()
@@ -103,8 +102,8 @@ class LiveEdge:
             pending += edge.children.values()
 
     def unknown(self, first: int, top: int) -> np.ndarray:
-        """Indices on this edge, from token ``first`` of the sequence on, of tokens of which not
-        everything is known that is asked for. The first token of a sequence is never among them."""
+        """Return the indices on this edge of tokens from ``first`` of the sequence on whose
+        requested scores are unknown, except for the first token of a sequence."""
         begin = max(first, 1) - self.start
         if begin >= len(self.tokens) or not (self.missing or self.top < top):
             return _NONE
@@ -120,10 +119,10 @@ class LiveEdge:
         top_tokens: np.ndarray | None = None,
         top_logprobs: np.ndarray | None = None,
     ) -> None:
-        """Keeps what a step found of the tokens at some indices on this edge."""
+        """Store the scores of the tokens at some indices on this edge."""
         if top_tokens is not None and top_logprobs is not None:
             if (found := top_tokens.shape[1]) > self.top:
-                # What was known of fewer is found again.
+                # Scores with fewer top tokens are computed again.
                 self.top, self.logprobs = found, np.full(len(self.tokens), np.nan)
                 self.top_tokens = np.zeros((len(self.tokens), found), np.int64)
                 self.top_logprobs = np.zeros((len(self.tokens), found))
@@ -133,15 +132,14 @@ class LiveEdge:
         self.count()
 
     def count(self) -> None:
-        """Counts what is ``missing``."""
+        """Update ``missing``."""
         self.missing = int(np.isnan(self.logprobs[self.start == 0 :]).sum())
 
 
 def insert(root: LiveEdge, tokens: np.ndarray) -> LiveEdge:
-    """The edge at whose end a sequence ends, which is made where there is none.
+    """Return the edge at whose end a sequence of at least one token ends.
 
-    Args:
-        tokens: int32 [N], N >= 1. Where the sequence leaves an edge or ends on one, that is cut.
+    An edge is added or cut if necessary.
     """
     edge, depth = root, 0
     while depth < len(tokens):
@@ -157,7 +155,7 @@ def insert(root: LiveEdge, tokens: np.ndarray) -> LiveEdge:
 
 
 def shared(root: LiveEdge, tokens: np.ndarray) -> int:
-    """Number of tokens that a sequence has in common with a tree."""
+    """Return the number of leading tokens of a sequence that are in a tree."""
     edge, depth = root, 0
     while depth < len(tokens) and (child := edge.children.get(int(tokens[depth]))) is not None:
         common = common_prefix(child.tokens, tokens[depth : depth + len(child.tokens)])
@@ -169,11 +167,11 @@ def shared(root: LiveEdge, tokens: np.ndarray) -> int:
 
 
 def split(edge: LiveEdge, length: int) -> LiveEdge:
-    """Cuts an edge where the sequence has ``length`` tokens. The first part is a new edge, which is
-    returned; the second is the old one."""
+    """Cut an edge after ``length`` tokens of the sequence. Returns the first part, a new edge; the
+    second part is the old edge."""
     own, parent = length - edge.start, edge.parent
     assert parent is not None
-    # Copies: one part may be forgotten while the other is kept.
+    # Copy, so that one part can be freed while the other is kept.
     first = LiveEdge(edge.tokens[:own].copy(), edge.start, parent)
     parent.children[int(edge.tokens[0])] = first
     for name in ("logprobs", "top_tokens", "top_logprobs"):
@@ -183,7 +181,7 @@ def split(edge: LiveEdge, length: int) -> LiveEdge:
     first.top, first.requests, first.used = edge.top, edge.requests, edge.used
     first.wanted_from, first.wanted_top = edge.wanted_from, edge.wanted_top
     if edge.working is not None and edge.position < length:
-        # The first part is what is being read.
+        # Reading has not passed the cut.
         first.working, first.position, edge.working = edge.working, edge.position, None
     edge.tokens, edge.start, edge.parent = edge.tokens[own:].copy(), length, first
     first.count()
