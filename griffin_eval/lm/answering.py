@@ -1,4 +1,4 @@
-"""What stands around a call of an lm-eval model: its progress bar, and what it leaves behind."""
+"""The context around a call of an lm-eval model: its progress bar and its clean-up."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ from griffin_eval.engine.memory import return_freed_memory
 
 @contextlib.contextmanager
 def answering(lm: Any, description: str, total: int, disable: bool) -> Iterator[tqdm]:
-    """A progress bar. After it, also after an error or Ctrl-C, all answers so far are in the
-    ``--use_cache`` file, and the steps' memory is the system's again."""
+    """Show a progress bar. Afterwards, also after an error or Ctrl-C, save all answers so far to
+    the ``--use_cache`` file and return freed memory to the system."""
     hidden = True if disable or lm.rank else None
     try:
         with tqdm(total=total, desc=description, disable=hidden) as bar:
             yield bar
     finally:
         if lm.cache_hook.dbdict is not None:
-            lm.cache_hook.dbdict.commit()  # answers are written by a thread
+            lm.cache_hook.dbdict.commit()  # waits for the thread that writes answers
         return_freed_memory()

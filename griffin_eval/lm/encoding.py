@@ -1,4 +1,4 @@
-"""Token ids of lm_eval's requests, of which shared beginnings are tokenised once."""
+"""Token ids of lm_eval's requests; shared beginnings of texts are tokenised once."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,17 +11,16 @@ from griffin_eval.text.chat import TemplateRefused, after_opening, template_name
 from griffin_eval.text.shared_prefixes import encode_all
 from griffin_eval.text.tokenizer import Tokenizer, with_one_bos
 
-# A context and its continuation, and the ids of each.
+# A (context, continuation) pair, and the ids of both.
 EncodedPair = tuple[tuple[str, str], Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]
 
 
 class Encoding(NamedTuple):
-    """How texts become ids.
+    """Tokenisation of requests.
 
     Attributes:
-        tokenizer: the tokenizer.
-        add_bos: whether a context starts with exactly one BOS.
-        prefix_token_id: token that an empty context is scored from.
+        add_bos: Whether a context starts with exactly one BOS.
+        prefix_token_id: Token that precedes the continuation of an empty context.
     """
 
     tokenizer: Tokenizer
@@ -29,17 +28,17 @@ class Encoding(NamedTuple):
     prefix_token_id: int
 
     def pairs(self, pairs: Sequence[tuple[str, str]]) -> list[EncodedPair]:
-        """Each context and continuation with the ids of both, which are those of lm_eval's own
+        """Return each pair with the ids of both texts, equal to those of lm_eval's
         ``TemplateLM._encode_pair``."""
         known = {text: text for context, _ in pairs if (text := context.rstrip())}
         texts: list[str] = []
-        for context, continuation in pairs:  # a whole is often the context of the next pair
+        for context, continuation in pairs:  # the whole is often the next context
             whole = context + continuation
             whole = known.setdefault(whole, whole)
             texts += [known.get(text := context.rstrip(), text), whole] if context else [whole]
         encoded, ids = [], iter(self._encode(texts))
         for context, continuation in pairs:
-            if context:  # white space at its end belongs to the continuation
+            if context:  # its trailing white space belongs to the continuation
                 start, whole = self._with_bos(next(ids)), self._with_bos(next(ids))
                 start, end = self._beginning(whole, start), whole[len(start) :]
             else:
@@ -50,24 +49,24 @@ class Encoding(NamedTuple):
         return encoded
 
     def contexts(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """int32 ids of each prompt, at least one."""
+        """Return the int32 ids of each prompt, at least one."""
         encoded = [self._with_bos(ids) for ids in self._encode(texts)]
         return [ids if len(ids) else np.array([self.prefix_token_id]) for ids in encoded]
 
     def documents(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """int32 ids of each text, after exactly one prefix token."""
+        """Return the int32 ids of each text after exactly one prefix token."""
         return [
             ids[1:] if ids[1:2].tolist() == [self.prefix_token_id] else ids
             for ids in encode_all(self.tokenizer, texts, [self.prefix_token_id])
         ]
 
     def _encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """int32 ids of each text, after a BOS if texts have one."""
+        """Return the int32 ids of each text, after a BOS if ``add_bos``."""
         bos = with_one_bos(self.tokenizer, []) if self.add_bos else []
         return encode_all(self.tokenizer, texts, bos)
 
     def _with_bos(self, ids: np.ndarray) -> np.ndarray:
-        """What `_encode` gives for a text, without what the text itself has of BOS at its start."""
+        """Remove from the result of `_encode` any BOS tokens that the text itself starts with."""
         if not self.add_bos:
             return ids
         rest = next((i for i, token in enumerate(ids) if token != ids[0]), len(ids))
@@ -75,14 +74,14 @@ class Encoding(NamedTuple):
 
     @staticmethod
     def _beginning(whole: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """The beginning of a sequence that equals the ids if there is one, else the ids."""
+        """Return the ids as a slice of the whole sequence if it begins with them."""
         beginning = whole[: len(ids)]
         return beginning if np.array_equal(beginning, ids) else ids
 
 
 class EncodingAfterState(Encoding):
-    """An `Encoding` of texts that go on from a saved state: each is tokenised alone, without BOS,
-    behind the state's last token, which is the prefix token."""
+    """Tokenisation of texts that continue a saved state: each text is tokenised alone, without BOS,
+    after the state's last token, which is the prefix token."""
 
     def pairs(self, pairs: Sequence[tuple[str, str]]) -> list[EncodedPair]:
         plain = Encoding(self.tokenizer, False, -1).pairs(pairs)
@@ -102,8 +101,7 @@ class EncodingAfterState(Encoding):
 
 
 class RememberedEncoding:
-    """The same methods as an `Encoding`, which keep the ids of each list of texts, for lists that
-    come again."""
+    """An `Encoding` that caches the ids of each list of texts."""
 
     def __init__(self, encoding: Encoding):
         self.add_bos, self.prefix_token_id = encoding.add_bos, encoding.prefix_token_id
@@ -126,7 +124,7 @@ class RememberedEncoding:
 
 
 def continuation_of(context: str, continuation: str) -> str:
-    """Return the continuation with the white space at the end of its context in front, as lm_eval
+    """Return the continuation with the trailing white space of its context in front, as lm_eval
     scores it."""
     return context[len(context.rstrip()) :] + continuation
 
@@ -134,7 +132,7 @@ def continuation_of(context: str, continuation: str) -> str:
 def joined(
     context: Sequence[int] | np.ndarray, continuation: Sequence[int] | np.ndarray
 ) -> np.ndarray:
-    """int32 [N], the ids of both; not copied where one lies behind the other in one array."""
+    """Return int32 [N], the ids of both; a view if they are adjacent slices of one array."""
     before, after = np.asarray(context, np.int32), np.asarray(continuation, np.int32)
     whole = before.base
     if (
@@ -155,7 +153,7 @@ def chat_after_state(
     tokenizer: Tokenizer,
     add_generation_prompt: bool,
 ) -> str:
-    """What follows the text of a saved state in a conversation that the user has begun with it."""
+    """Return the prompt of a conversation that begins with a state's text, without that text."""
     template = tokenizer.chat_template
     if template is None or state.origin.template != template_name(template):
         raise ArgumentError(

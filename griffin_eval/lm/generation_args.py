@@ -1,4 +1,4 @@
-"""lm_eval's arguments of generation (``--gen_kwargs``, and those of a task)."""
+"""lm_eval's generation arguments (``--gen_kwargs``, and those of a task)."""
 
 import math
 from typing import Any, NamedTuple
@@ -17,13 +17,7 @@ _NUMBERS = ("temperature", "top_k", "top_p")
 
 
 class GenerationArguments(NamedTuple):
-    """How one request is continued.
-
-    Attributes:
-        sampling: how tokens are chosen.
-        until: strings that end the text, none of them empty.
-        max_new_tokens: most tokens to generate.
-    """
+    """The generation arguments of one request; no string of ``until`` is empty."""
 
     sampling: Sampling
     until: list[str]
@@ -31,10 +25,10 @@ class GenerationArguments(NamedTuple):
 
 
 def read_generation_arguments(given: dict[str, Any]) -> GenerationArguments:
-    """Return the arguments of one request; those of hf's model that ask for nothing are accepted.
+    """Return the arguments of one request. Arguments of hf's model with neutral values are allowed.
 
     Raises:
-        ArgumentError: An argument is not supported, or its value means nothing.
+        ArgumentError: An argument is unsupported, or its value is invalid.
     """
     stated = {name: value for name, value in given.items() if value is not None}
     for name in _LENGTHS & stated.keys():
@@ -65,7 +59,7 @@ def read_generation_arguments(given: dict[str, Any]) -> GenerationArguments:
 
 
 def _number(name: str, value: Any) -> Any:
-    """Return a number, whole for ``top_k``."""
+    """Return a number; ``top_k`` has to be whole."""
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (OverflowError, TypeError, ValueError):
@@ -79,7 +73,7 @@ def _number(name: str, value: Any) -> Any:
 
 
 def _strings(until: Any) -> list[str]:
-    """Return the stop strings that are not empty."""
+    """Return the non-empty stop strings."""
     each = until if isinstance(until, list | tuple) else [until]
     wrong = [one for one in each if not isinstance(one, str | None)]
     if wrong:

@@ -1,7 +1,7 @@
-"""Files that lm-eval keeps of a run of this package's model: the ``--use_cache`` file and results.
+"""Files of an lm-eval run with this package's model: the ``--use_cache`` file and results.
 
-lm-eval pickles what it keeps, and a pickle may run any code as it is read. Answers of this package
-are JSON instead, so that a file of somebody else's gives wrong answers at worst.
+lm-eval pickles cached answers, and reading a pickle can run any code. This package stores answers
+as JSON instead, so the worst that a file from somebody else can hold is wrong answers.
 """
 
 import contextlib
@@ -32,13 +32,16 @@ logger = logging.getLogger(__name__)
 if TYPE_CHECKING:
     from sqlitedict import SqliteDict
 
-WAIT = 60  # seconds for another process that writes
+WAIT = 60  # seconds to wait for another process that writes
 TABLES = "griffin-json-"
 
 
 @functools.cache
 def guard_files() -> None:
-    """Check a ``--use_cache`` file before it is opened, and save results whole or not at all."""
+    """Make lm-eval check a ``--use_cache`` file before it is opened, and write results atomically.
+
+    Other models than this package's are not affected.
+    """
     opening = CachingLM.__init__
 
     @functools.wraps(opening)
@@ -56,20 +59,20 @@ def guard_files() -> None:
 
 
 def check_cache(path: str | Path) -> None:
-    """Check that a cache file, which may be missing, can be read and written.
+    """Check that a cache file can be read and written, if it exists.
 
-    Sqlite undoes what a killed process left half written.
+    Sqlite rolls back what a killed process left half-written.
 
     Raises:
-        ArgumentError: It cannot, or an earlier version of this package wrote it.
+        ArgumentError: It cannot be used, or an earlier version of this package wrote it.
     """
     if not Path(path).exists():
         return
     try:
         with contextlib.closing(sqlite3.connect(path, timeout=WAIT)) as file:
-            file.text_factory = lambda text: text.decode(errors="replace")  # damage may be no UTF-8
+            file.text_factory = lambda text: text.decode(errors="replace")  # for damaged files
             file.execute("BEGIN IMMEDIATE")
-            # sqlitedict waits for ever for a thread that a damaged page has ended.
+            # On a damaged page, sqlitedict's thread would end and its caller wait for ever.
             [(state,)] = file.execute("PRAGMA integrity_check(1)")
             names = [name for (name,) in file.execute("SELECT name FROM sqlite_master")]
     except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -87,7 +90,7 @@ def check_cache(path: str | Path) -> None:
 
 
 def use_table(cache: "SqliteDict", fingerprint: str) -> None:
-    """Make an open cache keep its answers as JSON, in a table of the model with a fingerprint."""
+    """Make an open cache store answers as JSON, in a table of its own for each fingerprint."""
     connection, path = cache.conn, str(cache.filename)
     assert connection is not None
     connection.execute(f"PRAGMA busy_timeout = {WAIT * 1000}")
@@ -97,7 +100,7 @@ def use_table(cache: "SqliteDict", fingerprint: str) -> None:
     )
     connection.commit()
     cache.encode, cache.decode = _encode, functools.partial(_decode, path)
-    # These put into a queue what a thread writes.
+    # These methods put work into a queue for a thread.
     connection.execute = _uninterrupted(connection.execute)
     connection.select_one = _uninterrupted(connection.select_one)
 
@@ -111,7 +114,7 @@ def _decode(path: str, content: bytes) -> Any:
     """Return an answer: (log-likelihood, greedy), a log-likelihood, or text.
 
     Raises:
-        ArgumentError: It is none of them, or not finite.
+        ArgumentError: The content is no such answer, or not finite.
     """
     with contextlib.suppress(ValueError, RecursionError):
         match json.loads(content):
@@ -132,11 +135,10 @@ def _decode(path: str, content: bytes) -> Any:
 
 
 def _uninterrupted(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the same call, during which Ctrl-C waits for its end.
+    """Wrap a function so that Ctrl-C takes effect only when it returns.
 
-    Python may raise KeyboardInterrupt after a lock is taken and before it would be released. That
-    of a `queue.Queue` is then nobody's, and whoever uses the queue next waits for ever. Threads
-    other than the main one are never interrupted.
+    KeyboardInterrupt can be raised between taking and releasing the lock of a `queue.Queue`, which
+    would block the next user of the queue for ever. Only the main thread is interrupted.
     """
 
     @functools.wraps(call)
@@ -160,12 +162,11 @@ def _uninterrupted(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def whole_or_absent(save: Callable[..., None]) -> Callable[..., None]:
-    """A method of lm-eval's EvaluationTracker that writes files below its ``output_path``, made to
-    write them into a hidden folder beside it first. Each then appears under its name with all its
-    bytes, which are on the disk. Runs of other models write as they always did.
+    """Wrap a method of lm-eval's EvaluationTracker so that its files appear atomically.
 
-    The method raises `BadInput` if the files cannot be written, which lm-eval only logs. The table
-    of results is printed before.
+    The files are written to a hidden folder first, synced to disk and then renamed. The method
+    raises `BadInput` if they cannot be written, after printing the table of results; lm-eval would
+    only log the error. Runs of other models are unchanged.
     """
 
     @functools.wraps(save)
@@ -174,7 +175,7 @@ def whole_or_absent(save: Callable[..., None]) -> Callable[..., None]:
         if not self.output_path or not str(source).startswith("griffin"):
             return save(self, *args, **kwargs)
         chosen = self.output_path
-        is_file = Path(chosen).suffix == ".json"  # of which lm-eval puts the time into the name
+        is_file = Path(chosen).suffix == ".json"  # lm-eval adds the time to a file's name
         final = Path(chosen).parent if is_file else Path(chosen)
         there = next(folder for folder in (final, *final.absolute().parents) if folder.is_dir())
         try:
@@ -204,7 +205,7 @@ def whole_or_absent(save: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Failures(logging.Handler):
-    """The errors that lm-eval's tracker catches and logs while it writes."""
+    """Collects the errors that lm-eval's tracker catches and logs while it writes."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -212,7 +213,7 @@ class _Failures(logging.Handler):
 
     @property
     def of_disk(self) -> bool:
-        """Whether one of them is the operating system's; those of a connection have no number."""
+        """Whether the operating system raised one of the errors; network errors have no errno."""
         return any(isinstance(error, OSError) and error.errno for error in self.errors)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -229,7 +230,7 @@ class _Failures(logging.Handler):
 
 
 def _appear(source: Path, destination: Path) -> None:
-    """Move a file to its name once its bytes are on the disk."""
+    """Sync a file to disk and move it to its final name."""
     with source.open("rb") as file:
         os.fsync(file.fileno())
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -237,6 +238,6 @@ def _appear(source: Path, destination: Path) -> None:
 
 
 def _print_table(results: Any) -> None:
-    """Print aggregated results that cannot be saved; not the answers of a task."""
+    """Print aggregated results that cannot be saved; samples are not printed."""
     if isinstance(results, dict) and "results" in results:
         print(make_table(results))

@@ -1,4 +1,4 @@
-"""`GriffinLM`: what ``lm_eval --model griffin`` runs."""
+"""`GriffinLM`, the model of ``lm_eval --model griffin``."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,13 +35,13 @@ class GriffinLM(GatheringLM, TemplateLM):
     """A Griffin-family checkpoint as an lm-eval model.
 
     Args:
-        pretrained: checkpoint in any format: a folder, a ``.pt`` file, or a hub id.
+        pretrained: Checkpoint in any format: a folder, a ``.pt`` file, or a hub id.
         framework: ``torch`` or ``jax``; by default the first of these that is installed.
-        arguments: the other fields of `griffin_eval.model_arguments.ModelArguments`, by name, and
+        arguments: Other fields of `griffin_eval.model_arguments.ModelArguments`, by name, and
             ``window``, another name for ``visible_keys``.
 
     Raises:
-        BadInput: an argument or a checkpoint that cannot be used; one sentence says why. (It is a
+        BadInput: An argument or a checkpoint cannot be used; the message is one sentence. (It is a
             ValueError.)
     """
 
@@ -57,26 +57,26 @@ class GriffinLM(GatheringLM, TemplateLM):
             )
             self.opened = open_model(asked, launch=launch)
             self.runner = self.opened.runner
-        _ = self.opened.weights  # whose hash every file of results has
-        # lm_eval reads these, and makes tensors of PyTorch on the device.
-        torch_device = self.runner.device.rpartition(" ")[2]  # of "2 x cpu"
+        _ = self.opened.weights  # start the hash for results.json
+        # lm_eval reads the device, and allocates tensors of PyTorch there.
+        torch_device = self.runner.device.rpartition(" ")[2]  # the device in "2 x cpu"
         self._device = torch_device if framework == "torch" else "cpu"
         self.batch_sizes = {"rows": self.opened.limits.rows}
         self.tokenizer = self.opened.tokenizer
         self._templated = False  # whether lm_eval has put a request into the chat template
         self.requests = Requests(self.opened)
-        self.stats = Stats()  # of this process
+        self.stats = Stats()  # counts of this process
         self.join(launch, framework)
         self._chunks = ChunkedRequests.of(self.opened, self.requests, self._score)
         self._state_cache = self.opened.open_state_cache()
         self._token_scores = TokenScoreFiles.of(self.opened, launch.replica)
 
     def adopt(self, staged: StagedModel) -> None:
-        """Goes on with the weights of another checkpoint; counts start again."""
+        """Continue with the weights of another checkpoint, and reset the counts."""
         self.opened, self.stats = staged.adopt(), Stats()
         self.requests.warned.clear()
 
-    # What lm-eval asks of a model
+    # Methods that lm-eval calls about the model
 
     @property
     def eot_token_id(self) -> int:
@@ -111,21 +111,18 @@ class GriffinLM(GatheringLM, TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        """Token ids of a text, with exactly one BOS in front if ``add_special_tokens`` is True;
-        None does what the model was trained with."""
+        """Return the token ids of a text, with exactly one BOS if ``add_special_tokens`` is True;
+        None uses the setting of the checkpoint."""
         add_bos = self.opened.add_bos if add_special_tokens is None else add_special_tokens
         return encode_with_bos(self.tokenizer, string, add_bos)
 
     def get_model_info(self) -> dict[str, Any]:
-        """What results.json records of the model and of the work that it has done so far."""
+        """Return what results.json records of the model and the work so far."""
         return results.model_info(self.opened, self.stats, self.others, self._world_size)
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Gives this model a table of its own in the ``--use_cache`` file.
-
-        lm-eval's cache keys do not say which model answered, so that two models on one file would
-        read each other's answers.
-        """
+        """Give this model its own table in the ``--use_cache`` file, since lm-eval's cache keys do
+        not contain the model."""
         if cache_hook.dbdict is not None:
             if self._token_scores is not None:
                 raise ArgumentError(
@@ -139,12 +136,8 @@ class GriffinLM(GatheringLM, TemplateLM):
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """Log-likelihood in nats of each continuation after its context, and whether greedy
-        decoding would generate it.
-
-        The ids are those of lm-eval's own method, but shared beginnings of texts are tokenised
-        once, rather than twice for every request.
-        """
+        """Return the log-likelihood in nats of each continuation after its context, and whether it
+        is the greedy one. The token ids are those of lm-eval's own method."""
         if self._chunks is None:
             pairs = self.requests.pairs(requests, self.stats)
         else:
@@ -155,11 +148,10 @@ class GriffinLM(GatheringLM, TemplateLM):
     def loglikelihood_ablated(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """`loglikelihood` of a model whose memory is partly cleared at the end of the context.
+        """Return `loglikelihood` with part of the memory cleared at the end of the context.
 
-        The third argument of a request names the memory: see
-        `griffin_eval.lm.requests.ablations_of`. Requests with the same context share the reading
-        of it.
+        The third argument of a request names the memory, see
+        `griffin_eval.lm.requests.ablations_of`. A shared context is read once.
         """
         if self._chunks is not None:
             raise no_question("loglikelihood_ablated")
@@ -186,7 +178,7 @@ class GriffinLM(GatheringLM, TemplateLM):
 
         def on_result(index: int, result: Scored) -> None:
             answers[index] = (float(result.logprobs.sum()), bool(result.greedy.all()))
-            if ablations is None:  # lm_eval looks up no other kinds
+            if ablations is None:  # lm_eval caches this kind only
                 self.cache_hook.add_partial("loglikelihood", requests[index][0], answers[index])
             if record is not None:
                 record(index, scorables[index], result)
@@ -200,10 +192,10 @@ class GriffinLM(GatheringLM, TemplateLM):
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Log-likelihood of whole documents in nats.
+        """Return the log-likelihood of whole documents in nats, as `TokenScores`.
 
-        Each is read in one stream after exactly one prefix token (BOS), however long it is: there
-        are no windows, and BOS itself is not scored. The answers are `TokenScores`.
+        Each is read in one stream after exactly one prefix token (BOS), whatever its length: there
+        are no windows, and BOS itself is not scored.
         """
         if self._chunks is not None:
             raise no_question("loglikelihood_rolling")
@@ -226,10 +218,7 @@ class GriffinLM(GatheringLM, TemplateLM):
         return answers
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Continuations, each cut before its first stop string.
-
-        Every request has its own generation arguments.
-        """
+        """Return continuations, each cut before its first stop string."""
         if not self._templated:
             self.requests.warn_of_template()
         pairs: list[Any] = [request.args for request in requests]
@@ -275,7 +264,7 @@ class GriffinLM(GatheringLM, TemplateLM):
     def _record_generated(
         self, requests: list[Instance], prompts: list[Prompt], generated: list[list[int]]
     ) -> None:
-        """Scores the tokens that were generated, if that is wanted: each text is read once more."""
+        """Score generated tokens by reading each text again, if ``token_scores=`` is set."""
         with records_of(self._token_scores, "generate_until", requests) as record:
             if record is None:
                 return

@@ -1,4 +1,4 @@
-"""How the processes that evaluate talk while lm-eval runs, one of each replica of the model."""
+"""Communication between the evaluating processes, one for each replica of the model."""
 
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,18 +15,18 @@ logger = logging.getLogger(__name__)
 
 
 class GatheringLM:
-    """What lm-eval's evaluator asks of one of several processes.
+    """The distributed methods of an lm-eval model.
 
     Attributes:
         stats: Counts of this process.
-        others: Counts of the other processes, as of the last `barrier`.
+        others: Counts of the other processes at the last `barrier`.
     """
 
     stats: Stats
     _group: "Group | None" = None
 
     def join(self, launch: Launch, framework: str) -> None:
-        """Take the place of this process among those that a launcher has started."""
+        """Set the rank of this process among those of the launcher, and connect them."""
         self.others: list[Stats] = []
         self._rank, self._world_size = launch.replica, launch.replicas
         if launch.replicas > 1:
@@ -39,14 +39,14 @@ class GatheringLM:
         return [obj] if self._group is None else self._group.gather_object(obj, dst)
 
     def barrier(self) -> None:
-        """Waits for all processes, and gathers the counts of the others."""
+        """Wait for all processes, and gather the counts of the others."""
         if self._group is not None:
             stats = self._group.all_gather_object(self.stats)
             self.others = stats[: self._rank] + stats[self._rank + 1 :]
 
 
 def device_for_lm_eval(framework: str, device: str | None) -> str | None:
-    """Return None for the device that lm_eval asks for by default, cuda:0, if there is none."""
+    """Replace lm_eval's default device cuda:0 by None if there is none."""
     if device != "cuda:0":
         return device
     if framework == "jax":
@@ -65,23 +65,23 @@ def device_for_lm_eval(framework: str, device: str | None) -> str | None:
 
 
 class Group(Protocol):
-    """Collective calls, which every one of the processes makes."""
+    """Collective calls. All processes have to make the same ones."""
 
     def all_gather(self, tensor: Any) -> Any:
-        """The tensors of all processes, concatenated along their first axis."""
+        """Return the tensors of all processes, concatenated along their first axis."""
         ...
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """The picklable value of each process."""
+        """Return the picklable value of each process."""
         ...
 
     def gather_object(self, value: Any, to: int) -> list[Any] | None:
-        """The picklable value of each process, for process ``to``; None for the others."""
+        """Return the picklable value of each process in process ``to``, and None in the others."""
         ...
 
 
 def group_of(launch: Launch, framework: str) -> Group:
-    """The group of this process."""
+    """Return the group of this process."""
     if framework == "torch":
         return TorchGroup(launch)
     from griffin_eval.runners import jax_parallel
@@ -90,7 +90,7 @@ def group_of(launch: Launch, framework: str) -> Group:
 
 
 class JaxGroup:
-    """See `Group`. The processes are those of `jax.distributed`."""
+    """A `Group` of the processes of `jax.distributed`."""
 
     def __init__(self, leaders: "Leaders"):
         self._leaders = leaders
@@ -110,8 +110,7 @@ class JaxGroup:
 
 
 class TorchGroup:
-    """See `Group`. The processes are those of a launcher. All is on the CPU, since what is
-    exchanged is small."""
+    """A `Group` of the processes of a launcher. It uses the CPU, since the values are small."""
 
     def __init__(self, launch: Launch):
         import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""lm-eval's requests as token ids: what is scored of each, and what is continued."""
+"""Conversion of lm-eval's requests to token ids to score or continue."""
 
 import logging
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Requests:
-    """Turns requests for a model into what the engine reads.
+    """Converts the requests for a model to inputs of the engine.
 
     Attributes:
         max_length: Length in tokens that contexts are cut to.
@@ -48,7 +48,7 @@ class Requests:
         self._on_merge = model.arguments.on_merge
 
     def remember(self) -> None:
-        """Keep the token ids of all requests, for a model that will answer them again."""
+        """Cache the token ids of all requests, for a model that will answer them again."""
         if isinstance(self.encoding, Encoding):
             self.encoding = RememberedEncoding(self.encoding)
 
@@ -58,7 +58,7 @@ class Requests:
             logger.warning(message)
 
     def warn_of_template(self) -> None:
-        """Warn if the tokenizer has a chat template, for requests that are without it."""
+        """Warn if the tokenizer has a chat template that the requests do not use."""
         if self._tokenizer.chat_template is not None:
             self.warn_once(
                 "the tokenizer has a chat template, so the model may have learned to answer in it, "
@@ -66,7 +66,7 @@ class Requests:
             )
 
     def chat(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
-        """The prompt of a conversation; behind a saved state, what follows its text."""
+        """Return the prompt of a conversation; with a saved state, the part after its text."""
         if self._state is not None:
             return chat_after_state(self._state, messages, self._tokenizer, add_generation_prompt)
         return self._tokenizer.apply_chat_template(
@@ -74,17 +74,14 @@ class Requests:
         )
 
     def pairs(self, requests: Sequence[Instance], stats: Stats) -> list[EncodedPair]:
-        """The context and the continuation of each request with the ids of both.
+        """Return the context and the continuation of each request with the ids of both.
 
         A tokenizer can merge a continuation into the last token of its context, which leaves no
-        token to score. Such a context and its continuation are encoded separately, so that every
-        choice of a document is scored on the same context.
-
-        Args:
-            stats: Counts to which the number of merged continuations is added.
+        token to score. Such a continuation is encoded separately, so that every choice of a
+        document is scored on the same context; ``stats`` counts it.
 
         Raises:
-            ArgumentError: an empty continuation, or a merged one with ``on_merge=error``.
+            ArgumentError: A continuation is empty, or merged with ``on_merge=error``.
         """
         arguments: list[Any] = [request.args for request in requests]
         encoded = list(self.encoding.pairs([each[:2] for each in arguments]))
@@ -117,7 +114,7 @@ class Requests:
         return encoded
 
     def scorable(self, pair: EncodedPair, ablation: Ablation = Ablation.NOTHING) -> Scorable:
-        """The ids of a context and its continuation as one sequence, cut to max_length."""
+        """Return the ids of a context and its continuation as one sequence, cut to max_length."""
         texts, context, continuation = pair
         if not len(continuation):
             raise ArgumentError(f"the continuation {texts[1]!r} has no token to score")
@@ -126,13 +123,13 @@ class Requests:
                 f"the continuation {texts[1][:60]!r}… has {len(continuation)} tokens, "
                 f"more than max_length={self.max_length}"
             )
-        if not len(context):  # of a context of nothing but white space, without BOS
+        if not len(context):  # nothing but white space, without BOS
             context = [self.encoding.prefix_token_id]
         ids = self._fit(joined(context, continuation), self.max_length + 1)
         return Scorable(ids, len(ids) - len(continuation), ablation)
 
     def documents(self, texts: Sequence[str]) -> list[Scorable]:
-        """The ids of whole documents, each after one prefix token."""
+        """Return the ids of whole documents, each after one prefix token."""
         if self.max_length != NO_LIMIT:
             self.warn_once(
                 "max_length does not apply to rolling log-likelihoods: documents are read whole"
@@ -142,7 +139,7 @@ class Requests:
     def prompts(
         self, contexts: Sequence[str], arguments: Sequence[GenerationArguments]
     ) -> list[Prompt]:
-        """The ids of contexts that are continued, cut so that the new tokens fit max_length."""
+        """Return the ids of contexts, cut so that the new tokens fit into max_length."""
         prompts = []
         for ids, (sampling, _, max_new_tokens) in zip(
             self.encoding.contexts(contexts), arguments, strict=True
@@ -165,15 +162,15 @@ class Requests:
 
 
 def ablations_of(requests: Sequence[Instance]) -> list[Ablation]:
-    """The memory that each request clears before its context's last token is read, so that every
-    scored token is predicted without it.
+    """Return the memory that each request clears before the last token of its context is read.
 
     The third argument of a request is ``nothing``; ``recurrent``, the states of RG-LRU and
     convolutions, which start again from zero; or ``attention``, the keys and values of all tokens
-    before. The other memory and the positions go on.
+    before. Other memory and positions are kept. Every scored token is predicted without the cleared
+    memory.
 
     Raises:
-        ArgumentError: a third argument that names nothing of it.
+        ArgumentError: A third argument is unknown.
     """
     arguments: list[Any] = [request.args for request in requests]
     names = [name for _, _, name in arguments]
@@ -196,5 +193,5 @@ def _described(request: Instance) -> str:
 
 
 def quoted(text: str) -> str:
-    """A request for an error message: the end of its text, where requests differ."""
+    """Return the end of a request's text for an error message; beginnings are often alike."""
     return repr(text if len(text) <= 60 else f"…{text[-60:]}")

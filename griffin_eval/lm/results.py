@@ -1,4 +1,4 @@
-"""What results.json records of a run: the model, its settings, and the work that was done."""
+"""The record of a run in results.json: model, settings, and work done."""
 
 import contextlib
 import copy
@@ -23,7 +23,7 @@ _LIBRARIES = ("torch", "jax", "jaxlib", "flax", "transformers", "lm_eval")
 
 
 def identity(model: OpenModel) -> dict[str, Any]:
-    """The model and the settings that its answers depend on, but for weights and tokenizer."""
+    """Return the model and the settings that change its answers, except weights and tokenizer."""
     runner, state = model.runner, model.state
     settings: dict[str, Any] = {} if state is None else {"model_state": state.sha256}
     if (chunking := chunking_of(model.arguments)) is not None:
@@ -42,20 +42,14 @@ def identity(model: OpenModel) -> dict[str, Any]:
 
 
 def window_of(config: GriffinConfig) -> int | None:
-    """Return the keys that local attention sees; None for a model without local attention."""
+    """Return the number of keys that local attention sees; None without local attention."""
     return config.visible_keys if "local_attention" in config.block_types else None
 
 
 def measured(
     runners: Sequence[Runner], stats: Stats, others: Sequence[Stats], processes: int
 ) -> dict[str, Any]:
-    """The work that was done, summed over processes, and what it took.
-
-    Args:
-        runners: the models of this process.
-        stats: counts of this process.
-        others: counts of the other processes.
-    """
+    """Return the work that was done and the time it took, summed over processes."""
     total = copy.copy(stats)
     for other in others:
         total += other
@@ -72,8 +66,8 @@ def measured(
 
 
 def fingerprint(model: OpenModel) -> str:
-    """32 hexadecimal digits that differ wherever an answer may: a hash of weights, config,
-    tokenizer and settings."""
+    """Return 32 hexadecimal digits of a hash of everything that an answer depends on: weights,
+    config, tokenizer and settings."""
     settings = identity(model) | {
         "weights": model.weights_sha256,
         "config": model.runner.config,
@@ -88,12 +82,9 @@ def fingerprint(model: OpenModel) -> str:
 def model_info(
     model: OpenModel, stats: Stats, others: Sequence[Stats], processes: int
 ) -> dict[str, Any]:
-    """What results.json records of a model and of the work that was done so far.
+    """Return what results.json records of a model and of the work so far; see `measured`.
 
-    The work is logged too, since lm_eval asks for this at the end of a run.
-
-    Args:
-        stats, others, processes: Counts and number of processes, as of `measured`.
+    The work is logged too, since lm_eval calls this at the end of a run.
     """
     work = measured(model.runners, stats, others, processes)
     logger.info(
@@ -124,7 +115,7 @@ def model_info(
 
 
 def versions() -> dict[str, str]:
-    """Versions of those libraries that compute and are installed."""
+    """Return the versions of installed libraries that affect results."""
     installed = {}
     for name in _LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

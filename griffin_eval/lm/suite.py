@@ -1,8 +1,8 @@
-"""A frozen suite: what a run of lm_eval asked, so that a later run asks exactly that or is refused.
+"""Frozen suites: the exact questions of an lm_eval run, to be asked again or refused.
 
-The file pins the settings that prompts depend on, seeds, versions of the libraries that make them,
-and for each task its version, its number of requests and their hash. The hash is of all documents
-and requests, few-shot examples and chat template included, and is compared before the model reads.
+The file pins the settings that prompts depend on, seeds, library versions, and for each task its
+version, its number of requests and their hash. The hash covers all documents and requests,
+including few-shot examples and chat template, and is compared before the model reads anything.
 """
 
 import argparse
@@ -24,9 +24,9 @@ from griffin_eval.errors import ArgumentError, BadInput
 from griffin_eval.json_files import read_json, write_whole
 from griffin_eval.sharding.launch import Launch
 
-LAYOUT = 1  # of the file
+LAYOUT = 1  # version of the file's layout
 _KEY = "griffin_eval_suite"
-SETTINGS = (  # lm_eval's names of what prompts and answers depend on, beside the model
+SETTINGS = (  # lm_eval's names of the settings that prompts and answers depend on
     "tasks",
     "num_fewshot",
     "limit",
@@ -42,12 +42,12 @@ SETTINGS = (  # lm_eval's names of what prompts and answers depend on, beside th
 
 
 class Suite(NamedTuple):
-    """What a suite pins.
+    """The content of a suite file.
 
     Attributes:
-        settings: of lm_eval, by the names of `SETTINGS`, as its command line has parsed them.
-        versions: of libraries.
-        tasks: by name ``version``, ``requests`` and ``sha256``.
+        settings: Settings by the names of `SETTINGS`, as lm_eval's command line parses them.
+        versions: Versions of libraries, by name.
+        tasks: ``version``, ``requests`` and ``sha256`` of each task, by name.
     """
 
     settings: dict[str, Any]
@@ -56,16 +56,16 @@ class Suite(NamedTuple):
 
 
 def run_frozen(arguments: Sequence[str], *, suite: Path | None, freeze: Path | None) -> None:
-    """Runs lm_eval on a suite, or writes one.
+    """Run lm_eval on a suite, or write one.
 
     Args:
-        arguments: of ``lm_eval run``; with ``suite`` none of `SETTINGS`.
-        suite: file that says what is asked.
-        freeze: file to write when the run has ended.
+        arguments: Arguments of ``lm_eval run``; with ``suite`` none of `SETTINGS`.
+        suite: Suite file to run.
+        freeze: Suite file to write after the run.
 
     Raises:
-        BadInput: something is not as it is pinned, which the message names; a file that is no
-            suite, or that exists already; an argument that does not go with it.
+        BadInput: Something differs from the suite (the message names it), a file is no suite or
+            exists already, or an argument conflicts with the suite.
     """
     if suite is not None and freeze is not None:
         raise ArgumentError("--suite runs a suite and --freeze writes one: give one of them")
@@ -129,10 +129,10 @@ def _execute_pinned(
 
 
 def read_suite(path: Path) -> Suite:
-    """A suite that `run_frozen` wrote.
+    """Return a suite that `run_frozen` wrote.
 
     Raises:
-        BadInput: it cannot be read, or is none.
+        BadInput: It cannot be read, or is no suite.
     """
     content = read_json(path)
     try:
@@ -163,7 +163,7 @@ def _versions() -> dict[str, str]:
 
 @contextmanager
 def _hashing(note: Any) -> Iterator[None]:
-    """Gives the name of every task whose requests are built, and what a suite pins of it."""
+    """Call ``note`` with the name and the pinned values of every task whose requests are built."""
     build = Task.build_all_requests
 
     def build_all_requests(task: Any, **arguments: Any) -> None:
@@ -179,8 +179,8 @@ def _hash(instances: Sequence[Any]) -> str:
     whole, last = hashlib.sha256(), None
     for one in sorted(instances, key=lambda each: (each.doc_id, each.idx)):
         line = [one.doc_id, one.idx, one.request_type, one.arguments]
-        if one.doc_id != last:  # what metrics compare with is in the document
-            # Of our own tasks a document also has what depends on the model, such as its window.
+        if one.doc_id != last:  # metrics compare answers with values in the document
+            # Documents of this package's tasks contain values of the model, such as its window.
             known = isinstance(one.doc, dict) and one.doc.get("dataset_sha256")
             line.append(known or one.doc)
         last = one.doc_id

@@ -1,7 +1,7 @@
-"""Evaluates many checkpoints of one training in one process, each as ``lm_eval`` would alone.
+"""Evaluates many checkpoints of one training in one process, each as ``lm_eval`` alone would.
 
-Tasks are built, texts tokenised and programs compiled for the first checkpoint. The weights of each
-next one are read while the one before is evaluated, and take its place.
+Tasks are built, texts tokenised and programs compiled once, for the first checkpoint. The weights
+of the next checkpoint are read while the current one is evaluated.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ REFUSED = {
     "wandb_args": "log the results when the sweep is done",
     "trackio_args": "log the results when the sweep is done",
 }
-# Settings that `simple_evaluate` takes under the same names, and those that it takes of a seed.
+# Fields that `simple_evaluate` takes under the same names, and the names of its seeds.
 PASSED = (
     *("tasks", "num_fewshot", "batch_size", "max_batch_size", "device", "limit", "samples"),
     *("log_samples", "predict_only", "system_instruction", "apply_chat_template", "gen_kwargs"),
@@ -51,9 +51,9 @@ class Target(NamedTuple):
     """A checkpoint to evaluate.
 
     Attributes:
-        name: of its folder of results.
-        pretrained: as ``--model_args`` has it.
-        revision: of a hub id.
+        name: Name of its folder of results.
+        pretrained: Path or hub id, as in ``--model_args``.
+        revision: Revision of a hub id.
     """
 
     name: str
@@ -62,13 +62,12 @@ class Target(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a checkpoint.
+    """The outcome of a checkpoint.
 
     Attributes:
-        target: the checkpoint.
-        seconds: that it took; None if it was not evaluated.
-        reason: why it was not; empty if it was.
-        failed: whether there should be results, and there are none.
+        seconds: Time of the evaluation; None if there was none.
+        reason: Why there was none.
+        failed: Whether the missing results are an error.
     """
 
     target: Target
@@ -78,12 +77,12 @@ class Outcome(NamedTuple):
 
 
 class Watch(NamedTuple):
-    """How a training that goes on is followed.
+    """How to follow a training that is still running.
 
     Attributes:
-        seconds: between two looks for new checkpoints.
-        until: step after whose evaluation the sweep ends; None for no such step.
-        finished: says whether the training has ended, so that there will be no more checkpoints.
+        seconds: Interval of looking for new checkpoints.
+        until: Step after whose evaluation the sweep ends; None for no such step.
+        finished: Function that returns whether the training has ended.
     """
 
     seconds: float
@@ -92,14 +91,14 @@ class Watch(NamedTuple):
 
 
 def configuration(arguments: Sequence[str], first: Target) -> EvaluatorConfig:
-    """The settings of ``lm_eval run --model griffin`` with these arguments.
+    """Return the configuration of ``lm_eval run --model griffin`` with these arguments.
 
     Args:
-        arguments: without ``--model`` and ``--output_path``; ``--model_args`` without
-            ``pretrained=``.
+        arguments: Command line without ``--model`` and ``--output_path``, and with ``--model_args``
+            without ``pretrained=``.
 
     Raises:
-        ArgumentError: one that a sweep cannot take.
+        ArgumentError: A sweep cannot use an argument.
     """
     command = ["run", "--model", "griffin", *arguments]
     with mock.patch.object(sys, "argv", ["lm_eval", *command]):
@@ -124,19 +123,20 @@ def sweep(
     output: Path,
     watch: Watch | None = None,
 ) -> Iterator[Outcome]:
-    """Evaluates checkpoints one after the other.
+    """Evaluate checkpoints one after the other.
 
     Args:
-        config: from `configuration`.
-        find: gives the checkpoints that there are now, in order.
-        output: folder for a folder of results a checkpoint. Those that are there are kept.
-        watch: how to wait for more; None evaluates those that there are.
+        config: Result of `configuration`.
+        find: Function that returns the existing checkpoints in order.
+        output: Folder for the folders of results; existing results are kept.
+        watch: How to wait for more checkpoints; None evaluates the existing ones.
 
     Yields:
-        Each checkpoint as soon as its results are written, or it turns out that there will be none.
+        The outcome of each checkpoint as soon as it is known.
 
     Raises:
-        BadInput: an argument or task that cannot be used. A checkpoint that cannot is an `Outcome`.
+        BadInput: An argument or a task cannot be used. (For a checkpoint that cannot be used, an
+            `Outcome` is yielded.)
     """
     settings = _settings(config)
     settings["checkpoints"] = _check_settings(settings, output)
@@ -150,7 +150,7 @@ def sweep(
         staged: tuple[Target, Future[StagedModel]] | None = None
         while True:
             if staged is None:
-                ended = watch is None or watch.finished()  # before the last look
+                ended = watch is None or watch.finished()  # asked before looking a last time
                 target = next(iter(waiting()), None)
                 if target is None:
                     if watch is None or ended or _reached(watch, seen):
@@ -200,7 +200,7 @@ def sweep(
 
 
 class _Runner:
-    """A model, and the tasks that it is evaluated on again and again."""
+    """A model, and the tasks that its checkpoints are evaluated on."""
 
     def __init__(self, config: EvaluatorConfig, first: Target, *, wait_for_hash: bool):
         given: Any = config.model_args
@@ -212,7 +212,7 @@ class _Runner:
             arguments["revision"] = first.revision
         self.lm = GriffinLM(**arguments)
         self.lm.requests.remember()
-        if wait_for_hash:  # the files may be gone when it is asked for
+        if wait_for_hash:  # the training may delete the files before the hash is needed
             _ = self.lm.opened.weights_sha256
         self._config, self._target = config, first
         self._tasks = config.process_tasks(config.metadata)
@@ -225,13 +225,13 @@ class _Runner:
         self._target = target
 
     def _add_environment(self, results: dict[str, Any]) -> None:
-        """What lm_eval notes of the machine, for which it starts a dozen programs."""
+        """Add lm_eval's description of the machine, which is slow to collect, from a cache."""
         if not self._environment:
             add_env_info(self._environment)
         results |= self._environment
 
     def evaluate(self, folder: Path) -> None:
-        """Evaluates the model as it is now; the folder appears when all is written."""
+        """Evaluate the current checkpoint; the folder appears when all results are written."""
         if folder.exists() and not folder.is_dir():
             raise ArgumentError(f"{folder} is a file: expected a folder for the results there")
         config = self._config
@@ -252,7 +252,7 @@ class _Runner:
             **{name: getattr(config, name) for name in PASSED},
             **dict(zip(SEEDS, seeds, strict=True)),
         )
-        # What lm_eval does not know of a model that it did not make.
+        # lm_eval does not fill these in for a model object.
         results["config"]["model"] = tracker.general_config_tracker.model_source = "griffin"
         for task in results["configs"].values():
             if "pretrained" in (task.get("metadata") or {}):
@@ -261,14 +261,14 @@ class _Runner:
         tracker.save_results_aggregated(results, samples)
         for task, of_task in (samples or {}).items():
             tracker.save_results_samples(task, of_task)
-        if not _is_done(part):  # lm_eval only logs what went wrong
+        if not _is_done(part):  # lm_eval only logs errors of writing
             raise CheckpointError(f"{part}: lm_eval could not write results there; see its log")
         _move_into(part, folder)
 
 
 def _move_into(part: Path, folder: Path) -> None:
-    """Move finished results to a folder, which may exist with other files in it. The aggregated
-    results come last, as they mark the checkpoint as done."""
+    """Move finished results to a folder, which may exist. The aggregated results move last, since
+    they mark the checkpoint as done."""
     if not folder.exists():
         part.rename(folder)
         return
@@ -281,8 +281,8 @@ def _move_into(part: Path, folder: Path) -> None:
 
 
 def _built_once(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`TaskManager.load` of tasks that build their requests once, and give them again with the
-    random state that building left behind, so that generation draws the same numbers."""
+    """Wrap `TaskManager.load` so that each task builds its requests once and returns them again
+    with the random state after building, so that generation draws the same numbers."""
 
     def build_once(task: Any) -> None:
         build, states = task.build_all_requests, list[Any]()
@@ -310,7 +310,7 @@ def _built_once(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _model_arguments(target: Target, given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments with the checkpoint in them, as one command for it would have them."""
+    """Return model arguments with the checkpoint, as a command for it alone would have them."""
     named = {"pretrained": target.pretrained}
     if target.revision is not None:
         named["revision"] = target.revision
@@ -318,7 +318,7 @@ def _model_arguments(target: Target, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settings(config: EvaluatorConfig) -> dict[str, Any]:
-    """What results depend on beside the checkpoint."""
+    """Return the settings that results depend on besides the checkpoint."""
     asked = dataclasses.asdict(config)
     for name in ("output_path", "show_config"):
         asked.pop(name, None)
@@ -329,13 +329,13 @@ def _settings(config: EvaluatorConfig) -> dict[str, Any]:
 
 
 def _check_settings(settings: dict[str, Any], output: Path) -> dict[str, str]:
-    """Compares what is asked for with what earlier results in the folder are of.
+    """Compare settings with those of earlier results in the folder.
 
     Returns:
-        Where the checkpoints lay that these results are of, by name.
+        Paths of the checkpoints that those results are of, by name.
 
     Raises:
-        ArgumentError: the folder is of another sweep.
+        ArgumentError: The folder belongs to another sweep.
     """
     file = output / SETTINGS_FILE
     if not file.exists():
@@ -356,10 +356,10 @@ def _source(target: Target) -> str:
 
 
 def _check_source(target: Target, settings: dict[str, Any], output: Path) -> None:
-    """Compares a checkpoint with the one that results of its name are of.
+    """Check that existing results of this name are of this checkpoint.
 
     Raises:
-        ArgumentError: they are of another one.
+        ArgumentError: They are of another one.
     """
     known, mine = settings["checkpoints"].get(target.name), _source(target)
     if known not in (None, mine):
@@ -383,10 +383,10 @@ def _reached(watch: Watch, seen: set[str]) -> bool:
 
 
 def _skipped(target: Target, error: Exception) -> Outcome:
-    """Return the outcome of a checkpoint that was deleted while it was read, or cannot be read.
+    """Return the outcome of a checkpoint that was deleted meanwhile or cannot be read.
 
     Raises:
-        ArgumentError: the error, which is no fault of the checkpoint.
+        ArgumentError: The error, if it is not about the checkpoint.
     """
     if target.revision is None and not Path(target.pretrained).exists():
         return Outcome(target, None, "it was deleted meanwhile")
@@ -396,15 +396,16 @@ def _skipped(target: Target, error: Exception) -> Outcome:
 
 
 def targets_of_run(run: Path) -> list[Target]:
-    """The finished checkpoints of a training, by step."""
+    """Return the finished checkpoints of a training, by step."""
     return [Target(str(step), str(folder)) for step, folder in steps_of(run).items()]
 
 
 def targets_of_list(checkpoints: Sequence[str]) -> list[Target]:
-    """Checkpoints by name: the last part of each path, if that tells them apart.
+    """Return checkpoints named by the last part of each path, or by the whole path if those are not
+    distinct.
 
     Raises:
-        ArgumentError: two of them are the same.
+        ArgumentError: A path is repeated.
     """
     if len(set(checkpoints)) < len(checkpoints):
         raise ArgumentError(f"a checkpoint is named twice: {', '.join(checkpoints)}")
@@ -415,5 +416,5 @@ def targets_of_list(checkpoints: Sequence[str]) -> list[Target]:
 
 
 def targets_of_revisions(repository: str, revisions: Sequence[str]) -> list[Target]:
-    """Revisions of a repository on the hub, each a checkpoint."""
+    """Return revisions of a repository on the hub as checkpoints."""
     return [Target(r.replace("/", "__"), repository, r) for r in revisions]

@@ -1,5 +1,5 @@
-"""What ``token_scores=`` writes: the scores of every token, as JSON lines, one file a task; and
-with ``token_states=`` what every layer held, one file a request."""
+"""Files of ``token_scores=``: the scores of every token as JSON lines, one file for each task. With
+``token_states=`` also the states of every layer, one file for each request."""
 
 import contextlib
 import functools
@@ -20,23 +20,23 @@ from griffin_eval.opened import OpenModel
 from griffin_eval.states.saved_state import save_whole
 from griffin_eval.text.tokenizer import Tokenizer
 
-UNNAMED = "requests"  # file of requests that belong to no task
+UNNAMED = "requests"  # file name for requests without a task
 
-# Takes the index of a request, its tokens, and the scores of those that were scored.
+# Function of a request's index, its tokens, and the scores of the scored tokens.
 Record = Callable[[int, Scorable, Scored], None]
 
 
 class TokenScoreFiles:
-    """The files of one run. Each takes the lines of a kind of request at once.
+    """The files of one run.
 
     Args:
-        folder: created if it does not exist.
-        tokenizer: by which ids become text.
-        rank: which of several processes this is; each has files of its own.
-        states: gives the tensors of all layers for int32 [T] tokens, if they are wanted.
+        folder: Output folder, created if it does not exist.
+        tokenizer: Tokenizer for the texts of the tokens.
+        rank: Index of this process; each process writes its own files.
+        states: Function that returns the tensors of all layers for int32 [T] tokens.
 
     Raises:
-        ArgumentError: the folder has such files already, or is none.
+        ArgumentError: The folder has such files already, or is a file.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class TokenScoreFiles:
 
     @classmethod
     def of(cls, model: OpenModel, rank: int) -> "TokenScoreFiles | None":
-        """The files that the arguments of a model name; None if they name none."""
+        """Return the files that a model's ``token_scores=`` names; None if it is not set."""
         if model.arguments.token_scores is None:
             return None
         runner: Any = model.runner
@@ -78,12 +78,12 @@ class TokenScoreFiles:
 
     @contextlib.contextmanager
     def records(self, kind: str, requests: Sequence[Instance]) -> Iterator[Record]:
-        """Gives the function that takes the scores of requests; at the end they are written, in
-        the order of the requests, unless an error came between.
+        """Yield the function that takes the scores of requests; afterwards write them to disk in
+        the order of the requests.
 
         Args:
             kind: lm_eval's name of the kind of request.
-            requests: all requests of a call.
+            requests: All requests of the call.
         """
         found: dict[int, dict[str, list]] = {}
         read: dict[int, Scorable] = {}
@@ -121,8 +121,8 @@ class TokenScoreFiles:
                 file.writelines(of_task)
 
     def _write_states(self, name: str, scorable: Scorable) -> str | None:
-        """Writes what every layer holds after each token of a request, and gives the name of the
-        file; None for a request of which the memory is cleared on the way."""
+        """Write the states of every layer after each token of a request, and return the file name;
+        None for a request with an ablation."""
         assert self._states is not None
         if scorable.ablation is not Ablation.NOTHING:
             return None
@@ -135,7 +135,7 @@ class TokenScoreFiles:
 def records_of(
     files: TokenScoreFiles | None, kind: str, requests: Sequence[Instance]
 ) -> contextlib.AbstractContextManager[Record | None]:
-    """`TokenScoreFiles.records`; gives None if no scores are wanted."""
+    """Return `TokenScoreFiles.records`, or a context that yields None without files."""
     return contextlib.nullcontext() if files is None else files.records(kind, requests)
 
 

@@ -1,4 +1,4 @@
-"""The answer to a rolling log-likelihood request."""
+"""Results of rolling log-likelihood requests."""
 
 from typing import Any
 
@@ -6,11 +6,7 @@ import numpy as np
 
 
 class TokenScores(float):
-    """The log-likelihood of a text in nats.
-
-    Attributes:
-        tokens: float64, the log-likelihood of each of its tokens.
-    """
+    """The log-likelihood of a text in nats; ``tokens`` has that of each token, float64 [N]."""
 
     tokens: np.ndarray
 
