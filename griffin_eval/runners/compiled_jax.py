@@ -1,12 +1,11 @@
-"""Functions that JAX has compiled for a model, kept on disk for the next process.
+"""JAX executables of a model, cached on disk for the next process.
 
-JAX's own cache saves compiling. But a process that finds everything there still traces and lowers
-the model for every shape, and deserialises what it finds while the model waits: seconds, where a
-shape is used a few times. Here executables are found by everything that they depend on, so nothing
-is traced, and a thread loads those that were used before while the process does something else.
+JAX's own cache only saves compilation: a process still traces and lowers the model for every shape,
+and deserialises the executable while the model waits, which takes seconds. Here executables are
+looked up by everything that they depend on, so nothing is traced, and a thread loads them early.
 
-An executable is a pickle, which may run any code as it is read. So only files are read that belong
-to this user and that nobody else can write, in a folder of which the same is true.
+An executable is a pickle, and reading a pickle can run any code. So a file is read only if it and
+its folder belong to this user and nobody else can write to them.
 """
 
 import contextlib
@@ -35,14 +34,14 @@ from griffin_eval.runners import kept_programs
 from griffin_eval.sharding import mesh_jax
 
 HERE = Path(__file__).parent
-# Folders whose code decides what is compiled; of the ground floor only what lies there itself.
+# Folders whose code affects executables; of the package's top folder only its own files do.
 CODE = [HERE, *(Path(inspect.getfile(module)).parent for module in (devices, mesh_jax, griffin))]
-SMALL = 1 << 29  # bytes of parameters of a model whose steps take little time
-PRELOADED = 16  # executables that are loaded before anybody asks for them
+SMALL = 1 << 29  # maximum bytes of the parameters of a model whose executables are run early
+PRELOADED = 16  # maximum number of executables that are loaded early
 
 logger = logging.getLogger(__name__)
 
-_hits = [0]  # of JAX's own cache
+_hits = [0]  # hits in JAX's own cache
 
 
 def _count(event: str, **_: Any) -> None:
@@ -53,17 +52,17 @@ jax.monitoring.register_event_listener(_count)
 
 
 class ExecutableCache:
-    """The compiled functions of one model on one device, or on those of a mesh.
+    """The compiled functions of one model on one device or mesh.
 
     Args:
-        parameters: the model's, which all calls share.
-        depends_on: what the functions depend on beside code and settings of JAX; compared by its
-            ``repr``.
-        folder: of all models' executables; None to keep none, which is also the case on anything
-            but a CPU, where this was not tried.
+        parameters: Parameters of the model, an argument of all calls.
+        depends_on: Other dependencies of the functions besides code and settings of JAX, compared
+            by ``repr``.
+        folder: Folder of all models' executables; None to disable the cache on disk, which is used
+            on CPUs only.
 
     Attributes:
-        count: number of executables compiled or loaded.
+        count: Number of executables that were compiled or loaded.
     """
 
     def __init__(self, devices: list[Any], parameters: Any, depends_on: Any, folder: Path | None):
@@ -85,13 +84,12 @@ class ExecutableCache:
         context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
         **options: Any,
     ) -> Callable[..., Any]:
-        """The function, compiled once for all arguments of the same shapes and dtypes.
+        """Return the function, compiled once for each combination of shapes and dtypes.
 
         Args:
-            name: unique among the model's functions.
-            function: of arrays and of trees of arrays.
-            context: makes the context manager in which it is traced.
-            options: of `jax.jit`.
+            name: Unique name among the model's functions.
+            context: Factory of the context manager in which the function is traced.
+            options: Options of `jax.jit`.
         """
         jitted, executables = jax.jit(function, **options), {}
         described = repr(sorted(options.items()))
@@ -112,7 +110,7 @@ class ExecutableCache:
         return self._parameter_shapes if argument is self._parameters else _signature(argument)
 
     def _load(self, name: str) -> Any:
-        """The executable kept under this name, None if there is none."""
+        """Return the executable on disk with this name, or None."""
         if self._folder is None:
             return None
         preloaded = self._loading.pop(name, None)
@@ -130,12 +128,12 @@ class ExecutableCache:
         before = _hits[0]
         with context():
             executable = jitted.lower(*arguments).compile()
-        if _hits[0] == before:  # one that JAX's cache has loaded cannot be saved again
+        if _hits[0] == before:  # an executable from JAX's cache cannot be serialised again
             self._save(name, executable)
         return executable
 
     def _save(self, name: str, executable: jax.stages.Compiled) -> None:
-        """Keeps an executable for the next process."""
+        """Write an executable to disk."""
         if self._folder is None:
             return
         unfinished = None
@@ -160,13 +158,13 @@ class ExecutableCache:
                     return None
                 payload, inputs, outputs = pickle.load(file)
             with contextlib.suppress(OSError):
-                os.utime(path)  # the programs used last are kept
+                os.utime(path)  # for the removal of the least recently used
             return serialize_executable.deserialize_and_load(
                 payload, inputs, outputs, self._devices[0].client, self._devices
             )
         except FileNotFoundError:
             return None
-        except Exception as error:  # damaged, or written by another version: it is made again
+        except Exception as error:  # damaged, or from another version: compile again
             logger.debug("%s cannot be loaded: %s", path, error)
             return None
 
@@ -182,19 +180,17 @@ class ExecutableCache:
 
     def _load_all(self, folder: Path, waiting: list[tuple[str, Future[Any]]]) -> None:
         for name, future in waiting:
-            if not threading.main_thread().is_alive():  # the process ends: it need not wait
+            if not threading.main_thread().is_alive():  # do not delay the end of the process
                 return
             if future.set_running_or_notify_cancel():
                 executable = self._read(folder / name)
-                with contextlib.suppress(Exception):  # such as no memory: it has run once, or not
+                with contextlib.suppress(Exception):  # only an optimisation; memory may be short
                     self._run_on_zeros(executable)
                 future.set_result(executable)
 
     def _run_on_zeros(self, executable: jax.stages.Compiled | None) -> None:
-        """Runs an executable once, since the first run packs weights for products of matrices.
-
-        Only of a small model on the only device: else it would take long, or memory of others.
-        """
+        """Run an executable once, since the first run packs weights for matrix products. Only small
+        models on a single device: others would take long, or memory from each other."""
         small = sum(x.nbytes for x in self._parameters) <= SMALL
         if executable is None or not small or jax.local_device_count() > 1:
             return
@@ -216,8 +212,11 @@ class ExecutableCache:
 
 
 def cache_folder() -> Path | None:
-    """The folder of all models' executables: inside JAX's own cache where the user has one, None if
-    that is switched off or not on this machine. What it holds beyond a limit is removed."""
+    """Return the folder of all models' executables, after removing the least recently used above a
+    limit.
+
+    It is inside JAX's own cache if the user chose one. None if that is disabled or remote.
+    """
     config: Any = jax.config
     if not config.jax_enable_compilation_cache:
         return None
@@ -241,7 +240,7 @@ def _signature(argument: Any) -> tuple[Any, ...]:
 
 
 def _surroundings(devices: list[Any]) -> Iterator[Any]:
-    """Everything but the model that executables depend on."""
+    """Yield everything but the model that executables depend on."""
     files = [*HERE.parent.glob("*"), *(f for folder in CODE for f in folder.rglob("*"))]
     for file in sorted(f for f in files if f.suffix in (".py", ".c", ".so")):
         yield file.name, hashlib.sha256(file.read_bytes()).hexdigest()
@@ -255,7 +254,7 @@ def _surroundings(devices: list[Any]) -> Iterator[Any]:
 
 
 def _processor() -> list[str]:
-    """Name and instruction sets of the processor, as the system gives them."""
+    """Return the name and the instruction sets of the processor."""
     with contextlib.suppress(OSError):
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
         known = ("model name", "flags", "Features", "CPU part")

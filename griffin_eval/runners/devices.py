@@ -1,4 +1,4 @@
-"""The choice of the device to run on."""
+"""Choice of the device."""
 
 import logging
 from collections.abc import Callable
@@ -12,16 +12,15 @@ logger = logging.getLogger(__name__)
 
 
 def asked_or_best(asked: str | None, best: Device, find: Callable[[str], Device | None]) -> Device:
-    """Return the named device, or the best one of this machine, which the log names.
+    """Return the named device, or the best one of this machine, which is logged.
 
     Args:
-        asked: Name of the device in the framework; None for the best one.
         best: Default device of the framework.
-        find: Function from a name to the device or None; it raises `ArgumentError` for a text that
-            names no device at all.
+        find: Function from a name to the device, or None if this machine does not have it; raises
+            `ArgumentError` for a malformed name.
 
     Raises:
-        ArgumentError: there is no such device.
+        ArgumentError: This machine does not have the device.
     """
     if asked is None:
         logger.info("running on %s", best)

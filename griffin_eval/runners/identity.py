@@ -1,4 +1,4 @@
-"""Whether processes that share a model, or its requests, were given the same."""
+"""Checks that cooperating processes have the same checkpoint, versions and arguments."""
 
 import dataclasses
 import hashlib
@@ -15,15 +15,10 @@ LIBRARIES = {"torch": ("griffin-eval", "torch"), "jax": ("griffin-eval", "jax", 
 
 
 def identity(checkpoint: Checkpoint, framework: str, dtype: str, sharing: int) -> dict[str, str]:
-    """What has to be the same in every process, by name.
+    """Return what has to be equal in every process, by name.
 
-    Of the weights only vectors (norms, biases, Λ) are read, which differ between any two
-    checkpoints of a training.
-
-    Args:
-        framework: ``torch`` or ``jax``.
-        dtype: that was asked for.
-        sharing: processes or devices that share a model.
+    Only the vectors among the weights (norms, biases, Λ) are hashed; they differ between any two
+    checkpoints of a training. ``sharing`` is the number of processes or devices of one model.
     """
     vectors = hashlib.sha256()
     for name, spec in param_specs(checkpoint.config).items():
@@ -41,14 +36,11 @@ def identity(checkpoint: Checkpoint, framework: str, dtype: str, sharing: int) -
 
 
 def check_alike(all_of: Sequence[dict[str, Any]], rank: int) -> None:
-    """Checks that all processes have the same identity. The first that differs says so.
-
-    Args:
-        all_of: the identity of each process, by rank.
+    """Check that all processes have the same identity.
 
     Raises:
-        ArgumentError: in the first process, with what differs and where.
-        SystemExit: in the others.
+        ArgumentError: The identities differ; raised in process 0 with the difference.
+        SystemExit: The identities differ; raised in the other processes.
     """
     for other, theirs in enumerate(all_of):
         names = [name for name, value in all_of[0].items() if theirs.get(name) != value]

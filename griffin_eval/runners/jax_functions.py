@@ -1,7 +1,7 @@
 """The functions of a model that `griffin_eval.runners.jax_runner` compiles.
 
-`SplitModel` is bound to them before they are compiled; the parameters are an argument, so that an
-executable does not hold them. Where the first argument is a state, it is donated.
+`SplitModel` is bound to them before compilation; the parameters are an argument, so that they are
+not constants of the executable. If the first argument is a state, it is donated.
 """
 
 import contextlib
@@ -27,22 +27,22 @@ from griffin_eval.model_jax.state import (
 from griffin_eval.runners.batching import query_block
 from griffin_eval.sharding.split import MODEL, Split
 
-RANKED = 16  # targets whose ranks are counted at a time
+RANKED = 16  # number of targets ranked at a time
 
 
 class SplitModel(NamedTuple):
-    """A model without its parameters: its graph and how they lie in it."""
+    """A model without its parameters: its graph and the tree structure of the parameters."""
 
     graph: nnx.GraphDef[Griffin]
     tree: Any
 
     def merge(self, params: list[Array]) -> Griffin:
-        """The model with these parameters."""
+        """Return the model with these parameters."""
         return nnx.merge(self.graph, jax.tree.unflatten(self.tree, params))
 
 
 def split(model: Griffin) -> tuple[SplitModel, list[Array]]:
-    """A model apart from its parameters."""
+    """Separate a model from its parameters."""
     graph, values = nnx.split(model)
     params, tree = jax.tree.flatten(values)
     return SplitModel(graph, tree), params
@@ -57,7 +57,7 @@ def read(
     rows: PoolRows,
     ablations: Array | None,
 ) -> tuple[Array, State]:
-    """`Runner.read`, of padded arrays."""
+    """Run `Runner.read` on padded arrays."""
     ablated = None if ablations is None else (ablations & 1 > 0, ablations & 2 > 0)
     block = query_block(len(tokens), len(lengths))
     twin = model.merge(params)
@@ -66,11 +66,11 @@ def read(
 
 
 def as_bits(state: State) -> State:
-    """The state with keys and values of 16 bits as uint16. On a CPU XLA writes them in place, where
-    it would convert the whole of a bfloat16 array to float32 and back to write a slice of it.
+    """Return the state with 16-bit keys and values viewed as uint16.
 
-    Steps that write in place, `step_packed` and `step_rings`, take such a state and give one. The
-    compiled attention reads its numbers as they lie.
+    On a CPU, XLA updates uint16 arrays in place, but converts a whole bfloat16 array to float32 and
+    back to write a slice. `step_packed` and `step_rings`, which update in place, take and return
+    such states; the compiled attention reinterprets the bits.
     """
     layers = (
         AttentionState(*(with_dtype(x, jnp.uint16) if x.dtype.itemsize == 2 else x for x in layer))
@@ -82,35 +82,35 @@ def as_bits(state: State) -> State:
 
 
 def grow(larger: State, pool: State) -> State:
-    """Writes all rows of a pool but the last, the start, to the beginning of a larger one."""
+    """Copy all rows of a pool but the last, the start, into a larger pool."""
     rows = jnp.arange(len(pool.pos) - 1)
     return scatter(larger, rows, gather(pool, rows))
 
 
 def row_of(dtype: Any, layers: list[Any], row: Array) -> list[Any]:
-    """The layers of one row of a pool of a model with weights of this dtype."""
+    """Return the layers of one row of a pool, with keys and values in this dtype."""
     return jax.tree.map(lambda leaf: with_dtype(leaf[row], dtype), layers)
 
 
 def decode_step(
     model: SplitModel, state: DecodingState, params: list[Array], tokens: Array, active: Array
 ) -> tuple[Array, DecodingState]:
-    """`DecodingState.step`."""
+    """Run `DecodingState.step`."""
     return state.step(model.merge(params), tokens, active)
 
 
 def logits(model: SplitModel, params: list[Array], hidden: Array, positions: Array) -> Array:
-    """Logits of the hidden vectors at these positions."""
+    """Return the logits of the hidden vectors at these positions."""
     return model.merge(params).logits(hidden[positions])
 
 
 def greedy(model: SplitModel, params: list[Array], hidden: Array, positions: Array) -> Array:
-    """The most likely token at each of these positions, -1 where a logit is NaN."""
+    """Return the most likely token at each position, or -1 where a logit is NaN."""
     return first_largest(logits(model, params, hidden, positions))
 
 
 def normalise(dtype: str, logits: Array, row: Array, target: Array) -> tuple[Array, Array]:
-    """Log-probabilities of targets, each by a row of the logits, and that row's greedy token."""
+    """Return the log-probability of each target in its row of the logits, and the greedy tokens."""
     logits = logits.astype(dtype)
     total = jax.nn.logsumexp(logits, axis=1)
     return logits[row, target] - total[row], first_largest(logits)[row]
@@ -119,7 +119,7 @@ def normalise(dtype: str, logits: Array, row: Array, target: Array) -> tuple[Arr
 def normalise_details(
     dtype: str, logits: Array, row: Array, target: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """`normalise`, the rank of each target, and the entropy of its row."""
+    """Return `normalise`, the rank of each target, and the entropy of its row."""
     logprobs, best = normalise(dtype, logits, row, target)
     logits = logits.astype(dtype)
     chosen = logits[row, target]
@@ -127,7 +127,7 @@ def normalise_details(
     def rank(one: tuple[Array, Array]) -> Array:
         return 1 + jnp.sum(logits[one[0]] > one[1], dtype=jnp.int32)
 
-    # A few targets at a time, each of which reads a row of logits.
+    # Each target reads a whole row of logits, so rank a few at a time.
     ranks = jax.lax.map(rank, (row, chosen), batch_size=RANKED)
     spread = logits - jnp.max(logits, axis=1, keepdims=True)
     weights = jnp.exp(spread)
@@ -139,8 +139,8 @@ def normalise_details(
 def normalise_top(
     top: int, dtype: str, logits: Array, row: Array, target: Array
 ) -> tuple[Array, Array, Array]:
-    """Log-probabilities of targets, and of each target's row the likeliest tokens and their
-    log-probabilities."""
+    """Return the log-probabilities of targets, and the most likely tokens in the place of each
+    with their log-probabilities."""
     logits = logits.astype(dtype)
     total = jax.nn.logsumexp(logits, axis=1)
     if top == 1:
@@ -152,8 +152,8 @@ def normalise_top(
 
 
 def first_largest(logits: Array) -> Array:
-    """Column of the first of the largest numbers of each row, or -1 where one is NaN. (On a CPU
-    argmax takes several times as long.)"""
+    """Return the column of the first maximum of each row, or -1 if the row has a NaN. (On a CPU
+    argmax is several times slower.)"""
     column = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
     largest = logits == jnp.max(logits, axis=1, keepdims=True)
     first = jnp.min(jnp.where(largest, column, logits.shape[1]), axis=1)
@@ -161,12 +161,10 @@ def first_largest(logits: Array) -> Array:
 
 
 def state_shardings(mesh: Mesh, split: Split, state: Any) -> Any:
-    """How a state, a pool of states or a decoding state lies on a mesh: recurrent states are split
-    as the RG-LRU is, keys and values of several heads by these; those of one lie whole on every
-    device.
+    """Return the shardings of a state, a pool of states or a decoding state on a mesh.
 
-    Args:
-        state: tree of arrays or of their shapes.
+    Recurrent states are split as the RG-LRU is, keys and values by heads; those of one head are
+    replicated. ``state`` is a tree of arrays or shapes.
     """
     whole = NamedSharding(mesh, PartitionSpec())
     channels = None if "lru" in split.whole else MODEL
@@ -188,5 +186,5 @@ def state_shardings(mesh: Mesh, split: Split, state: Any) -> Any:
 
 
 def x64_if(wanted: bool) -> contextlib.AbstractContextManager:
-    """A context with 64-bit types if they are wanted, else one that changes nothing."""
+    """Return a context that enables 64-bit types if they are wanted."""
     return jax.enable_x64(True) if wanted else contextlib.nullcontext()

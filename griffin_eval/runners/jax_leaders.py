@@ -1,7 +1,7 @@
-"""What the leaders of JAX's replicas say to each other while lm-eval runs.
+"""Communication between the leaders of JAX's replicas while lm-eval runs.
 
-The first process of all has a connection to each other leader, over which values go and which shows
-who has ended.
+The first leader has a connection to each other leader; values travel over it, and its end shows
+that the process has ended.
 """
 
 import contextlib
@@ -16,18 +16,18 @@ from typing import Any
 
 from griffin_eval.errors import ProcessLost
 
-GRACE = 10  # seconds in which a process that waits for a lost one may end by itself
-LEAVING = b""  # said by a process that comes to its end
+GRACE = 10  # seconds for this process to exit by itself after another one is lost
+LEAVING = b""  # message of a process that is about to end
 
 
 class Leaders:
-    """The leaders of all replicas.
+    """Connections between the leaders of all replicas.
 
     Args:
-        rank: number of this replica.
-        others: of the first replica, connections to the leaders of the others, in their order; of
-            each other one, the connection to the first.
-        names: of the processes at the other ends.
+        rank: Index of this replica.
+        others: Connections to the leaders of the other replicas in their order; outside the first
+            replica, only the connection to the first.
+        names: Names of the processes at the other ends.
     """
 
     def __init__(self, rank: int, others: list[connection.Connection], names: list[str]):
@@ -38,13 +38,13 @@ class Leaders:
             threading.Thread(target=self._listen, args=(index,), daemon=True).start()
 
     def exchange(self, value: Any, to: int | None = None) -> list[Any] | None:
-        """The picklable value of every replica, in their order.
+        """Return the picklable value of every replica.
 
         Args:
-            to: the replica that gets them, None for all; the others get None.
+            to: Replica that gets the values, None for all; others get None.
 
         Raises:
-            ProcessLost: a replica has ended.
+            ProcessLost: A replica has ended.
         """
         if self._rank:
             self._send(0, pickle.dumps((value, to)))
@@ -56,10 +56,10 @@ class Leaders:
         return values if to in (None, 0) else None
 
     def close(self) -> None:
-        """Waits until all have come to their end: JAX ends them together."""
+        """Wait until all leaders are about to end, since JAX ends them together."""
         self._ending = True
         if not self._rank:
-            # Not before the others have nothing more to say.
+            # The others may still want to exchange values.
             for index in range(len(self._others)):
                 with contextlib.suppress(ProcessLost, OSError):
                     self._send(index, LEAVING)
@@ -97,7 +97,7 @@ class Leaders:
             self._received[index].put(LEAVING)
         if self._ending:
             return
-        # What it ends cannot be relied on to end by itself: this process may compute for hours.
+        # The main thread may compute for hours before it notices.
         time.sleep(GRACE)
         print(f"griffin: {self._lost(index)}", file=sys.stderr)
         sys.stderr.flush()

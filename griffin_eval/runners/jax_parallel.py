@@ -1,10 +1,9 @@
-"""Models that JAX splits over the devices of several processes, maybe on several machines
+"""Models that JAX splits over the devices of several processes, possibly on several machines
 (`griffin_eval.runners.replay`, `jax.distributed`).
 
-XLA runs a program on devices of several processes once all of them have started it. What to start
-the leader tells its followers over connections of its own, which also show who has ended. Where the
-processes make several replicas of the model, their leaders are connected too
-(`griffin_eval.runners.jax_leaders`).
+XLA runs a program on devices of several processes once all of them have started it. The leader
+tells its followers what to start over connections whose end shows that a process has ended. Leaders
+of several replicas are connected too (`griffin_eval.runners.jax_leaders`).
 """
 
 import atexit
@@ -34,20 +33,21 @@ from griffin_eval.runners.replay import end, follow, lead
 from griffin_eval.sharding.launch import COORDINATOR, Launch
 
 PULSE = 5  # seconds between two signs of life of a follower
-PATIENCE = 40  # seconds without one
-GRACE = 10  # seconds in which a call that waits for a lost follower may fail by itself
-KEY = 32  # bytes of the key that connections are opened with
+PATIENCE = 40  # seconds without a sign of life after which a follower counts as lost
+GRACE = 10  # seconds for a call that waits for a lost follower to fail by itself
+KEY = 32  # bytes of a connection's authentication key
 
 
 def initialize() -> None:
-    """Joins the other processes of `jax.distributed` if the environment says that there are some.
-    To be called before JAX computes anything.
+    """Join the other processes of `jax.distributed` if the environment names any.
+
+    Call this before JAX computes anything.
 
     Raises:
-        ArgumentError: the environment is incomplete, or the others do not answer.
+        ArgumentError: The environment is incomplete, or the others do not answer.
     """
     if COORDINATOR in os.environ and not jax.distributed.is_initialized():
-        # Where these are not set, JAX asks the cluster's own manager, such as SLURM.
+        # JAX asks the cluster manager, such as SLURM, for variables that are not set.
         names = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
         try:
             numbers: dict[str, Any] = {
@@ -63,14 +63,13 @@ def initialize() -> None:
 
 
 def launched(device: str | None, tensor_parallel: int, data_parallel: int | None) -> Launch:
-    """Which of the processes of `jax.distributed` this is, after `initialize`.
+    """Return this process's place among those of `jax.distributed`, after `initialize`.
 
-    Args:
-        device, tensor_parallel, data_parallel: as of `griffin_eval.runners.load.load_runners`.
+    See `griffin_eval.runners.load.load_runners` for the arguments.
 
     Raises:
-        ArgumentError: the devices of these processes do not make that (in the first of them).
-        SystemExit: the same, in the others.
+        ArgumentError: The devices do not fit the arguments; raised in process 0.
+        SystemExit: The devices do not fit; raised in the other processes.
     """
     processes, rank = jax.process_count(), jax.process_index()
     if processes == 1:
@@ -94,18 +93,18 @@ def launched(device: str | None, tensor_parallel: int, data_parallel: int | None
 
 
 def _fits(tensor_parallel: int, each: int, processes: int) -> bool:
-    """Whether replicas on so many devices use all of the devices of all processes."""
+    """Return whether replicas of this many devices use all devices of all processes."""
     if tensor_parallel <= each:
         return each % tensor_parallel == 0
     return tensor_parallel % each == 0 and processes % (tensor_parallel // each) == 0
 
 
 class Connections:
-    """To followers on this machine or others. See `griffin_eval.runners.replay.Channel`.
+    """The `griffin_eval.runners.replay.Channel` of connections to followers.
 
     Args:
-        followers: a connection to each, in their order.
-        first: number of the leader among all processes.
+        followers: Connection to each follower, in their order.
+        first: Index of the leader among all processes.
     """
 
     def __init__(self, followers: list[connection.Connection], first: int):
@@ -129,8 +128,8 @@ class Connections:
         )
 
     def reason(self, error: Exception) -> Exception:
-        """The end or the silence of a follower, if that is why a call failed; else the error."""
-        for _ in range(50):  # the end of a process shows here a little later
+        """Return the loss of a follower if that is why a call failed; otherwise the error."""
+        for _ in range(50):  # the watching thread notices the end of a process with a delay
             if self._lost is not None:
                 self._told = True
                 return self._lost
@@ -140,14 +139,13 @@ class Connections:
     def close(self) -> None:
         if self._lost is not None:
             sys.stderr.flush()
-            os._exit(1)  # JAX would wait for it
+            os._exit(1)  # JAX would wait for the lost process
         self._closed = True
         with contextlib.suppress(OSError):
             self.send(b"")
 
     def _watch(self, rank: int, follower: connection.Connection) -> None:
-        """Waits for the end of a follower. What it ends cannot be relied on to end by itself: XLA
-        may wait for ever."""
+        """Wait for the end of a follower, then end this process, since XLA may wait for ever."""
         who = f"process {rank} of the {self.processes} that share the model"
         if self._first:
             who += f" of process {self._first}"
@@ -164,17 +162,17 @@ class Connections:
         if not self._told:
             print(f"griffin: {sentence}", file=sys.stderr)
         sys.stderr.flush()
-        time.sleep(GRACE * self._told)  # in which this process may end by itself
+        time.sleep(GRACE * self._told)  # let this process exit by itself
         os._exit(1)
 
 
 class Party(NamedTuple):
-    """What a process tells all others before it loads.
+    """The message of each process to all others before it loads.
 
     Attributes:
-        identity: from `griffin_eval.runners.identity.identity`.
-        address: host and port where it listens, if it leads.
-        key: that connections to it are opened with.
+        identity: Result of `griffin_eval.runners.identity.identity`.
+        address: Host and port of the listener, if this process leads.
+        key: Authentication key of the listener.
     """
 
     identity: dict[str, str]
@@ -185,19 +183,14 @@ class Party(NamedTuple):
 def load(
     checkpoint: Checkpoint, dtype: str, device: str | None, tensor_parallel: int, launch: Launch
 ) -> list[Runner]:
-    """Loads this process's part of a model that is split over the devices of several processes, or
-    as many replicas as its own devices make.
+    """Load this process's part of a model that is split over several processes, or as many replicas
+    as its own devices make.
 
-    The first process of those that share a model returns and leads. The others follow it, and end
-    with it.
-
-    Args:
-        checkpoint, dtype, device, tensor_parallel: as of
-            `griffin_eval.runners.load.load_runners`.
-        launch: from `launched`.
+    The first process of those that share a model returns and leads. The others follow it and end
+    with it. See `griffin_eval.runners.load.load_runners` for the arguments.
 
     Raises:
-        ArgumentError: the processes have not got the same checkpoint, versions and arguments.
+        ArgumentError: Checkpoint, versions or arguments differ between processes.
     """
     first, key = launch.rank - launch.part, secrets.token_bytes(KEY)
     mine = identity(checkpoint, "jax", dtype, tensor_parallel)
@@ -210,7 +203,7 @@ def load(
         following = range(first + 1, first + launch.sharing)
         leading = range(launch.sharing, launch.world_size, launch.sharing)
         opened = _accepted(listener, [*following, *(leading if first == 0 else [])])
-    # What is registered last is called first, and all before JAX waits for the others to end.
+    # Exit handlers run in reverse order, before JAX's own handler waits for the other processes.
     channel = Connections([opened[rank] for rank in following], first)
     atexit.register(channel.close)
     if launch.replicas > 1:
@@ -229,16 +222,16 @@ def load(
     return [lead(mine, channel)]
 
 
-_leaders: list[Leaders] = []  # of this process's replica and the others, if there are several
+_leaders: list[Leaders] = []  # set by `load` if there are several replicas
 
 
 def leaders() -> Leaders:
-    """What the leaders of several replicas exchange, once `load` has returned."""
+    """Return the connections between the replicas' leaders, after `load`."""
     return _leaders[0]
 
 
 def _devices(device: str | None, launch: Launch) -> list[Any]:
-    """The devices of the processes that share this one's model."""
+    """Return the devices of the processes that share this process's model."""
     first = launch.rank - launch.part
     mine = range(first, first + launch.sharing)
     platform = choose_device(device).platform
@@ -249,7 +242,7 @@ def _follow(
     leader: connection.Connection, checkpoint: Checkpoint, dtype: str, devices: list[Any]
 ) -> NoReturn:
     threading.Thread(target=_show_life, args=(leader,), daemon=True).start()
-    # Ctrl-C reaches every process of a terminal: the leader ends the others.
+    # Ctrl-C reaches all processes of a terminal, but only the leader may end the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         runner = JaxRunner.load(checkpoint, dtype, devices)
@@ -259,32 +252,32 @@ def _follow(
 
 
 def _listener(key: bytes) -> connection.Listener:
-    """Where others connect to this process, by the address with which it reaches the first."""
+    """Listen at the address from which this process reaches the coordinator."""
     host = os.environ.get(COORDINATOR, "").rpartition(":")[0] or socket.gethostname()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outwards:  # which sends nothing
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outwards:  # UDP: nothing is sent
         outwards.connect((host, 1))
         return connection.Listener((outwards.getsockname()[0], 0), authkey=key)
 
 
 def _accepted(listener: Any, ranks: list[int]) -> dict[int, connection.Connection]:
-    """Connections to the processes of these numbers."""
+    """Accept and return connections to the processes of these ranks."""
     opened: dict[int, connection.Connection] = {}
     while len(opened) < len(ranks):
-        with contextlib.suppress(AuthenticationError, EOFError, ConnectionError):  # a stranger
+        with contextlib.suppress(AuthenticationError, EOFError, ConnectionError):  # not a process
             accepted = listener.accept()
             opened[accepted.recv()] = accepted
     return opened
 
 
 def _connect(leader: Party) -> connection.Connection:
-    """This process's connection to one that listens."""
+    """Connect this process to a leader."""
     opened: Any = connection.Client(leader.address, authkey=leader.key)
     opened.send(jax.process_index())
     return opened
 
 
 def _exchange(mine: Party) -> list[Party]:
-    """What every process tells all others."""
+    """Exchange the `Party` of every process."""
     message = np.frombuffer(pickle.dumps(mine), np.uint8)
     lengths: Any = multihost_utils.process_allgather(np.int32(len(message)))
     padded = np.pad(message, (0, int(np.max(lengths)) - len(message)))
@@ -300,7 +293,7 @@ def _show_life(leader: connection.Connection) -> None:
 
 
 def _received(leader: connection.Connection) -> bytes:
-    """The leader's next message, an empty one where it has ended."""
+    """Return the leader's next message, or an empty one if the leader has ended."""
     try:
         return leader.recv_bytes()
     except (EOFError, OSError):

@@ -44,19 +44,19 @@ from griffin_eval.sharding.mesh_jax import make_mesh
 from griffin_eval.sharding.split import MODEL, split_over
 from griffin_eval.states.saved_state import SavedState, tensors_of
 
-COMPILE_AFTER_USES = 4  # times that a shape of steps is padded to a larger one
-TOPS = (1, 5, 20)  # numbers of likeliest tokens that are compiled for
-SCORED = 64  # least number that scored positions are padded to
+COMPILE_AFTER_USES = 4  # uses of a step shape that are padded to a larger shape first
+TOPS = (1, 5, 20)  # values of ``top`` that are compiled for
+SCORED = 64  # minimum number that scored positions are padded to
 
 
 class JaxRunner:
-    """`griffin_eval.model_jax` on one device, or split over those of a mesh. See
-    `griffin_eval.runners.protocol.Runner`.
+    """The `griffin_eval.runners.protocol.Runner` of `griffin_eval.model_jax`, on one device or a
+    mesh.
 
     Args:
-        model: where its weights lie. Its methods are compiled once for every padded shape.
-        compiler_options: of `jax.jit`.
-        executables: folder of all models' executables, None to keep none.
+        model: Model on its devices. Its methods are compiled once for every padded shape.
+        compiler_options: Options for `jax.jit`.
+        executables: Folder of all models' executables; None to keep none.
     """
 
     framework = "jax"
@@ -71,7 +71,7 @@ class JaxRunner:
         self.config, self.model = model.config, model
         self._saved: SavedState | None = None
         self.dtype = weight.dtype.name
-        array = jax.tree.leaves(weight)[0]  # of several, if it is quantised
+        array = jax.tree.leaves(weight)[0]  # the first of several if it is quantised
         sharding: Any = array.sharding
         self._mesh: Any = sharding.mesh if isinstance(sharding, NamedSharding) else None
         self._devices = list(array.devices() if self._mesh is None else self._mesh.devices.flat)
@@ -95,13 +95,13 @@ class JaxRunner:
         attends = set(self.config.block_types) != {"recurrent"}
         self.attention_kernel = packed + differs if attends else "none"
         self._reads_in_place = packed == "cpu"
-        if self._devices[0].platform == "cpu":  # before a program is loaded that calls a kernel
+        if self._devices[0].platform == "cpu":  # cached programs that call a kernel need it
             register_ffi_targets()
         split, self._params = jax_functions.split(model)
         self._tree = split.tree
         depends_on = (
             *(self.config, self.kernel, self.attention_kernel, compiler_options),
-            self._tree,  # which says how matrices are quantised
+            self._tree,  # contains the quantisation of matrices
         )
         self._cache = ExecutableCache(self._devices, self._params, depends_on, executables)
 
@@ -121,9 +121,9 @@ class JaxRunner:
             )
 
         bound = functools.partial
-        # Where results lie: the next call takes them as they are.
+        # Output shardings, so that the next call takes results without a copy.
         pool, decoding, vocabulary, whole = self._result_shardings()
-        # The first argument is donated, so that its memory is written again.
+        # Donate the first argument, so that its memory is reused.
         donated: Any = {"donate_argnums": 0, "compiler_options": compiler_options}
         self._read = compiled("read", bound(jax_functions.read, split), (whole, pool), **donated)
         self._grow = compiled("grow", jax_functions.grow, pool, **donated)
@@ -152,24 +152,22 @@ class JaxRunner:
             for dtype in DTYPES
         }
         self._starts: dict[str, Callable[[], Any]] = {}
-        # Shapes of steps in use since a pool was opened, and how often each was wanted, by rows.
+        # Step shapes in use since a pool was opened, and how often each was wanted, by pool rows.
         self._shapes: dict[int, tuple[set[tuple[int, int]], Counter[tuple[int, int]]]] = {}
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str, devices: list[Any], packed: bool = False):
-        """See `griffin_eval.runners.load.load_runners`.
+        """Load a checkpoint onto devices. See `griffin_eval.runners.load.load_runners`.
 
         Args:
-            dtype: to run in, or ``auto``.
-            devices: one, or several of which each holds a part of the weights.
-            packed: whether matrices that are quantised stay so, on one device.
+            devices: One device, or several that hold a part of the weights each.
         """
         if dtype == "float64" and not jax.config.read("jax_enable_x64"):
             raise ArgumentError(
                 "dtype=float64 in JAX needs the environment variable JAX_ENABLE_X64=1"
             )
         chosen = None if dtype == "auto" else jnp.dtype(dtype)
-        # Before JAX's own cache is given a folder. Of several processes no programs are kept.
+        # Read before JAX's own cache gets a folder. Several processes keep no programs.
         folder = cache_folder() if jax.process_count() == 1 else None
         if devices[0].platform != "cpu":
             keep_compilations()
@@ -178,13 +176,13 @@ class JaxRunner:
         return cls(model, executables=folder)
 
     def _state_sharding(self, state: Any) -> Any:
-        """Where the leaves of a state lie, given their shapes."""
+        """Return the shardings of a state's leaves."""
         if self._mesh is None:
             return SingleDeviceSharding(self._devices[0])
         return jax_functions.state_shardings(self._mesh, self._shards, state)
 
     def _result_shardings(self) -> tuple[Any, Any, Any, Any]:
-        """Where pools of states lie, decoding states, logits, and everything else."""
+        """Return the shardings of pools, decoding states, logits, and everything else."""
         pool = jax.eval_shape(lambda: self.model.init_state(1, 1))
         decoding = jax.eval_shape(lambda: DecodingState.start(self.model, 1, 1))
         whole = vocabulary = SingleDeviceSharding(self._devices[0])
@@ -195,7 +193,7 @@ class JaxRunner:
         return self._state_sharding(pool), self._state_sharding(decoding), vocabulary, whole
 
     def _kept(self, state: State) -> State:
-        """A state as it lies in memory between steps."""
+        """Return a state in the form that it has between steps."""
         return jax_functions.as_bits(state) if self._reads_in_place else state
 
     def _init_pool(self, rows: int, capacity: int | None) -> State:
@@ -207,7 +205,7 @@ class JaxRunner:
     def _traced(
         self, context: Callable[[], contextlib.AbstractContextManager]
     ) -> contextlib.AbstractContextManager:
-        """The context in which a function is traced."""
+        """Return the context in which a function is traced."""
         stack = contextlib.ExitStack()
         stack.enter_context(context())
         stack.enter_context(self._there())
@@ -216,7 +214,7 @@ class JaxRunner:
         return stack
 
     def _there(self) -> contextlib.AbstractContextManager:
-        """In which kernels are chosen for the model's device, where JAX would take another one."""
+        """Return a context in which kernels are chosen for the model's device, not the default."""
         if self._mesh is not None or self._devices[0].platform == jax.default_backend():
             return contextlib.nullcontext()
         return jax.default_device(self._devices[0])
@@ -247,15 +245,14 @@ class JaxRunner:
 
     def free_memory(self) -> int:
         memory = self._devices[0].memory_stats()
-        if not memory:  # a processor, whose "devices" share its memory
+        if not memory:  # CPU devices share the host's memory
             return host_memory() // len(self._devices)
         return memory.get("bytes_limit", host_memory()) - memory.get("bytes_in_use", 0)
 
     def open_pool(self, rows: int, capacity: int) -> State:
-        # What is read from it is padded as in another process, whatever was read before: answers
-        # depend on the padding, by rounding.
+        # Answers depend on the padding through rounding, so steps are padded as in a new process.
         self._shapes.clear()
-        # The last row stays at the start.
+        # The last row holds the start state.
         capacity = self._with_saved(capacity)
         pool = self._started("start pool", self._init_pool, rows + 1, capacity)
         if self._saved is None:
@@ -278,7 +275,7 @@ class JaxRunner:
         return capacity if self._saved is None else self.padded_tokens(capacity + self._saved.read)
 
     def _start_shapes(self, capacity: int) -> State:
-        """Shapes and dtypes of the state of one document with so many tokens of its own."""
+        """Return the shapes of the state of a document with ``capacity`` tokens of its own."""
         capacity = self._with_saved(capacity)
         return jax.eval_shape(lambda: self.model.init_state(1, capacity))
 
@@ -317,24 +314,24 @@ class JaxRunner:
         states = PoolRows(
             padded(rows_or_start(sources, pool_rows)),
             padded(kept),
-            padded(targets[kept], pool_rows),  # which is not in the pool
+            padded(targets[kept], pool_rows),  # padding is out of range, so it is not written
         )
         ids = self._int32(self._padded(tokens, size))
         lost = None if ablations is None else padded(ablations)
         try:
             return self._read(pool, self._params, ids, padded(lengths), states, lost)
-        except RuntimeError:  # such as no memory: the next steps must not be padded to this size
+        except RuntimeError:  # maybe out of memory: never pad steps to this size again
             self._full_step = size // 2
             self._shapes.clear()
             raise
 
     def _step_shape(self, tokens: int, rows: int, pool: int) -> tuple[int, int]:
-        """Tokens and rows to pad a step to.
+        """Return the numbers of tokens and rows to pad a step to.
 
-        A shape is compiled after `COMPILE_AFTER_USES` uses, since compiling takes the time of many
-        steps: until then the step is padded to the smallest larger shape that is in use, or to a
-        full step. (Shapes that an earlier call or process compiled do not count, so that the same
-        requests are always padded alike and get the same bits.)
+        Compilation takes as long as many steps, so a shape is compiled only after
+        `COMPILE_AFTER_USES` uses; before, the step is padded to the smallest larger shape in use,
+        or to a full step. Shapes compiled by earlier calls or processes do not count, so that the
+        same requests are always padded alike and get bit-identical results.
         """
         base = 64 if self._reads_in_place else 8  # rows that are not copied cost nothing
         most = max(self.step_rows, rows)
@@ -354,7 +351,7 @@ class JaxRunner:
     def insert_rows(
         self, state: DecodingState, rows: np.ndarray, pool: State, sources: np.ndarray
     ) -> DecodingState:
-        # One shape for any number of rows: the padding is out of range, so that it is left out.
+        # One shape for any number of rows: padding is out of range, so it is not written.
         batch = len(state.rows.pos)
         written = self._int32(self._padded(rows, batch, batch))
         read = self._int32(self._padded(rows_or_start(sources, len(pool.pos)), batch))
@@ -404,7 +401,7 @@ class JaxRunner:
 
     def logits(self, hidden: Array, positions: np.ndarray) -> np.ndarray:
         logits = self._logits_at(hidden, positions)
-        if not logits.is_fully_addressable:  # each process has some tokens of the vocabulary
+        if not logits.is_fully_addressable:  # each process has a part of the vocabulary
             logits = multihost_utils.process_allgather(logits, tiled=True)
         return np.asarray(logits)[: len(positions)]
 
@@ -414,7 +411,7 @@ class JaxRunner:
     def stage(self, checkpoint: Checkpoint) -> Griffin:
         try:
             host = jax.devices("cpu")[0]
-        except RuntimeError:  # JAX_PLATFORMS leaves it out
+        except RuntimeError:  # JAX_PLATFORMS excludes the CPU
             host = self._devices[0]
         return load(checkpoint, jnp.dtype(self.dtype), host)
 
@@ -423,7 +420,7 @@ class JaxRunner:
         for index, param in enumerate(params):
             self._params[index] = jax.device_put(param, self._params[index].sharding)
         nnx.update(self.model, jax.tree.unflatten(self._tree, self._params))
-        self._shapes.clear()  # steps are padded as in a process that has just begun
+        self._shapes.clear()  # pad steps as in a new process
 
     def peak_memory(self) -> int:
         memory = self._devices[0].memory_stats() or {}
@@ -434,13 +431,13 @@ class JaxRunner:
         return self._cache.count
 
     def _started(self, name: str, start: Callable[..., Any], batch: int, capacity: int) -> Any:
-        """The result of ``start(batch, capacity)``, compiled. Without global attention its size
-        does not depend on the capacity, so one executable serves every capacity."""
+        """Return the compiled ``start(batch, capacity)``. Without global attention, its size does
+        not depend on the capacity, so one executable serves every capacity."""
         needed = "global_attention" in self.config.block_types
         sizes = batch, capacity if needed else None
         key, function = f"{name} {sizes}", functools.partial(start, *sizes)
         if key not in self._starts:
-            # Placed like the states that steps return.
+            # The same shardings as those of states that steps return.
             where = self._state_sharding(jax.eval_shape(function))
             self._starts[key] = self._cache.compiled(key, function, out_shardings=where)
         return self._starts[key]()
@@ -455,24 +452,24 @@ class JaxRunner:
 
     @staticmethod
     def _int32(array: np.ndarray) -> np.ndarray:
-        # A copy, which nobody else changes: the executable places it faster than `device_put`.
+        # A private copy: an executable places it faster than `device_put` does.
         return array.astype(np.int32)
 
     def _precision(self):
-        # Accelerators multiply float32 in bfloat16 passes unless told otherwise.
+        # By default accelerators multiply float32 in bfloat16 passes.
         return jax.default_matmul_precision(
             "default" if self.dtype in ("bfloat16", "float16") else "highest"
         )
 
 
 def keep_compilations() -> None:
-    """Turns JAX's own cache of compilations on, unless the user has chosen a folder or turned it
-    off, or others may write to the folder. What it holds beyond a limit is removed."""
+    """Enable JAX's own compilation cache, with a size limit, unless the user has configured it or
+    others may write to the folder."""
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         folder = kept_programs.home() / "jax"
         if not (kept_programs.is_ours(folder.parent) and kept_programs.is_ours(folder)):
             return
-        with contextlib.suppress(OSError):  # JAX says so when it writes
+        with contextlib.suppress(OSError):  # JAX reports it when it writes
             kept_programs.make_folder(folder.parent)
             kept_programs.make_folder(folder)
         kept_programs.hold_limit([folder, folder.with_name("programs")])
@@ -481,10 +478,10 @@ def keep_compilations() -> None:
 
 
 def choose_device(device: str | None) -> Any:
-    """The jax.Device to run on, by `griffin_eval.runners.devices.asked_or_best`.
+    """Return the jax.Device to run on, see `griffin_eval.runners.devices.asked_or_best`.
 
     Raises:
-        ArgumentError: not the name of a device, or of none that is here.
+        ArgumentError: The name is malformed, or this machine does not have the device.
     """
     return asked_or_best(device, jax.local_devices()[0], _find_device)
 
@@ -500,16 +497,15 @@ def _find_device(name: str) -> Any | None:
 
 
 def devices_of_runners(device: str | None, tensor_parallel: int, data_parallel: int | None):
-    """The devices of each runner of this process.
+    """Return the devices of each runner of this process.
 
     Args:
-        device: as of `choose_device`.
-        tensor_parallel: devices that share the weights of a runner.
-        data_parallel: runners; None for as many as the devices make, or for one where a device was
-            asked for by its number.
+        tensor_parallel: Number of devices that share the weights of a runner.
+        data_parallel: Number of runners; None for as many as the devices make, or one if ``device``
+            has a number.
 
     Raises:
-        ArgumentError: there are fewer devices.
+        ArgumentError: There are too few devices.
     """
     chosen = choose_device(device)
     there = jax.local_devices(backend=chosen.platform)

@@ -1,4 +1,4 @@
-"""Documents that several devices read together, each a part of the tokens."""
+"""Documents whose tokens are split over several devices."""
 
 import jax
 import jax.numpy as jnp
@@ -16,25 +16,25 @@ from griffin_eval.sharding.split import TIME
 def read_over_time(
     model: Griffin, tokens: Array, lengths: Array, state: State, mesh: Mesh
 ) -> tuple[Array, State]:
-    """`Griffin.step` by several devices, each of which reads a part of the tokens of every row.
+    """Run `Griffin.step` with the tokens of every row split over several devices.
 
-    For each recurrent block every device sends two vectors to all others, the state its part ends
-    in and what is left of an earlier one. For each convolution and each attention block it sends
-    its last inputs, or keys and values, to the device behind it. At the end the state is handed to
-    all.
+    For each recurrent block, a device sends two vectors to all others: the state at the end of its
+    part, and the factor by which its part decays an earlier state. For each convolution and
+    attention block, it sends its last inputs, or keys and values, to the next device. The final
+    state is replicated.
 
     Args:
-        model: whose weights lie whole on every device.
-        tokens: ids, int [B, T], of which every device reads T / devices behind each other.
-        lengths: int [B], tokens of each row that are read, 0 to T.
-        state: before the tokens.
-        mesh: from `griffin_eval.sharding.mesh_jax.make_time_mesh`, set by `jax.set_mesh`.
+        model: Model whose weights are replicated on every device.
+        tokens: int [B, T] ids; each device reads T / devices adjacent ones.
+        lengths: int [B], number of tokens to read of each row, 0 to T.
+        state: State before the tokens.
+        mesh: Mesh from `griffin_eval.sharding.mesh_jax.make_time_mesh`, set by `jax.set_mesh`.
 
     Returns:
-        Hidden vectors [B, T, W], which lie on the devices as the tokens do, and the state after.
+        Hidden vectors [B, T, W], split like the tokens, and the state after the tokens.
 
     Raises:
-        ArgumentError: a model or number of tokens that cannot be split so.
+        ArgumentError: The model or the number of tokens cannot be split.
     """
     devices, total = mesh.shape[TIME], tokens.shape[1]
     check_split(model.config, total, devices)
@@ -47,7 +47,7 @@ def read_over_time(
         hidden, after = nnx.merge(graph, params).step(
             tokens, mine, state._replace(pos=state.pos + here * each)
         )
-        owner = jnp.maximum((lengths + each - 1) // each - 1, 0)  # of the last token that is read
+        owner = jnp.maximum((lengths + each - 1) // each - 1, 0)  # device with the last read token
 
         def of_owner(leaf: Array) -> Array:
             return jnp.where((owner == here)[:, None, None], leaf, jnp.zeros_like(leaf))
@@ -75,14 +75,10 @@ def read_over_time(
 
 
 def check_split(config: GriffinConfig, tokens: int, devices: int) -> None:
-    """Checks that devices can read documents together.
-
-    Args:
-        tokens: of a row.
-        devices: that each read as many of them.
+    """Check that ``devices`` can split rows of ``tokens`` tokens.
 
     Raises:
-        ArgumentError: they cannot, and why.
+        ArgumentError: They cannot; the message says why.
     """
     if "global_attention" in config.block_types:
         raise ArgumentError(

@@ -1,9 +1,9 @@
-"""Where compiled programs of JAX are kept between processes, and how much of the disk they take.
+"""The folder of compiled JAX programs that are kept between processes, and its size limit.
 
-Evaluation keeps executables (`griffin_eval.runners.compiled_jax`), training and accelerators use
-JAX's own cache, which has no limit by itself. Both share one here.
+Evaluation keeps executables (`griffin_eval.runners.compiled_jax`); training and accelerators use
+JAX's own cache, which has no limit itself. Both share one here.
 
-What is kept is run when it is read. So it is used only where nobody else can have written it.
+Reading a program can run any code, so files that another user could have written are not used.
 """
 
 import contextlib
@@ -15,29 +15,27 @@ from pathlib import Path
 
 from griffin_eval.json_files import over_limit
 
-LIMIT = 1 << 30  # bytes of both folders, 1 GiB
+LIMIT = 1 << 30  # maximum bytes of both folders, 1 GiB
 
 logger = logging.getLogger(__name__)
-_refused: set[Path] = set()  # folders of which a warning has been given
+_refused: set[Path] = set()  # folders that were warned about
 
 
 def home() -> Path:
-    """The folder of everything that is kept, unless the user has chosen another one for JAX."""
+    """Return the package's cache folder. (The user may choose another one for JAX.)"""
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(caches, "griffin_eval")
 
 
 def is_ours(path: Path, found: os.stat_result | None = None) -> bool:
-    """Whether a file or folder is missing, or belongs to this user and nobody else can write it.
+    """Return whether a file or folder is missing, or only this user owns and can write it.
 
-    Of each folder where that is not so one path is named in the log, once in a process.
-
-    Args:
-        found: what the system says of it, if that is known.
+    Otherwise one path for each folder is logged, once in a process. ``found`` is the result of
+    ``path.stat()`` if it is known.
     """
     try:
         found = found or path.stat()
-    except OSError:  # which reading or writing it will name
+    except OSError:  # reading or writing it will name the error
         return True
     ours = found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     folder = path if stat.S_ISDIR(found.st_mode) else path.parent
@@ -52,23 +50,15 @@ def is_ours(path: Path, found: os.stat_result | None = None) -> bool:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder into which nobody else can look, if it is missing.
-
-    Raises:
-        OSError: the system refuses.
-    """
+    """Create a folder that nobody else can read, if it is missing."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def hold_limit(folders: Sequence[Path], limit: int = LIMIT) -> None:
-    """Remove the files used least recently until the others take at most ``limit`` bytes.
+    """Remove the least recently used files until the others take at most ``limit`` bytes.
 
-    Several processes may do this at once; one that misses a file compiles again.
-
-    Args:
-        folders: Folders in which all files are kept programs.
-        limit: Bytes of all their files together.
+    Several processes may do this at once; a process that misses a file compiles again.
     """
     files = [
         Path(parent, name)
@@ -80,4 +70,4 @@ def hold_limit(folders: Sequence[Path], limit: int = LIMIT) -> None:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
             if path.parent not in folders:
-                path.parent.rmdir()  # refused unless it is empty
+                path.parent.rmdir()  # fails unless it is empty

@@ -1,4 +1,4 @@
-"""Loading a checkpoint into a runner of either framework."""
+"""Loads a checkpoint into a runner of either framework."""
 
 import logging
 import os
@@ -24,7 +24,7 @@ def load_runner(
     dtype: str = "auto",
     device: str | None = None,
 ) -> Runner:
-    """The first of `load_runners`, on one device; the checkpoint may be a folder or file."""
+    """Return the first runner of `load_runners` on one device, for a folder or file."""
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint)
     (runner,) = load_runners(
@@ -44,28 +44,28 @@ def load_runners(
     launch: Launch | None = None,
     packed: bool = False,
 ) -> list[Runner]:
-    """Loads a checkpoint of any format into runners, one for each replica of the model.
+    """Load a checkpoint of any format into runners, one for each replica of the model.
+
+    If several processes share a model (those of a launcher with PyTorch, or of `jax.distributed`
+    with JAX), only the first of them returns. The others follow it and end with it.
 
     Args:
-        framework: ``torch`` or ``jax``; None takes the first of these that is installed.
-        dtype: one of ``DTYPES``, or ``auto`` for the dtype of the checkpoint.
-        device: name of the device in the framework; None takes the best device of this machine,
-            which the log names.
-        tensor_parallel: devices that share the weights of a replica, each of which holds a part
+        framework: ``torch`` or ``jax``; None for the first of these that is installed.
+        dtype: One of ``DTYPES``, or ``auto`` for the dtype of the checkpoint.
+        device: The framework's name of the device; None for the best device of this machine, which
+            is logged.
+        tensor_parallel: Number of devices that share the weights of a replica
             (`griffin_eval.sharding`).
-        data_parallel: replicas. By default one, except with JAX where ``device`` is None or a
-            platform without a number: then as many as the local devices of the platform make.
-        launch: which process this is of those that a launcher has started, if one has.
-        packed: whether matrices that are quantised stay so in memory, with one device a replica.
-
-    Of several processes that share a model (those of a launcher with PyTorch, and of
-    `jax.distributed` with JAX) only the first returns. The others follow it, and end with it.
+        data_parallel: Number of replicas. The default is one, except with JAX if ``device`` is None
+            or a platform without a number: then as many as the local devices of the platform make.
+        launch: This process's place among those of a launcher.
+        packed: Whether quantised matrices stay quantised in memory (one device a replica).
 
     Raises:
-        CheckpointError: it cannot be read as a model; says which file or tensor.
-        ArgumentError: unknown framework, dtype or device, or too few devices; ``packed`` where
-            that is not possible.
-        MissingExtraError: the framework is not installed.
+        CheckpointError: The checkpoint cannot be read as a model; names the file or tensor.
+        ArgumentError: Framework, dtype or device is unknown, there are too few devices, or
+            ``packed`` is not possible.
+        MissingExtraError: The framework is not installed.
     """
     framework, dtype = choose_framework(framework), model_dtype("dtype", dtype)
     if device is not None:
@@ -105,16 +105,12 @@ def load_runners(
 def launched(
     framework: str | None, device: str | None, tensor_parallel: int, data_parallel: int | None
 ) -> Launch:
-    """Which of several processes this is: of those of a launcher with PyTorch, and of
-    `jax.distributed` with JAX.
-
-    Args:
-        framework, device, tensor_parallel, data_parallel: as of `load_runners`.
+    """Return this process's place among those of a launcher (PyTorch) or of `jax.distributed`
+    (JAX). See `load_runners` for the arguments.
 
     Raises:
-        ArgumentError: they do not make so many replicas on so many devices, or were started for the
-            other framework.
-        SystemExit: the same, in other processes of a launcher than the first.
+        ArgumentError: The processes do not fit the arguments, or are for the other framework.
+        SystemExit: The same; raised in processes of a launcher other than the first.
     """
     framework, launch = choose_framework(framework), Launch.of_environment()
     try:
@@ -130,7 +126,7 @@ def launched(
             raise SystemExit(2) from None
         raise
     if framework == "torch":
-        if COORDINATOR in os.environ:  # each process would answer everything
+        if COORDINATOR in os.environ:  # otherwise each process would answer everything
             raise ArgumentError(
                 f"framework=torch takes no processes of jax.distributed, and {COORDINATOR} is set: "
                 "start them with torchrun or accelerate launch, take framework=jax, or unset it"
@@ -161,11 +157,7 @@ def check_packed(checkpoint: Checkpoint) -> None:
 
 
 def _refuse_shared(tensor_parallel: int, launch: Launch | None) -> None:
-    """Refuses to leave quantised what several devices or processes share.
-
-    Raises:
-        ArgumentError: naming what was asked for.
-    """
+    """Refuse to share a quantised model among several devices or processes."""
     processes = 1 if launch is None else launch.world_size
     if processes > 1 or tensor_parallel > 1:
         devices = f"tensor_parallel_size={tensor_parallel}"
@@ -177,7 +169,7 @@ def _refuse_shared(tensor_parallel: int, launch: Launch | None) -> None:
 
 
 def _log_whole(checkpoint: Checkpoint, dtype: str, devices: int) -> None:
-    """Says which parameters every device holds whole although others are split."""
+    """Log the parameters that every device holds whole although others are split."""
     found = split_over(checkpoint.config, devices)
     if found.whole:
         kept, all_of = sum(s.size for s in found.replicated()), parameter_count(found.config)
@@ -194,7 +186,7 @@ def _log_whole(checkpoint: Checkpoint, dtype: str, devices: int) -> None:
 
 
 def choose_framework(framework: str | None) -> str:
-    """The framework asked for, checked to be installed; without one, the first that is."""
+    """Return an installed framework: the named one, or the first one by default."""
     from importlib.util import find_spec
 
     if framework is None:

@@ -1,7 +1,7 @@
-"""One interface to a loaded model, whichever framework runs it.
+"""The interface of a loaded model in either framework.
 
-Everything above this folder (scoring, generation, the lm-eval model) speaks numpy and holds states
-and hidden vectors as opaque values. The adapters import their framework when they are loaded.
+Its callers (scoring, generation, the lm-eval model) use numpy, and hold states and hidden vectors
+as opaque values. Implementations import their framework.
 """
 
 from typing import Any, Protocol
@@ -17,17 +17,16 @@ class Runner(Protocol):
     """A model on a device, or split over several.
 
     Attributes:
-        config: the architecture.
         framework: ``torch`` or ``jax``.
-        device: where it runs, as the framework names it.
-        devices: number of devices that share the weights.
-        dtype: of weights and activations; Λ, gates, recurrence, norms and softmax are float32 at
-            least.
-        step_tokens: number of tokens a step should read to keep the device busy.
-        step_rows: number of documents that it should read from.
-        decode_rows: number of documents that should be continued at a time.
-        kernel: implementation of `griffin_eval.kernels.rglru.api` that runs.
-        attention_kernel: implementation of `griffin_eval.kernels.attention.api` that runs, or none.
+        device: The framework's name of the device.
+        devices: Number of devices that share the weights.
+        dtype: Dtype of weights and activations; Λ, gates, recurrence, norms and softmax are at
+            least float32.
+        step_tokens: Number of tokens that a step should read to keep the device busy.
+        step_rows: Number of documents that a step should read from.
+        decode_rows: Number of documents that should be decoded together.
+        kernel: Implementation of `griffin_eval.kernels.rglru.api` in use.
+        attention_kernel: Implementation of `griffin_eval.kernels.attention.api` in use, or none.
     """
 
     config: GriffinConfig
@@ -42,62 +41,58 @@ class Runner(Protocol):
     attention_kernel: str
 
     def padded_tokens(self, count: int, smallest: int = 16) -> int:
-        """Length to pad ``count`` tokens to, so that few lengths are compiled.
-
-        Args:
-            count: number of tokens, at least 1.
-            smallest: least length of more than one token.
-        """
+        """Return the length to pad ``count`` >= 1 tokens to, so that few lengths are compiled.
+        More than one token is padded to at least ``smallest``."""
         ...
 
     def padded_batch(self, count: int) -> int:
-        """Batch size to pad a decoding batch of ``count`` rows to, so that few are compiled."""
+        """Return the size to pad a decoding batch to, so that few sizes are compiled."""
         ...
 
     def state_bytes(self, capacity: int) -> int:
-        """Bytes of the state of one document, in a pool and while it is continued.
+        """Return the bytes of the state of one document, in a pool or while it is decoded.
 
         Args:
-            capacity: most tokens of the document; see the twins' ``init_state``.
+            capacity: Maximum number of tokens of the document; see the twins' ``init_state``.
         """
         ...
 
     def step_bytes(self, capacity: int) -> int:
-        """Bytes that `read` copies of the state of each document; see `state_bytes`."""
+        """Return the bytes that `read` copies for the state of each document; see `state_bytes`."""
         ...
 
     def free_memory(self) -> int:
-        """Free bytes on the device."""
+        """Return the free bytes on the device."""
         ...
 
     def open_pool(self, rows: int, capacity: int) -> Any:
-        """A pool for the states of ``rows`` documents of up to ``capacity`` tokens. A row holds
-        undefined values until `read` writes it."""
+        """Return a pool for the states of ``rows`` documents of up to ``capacity`` tokens. A row is
+        undefined until `read` writes it."""
         ...
 
     def grow_pool(self, pool: Any, rows: int, capacity: int) -> Any:
-        """A pool of more rows, which begins with those of ``pool``. ``pool`` is consumed."""
+        """Return a larger pool that begins with the rows of ``pool``, which is consumed."""
         ...
 
     def start_from(self, saved: SavedState) -> None:
-        """Lets every document start from a saved state instead of from nothing. Documents are
-        numbered as before: a capacity counts their own tokens."""
+        """Let every document start from a saved state. Positions and capacities still count a
+        document's own tokens only."""
         ...
 
     def state_tensors(self, pool: Any, row: int, read: int) -> dict[str, np.ndarray]:
-        """The state in a row of a pool, after so many tokens, as `SavedState` holds it."""
+        """Return the state in a row after ``read`` tokens, as tensors of `SavedState`."""
         ...
 
     def write_state(
         self, pool: Any, row: int, tensors: dict[str, np.ndarray], read: int, capacity: int
     ) -> Any:
-        """Writes a state into a row of a pool.
+        """Write a state into a row of a pool and return the pool.
 
         Args:
-            pool: from `open_pool` or an earlier call; it is consumed.
-            tensors: what `state_tensors` gave, of a runner of this model in any framework.
-            read: number of tokens after which.
-            capacity: with which the pool was opened.
+            pool: Pool from `open_pool` or an earlier call; consumed.
+            tensors: Result of `state_tensors` of any runner of this model.
+            read: Number of tokens before the state.
+            capacity: Capacity of the pool.
         """
         ...
 
@@ -110,19 +105,18 @@ class Runner(Protocol):
         targets: np.ndarray,
         ablations: np.ndarray | None = None,
     ) -> tuple[Any, Any]:
-        """Reads chunks of several documents, each continuing from a state of the pool.
+        """Read chunks of several documents, each continuing from a state of the pool.
 
         Args:
-            pool: from `open_pool` or an earlier call; it is consumed.
-            tokens: int [N], the chunks behind each other.
-            lengths: int [S], tokens of each chunk.
-            sources: int [S], the row of the pool from which each document continues; -1 at its
-                start.
-            targets: int [S], the row that takes each state after the chunk; -1 discards it. No
-                document continues from a row that takes the state of one before it.
-            ablations: int [S], the memory that each document loses before its chunk, as numbers of
+            pool: Pool from `open_pool` or an earlier call; consumed.
+            tokens: int [N], the concatenated chunks.
+            lengths: int [S], number of tokens of each chunk.
+            sources: int [S], pool row from which each document continues; -1 at its start.
+            targets: int [S], pool row for each state after the chunk; -1 discards it. A document
+                must not continue from a row that an earlier one writes.
+            ablations: int [S], memory that each document loses before its chunk, as values of
                 `griffin_eval.engine.tree.Ablation`: 1 for states of recurrent blocks, 2 for the
-                keys of attention, 3 for both. None if none loses any.
+                keys of attention, 3 for both. None if no document loses any.
 
         Returns:
             Hidden vectors for `score`, `logits` and `greedy`, and the pool.
@@ -130,28 +124,28 @@ class Runner(Protocol):
         ...
 
     def start_decoding(self, batch: int, capacity: int) -> Any:
-        """The twins' ``DecodingState`` of ``batch`` documents of up to ``capacity`` tokens, before
-        their first token."""
+        """Return the twins' ``DecodingState`` for ``batch`` documents of up to ``capacity`` tokens,
+        before their first token."""
         ...
 
     def insert_rows(self, state: Any, rows: np.ndarray, pool: Any, sources: np.ndarray) -> Any:
-        """Writes states of a pool over rows of a decoding state.
+        """Copy states of a pool into rows of a decoding state.
 
         Args:
-            state: from `start_decoding` or an earlier call; it is consumed.
-            rows: int [N], which rows of it to write.
-            pool: of the same capacity; it is not changed.
-            sources: int [N], the row of the pool that each of them gets; -1 for a document's start.
+            state: State from `start_decoding` or an earlier call; consumed.
+            rows: int [N], rows of ``state`` to write.
+            pool: Pool of the same capacity; not changed.
+            sources: int [N], pool row for each of ``rows``; -1 for a document's start.
         """
         ...
 
     def decode_step(self, state: Any, tokens: np.ndarray, active: np.ndarray) -> tuple[Any, Any]:
-        """Reads one token of every active row.
+        """Read one token of every active row.
 
         Args:
-            state: from `start_decoding` or an earlier call; it is consumed.
-            tokens: int [B], ids.
-            active: int [B], 1 for rows that read their token, 0 for those that stay as they are.
+            state: State from `start_decoding` or an earlier call; consumed.
+            tokens: int [B] ids.
+            active: int [B], 1 for rows that read their token, 0 for rows that stay unchanged.
 
         Returns:
             Hidden vectors for `score`, `logits` and `greedy`, and the state.
@@ -169,51 +163,49 @@ class Runner(Protocol):
         details: bool = False,
         top: int = 0,
     ) -> tuple[np.ndarray, ...]:
-        """Return the log-probability of each target, and what else is asked of its prediction.
+        """Return the log-probability of each target, with more about its prediction on request.
 
         Args:
             hidden: Hidden vectors from `read` or `decode_step`.
             positions: int [M], increasing indices of the hidden vectors that predict a target.
             targets: int [N], ids of the tokens to score.
-            position_of: int [N], the index in ``positions`` that predicts each target.
+            position_of: int [N], index in ``positions`` of each target's prediction.
             softmax_dtype: Dtype in which logits are normalised.
-            details: Whether ranks and entropies are computed, which reads logits twice more.
-            top: Number of likeliest tokens, 1 to 20 and at most those of the vocabulary; 0 for
-                none. Not together with ``details``.
+            details: Whether to compute ranks and entropies, which reads logits twice more.
+            top: Number of most likely tokens to return, 0 to 20 and at most the vocabulary size;
+                not together with ``details``.
 
         Returns:
-            float64 [N] log-probabilities in nats; bool [N], whether the target is the likeliest
-            token. With ``details`` also int64 [N] ranks, which are 1 plus the number of likelier
+            float64 [N] log-probabilities in nats; bool [N], whether the target is the most likely
+            token. With ``details`` also int64 [N] ranks, which are 1 plus the number of more likely
             tokens, and float64 [N] entropies in nats. With ``top`` instead the log-probabilities,
-            int64 [N, top] tokens, the likeliest first, and float64 [N, top] their
+            int64 [N, top] tokens, the most likely first, and float64 [N, top] their
             log-probabilities.
         """
         ...
 
     def logits(self, hidden: Any, positions: np.ndarray) -> np.ndarray:
-        """float32 (or wider) logits [M, V] of the hidden vectors at int [M] positions."""
+        """Return the logits [M, V] at int [M] positions, in float32 or wider."""
         ...
 
     def greedy(self, hidden: Any, positions: np.ndarray) -> np.ndarray:
-        """int [M], the most likely next token at each position; -1 where logits are NaN."""
+        """Return int [M], the most likely token at each position; -1 where logits are NaN."""
         ...
 
     def stage(self, checkpoint: Checkpoint) -> Any:
-        """Reads the weights of another checkpoint of the same config into the host's memory, for
-        `adopt`. Another thread may call it while this runner runs.
+        """Read the weights of an open checkpoint of the same config into host memory, for `adopt`.
 
-        Args:
-            checkpoint: that is open; it is not needed any more afterwards.
+        Another thread may call this while the runner runs. The checkpoint can be closed afterwards.
         """
         ...
 
     def adopt(self, staged: Any) -> None:
-        """Puts staged weights in the place of the model's, one by one. What was compiled stays;
-        states from before are of the other weights."""
+        """Replace the model's weights by staged ones, one by one. Compiled programs stay; earlier
+        states become invalid."""
         ...
 
     def peak_memory(self) -> int:
-        """Most bytes in use so far: of the device, or of the process if that is the CPU."""
+        """Return the maximum bytes used so far on the device, or by the process on a CPU."""
         ...
 
     @property

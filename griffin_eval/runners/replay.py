@@ -1,8 +1,8 @@
 """A model that several processes share: one calls it, the others repeat its calls.
 
-One process, the *leader*, runs the engine. The others are *followers*: they repeat the leader's
-calls of the runner on their parts of the weights and of the states, and meet it in the sums. (The
-engine itself decides by the clock and by free memory, so that it cannot run twice alike.)
+The *leader* process runs the engine. *Followers* repeat the leader's calls of the runner on their
+parts of the weights and of the states, and meet it in collective sums. (The engine cannot run in
+every process, since it decides by the clock and by free memory.)
 """
 
 import functools
@@ -20,13 +20,13 @@ import numpy as np
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.runners.protocol import Runner
 
-RESULTS = 4  # of a call at most
-# Methods of a runner that every process calls on its own parts.
+RESULTS = 4  # maximum number of results of a call
+# Methods of a runner that every process calls on its own part.
 REPEATED = frozenset(
     "open_pool grow_pool start_from state_tensors write_state read start_decoding insert_rows "
     "decode_step score logits greedy".split()
 )
-# Methods and attributes in which the leader speaks for all processes.
+# Methods and attributes that only the leader evaluates.
 OF_THE_LEADER = frozenset(
     "framework config dtype step_tokens step_rows decode_rows kernel attention_kernel compilations "
     "padded_tokens padded_batch state_bytes step_bytes peak_memory".split()
@@ -34,42 +34,42 @@ OF_THE_LEADER = frozenset(
 
 
 class Channel(Protocol):
-    """How the leader speaks to its followers.
+    """A way for the leader to send to its followers.
 
     Attributes:
-        processes: how many share the model, the leader included.
+        processes: Number of processes that share the model, including the leader.
     """
 
     processes: int
 
     def send(self, message: bytes) -> None:
-        """Sends a message to every follower.
+        """Send a message to every follower.
 
         Raises:
-            OSError, RuntimeError: one of them has ended.
+            OSError, RuntimeError: A follower has ended.
         """
         ...
 
     def recover(self, error: Exception) -> Exception:
-        """Answer a failed call to all followers, before anyone tries again.
+        """Tell all followers that a call failed, before anyone tries again.
 
         Returns:
-            What to raise: the error, a `MemoryError` if memory ran out in a follower, or a
-            `ProcessLost` if the processes cannot go on together.
+            Exception to raise: the error, a `MemoryError` if memory ran out in a follower, or a
+            `ProcessLost` if the processes cannot continue together.
         """
         ...
 
     def close(self) -> None:
-        """Ends the followers."""
+        """End the followers."""
         ...
 
 
 class Shared:
-    """A value that every process has its own part of: a pool, a state or hidden vectors.
+    """A value of which every process has a part: a pool, a state or hidden vectors.
 
     Attributes:
-        value: the leader's part.
-        number: by which the followers know theirs.
+        value: Part of the leader.
+        number: Key of the followers' parts.
     """
 
     def __init__(self, value: Any, number: int):
@@ -77,18 +77,18 @@ class Shared:
 
 
 class Reference(int):
-    """The number of a shared value, in a call that is sent to followers."""
+    """The number of a shared value, as an argument of a call that is sent to followers."""
 
 
 class Call(NamedTuple):
-    """What a follower is told, once for each call.
+    """A call that followers repeat.
 
     Attributes:
-        method: of the runner.
-        arguments: with references in the place of shared values.
+        method: Name of the runner's method.
+        arguments: Positional arguments, with references in place of shared values.
         options: Keyword arguments, none of which is a shared value.
-        numbers: of the shared values that it returns.
-        dropped: numbers of values that are not needed any more.
+        numbers: Numbers for the shared values that the call returns.
+        dropped: Numbers of shared values that are no longer needed.
     """
 
     method: str
@@ -99,20 +99,16 @@ class Call(NamedTuple):
 
 
 class LeadingRunner:
-    """The leader of processes that share a model. See `griffin_eval.runners.protocol.Runner`.
-
-    Args:
-        mine: the leader's own part.
-    """
+    """The runner of the leader. See `griffin_eval.runners.protocol.Runner`."""
 
     def __init__(self, mine: Runner, channel: Channel):
         self._mine, self._channel = mine, channel
         self._numbers, self._dropped = itertools.count(), list[int]()
-        # With JAX every process knows all devices, with PyTorch its own.
+        # In JAX every process knows all devices, in PyTorch only its own.
         known = mine.devices > 1
         self.devices = mine.devices if known else channel.processes
         self.device = mine.device if known else f"{channel.processes} x {mine.device}"
-        weakref.finalize(self, channel.close)  # at the latest when this process ends
+        weakref.finalize(self, channel.close)  # runs when this process ends, or earlier
 
     def __getattr__(self, name: str) -> Any:
         if name in REPEATED:
@@ -122,7 +118,7 @@ class LeadingRunner:
         raise AttributeError(f"a runner has no {name!r}")
 
     def free_memory(self) -> int:
-        # Processes on a CPU share its memory.
+        # Processes on a CPU share the host's memory.
         cpu = self._mine.device.startswith("cpu")
         return self._mine.free_memory() // (self._channel.processes if cpu else 1)
 
@@ -133,9 +129,9 @@ class LeadingRunner:
         self._call("replace_weights", staged.path, staged.overrides)
 
     def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Calls a method of the runner in every process; gives the leader's result."""
+        """Call a method of the runner in every process; return the leader's result."""
         dropped = self._dropped[:]
-        del self._dropped[: len(dropped)]  # of the list that shared values know
+        del self._dropped[: len(dropped)]  # in place: finalizers append to this list
         sent = [Reference(a.number) if isinstance(a, Shared) else a for a in arguments]
         numbers = [next(self._numbers) for _ in range(RESULTS)]
         message = pickle.dumps(Call(method, sent, options, numbers, dropped))
@@ -159,9 +155,9 @@ def lead(mine: Runner, channel: Channel) -> Runner:
 
 
 def _shared(result: Any, numbers: list[int], make: Any) -> Any:
-    """The result of a call, with what is not numpy's made into a shared value."""
-    alike = np.ndarray, dict, type(None)  # in all processes, a dict of arrays
-    # A state is a tuple as well, of a class of its own.
+    """Replace the opaque values in a result by shared values."""
+    alike = np.ndarray, dict, type(None)  # equal in all processes
+    # A state is an instance of a subclass of tuple.
     if type(result) is not tuple:
         return result if isinstance(result, alike) else make(result, numbers[0])
     return tuple(
@@ -171,10 +167,10 @@ def _shared(result: Any, numbers: list[int], make: Any) -> Any:
 
 
 class Regroup(NamedTuple):
-    """The message that a call has failed in one of the processes, and that all go on after it.
+    """The message to continue after a call has failed in one of the processes.
 
     Attributes:
-        names: Number of groups of processes that each of them has before the next one is made.
+        names: Number of process groups to have before the next one is made.
     """
 
     names: int
@@ -186,16 +182,16 @@ def repeat(
     failed: Callable[[Exception], object] | None = None,
     regroup: Callable[[int], object] = lambda names: None,
 ) -> None:
-    """Repeats the leader's calls, until there are no more.
+    """Repeat the leader's calls until there are no more.
 
     Args:
-        runner: this process's part of the model.
-        receive: gives the leader's next message, an empty one at the end.
+        runner: This process's part of the model.
+        receive: Function that returns the leader's next message, or an empty one at the end.
         failed: Function that tells the leader of a failed call; None if that ends this process.
-        regroup: Function that makes the group again in which the processes meet.
+        regroup: Function that makes the process group again.
 
     Raises:
-        RuntimeError: A call failed, and the leader has not gone on after it.
+        RuntimeError: A call failed, and the leader did not continue.
     """
     values: dict[int, Any] = {}
     failure: Exception | None = None
@@ -207,7 +203,7 @@ def repeat(
             continue
         for number in call.dropped:
             values.pop(number, None)
-        if failure is not None:  # the leader has yet to meet this process
+        if failure is not None:  # skip calls until the leader regroups
             continue
         arguments = [values[a] if isinstance(a, Reference) else a for a in call.arguments]
         try:
@@ -233,25 +229,20 @@ def follow(
     leave: Callable[[], None] = lambda: None,
     **recovery: Any,
 ) -> NoReturn:
-    """`repeat`, and ends this process: with exit code 0 when the leader has ended, with 1 and a
-    sentence when this process cannot go on.
-
-    Args:
-        runner, receive, recovery: as of `repeat`.
-        leave: what to do when the leader has ended.
-    """
+    """Run `repeat`, then end this process: with exit code 0 after ``leave`` when the leader has
+    ended, or with 1 and a message when this process cannot continue."""
     try:
         repeat(runner, receive, **recovery)
         leave()
     except Exception as error:
         end(error)
     sys.stderr.flush()
-    os._exit(0)  # nobody waits for this process's threads
+    os._exit(0)  # do not wait for threads
 
 
 def end(error: Exception) -> NoReturn:
-    """Ends a follower that cannot go on."""
+    """End a follower that cannot continue."""
     said = (str(error).splitlines() or [type(error).__name__])[0]
     print(f"griffin-eval, a process that shares the model: {said}", file=sys.stderr)
     sys.stderr.flush()
-    os._exit(1)  # the leader need not wait for this one's threads
+    os._exit(1)  # do not wait for threads

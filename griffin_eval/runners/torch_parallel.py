@@ -1,8 +1,8 @@
-"""A model that PyTorch splits over devices, each in a process of its own
+"""Models that PyTorch splits over devices, one process for each device
 (`griffin_eval.runners.replay`).
 
-The leader starts its followers itself, on this machine, or a launcher (torchrun, ``accelerate
-launch``) has started all of them, maybe on several machines.
+The leader starts its followers itself on this machine, or a launcher (torchrun, ``accelerate
+launch``) has started all processes, possibly on several machines.
 """
 
 import contextlib
@@ -35,23 +35,22 @@ from griffin_eval.runners.torch_runner import TorchRunner, choose_device
 from griffin_eval.sharding import processes_torch
 from griffin_eval.sharding.launch import Launch
 
-# Not ``-m``, which would read this module a second time under another name.
+# ``-m`` would import this module a second time under another name.
 FOLLOWER = "from griffin_eval.runners.torch_parallel import main; main()"
 PATIENCE = 60  # seconds that a process waits for the others in a sum
-LOADING = datetime.timedelta(minutes=30)  # that one waits for the others to load their parts
-LONG = datetime.timedelta(weeks=52)  # that a follower waits for a call, and documents for others
+LOADING = datetime.timedelta(minutes=30)  # maximum wait for other processes to load their parts
+LONG = datetime.timedelta(weeks=52)  # maximum wait of a follower for a call
 
 
 class Job(NamedTuple):
-    """What a follower that the leader has started is told first.
+    """The first message to a follower that the leader has started.
 
     Attributes:
-        path, overrides: of the checkpoint.
-        dtype: as of `TorchRunner.load`.
-        kind: of the devices, ``cpu`` or ``cuda``.
-        rank: of the follower, 1 or more.
-        processes: how many there are.
-        port: where they find each other.
+        path, overrides: Arguments of `Checkpoint`.
+        kind: Kind of the devices, ``cpu`` or ``cuda``.
+        rank: Rank of the follower, 1 or more.
+        processes: Number of processes.
+        port: Port of the store.
     """
 
     path: Path
@@ -64,10 +63,10 @@ class Job(NamedTuple):
 
 
 class Meeting:
-    """How processes that share a model go on together after a call has failed in one of them.
+    """Recovery of processes that share a model after a call has failed in one of them.
 
-    Those who wait in a sum get an error as soon as one process leaves the group. Then all make a
-    new one.
+    When one process leaves the group, those that wait in a sum get an error. Then all make a new
+    group.
 
     Args:
         ranks: Ranks of the processes that share the model, the leader's first.
@@ -79,11 +78,11 @@ class Meeting:
         self._ranks, self._backend, self._store = ranks, backend, store
 
     def make_group(self, names: int | None = None) -> None:
-        """Make the group, in which all processes take part.
+        """Make the group; all its processes have to call this.
 
         Args:
-            names: Number of groups that each process has before; it is part of the name of the
-                next one, which has to be the same in all of them, and no earlier one.
+            names: Number of groups to have before. It is part of the name of the next group, which
+                has to be new, and the same in all processes.
         """
         alone: Any = {"use_local_synchronization": True, "backend": "gloo"}
         while names is not None and self.names < names:
@@ -95,24 +94,23 @@ class Meeting:
 
     @property
     def names(self) -> int:
-        """Number of groups that this process has."""
+        """Number of groups that this process has made."""
         c10d: Any = dist.distributed_c10d
         return len(c10d._world.pg_names)
 
     def report(self, error: Exception) -> None:
-        """Tell the leader that a call failed here, and let those go on who wait for this
-        process."""
+        """Tell the leader that a call failed here, and release processes that wait for this one."""
         kind = "memory" if is_out_of_memory(error) else "other "
         self._store.set(self._key(dist.get_rank()), f"{kind} {type(error).__name__}: {error}")
         processes_torch.leave()
 
     def regroup(self, names: int) -> None:
-        """Meet the others again, after a call that failed here or elsewhere."""
+        """Make a new group after a call has failed here or elsewhere."""
         processes_torch.leave()
         self.make_group(names)
 
     def reported(self) -> dict[int, str]:
-        """What followers have told of failed calls, by rank; it is told once."""
+        """Return and clear the messages of followers about failed calls, by rank."""
         told = {}
         with contextlib.suppress(RuntimeError):  # the store has ended with its process
             for rank in self._ranks[1:]:
@@ -142,7 +140,7 @@ class Meeting:
             self.make_group(names)
         except (RuntimeError, OSError) as again:
             return channel.reason(again)
-        self.reported()  # of those who waited for this process
+        self.reported()  # clear messages of processes that only waited for this one
         if is_out_of_memory(error):
             return error
         rank, text = next((r, t) for r, t in told.items() if t.startswith("memory"))
@@ -150,8 +148,7 @@ class Meeting:
 
 
 class Pipes:
-    """To followers that read calls from their standard input. See
-    `griffin_eval.runners.replay.Channel`."""
+    """The `griffin_eval.runners.replay.Channel` to followers that read from standard input."""
 
     def __init__(self, followers: list[subprocess.Popen], meeting: Meeting | None = None):
         self._followers, self.processes = followers, len(followers) + 1
@@ -168,11 +165,11 @@ class Pipes:
             follower.stdin.flush()
 
     def reason(self, error: Exception) -> Exception:
-        """The end or the silence of a follower, if that is why a call failed; else the error."""
-        time.sleep(1)  # for all of them to end that will
+        """Return the loss of a follower if that is why a call failed; otherwise the error."""
+        time.sleep(1)  # let all processes end that will
         polled = ((follower.poll(), rank) for rank, follower in enumerate(self._followers, start=1))
         codes = [(code, rank) for code, rank in polled if code is not None]
-        if codes:  # one that was killed before those that its end has ended
+        if codes:  # a negative code first: a killed process is the cause of the others' ends
             code, rank = min(codes)
             return ProcessLost(
                 f"process {rank} of the {self.processes} that share the model ended with exit code "
@@ -195,11 +192,11 @@ class Pipes:
 
 
 class Broadcast:
-    """To followers that a launcher has started. See `griffin_eval.runners.replay.Channel`.
+    """The `griffin_eval.runners.replay.Channel` to followers that a launcher has started.
 
     Args:
-        calls: group of the processes that share the model, of gloo.
-        first: rank of the leader among all processes.
+        calls: gloo group of the processes that share the model.
+        first: Rank of the leader among all processes.
     """
 
     def __init__(self, calls: dist.ProcessGroup, first: int, meeting: Meeting):
@@ -213,13 +210,13 @@ class Broadcast:
         dist.broadcast_object_list([message], group=self._calls, group_src=0)
 
     def receive(self) -> bytes:
-        """The leader's next message."""
+        """Return the leader's next message."""
         messages: list[Any] = [None]
         dist.broadcast_object_list(messages, group=self._calls, group_src=0)
         return messages[0]
 
     def reason(self, error: Exception) -> Exception:
-        """The end or the silence of a follower, if that is why a call failed; else the error."""
+        """Return the loss of a follower if that is why a call failed; otherwise the error."""
         last = self._first + self.processes - 1
         others = f"one of the processes {self._first + 1} to {last} that share the model"
         said = str(error)
@@ -231,28 +228,27 @@ class Broadcast:
         processes_torch.leave()
         with contextlib.suppress(RuntimeError):  # they have ended already
             self.send(b"")
-        # Which ends its threads, as `processes_torch.leave` does: one may still hold the message.
+        # Ends the group's threads, one of which may still hold the message.
         dist.destroy_process_group(self._calls)
         del self._calls
 
 
 def _silent(error: Exception, others: str) -> Exception:
-    """The error, or a sentence about others that do not answer."""
+    """Return a `ProcessLost` for a timeout; otherwise the error."""
     if "imed out" in str(error):
         return ProcessLost(f"{others} has not answered for {PATIENCE} seconds")
     return error
 
 
 def load(checkpoint: Checkpoint, dtype: str, device: str | None, count: int) -> Runner:
-    """Starts the other processes, and loads a part of the model in each.
+    """Start the other processes, and load a part of the model in each.
 
     Args:
-        dtype, device: as of `griffin_eval.runners.load.load_runners`.
-        count: number of processes, this one included, 2 or more.
+        count: Number of processes, including this one, 2 or more.
 
     Raises:
-        ArgumentError: there are fewer devices, or this process shares a model already.
-        RuntimeError: a process that did not come to the end of loading.
+        ArgumentError: There are too few devices, or this process shares a model already.
+        RuntimeError: A process failed while loading.
     """
     if dist.is_initialized():
         raise ArgumentError(
@@ -267,7 +263,7 @@ def load(checkpoint: Checkpoint, dtype: str, device: str | None, count: int) -> 
         )
     store = _open_store(count)
     env = {SPIN_VARIABLE: SPIN_COUNT} | os.environ
-    followers = [  # -P: nothing is imported from the folder that the user is in
+    followers = [  # -P: import nothing from the current folder
         subprocess.Popen([sys.executable, "-P", "-c", FOLLOWER], stdin=subprocess.PIPE, env=env)
         for _ in range(1, count)
     ]
@@ -294,8 +290,8 @@ def load(checkpoint: Checkpoint, dtype: str, device: str | None, count: int) -> 
 
 
 def _open_store(processes: int) -> TCPStore:
-    """Where the processes find each other. Only this machine can reach it: a store that opens its
-    port by itself listens to all networks."""
+    """Open the store on which the processes find each other, for this machine only: by default it
+    would listen on all networks."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     opened: Any = {"is_master": True, "wait_for_workers": False}
@@ -311,7 +307,7 @@ def _load_part(
     store: TCPStore,
     meeting: Meeting,
 ) -> TorchRunner:
-    """Loads a process's part of the model, and waits until all have theirs."""
+    """Load a process's part of the model, and wait for all other processes."""
     _open_group(store=store, rank=rank, world_size=count, timeout=LOADING)
     device = f"cuda:{rank}" if kind == "cuda" else "cpu"
     return _part(checkpoint, dtype, device, count, list(range(count)), meeting)
@@ -329,13 +325,10 @@ def _part(
     ranks: list[int],
     meeting: Meeting,
 ) -> TorchRunner:
-    """A part of the model, when all processes that share it have theirs.
+    """Load a part of the model on a device, and wait for all processes that share the model.
 
     Args:
-        checkpoint, dtype, device: as of `TorchRunner.load`.
-        neighbours: processes of this machine, which divide its processor.
-        ranks: the processes that share the model.
-        meeting: Meeting of these processes.
+        neighbours: Number of processes on this machine, which share its CPUs.
     """
     alone: Any = {"ranks": ranks, "use_local_synchronization": True}
     loading: Any = dist.new_group(backend="gloo", timeout=LOADING, **alone)
@@ -350,18 +343,14 @@ def _part(
 
 
 def join(checkpoint: Checkpoint, dtype: str, device: str | None, launch: Launch) -> Runner:
-    """Loads this process's part of a model among processes that a launcher has started.
+    """Load this process's part of a model among processes that a launcher has started.
 
-    Neighbouring ranks share a model. The first of them returns and leads. The others follow it, and
-    end with it: they do not return.
-
-    Args:
-        dtype: as of `griffin_eval.runners.load.load_runners`.
-        device: as of `Launch.device`.
+    Neighbouring ranks share a model. The first of them returns and leads. The others follow it and
+    end with it; they do not return.
 
     Raises:
-        ArgumentError: the processes do not find each other, or have not got the same checkpoint,
-            versions and arguments.
+        ArgumentError: The processes do not find each other, or checkpoint, versions or arguments
+            differ between them.
     """
     kind = choose_device(device).type
     open_group(launch)
@@ -384,17 +373,17 @@ def join(checkpoint: Checkpoint, dtype: str, device: str | None, launch: Launch)
             end(error)
         raise channel.reason(error) from error
     if launch.part:
-        # Ctrl-C reaches every process of a terminal: the leader ends the others.
+        # Ctrl-C reaches all processes of a terminal, but only the leader may end the others.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         follow(mine, channel.receive, failed=meeting.report, regroup=meeting.regroup)
     return lead(mine, channel)
 
 
 def open_group(launch: Launch) -> None:
-    """Joins all processes that a launcher has started, once.
+    """Join all processes that a launcher has started, once.
 
     Raises:
-        ArgumentError: the environment is not as launchers leave it, or the others do not answer.
+        ArgumentError: The environment is inconsistent, or the others do not answer.
     """
     if dist.is_initialized():
         return
@@ -409,28 +398,28 @@ def open_group(launch: Launch) -> None:
 
 
 def _open_group(**arguments: Any) -> None:
-    # It sets an excepthook which prints nothing where the one before ends the process.
+    # `init_process_group` sets an excepthook that prints nothing if the previous one exits.
     hook = sys.excepthook
     dist.init_process_group("gloo", **arguments)
     sys.excepthook = hook
 
 
 def receive(pipe: BinaryIO) -> bytes:
-    """The next message of `Pipes`, an empty one where the leader has ended."""
+    """Return the next message of `Pipes`, or an empty one if the leader has ended."""
     length = pipe.read(8)
     return pipe.read(*struct.unpack("<q", length)) if len(length) == 8 else b""
 
 
 def main() -> None:
-    """Runs a follower that the leader has started."""
-    # Ctrl-C reaches every process of a terminal: the leader ends the others.
+    """Run a follower that the leader has started."""
+    # Ctrl-C reaches all processes of a terminal, but only the leader may end the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    tune_process()  # which is its own
+    tune_process()  # this process belongs to the package
     pipe = sys.stdin.buffer
     try:
         job: Job = pickle.loads(receive(pipe))
         store = TCPStore("127.0.0.1", job.port, job.processes)
-        store.set(str(job.rank), "")  # this process has started
+        store.set(str(job.rank), "")  # signal that this process has started
         checkpoint = Checkpoint(job.path, job.overrides)
         meeting = _meeting(list(range(job.processes)), job.kind, store)
         runner = _load_part(

@@ -38,17 +38,17 @@ from griffin_eval.runners.devices import asked_or_best
 from griffin_eval.sharding import processes_torch
 from griffin_eval.states.saved_state import SavedState, tensors_of
 
-RANKED = 64  # targets whose ranks are counted at a time
-WARM_UP = 2  # steps before graphs, in which kernels are compiled and chosen
+RANKED = 64  # number of targets ranked at a time
+WARM_UP = 2  # steps before the graph is captured, in which kernels are compiled and chosen
 
 
 class GraphedDecoding:
-    """A `DecodingState` on a CUDA device, whose steps are one CUDA graph: the thousand kernels of a
-    step take longer to launch than to compute. Its tensors stay where they are.
+    """A `DecodingState` on a CUDA device whose step is one CUDA graph, since launching the thousand
+    kernels of a step takes longer than running them. Its tensors stay at their addresses.
 
     Args:
-        model: that continues the rows; its weights may not be replaced.
-        state: of the rows, before their first token; it is consumed.
+        model: Model whose weights are not replaced meanwhile.
+        state: State before the first token; consumed.
     """
 
     def __init__(self, model: Griffin, state: DecodingState):
@@ -75,7 +75,7 @@ class GraphedDecoding:
         return self._graph.run(self._in_place).clone(), self
 
     def _in_place(self) -> torch.Tensor:
-        """A step that leaves every tensor of the state where it was."""
+        """Run a step that leaves every tensor of the state at its address."""
         before = self._state.rows
         hidden, after = self._state.step(self._model, self._tokens, self._active)
         map_leaves(lambda old, new: old if new is old else old.copy_(new), before, after.rows)
@@ -83,10 +83,9 @@ class GraphedDecoding:
 
 
 class TorchRunner:
-    """`griffin_eval.model_torch` on one device. See `griffin_eval.runners.protocol.Runner`.
+    """The `griffin_eval.runners.protocol.Runner` of `griffin_eval.model_torch` on one device.
 
-    Args:
-        model: which is put into evaluation mode.
+    Puts ``model`` into evaluation mode.
     """
 
     framework, devices = "torch", 1
@@ -96,7 +95,7 @@ class TorchRunner:
         self.model = model.requires_grad_(False).eval()
         self.config = model.config
         self._saved: SavedState | None = None
-        # Whether this process has the logits of a part of the vocabulary, and the first of them.
+        # Whether this process has the logits of a part of the vocabulary, and its first token.
         self._split = len(weight) < self.config.vocab_size
         self._first_token = processes_torch.rank() * len(weight)
         self.device = str(weight.device)
@@ -117,10 +116,10 @@ class TorchRunner:
     def load(
         cls, checkpoint: Checkpoint, dtype: str, device: str | None, packed: bool = False
     ) -> "TorchRunner":
-        """See `griffin_eval.runners.load.load_runners`.
+        """Load a checkpoint onto a device. See `griffin_eval.runners.load.load_runners`.
 
         Raises:
-            ArgumentError: the device, or what cannot stay quantised on it.
+            ArgumentError: The device is missing, or matrices cannot stay quantised on it.
         """
         chosen, where = None if dtype == "auto" else getattr(torch, dtype), choose_device(device)
         return cls((load_packed if packed else load)(checkpoint, chosen, where))
@@ -144,7 +143,7 @@ class TorchRunner:
 
     def open_pool(self, rows: int, capacity: int) -> State:
         start = self._start(capacity)
-        # Memory that is never written costs nothing. The last row stays at the start.
+        # Memory that is never written costs nothing. The last row holds the start state.
         pool = map_leaves(lambda leaf: leaf.new_empty(rows + 1, *leaf.shape[1:]), start)
         return scatter(pool, self._put(np.array([rows])), start)
 
@@ -181,19 +180,19 @@ class TorchRunner:
         return scatter(pool, self._put(np.array([row])), self._state_of(tensors, read, capacity))
 
     def _start(self, capacity: int) -> State:
-        """The state from which every document starts, for so many tokens of its own."""
+        """Return the start state of a document with ``capacity`` tokens of its own."""
         if self._saved is None:
             return self.model.init_state(1, capacity)
         return self._state_of(self._saved.tensors, self._saved.read, capacity + self._saved.read)
 
     def _state_of(self, tensors: dict[str, np.ndarray], read: int, capacity: int) -> State:
-        """The state of one document after so many tokens, as `state_tensors` gives it."""
+        """Return the state of one document from the result of `state_tensors`."""
         state = self.model.init_state(1, capacity)
         state.pos.fill_(read)
         for index, layer in enumerate(state.layers):
             for name, leaf in layer._asdict().items():
                 saved, width = tensors[f"layers.{index}.{name}"], leaf.shape[-1]
-                if width < saved.shape[-1]:  # this process has some of the channels
+                if width < saved.shape[-1]:  # this process has a part of the channels
                     first = processes_torch.rank() * width
                     saved = saved[..., first : first + width]
                 leaf[0, leaf.shape[1] - len(saved) :] = torch.tensor(saved)
@@ -291,7 +290,7 @@ class TorchRunner:
     ) -> tuple[torch.Tensor, ...]:
         chosen = self._of_targets(logits, row, target)
         largest, best = self._likeliest(logits)
-        likelier = [  # a few targets at a time, each of which reads a row of logits
+        likelier = [  # each target reads a whole row of logits, so rank a few at a time
             (logits[some] > one[:, None]).sum(1)
             for some, one in zip(row.split(RANKED), chosen.split(RANKED), strict=True)
         ]
@@ -334,12 +333,12 @@ class TorchRunner:
         return load(checkpoint, getattr(torch, self.dtype), torch.device("cpu"))
 
     def adopt(self, staged: Griffin) -> None:
-        # No copy into the old weights: on a CPU these may be mapped from a file.
+        # Copying into the old weights would fail on a CPU if they are mapped from a file.
         for mine, other in zip(self.model.parameters(), staged.parameters(), strict=True):
             mine.data = other.data.to(mine.device)
 
     def replace_weights(self, path: Path, overrides: Overrides) -> None:
-        """`stage` and `adopt` of the checkpoint at a path, in a process that has a part of it."""
+        """Replace this process's part of the weights by those of the checkpoint at a path."""
         self.adopt(self.stage(Checkpoint(path, overrides)))
 
     def peak_memory(self) -> int:
@@ -355,7 +354,7 @@ class TorchRunner:
     def _of_targets(
         self, logits: torch.Tensor, row: torch.Tensor, target: torch.Tensor
     ) -> torch.Tensor:
-        """The logit of each target, of which this process may have some."""
+        """Return the logit of each target, summed over processes if the vocabulary is split."""
         if not self._split:
             return logits[row, target]
         mine = target - self._first_token
@@ -364,7 +363,7 @@ class TorchRunner:
         return processes_torch.summed(found.masked_fill(~here, 0.0))
 
     def _likeliest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The largest logit of each row, and its token."""
+        """Return the largest logit of each row, and its token."""
         largest, token = logits.max(1)
         if not self._split:
             return largest, token
@@ -389,10 +388,10 @@ def _float64_or_same(values: torch.Tensor) -> np.ndarray:
 
 
 def choose_device(device: str | None) -> torch.device:
-    """The device to run on, by `griffin_eval.runners.devices.asked_or_best`.
+    """Return the device to run on, see `griffin_eval.runners.devices.asked_or_best`.
 
     Raises:
-        ArgumentError: not the name of a device, or of none that is here.
+        ArgumentError: The name is malformed, or this machine does not have the device.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
 
