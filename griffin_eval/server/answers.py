@@ -1,4 +1,4 @@
-"""Answers of one request as they come from the scheduler, and as the API writes them."""
+"""Answers to requests, filled by the scheduler and formatted for the API."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,8 +17,8 @@ class Answer:
     """The answer to one prompt: a `griffin_eval.engine.live.requests.Listener`.
 
     Args:
-        changed: called in the scheduler's thread when the answer has ended.
-        in_parts: whether it is also called after each token.
+        changed: Function called in the scheduler's thread when the answer has ended.
+        in_parts: Whether ``changed`` is also called after each token.
     """
 
     def __init__(
@@ -31,12 +31,12 @@ class Answer:
     ):
         self._tokenizer, self._stop = tokenizer, StopStrings(tokenizer, stop)
         self._changed, self._in_parts = changed, in_parts
-        # Text of the first ``_upto`` tokens. What follows is decoded from token ``_from`` on, since
-        # it may depend on the tokens before it.
+        # Text of the first ``_upto`` tokens. Later text is decoded from token ``_from`` on, since
+        # it may depend on the tokens before.
         self._settled, self._from, self._upto = "", 0, 0
         self.scores: PromptScores | None = None
         self.tokens: list[NewToken] = []
-        self._ids: list[int] = []  # of these tokens
+        self._ids: list[int] = []  # ids of ``tokens``
         self.reason: str | None = None
         self.error: Exception | None = None
 
@@ -56,11 +56,11 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The text so far, up to its first stop string; while more may come without what may be the
-        beginning of one, or of a character."""
+        """Text so far, up to its first stop string. Until the answer has ended, it excludes a
+        possible beginning of a stop string or of a character."""
         ended, count = self.reason is not None, len(self.tokens)
         text = self._decode(0, count) if ended else self._longer(count)
-        # What was settled has no stop string.
+        # The settled text has no stop string.
         before = 0 if ended or not text.startswith(self._settled) else len(self._settled)
         if (beginning := self._stop.beginning(text, before)) is not None:
             return text[:beginning]
@@ -72,7 +72,7 @@ class Answer:
         return text[: len(text) - self._stop.begun(text)]
 
     def _longer(self, count: int) -> str:
-        """The text of so many tokens, of which little more than what is not settled is decoded."""
+        """Return the text of the first ``count`` tokens, decoding little of the settled text."""
         known, window = self._decode(self._from, self._upto), self._decode(self._from, count)
         if window.startswith(known):
             return self._settled + window[len(known) :]
@@ -84,16 +84,15 @@ class Answer:
 
 
 class Completion:
-    """What the API says of an answer.
+    """The API's representation of an answer.
 
     Args:
-        prompt: int32 [N], ids that the client knows of.
-        prompt_text: as it is echoed.
-        answer: so far.
-        echo: whether the prompt is part of the answer.
-        top: likeliest tokens beside each token; None for no log-probabilities.
-        unseen: number of ids at the beginning that are not in the prompt's text, such as BOS.
-        follows: whether the prompt goes on from a saved state, so that its first token has a
+        prompt: int32 [N], prompt ids that the client knows.
+        prompt_text: Prompt as it is echoed.
+        echo: Whether the answer contains the prompt.
+        top: Number of most likely tokens for each token; None for no log-probabilities.
+        unseen: Number of ids at the beginning that are not in the prompt's text, such as BOS.
+        follows: Whether the prompt continues a saved state, so that its first token has a
             log-probability, too.
     """
 
@@ -123,12 +122,11 @@ class Completion:
         return {"stop": "stop", "length": "length"}.get(self.answer.reason or "")
 
     def logprobs(self, start: int = 0, until: int | None = None) -> orjson.Fragment | None:
-        """``logprobs`` of ``/v1/completions``, of the tokens from ``start`` on and the first
-        ``until`` new ones, as JSON.
+        """Return ``logprobs`` of ``/v1/completions`` as JSON, for the tokens from ``start`` on and
+        the first ``until`` new ones, EOS included.
 
-        The first token of a prompt has null, but for a prompt behind a saved state. The token that
-        ended a text is among them. Each call goes on where the one before has ended, or begins at
-        0.
+        The first token of a prompt has null unless the prompt continues a saved state. Each call
+        continues where the previous one ended, or starts at 0.
         """
         if self._top is None:
             return None
@@ -141,7 +139,7 @@ class Completion:
         tops = np.array([one.top_tokens for one in new], np.int64).reshape(shape)
         top_values = np.array([one.top_logprobs for one in new], np.float64).reshape(shape)
         if start < read and scores is not None:
-            first = int(start == 0 and not self._follows)  # which has none
+            first = int(start == 0 and not self._follows)  # number of tokens without scores
             known = slice(start + first - (0 if self._follows else 1), None)
             none = np.zeros((first, count), np.int64)
             ids = np.concatenate([self.prompt[start:], ids])
@@ -155,16 +153,16 @@ class Completion:
         if start < read:
             widths[: max(self._unseen - start, 0)] = 0
         offsets = self._offset + np.cumsum([0, *widths])
-        self._offset = int(offsets[-1])  # of what is asked for next
+        self._offset = int(offsets[-1])  # start of the next call
         return written(self._names, ids.tolist(), values, tops, top_values, offsets[:-1])
 
     @property
     def _echoed(self) -> int:
-        """Number of tokens of the prompt that have log-probabilities in the answer."""
+        """Number of prompt tokens that have log-probabilities in the answer."""
         return len(self.prompt) if self._echo and self.answer.scores is not None else 0
 
     def chat_logprobs(self, start: int = 0, until: int | None = None) -> dict[str, Any] | None:
-        """``logprobs`` of ``/v1/chat/completions``, of new tokens from ``start`` to ``until``."""
+        """Return ``logprobs`` of ``/v1/chat/completions`` for the new tokens in a range."""
         if self._top is None:
             return None
 
@@ -189,8 +187,8 @@ class Completion:
         }
 
     def news(self, chat: bool) -> tuple[str, Any, int]:
-        """Text and log-probabilities that were not given yet, and of how many tokens these are."""
-        # The scheduler's thread may add tokens meanwhile, which are of the next call.
+        """Return text and log-probabilities since the previous call, and their number of tokens."""
+        # The scheduler's thread may add tokens meanwhile; they belong to the next call.
         count, start = len(self.answer.tokens), self._sent_tokens
         text = self.text
         new, self._sent_text = text[self._sent_text :], max(len(text), self._sent_text)
@@ -201,7 +199,7 @@ class Completion:
 
 
 class Waker:
-    """Wakes a task of asyncio from another thread."""
+    """Wakes an asyncio task from another thread."""
 
     def __init__(self) -> None:
         self._loop, self.event = asyncio.get_running_loop(), asyncio.Event()

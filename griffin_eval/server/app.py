@@ -1,4 +1,4 @@
-"""The server's addresses: the completions API, and what stands beside it."""
+"""The HTTP server: the completions API, and its other routes."""
 
 import asyncio
 import contextlib
@@ -36,14 +36,14 @@ from griffin_eval.server.hosts import Hosts
 from griffin_eval.server.model import ServedModel, any_seed
 from griffin_eval.server.refused import Refused
 
-MOST_PROMPTS = 2048  # of a body, and no more than --queue
-LONG = 1 << 15  # characters or tokens of its prompts
+MOST_PROMPTS = 2048  # maximum number of answers that a body may request
+LONG = 1 << 15  # characters or tokens of prompts that are encoded in a thread
 
 logger = logging.getLogger(__name__)
 
 
 class JSONResponse(Response):
-    """A body of JSON."""
+    """A JSON response."""
 
     media_type = "application/json"
 
@@ -52,7 +52,7 @@ class JSONResponse(Response):
 
 
 def make_app(model: ServedModel) -> Starlette:
-    """The server of a model, whose scheduler has been started."""
+    """Return the server of a model whose scheduler has been started."""
     server = _Server(model)
     routes = [
         Route("/v1/completions", server.completions, methods=["POST"]),
@@ -73,7 +73,7 @@ def make_app(model: ServedModel) -> Starlette:
 
 
 class _HostGuard:
-    """Middleware that refuses requests for hosts, or from pages, that the server does not know."""
+    """Middleware that refuses unknown values of the headers Host and Origin."""
 
     def __init__(self, app: ASGIApp, hosts: Hosts):
         self._app, self._hosts = app, hosts
@@ -115,7 +115,7 @@ class _Server:
         self, http: Http, asked: Asked, prompts: list[str | list[int]], chat: bool
     ) -> Response:
         if asked.stream:
-            # What is wrong is said before the answer begins.
+            # Errors have to be raised before the response begins.
             context = self._asked(asked, prompts)
             completions, wake = await context.__aenter__()
             parts = self._parts(http, context, completions, wake, asked, chat)
@@ -141,8 +141,7 @@ class _Server:
     async def _asked(
         self, asked: Asked, prompts: list[str | list[int]]
     ) -> AsyncIterator[tuple[list[Completion], Waker]]:
-        """Adds the requests of a body; when the context is left, those that have not ended are
-        cancelled."""
+        """Add the requests of a body to the scheduler; on exit cancel unfinished ones."""
         most = min(MOST_PROMPTS, self._options.queue)
         if len(prompts) * asked.n > most:
             raise Refused(
@@ -161,7 +160,7 @@ class _Server:
             ]
 
         self._check_queue(len(prompts) * asked.n)
-        # Long texts take seconds to tokenise, in which others want their answers.
+        # Long texts take seconds to tokenise; do not block other clients.
         long = sum(map(len, prompts)) > LONG
         pairs = await asyncio.to_thread(ask) if long else ask()
         self._check_queue(len(pairs))
@@ -193,10 +192,10 @@ class _Server:
             raise Refused("too many requests wait: try again later", 429)
 
     async def _wait(self, http: Http, completions: list[Completion], wake: Waker) -> None:
-        """Waits for answers to end.
+        """Wait for answers to end.
 
         Raises:
-            Refused: one of them failed, or the time is over, or the client has gone.
+            Refused: An answer failed, the time is over, or the client has disconnected.
         """
         deadline = time.monotonic() + self._options.timeout
         while not all(each.answer.reason for each in completions):
@@ -221,7 +220,7 @@ class _Server:
         asked: Asked,
         chat: bool,
     ) -> AsyncIterator[bytes]:
-        """Parts of an answer as server-sent events."""
+        """Yield the parts of an answer as server-sent events."""
         head, ended = self._head(asked, chat, part=True), set[int]()
         deadline = time.monotonic() + self._options.timeout
         try:
@@ -272,13 +271,13 @@ class _Server:
         }
 
     async def _body(self, http: Http) -> Any:
-        """The JSON of a body.
+        """Return the JSON object of a body.
 
         Raises:
-            Refused: the key is missing, the body too long, too slow, or no JSON.
+            Refused: The key is missing, or the body is too long, too slow, or not JSON.
         """
         self._check_key(http)
-        # A page can send other types to any server without asking it first (CORS preflight).
+        # A web page can send other content types to any server without a CORS preflight.
         given = http.headers.get("content-type", "")
         if given.partition(";")[0].strip().lower() != "application/json":
             raise Refused(f"Content-Type must be application/json, found {given!r:.60}", 415)
@@ -300,10 +299,10 @@ class _Server:
         if (key := self._options.api_key) is None:
             return
         given = http.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode("latin-1"), key.encode()):  # as they were sent
+        if not hmac.compare_digest(given.encode("latin-1"), key.encode()):  # the bytes as sent
             raise Refused("the API key is missing or wrong", 401)
 
-    # What stands beside them
+    # Other routes
 
     async def models(self, http: Http) -> Response:
         self._check_key(http)

@@ -1,4 +1,4 @@
-"""Request bodies, checked by pydantic; an unsupported field or value is refused by name."""
+"""Request bodies, validated by pydantic; unsupported fields and values are refused by name."""
 
 import json
 import re
@@ -23,13 +23,13 @@ from griffin_eval.server.refused import Refused
 MAX_STOPS, MAX_STOP_LENGTH = 64, 1000  # strings, and characters of one
 COMPLETION_TOKENS, CHAT_TOKENS = 16, 256  # defaults of max_tokens
 
-# Values at which fields that are not supported ask for nothing; None where no value asks for
-# anything. docs/serve.md has the same table.
+# Neutral values of unsupported fields; None if every value is neutral. docs/serve.md has the same
+# table.
 IGNORED: dict[str, tuple[Any, ...] | None] = NEUTRAL | {
-    # Labels and hints, which no answer depends on
+    # Labels and hints that never change an answer
     **dict.fromkeys(("user", "safety_identifier", "metadata", "prediction"), None),
     **dict.fromkeys(("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"), None),
-    # Tools: how to choose one of none
+    # Choices among no tools
     **dict.fromkeys(("tools", "functions"), ([],)),
     **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
     "parallel_tool_calls": None,
@@ -55,7 +55,7 @@ IGNORED_IN_MESSAGES: dict[str, tuple[Any, ...] | None] = {
 
 
 class Fields(BaseModel):
-    """A JSON object whose fields are checked strictly; null means the same as absence."""
+    """A JSON object whose fields are checked strictly; null means the default."""
 
     model_config = ConfigDict(strict=True)
     ignored: ClassVar[dict[str, tuple[Any, ...] | None]] = {}
@@ -84,14 +84,14 @@ class Fields(BaseModel):
 
 
 def _several(value: Any) -> Any:
-    """Return a list of the one text or list of token ids; null is the empty text."""
+    """Wrap a single text or list of token ids in a list; null is the empty text."""
     ids = isinstance(value, list) and value and isinstance(value[0], int)
     return [value or ""] if ids or isinstance(value, str | None) else value
 
 
 Count = Annotated[int, Field(ge=0, le=1 << 31)]
 Top = Annotated[int, Field(ge=0, le=MOST_TOP)]
-# Lists fail at their first error: a body can hold millions of wrong items.
+# Fail at the first error, since a body can hold millions of wrong items.
 Prompts = Annotated[
     list[str | Annotated[list[int], Field(min_length=1, fail_fast=True)]],
     Field(
@@ -141,7 +141,7 @@ class GenerateBody(_Request):
 
 
 class StreamOptions(Fields):
-    # Obfuscation would pad the parts of a stream to one size.
+    # Obfuscation would pad the events of a stream to one size.
     ignored = {"include_obfuscation": (False,)}
     include_usage: bool = False
 
@@ -152,7 +152,7 @@ class _Streamed(_Request):
 
     @property
     def usage(self) -> bool:
-        """Whether the last part of a stream has the counts of tokens."""
+        """Whether the last event of a stream has the token counts."""
         return self.stream_options.include_usage
 
     @model_validator(mode="after")
@@ -172,7 +172,7 @@ class CompletionBody(_Streamed):
 
     @property
     def top(self) -> int | None:
-        """Number of likeliest tokens beside each token; None for no log-probabilities."""
+        """Number of most likely tokens for each token; None for no log-probabilities."""
         return self.logprobs
 
     @model_validator(mode="after")
@@ -197,7 +197,7 @@ def _parts(content: Any) -> Any:
 
 
 class Message(Fields):
-    """A message of a chat, whose text parts are joined; a developer is the system."""
+    """A chat message; text parts are joined, and the role developer means system."""
 
     ignored = IGNORED_IN_MESSAGES
     role: Annotated[str, AfterValidator(lambda role: "system" if role == "developer" else role)]
@@ -205,7 +205,7 @@ class Message(Fields):
     name: str | None = None
 
     def for_template(self) -> dict[str, str]:
-        """Return the message as chat templates take it."""
+        """Return the message in the form of chat templates."""
         message = {"role": self.role, "content": "".join(part.text for part in self.content)}
         return message if self.name is None else message | {"name": self.name}
 
@@ -221,7 +221,7 @@ class ChatBody(_Streamed):
 
     @property
     def top(self) -> int | None:
-        """Number of likeliest tokens beside each token; None for no log-probabilities."""
+        """Number of most likely tokens for each token; None for no log-probabilities."""
         return self.top_logprobs if self.logprobs else None
 
     @model_validator(mode="after")
@@ -262,16 +262,16 @@ Body = TypeVar("Body", bound=Fields)
 
 
 def check_body(kind: type[Body], body: dict[str, Any]) -> Body:
-    """Return the fields of a body.
+    """Return the validated fields of a body.
 
     Raises:
-        Refused: A field is unknown or missing, or has an unsupported value; the message names it.
+        Refused: A field is unknown, missing or invalid; the message names it.
     """
     try:
         return kind.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-    cause = first.get("ctx", {}).get("error")  # a Refused of this file
+    cause = first.get("ctx", {}).get("error")  # a Refused of a validator in this file
     if cause and not first["loc"]:
         raise cause
     name, *inner = first["loc"]
@@ -292,12 +292,12 @@ def read_body(content: bytes) -> dict[str, Any]:
     """Return the JSON object of a body.
 
     Raises:
-        Refused: It is not JSON, or not an object.
+        Refused: The body is not JSON, or not an object.
     """
     try:
         text = content.decode()
         body = json.loads(text)
-        if "\\ud" in text.lower():  # which can be half of a character
+        if "\\ud" in text.lower():  # maybe half of a surrogate pair
             json.dumps(body, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise Refused("the body has halves of characters: a text must be Unicode") from None

@@ -1,7 +1,7 @@
-"""Checks of the headers Host and Origin, which keep out the web pages that a user opens.
+"""Checks of the headers Host and Origin against malicious web pages in the user's browser.
 
-A page can send requests to a server on the user's machine, and can read the answers once a name of
-its own resolves to 127.0.0.1 (DNS rebinding). Such requests name the page, or that name.
+A page can send requests to a server on the user's machine, and can read the answers if a host name
+of its own resolves to 127.0.0.1 (DNS rebinding). The headers of such requests name that host.
 """
 
 import ipaddress
@@ -25,16 +25,16 @@ class Hosts(NamedTuple):
     """Hosts that requests may name.
 
     Attributes:
-        names: Host names and IP addresses, as `_canonical` writes them.
-        any_address: Whether every IP address is accepted, as by a server that listens at all
-            addresses of its machine. Only names can be rebound.
+        names: Host names and IP addresses, in the form of `_canonical`.
+        any_address: Whether every IP address is accepted, since the server listens at all addresses
+            of its machine. Only names can be rebound.
     """
 
     names: frozenset[str] = LOOPBACK
     any_address: bool = False
 
     def check(self, headers: "Headers") -> None:
-        """Check the headers Host and Origin of a request.
+        """Check the headers Host and Origin.
 
         Raises:
             Refused: One of them names another host.
@@ -48,7 +48,7 @@ class Hosts(NamedTuple):
                     421,
                 )
         for given in headers.getlist("origin"):
-            # A page that was opened by an IP address may ask the server at that address alone.
+            # A page from an IP address may only use the server at that address.
             if _host(given.partition("://")[2]) not in self.names | {*hosts.values()}:
                 raise Refused(
                     f"this server does not answer pages of {given!r:.120}: start it with "
@@ -90,7 +90,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _host(authority: str) -> str | None:
-    """Return the host of ``host:port``, or None where there is none."""
+    """Return the host of ``host:port``, or None if it is malformed."""
     match = _AUTHORITY.fullmatch(authority)
     return _canonical(match[1] or match[2]) if match else None
 

@@ -1,7 +1,7 @@
-"""Log-probabilities of tokens as the completions API writes them.
+"""Log-probabilities of tokens in the format of the completions API.
 
-An evaluation asks for those of thousands of tokens at a time, so JSON is put together here from
-texts of tokens that were written before, without an object of Python for each token.
+An evaluation requests them for thousands of tokens at a time, so JSON is assembled from cached
+texts of tokens, without a Python object for each token.
 """
 
 import re
@@ -17,7 +17,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The bytes that a byte-level vocabulary writes as printable characters, as GPT-2's does."""
+    """Return the bytes by the printable characters that stand for them in GPT-2's vocabulary."""
     kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in kept]
     written = {chr(byte): byte for byte in kept}
@@ -28,7 +28,7 @@ _BYTE_OF_CHARACTER = _byte_of_character()
 
 
 class TokenNames:
-    """Text of single tokens, also as JSON has it."""
+    """Texts of single tokens, also as JSON."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
@@ -41,7 +41,7 @@ class TokenNames:
         if "\u2581" in piece:
             return piece.replace("\u2581", " ")
         text = self._tokenizer.decode([token], skip_special_tokens=False)
-        part = "\ufffd" in text and "\ufffd" not in piece  # which is no part but that character
+        part = "\ufffd" in text and "\ufffd" not in piece  # incomplete, not U+FFFD itself
         return self._bytes(token) if part or not text else text
 
     def _json(self, token: int) -> str:
@@ -53,8 +53,8 @@ class TokenNames:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)
 
     def bytes_of(self, token: int) -> bytes | None:
-        """What a token stands for in UTF-8, which may be a part of a character; None of a token
-        that stands for no text."""
+        """Return the UTF-8 bytes of a token, maybe a part of a character; None for a token without
+        text."""
         piece = self._tokenizer.piece(token)
         if byte := _BYTE.fullmatch(piece):
             return bytes([int(byte[1], 16)])
@@ -63,20 +63,20 @@ class TokenNames:
         text = self._tokenizer.decode([token], skip_special_tokens=True)
         if "\ufffd" not in text or "\ufffd" in piece:
             return text.encode() or None
-        try:  # of a vocabulary that writes each byte as a character
+        try:  # a vocabulary that writes each byte as a character
             return bytes(_BYTE_OF_CHARACTER[one] for one in piece)
         except KeyError:
             return None
 
     def _width(self, token: int) -> int:
-        """Number of characters of a text that begin in a token."""
+        """Return the number of characters of a text that begin in a token."""
         text = self.text(token)
         if not text.startswith(("bytes:", "token_id:")):
             return len(text)
         return sum(byte & 0xC0 != 0x80 for byte in self.bytes_of(token) or b"")
 
     def keys(self, tokens: Iterable[int]) -> list[str]:
-        """The text of each of some tokens as JSON, or what tells those of equal texts apart."""
+        """Return distinct JSON strings for some tokens, their texts if those are distinct."""
         found = dict[str, None]()
         for token in tokens:
             key = self.text(token)
@@ -96,21 +96,20 @@ def written(
     top_logprobs: np.ndarray,
     offsets: np.ndarray,
 ) -> orjson.Fragment:
-    """``logprobs`` of N tokens, as JSON. The log-probability of a token has the same digits in
-    ``token_logprobs`` and in ``top_logprobs``, where it stands beside the K likeliest.
+    """Return ``logprobs`` of N tokens as JSON. Numbers in ``token_logprobs`` and ``top_logprobs``
+    have the same digits, and ``top_logprobs`` always contains the token itself.
 
     Args:
-        tokens: N ids.
-        values: float64 [N], log-probabilities; NaN, which becomes null, of tokens without one.
-        top_tokens: int64 [N, K], the likeliest tokens in the place of each.
+        values: float64 [N] log-probabilities; NaN becomes null.
+        top_tokens: int64 [N, K], the most likely tokens in the place of each token.
         top_logprobs: float64 [N, K], their log-probabilities.
-        offsets: int [N], characters of the text before each token.
+        offsets: int [N], number of characters before each token.
     """
     count, likeliest = top_tokens.shape[1], top_tokens.ravel().tolist()
     numbers, logprobs = _numbers(values), _numbers(top_logprobs.ravel())
     name = {token: names.json(token) for token in {*tokens, *likeliest}}
-    several = len(set(name.values())) < len(name)  # two tokens have one text
-    if count == 1 and not several:  # many tokens of evaluation's prompts
+    several = len(set(name.values())) < len(name)  # tokens with equal texts
+    if count == 1 and not several:  # fast path for the prompts of an evaluation
         rows = zip(tokens, numbers, likeliest, logprobs, strict=True)
         tops = [
             f"{{{name[one]}:{number}}}"
@@ -138,7 +137,7 @@ def written(
 
 
 def _numbers(values: np.ndarray) -> list[str]:
-    """Each number as JSON: the shortest one that is read as the same number; null for NaN."""
+    """Return numbers as JSON in their shortest exact form; NaN becomes null."""
     if not len(values):
         return []
     found = orjson.dumps(np.ascontiguousarray(values), option=orjson.OPT_SERIALIZE_NUMPY)

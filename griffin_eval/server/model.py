@@ -1,4 +1,4 @@
-"""The model that a server answers with, under one name and under one more for each saved state."""
+"""The model of a server, with one more name for each saved state."""
 
 import secrets
 from collections.abc import Callable
@@ -23,11 +23,8 @@ from griffin_eval.text.tokenizer import encode_with_bos
 class ServedModel:
     """A model, its tokenizer and its scheduler.
 
-    Args:
-        model: Open model of one replica.
-
     Raises:
-        BadInput: a checkpoint, a state or an option that cannot be used.
+        BadInput: A state or an option cannot be used.
     """
 
     def __init__(self, model: OpenModel, options: ServerOptions):
@@ -66,14 +63,14 @@ class ServedModel:
 
     @property
     def models(self) -> list[str]:
-        """Names under which it answers."""
+        """Names of the model and its saved states."""
         return [self.options.name, *self.saved]
 
     def start_of(self, name: str | None) -> str | None:
-        """Name of the saved state that a model goes on from; None for the plain model.
+        """Return the name of a model's saved state; None for the plain model.
 
         Raises:
-            Refused: there is no model of this name.
+            Refused: There is no model of this name.
         """
         if name in (None, self.options.name):
             return None
@@ -86,11 +83,13 @@ class ServedModel:
     def encode(
         self, prompt: str | list[int], start: str | None, *, special: bool = True
     ) -> np.ndarray:
-        """int32 ids of a prompt: a text with BOS if the model was trained so, but behind a saved
-        state, or without ``special`` tokens, without; ids as they are.
+        """Return the int32 ids of a prompt.
+
+        A text gets BOS if the model was trained with it, but not after a saved state or without
+        ``special`` tokens. Ids are returned as they are.
 
         Raises:
-            Refused: a text with a token, or an id, that the model lacks.
+            Refused: The model's embedding lacks a token.
         """
         if isinstance(prompt, list):
             self.check_ids(prompt, "prompt")
@@ -104,10 +103,10 @@ class ServedModel:
         return np.array(ids or [self._prefix], np.int32)
 
     def check_ids(self, ids: list[int], name: str) -> None:
-        """Check the token ids of a field.
+        """Check that the model has the token ids of a field.
 
         Raises:
-            Refused: The model lacks one of them.
+            Refused: It lacks one of them.
         """
         wrong = next((token for token in ids if not 0 <= token < self.vocab_size), None)
         if wrong is not None:
@@ -115,7 +114,7 @@ class ServedModel:
             raise Refused(refusal_of(ids, self.tokenizer) or expected, param=name)
 
     def without_bos(self, ids: np.ndarray) -> bool:
-        """Whether ids lack the BOS that the model was trained with."""
+        """Return whether ids lack the BOS that the model was trained with."""
         return self._add_bos and ids[0] != self.tokenizer.bos_token_id
 
     def ask(
@@ -127,18 +126,17 @@ class ServedModel:
         changed: Callable[[], object],
         seed: int,
     ) -> list[tuple[Request, Completion]]:
-        """The requests for the answers to a prompt, which have yet to be added, and what will be
-        known of each.
+        """Return requests for the answers to a prompt, with the completions they will fill.
 
         Args:
-            index: number of the first of these answers in its body.
-            asked: what the body says.
-            start: name of the saved state to go on from; None for none.
-            changed: called when an answer has ended, or a part of it has come.
-            seed: of the random numbers of the body.
+            index: Index in the body of the first of these answers.
+            asked: Validated body.
+            start: Name of the saved state to continue.
+            changed: Function called when an answer has ended or, for a stream, grown.
+            seed: Seed of the body.
 
         Raises:
-            Refused: they are longer than is allowed.
+            Refused: Prompt and answer are longer than the server allows.
         """
         ids = self.encode(prompt, start)
         most = self.options.max_tokens
@@ -186,8 +184,8 @@ class ServedModel:
         return found
 
     def _text_of(self, prompt: str | list[int], ids: np.ndarray) -> tuple[str, int]:
-        """A prompt as it is echoed, and how many of its first ids are not in that text: BOS, or
-        what stands for nothing."""
+        """Return a prompt as it is echoed, and the number of its first ids that are not in that
+        text, such as BOS."""
         first = int(ids[0]) if len(ids) else None
         unseen = int(first in (self.tokenizer.bos_token_id, self._prefix) and first is not None)
         if isinstance(prompt, list):
@@ -197,11 +195,10 @@ class ServedModel:
         return prompt, unseen
 
     def render(self, said: list[Message], start: str | None) -> str:
-        """The prompt of a conversation; behind a saved state, what follows the text that the user
-        has said.
+        """Return the prompt of a conversation; for a saved state, the part after its text.
 
         Raises:
-            Refused: the template refuses these messages, or it is not that of the saved state.
+            Refused: The template refuses the messages, or is not that of the saved state.
         """
         messages = [message.for_template() for message in said]
         template = self.options.chat_template or self.tokenizer.chat_template
@@ -251,5 +248,5 @@ class ServedModel:
 
 
 def any_seed() -> int:
-    """A seed that nobody chose."""
+    """Return a random seed."""
     return secrets.randbits(63)

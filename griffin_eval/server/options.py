@@ -1,4 +1,4 @@
-"""What a server allows, and the options of ``griffin-eval serve`` that say so."""
+"""Settings of a server, and the options of ``griffin-eval serve`` that set them."""
 
 import dataclasses
 from pathlib import Path
@@ -9,19 +9,15 @@ from griffin_eval.server.hosts import Hosts
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """What a server allows.
+    """Settings of a server.
 
     Attributes:
-        name: Name of the model.
-        states: Files of saved states, each of which is a model ``NAME:STEM`` of its own.
-        chat_template: Text of a template instead of the tokenizer's; ``plain`` for the contents of
-            the messages, a blank line between them.
-        system_role: ``refuse``, or ``merge`` to put what the system says in front of what the user
-            says first, where the template has no system role.
-        max_tokens, rows, queue, timeout, max_body, tokenizer_info: Options of the same names, but
-            for ``--max-length``.
+        states: Files of saved states, each of which becomes a model ``NAME:STEM``.
+        chat_template: Template that replaces the tokenizer's; ``plain`` joins the contents of the
+            messages with blank lines.
+        system_role: ``refuse``, or ``merge`` to put system messages in front of the first user
+            message if the template has no system role.
         api_key: Key that clients have to send; None for none.
-        hosts: Hosts that requests may name.
     """
 
     name: str

@@ -1,15 +1,10 @@
-"""The error of a request."""
+"""The exception for refused requests."""
 
 from griffin_eval.errors import BadInput
 
 
 class Refused(BadInput):
-    """A request that is answered with an error of the API.
-
-    Args:
-        message: One sentence.
-        param: Name of the field, if one is wrong.
-    """
+    """A request that gets an error of the API; ``param`` names the wrong field, if any."""
 
     def __init__(self, message: str, status: int = 400, param: str | None = None):
         super().__init__(message)
