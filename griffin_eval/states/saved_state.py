@@ -1,4 +1,4 @@
-"""The state after a text, as a file from which any process goes on, in either framework."""
+"""The state after a text as a file, from which any process can continue in either framework."""
 
 import dataclasses
 import hashlib
@@ -17,28 +17,28 @@ from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.json_files import exists, write_whole
 from griffin_eval.messages import brief, is_sha256
 
-LAYOUT = 2  # of the file
-_KEY = "griffin_eval_state"  # of its metadata
-_MAX_BYTES = 1 << 34  # of a file: more would be keys of many million tokens
+LAYOUT = 2  # version of the file's layout
+_KEY = "griffin_eval_state"  # key of the file's metadata
+_MAX_BYTES = 1 << 34  # larger files would hold keys of many million tokens
 
 
 class Origin(NamedTuple):
-    """What a state depends on.
+    """Everything that a state depends on.
 
     Attributes:
-        layout: of the file.
-        weights_sha256: hash of all weights.
-        config: of the model, with overrides, as JSON has it.
-        tokenizer: digest of the tokenizer's files; None if the text was given as token ids.
-        dtype: that the model ran in.
-        bos: whether the text began with BOS.
-        tokens: number of tokens of the text.
-        last_token: id of its last token, which is not in the state yet.
-        tokens_sha256: hash of the ids, as little-endian int32.
-        text: name of the text.
-        template: chat template in which the user says the text first
-            (`griffin_eval.text.chat.template_name`); None if it was read without one.
-        written_by: version and framework, for people.
+        layout: Version of the file's layout.
+        weights_sha256: Hash of all weights.
+        config: Config of the model, with overrides, as JSON.
+        tokenizer: Digest of the tokenizer's files; None if the text was given as token ids.
+        dtype: Dtype of the model.
+        bos: Whether the text began with BOS.
+        tokens: Number of tokens of the text.
+        last_token: Id of its last token, which the state does not include yet.
+        tokens_sha256: Hash of the ids as little-endian int32.
+        text: Name of the text.
+        template: Chat template in whose first user message the text was read
+            (`griffin_eval.text.chat.template_name`); None without one.
+        written_by: Version and framework, for information.
     """
 
     layout: int
@@ -59,11 +59,10 @@ class SavedState(NamedTuple):
     """The state of a model before the last token of a text.
 
     Attributes:
-        origin: what it depends on.
-        tensors: float32 (float64 of a float64 model), which holds every narrower dtype exactly. By
-            name, N = ``origin.tokens - 1`` tokens having been read: of recurrent layers
-            ``layers.I.h`` [L] and ``layers.I.conv`` [K, L]; of attention ``layers.I.k`` and
-            ``layers.I.v`` [C, J], of the last C tokens, oldest first, C being N at most.
+        tensors: Tensors by name, in float32 (float64 for a float64 model), which holds every
+            narrower dtype exactly. After N = ``origin.tokens - 1`` tokens: for recurrent layers
+            ``layers.I.h`` [L] and ``layers.I.conv`` [K, L]; for attention ``layers.I.k`` and
+            ``layers.I.v`` [C, J] of the last C <= N tokens, oldest first.
     """
 
     origin: Origin
@@ -71,26 +70,26 @@ class SavedState(NamedTuple):
 
     @property
     def read(self) -> int:
-        """Number of tokens that were read."""
+        """Number of tokens in the state."""
         return self.origin.tokens - 1
 
     @property
     def sha256(self) -> str:
-        """Hash of everything in it."""
+        """Hash of origin and tensors."""
         return hash_of(json.dumps(self.origin, sort_keys=True), self.tensors)
 
     def save(self, path: str | Path) -> None:
-        """Writes a safetensors file, which has its name only once it is whole.
+        """Write a safetensors file atomically.
 
         Raises:
-            BadInput: the system refuses.
+            BadInput: The file cannot be written.
         """
         metadata = self.origin._asdict() | {"state_sha256": self.sha256}
         save_whole(Path(path), self.tensors, {_KEY: json.dumps(metadata)})
 
 
 def hash_of(text: str, tensors: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 of a text and of tensors with their names."""
+    """Return the SHA-256 of a text, and of tensors with their names."""
     whole = hashlib.sha256(text.encode())
     for name, tensor in sorted(tensors.items()):
         whole.update(f"{name} {tensor.dtype.name} {tensor.shape}\n".encode())
@@ -99,12 +98,11 @@ def hash_of(text: str, tensors: Mapping[str, np.ndarray]) -> str:
 
 
 def check_replaceable(path: Path) -> None:
-    """Checks before a text is read that a state can be written, and that it replaces nothing but an
-    earlier saved state.
+    """Check that a state can be written to a path, and would only replace an earlier saved state.
 
     Raises:
-        ArgumentError: something else is there, or no folder above.
-        BadInput: it cannot be looked at.
+        ArgumentError: The path is something else, or has no folder above it.
+        BadInput: The path cannot be read.
     """
     with writing(path):
         above = next(folder for folder in path.absolute().parents if folder.exists())
@@ -132,7 +130,7 @@ def check_replaceable(path: Path) -> None:
 
 
 def _metadata(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file; none of one that cannot be read, or is no such file."""
+    """Return the metadata of a safetensors file; empty if it cannot be read as one."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -143,10 +141,10 @@ def _metadata(path: Path) -> dict[str, str]:
 
 
 def save_whole(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
-    """Writes a safetensors file, which has its name only once it is whole.
+    """Write a safetensors file atomically.
 
     Raises:
-        BadInput: the system refuses.
+        BadInput: The file cannot be written.
     """
     from safetensors.numpy import save
 
@@ -156,13 +154,13 @@ def save_whole(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, s
 
 
 def read_whole(path: Path, what: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file.
+    """Return the tensors and the metadata of a safetensors file.
 
     Args:
-        what: is expected, for the message.
+        what: Expected content, for the error message.
 
     Raises:
-        CheckpointError: the file cannot be read, or is none.
+        CheckpointError: The file cannot be read, or is no safetensors file.
     """
     from safetensors import SafetensorError, safe_open
     from safetensors.numpy import load
@@ -175,7 +173,7 @@ def read_whole(path: Path, what: str) -> tuple[dict[str, np.ndarray], dict[str, 
             return tensors, file.metadata() or {}
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (SafetensorError, KeyError, ValueError) as error:  # a dtype that numpy has not
+    except (SafetensorError, KeyError, ValueError) as error:  # also dtypes that numpy lacks
         raise CheckpointError(
             f"{path} is no safetensors file ({brief(str(error))}): expected {what}"
         ) from None
@@ -193,7 +191,7 @@ def origin_of(
     framework: str,
     template: str | None = None,
 ) -> Origin:
-    """The origin of a state that is to be saved, of int32 [N] token ids."""
+    """Return the origin of a new state after int32 [N] token ids."""
     return Origin(
         LAYOUT,
         weights_sha256,
@@ -211,31 +209,31 @@ def origin_of(
 
 
 def config_of(config: GriffinConfig) -> dict[str, Any]:
-    """A config as JSON has it."""
+    """Return a config in the types of JSON."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
 def tensors_of(layers: Sequence[Mapping[str, np.ndarray]], read: int) -> dict[str, np.ndarray]:
-    """The tensors of a `SavedState`.
+    """Return the tensors of a `SavedState`.
 
     Args:
-        layers: states of the twins' layers by name, without a batch axis.
-        read: number of tokens that were read.
+        layers: States of the twins' layers by name, without a batch axis.
+        read: Number of tokens in the state.
     """
     tensors: dict[str, np.ndarray] = {}
     for index, layer in enumerate(layers):
         for name, leaf in layer.items():
-            if name in ("k", "v"):  # those before are of no token
+            if name in ("k", "v"):  # rows of tokens; leave out empty ones
                 leaf = leaf[len(leaf) - min(read, len(leaf)) :]
             tensors[f"layers.{index}.{name}"] = leaf
     return tensors
 
 
 def read_state(path: str | Path) -> SavedState:
-    """A state that `SavedState.save` wrote.
+    """Return a state that `SavedState.save` wrote.
 
     Raises:
-        CheckpointError: the file cannot be read, is damaged, or is no saved state.
+        CheckpointError: The file cannot be read, is damaged, or is no saved state.
     """
     path = Path(path)
     tensors, metadata = read_whole(path, "a state that griffin-eval read --save has written")
@@ -263,10 +261,10 @@ def read_state(path: str | Path) -> SavedState:
 
 
 def _checked(origin: Origin) -> Origin:
-    """The same, which a file may have filled with anything.
+    """Return an origin from an untrusted file after checking types and ranges.
 
     Raises:
-        ValueError: a value is of another type, or out of all bounds.
+        ValueError: A value has another type, or is out of range.
     """
     types = {
         (str,): ("weights_sha256", "dtype", "tokens_sha256", "text", "written_by"),
@@ -294,14 +292,12 @@ def check_origin(
     tokenizer: str | None,
     dtype: str,
 ) -> None:
-    """Checks that a state is of this model, but for its weights.
+    """Check that a state belongs to this model, except for its weights.
 
-    Args:
-        config, tokenizer, dtype: of the model, as `Origin` has them; the tokenizer is not compared
-            if either is None.
+    The tokenizer is not compared if either is None.
 
     Raises:
-        ArgumentError: naming what differs.
+        ArgumentError: They differ; the message names the differences.
     """
     origin, mine = state.origin, config_of(config)
     defaults = json.loads(json.dumps({name: getattr(GriffinConfig, name) for name in ADDED}))
@@ -325,10 +321,10 @@ def check_origin(
 
 
 def check_weights(path: str | Path, state: SavedState, weights_sha256: str) -> None:
-    """Checks that a state is of these weights.
+    """Check that a state belongs to these weights.
 
     Raises:
-        ArgumentError: it is not.
+        ArgumentError: It does not.
     """
     if state.origin.weights_sha256 != weights_sha256:
         raise ArgumentError(
@@ -338,7 +334,7 @@ def check_weights(path: str | Path, state: SavedState, weights_sha256: str) -> N
 
 
 def fits(state: SavedState, config: GriffinConfig, dtype: str) -> bool:
-    """Whether a state has the tensors of a model, and ends with a token of it."""
+    """Return whether a state has the tensors of a model, and a last token of its vocabulary."""
     wide = "float64" if dtype == "float64" else "float32"
     found = {name: (one.shape, one.dtype.name) for name, one in state.tensors.items()}
     expected = {name: (one, wide) for name, one in shapes_of(config, state.read).items()}
@@ -346,7 +342,7 @@ def fits(state: SavedState, config: GriffinConfig, dtype: str) -> bool:
 
 
 def shapes_of(config: GriffinConfig, read: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors of a state after so many tokens."""
+    """Return the shapes of the tensors of a state after ``read`` tokens."""
     shapes: dict[str, tuple[int, ...]] = {}
     for index, kind in enumerate(config.block_types):
         if kind == "recurrent":

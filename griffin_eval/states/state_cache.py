@@ -1,9 +1,8 @@
-"""States at the ends of long beginnings of texts, in a folder for later runs.
+"""A folder of states after long beginnings of texts, for later runs.
 
-A file holds the state after some tokens, and its name is a hash of these tokens and of the model.
-Another one may hold the log-probabilities of these tokens, for who asks for them. So a later run,
-of whatever task and in either framework, finds the longest beginning that was read before. Any
-number of processes may share a folder.
+A file holds the state after some tokens; its name is a hash of these tokens and of the model.
+Another file may hold the log-probabilities of these tokens. A later run of any task, in either
+framework, starts from the longest beginning in the folder. Several processes can share a folder.
 """
 
 import contextlib
@@ -35,15 +34,15 @@ from griffin_eval.states.saved_state import (
 if TYPE_CHECKING:
     from griffin_eval.config import GriffinConfig
 
-STEP = 32  # tokens: beginnings of multiples of it are looked for and kept
-LEAST = 512  # tokens that keeping a state must save
+STEP = 32  # beginnings have a multiple of this number of tokens
+LEAST = 512  # minimum number of tokens that a kept state must save
 
 logger = logging.getLogger(__name__)
 
 Kept = TypeVar("Kept")
 
 _FILE = re.compile(r"[0-9a-f]{64}\.(state|scores)")
-_OWN = re.compile(rf"{_FILE.pattern}|\.{_FILE.pattern}\..+")  # finished or unfinished
+_OWN = re.compile(rf"{_FILE.pattern}|\.{_FILE.pattern}\..+")  # finished and temporary files
 _SCORES = "griffin_eval_scores"  # key of the metadata of log-probabilities
 
 
@@ -51,8 +50,8 @@ class Beginning(NamedTuple):
     """A beginning of texts whose state can be kept.
 
     Attributes:
-        tokens: how many it has; its state has read all but the last.
-        key: hash of these tokens and the model.
+        tokens: Number of its tokens; its state has read all but the last.
+        key: Hash of these tokens and the model, as a file name.
     """
 
     tokens: int
@@ -60,15 +59,15 @@ class Beginning(NamedTuple):
     sha256: Any
 
     def scores_key(self, softmax_dtype: str) -> str:
-        """Name of the file of its tokens' log-probabilities."""
+        """Return the file name of its tokens' log-probabilities."""
         return f"{hashlib.sha256(f'{self.key} {softmax_dtype}'.encode()).hexdigest()}.scores"
 
     def longer(self, path: np.ndarray, end: int) -> "Iterator[Beginning]":
-        """Longer beginnings of a text.
+        """Yield longer beginnings of a text.
 
         Args:
-            path: int32 [N], what is read of the text.
-            end: most tokens of a beginning.
+            path: int32 [N], tokens of the text.
+            end: Maximum number of tokens of a beginning.
         """
         whole = self.sha256
         for stop in range(self.tokens + STEP, end + 1, STEP):
@@ -81,16 +80,16 @@ class StateCache:
     """The states of one model in a folder.
 
     Attributes:
-        writes: whether something can be kept; False once that has failed.
+        writes: Whether the folder is written to; False after a failure.
 
     Args:
-        folder: made if it is not there.
-        limit: bytes of all files in it; those that were not used for longest are removed.
-        config, weights_sha256, tokenizer, dtype: of the model, as `Origin` has them.
-        framework: that writes, for people.
+        folder: Folder, created if it does not exist.
+        limit: Maximum bytes of all files in it; the least recently used ones are removed.
+        config, weights_sha256, tokenizer, dtype: Fields of `Origin` that describe the model.
+        framework: Name of the framework, for information.
 
     Raises:
-        BadInput: the folder cannot be made or read.
+        BadInput: The folder cannot be created or read.
     """
 
     def __init__(
@@ -109,8 +108,8 @@ class StateCache:
         model = [LAYOUT, weights_sha256, config_of(config), tokenizer, dtype]
         self._model = json.dumps(model, sort_keys=True).encode()
         self._known: set[str] = set()
-        self._told = False  # of a state that is too large
-        self._listed = 0  # when the folder had been changed last
+        self._told = False  # whether a too large state was reported
+        self._listed = 0  # modification time of the folder when it was last listed
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._list()
@@ -119,23 +118,23 @@ class StateCache:
         self.writes = True
 
     def refresh(self) -> None:
-        """Looks for what other processes have kept or removed meanwhile."""
+        """Look for files that other processes have added or removed."""
         try:
             if self._folder.stat().st_mtime_ns != self._listed:
                 self._list()
-        except OSError:  # it is gone
+        except OSError:  # the folder was removed
             self._known = set()
 
     def beginning(self) -> "Beginning":
-        """The beginning of every text, without a token."""
+        """Return the empty beginning of every text."""
         return Beginning(0, "", hashlib.sha256(self._model))
 
     def __contains__(self, key: str) -> bool:
         return key in self._known
 
     def load(self, key: str, tokens: np.ndarray) -> SavedState | None:
-        """The state before the last of some tokens; None, and a line in the log if it is damaged,
-        where it cannot be had."""
+        """Return the state before the last of some tokens, or None if it is missing or damaged;
+        damage is logged."""
 
         def read(file: Path) -> SavedState:
             state = read_state(file)
@@ -150,13 +149,12 @@ class StateCache:
         return self._load(key, read)
 
     def save(self, key: str, tokens: np.ndarray, tensors: dict[str, np.ndarray]) -> None:
-        """Keeps the state before the last of some tokens. If that fails, a line in the log says
-        so, and nothing else is kept in this run."""
+        """Keep the state before the last of some tokens. A failure is logged and ends writing."""
         self._save(key, tensors, self._make(tokens, tensors).save)
 
     def load_scores(self, key: str, tokens: int) -> dict[str, np.ndarray] | None:
-        """What `save_scores` kept; None, and a line in the log if it is damaged, where it cannot be
-        had."""
+        """Return the result of `save_scores`, or None if it is missing or damaged; damage is
+        logged."""
 
         def read(file: Path) -> dict[str, np.ndarray]:
             scores, metadata = read_whole(file, "log-probabilities that griffin-eval has kept")
@@ -168,12 +166,11 @@ class StateCache:
         return self._load(key, read)
 
     def save_scores(self, key: str, scores: dict[str, np.ndarray]) -> None:
-        """Keeps the log-probabilities of the tokens of a beginning. If that fails, a line in the
-        log says so, and nothing else is kept in this run.
+        """Keep the log-probabilities of a beginning. A failure is logged and ends writing.
 
         Args:
-            key: of `Beginning.scores_key`.
-            scores: of its N tokens but the first, as `PromptScores` has them: ``logprobs`` [N - 1],
+            key: Result of `Beginning.scores_key`.
+            scores: Fields of `PromptScores` for its N tokens but the first: ``logprobs`` [N - 1],
                 ``top_tokens`` and ``top_logprobs`` [N - 1, K].
         """
         metadata = {_SCORES: hash_of(key, scores)}
@@ -193,14 +190,14 @@ class StateCache:
         return known and all(np.isfinite(each).all() for each in scores.values())
 
     def _load(self, key: str, read: Callable[[Path], Kept]) -> Kept | None:
-        """What a file holds; None, with a line in the log if it is damaged, if it cannot be had."""
+        """Return the content of a file, or None if it is missing or damaged; damage is logged."""
         file = self._folder / key
-        self._known.discard(key)  # until it was read
+        self._known.discard(key)  # until it has been read
         try:
             if not file.exists():  # another process removed it
                 return None
             found = read(file)
-            with contextlib.suppress(OSError):  # it is another user's, or the folder is read-only
+            with contextlib.suppress(OSError):  # read-only, or another user's
                 os.utime(file)
         except (CheckpointError, OSError) as error:
             logger.warning("state_cache: %s; its tokens are read again", error)
@@ -229,7 +226,7 @@ class StateCache:
             logger.warning("state_cache: %s; no more states are kept", error)
 
     def _make(self, tokens: np.ndarray, tensors: dict[str, np.ndarray]) -> SavedState:
-        # BOS is among the tokens, if there is one.
+        # The tokens already include BOS, if there is one.
         origin = origin_of(*self._origin, tokens, bos=False, text="", framework=self._framework)
         return SavedState(origin, tensors)
 
@@ -238,8 +235,8 @@ class StateCache:
         self._known = {path.name for path in self._folder.iterdir() if _FILE.fullmatch(path.name)}
 
     def _hold_limit(self) -> None:
-        """Remove the files used least recently, and those that a killed process left unfinished.
-        Other processes may do so at the same time."""
+        """Remove the least recently used files, and temporary files of killed processes. Other
+        processes may do so at the same time."""
         own = (file for file in self._folder.iterdir() if _OWN.fullmatch(file.name))
         for file in over_limit(own, self._limit):
             file.unlink(missing_ok=True)

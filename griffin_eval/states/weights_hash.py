@@ -1,4 +1,4 @@
-"""One hash for all weights of a checkpoint, the same in every format."""
+"""The hash of all weights of a checkpoint, equal for every format."""
 
 import atexit
 import threading
@@ -12,8 +12,8 @@ from griffin_eval.errors import CheckpointError
 
 
 def start_hashing(checkpoint: Checkpoint, check: bool) -> Future[str]:
-    """`weights_sha256` of a checkpoint, computed in a thread that ends with the process, after the
-    piece that it reads. What is wrong is raised where the result is asked for."""
+    """Compute `weights_sha256` in a thread that ends with the process. Errors are raised by the
+    future."""
     future: Future[str] = Future()
     ending = threading.Event()
 
@@ -25,7 +25,7 @@ def start_hashing(checkpoint: Checkpoint, check: bool) -> Future[str]:
         finally:
             atexit.unregister(end)
 
-    # A thread that Python stops within tensorstore's C++ aborts the process.
+    # Python must not stop the thread inside tensorstore's C++ code, which aborts the process.
     def end() -> None:
         ending.set()
         thread.join()
@@ -39,21 +39,20 @@ def start_hashing(checkpoint: Checkpoint, check: bool) -> Future[str]:
 def weights_sha256(
     checkpoint: Checkpoint, check: bool = True, cancelled: Callable[[], bool] = lambda: False
 ) -> str:
-    """SHA-256 over the names, dtypes and SHA-256 of all parameters, in hexadecimal digits.
+    """Return the hexadecimal SHA-256 of the names, dtypes and SHA-256 of all parameters.
 
-    The SHA-256 of a parameter is the manifest's: of its bytes in canonical layout. It is computed
-    and not read from a manifest, since weights may have changed after one was written. Adapters
-    count with their own hashes and weights: what is hashed of a parameter is as it is stored.
+    The SHA-256 of a parameter is that of the manifest: of its bytes in canonical layout. It is
+    computed and not read from a manifest, since weights may have changed afterwards. Adapters count
+    with their own hashes and weights, so parameters are hashed as they are stored.
 
     Args:
-        check: whether each is compared with the manifest that lies beside the weights, with the
-            checksum of its container and the hub's of its file, as far as there are such.
-        cancelled: asked after each piece whether to give up.
+        check: Whether to compare with the manifest beside the weights, the container's checksums
+            and the hub's hashes of files, as far as there are any.
+        cancelled: Function that is called after each piece; True cancels.
 
     Raises:
-        CancelledError: it was given up.
-        CheckpointError: a parameter is not what the manifest says, or not in it; or this is
-            damaged.
+        CancelledError: ``cancelled`` returned True.
+        CheckpointError: A parameter differs from the manifest, or the manifest is damaged.
     """
 
     def stop_if_cancelled(_: int) -> None:
