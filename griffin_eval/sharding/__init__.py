@@ -1,1 +1,1 @@
-"""A model split over devices: how, and what each framework needs beside it."""
+"""Models split over devices: the table of axes, and the collectives of each framework."""

@@ -1,22 +1,20 @@
-"""The processes that a launcher (torchrun, ``accelerate launch``) starts."""
+"""Processes that a launcher (torchrun, ``accelerate launch``) starts."""
 
 import os
 from typing import NamedTuple
 
 from griffin_eval.errors import ArgumentError
 
-COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # as JAX reads it, HOST:PORT of process 0
+COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # JAX's variable, HOST:PORT of process 0
 
 
 class Launch(NamedTuple):
-    """Which of the launched processes this is. Neighbours may share a model.
+    """This process's place among the launched processes. Adjacent ranks may share a model.
 
     Attributes:
-        rank: its number among all processes.
-        local_rank: its number among those of this machine.
-        world_size: number of all processes.
-        local_world_size: number of those of this machine.
-        sharing: how many neighbours share a model, 1 if each has its own.
+        local_rank: Rank among the processes of this machine.
+        local_world_size: Number of processes on this machine.
+        sharing: Number of processes that share a model.
     """
 
     rank: int = 0
@@ -27,7 +25,7 @@ class Launch(NamedTuple):
 
     @classmethod
     def of_environment(cls) -> "Launch":
-        """As the launcher's environment variables say; without a launcher the only process."""
+        """Read the launcher's environment variables; without a launcher there is one process."""
         names = ("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "1")
         rank, local_rank, world_size, local_world_size = (
             int(os.environ.get(name, default)) for name, default in names
@@ -35,14 +33,12 @@ class Launch(NamedTuple):
         return cls(rank, local_rank, world_size, local_world_size) if world_size > 1 else cls()
 
     def shared_by(self, processes: int, replicas: int | None) -> "Launch":
-        """The same where so many neighbours share a model.
+        """Return this launch with models that ``processes`` adjacent ranks share.
 
-        Args:
-            processes: that share a model.
-            replicas: of the model, None for as many as the processes make.
+        ``replicas`` is the number of models, None for as many as the processes make.
 
         Raises:
-            ArgumentError: the launched processes do not make that.
+            ArgumentError: The number of launched processes does not fit.
         """
         if self.world_size % processes or (replicas or 1) * processes > self.world_size:
             asked = f"tensor_parallel_size={processes}"
@@ -61,28 +57,28 @@ class Launch(NamedTuple):
 
     @property
     def part(self) -> int:
-        """Which part of its model this process has; 0 leads the others."""
+        """Index of this process's part of its model; part 0 leads the others."""
         return self.rank % self.sharing
 
     @property
     def replica(self) -> int:
-        """Which of the replicas this process belongs to."""
+        """Index of this process's model among all replicas."""
         return self.rank // self.sharing
 
     @property
     def replicas(self) -> int:
-        """How many models there are."""
+        """Number of models."""
         return self.world_size // self.sharing
 
     def device(self, asked: str | None, cuda_devices: int) -> str | None:
-        """Return the device of this process: each of several has a CUDA device of its own.
+        """Return the device of this process; each of several processes gets its own CUDA device.
 
         Args:
             asked: Name of the device; None for the best one.
             cuda_devices: Number of CUDA devices of this machine.
 
         Raises:
-            ArgumentError: there are fewer CUDA devices than processes on this machine.
+            ArgumentError: There are fewer CUDA devices than processes on this machine.
         """
         if self.world_size == 1 or not cuda_devices or not (asked or "cuda").startswith("cuda"):
             return asked

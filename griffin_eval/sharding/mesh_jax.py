@@ -1,12 +1,12 @@
-"""The model on several devices: what XLA does not split by itself.
+"""JAX models on a mesh of devices: the operations that XLA does not split by itself.
 
-`jax.set_mesh` says over which devices a function is compiled. XLA then splits all products by how
-the weights lie (`griffin_eval.sharding`). Kernels are opaque to it: here they run in islands of
-`jax.shard_map`, each device on its own channels or heads, without any communication.
+`jax.set_mesh` sets the devices that a function is compiled for. XLA then splits all matrix products
+by the shardings of the weights (`griffin_eval.sharding`). Kernels are opaque to it: here they run
+inside `jax.shard_map`, each device on its own channels or heads, without communication.
 
-On a mesh of the one axis ``time`` the whole model runs in such an island, each device on its own
-part of the tokens of a document. There the recurrence, the convolution and attention need something
-of the devices before: see `rglru` and `before`.
+On a mesh with the single axis ``time``, the whole model runs inside `jax.shard_map`, each device on
+its own part of a document's tokens. The recurrence, the convolution and attention then need values
+from earlier devices: see `rglru` and `before`.
 """
 
 from collections.abc import Sequence
@@ -30,43 +30,45 @@ SUMS = "sums"
 
 
 def make_mesh(devices: Sequence[Any], data: int = 1) -> Mesh:
-    """A mesh of JAX's devices, which splits the batch ``data`` times, and the weights over as many
-    devices each."""
+    """Return a mesh that splits the batch into ``data`` parts and the weights over the devices of
+    each."""
     shape = data, len(devices) // data
     return Mesh(np.array(devices).reshape(shape), (DATA, MODEL), axis_types=(AxisType.Auto,) * 2)
 
 
 def make_time_mesh(devices: Sequence[Any]) -> Mesh:
-    """A mesh of JAX's devices, which reads documents together, each a part of their tokens."""
+    """Return a mesh that splits the tokens of documents over devices."""
     return Mesh(np.array(devices), (TIME,), axis_types=(AxisType.Auto,))
 
 
 def param_sharding(mesh: Mesh, split: Split, spec: ParamSpec) -> NamedSharding:
-    """How a parameter lies on a mesh."""
+    """Return the sharding of a parameter on a mesh."""
     return NamedSharding(mesh, PartitionSpec(*split.axes(spec)))
 
 
 def training_sharding(mesh: Mesh, split: Split, spec: ParamSpec) -> NamedSharding:
-    """How a parameter lies on a mesh between training steps."""
+    """Return the sharding of a parameter on a mesh between training steps."""
     return NamedSharding(mesh, PartitionSpec(*split.axes_in_training(spec, mesh.shape[DATA])))
 
 
 def gathered(split: Split, spec: ParamSpec, value: Array) -> Array:
-    """A parameter in training, whole in every replica: what is computed with."""
+    """Return a training parameter with its width gathered over the replicas, for computation."""
     if not _sizes():
         return value
     return jax.lax.with_sharding_constraint(value, PartitionSpec(*split.axes(spec)))
 
 
 def axis_size(name: str) -> int:
-    """Devices along an axis of the mesh that is set, 1 without one."""
+    """Return the number of devices along an axis of the current mesh; 1 without a mesh."""
     return _sizes().get(name, 1)
 
 
 def summed(partial: Array, split: bool = True) -> Array:
-    """The same array, whole on every device but for its rows: here XLA adds up what devices can
-    only compute in part, if they do (so ``split`` says nothing). What these are called, `SUMS`,
-    tells a training step what to keep that computes activations again."""
+    """Return an array of partial sums, summed over devices and split by rows only.
+
+    XLA knows which arrays are partial, so ``split`` is ignored. The checkpoint name `SUMS` lets a
+    training step that recomputes activations keep these arrays.
+    """
     partial = checkpoint_name(partial, SUMS)
     if not _sizes():
         return partial
@@ -84,8 +86,8 @@ def rglru(
     starts: Array | None,
     c: float,
 ) -> tuple[Array, Array]:
-    """`griffin_eval.kernels.rglru.api.rglru`, each device with whole blocks of the gates, or with a
-    part of the tokens."""
+    """Run `griffin_eval.kernels.rglru.api.rglru` with whole gate blocks on each device, or with a
+    part of the tokens on each."""
     if _devices_in_time() > 1:
         return _rglru_over_time(x, gates, h0, {"resets": resets, "lengths": lengths, "c": c})
     if not _sizes():
@@ -110,8 +112,8 @@ def rglru(
 
 
 def local_attention(q: Array, keys: Array, values: Array, max_age: Array, **layout: Any) -> Array:
-    """`griffin_eval.kernels.attention.api.local_attention`, each device with some of the heads, and
-    with the keys that they need."""
+    """Run `griffin_eval.kernels.attention.api.local_attention` with some of the heads, and the keys
+    that they need, on each device."""
     if not _sizes():
         return attention_api.local_attention(q, keys, values, max_age, **layout)
     split, rows = _head_axis(q, keys), _axis(DATA, len(q))
@@ -140,12 +142,14 @@ def local_attention(q: Array, keys: Array, values: Array, max_age: Array, **layo
 
 
 def before(past: Array, new: Array) -> Array:
-    """What lies before the tokens of a step: what the state remembers, or on every device but the
-    first of a document that is split along time, the last values of the device before.
+    """Return the values before the tokens of a step.
+
+    They are those of the state, or, for a document that is split along time, the last values of the
+    previous device on all devices but the first.
 
     Args:
-        past: remembered values [B, P, X].
-        new: those of the tokens [B, T, X]; T >= P where a document is split.
+        past: Values of the state [B, P, X].
+        new: Values of the tokens [B, T, X]; T >= P if a document is split.
     """
     devices, count, length = _devices_in_time(), past.shape[1], new.shape[1]
     if devices == 1 or not count:
@@ -158,9 +162,12 @@ def before(past: Array, new: Array) -> Array:
 def _rglru_over_time(
     x: Array, gates: Gates, h0: Array, layout: dict[str, Any]
 ) -> tuple[Array, Array]:
-    """The RG-LRU where each device has a part of the tokens. Each first reads its part from a state
-    of zero. What that ends in, and how much is left of an earlier state, tells all devices the
-    state before their part, from which they read it again. The last state is the same on all."""
+    """Run the RG-LRU with a part of the tokens on each device.
+
+    Each device first reads its part from a zero state. From the final states and total decays of
+    all parts, it computes the state before its part, and reads the part again from there. The last
+    state is equal on all devices.
+    """
     first, here = jax.lax.axis_index(TIME) == 0, jax.lax.axis_index(TIME)
     start = jnp.where(first, h0, jnp.zeros_like(h0))
     _, last = rglru_api.rglru(x, gates, start, starts=None, **layout)
@@ -175,7 +182,7 @@ def _rglru_over_time(
 
 
 def first_number(y: Array, q: Array, keys: Array) -> Array:
-    """A number of what attention gives, of each device its own: what needs it comes after."""
+    """Return one element of attention's result on each device, to order what depends on it."""
     if not _sizes():
         return y.ravel()[0]
     return jax.shard_map(
@@ -187,26 +194,25 @@ def first_number(y: Array, q: Array, keys: Array) -> Array:
 
 
 def _head_axis(q: Array, keys: Array) -> str | None:
-    """The axis of the mesh that splits the heads of queries, and with them those of keys if there
-    are several; None if they lie whole."""
+    """Return the mesh axis that splits the heads of queries, and of keys if there are several; None
+    if they are not split."""
     several = keys.shape[-1] // q.shape[3]
     return _axis(MODEL, several if several > 1 else q.shape[2])
 
 
 def _devices_in_time() -> int:
-    """Devices that read a document together, each a part of its tokens; 1 outside an island."""
+    """Return the number of devices that split a document along time; 1 outside `jax.shard_map`."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.shape.get(TIME, 1) if mesh.are_all_axes_manual else 1
 
 
 def _sizes() -> dict[str, int]:
-    """Devices along each axis of the mesh that is set; none of one device, or inside an island."""
+    """Return the current mesh's sizes; empty for one device or inside `jax.shard_map`."""
     mesh = jax.sharding.get_abstract_mesh()
     return dict(mesh.shape) if mesh.size > 1 and not mesh.are_all_axes_manual else {}
 
 
 def _axis(name: str, count: int) -> str | None:
-    """The axis of the mesh of that name, None if it does not divide so many heads, blocks or
-    rows."""
+    """Return the name of a mesh axis if it exists and divides the count; otherwise None."""
     sizes = _sizes()
     return name if name in sizes and count % sizes[name] == 0 else None

@@ -1,10 +1,10 @@
-"""How a model is split over devices: one table from logical axes to axes of a mesh.
+"""The split of a model over devices: one table from logical axes to axes of a mesh.
 
-Tensor parallelism as in section 4.1 of the paper (and Megatron-LM, arXiv:1909.08053): the maps that
-widen are split by their outputs, those that narrow by their inputs, the RG-LRU by whole blocks of
-its gates, attention by heads. One head of keys and values is computed by every device; several are
-split with the queries that they serve. So each half of a residual block ends in one sum over the
-devices, and nothing else needs any.
+Tensor parallelism as in section 4.1 of the paper (and Megatron-LM, arXiv:1909.08053): linear maps
+that widen are split by outputs, those that narrow by inputs, the RG-LRU by whole gate blocks,
+attention by heads. A single head of keys and values is computed on every device; several are split
+with the queries that they serve. So each half of a residual block ends in one sum over the devices,
+and no other communication is needed.
 """
 
 from collections.abc import Iterator
@@ -14,21 +14,20 @@ from griffin_eval.config import GriffinConfig
 from griffin_eval.errors import ArgumentError
 from griffin_eval.layout import ParamSpec, param_specs
 
-DATA, MODEL = "data", "model"  # the axes of a mesh: of the batch, and of the weights
-TIME = "time"  # the one axis of a mesh whose devices read a document together
+DATA, MODEL = "data", "model"  # mesh axes of the batch and of the weights
+TIME = "time"  # the single axis of a mesh that splits documents along time
 
-# The axis of the mesh that splits each logical axis. The others stay whole.
+# Mesh axis that splits each logical axis. Other logical axes stay whole.
 RULES: dict[str, str] = dict.fromkeys(("vocab", "mlp", "lru", "gate", "heads", "kv_heads"), MODEL)
 
 
 @dataclass(frozen=True)
 class Split:
-    """Which axes of a model are split over a number of devices.
+    """The split of a model's axes over a number of devices.
 
     Attributes:
-        config: of the model.
-        devices: number of devices that share the weights, 1 or more.
-        whole: the logical axes that stay whole since they do not divide, and why.
+        devices: Number of devices that share the weights.
+        whole: Logical axes that stay whole because their size does not divide, with that size.
     """
 
     config: GriffinConfig
@@ -36,22 +35,21 @@ class Split:
     whole: dict[str, str]
 
     def axes(self, spec: ParamSpec) -> tuple[str | None, ...]:
-        """The axis of the mesh that splits each dimension of a parameter; None where it is
-        whole."""
+        """Return the mesh axis that splits each dimension of a parameter; None if it is whole."""
         if self.devices == 1:
             return (None,) * len(spec.axes)
         return tuple(None if axis in self.whole else RULES.get(axis) for axis in spec.axes)
 
     def axes_in_training(self, spec: ParamSpec, data: int) -> tuple[str | None, ...]:
-        """The same where ``data`` replicas train together. Each keeps a part of the width of every
-        parameter and of the optimizer's state (ZeRO, arXiv:1910.02054)."""
+        """Return `axes` for ``data`` replicas that train together: each keeps a part of the width
+        of every parameter and of the optimizer's state (ZeRO, arXiv:1910.02054)."""
         return tuple(
             DATA if name == "width" and size % data == 0 and data > 1 else axis
             for axis, name, size in zip(self.axes(spec), spec.axes, spec.shape, strict=True)
         )
 
     def part(self, spec: ParamSpec, rank: int) -> tuple[slice, ...]:
-        """What device ``rank``, 0 to ``devices`` - 1, holds of a parameter."""
+        """Return the slices of a parameter that device ``rank`` holds, 0 to ``devices`` - 1."""
         sizes = [n // self.devices for n in spec.shape]
         return tuple(
             slice(rank * size, (rank + 1) * size) if axis == MODEL else slice(None)
@@ -59,8 +57,8 @@ class Split:
         )
 
     def adds_once(self, spec: ParamSpec) -> bool:
-        """Whether a parameter is the bias of a map that is split by its inputs, which is added to
-        the sum of all parts."""
+        """Return whether a parameter is the bias of a linear map that is split by its inputs; such
+        a bias is added after the sum over devices."""
         name, _, last = spec.name.rpartition(".")
         if last != "bias":
             return False
@@ -69,26 +67,22 @@ class Split:
 
     @property
     def splits_keys(self) -> bool:
-        """Whether each device has keys and values of its own."""
+        """Whether each device has its own keys and values."""
         return self.devices > 1 and self.config.num_kv_heads > 1 and "kv_heads" not in self.whole
 
     def size(self, spec: ParamSpec) -> int:
-        """Elements of a parameter that each device holds."""
+        """Return the number of elements of a parameter on each device."""
         return spec.size // (self.devices if MODEL in self.axes(spec) else 1)
 
     def replicated(self) -> Iterator[ParamSpec]:
-        """Parameters that would be split if their axes divided."""
+        """Yield the parameters that would be split if their axes divided."""
         for spec in param_specs(self.config).values():
             if any(axis in self.whole for axis in spec.axes):
                 yield spec
 
 
 def split_over(config: GriffinConfig, devices: int) -> Split:
-    """The split over this number of devices. An axis that does not divide stays whole.
-
-    Args:
-        devices: that share the weights, 1 or more.
-    """
+    """Return the split over ``devices`` >= 1. An axis that does not divide stays whole."""
     counts = {
         "vocab": (config.vocab_size, "tokens"),
         "mlp": (config.mlp_width, "channels of the MLP"),
@@ -102,7 +96,7 @@ def split_over(config: GriffinConfig, devices: int) -> Split:
     }
     if "heads" in counts and config.num_kv_heads > 1 and config.num_kv_heads % devices:
         whole["heads"] = whole["kv_heads"] = f"{config.num_kv_heads} heads of keys"
-    if config.complex_gates and devices > 1:  # of which one half is real, the other imaginary
+    if config.complex_gates and devices > 1:  # real and imaginary parts are separate halves
         whole["lru"] = "complex channels"
     if "lru" in whole:
         whole["gate"] = whole["lru"]
@@ -110,10 +104,10 @@ def split_over(config: GriffinConfig, devices: int) -> Split:
 
 
 def parse_mesh(text: str, option: str) -> dict[str, int]:
-    """The sizes of the axes of a mesh in a text such as ``data=4,model=2``; 1 where it is silent.
+    """Return the mesh sizes in a text such as ``data=4,model=2``; the default of an axis is 1.
 
     Raises:
-        ArgumentError: it is no such text, or names an axis that does not exist.
+        ArgumentError: The text is malformed, or an axis does not exist.
     """
     sizes = {DATA: 1, MODEL: 1}
     for part in text.split(","):
