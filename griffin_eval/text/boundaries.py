@@ -1,4 +1,4 @@
-"""The characters in front of which a text may be cut without changing its token ids."""
+"""Characters before which a text may be cut without changing its token ids."""
 
 import json
 import re
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import tokenizers
 
 
-# Where words part in byte-level BPE: Llama 3's pattern and Qwen 2's; GPT-2's is ByteLevel's own. In
-# none of them a match goes on from something else to a space, or looks at what is before it.
+# Word patterns of byte-level BPE: Llama 3's and Qwen 2's; GPT-2's is built into ByteLevel. In none
+# of them a match continues from another character to a space, or depends on the text before it.
 _LLAMA = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -21,10 +21,8 @@ _PATTERNS = (_LLAMA, _LLAMA.replace("{1,3}", ""))
 
 
 def boundaries_of_json(tokenizer: "tokenizers.Tokenizer") -> str:
-    """The boundaries of a ``tokenizer.json``, as `Encoder` defines them.
-
-    Empty unless every step of the tokenizer is one that is known here.
-    """
+    """Return the boundaries of a ``tokenizer.json``, as `Encoder` defines them; empty unless every
+    step of the tokenizer is known here."""
     added = tokenizer.get_added_tokens_decoder().values()
     if any(token.lstrip or token.rstrip or token.single_word for token in added):
         return ""
@@ -39,7 +37,7 @@ def boundaries_of_json(tokenizer: "tokenizers.Tokenizer") -> str:
     if normalizers in ([], [{"type": "NFC"}]):
         boundaries = _between_words(words)
     elif normalizers == [{"type": "Replace", "pattern": {"String": " "}, "content": SPACE}]:
-        # The pre-tokenizer of Gemma's files cuts at spaces, of which none is left.
+        # Gemma's pre-tokenizer cuts at spaces, but the normalizer has replaced all of them.
         whole = all(w["type"] == "Split" and w["pattern"] == {"String": " "} for w in words)
         if whole and type(model).__name__ == "BPE" and not _special_merges(model):
             boundaries = _between_pieces(tokenizer.get_vocab(with_added_tokens=False))
@@ -47,22 +45,22 @@ def boundaries_of_json(tokenizer: "tokenizers.Tokenizer") -> str:
 
 
 def boundaries_of_model(proto: bytes, vocabulary: Iterable[str]) -> str:
-    """The boundaries of a ``tokenizer.model``, as `Encoder` defines them.
+    """Return the boundaries of a ``tokenizer.model``, as `Encoder` defines them.
 
-    Unigram models are given whole texts: they add up scores in float32 from the start of the text,
-    so that what comes before changes how ties between two ways to split a word are rounded.
+    Unigram models have none: they add up scores in float32 from the start of the text, so the
+    rounding of ties between two ways to split a word depends on the text before it.
 
     Args:
-        proto: sentencepiece's serialised ModelProto.
-        vocabulary: all of its pieces.
+        proto: Serialised ModelProto of sentencepiece.
+        vocabulary: All of its pieces.
     """
     model = dict(_protobuf_fields(proto))
     try:
         trainer, normalizer = (dict(_protobuf_fields(model.get(number, b""))) for number in (2, 3))
-    except TypeError:  # a number where messages belong, which sentencepiece takes no notice of
+    except TypeError:  # numbers in place of messages, which sentencepiece ignores
         return ""
     identity = not normalizer.get(2)  # no table of replacements
-    verbatim = normalizer.get(3, 1) == normalizer.get(4, 1) == 0  # no space added or removed
+    verbatim = normalizer.get(3, 1) == normalizer.get(4, 1) == 0  # spaces stay as they are
     escaped, suffixes = normalizer.get(5, 1), trainer.get(24, 0)
     is_bpe = trainer.get(3, 1) == 2
     if is_bpe and identity and verbatim and escaped and not suffixes:
@@ -71,7 +69,7 @@ def boundaries_of_model(proto: bytes, vocabulary: Iterable[str]) -> str:
 
 
 def _between_words(steps: list[dict[str, Any]]) -> str:
-    """The characters in front of which pre-tokenizers always cut."""
+    """Return the characters before which pre-tokenizers always cut."""
     match steps:
         case [{"type": "ByteLevel", "use_regex": True, "add_prefix_space": prefixed}]:
             return " " if prefixed else " \n"
@@ -81,14 +79,14 @@ def _between_words(steps: list[dict[str, Any]]) -> str:
         ] if pattern in _PATTERNS and not split["invert"]:
             return " "
         case [{"type": "Metaspace", "replacement": "▁", "split": True}]:
-            return " "  # which is in front of a word already, so that none is added
+            return " "  # no space is added, since the word has one already
     return ""
 
 
 def _between_pieces(vocabulary: Iterable[str]) -> str:
-    """The characters in front of which no merge of a BPE reaches.
+    """Return the characters that no BPE merge joins to the text before them.
 
-    The result of a merge is a piece. If no piece has the character after another one, then the text
+    The result of a merge is a piece. If no piece has the character after another one, the text
     before it and the text from it on are merged independently.
     """
     pieces = set(vocabulary)
@@ -97,7 +95,7 @@ def _between_pieces(vocabulary: Iterable[str]) -> str:
 
 
 def _continued(pieces: Iterable[str], character: str) -> bool:
-    """Whether any piece has the character after one that is not white space."""
+    """Return whether any piece has the character after one that is not white space."""
     inside = re.compile(rf"[^\s{SPACE}]{character}")
     return any(inside.search(piece) for piece in pieces)
 
@@ -107,7 +105,7 @@ def _special_merges(model: Any) -> bool:
 
 
 def _steps(component: Any, name: str) -> list[dict[str, Any]]:
-    """The settings of a normalizer or pre-tokenizer, one entry for each of its steps."""
+    """Return the settings of a normalizer or pre-tokenizer, one entry for each step."""
     if component is None:
         return []
     settings = json.loads(component.__getstate__())
@@ -115,10 +113,10 @@ def _steps(component: Any, name: str) -> list[dict[str, Any]]:
 
 
 def _protobuf_fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Number and value, an integer or bytes, of each field of a protobuf message.
+    """Yield number and value (integer or bytes) of each field of a protobuf message.
 
-    Decoded here since sentencepiece's own ``sentencepiece_model_pb2`` needs the protobuf runtime of
-    the very release that it was generated with, which no other dependency asks for.
+    sentencepiece's own ``sentencepiece_model_pb2`` needs the exact protobuf runtime that generated
+    it, which no other dependency requires.
     """
     at = 0
 
@@ -140,5 +138,5 @@ def _protobuf_fields(message: bytes) -> Iterator[tuple[int, Any]]:
             size = varint()
             yield number, message[at : at + size]
             at += size
-        else:  # of a fixed size; or the beginning or the end of a group, which holds other fields
+        else:  # a value of fixed size, or a group's begin or end mark
             at += {1: 8, 5: 4}.get(kind, 0)

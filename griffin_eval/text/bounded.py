@@ -1,4 +1,4 @@
-"""A tokenizer with tokens that the model's embedding lacks: texts that use them are refused."""
+"""Tokenizers with more tokens than the model's embedding: texts with such tokens are refused."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -17,11 +17,11 @@ def bounded(tokenizer: Tokenizer, rows: int) -> Tokenizer:
     """Return a tokenizer whose ids all have a row in the model's embedding.
 
     Args:
-        tokenizer: tokenizer of the model; returned as it is if its ids have rows.
-        rows: number of rows of the embedding.
+        tokenizer: Tokenizer, returned as it is if all its ids have rows.
+        rows: Number of rows of the embedding.
 
     Raises:
-        CheckpointError: the tokenizer is of another model, or its BOS has no row.
+        CheckpointError: The tokenizer belongs to another model, or its BOS has no row.
     """
     if tokenizer.vocab_size <= rows:
         return tokenizer
@@ -44,7 +44,7 @@ def bounded(tokenizer: Tokenizer, rows: int) -> Tokenizer:
 
 
 def refusal_of(ids: Iterable[int], tokenizer: Tokenizer | None) -> str | None:
-    """Return a sentence about the first id that the embedding lacks; None if it has them all."""
+    """Return an error message about the first id that the embedding lacks, or None."""
     if not isinstance(tokenizer, BoundedTokenizer):
         return None
     lacking = (int(token) for token in ids if token in tokenizer.beyond)
@@ -53,12 +53,12 @@ def refusal_of(ids: Iterable[int], tokenizer: Tokenizer | None) -> str | None:
 
 
 class BoundedTokenizer:
-    """A tokenizer that refuses texts with ids that the embedding lacks. See `Tokenizer`.
+    """A `Tokenizer` that refuses texts with ids that the embedding lacks.
 
     Special tokens without a row are None, since no text can use them.
 
     Attributes:
-        beyond: the ids that the embedding lacks.
+        beyond: Ids that the embedding lacks.
     """
 
     def __init__(self, tokenizer: Tokenizer, rows: int):
@@ -91,11 +91,10 @@ class BoundedTokenizer:
         return encoded
 
     def refusal(self, token: int, what: str) -> str:
-        """Return the sentence that refuses a token.
+        """Return the error message for a token that the embedding lacks.
 
         Args:
-            token: one of ``beyond``.
-            what: noun phrase for the text that uses the token.
+            what: Noun phrase for the text with the token.
         """
         return (
             f"{what} uses the token {self.piece(token)!r} of id {token}, but the model's embedding "

@@ -1,4 +1,4 @@
-"""Chat templates, which both kinds of tokenizers render alike."""
+"""Chat templates, rendered alike for both kinds of tokenizers."""
 
 import hashlib
 import logging
@@ -10,7 +10,7 @@ from griffin_eval.errors import ArgumentError, CheckpointError, MissingExtraErro
 from griffin_eval.messages import first_line
 from griffin_eval.text.tokenizer import CONFIG_FILE, TEMPLATE_FILE, Tokenizer
 
-# Of a template that computes, in jinja2's sandbox; jinja2 lets them through as they are.
+# Errors of computations in a template, which jinja2's sandbox raises as they are.
 _FAILURES = (
     ArithmeticError,
     AttributeError,
@@ -20,9 +20,9 @@ _FAILURES = (
     TypeError,
     ValueError,
 )
-PLAIN = "plain"  # instead of a template: the contents of the messages, a blank line between them
-_MARK = "\U000f5a5a\U000f1d1d"  # no characters, of private use
-GEMMA_TURNS = ("<start_of_turn>", "<end_of_turn>")  # ordinary pieces to sentencepiece
+PLAIN = "plain"  # joins the contents of the messages with blank lines instead of a template
+_MARK = "\U000f5a5a\U000f1d1d"  # private-use characters
+GEMMA_TURNS = ("<start_of_turn>", "<end_of_turn>")  # ordinary pieces for sentencepiece
 
 logger = logging.getLogger(__name__)
 
@@ -54,29 +54,29 @@ class WithChatTemplate(Tokenizer):
 
 
 def read_chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
-    """The template that transformers would use, or None.
+    """Return the template that transformers would use, or None.
 
     Args:
-        folder: of the tokenizer; its ``chat_template.jinja`` comes first.
-        settings: its ``tokenizer_config.json``; of several templates, the one called default.
+        folder: Folder of the tokenizer; its ``chat_template.jinja`` has precedence.
+        settings: Content of ``tokenizer_config.json``; of several templates, the default counts.
     """
     if (folder / TEMPLATE_FILE).is_file():
         return (folder / TEMPLATE_FILE).read_text(encoding="utf-8")
     template = settings.get("chat_template")
-    if isinstance(template, list):  # several, each with a name
+    if isinstance(template, list):  # several named templates
         return {entry["name"]: entry["template"] for entry in template}.get("default")
     return template
 
 
 class TemplateRefused(Exception):
-    """Why a chat template does not take a conversation."""
+    """The reason why a chat template refuses a conversation."""
 
 
 def template_option(given: str | None) -> str | None:
-    """The template that ``--chat-template`` means: the content of a file, or `PLAIN`.
+    """Return the template that ``--chat-template`` names: the content of a file, or `PLAIN`.
 
     Raises:
-        ArgumentError: the file cannot be read.
+        ArgumentError: The file cannot be read.
     """
     if given in (None, PLAIN):
         return given
@@ -88,7 +88,7 @@ def template_option(given: str | None) -> str | None:
 
 
 def template_name(template: str) -> str:
-    """What a file records of a template: `PLAIN`, or the SHA-256 of its text."""
+    """Return the name of a template in saved states: `PLAIN`, or the SHA-256 of its text."""
     return template if template == PLAIN else hashlib.sha256(template.encode()).hexdigest()
 
 
@@ -101,16 +101,15 @@ def rendered(
 ) -> str:
     """Return the prompt of a conversation.
 
-    The template runs in jinja2's sandbox: it is a program, and comes with the checkpoint.
+    The template runs in jinja2's sandbox, since it is an untrusted program from the checkpoint.
 
     Args:
-        template: Template in Jinja's language, or `PLAIN`.
-        messages: Messages, each with ``role`` and ``content``.
+        template: Jinja template, or `PLAIN`.
+        messages: Messages with ``role`` and ``content``.
         tokenizer: Tokenizer whose special tokens the template may name.
-        add_generation_prompt: as of `Tokenizer.apply_chat_template`.
 
     Raises:
-        TemplateRefused: the template does not take these messages, or is none.
+        TemplateRefused: The template refuses the messages, or is invalid.
     """
     if template == PLAIN:
         return "\n\n".join(message["content"] for message in messages)
@@ -134,11 +133,11 @@ def rendered(
 
 
 def opening(template: str, text: str, tokenizer: Tokenizer) -> str:
-    """The prompt of a conversation in which the user says a text first, up to its end and a blank
-    line: what a saved state has read, for conversations that go on from it.
+    """Return the beginning of the prompt of a conversation whose first user message begins with a
+    text, up to the blank line after the text. Saved states of conversations end there.
 
     Raises:
-        TemplateRefused: the template does not take it, or changes it.
+        TemplateRefused: The template refuses or changes the text.
     """
     head, _ = _parted(
         template, [{"role": "user", "content": f"{text.rstrip()}\n\n{_MARK}"}], tokenizer
@@ -155,10 +154,11 @@ def after_opening(
     *,
     add_generation_prompt: bool = True,
 ) -> str:
-    """What follows `opening` in a conversation, to whose first message the text belongs.
+    """Return the prompt after `opening` of a conversation whose first message has that text left
+    out.
 
     Raises:
-        TemplateRefused: the first message is not the user's, or the template does not take these.
+        TemplateRefused: The first message is not the user's, or the template refuses the messages.
     """
     first, *others = messages
     if first["role"] != "user":
@@ -173,7 +173,7 @@ def after_opening(
 def _parted(
     template: str, messages: Sequence[dict[str, Any]], tokenizer: Tokenizer, **how: bool
 ) -> tuple[str, str]:
-    """A prompt before and after `_MARK`."""
+    """Return a prompt before and after `_MARK`."""
     head, mark, rest = rendered(template, messages, tokenizer, **how).partition(_MARK)
     if not mark:
         raise TemplateRefused("it leaves out what the user says")

@@ -1,4 +1,4 @@
-"""Tokenizers in ``tokenizer.json``, as the libraries tokenizers and transformers read them."""
+"""Tokenizers in ``tokenizer.json``, read by the libraries tokenizers and transformers."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class TransformersTokenizer(WithChatTemplate):
-    """A ``tokenizer.json``, read by transformers. See `Tokenizer`."""
+    """A `Tokenizer` from a ``tokenizer.json``, read by transformers."""
 
     def __init__(self, file: Path, name: str, settings: dict[str, Any]):
         try:
@@ -32,8 +32,7 @@ class TransformersTokenizer(WithChatTemplate):
             raise MissingExtraError("transformers", "torch") from None
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # of JSON and transformers, and of Rust, whose panics are no
-            # exceptions of Python's
+        except BaseException as error:  # Rust panics are no `Exception`
             if "auto_map" in settings and "trust_remote_code" in str(error):
                 raise CheckpointError(
                     f"{file.parent / CONFIG_FILE} names custom code that makes the tokenizer "
@@ -42,7 +41,7 @@ class TransformersTokenizer(WithChatTemplate):
                 ) from None
             raise CheckpointError(unreadable(file, error)) from error
         self._tokenizer = tokenizer
-        self._boundaries: str | None = None  # until they are first asked for
+        self._boundaries: str | None = None  # computed on first use
         self.name = name
         self.vocab_size = max(tokenizer.get_vocab().values()) + 1
         self.trained_vocab_size = int(tokenizer.vocab_size)  # without added tokens
@@ -67,7 +66,7 @@ class TransformersTokenizer(WithChatTemplate):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:
             return []
-        # verbose=False: a text longer than the tokenizer's model_max_length is no mistake here.
+        # verbose=False: texts longer than the tokenizer's model_max_length are fine here.
         with naming_half_characters(texts):
             encoded = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)
         return encoded["input_ids"]
@@ -88,11 +87,11 @@ class TransformersTokenizer(WithChatTemplate):
 
 
 def _read_json_tokenizer(file: Path) -> Any:
-    """transformers' tokenizer of a folder, with the ids of its ``tokenizer.json``.
+    """Return transformers' tokenizer of a folder, with the ids of its ``tokenizer.json``.
 
-    AutoTokenizer may build a class of its own from the vocabulary alone (a GemmaTokenizer, because
-    the model's or the tokenizer's config says so), which has other ids if the file is not in that
-    class's dialect, and tokens that the file lacks. The file is right: it is what was trained with.
+    AutoTokenizer may build another class from the vocabulary alone (a GemmaTokenizer, because of
+    the model's or the tokenizer's config). If the file is not in that class's dialect, its ids
+    differ and it may add tokens. The file is right, since the model was trained with it.
     """
     import tokenizers
     from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFast
@@ -100,7 +99,7 @@ def _read_json_tokenizer(file: Path) -> Any:
     written = tokenizers.Tokenizer.from_file(str(file))
     written.no_truncation()
     written.no_padding()
-    # An empty config: the model's says nothing about text, and may hold what transformers refuses.
+    # An empty config, since the model's config is irrelevant here and transformers may refuse it.
     auto = AutoTokenizer.from_pretrained(
         file.parent, config=PretrainedConfig(), trust_remote_code=False
     )

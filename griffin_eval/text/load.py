@@ -21,16 +21,16 @@ from griffin_eval.text.tokenizer import (
 def load_tokenizer(
     folder: str | Path, *, revision: str | None = None, subfolder: str | None = None
 ) -> Tokenizer:
-    """The tokenizer in a folder or on the hub.
+    """Return the tokenizer in a folder or on the hub.
 
     Args:
-        folder: a folder with ``tokenizer.json`` or ``tokenizer.model`` (the former is preferred),
-            one of these files, or a hub id.
-        revision: branch, tag or commit of a hub id.
-        subfolder: the folder within it that holds the tokenizer.
+        folder: Folder with ``tokenizer.json`` or ``tokenizer.model`` (the former is preferred), one
+            of these files, or a hub id.
+        revision: Branch, tag or commit of a hub id.
+        subfolder: Folder inside it that holds the tokenizer.
 
     Raises:
-        CheckpointError: there is no tokenizer there, or its files cannot be read.
+        CheckpointError: There is no tokenizer, or its files cannot be read.
         MissingExtraError: transformers or sentencepiece is not installed.
     """
     path, label = Path(folder).expanduser(), str(folder)
@@ -71,9 +71,9 @@ def _download(repository: str, revision: str | None, subfolder: str | None) -> P
         )
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
         reason = "it is not in the hub's cache, and the hub cannot be reached"
-    except Exception as error:  # the hub's client, its transport and its storage raise many kinds
+    except Exception as error:  # the hub's client and its transport raise many kinds of errors
         reason = f"{type(error).__name__}: {first_line(error)}"
-    # Outside the handlers, so that no traceback of the client comes along.
+    # Raised outside the handlers, so that it has no traceback of the client.
     raise CheckpointError(
         f"the tokenizer {repository!r} is no folder here and could not be downloaded: {reason}; "
         f"name a folder with {JSON_FILE} or {MODEL_FILE} (tokenizer=...)"

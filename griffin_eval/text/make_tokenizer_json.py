@@ -1,4 +1,4 @@
-"""Writes ``tokenizer.json`` for a ``tokenizer.model``."""
+"""Conversion of ``tokenizer.model`` to ``tokenizer.json``."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ from griffin_eval.text.tokenizer import (
 
 logger = logging.getLogger(__name__)
 
-# Every kind of white space, alone and in runs, at the start and at the end of a text.
+# All kinds of white space, alone and in runs, at the start and at the end of a text.
 _SPACES = (
     "  \u3000x\u00a0y \u200bz\ta\t\tb    c\n\n\n\n d  \r\n\x0b e\u2028\ufeff f\u00ad \ufffd "
     "\U0001f468\u200d\U0001f469\x00 "
@@ -28,21 +28,18 @@ _SPACES = (
 
 
 def write_json(folder: Path) -> None:
-    """Adds the ``tokenizer.json`` that transformers wants to a folder with a ``tokenizer.model``.
+    """Add the ``tokenizer.json`` that transformers needs to a folder with a ``tokenizer.model``.
 
-    It is added only if AutoTokenizer then gives sentencepiece's ids for a long text and for the
-    cases in which tokenizers usually differ; otherwise the folder stays as it is and the log says
-    why. The class in ``tokenizer_config.json`` becomes the one that takes ``tokenizer.json`` as it
-    is: by the model's type alone, AutoTokenizer would rebuild it with Gemma's normalisation.
-
-    Args:
-        folder: holds ``tokenizer.model`` and perhaps ``tokenizer_config.json``, which is replaced.
+    It is added only if AutoTokenizer then gives sentencepiece's ids for a long text and for cases
+    in which tokenizers usually differ; otherwise a warning says why not. The tokenizer's class in
+    ``tokenizer_config.json`` is replaced by one that reads ``tokenizer.json`` unchanged: by the
+    model's type alone, AutoTokenizer would rebuild it with Gemma's normalisation.
     """
     try:
         made = _make_json(folder / MODEL_FILE)
     except MissingExtraError as error:
         reason = str(error)
-    except Exception as error:  # transformers and tokenizers raise kinds of their own
+    except Exception as error:  # transformers and tokenizers raise many kinds of errors
         reason = first_line(error) or type(error).__name__
     else:
         if made is not None:
@@ -54,7 +51,7 @@ def write_json(folder: Path) -> None:
 
 
 def _make_json(file: Path) -> dict[str, bytes] | None:
-    """Contents of tokenizer.json and its tokenizer_config.json by file name; None if ids differ."""
+    """Return the contents of tokenizer.json and tokenizer_config.json; None if the ids differ."""
     import pydoc_data.topics
 
     try:

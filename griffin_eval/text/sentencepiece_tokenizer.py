@@ -1,4 +1,4 @@
-"""Tokenizers in ``tokenizer.model``, as the library sentencepiece reads them."""
+"""Tokenizers in ``tokenizer.model``, read by the library sentencepiece."""
 
 import itertools
 import re
@@ -15,10 +15,10 @@ from griffin_eval.text.tokenizer import GEMMA_NAMES, naming_half_characters, unr
 
 
 class SentencePieceTokenizer(WithChatTemplate):
-    """A ``tokenizer.model`` without a ``tokenizer.json``, read by sentencepiece. See `Tokenizer`.
+    """A `Tokenizer` from a ``tokenizer.model``, read by sentencepiece.
 
-    sentencepiece reads user-defined symbols in a text by itself, but never control symbols: here
-    the text is cut at them, and what lies between is encoded on its own.
+    sentencepiece finds user-defined symbols in a text, but not control symbols: texts are cut at
+    control symbols here, and the parts are encoded separately.
     """
 
     def __init__(self, file: Path, name: str, settings: dict[str, Any]):
@@ -30,11 +30,11 @@ class SentencePieceTokenizer(WithChatTemplate):
         try:
             model.LoadFromSerializedProto(file.read_bytes())
             for token in range(model.get_piece_size()):
-                model.id_to_piece(token)  # whether it is UTF-8
+                model.id_to_piece(token)  # raises if it is not UTF-8
         except (OSError, RuntimeError, ValueError) as error:
             raise CheckpointError(unreadable(file, error)) from error
         self._model = model
-        self._boundaries: str | None = None  # until they are first asked for
+        self._boundaries: str | None = None  # computed on first use
         self.name = name
         self.vocab_size = self.trained_vocab_size = model.get_piece_size()
         self.bos_token, self.bos_token_id = self._token(model.bos_id())
@@ -57,7 +57,7 @@ class SentencePieceTokenizer(WithChatTemplate):
     @property
     def boundaries(self) -> str:
         if self._boundaries is None:
-            pieces = map(self._model.id_to_piece, range(self.vocab_size))  # control symbols too
+            pieces = map(self._model.id_to_piece, range(self.vocab_size))  # with control symbols
             self._boundaries = boundaries_of_model(self._model.serialized_model_proto(), pieces)
         return self._boundaries
 
@@ -87,7 +87,7 @@ class SentencePieceTokenizer(WithChatTemplate):
 
     def _join(self, parts: list[str], encode) -> list[int]:
         ids: list[int] = []
-        for index, part in enumerate(parts):  # text and control symbols take turns
+        for index, part in enumerate(parts):  # texts and control symbols alternate
             ids += [self._control[part]] if index % 2 else encode(part)
         return ids
 

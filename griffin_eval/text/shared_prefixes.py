@@ -1,9 +1,9 @@
-"""Token ids of many texts, where each shared prefix is tokenised once.
+"""Token ids of many texts, with each shared prefix tokenised once.
 
-Questions on one book, few-shot prompts, a context with each of its continuations: such texts have
-long prefixes in common. Each text is cut at the last place of the shared prefix where a cut cannot
-change an id. `griffin_eval.text.boundaries` finds the characters at which that is so; a tokenizer
-for which it finds none gets whole texts.
+Questions on one book, few-shot prompts, a context with each of its continuations: such texts share
+long prefixes. Each text is cut at the last place of the shared prefix where a cut cannot change an
+id. `griffin_eval.text.boundaries` finds the characters before which this holds; without any, texts
+are tokenised whole.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,29 +11,29 @@ from typing import Protocol
 
 import numpy as np
 
-SPACE = "▁"  # how sentencepiece writes a space
-_COMPARED = 4096  # characters at a time
-_BATCH = 1 << 19  # characters that are tokenised at a time
+SPACE = "▁"  # sentencepiece's representation of a space
+_COMPARED = 4096  # characters compared at a time
+_BATCH = 1 << 19  # characters tokenised at a time
 
 
 class Encoder(Protocol):
     """The part of `griffin_eval.text.tokenizer.Tokenizer` that `encode_all` uses.
 
     Attributes:
-        boundaries: the characters in front of which any text may be cut where what comes before is
-            neither white space nor ``▁``: the ids of the parts are those of the whole.
+        boundaries: Characters before which any text may be cut, unless white space or ``▁`` comes
+            before: the ids of the parts are those of the whole text.
     """
 
     @property
     def boundaries(self) -> str: ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text."""
+        """Return the ids of each text."""
         ...
 
 
 class _Part:
-    """Characters of a text that are tokenised together, and what comes before them."""
+    """A range of a text that is tokenised by itself, and the part before it."""
 
     __slots__ = ("before", "end", "start", "text")
 
@@ -44,19 +44,15 @@ class _Part:
 def encode_all(
     tokenizer: Encoder, texts: Sequence[str], before: Sequence[int] = ()
 ) -> list[np.ndarray]:
-    """The ids that ``tokenizer.encode_batch(texts)`` gives, as int32 arrays.
+    """Return the ids of ``tokenizer.encode_batch(texts)`` as int32 arrays, each after ``before``.
 
-    Equal texts share one array, and a text that others go on from where it may be cut has the
-    beginning of one of theirs.
-
-    Args:
-        before: ids that every array starts with.
+    Equal texts share one array, and a text that is a prefix of another one may be a view of it.
     """
     parts: list[_Part] = []
-    last: dict[str, _Part] = {}  # part of each text
-    open_parts: list[_Part] = []  # of the text before, in order
+    last: dict[str, _Part] = {}  # last part of each text
+    open_parts: list[_Part] = []  # parts of the previous text, in order
     previous = ""
-    for text in sorted(set(texts)):  # each parts from the one before as late as from any
+    for text in sorted(set(texts)):  # adjacent texts share the longest prefixes
         cut = _last_cut(tokenizer.boundaries, previous, text)
         while open_parts and open_parts[-1].start >= cut:
             open_parts.pop()
@@ -74,10 +70,10 @@ def encode_all(
 
 
 def _encode(tokenizer: Encoder, parts: list[_Part]) -> dict[_Part, list[np.ndarray]]:
-    """int32 ids of each part, in one array or more.
+    """Return the int32 ids of each part, in one array or more.
 
-    A tokenizer's intermediate results take a hundred times the memory of the ids, so it gets no
-    more than `_BATCH` characters at a time, as far as texts may be cut.
+    Intermediate results of a tokenizer take a hundred times the memory of the ids, so it gets at
+    most `_BATCH` characters at a time where texts may be cut.
     """
     ids: dict[_Part, list[np.ndarray]] = {part: [] for part in parts}
     batch: list[tuple[_Part, str]] = []
@@ -101,8 +97,8 @@ def _encode(tokenizer: Encoder, parts: list[_Part]) -> dict[_Part, list[np.ndarr
 
 
 def _join(ids: dict[_Part, list[np.ndarray]], before: np.ndarray) -> dict[_Part, np.ndarray]:
-    """int32 ids from the start of the text to the end of each part, after those of ``before``."""
-    heirs = {part.before: part for part in ids}  # one of those that follow a part
+    """Return the int32 ids from the start of the text to the end of each part, after ``before``."""
+    heirs = {part.before: part for part in ids}  # one of the parts that follow each part
     joined: dict[_Part, np.ndarray] = {}
     for leaf in ids:
         if leaf in heirs:
@@ -120,9 +116,9 @@ def _join(ids: dict[_Part, list[np.ndarray]], before: np.ndarray) -> dict[_Part,
 
 
 def pieces(boundaries: str, text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Begin and end of each piece of a part of a text that may be tokenised by itself.
+    """Yield begin and end of each piece of a text that may be tokenised by itself.
 
-    A piece has about half of `_BATCH` characters, and more where the text may not be cut.
+    A piece has about half of `_BATCH` characters, or more if the text may not be cut.
     """
     while end - start > _BATCH and boundaries:
         at = start + _BATCH // 2
@@ -148,7 +144,7 @@ def _chain(part: _Part | None) -> list[_Part]:
 
 
 def _last_cut(boundaries: str, one: str, other: str) -> int:
-    """The last index in the shared prefix of two texts where both may be cut; 0 if none."""
+    """Return the last index in the shared prefix of two texts where both may be cut, or 0."""
     if not boundaries:
         return 0
     common = _common(one, other)
@@ -161,13 +157,13 @@ def _last_cut(boundaries: str, one: str, other: str) -> int:
 
 
 def _common(one: str, other: str) -> int:
-    """Number of leading characters that two texts share."""
+    """Return the number of leading characters that two texts share."""
     low, high = 0, min(len(one), len(other))
     step = _COMPARED
     while low < high and one[low : low + step] == other[low : low + step]:
         low += step
     high = min(high, low + step)
-    while low < high:  # what is before low is equal, what is before high + 1 is not
+    while low < high:  # invariant: texts agree before low, and differ before high + 1
         middle = (low + high + 1) // 2
         if one[low:middle] == other[low:middle]:
             low = middle

@@ -1,4 +1,4 @@
-"""Strings that end a generated text, for the server and for lm-eval's requests alike."""
+"""Strings that end a generated text, for the server and for lm-eval's requests."""
 
 from collections.abc import Iterable, Sequence
 from weakref import WeakKeyDictionary
@@ -6,25 +6,21 @@ from weakref import WeakKeyDictionary
 from griffin_eval.text.tokenizer import Tokenizer
 
 _MARGIN = 16  # tokens before a stop string that the text of its first token may depend on
-_SPECIAL: WeakKeyDictionary[Tokenizer, dict[int, bool]] = WeakKeyDictionary()  # by token
+_SPECIAL: WeakKeyDictionary[Tokenizer, dict[int, bool]] = WeakKeyDictionary()  # is special, by id
 
 
 class StopStrings:
-    """The stop strings of one request.
+    """The stop strings of one request. Empty strings are ignored.
 
     Generation ends after the token that completes a stop string in the text of the new tokens,
-    whether special tokens such as <end_of_turn> are written out in it or left out. The answer is
-    the text without special tokens, up to the beginning of the first stop string in it.
-
-    Args:
-        strings: Stop strings; empty ones are ignored.
+    with special tokens such as <end_of_turn> either written out or left out. The answer is the text
+    without special tokens, up to the beginning of its first stop string.
     """
 
     def __init__(self, tokenizer: Tokenizer, strings: Iterable[str]):
         self._tokenizer = tokenizer
         self.strings = [string for string in strings if string]
-        # Each token is at least a byte, so a stop string that has just appeared lies within as many
-        # tokens as it has bytes.
+        # A token is at least a byte, so a stop string has at most as many tokens as bytes.
         lengths = (len(one.encode(errors="surrogatepass")) for one in self.strings)
         self._tail = max(lengths, default=0) + _MARGIN
         self._special = _SPECIAL.setdefault(tokenizer, {})
@@ -34,16 +30,14 @@ class StopStrings:
         if not self.strings:
             return False
         tail = ids[-self._tail :]
-        # Both texts are equal where no token is special.
+        # Both texts are equal if no token is special.
         texts = [self._decode(tail, skip) for skip in {False, any(map(self._is_special, tail))}]
         return any(one in text for text in texts for one in self.strings)
 
     def beginning(self, text: str, settled: int = 0) -> int | None:
-        """Return where the first stop string of a text begins, or None if there is none.
+        """Return the index of the first stop string in a text without special tokens, or None.
 
-        Args:
-            text: Text without special tokens.
-            settled: Number of characters at its beginning that hold no whole stop string.
+        ``settled`` is the number of characters at the beginning that hold no whole stop string.
         """
         starts = (text.find(one, max(settled - len(one), 0)) for one in self.strings)
         return min((start for start in starts if start >= 0), default=None)

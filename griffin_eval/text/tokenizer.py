@@ -1,8 +1,8 @@
-"""Text to token ids and back: one interface over transformers' and sentencepiece's tokenizers.
+"""The interface of transformers' and sentencepiece's tokenizers.
 
-A folder with ``tokenizer.json`` is read with transformers; one with only ``tokenizer.model``, as
-DeepMind publishes them, with sentencepiece itself: transformers turns such a file into a tokenizer
-of its own, which agrees with sentencepiece only where the file is exactly in Gemma's dialect.
+A folder with ``tokenizer.json`` is read with transformers; a folder with only ``tokenizer.model``,
+which DeepMind publishes, with sentencepiece itself. Transformers would convert such a file to a
+tokenizer of its own, which agrees with sentencepiece only for files in Gemma's exact dialect.
 """
 
 import contextlib
@@ -29,8 +29,7 @@ FILES += ("special_tokens_map.json", "added_tokens.json")
 
 GEMMA_NAMES = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
 
-# A text with the cases in which tokenizers differ: runs of spaces, digits, accents, bytes, special
-# tokens.
+# Cases in which tokenizers differ: runs of spaces, digits, accents, bytes, special tokens.
 PROBE = (
     "Hello  world\n\n\tx=12,345.67;   naïve Å e\u0301 ½ 東京 🙂 don't\r\n<bos>a <start_of_turn>b"
 )
@@ -39,19 +38,17 @@ logger = logging.getLogger(__name__)
 
 
 class Tokenizer(Protocol):
-    """A tokenizer, whichever library reads it.
+    """A tokenizer of either library.
 
     Attributes:
-        name: identifies it by name and content, whatever folder it lies in.
-        vocab_size: highest id that it can produce, plus one.
-        trained_vocab_size: number of ids without the tokens that were added after its training.
-        bos_token, eos_token, pad_token: the special tokens as text, None where there is none.
-        bos_token_id, eos_token_id, pad_token_id: their ids.
-        special_tokens: texts that chat templates may name, by name (``bos_token``).
-        adds_bos: whether its own files ask for a BOS in front of every text.
-        chat_template: the Jinja template, None where there is none.
-        boundaries: the characters in front of which a text may be cut without changing its ids
-            (`griffin_eval.text.shared_prefixes.Encoder`); empty where that is not known.
+        name: Name and digest of the content, independent of the folder.
+        vocab_size: Highest id that it can produce, plus one.
+        trained_vocab_size: Number of ids without tokens that were added after training.
+        special_tokens: Texts of the tokens that chat templates can name, by name (``bos_token``).
+        adds_bos: Whether its files ask for a BOS before every text.
+        chat_template: Jinja template, or None.
+        boundaries: Characters before which a text may be cut without changing its ids
+            (`griffin_eval.text.shared_prefixes.Encoder`); empty if unknown.
     """
 
     name: str
@@ -71,54 +68,52 @@ class Tokenizer(Protocol):
     def boundaries(self) -> str: ...
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text; no special token is added, but those that the text spells out are read."""
+        """Return the ids of a text. Special tokens in it are parsed, but none are added."""
         ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` of many texts, in parallel."""
+        """Return the ids of many texts, computed in parallel."""
         ...
 
     def spans(self, text: str) -> np.ndarray:
-        """int64 [N, 2], the characters of a text at which each of `encode`'s N tokens begins and
-        ends. Tokens that are parts of one character may overlap or be empty; white space may lie in
-        no token."""
+        """Return int64 [N, 2], begin and end in the text of each of `encode`'s N tokens. Tokens
+        that are parts of one character may overlap or be empty; white space may be in no token."""
         ...
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool) -> str:
-        """Text of ids; unknown ids are left out."""
+        """Return the text of ids; unknown ids are left out."""
         ...
 
     def piece(self, token: int) -> str:
-        """How the vocabulary writes a token: of a single byte it may be ``<0x0A>``. Of what is no
-        token of it, as a larger embedding may have some, this is no piece of it."""
+        """Return the vocabulary's text of a token, such as ``<0x0A>`` for a byte. For an unknown id
+        the result is not a piece of the vocabulary."""
         ...
 
     def apply_chat_template(
         self, messages: list[dict[str, Any]], *, add_generation_prompt: bool
     ) -> str:
-        """The prompt of a conversation, which usually starts with BOS already.
+        """Return the prompt of a conversation, which usually starts with BOS already.
 
-        If the template refuses the conversation, it is rendered once more without its system
-        messages, and a warning is logged, as lm-eval's hf model does it.
+        If the template refuses the conversation, it is rendered again without system messages, and
+        a warning is logged, as in lm-eval's hf model.
 
         Args:
-            messages: each with ``role`` and ``content``.
+            messages: Messages with ``role`` and ``content``.
             add_generation_prompt: True ends with the opening of the model's turn; False leaves the
                 last message open, to be continued.
 
         Raises:
-            CheckpointError: there is no chat template, or it refuses these messages.
+            CheckpointError: There is no chat template, or it refuses the messages.
         """
         ...
 
 
 @contextlib.contextmanager
 def naming_half_characters(texts: Sequence[str]) -> Iterator[None]:
-    """Name the text that holds half of a surrogate pair, which tokenizers refuse with errors of
-    their own. JSON can spell such halves.
+    """Replace a tokenizer's error about half of a surrogate pair, which JSON can contain.
 
     Raises:
-        ArgumentError: instead of an error within the block, where one of the texts holds one.
+        ArgumentError: One of the texts contains a half; the message says where.
     """
     try:
         yield
@@ -134,14 +129,11 @@ def naming_half_characters(texts: Sequence[str]) -> Iterator[None]:
 
 
 def default_add_bos(tokenizer: Tokenizer, config: GriffinConfig) -> bool:
-    """Whether texts start with BOS unless the user says otherwise: as the model was trained.
+    """Return whether texts start with BOS by default: as the model was trained.
 
-    RecurrentGemma, which scales its embeddings and caps its logits, was trained with exactly one
-    BOS in front of every text, so it gets one whatever the tokenizer's files ask for. Other models
-    follow the tokenizer's files, as every model does in lm-eval's hf model.
-
-    Args:
-        tokenizer: the model's tokenizer; without a BOS token nothing can be added.
+    RecurrentGemma, recognised by scaled embeddings and capped logits, was trained with exactly one
+    BOS before every text, so it gets one whatever the tokenizer's files say. Other models follow
+    the tokenizer's files, as in lm-eval's hf model. Without a BOS token nothing can be added.
     """
     recurrentgemma = config.embedding_scale and config.logits_soft_cap > 0
     if tokenizer.bos_token_id is None:
@@ -152,11 +144,11 @@ def default_add_bos(tokenizer: Tokenizer, config: GriffinConfig) -> bool:
 
 
 def encode_with_bos(tokenizer: Tokenizer, text: str, add_bos: bool) -> list[int]:
-    """Ids of a text, with exactly one BOS in front if ``add_bos``, else as the text spells them.
+    """Return the ids of a text, with exactly one BOS in front if ``add_bos``.
 
-    A chat template writes BOS into the text: such a text gets no second one, and if it spells
-    several at its start, one remains. lm-eval's hf model adds none to a text that starts with BOS
-    either, but for generation looks only at the first text of a batch.
+    Chat templates write BOS into the text: such a text gets no second one, and several at its start
+    become one. (lm-eval's hf model does the same, but for generation it looks only at the first
+    text of a batch.)
 
     Raises:
         ArgumentError: ``add_bos`` with a tokenizer that has no BOS token.
@@ -166,10 +158,10 @@ def encode_with_bos(tokenizer: Tokenizer, text: str, add_bos: bool) -> list[int]
 
 
 def with_one_bos(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """Ids with exactly one BOS in front, however many there were. For `Tokenizer.encode_batch`.
+    """Return ids with exactly one BOS in front, however many there were.
 
     Raises:
-        ArgumentError: the tokenizer has no BOS token.
+        ArgumentError: The tokenizer has no BOS token.
     """
     bos = tokenizer.bos_token_id
     if bos is None:
@@ -178,15 +170,12 @@ def with_one_bos(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Checks that a tokenizer may be the model's: that the embedding has a row for most of its ids.
+    """Check that a tokenizer can belong to a model: that the embedding has rows for most ids.
 
-    Tokens that were added to a tokenizer often have none, and sometimes a few others have none.
-
-    Args:
-        vocab_size: rows of the model's embedding; there may be more than the tokenizer needs.
+    Added tokens often have no row, and sometimes a few others have none.
 
     Raises:
-        CheckpointError: the embedding lacks more than one in 64 of the tokens that were trained.
+        CheckpointError: The embedding lacks more than one in 64 of the trained tokens.
     """
     if 64 * (tokenizer.trained_vocab_size - vocab_size) > tokenizer.trained_vocab_size:
         raise CheckpointError(
@@ -197,7 +186,7 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
 
 
 def digest(file: Path) -> str:
-    """16 hexadecimal digits of a SHA-256 over a tokenizer's file and the files beside it."""
+    """Return 16 hexadecimal digits of the SHA-256 of a tokenizer's file and the files beside it."""
     digest = hashlib.sha256()
     for path in [file, *(file.parent / name for name in FILES if name != file.name)]:
         if path.is_file():
@@ -207,7 +196,7 @@ def digest(file: Path) -> str:
 
 
 def unreadable(file: Path, error: BaseException) -> str:
-    """The sentence for a tokenizer's file that a library refuses."""
+    """Return the error message for a tokenizer's file that a library refuses."""
     reason = first_line(error) or type(error).__name__
     return (
         f"{file} cannot be read as a tokenizer: {reason}; download it again if it is damaged, or "
