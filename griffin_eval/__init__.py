@@ -8,7 +8,7 @@
 >>> continuation.text
 
 The names in ``__all__`` are the whole interface; everything below them may change. They are
-imported when they are first asked for, and a framework only when a model is loaded.
+imported on first use, and a framework only when a model is loaded.
 """
 
 __version__ = "0.1.0"
@@ -28,7 +28,7 @@ __all__ = [
     "verify",
 ]
 
-TYPE_CHECKING = False  # typing's, without importing it: every Python process imports this file
+TYPE_CHECKING = False  # without importing typing, since every Python process imports this file
 if TYPE_CHECKING:
     from griffin_eval.api import (
         Checkpoint,

@@ -1,11 +1,11 @@
-"""Makes the stock `lm_eval` command know the model `griffin` and this package's tasks.
+"""Adds the model `griffin` and this package's tasks to the stock `lm_eval` command.
 
-Releases of lm_eval up to 0.4.13 look for no plugins. Its modules are therefore met as they are
-imported: a finder lets them load as always and then adds to them. Every Python process of the
-environment runs `start` (by griffin_eval_plugin.pth), so nothing is imported before lm_eval is.
+Releases of lm_eval up to 0.4.13 do not load plugins. Therefore an import finder adds to lm_eval's
+modules after they are loaded. Every Python process of the environment runs `start` (by
+griffin_eval_plugin.pth), so nothing is imported before lm_eval is.
 
-lm_eval's command line also gets this package's log, and one sentence instead of a traceback where
-the user can mend an error. Where lm_eval is used as a library, neither is touched.
+lm_eval's command line also gets this package's log, and one sentence instead of a traceback for
+errors that the user can fix. Neither changes where lm_eval is used as a library.
 """
 
 import os
@@ -18,13 +18,13 @@ TASKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tasks")
 
 
 def start() -> None:
-    """What every interpreter runs at start-up: `install`, unless GRIFFIN_EVAL_NO_PLUGIN is set."""
+    """Run `install` unless GRIFFIN_EVAL_NO_PLUGIN is set. Every interpreter calls this."""
     if not os.environ.get(OPT_OUT):
         install()
 
 
 def install() -> None:
-    """Adds the model and the tasks to lm_eval, now if it is loaded, else when it is. Idempotent."""
+    """Add the model and the tasks to lm_eval, now or when it is imported. Idempotent."""
     if _Finder not in sys.meta_path:
         sys.meta_path.insert(0, _Finder)
     for name in _HOOKS:
@@ -33,9 +33,9 @@ def install() -> None:
 
 
 class _Finder:
-    """Finds what the other finders find, with the hook added to the module's execution."""
+    """Import finder that adds a hook to the execution of the module that other finders find."""
 
-    _busy: set[str] = set()  # a second finder that asks all others, as this one does, must not loop
+    _busy: set[str] = set()  # prevents a loop with another finder that asks all others
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
@@ -63,7 +63,7 @@ class _Finder:
 
 
 def _run_hook(module) -> None:
-    """Adds to a module. A failure only warns: lm_eval stays usable, whatever it becomes."""
+    """Run the hook of a module. A failure only warns, so that lm_eval stays usable."""
     try:
         _HOOKS[module.__name__](module)
     except Exception as error:
@@ -81,7 +81,7 @@ def _add_model(_models) -> None:
     from lm_eval.api import registry
 
     if hasattr(registry, "load_plugins"):
-        return  # this lm_eval reads the entry point in our metadata by itself
+        return  # this release of lm_eval reads the entry point in our metadata
     if MODEL not in registry.model_registry:
         registry.model_registry.register(MODEL, target=TARGET)
 
@@ -100,7 +100,7 @@ def _add_tasks(manager) -> None:
         call = signature.bind(*args, **kwargs)
         call.apply_defaults()
         given = call.arguments["include_path"] or []
-        if call.arguments["include_defaults"]:  # ours come first: the user's own may replace them
+        if call.arguments["include_defaults"]:  # first, so that the user's can replace ours
             given = list(given) if isinstance(given, (list, tuple)) else [given]
             call.arguments["include_path"] = [TASKS, *given]
         original(*call.args, **call.kwargs)
@@ -131,7 +131,7 @@ def _join_command_line(cli) -> None:
 
 
 def _is_for_us(arguments) -> bool:
-    """Whether parsed arguments of lm_eval run this package's model, here or in a config file."""
+    """Return whether parsed arguments of lm_eval, or their config file, name this model."""
     import contextlib
     import re
 
@@ -146,7 +146,7 @@ def _is_for_us(arguments) -> bool:
 
 
 def _refuse_missing(arguments) -> None:
-    """Refuse a checkpoint that does not exist before lm_eval reads its tasks, which takes long."""
+    """Refuse a checkpoint that does not exist before lm_eval loads its tasks, which is slow."""
     from griffin_eval.converters.source.resolve import refuse_missing
 
     given = getattr(arguments, "model_args", None)
@@ -155,13 +155,13 @@ def _refuse_missing(arguments) -> None:
 
 
 def _misleads(message: str) -> bool:
-    """Whether a message asks for what our tasks do not need, or names files that will move."""
+    """Return whether a message does not apply to this package's tasks, or names temporary files."""
     about_metadata = message.startswith("griffin_") and "Custom kwargs can be passed" in message
     return about_metadata or ("Saving per-task samples" in message and ".griffin-eval-" in message)
 
 
 def _behave_like_lm_eval() -> None:
-    """Logs where lm_eval logs, at its level; ends with one sentence where the user erred."""
+    """Log to lm_eval's handlers at its level, and install `one_sentence` as excepthook."""
     import logging
 
     from griffin_eval.errors import one_sentence
@@ -170,7 +170,7 @@ def _behave_like_lm_eval() -> None:
     if not ours.handlers:
         ours.handlers = theirs.handlers
         ours.propagate = False
-        first = os.environ.get("RANK", "0") in ("", "0")  # of several processes the first one logs
+        first = os.environ.get("RANK", "0") in ("", "0")  # only the first process logs
         ours.setLevel(theirs.level if first else logging.ERROR)
     sys.excepthook = one_sentence
     for name in ("lm_eval.api.task", "lm_eval.loggers.evaluation_tracker"):
@@ -178,7 +178,7 @@ def _behave_like_lm_eval() -> None:
 
 
 def _look_for_git(utils) -> None:
-    """Keep lm_eval from asking git about a folder outside of any repository, which git reports."""
+    """Keep lm_eval from calling git outside of a repository, where git prints an error."""
     original = utils.get_git_commit_hash
 
     def get_git_commit_hash():

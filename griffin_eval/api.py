@@ -1,10 +1,10 @@
-"""What ``import griffin_eval`` offers of checkpoints: to open, convert, compare, load and measure.
+"""The Python interface of checkpoints: open, convert, compare, load and measure.
 
-Scoring and generation are in `griffin_eval.evaluator`.
+`griffin_eval.evaluator` has scoring and generation.
 
-Paths may be a folder in any format, a ``.pt`` file, or a hub id; they are read as the commands of
-``griffin-eval`` read them. Everything that a user can get wrong raises a `ValueError` of one
-sentence, and a library that is not installed an `ImportError` that names the pip command.
+Paths are a folder in any format, a ``.pt`` file, or a hub id, as for the commands of
+``griffin-eval``. Errors of the user raise a `ValueError` of one sentence, and missing libraries an
+`ImportError` that names the pip command.
 """
 
 from pathlib import Path
@@ -44,27 +44,27 @@ def open_checkpoint(
     revision: str | None = None,
     subfolder: str | None = None,
 ) -> Checkpoint:
-    """Opens a checkpoint of any format; weights are read when they are asked for.
+    """Open a checkpoint of any format. Weights are read on demand.
 
     Args:
-        path: folder, ``.pt`` file or hub id.
-        preset: name in `PRESETS` that supplies the fields which neither config nor shapes state.
-        item: item of an Orbax checkpoint or ``.pt`` file that holds the parameters.
-        visible_keys: number of keys that local attention sees, the query's own included.
-        embedding_scale: whether embeddings are multiplied by the square root of the width.
-        logits_soft_cap: soft cap of the logits; 0 for none.
-        names: TOML file that maps the names of the tensors, or the name of one that ships.
-        accept_differences: whether weights are read although ``names`` says that their trainer
-            computes what this model does not.
-        revision: branch, tag or commit of a hub id.
-        subfolder: folder within it that holds the checkpoint.
+        path: Folder, ``.pt`` file or hub id.
+        preset: Name in `PRESETS` that supplies fields which neither config nor shapes determine.
+        item: Item of an Orbax checkpoint or ``.pt`` file that holds the parameters.
+        visible_keys: Number of keys that local attention sees, including the query's own.
+        embedding_scale: Whether embeddings are multiplied by the square root of the width.
+        logits_soft_cap: Soft cap of the logits; 0 for none.
+        names: TOML file that maps the names of the tensors, or the name of a built-in one.
+        accept_differences: Whether to read weights although ``names`` says that their trainer
+            computes something that this model does not.
+        revision: Branch, tag or commit of a hub id.
+        subfolder: Folder within it that holds the checkpoint.
 
     Returns:
         The checkpoint: ``config`` (a `GriffinConfig`), ``dtypes`` by parameter, and
         ``numpy(name)``, a parameter by its name in the model.
 
     Raises:
-        ValueError: it cannot be read as a model; says which file or tensor, and what to do.
+        ValueError: It cannot be read as a model; the message names the file or tensor and a remedy.
     """
     from griffin_eval.converters.source.resolve import resolve
 
@@ -89,24 +89,24 @@ def convert(
     max_shard_size: str | None = None,
     overwrite: bool = False,
 ) -> Checkpoint:
-    """Writes a checkpoint in another format, with a manifest that proves what was written.
+    """Write a checkpoint in another format, with a manifest of checksums.
 
-    The destination appears when it is whole. Memory does not grow with the model.
+    The destination appears only when it is complete. Memory does not grow with the model.
 
     Args:
-        source: path, or a checkpoint that is open already.
-        destination: folder to write.
-        to: name of a format, such as ``hf``, ``griffin``, ``deepmind-torch``, ``deepmind-flax``.
-        dtype: dtype of the tensors, such as ``bfloat16``; None for that of the source.
-        max_shard_size: size of a safetensors file at most; None for 5GB.
-        overwrite: whether to replace a destination that holds only a checkpoint.
+        source: Path or open checkpoint.
+        destination: Folder to write.
+        to: Name of a format, such as ``hf``, ``griffin``, ``deepmind-torch``, ``deepmind-flax``.
+        dtype: Dtype of the tensors, such as ``bfloat16``; None for that of the source.
+        max_shard_size: Maximum size of a safetensors file; None for 5GB.
+        overwrite: Whether to replace a destination that holds only a checkpoint.
 
     Returns:
         The new checkpoint, open.
 
     Raises:
-        ValueError: an unknown format or dtype, one that cannot hold this model, a destination that
-            exists, or a disk that is too small.
+        ValueError: Format or dtype is unknown or cannot hold this model, the destination exists, or
+            the disk is too small.
     """
     from griffin_eval.converters.convert import convert_checkpoint
     from griffin_eval.converters.formats import format_named
@@ -121,18 +121,14 @@ def convert(
 
 
 def verify(one: str | Path | Checkpoint, other: str | Path | Checkpoint) -> Comparison:
-    """Compares two checkpoints, in whatever formats they are, tensor by tensor.
-
-    Args:
-        one: path, or a checkpoint that is open already.
-        other: another.
+    """Compare two checkpoints in any formats, tensor by tensor.
 
     Returns:
-        ``same``, true if all is equal bit for bit; ``config``, the fields that differ;
-        ``tensors``, the parameters that differ; ``compared``, the number of parameters.
+        ``same``, true if all is bit-identical; ``config``, the fields that differ; ``tensors``, the
+        parameters that differ; ``compared``, the number of parameters.
 
     Raises:
-        ValueError: one of them cannot be read as a model.
+        ValueError: One of them cannot be read as a model.
     """
     from griffin_eval.converters.verify import compare
 
@@ -148,29 +144,29 @@ def load(
     load: str | None = None,
     check: bool = True,
 ) -> "model_torch.griffin.Griffin | model_jax.griffin.Griffin":
-    """Loads the model of a checkpoint, to build upon: a `torch.nn.Module` or a `flax.nnx.Module`.
+    """Load the model of a checkpoint as a `torch.nn.Module` or `flax.nnx.Module` to build upon.
 
-    Both have the same methods: ``init_state(batch)``, ``step(tokens, lengths, state)`` that gives
-    hidden vectors [B, T, D] and the next state, and ``logits(hidden)`` [..., V].
+    Both have the same methods: ``init_state(batch)``, ``step(tokens, lengths, state)``, which
+    returns hidden vectors [B, T, D] and the next state, and ``logits(hidden)`` [..., V].
 
     Args:
-        checkpoint: path, or a checkpoint that is open already.
+        checkpoint: Path or open checkpoint.
         framework: ``torch`` or ``jax``; None for the first of these that is installed.
-        dtype: float32, bfloat16, float16, float64, or ``auto`` for that of the checkpoint. A dtype
-            of NumPy, PyTorch or JAX is one, too.
-        device: a `torch.device` or its name; a `jax.Device`, or a mesh of them from
+        dtype: float32, bfloat16, float16, float64 as a name or a dtype of NumPy, PyTorch or JAX, or
+            ``auto`` for that of the checkpoint.
+        device: A `torch.device` or its name; a `jax.Device`, or a mesh of them from
             `griffin_eval.sharding.mesh_jax.make_mesh` over which the weights are split; None for
             the CPU in PyTorch and JAX's default.
         load: ``quantised`` keeps the matrices of a checkpoint of bitsandbytes or MLX quantised in
             memory, on one device, and dequantises each while it is used. None dequantises all of
             them.
-        check: whether the weights are compared first with the checksums there are of them: the
-            manifest beside them, those in a ``.pt`` file, and the hub's of files in its cache.
+        check: Whether to compare the weights with their checksums first: the manifest beside them,
+            those in a ``.pt`` file, and the hub's for files in its cache.
 
     Raises:
-        ValueError: the checkpoint cannot be read as a model, its weights are not what a checksum
-            says, or an argument that cannot be.
-        ImportError: the framework is not installed.
+        ValueError: The checkpoint cannot be read as a model, its weights differ from a checksum, or
+            an argument is invalid.
+        ImportError: The framework is not installed.
     """
     from griffin_eval.converters.checkpoint import collect_not_finite
     from griffin_eval.model_arguments import parse_arguments
@@ -227,19 +223,19 @@ def memory(
     """Measure how long a checkpoint remembers, and what it keeps of a sequence.
 
     Args:
-        checkpoint: path, or a checkpoint that is open already.
-        text: text on which the gates are measured; None for Python's manual.
-        tokens: number of its tokens that are read at most; with 0 no gate is measured.
+        checkpoint: Path or open checkpoint.
+        text: Text on which the gates are measured; None for Python's manual.
+        tokens: Maximum number of its tokens to read; with 0 no gate is measured.
         framework: ``torch`` or ``jax``; None for the first of these that is installed.
-        device: name of the device in the framework; None for its default.
-        check: whether the weights are compared first with the checksums there are of them.
+        device: The framework's name of the device; None for its default.
+        check: Whether to compare the weights with their checksums first.
 
     Returns:
         ``numbers``, as ``griffin-eval memory --json`` prints them, ``layers`` with the half-lives
         of each channel, and ``figures()``, matplotlib figures by name.
 
     Raises:
-        ValueError: the checkpoint cannot be read as a model, or the text is too short.
+        ValueError: The checkpoint cannot be read as a model, or the text is too short.
     """
     from griffin_eval.analysis.memory import memory_of
     from griffin_eval.model_arguments import parse_arguments
@@ -266,19 +262,19 @@ def memory(
 
 
 def _torch_device(device: Any) -> Any:
-    """The device of a name, or of an object of PyTorch."""
+    """Return the device of a name or a PyTorch object."""
     from griffin_eval.runners.torch_runner import choose_device
 
     return choose_device(str(device))
 
 
 def _jax_device(device: Any) -> Any:
-    """The device of a name; a device or a mesh of JAX as it is."""
+    """Return the device of a name; a JAX device or mesh as it is."""
     from griffin_eval.runners.jax_runner import choose_device
 
     return choose_device(device) if isinstance(device, str) else device
 
 
 def opened(checkpoint: str | Path | Checkpoint) -> Checkpoint:
-    """The checkpoint at a path, or the one that is open already."""
+    """Return an open checkpoint as it is, or open the one at a path."""
     return checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)

@@ -1,4 +1,4 @@
-"""Checks arguments of commands, models and tasks: sizes, counts, lists of lengths."""
+"""Checks of arguments of commands, models and tasks: sizes, counts, lists of lengths."""
 
 import dataclasses
 import os
@@ -14,13 +14,13 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def positive_integer(name: str, value: Any, also: str = "") -> int:
-    """A positive integer that may be given as text.
+    """Return a positive integer that may be given as text.
 
     Args:
-        also: what else is allowed, as the end of a phrase (" or auto").
+        also: Other allowed values for the error message, such as " or auto".
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: The value is not a positive integer.
     """
     try:
         number = int(value)
@@ -33,10 +33,10 @@ def positive_integer(name: str, value: Any, also: str = "") -> int:
 
 
 def text_argument(name: str, value: Any) -> str:
-    """The text of an argument that names something: a path, a hub id, a revision, a device.
+    """Return the text of an argument that is a path, a hub id, a revision or a device.
 
     Raises:
-        ArgumentError: it is another kind of object.
+        ArgumentError: The value is another kind of object.
     """
     if isinstance(value, str | os.PathLike) or is_integer(value):
         return str(value)
@@ -51,10 +51,10 @@ def text_argument(name: str, value: Any) -> str:
 
 
 def dtype_name(name: str, value: Any) -> str:
-    """The name of a dtype that is given as text, or as NumPy, PyTorch or JAX have it.
+    """Return the name of a dtype of NumPy, PyTorch or JAX, or of its name.
 
     Raises:
-        ArgumentError: it is no dtype.
+        ArgumentError: The value is not a dtype.
     """
     if isinstance(value, str):
         return value
@@ -71,10 +71,10 @@ def dtype_name(name: str, value: Any) -> str:
 
 
 def model_dtype(name: str, value: Any) -> str:
-    """The name of a dtype that a model can run in, or ``auto`` for the checkpoint's.
+    """Return the name of a model's dtype, or ``auto`` for that of the checkpoint.
 
     Raises:
-        ArgumentError: it is neither.
+        ArgumentError: The value is neither.
     """
     dtype = dtype_name(name, value)
     if dtype not in ("auto", *DTYPES):
@@ -88,14 +88,14 @@ def model_dtype(name: str, value: Any) -> str:
 def visible_keys_argument(
     *, visible_keys: Any = None, window: Any = None, **_: Any
 ) -> dict[str, Any]:
-    """The number of visible keys by the name under which it was given; empty if it was not.
+    """Return the number of visible keys by the argument's name, or an empty dict.
 
     Args:
-        visible_keys: keys that a query of local attention sees, its own included.
-        window: another name of ``visible_keys``.
+        visible_keys: Number of keys that a query of local attention sees, including its own.
+        window: Another name of ``visible_keys``.
 
     Raises:
-        ArgumentError: both are given and differ.
+        ArgumentError: Both are given and differ.
     """
     if visible_keys is None:
         return {} if window is None else {"window": window}
@@ -108,19 +108,16 @@ def visible_keys_argument(
 
 
 def one_visible_keys(visible_keys: Any, window: Any) -> Any:
-    """The number of visible keys, under whichever name it was given; None if it was not.
-
-    Args and errors: see `visible_keys_argument`.
-    """
+    """Return the number of visible keys under either name. See `visible_keys_argument`."""
     given = visible_keys_argument(visible_keys=visible_keys, window=window)
     return next(iter(given.values()), None)
 
 
 def token_counts(text: str) -> list[int]:
-    """The lengths in the text of ``--lengths``, numbers of tokens with commas between them.
+    """Return the lengths in the text of ``--lengths``, such as ``1000,100000``.
 
     Raises:
-        ArgumentError: it is no such text.
+        ArgumentError: The text is malformed.
     """
     parts = text.split(",")
     if not all(part.isdecimal() for part in parts):
@@ -129,13 +126,13 @@ def token_counts(text: str) -> list[int]:
 
 
 def positive_integers(option: str, text: str, example: str) -> list[int]:
-    """The distinct numbers of a text such as ``1,16``, in increasing order.
+    """Return the distinct numbers in a text such as ``1,16``, in increasing order.
 
     Args:
-        example: what is expected, such as "numbers of rows such as 1,16".
+        example: Expected value for the error message, such as "numbers of rows such as 1,16".
 
     Raises:
-        ArgumentError: it is no such text.
+        ArgumentError: The text is malformed.
     """
     parts = text.split(",")
     if not all(part.isdecimal() and int(part) for part in parts):
@@ -144,20 +141,20 @@ def positive_integers(option: str, text: str, example: str) -> list[int]:
 
 
 def is_integer(value: Any) -> bool:
-    """Whether a value is an integer and not a bool."""
+    """Return whether a value is an integer and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-# Values of a task's metadata that may be lists, and smallest integers where they are not 1.
+# Values of a task's metadata that may be lists, and minimum integers other than 1.
 _LISTS = frozenset(("contexts", "depths", "lengths", "multiples"))
 _MINIMA = {"candidates": 2, "depths": 0, "seed": 0}
 
 
 def integer_problems(minima: Mapping[str, int], /, **given: Any) -> list[str]:
-    """Return a sentence for each value of a task's metadata that is not the integer it must be.
+    """Return a sentence for each value of a task's metadata that is not a valid integer.
 
     Args:
-        minima: smallest integers by name, where they depend on other values.
+        minima: Minimum integers by name, where they depend on other values.
     """
     problems = []
     for name, value in given.items():
@@ -174,14 +171,14 @@ def check_integers(task: str, **given: Any) -> None:
     """Check values of a task's metadata by name.
 
     Raises:
-        ArgumentError: a value is not the integer, or the list of integers, that it must be.
+        ArgumentError: A value is not a valid integer or list of integers.
     """
     if problems := integer_problems({}, **given):
         raise ArgumentError(f"{task}: {'; '.join(problems)}")
 
 
 def ordered(numbers: Any) -> list[int]:
-    """The distinct numbers of a list in increasing order; a single number as a list of one."""
+    """Return the distinct numbers of a list in increasing order; a single number is a list."""
     return sorted(set(numbers) if isinstance(numbers, (list, tuple)) else {numbers})
 
 
@@ -195,14 +192,13 @@ def option(
     minimum: int | None = None,
     **more: Any,
 ) -> Any:
-    """Return a field of a dataclass of options, from which commands make theirs.
+    """Return a dataclass field that is also an option of commands.
 
     Args:
-        help: Help text of the option.
         parse: Function from the name and a given value to the value of the field.
         kind: Type of the value on the command line.
         flag: Option of the commands, if not the field's name with dashes.
-        minimum: Smallest value on the command line.
+        minimum: Minimum value on the command line.
         more: Further arguments of `typer.Option`.
     """
     metadata = {"parse": parse, "kind": kind, "flag": flag}
@@ -214,10 +210,10 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def parse_size(text: str, option: str) -> int:
-    """Bytes in a text such as ``500MB``, ``1.5GB`` or ``4096``.
+    """Return the bytes in a text such as ``500MB``, ``1.5GB`` or ``4096``.
 
     Raises:
-        ArgumentError: naming the option, if it is not such a text.
+        ArgumentError: The text is malformed; the message names the option.
     """
     unit = text.lstrip("0123456789.")
     number = text[: len(text) - len(unit)]
@@ -234,5 +230,5 @@ _HUB_ID = re.compile(r"([A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*", re.ASCII)
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name may be one of the Hugging Face hub: ``organisation/name``, or ``name``."""
+    """Return whether a name may be a Hugging Face hub id: ``organisation/name``, or ``name``."""
     return _HUB_ID.fullmatch(name) is not None

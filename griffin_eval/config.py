@@ -1,4 +1,4 @@
-"""The architecture, as one frozen dataclass that knows no framework, and its published presets."""
+"""The architecture as a framework-independent frozen dataclass, and its published presets."""
 
 import math
 import struct
@@ -11,7 +11,7 @@ from griffin_eval.errors import ArgumentError
 Activation = Literal["gelu_pytorch_tanh", "gelu", "silu"]
 BlockType = Literal["recurrent", "local_attention", "global_attention"]
 
-# Further names in transformers of the same functions.
+# Other names in transformers for the same functions.
 _OTHER_NAMES: dict[str, Activation] = {
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate"), "gelu_pytorch_tanh"),
     **{"gelu_python_tanh": "gelu_pytorch_tanh", "gelu_python": "gelu", "swish": "silu"},
@@ -22,7 +22,7 @@ HAWK: tuple[BlockType, ...] = ("recurrent",)
 MQA: tuple[BlockType, ...] = ("global_attention",)
 LOCAL_MQA: tuple[BlockType, ...] = ("local_attention",)
 
-# Fields that older files lack, which mean their defaults.
+# Fields that older files lack; their defaults apply then.
 ADDED = (
     "complex_gates",
     "tie_embeddings",
@@ -33,7 +33,7 @@ ADDED = (
     "absent_biases",
     "lru_constant",
 )
-# Maps that have a bias unless the config says that they have none.
+# Linear maps that have a bias unless the config lists them as absent.
 BIASED = (
     *("linear_y", "linear_x", "linear_out", "conv_1d", "input_gate", "recurrent_gate"),
     *("o_proj", "gate_proj", "up_proj", "down_proj"),
@@ -42,41 +42,41 @@ BIASED = (
 
 @dataclass(frozen=True, kw_only=True)
 class GriffinConfig:
-    """Everything that fixes the computation of a Griffin-family model (De et al., 2024).
+    """All parameters of the computation of a Griffin-family model (De et al., 2024).
 
     Attributes:
-        vocab_size: rows of the embedding, V.
-        width: model width, W (D in the paper).
-        mlp_width: expanded width of the gated MLP, E (3W in all published models).
-        num_heads: query heads, H.
-        num_kv_heads: heads of keys and of values, K, each of which serves H / K neighbouring query
+        vocab_size: Rows of the embedding, V.
+        width: Model width, W (D in the paper).
+        mlp_width: Expanded width of the gated MLP, E (3W in all published models).
+        num_heads: Query heads, H.
+        num_kv_heads: Heads of keys and of values, K, each of which serves H / K neighbouring query
             heads: 1 in all published models (MQA), H in multi-head attention.
-        attention_bias: the maps to queries, keys and values have biases.
-        hidden_activation: of the MLP and of the recurrent block's y-branch, by its name in
-            transformers: GeLU by tanh (``gelu_pytorch_tanh``), GeLU as it is defined (``gelu``) or
+        attention_bias: Whether the maps to queries, keys and values have biases.
+        hidden_activation: Activation of the MLP and of the recurrent block's y-branch, by its name
+            in transformers: GeLU by tanh (``gelu_pytorch_tanh``), exact GeLU (``gelu``) or
             ``silu``. Other names of the same functions, such as ``gelu_new``, become these.
-        head_dim: dimensions of a head, D, where they are not W / H; None where they are.
+        head_dim: Dimensions of a head, D; None for W / H.
         lru_constant: c of equation 3, a = sigmoid(-Λ)^(c r).
-        absent_biases: maps that have no bias, by their names in the layout, of `BIASED`.
-        num_layers: residual blocks.
-        block_pattern: temporal block types, cycled over the layers.
-        lru_width: width of the RG-LRU, L (D_RNN in the paper).
-        gate_blocks: diagonal blocks of the RG-LRU gates, G (paper: 16; RecurrentGemma: H).
-        complex_gates: the CG-LRU of appendix B (complex-gated) in the place of the RG-LRU: L / 2
-            complex channels, whose real parts are one half of its L numbers, and imaginary parts
-            the other. DeepMind's ``lru_only_real=False``.
-        visible_keys: keys a query of a local attention block sees, itself included.
+        absent_biases: Names in `BIASED` of maps without a bias.
+        num_layers: Residual blocks.
+        block_pattern: Temporal block types, cycled over the layers.
+        lru_width: Width of the RG-LRU, L (D_RNN in the paper).
+        gate_blocks: Diagonal blocks of the RG-LRU gates, G (paper: 16; RecurrentGemma: H).
+        complex_gates: Whether the complex-gated CG-LRU of appendix B replaces the RG-LRU. It has
+            L / 2 complex channels: real parts in the first half of its L numbers, imaginary parts
+            in the second. DeepMind's ``lru_only_real=False``.
+        visible_keys: Keys that a query of a local attention block sees, including its own.
             transformers' ``attention_window_size`` is this number, DeepMind's is one less.
-        conv_width: taps of the causal depthwise convolution.
-        embedding_scale: multiply embeddings by ``embedding_multiplier``.
-        logits_soft_cap: c in ``c * tanh(logits / c)``; 0 leaves the logits alone.
-        norm_eps: added to the mean square in RMSNorm.
-        rope_base: longest RoPE wavelength over 2 pi.
-        rope_fraction: leading part of each head that RoPE rotates.
-        tie_embeddings: the output head is the embedding; otherwise it is a matrix of its own.
+        conv_width: Taps of the causal depthwise convolution.
+        embedding_scale: Whether embeddings are multiplied by ``embedding_multiplier``.
+        logits_soft_cap: c in ``c * tanh(logits / c)``; 0 for no cap.
+        norm_eps: Constant added to the mean square in RMSNorm.
+        rope_base: Longest RoPE wavelength over 2 pi.
+        rope_fraction: Leading fraction of each head that RoPE rotates.
+        tie_embeddings: Whether the embedding is also the output head.
 
     Raises:
-        ArgumentError: naming every field with a value that is not allowed, and what was expected.
+        ArgumentError: Fields have invalid values; the message names all of them.
     """
 
     vocab_size: int
@@ -108,25 +108,25 @@ class GriffinConfig:
             name = _OTHER_NAMES.get(self.hidden_activation, self.hidden_activation)
             object.__setattr__(self, "hidden_activation", name)
         for name in ("block_pattern", "absent_biases"):
-            if isinstance(getattr(self, name), list):  # as JSON has it
+            if isinstance(getattr(self, name), list):  # JSON has no tuples
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         problems = [
             f"{name} must be {expected}, found {value!r}"
             for name, (fits, expected) in _FIELDS.items()
             if not fits(value := getattr(self, name))
         ]
-        if not problems:  # else what follows would divide by them
+        if not problems:  # relations may divide by the fields
             problems = [sentence(self) for fits, sentence in _RELATIONS if not fits(self)]
         if problems:
             raise ArgumentError("invalid GriffinConfig: " + "; ".join(problems))
         if self.head_dim is not None and self.head_dim * self.num_heads == self.width:
-            object.__setattr__(self, "head_dim", None)  # one model has one config
+            object.__setattr__(self, "head_dim", None)  # equal models have equal configs
         absent = tuple(name for name in BIASED if name in self.absent_biases)
         object.__setattr__(self, "absent_biases", absent)
 
     @property
     def attends(self) -> bool:
-        """Whether a block has attention. Without, nothing depends on heads, biases and RoPE."""
+        """Whether any block has attention. Otherwise heads, their biases and RoPE are unused."""
         return set(self.block_types) != {"recurrent"}
 
     @property
@@ -136,34 +136,34 @@ class GriffinConfig:
 
     @property
     def q_width(self) -> int:
-        """Numbers in the queries of a token, of all heads: H D."""
+        """Total width of a token's queries: H D."""
         return self.num_heads * self.head_size
 
     @property
     def kv_width(self) -> int:
-        """Numbers in the keys, or the values, of a token, of all heads: K D."""
+        """Total width of a token's keys, or of its values: K D."""
         return self.num_kv_heads * self.head_size
 
     @property
     def recurrent_channels(self) -> int:
-        """Channels of the recurrence, each with a gate of its own: L, or L / 2 complex ones."""
+        """Channels of the recurrence, each with its own gate: L, or L / 2 complex ones."""
         return self.lru_width // 2 if self.complex_gates else self.lru_width
 
     @property
     def rotary_dim(self) -> int:
-        """Leading dimensions of each head that RoPE rotates."""
+        """Number of leading dimensions of each head that RoPE rotates."""
         return int(self.head_size * self.rope_fraction)
 
     @property
     def block_types(self) -> tuple[BlockType, ...]:
-        """The temporal block type of every layer."""
+        """Temporal block type of every layer."""
         return tuple(
             self.block_pattern[i % len(self.block_pattern)] for i in range(self.num_layers)
         )
 
     @property
     def embedding_multiplier(self) -> float:
-        """sqrt(width) rounded to bfloat16, as RecurrentGemma was trained; 1.0 without a scale."""
+        """sqrt(width) rounded to bfloat16, as in RecurrentGemma's training; 1.0 without a scale."""
         return _round_to_bfloat16(math.sqrt(self.width)) if self.embedding_scale else 1.0
 
 
@@ -179,10 +179,10 @@ def _number(bounds: Callable[[float], bool], text: str) -> tuple[Callable[[Any],
     return fits, f"a finite number {text}"
 
 
-_MOST_LAYERS = 10_000  # lists of parameters are made before a file is looked at
+_MOST_LAYERS = 10_000  # a limit, since the list of parameters is made before a file is read
 _COUNT = (_is_count, "a positive integer")
 
-# What each field must be, and in which words an error says so.
+# Check of each field, and the expected value for the error message.
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "vocab_size": _COUNT,
     "width": _COUNT,
@@ -221,7 +221,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-# What several fields must be together, where each is right by itself.
+# Relations between fields that are valid on their own, with error messages.
 _RELATIONS: tuple[tuple[Callable[[GriffinConfig], bool], Callable[[GriffinConfig], str]], ...] = (
     (
         lambda c: not c.attends or c.head_dim is not None or c.width % c.num_heads == 0,
@@ -286,7 +286,7 @@ def _paper(family: str, size: str) -> GriffinConfig:
         lru_width=lru_width,
         gate_blocks=16,
         block_pattern=_FAMILIES[family],
-        visible_keys=1025,  # window 1024 as DeepMind's code counts it
+        visible_keys=1025,  # a window of 1024 in DeepMind's counting
         embedding_scale=False,
         logits_soft_cap=0.0,
     )
@@ -301,7 +301,7 @@ def _recurrentgemma(width: int, heads: int, layers: int) -> GriffinConfig:
         num_layers=layers,
         lru_width=width,
         gate_blocks=heads,
-        visible_keys=2049,  # window 2048 as DeepMind's code, which trained them, counts it
+        visible_keys=2049,  # a window of 2048 in the counting of DeepMind, which trained them
     )
 
 

@@ -1,4 +1,4 @@
-"""The facts that a bug report needs: versions, devices, kernels and their self-test, caches."""
+"""The facts for a bug report: versions, devices, kernels and their self-tests, caches."""
 
 import contextlib
 import importlib
@@ -20,23 +20,21 @@ LIBRARIES = ("jax", "jaxlib", "flax", "torch", "triton", "libtpu", "transformers
 LIBRARIES += ("sentencepiece", "lm-eval", "orbax-checkpoint", "tensorstore", "safetensors")
 LIBRARIES += ("huggingface-hub", "numpy", "ml-dtypes", "scipy", "matplotlib")
 MODULES = {"torch": ("torch",), "jax": ("jax", "flax")}
-# Error over the largest value, of the RG-LRU beside the reference in float64.
+# Maximum error of the RG-LRU against the float64 reference, over the largest value.
 TOLERANCES = {"float32": 1e-5, "bfloat16": 3e-2, "float16": 5e-3, "float64": 1e-12}
-# The whole model: a checkpoint of this package, tokens beyond its window, and their log-likelihood
-# in nats as transformers computes it in float64.
+# Test of a whole model: a checkpoint of this package, a number of tokens beyond its window, and
+# their log-likelihood in nats by transformers in float64.
 CHECKPOINT, TOKENS, LOGLIKELIHOOD = "induction_heads_griffin", 600, -10928.2400
 MODEL_TOLERANCE = 1e-5  # relative
 
 
 class Kernel(NamedTuple):
-    """The implementation that runs for some dtypes.
+    """The kernel implementation for some dtypes.
 
     Attributes:
-        framework: ``torch`` or ``jax``.
         operator: ``RG-LRU`` or ``attention``.
-        dtypes: names of the dtypes.
-        name: the implementation.
-        reasons: why it is this one.
+        name: Name of the implementation.
+        reasons: Reasons for its choice.
     """
 
     framework: str
@@ -47,13 +45,7 @@ class Kernel(NamedTuple):
 
 
 class SelfTest(NamedTuple):
-    """A computation whose result is known.
-
-    Attributes:
-        name: what is computed, and in which framework.
-        passed: whether the result is right.
-        detail: its error, or what was raised.
-    """
+    """The result of a self-test; ``detail`` is its error, or the exception that was raised."""
 
     name: str
     passed: bool
@@ -61,13 +53,11 @@ class SelfTest(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """A folder in which something is kept between runs.
+    """A cache folder.
 
     Attributes:
-        holds: what is kept there.
-        folder: its path.
-        entries: number of files.
-        nbytes: their size in bytes.
+        holds: Content of the cache.
+        entries: Number of files.
     """
 
     holds: str
@@ -77,7 +67,7 @@ class Cache(NamedTuple):
 
 
 def versions() -> tuple[dict[str, str], list[str]]:
-    """Versions of the libraries that are installed, and the names of the others."""
+    """Return the versions of installed libraries, and the names of missing ones."""
     installed, missing = {}, []
     for name in ("griffin-eval", *LIBRARIES):
         try:
@@ -88,7 +78,7 @@ def versions() -> tuple[dict[str, str], list[str]]:
 
 
 def machine() -> dict[str, str]:
-    """The system, its processor and memory, and the devices of each framework."""
+    """Return the system, its processor and memory, and the devices of each framework."""
     from griffin_eval.kernels.cpu import compiled
 
     gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
@@ -105,7 +95,7 @@ def machine() -> dict[str, str]:
 
 
 def _waiting() -> str:
-    """How long OpenMP's threads wait awake in commands, and what to set for other programs."""
+    """Return how long OpenMP's threads spin in commands, and what to set for other programs."""
     if policy := os.environ.get("OMP_WAIT_POLICY"):
         return f"OMP_WAIT_POLICY={policy}"
     return (
@@ -115,11 +105,7 @@ def _waiting() -> str:
 
 
 def kernels(framework: str) -> Iterator[Kernel]:
-    """The implementations that run on a framework's default device, for each dtype.
-
-    Args:
-        framework: ``torch`` or ``jax``, installed.
-    """
+    """Yield the implementations on an installed framework's default device, for each dtype."""
     for operator, choose in {"RG-LRU": _choose_rglru, "attention": _choose_attention}.items():
         chosen: dict[tuple[str, str], list[str]] = {}
         for dtype in DTYPES:
@@ -130,11 +116,7 @@ def kernels(framework: str) -> Iterator[Kernel]:
 
 
 def self_tests(framework: str) -> Iterator[SelfTest]:
-    """The RG-LRU in each dtype beside its reference, and a whole model beside transformers.
-
-    Args:
-        framework: ``torch`` or ``jax``, installed.
-    """
+    """Compare the RG-LRU in each dtype with its reference, and a whole model with transformers."""
     for dtype in DTYPES:
         with _dtype_scope(framework, dtype):
             name = f"RG-LRU, {framework}, {dtype}"
@@ -143,7 +125,7 @@ def self_tests(framework: str) -> Iterator[SelfTest]:
 
 
 def caches() -> list[Cache]:
-    """The folders in which JAX's compilations, this package's programs and downloads are kept."""
+    """Return the folders of JAX's compilations, this package's programs, and downloads."""
     folders = {"compilations of JAX": kept_programs.home() / "jax"}
     if chosen := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         folders = {"compilations of JAX": Path(chosen)}
@@ -160,13 +142,13 @@ def caches() -> list[Cache]:
 def _tested(name: str, tolerance: float, error: Callable[[], float]) -> SelfTest:
     try:
         value = error()
-    except Exception as problem:  # of a compiler or a driver: anything
+    except Exception as problem:  # compilers and drivers raise anything
         return SelfTest(name, False, f"{type(problem).__name__}: {first_line(problem)}")
     return SelfTest(name, value <= tolerance, f"error {value:.1e}, at most {tolerance:.0e}")
 
 
 def _rglru_error(framework: str, dtype: str) -> float:
-    """Largest error of a small RG-LRU, over the largest value."""
+    """Return the largest error of a small RG-LRU, over the largest value."""
     from griffin_eval.kernels.rglru import api, reference
 
     rng = np.random.default_rng(0)
@@ -175,13 +157,13 @@ def _rglru_error(framework: str, dtype: str) -> float:
     put, back = _array_functions(framework, dtype)
     *gates, x = map(put, arrays)
     h, _ = api.rglru(x, reference.Gates(*gates))
-    *gates, x = (back(array) for array in (*gates, x))  # as rounded
+    *gates, x = (back(array) for array in (*gates, x))  # rounded to the dtype
     exact, _ = reference.rglru(x, reference.Gates(*gates))
     return float(np.abs(back(h) - exact).max() / np.abs(exact).max())
 
 
 def _model_error(framework: str) -> float:
-    """Relative error of the log-likelihood of tokens by a checkpoint of this package."""
+    """Return the relative error of a log-likelihood by a checkpoint of this package."""
     from griffin_eval.checkpoints import folder
     from griffin_eval.evaluator import Evaluator
 
@@ -192,7 +174,7 @@ def _model_error(framework: str) -> float:
 
 
 def _choose_rglru(framework: str, dtype: str) -> tuple[str, str]:
-    """The implementation of the RG-LRU, and why it is that one."""
+    """Return the implementation of the RG-LRU, and the reason for it."""
     from griffin_eval.kernels.rglru import api
 
     x = _array_functions(framework, dtype)[0](np.zeros((1, 1, 256)))
@@ -200,7 +182,7 @@ def _choose_rglru(framework: str, dtype: str) -> tuple[str, str]:
 
 
 def _choose_attention(framework: str, dtype: str) -> tuple[str, str]:
-    """The implementation of local attention, and why it is that one."""
+    """Return the implementation of local attention, and the reason for it."""
     from griffin_eval.kernels.attention import api
 
     q = _array_functions(framework, dtype)[0](np.zeros((1, 512, 1, 256)))
@@ -208,8 +190,8 @@ def _choose_attention(framework: str, dtype: str) -> tuple[str, str]:
 
 
 def _described(choice: Any, array: Any, dtype: str) -> tuple[str, str]:
-    """The implementation that was chosen, and why it is that one of those for this device; the
-    dtype is left out of the words, so that dtypes with the same fate can share a row."""
+    """Return the chosen implementation and the reason for it among those for this device. The
+    dtype is left out of the reason, so that dtypes with the same reason can share a row."""
     from griffin_eval.kernels import devices, registry
 
     platform, reasons = devices.platform(array), []
@@ -221,7 +203,7 @@ def _described(choice: Any, array: Any, dtype: str) -> tuple[str, str]:
 
 
 def _array_functions(framework: str, dtype: str) -> tuple[Callable, Callable]:
-    """From numpy to an array of a dtype on the default device, and back to float64."""
+    """Return functions from numpy to an array of a dtype on the default device, and back."""
     if framework == "torch":
         import torch
 
@@ -247,7 +229,7 @@ def _dtype_scope(framework: str, dtype: str) -> contextlib.AbstractContextManage
 
 
 def _devices(framework: str) -> list[str]:
-    """Names of the devices, the default one first."""
+    """Return the names of the devices, the default one first."""
     if framework == "jax":
         import jax
 
@@ -266,14 +248,14 @@ def _processor() -> str:
 
 
 def _cache(holds: str, folder: Path) -> Cache:
-    # The hub's snapshots are links to its blobs.
+    # The hub's snapshots are links to its blobs, which are counted.
     files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     sizes = [path.stat().st_size for path in files]
     return Cache(holds, folder, len(sizes), sum(sizes))
 
 
 def frameworks() -> list[str]:
-    """The frameworks that are installed and can be imported."""
+    """Return the frameworks that can be imported."""
     return [name for name, modules in MODULES.items() if _why_absent(*modules) is None]
 
 

@@ -1,4 +1,4 @@
-"""The style of all figures: colours, lines with bands, panels, legends, titles, and files."""
+"""The style of all figures: colours, lines with bands, panels, legends, titles and files."""
 
 import math
 import textwrap
@@ -23,20 +23,20 @@ DASHES = ("-", "--", "-.", ":")
 
 LINE_WIDTH, MARKER_SIZE = 1.6, 4.5
 TITLE_SIZE, LABEL_SIZE, SMALL_SIZE = 10, 9, 8  # points
-WIDTH, PANEL_WIDTH, HEIGHT = 6.4, 3.6, 4.0  # inches; a panel beside others is PANEL_WIDTH wide
-MAX_BANDS = 4  # intervals in one panel that can still be told apart
-MAX_COLUMNS = 3  # panels side by side
+WIDTH, PANEL_WIDTH, HEIGHT = 6.4, 3.6, 4.0  # inches; PANEL_WIDTH is for panels side by side
+MAX_BANDS = 4  # maximum number of distinguishable intervals in a panel
+MAX_COLUMNS = 3  # maximum number of panels side by side
 FORMATS = ("png", "svg", "pdf")
 
 
 class Files(NamedTuple):
-    """Where and how figures are written.
+    """Settings for files of figures.
 
     Attributes:
-        folder: created if it does not exist.
-        formats: endings of the files, from `FORMATS`.
-        width: inches; None for the width that suits the figure.
-        titles: whether figures have their title; papers have it in the caption.
+        folder: Output folder, created if it does not exist.
+        formats: File name endings from `FORMATS`.
+        width: Width in inches; None for the width that suits the figure.
+        titles: Whether figures have titles; papers put them into the caption.
     """
 
     folder: Path
@@ -51,9 +51,9 @@ def panels(
     """Return a figure of panels, at most `MAX_COLUMNS` side by side, with light grid lines.
 
     Args:
-        width: width of the whole figure in inches; None for one that suits the number of panels.
-        height: height of the figure in inches, or of each row if there are several.
-        share_y: whether all panels have one vertical axis.
+        width: Width of the whole figure in inches; None for one that suits the number of panels.
+        height: Height in inches of the figure, or of each row if there are several.
+        share_y: Whether all panels share their vertical axis.
     """
     columns = min(count, MAX_COLUMNS)
     rows = math.ceil(count / columns)
@@ -84,12 +84,11 @@ def draw_line(
     color: str | None = None,
     markers: bool = True,
 ) -> None:
-    """Draw the line with the style of its number in the panel; all lines are equally wide.
+    """Draw a line in the style of its ``index`` in the panel; all lines are equally wide.
 
     Args:
-        index: number of the line in its panel.
-        color: another color than that of the number.
-        markers: whether the points are marked.
+        color: Color that replaces that of the style.
+        markers: Whether the points are marked.
     """
     axes.plot(
         x,
@@ -106,7 +105,7 @@ def draw_line(
 def draw_band(
     axes: Axes, x: Sequence[float], low: Sequence[float], high: Sequence[float], index: int
 ) -> None:
-    """Draw the intervals of a line; a single one as a bar, since a band needs two points."""
+    """Draw the intervals of a line; a single one is a bar, since a band needs two points."""
     color = COLORS[index % len(COLORS)]
     if len(x) == 1:
         axes.vlines(x, low, high, color=color, linewidth=LINE_WIDTH, alpha=0.6)
@@ -117,7 +116,7 @@ def draw_band(
 def finish(
     figure: Figure, axes: Sequence[Axes], files: Files | Path, title: str = "", note: str = ""
 ) -> None:
-    """Set the width; add the title, and below all panels their note and one legend of their lines.
+    """Set the width; add the title, and below all panels a note and one legend of their lines.
 
     Args:
         note: Meaning of bands and bars, and number of items.
@@ -125,9 +124,9 @@ def finish(
     if isinstance(files, Files) and files.width is not None:
         old, height = figure.get_size_inches()
         ratio = files.width / old
-        # Legend and note keep their height, so that a narrow figure is less flat.
+        # Legend and note keep their height, so a narrower figure needs a larger ratio.
         figure.set_size_inches(files.width, height * max(ratio, (1 + ratio) / 2))
-    letters = figure.get_figwidth() * 72 * 1.8  # in a line of 1 point: a letter is 5/9 of its size
+    letters = figure.get_figwidth() * 72 * 1.8  # per line at 1 point: a letter is 5/9 point wide
     if title and (isinstance(files, Path) or files.titles):
         lines = textwrap.fill(title, int(letters / TITLE_SIZE))
         figure.suptitle(lines, fontsize=TITLE_SIZE)
@@ -140,7 +139,7 @@ def finish(
         if note:
             figure.supxlabel(note, fontsize=SMALL_SIZE, color=GRAY)
         return
-    inches = 0.6 + 0.065 * max(map(len, handles))  # of a column
+    inches = 0.6 + 0.065 * max(map(len, handles))  # width of a column
     legend = figure.legend(
         list(handles.values()),
         list(handles),
@@ -155,16 +154,12 @@ def finish(
 
 
 def save(figure: Figure, files: Files | Path, name: str) -> Path:
-    """Write a figure in each format; equal figures give equal files.
+    """Write a figure in each format and return the first path; equal figures give equal files.
 
-    SVG and PDF hold their texts as text, which can be searched and edited.
+    SVG and PDF contain texts as text, which can be searched and edited.
 
     Args:
-        files: the folder, or the folder with formats.
-        name: file name without its ending.
-
-    Returns:
-        The path of the first file.
+        name: File name without its ending.
     """
     files = files if isinstance(files, Files) else Files(files)
     files.folder.mkdir(parents=True, exist_ok=True)
@@ -178,8 +173,8 @@ def rendered(figure: Figure, ending: str, name: str) -> bytes:
     """Return the content of a figure's file.
 
     Args:
-        ending: format, from `FORMATS`.
-        name: name of the figure, from which identifiers within an SVG are made.
+        ending: Format from `FORMATS`.
+        name: Name of the figure, from which an SVG's identifiers are derived.
     """
     metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": name, "pdf.fonttype": 42}

@@ -1,4 +1,4 @@
-"""The errors a user can meet, each one sentence that says what was expected, found, and to do."""
+"""Errors that a user can meet: one sentence that says what was expected, found, and to do."""
 
 import sys
 import traceback
@@ -6,19 +6,19 @@ from typing import Any
 
 
 class BadInput(ValueError):
-    """What the user gave cannot be used; commands print the sentence and exit with code 2."""
+    """Input from the user cannot be used; commands print the message and exit with code 2."""
 
 
 class ArgumentError(BadInput):
-    """An argument or a field of a config that does not exist or whose value cannot be."""
+    """An argument or a field of a config does not exist, or has an invalid value."""
 
 
 class CheckpointError(BadInput):
-    """A checkpoint that cannot be read as it is: which file or key, and what was expected."""
+    """A checkpoint cannot be read; the message names the file or key, and what was expected."""
 
 
 class ProcessLost(RuntimeError):
-    """One of several processes that share a model has ended, or does not answer: which and how."""
+    """One of several processes that share a model has ended or does not answer."""
 
 
 class MissingExtraError(ImportError):
@@ -31,7 +31,7 @@ class MissingExtraError(ImportError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of a framework means that memory ran out."""
+    """Return whether an error of a framework means that memory ran out."""
     text = str(error).lower()
     return (
         isinstance(error, MemoryError)
@@ -48,8 +48,8 @@ INTERRUPTED = (
 
 
 def unreachable_data(error: BaseException) -> str | None:
-    """The sentence about an error of `datasets`, which cannot fetch the documents of a task; None
-    for other errors."""
+    """Return the message for an error of `datasets`, which cannot fetch the documents of a task;
+    None for other errors."""
     if not isinstance(error, ConnectionError) or "on the Hub" not in str(error):
         return None
     return (
@@ -59,22 +59,21 @@ def unreachable_data(error: BaseException) -> str | None:
 
 
 def raised_by_lm_eval(error: BaseException) -> bool:
-    """Whether the line that raised an error is in lm_eval, which raises ValueError for tasks and
-    arguments that do not exist."""
+    """Return whether lm_eval itself raised an error; it raises ValueError for unknown tasks and
+    arguments."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return frame.f_globals.get("__name__", "").partition(".")[0] == "lm_eval"
 
 
 def one_sentence(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """`sys.excepthook` of lm_eval's command line, as `griffin_eval._plugin` sets it.
+    """Print an error as one sentence: the `sys.excepthook` of lm_eval's command line.
 
-    An error that the user can mend ends with its sentence and exit code 2. A lost process,
-    documents that cannot be fetched, and an error of memory, if it says for which request, end
-    with exit code 1. Ctrl-C says what is kept.
+    Errors that the user can fix exit with code 2. Lost processes, documents that cannot be fetched,
+    and memory errors that name a request exit with code 1. Ctrl-C says what is kept.
     """
     if isinstance(error, KeyboardInterrupt) and "griffin_eval.lm.model" in sys.modules:
         print(f"\ngriffin: {INTERRUPTED}", file=sys.stderr)
-        return  # the interpreter ends as after any Ctrl-C
+        return  # the interpreter exits as after any Ctrl-C
     expected = isinstance(error, BadInput | MissingExtraError)
     told = isinstance(error, ProcessLost) or (isinstance(error, MemoryError) and str(error))
     unreachable = unreachable_data(error)

@@ -27,14 +27,12 @@ class Score(NamedTuple):
     """The log-probabilities of one text.
 
     Attributes:
-        tokens: int32 [T], token ids; of a text with the prefix token that it is scored after.
+        tokens: int32 [T], token ids; a text is preceded by the prefix token.
         logprobs: float64 [T - 1], log-probability in nats of every token after the first.
         greedy: bool [T - 1], whether that token was the most likely one.
-        ranks: int64 [T - 1], 1 plus the number of tokens that were likelier; None unless
-            ``details`` were asked for.
-        entropies: float64 [T - 1], entropy of each prediction in nats; None in the same case.
-        texts: text of every token after the first, T - 1 of them; None in the same case, and
-            without a tokenizer.
+        ranks: int64 [T - 1], 1 plus the number of more likely tokens; None without ``details``.
+        entropies: float64 [T - 1], entropy of each prediction in nats; None without ``details``.
+        texts: Text of every token after the first; None without ``details`` or a tokenizer.
     """
 
     tokens: "np.ndarray"
@@ -51,11 +49,11 @@ class Score(NamedTuple):
 
 
 class Continuation(NamedTuple):
-    """What a model said after a prompt.
+    """The continuation of a prompt.
 
     Attributes:
-        tokens: int32 [N], new token ids, without the one that ended them.
-        text: their text; None if the prompt was given as token ids.
+        tokens: int32 [N], new token ids, without the EOS that ended them.
+        text: Text of the tokens; None if the prompt was given as token ids.
     """
 
     tokens: "np.ndarray"
@@ -65,38 +63,36 @@ class Continuation(NamedTuple):
 class Evaluator:
     """A checkpoint on a device, for scoring and generating.
 
-    It reads as ``lm_eval --model griffin`` does: what requests begin with in common is read once,
-    texts may have any length, and there is no padding.
+    It works like ``lm_eval --model griffin``: common prefixes of requests are read once, texts can
+    have any length, and there is no padding.
 
     Args:
-        checkpoint: Path, or a checkpoint or model that is open already; an open model has its own
-            arguments.
+        checkpoint: Path, or an open checkpoint or model; an open model has its own arguments.
         framework: ``torch`` or ``jax``; None for the first of these that is installed.
-        dtype: float32, bfloat16, float16, float64, or ``auto`` for that of the checkpoint; the
-            recurrence, norms and softmax are float32 at least. A dtype of NumPy, PyTorch or JAX
-            is one, too.
-        device: such as ``cpu`` or ``cuda:0``; None for what there is.
+        dtype: float32, bfloat16, float16, float64 as a name or a dtype of NumPy, PyTorch or JAX, or
+            ``auto`` for that of the checkpoint; the recurrence, norms and softmax are at least
+            float32.
+        device: Device such as ``cpu`` or ``cuda:0``; None for the best one.
         load: ``quantised`` keeps the matrices of a quantised checkpoint quantised in memory, as
             `griffin_eval.load` does.
-        tensor_parallel_size: number of devices that share the weights.
-        max_batch_size: upper bound of the number of texts that a step reads from or continues;
-            None for as many as are fastest and as memory holds. No result depends on it.
-        tokenizer: folder or hub id of the tokenizer; None for the checkpoint's own.
-        state: file of a saved state (`read`), from which every text goes on: it is tokenised alone,
-            without BOS.
-        check: whether the weights are compared, before the first result, with the checksums there
-            are of them: the manifest beside them, those in a ``.pt`` file, and the hub's of files
-            in its cache.
+        tensor_parallel_size: Number of devices that share the weights.
+        max_batch_size: Maximum number of texts that a step reads or continues; None for the fastest
+            number that fits into memory. Results do not depend on it.
+        tokenizer: Folder or hub id of the tokenizer; None for the checkpoint's own.
+        state: File of a saved state (`read`) that every text continues; texts are then tokenised
+            alone, without BOS.
+        check: Whether to compare the weights with their checksums before the first result: the
+            manifest beside them, those in a ``.pt`` file, and the hub's for files in its cache.
 
     Attributes:
-        config: the architecture, a `GriffinConfig`.
+        config: Architecture, a `GriffinConfig`.
         framework: ``torch`` or ``jax``.
-        dtype: of weights and activations.
+        dtype: Dtype of weights and activations.
 
     Raises:
-        ValueError: the checkpoint cannot be read as a model, or an argument that cannot be. The
-            first call raises it if the weights are not what a checksum says.
-        ImportError: the framework is not installed.
+        ValueError: The checkpoint cannot be read as a model, or an argument is invalid. The first
+            call raises it if the weights differ from a checksum.
+        ImportError: The framework is not installed.
     """
 
     def __init__(
@@ -132,7 +128,7 @@ class Evaluator:
             checkpoint = open_model(parse_arguments(arguments), checkpoint=given, reads_texts=False)
         self._model, self.config = checkpoint, checkpoint.checkpoint.config
         self.framework, self.dtype = checkpoint.runner.framework, checkpoint.runner.dtype
-        _ = checkpoint.limits  # of the memory that is free now
+        _ = checkpoint.limits  # fixed now, since they depend on the free memory
 
     def __repr__(self) -> str:
         return f"Evaluator({self._model.checkpoint!r}, {self.framework}, {self.dtype})"
@@ -144,21 +140,17 @@ class Evaluator:
         details: bool = False,
         progress: Callable[[int], object] = lambda tokens: None,
     ) -> list[Score]:
-        """Log-probabilities of texts.
+        """Return the log-probabilities of texts, in order.
 
         Args:
-            texts: each a text, which is scored after one BOS (EOS where there is none), or token
-                ids, of which all but the first are scored.
-            details: whether the rank and the text of every token and the entropy of every
-                prediction are computed too.
-            progress: called with the number of tokens that were read.
-
-        Returns:
-            Of every text its tokens and their log-probabilities, in order.
+            texts: Texts, which are scored after one BOS (EOS if there is none), or token ids, of
+                which all but the first are scored.
+            details: Whether to compute the rank and the text of every token and the entropy of
+                every prediction.
+            progress: Function of the number of tokens that were read.
 
         Raises:
-            ValueError: a text without a token, ids that are no tokens of the model, or results
-                that are not finite.
+            ValueError: A text has no token, ids are not the model's, or results are not finite.
         """
         from griffin_eval.engine import parallel
         from griffin_eval.engine.tree import Scorable
@@ -188,7 +180,7 @@ class Evaluator:
         return [score._replace(texts=self._token_texts(text, score)) for text, score in named]
 
     def _token_texts(self, text: Text, score: Score) -> list[str] | None:
-        """Return the text of every scored token: of a text its parts, of ids their decoding."""
+        """Return the text of every scored token: its part of a text, or its id decoded."""
         count = len(score.logprobs)
         if isinstance(text, str):
             spans = self.tokenizer.spans(text).tolist()
@@ -199,18 +191,18 @@ class Evaluator:
         return None
 
     def layer_states(self, text: Text) -> dict[str, "np.ndarray"]:
-        """What every layer holds after each token of a text, and its gates.
+        """Return the states of every layer after each token of a text, and its gates.
 
         Args:
-            text: as `score` takes it.
+            text: Text or token ids as in `score`.
 
         Returns:
             int32 [T] ``tokens``, with the prefix token of a text, and the float32 tensors that
             `griffin_eval.analysis.layer_states.layer_states` lists.
 
         Raises:
-            ValueError: a text without a token, a model that is split over devices, or one that goes
-                on from a state.
+            ValueError: The text has no token, or the model is split over devices or continues a
+                saved state.
         """
         from griffin_eval.analysis.layer_states import layer_states
 
@@ -265,27 +257,26 @@ class Evaluator:
         stop: str | Sequence[str] = (),
         on_token: Callable[[int, list[int]], object] | None = None,
     ) -> Continuation | list[Continuation]:
-        """Continue prompts, each until EOS or its number of tokens.
+        """Continue prompts, each until EOS or its maximum number of tokens.
 
         Args:
-            prompts: one text, or several: each a text, with BOS in front if the model was trained
+            prompts: One text, or several prompts: texts, with BOS in front if the model was trained
                 so, or token ids.
-            max_new_tokens: number of new tokens at most.
-            temperature: 0 takes the likeliest token; else what logits are divided by.
-            top_k: number of likeliest tokens to choose from; 0 for all.
-            top_p: probability of the likeliest tokens to choose from.
-            seed: of the random numbers; every prompt has its own.
-            stop: string that ends a text, or several; the text is cut before the first of them.
-            on_token: function that gets the index of a prompt and its new tokens so far after each
-                of them but the last.
+            max_new_tokens: Maximum number of new tokens.
+            temperature: Divisor of the logits; 0 takes the most likely token.
+            top_k: Number of most likely tokens to choose from; 0 for all.
+            top_p: Total probability of the most likely tokens to choose from.
+            seed: Seed of the random numbers; every prompt has its own stream.
+            stop: String or strings that end a text; the text is cut before the first of them.
+            on_token: Function of the index of a prompt and its new tokens so far, called after each
+                token but the last.
 
         Returns:
-            Of every prompt its new tokens and their text, in order; of one text, these alone.
+            New tokens and text of every prompt, in order; a single one for a single text.
 
         Raises:
-            ValueError: a prompt without a token, ids that are no tokens of the model, a
-                temperature, top_p or number of tokens that means nothing, or logits that are not
-                finite.
+            ValueError: A prompt has no token, ids are not the model's, ``temperature``, ``top_p``
+                or ``max_new_tokens`` is out of range, or logits are not finite.
         """
         from griffin_eval.engine import parallel
         from griffin_eval.engine.generation import Prompt
@@ -331,24 +322,24 @@ class Evaluator:
         chat_template: str | None = None,
         progress: Callable[[int], object] = lambda tokens: None,
     ) -> "SavedState":
-        """Reads a text once, for any number of texts that go on from it.
+        """Read a text once, for any number of texts that continue it.
 
         Args:
-            text: with BOS in front if the model was trained so, or token ids.
-            name: of the text, for people.
-            chat: whether the text is what the user says first of a conversation, and a blank line
-                follows it: then chats can go on from it.
-            chat_template: text of a template instead of the tokenizer's, or ``plain`` for the
-                contents of messages, a blank line between them.
-            progress: called with the number of tokens that were read.
+            text: Text, with BOS in front if the model was trained so, or token ids.
+            name: Name of the text, for information.
+            chat: Whether the text is the beginning of a conversation's first user message, followed
+                by a blank line, so that chats can continue it.
+            chat_template: Template that replaces the tokenizer's; ``plain`` joins the contents of
+                messages with blank lines.
+            progress: Function of the number of tokens that were read.
 
         Returns:
             The state, whose ``save`` writes a file for ``Evaluator(..., state=FILE)`` and
             ``lm_eval --model griffin --model_args ...,state=FILE``.
 
         Raises:
-            ValueError: a text of fewer than two tokens, a state that is not finite, or a template
-                that is missing or does not take the text.
+            ValueError: The text has fewer than two tokens, the state is not finite, or the template
+                is missing or refuses the text.
         """
         from griffin_eval.engine.reading import read
         from griffin_eval.states.saved_state import SavedState, origin_of
@@ -379,7 +370,7 @@ class Evaluator:
         )
 
     def _opening(self, text: Text, template: str | None) -> tuple[str, str]:
-        """A text as the user says it first in a chat template, and the template's name."""
+        """Return the beginning of a conversation with a text, and the name of its template."""
         from griffin_eval.text.chat import TemplateRefused, opening, template_name
 
         template = template or self.tokenizer.chat_template
@@ -415,7 +406,7 @@ class Evaluator:
         return Continuation(np.array(ids, np.int32), text)
 
     def _ids(self, text: Text, *, scored: bool) -> "np.ndarray":
-        """int32 ids; what is scored has a prefix token, what is continued what the model wants."""
+        """Return int32 ids: a scored text gets the prefix token, a continued one maybe BOS."""
         import numpy as np
 
         from griffin_eval.text.tokenizer import encode_with_bos
@@ -451,7 +442,7 @@ class Evaluator:
         return ids.astype(np.int32)
 
     def _names_a_token(self, ids: "np.ndarray") -> str | None:
-        """Return the sentence about a token that the tokenizer has and the embedding lacks."""
+        """Return the message about a token that the tokenizer has and the embedding lacks."""
         from griffin_eval.text.bounded import refusal_of
 
         with suppress(BadInput, MissingExtraError):  # token ids need no tokenizer
@@ -460,7 +451,7 @@ class Evaluator:
 
     @property
     def tokenizer(self) -> "Tokenizer":
-        """The tokenizer, with ``encode(text)`` and ``decode(ids, skip_special_tokens=True)``."""
+        """Tokenizer with ``encode(text)`` and ``decode(ids, skip_special_tokens=True)``."""
         return self._model.tokenizer
 
 

@@ -1,4 +1,4 @@
-"""The random number generators that all code of a process shares."""
+"""The global random number generators."""
 
 import contextlib
 import random
@@ -13,8 +13,8 @@ import numpy as np
 def unchanged_generators() -> Iterator[None]:
     """Restore the global generators of Python, NumPy and PyTorch at the end of the block.
 
-    Importing JAX draws from NumPy's generator. lm_eval seeds it before a model is loaded, so that
-    sampled answers would depend on whether JAX had been imported before.
+    Importing JAX draws from NumPy's generator. Since lm_eval seeds it before a model is loaded,
+    sampled answers would depend on whether JAX was imported before.
     """
     python, numpy = random.getstate(), np.random.get_state()
     torch: Any = sys.modules.get("torch")

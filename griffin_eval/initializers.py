@@ -1,4 +1,4 @@
-"""Random initial weights, the same numbers in either framework."""
+"""Random initial weights, equal in both frameworks."""
 
 import zlib
 
@@ -8,13 +8,9 @@ from griffin_eval.layout import ParamSpec
 
 
 def initial_value(spec: ParamSpec, seed: int) -> np.ndarray:
-    """Draws one parameter.
+    """Draw one parameter as a float32 array.
 
-    Args:
-        spec: which parameter; every name has its own stream, so order and subsets do not matter.
-
-    Returns:
-        float32 array of ``spec.shape``.
+    Every name has its own random stream, so the order of parameters does not matter.
     """
     if spec.init == "zeros":
         return np.zeros(spec.shape, np.float32)

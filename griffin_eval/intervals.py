@@ -1,4 +1,4 @@
-"""Estimates with confidence intervals for items in clusters, such as the questions about one book.
+"""Estimates with confidence intervals for items in clusters, such as questions about one book.
 
 Items of one cluster are not independent, so the intervals depend on the number of clusters.
 
@@ -17,17 +17,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-RESAMPLES = 2000  # of a bootstrap
+RESAMPLES = 2000  # number of bootstrap resamples
 
 
 class Estimate(NamedTuple):
-    """An estimate with its confidence interval.
+    """An estimate with its confidence interval ``low`` to ``high``.
 
     Attributes:
-        value: the estimate.
-        low, high: bounds of the interval.
-        items: number of items that the estimate was made from.
-        clusters: number of their clusters.
+        items: Number of items.
+        clusters: Number of their clusters.
     """
 
     value: float
@@ -40,19 +38,18 @@ class Estimate(NamedTuple):
 def proportion(
     values: Sequence[float], clusters: Sequence[Hashable], confidence: float = 0.95
 ) -> Estimate:
-    """The share of successes, with a clustered Wilson interval.
+    """Return the share of successes, with a clustered Wilson interval.
 
     This is Wilson's interval (1927) for the effective number of items: the number of items divided
     by the design effect, which is the variance of the share between clusters over the variance that
     independent items would have (Korn and Graubard, 1998, with Wilson's interval in place of
-    Clopper and Pearson's). It is at most the number of items. Where all values are equal, which
-    shows no variance, it is the number of clusters. The quantile is Student's for that many
-    clusters.
+    Clopper and Pearson's). It is at most the number of items. If all values are equal, which shows
+    no variance, it is the number of clusters. The quantile is Student's for that many clusters.
 
     Args:
         values: 0 or 1 for each item.
-        clusters: cluster of each item.
-        confidence: probability with which such intervals hold the true share.
+        clusters: Cluster of each item.
+        confidence: Probability that such an interval contains the true share.
     """
     x, index = _sorted(values, clusters)
     n, groups = len(x), int(index.max()) + 1
@@ -72,10 +69,10 @@ def wilson(
     """Return Wilson's interval (1927) of a share, with Student's quantile.
 
     Args:
-        share: share of successes.
-        effective: number of independent items that would vary as these do.
-        groups: number of clusters, which gives the quantile its degrees of freedom.
-        confidence: probability with which such intervals hold the true share.
+        share: Share of successes.
+        effective: Number of independent items with the same variance.
+        groups: Number of clusters, which gives the quantile its degrees of freedom.
+        confidence: Probability that such an interval contains the true share.
     """
     from scipy import special
 
@@ -95,17 +92,17 @@ def ratio(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Estimate:
-    """Σ values / Σ weights, such as nats over tokens, with a bootstrap of whole clusters.
+    """Return Σ values / Σ weights, such as nats over tokens, with a bootstrap of whole clusters.
 
     The bounds are the percentiles of the bootstrap, widened by the ratio of Student's quantile to
     the normal one, since percentiles of few clusters are too narrow. A single cluster shows no
-    variance, so that its interval is infinite.
+    variance, so its interval is infinite.
 
     Args:
-        values: numerator of each item.
-        weights: denominator of each item, positive; ones for a mean.
-        clusters: cluster of each item.
-        confidence: probability with which such intervals hold the true ratio.
+        values: Numerator of each item.
+        weights: Denominator of each item, positive; ones for a mean.
+        clusters: Cluster of each item.
+        confidence: Probability that such an interval contains the true ratio.
     """
     from scipy import special
 
@@ -129,13 +126,9 @@ def ratio(
 def standard_error(
     values: Sequence[float], weights: Sequence[float], clusters: Sequence[Hashable]
 ) -> float:
-    """The standard error of Σ values / Σ weights over clusters, by linearisation; 0 for one
-    cluster.
+    """Return the standard error of Σ values / Σ weights over clusters, by linearisation.
 
-    Args:
-        values: numerator of each item.
-        weights: denominator of each item, positive.
-        clusters: cluster of each item.
+    It is 0 for one cluster. The arguments are those of `ratio`.
     """
     x, index = _sorted(values, clusters)
     return math.sqrt(_ratio_variance(x, np.asarray(weights, np.float64), index))
@@ -149,24 +142,24 @@ def capacity(
     level: float = 0.5,
     seed: int = 0,
 ) -> Estimate:
-    """The largest length at which the share of successes is at least ``level``.
+    """Return the largest length at which the share of successes is at least ``level``.
 
-    The shares are fitted by an isotonic regression, which falls with the length and weighs each
-    share by its items; between two lengths the fit is linear in the logarithm of the length. The
-    capacity is the last length at which the fit is at the level or above: ``inf`` if it never falls
-    below, ``-inf`` if it is below at the shortest length already.
+    The shares are fitted by a decreasing isotonic regression, weighted by the number of items;
+    between two lengths the fit is linear in the logarithm of the length. The capacity is the last
+    length at which the fit is at least ``level``: ``inf`` if the fit never falls below, ``-inf`` if
+    it is below at the shortest length.
 
     The bounds are percentiles of a bootstrap of clusters within each length. Clusters that all
     agree show no variance, as if the share were known; therefore a cluster of successes and one of
-    failures are added to those drawn from, as in Agresti and Coull (1998). The interval covers the
+    failures are added to the population, as in Agresti and Coull (1998). The interval covers the
     choice of clusters; only more lengths can show how the curve runs between two of them.
 
     Args:
         values: 0 or 1 for each item.
-        lengths: length of each item, positive.
-        clusters: cluster of each item; clusters of different lengths are different.
-        confidence: probability with which such intervals hold the true capacity.
-        level: share between 0 and 1.
+        lengths: Length of each item, positive.
+        clusters: Cluster of each item; clusters of different lengths are different.
+        confidence: Probability that such an interval contains the true capacity.
+        level: Share between 0 and 1.
     """
     x, length = np.asarray(values, np.float64), np.asarray(lengths, np.float64)
     grid = np.unique(length)
@@ -185,10 +178,10 @@ def capacity(
         resampled[:, column] = top[drawn].sum(1) / bottom[drawn].sum(1)
         groups += len(top) - 2
     value = _crossing(grid, shares, weights, level)
-    rows, which = np.unique(resampled, axis=0, return_inverse=True)  # of few clusters few differ
+    rows, which = np.unique(resampled, axis=0, return_inverse=True)  # few clusters repeat rows
     crossings = np.array([_crossing(grid, row, weights, level) for row in rows])[which.ravel()]
     tail = (1 + confidence) / 2
-    # No interpolation between percentiles, which may be infinite.
+    # Percentiles may be infinite, so do not interpolate between them.
     low, high = np.quantile(crossings, [1 - tail, tail], method="inverted_cdf")
     return Estimate(value, float(min(low, value)), float(max(high, value)), len(x), groups)
 
@@ -208,15 +201,10 @@ def effective_length(
     if no share is below, NaN if nothing is right at the shortest length.
 
     The bounds are percentiles of a bootstrap of clusters, as in `capacity`, but a cluster with
-    items of several lengths is drawn with all of them.
+    items of several lengths is drawn with all of them. Arguments not listed are as in `capacity`.
 
     Args:
-        values: 0 or 1 for each item.
-        lengths: Length of each item, positive.
-        clusters: Cluster of each item.
-        confidence: Probability with which such intervals hold the true length.
-        level: Part of the score at the shortest length, between 0 and 1.
-        seed: Seed of the bootstrap.
+        level: Fraction of the score at the shortest length, between 0 and 1.
     """
     x, index = _sorted(values, clusters)
     grid, column = np.unique(np.asarray(lengths, np.float64), return_inverse=True)
@@ -229,7 +217,7 @@ def effective_length(
         return Estimate(math.nan, math.nan, math.nan, len(x), groups)
     generator = np.random.default_rng(seed)
     top, bottom = np.zeros((RESAMPLES, len(grid))), np.zeros((RESAMPLES, len(grid)))
-    # Clusters of the same lengths stand for each other.
+    # Only clusters with items of the same lengths replace each other.
     for pattern in np.unique(asked > 0, axis=0):
         members = ((asked > 0) == pattern).all(1)
         mean = asked[members].mean(0)
@@ -254,7 +242,7 @@ def _last_near_the_first(grid: np.ndarray, shares: np.ndarray, level: float) -> 
 
 
 def _crossing(grid: np.ndarray, shares: np.ndarray, weights: np.ndarray, level: float) -> float:
-    """The last length at which the falling fit is at the level or above."""
+    """Return the last length at which the decreasing fit is at least ``level``."""
     from scipy import optimize
 
     fit = optimize.isotonic_regression(shares, weights=weights, increasing=False).x
@@ -271,7 +259,7 @@ def _crossing(grid: np.ndarray, shares: np.ndarray, weights: np.ndarray, level: 
 def _sorted(
     values: Sequence[float] | np.ndarray, clusters: Sequence[Hashable]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The values as float64 [N], and the number of the cluster of each, int [N].
+    """Return the values as float64 [N], and the index of each value's cluster, int [N].
 
     Clusters are numbered in sorted order, since a bootstrap must not depend on the order in which
     several processes deliver their items.
@@ -281,7 +269,7 @@ def _sorted(
 
 
 def _ratio_variance(x: np.ndarray, w: np.ndarray, index: np.ndarray) -> float:
-    """The variance of Σ x / Σ w over clusters, by linearisation; 0 for one cluster."""
+    """Return the variance of Σ x / Σ w over clusters, by linearisation; 0 for one cluster."""
     top, bottom = np.bincount(index, x), np.bincount(index, w)
     groups = len(top)
     if groups == 1:

@@ -1,4 +1,4 @@
-"""JSON files that may be damaged or hostile, folders, whole-file writing, limits of caches."""
+"""Files: untrusted JSON, folders, atomic writing, and size limits of caches."""
 
 import errno
 import fnmatch
@@ -15,15 +15,15 @@ from typing import Any
 from griffin_eval.errors import CheckpointError
 from griffin_eval.messages import DAMAGED
 
-ABANDONED = 3600  # seconds after which an unfinished file of a cache belongs to no process
+ABANDONED = 3600  # seconds after which a temporary file in a cache counts as abandoned
 _MAX_JSON = 100_000_000  # bytes
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Return the object in a JSON file.
 
     Raises:
-        CheckpointError: the file cannot be read, is not JSON, or holds no object.
+        CheckpointError: The file cannot be read, is not JSON, or holds no object.
     """
     try:
         if (size := path.stat().st_size) > _MAX_JSON:
@@ -38,10 +38,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> bytes:
-    """All of a small file.
+    """Return the content of a small file.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: It cannot be read.
     """
     try:
         return path.read_bytes()
@@ -50,15 +50,15 @@ def read_file(path: Path) -> bytes:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file, which has its name only once all its bytes are on the disk.
+    """Write a file atomically: its name appears once all its bytes are on the disk.
 
     Raises:
-        OSError: The system refuses; nothing is left then.
+        OSError: The file cannot be written; nothing is left behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        # Readable for whom the umask allows, unlike a temporary file.
+        # Its permissions follow the umask, unlike those of a file from tempfile.
         with unfinished.open("xb") as file:
             file.write(content)
             file.flush()
@@ -70,11 +70,11 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def over_limit(files: Iterable[Path], limit: int) -> list[Path]:
-    """Return the files of a cache to remove, so that the others take at most ``limit`` bytes.
+    """Return the files to remove from a cache, so that the others take at most ``limit`` bytes.
 
-    The files used least recently come first: a file was used when it was last read or written.
-    Files whose names begin with a dot are unfinished. They count for nothing, and are to be removed
-    once abandoned. Links are left alone, and so are files that another process has removed.
+    The least recently used (read or written) files come first. Files whose names begin with a dot
+    are temporary: they do not count, and are returned once abandoned. Links and files that another
+    process has removed are skipped.
     """
     finished, removed = [], []
     for path in files:
@@ -99,12 +99,12 @@ def over_limit(files: Iterable[Path], limit: int) -> list[Path]:
 
 
 def list_folder(path: Path, pattern: str = "*") -> list[str]:
-    """The names in a folder that a pattern of the shell fits, sorted.
+    """Return the sorted names in a folder that match a shell pattern.
 
-    Unlike ``Path.glob`` it does not take a folder that may not be read for an empty one.
+    Unlike ``Path.glob``, this does not treat an unreadable folder as empty.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: It cannot be read.
     """
     try:
         return sorted(fnmatch.filter(os.listdir(path), pattern))
@@ -113,12 +113,12 @@ def list_folder(path: Path, pattern: str = "*") -> list[str]:
 
 
 def files_within(folder: Path) -> Iterator[Path]:
-    """The files in a folder and in those within it, in no order; none if it is not there.
+    """Yield the files in a folder and its subfolders, in any order; none if it does not exist.
 
-    Unlike ``Path.rglob`` it does not take a folder that may not be read for an empty one.
+    Unlike ``Path.rglob``, this does not treat an unreadable folder as empty.
 
     Raises:
-        CheckpointError: one cannot be read.
+        CheckpointError: A folder cannot be read.
     """
 
     def refused(error: OSError) -> None:
@@ -130,25 +130,23 @@ def files_within(folder: Path) -> Iterator[Path]:
 
 
 def absolute_path(path: str | Path) -> Path:
-    """Return the absolute path of a file, without ``..``.
-
-    Other links stay as they are: a folder's parent is then the one that the user sees.
-    """
+    """Return the absolute path of a file without ``..``. Other links stay unresolved, so that a
+    folder's parent is the one that the user sees."""
     path = Path(path).absolute()
     return Path(os.path.realpath(path)) if ".." in path.parts else path
 
 
 def exists(path: str | Path, *, follow_links: bool = True) -> bool:
-    """Whether there is something of this name; without ``follow_links``, be it a dead link.
+    """Return whether a path exists. Without ``follow_links``, a dangling link exists.
 
-    Unlike ``os.path.exists`` it does not take what may not be looked at for absent.
+    Unlike ``os.path.exists``, this does not treat an inaccessible path as missing.
 
     Raises:
-        OSError: the system refuses to look.
+        OSError: The path is inaccessible.
     """
     try:
         os.stat(path, follow_symlinks=follow_links)
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last: no name of a file
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: not a file name
         return False
     except OSError as error:
         if error.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
@@ -158,13 +156,13 @@ def exists(path: str | Path, *, follow_links: bool = True) -> bool:
 
 
 def parse_json(text: bytes, parse_int: Callable[[str], int] = int) -> dict[str, Any]:
-    """The JSON object in UTF-8 text.
+    """Return the JSON object in UTF-8 text.
 
     Args:
-        parse_int: reader of the digits of an integer, which may raise ValueError as below.
+        parse_int: Function from the digits of an integer to its value.
 
     Raises:
-        ValueError: for anything else; the message is a phrase that follows "found".
+        ValueError: The text is anything else; the message is a phrase that follows "found".
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

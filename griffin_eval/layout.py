@@ -1,7 +1,7 @@
-"""The one table of parameters: canonical name, shape, logical axes and initialisation of each.
+"""The table of parameters: canonical name, shape, logical axes and initialisation of each.
 
-Names and shapes are those of transformers' RecurrentGemma (linear weights ``(out, in)``), so that
-a Hugging Face file binds to either model with no rename and no transpose.
+Names and shapes are those of transformers' RecurrentGemma (linear weights ``(out, in)``), so both
+models read a Hugging Face file without renaming or transposing.
 """
 
 import math
@@ -19,15 +19,13 @@ class ParamSpec:
     """One parameter.
 
     Attributes:
-        name: canonical dotted name.
-        shape: length of each dimension.
-        axes: logical name of each dimension, for sharding.
+        name: Canonical dotted name.
+        axes: Logical name of each dimension, for sharding.
         init: ``normal`` (mean 0, deviation ``std``), ``zeros``, ``lambda``: the parameter Λ of the
             RG-LRU, such that a^c = sigmoid(-Λ)^c is uniform in [0.9, 0.999] (section 2.4), or
             ``theta``: the parameter θ of the CG-LRU, uniform in [0, π/10) as in DeepMind's code.
-        std: standard deviation of ``normal``.
         constant: c of ``lambda``.
-        keep_float32: stays in float32 (or wider) whatever dtype the model runs in.
+        keep_float32: Whether it stays in float32 (or wider) whatever the dtype of the model.
     """
 
     name: str
@@ -45,18 +43,18 @@ class ParamSpec:
 
 
 def param_specs(config: GriffinConfig) -> dict[str, ParamSpec]:
-    """Every parameter of the model, in the order of the computation, by canonical name."""
+    """Return all parameters of the model in the order of the computation, by canonical name."""
     return {spec.name: spec for spec in _specs(config)}
 
 
 def parameter_count(config: GriffinConfig, *, embedding: bool = True) -> int:
-    """Number of parameters, with or without those of the embedding and an output head."""
+    """Return the number of parameters, with or without those of embedding and output head."""
     return sum(spec.size for spec in _specs(config) if embedding or "vocab" not in spec.axes)
 
 
 def _specs(c: GriffinConfig) -> Iterator[ParamSpec]:
-    # "Fan-in" deviations are LeCun's; the last layer of each branch is scaled by 2 / num_layers,
-    # as in DeepMind's code.
+    # Weights have LeCun's "fan-in" deviations; the last layer of each branch is scaled by
+    # 2 / num_layers, as in DeepMind's code.
     def linear(name: str, out: tuple[str, int], inp: tuple[str, int], *, scale=1.0, bias=True):
         yield ParamSpec(
             name=f"{name}.weight",
@@ -153,15 +151,15 @@ def _specs(c: GriffinConfig) -> Iterator[ParamSpec]:
 
 
 class ParamScope:
-    """The parameters of one module of a model and of its submodules, by the names of the layout.
+    """The parameters of a module and its submodules, by their names in the layout.
 
     ``scope / "linear_x"`` is the scope of a submodule, ``scope("weight")`` one parameter, and
-    ``"bias" in scope`` says whether there is one. Both twins are built from this.
+    ``"bias" in scope`` says whether it exists. Both twins are built from this class.
 
     Args:
-        specs: all parameters of the model, by canonical name.
-        make: gives the parameter of a spec: read from a file, drawn at random, or abstract.
-        prefix: start of the names of this module's parameters, with a dot at its end.
+        specs: All parameters of the model, by canonical name.
+        make: Function that reads, draws or describes the parameter of a spec.
+        prefix: Prefix of the names of this module's parameters, with a dot at its end.
     """
 
     def __init__(
@@ -176,11 +174,11 @@ class ParamScope:
         return self._prefix + name in self._specs
 
     def spec(self, name: str) -> ParamSpec:
-        """The spec of a parameter."""
+        """Return the spec of a parameter."""
         return self._specs[self._prefix + name]
 
     def get(self, name: str) -> Any | None:
-        """A parameter, or None if this module has none of the name."""
+        """Return a parameter, or None if this module does not have it."""
         return self(name) if name in self else None
 
     def __call__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Words of error messages: near misses, long lists, values from files."""
+"""Parts of error messages: near misses, long lists, values from files."""
 
 import re
 import reprlib
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import TypeVar
 
-# Names that other tools have for dtypes and formats.
+# Other tools' names for dtypes and formats.
 USUAL_NAMES = {
     **{"half": "float16", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32"},
     **{"float": "float32", "double": "float64", "fp64": "float64"},
@@ -17,7 +17,7 @@ USUAL_NAMES = {
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``" (did you mean 'x'?)"`` where a known name is close or the same, else nothing."""
+    """Return ``" (did you mean 'x'?)"`` if a known name is close, otherwise an empty text."""
     known = list(known)
     usual = USUAL_NAMES.get(name.lower())
     if usual in known:
@@ -27,38 +27,38 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 DAMAGED = "the file is damaged or incomplete: download or save it again"
-_LISTED = 10  # offenders that one error names
+_LISTED = 10  # maximum number of items in one error message
 
 Item = TypeVar("Item")
 
-# A value from a file, for a message: cut in length and depth, but no name of a tensor is cut.
+# Short representation of a value from a file; long enough for names of tensors.
 _repr = reprlib.Repr()
 _repr.maxstring, _repr.maxlist, _repr.maxdict = 200, 20, 10
 brief = _repr.repr
 
 
 def listed(items: Iterable[Item], show: Callable[[Item], str] = str) -> str:
-    """The first items as ``show`` writes them, and how many more there are."""
+    """Return the first items as ``show`` formats them, and the number of further items."""
     items = list(items)
     more = f"; and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
     return "; ".join(map(show, items[:_LISTED])) + more
 
 
 def is_unicode(text: str) -> bool:
-    """Whether UTF-8 can say it: JSON and pickles can hold halves of characters."""
+    """Return whether UTF-8 can encode a text: JSON and pickles can hold half surrogate pairs."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def is_sha256(text: str) -> bool:
-    """Whether it is a SHA-256 in hexadecimal digits, as `hashlib` writes it."""
+    """Return whether a text is a SHA-256 in hexadecimal digits, as `hashlib` returns it."""
     return bool(re.fullmatch("[0-9a-f]{64}", text))
 
 
 def printable(text: str) -> str:
-    """A text from a file for a terminal: what would steer the terminal is written as ``\\x1b``."""
+    """Escape the control characters of a text from a file for a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error message that is not blank; empty if there is none."""
+    """Return the first non-blank line of an error message, or an empty text."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")

@@ -1,7 +1,7 @@
-"""The arguments of a model: name, default, help text and check of each, written once.
+"""The arguments of a model: name, default, help text and check of each.
 
 lm_eval's ``--model_args``, the options of the commands and the keywords of
-`griffin_eval.Evaluator` are read into `ModelArguments`.
+`griffin_eval.Evaluator` are parsed into `ModelArguments`.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from griffin_eval.converters.overrides import Overrides
 from griffin_eval.errors import ArgumentError
 from griffin_eval.messages import did_you_mean
 
-# Arguments of lm_eval's hf model that this one does not have, and what to do instead.
+# Unsupported arguments of lm_eval's hf model, and what to do instead.
 INSTEAD = {
     "backend": "framework=torch or framework=jax chooses what runs the model",
     "parallelize": "tensor_parallel_size= splits the model over devices",
@@ -79,7 +79,7 @@ def _boolean(name: str, value: Any) -> bool:
 
 
 def _one_of(*choices: str, or_nothing: bool = False) -> Callable[[str, Any], str]:
-    """Return the check of an argument that has one of a few values."""
+    """Return the check of an argument with a few possible values."""
     expected = f"{choices[0]}, or nothing" if or_nothing else " or ".join(choices)
     if len(choices) > 2:
         expected = ", ".join(choices)
@@ -94,7 +94,7 @@ def _one_of(*choices: str, or_nothing: bool = False) -> Callable[[str, Any], str
 
 
 def _adapters(name: str, value: Any) -> tuple[tuple[str, float], ...]:
-    """The folders or hub ids of adapters with their weights: one without a weight, or a list."""
+    """Return the folders or hub ids of adapters, with their weights."""
     from griffin_eval.converters.adapters.adapter import parse_adapters
 
     if isinstance(value, list | tuple):
@@ -104,7 +104,7 @@ def _adapters(name: str, value: Any) -> tuple[tuple[str, float], ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelArguments:
-    """The arguments of a model. Those that lm_eval's hf model has too mean the same here."""
+    """The arguments of a model. Arguments that lm_eval's hf model also has mean the same."""
 
     pretrained: str = option(
         "Checkpoint in any format: a folder, a .pt or .gguf file, or a hub id.",
@@ -273,17 +273,17 @@ class ModelArguments:
 
     @property
     def overrides(self) -> Overrides:
-        """What they say of the checkpoint that its files do not. Adapters are not among it."""
+        """Overrides of what the checkpoint's files say, without adapters."""
         shared = {field.name for field in dataclasses.fields(Overrides)} & FIELDS.keys()
         return Overrides(**{name: getattr(self, name) for name in shared}, check_parts=self.check)
 
     def named(self, **changes: Any) -> "ModelArguments":
-        """The same arguments with other values."""
+        """Return the same arguments with other values."""
         return dataclasses.replace(self, **changes)
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(ModelArguments)}
-# Those that say which checkpoint it is, and what its files do not.
+# Arguments that select a checkpoint or override its files.
 CHECKPOINT = (
     *("preset", "item", "visible_keys", "embedding_scale", "logits_soft_cap", "names"),
     *("accept_differences", "revision", "subfolder"),
@@ -291,14 +291,13 @@ CHECKPOINT = (
 
 
 def parse_arguments(given: Mapping[str, Any]) -> ModelArguments:
-    """The arguments with their defaults, each checked as far as it can be without the checkpoint.
+    """Return the arguments with their defaults, checked as far as possible without the checkpoint.
 
     Args:
-        given: names and values as lm_eval parses them from ``--model_args``, as a command has them,
-            or from Python. None stands for the default.
+        given: Names and values from ``--model_args``, a command or Python; None is the default.
 
     Raises:
-        ArgumentError: one sentence that names the argument, the value and what was expected.
+        ArgumentError: An argument is wrong; the message names it, its value and what was expected.
     """
     _refuse_unknown(given, [*FIELDS, "window"])
     values = {name: value for name, value in given.items() if name in FIELDS and value is not None}
@@ -321,9 +320,9 @@ def parse_arguments(given: Mapping[str, Any]) -> ModelArguments:
 
 
 def _refuse_unknown(given: Mapping[str, Any], known: list[str]) -> None:
-    """Refuses arguments that do not exist, all in one sentence.
+    """Refuse unknown arguments, all in one message.
 
-    One that hf has is accepted where it asks for nothing (``parallelize=False``).
+    An argument of hf's model with a false value (``parallelize=False``) is accepted.
     """
     problems = []
     for name, value in given.items():

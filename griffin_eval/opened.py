@@ -1,6 +1,6 @@
-"""An opened model: what every command, server and library call runs.
+"""An opened model, which every command, server and library call runs.
 
-`open_model` is the one road to a model, so that what is refused on one of them is refused on all.
+`open_model` is the only way to a model, so the same checks apply everywhere.
 """
 
 import copy
@@ -37,15 +37,15 @@ logger = logging.getLogger(__name__)
 
 
 def find_checkpoint(arguments: ModelArguments) -> Path:
-    """The folder or file of a checkpoint, downloaded if it is on the hub."""
+    """Return the folder or file of a checkpoint, downloaded if it is on the hub."""
     return resolve(arguments.pretrained, revision=arguments.revision, subfolder=arguments.subfolder)
 
 
 def open_checkpoint(arguments: ModelArguments) -> Checkpoint:
-    """The checkpoint with its adapters, of which weights are read when they are asked for.
+    """Open the checkpoint with its adapters. Weights are read on demand.
 
     Raises:
-        CheckpointError: it cannot be read as a model, or an adapter does not fit it.
+        CheckpointError: It cannot be read as a model, or an adapter does not fit it.
     """
     adapters = tuple(
         (resolve_adapter(place, arguments.revision), weight) for place, weight in arguments.peft
@@ -61,15 +61,15 @@ def open_model(
     launch: Launch | None = None,
     reads_texts: bool = True,
 ) -> "OpenModel":
-    """Open a checkpoint for a framework, and begin to compare its weights with their checksums.
+    """Open a checkpoint for a framework, and start to compare its weights with their checksums.
 
     Args:
-        checkpoint: Checkpoint that is open already; None opens that of the arguments.
-        launch: Place of this process among those that a launcher has started, if one has.
+        checkpoint: Open checkpoint; None opens that of the arguments.
+        launch: This process's place among those of a launcher.
         reads_texts: Whether the tokenizer, BOS and EOS are needed; they are checked at once.
 
     Raises:
-        BadInput: An argument or a checkpoint that cannot be used; one sentence says why.
+        BadInput: An argument or a checkpoint cannot be used; the message is one sentence.
         MissingExtraError: The framework is not installed.
     """
     arguments = arguments.named(framework=choose_framework(arguments.framework))
@@ -85,13 +85,12 @@ def open_model(
 
 
 class OpenModel:
-    """A checkpoint, and what is opened of it when it is first needed.
+    """A checkpoint, with its tokenizer, weights and runners opened on first use.
 
     Attributes:
-        arguments: Arguments it was opened with, whose framework is installed.
-        checkpoint: Open checkpoint.
+        arguments: Arguments it was opened with; their framework is installed.
         has_checksums: Whether the weights are compared with checksums.
-        parity: Differences between the frameworks, if ``parity=check`` measured them here.
+        parity: Differences between the frameworks if ``parity=check`` measured them.
     """
 
     def __init__(
@@ -110,13 +109,13 @@ class OpenModel:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The checkpoint's tokenizer, or the one that was named."""
+        """Tokenizer of the checkpoint, or the one in the arguments."""
         folder = self.arguments.tokenizer or tokenizer_folder(self.checkpoint.folder)
         return bounded(load_tokenizer(folder), self.checkpoint.config.vocab_size)
 
     @property
     def tokenizer_sha256(self) -> str:
-        """The digest of the tokenizer's files."""
+        """Digest of the tokenizer's files."""
         return self.tokenizer.name.rpartition("@")[2]
 
     @cached_property
@@ -130,7 +129,7 @@ class OpenModel:
 
     @cached_property
     def prefix_token_id(self) -> int:
-        """The token that an empty context is scored from.
+        """Token before the continuation of an empty context.
 
         Raises:
             ArgumentError: There is no such token.
@@ -154,11 +153,11 @@ class OpenModel:
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:
-        """The tokens that end a generated text."""
+        """Tokens that end a generated text."""
         ids = frozenset(generation_eos_ids(self.checkpoint.folder))
         try:
             eos = self.tokenizer.eos_token_id
-        except CheckpointError:  # there is no tokenizer, and prompts are token ids
+        except CheckpointError:  # no tokenizer: prompts are token ids
             return ids
         return ids if eos is None else ids | {eos}
 
@@ -166,37 +165,37 @@ class OpenModel:
 
     @property
     def dtype(self) -> str:
-        """The dtype of weights and activations."""
+        """Dtype of weights and activations."""
         return self.checkpoint.dtype if self.arguments.dtype == "auto" else self.arguments.dtype
 
     @cached_property
     def weights(self) -> Future[str]:
-        """The hash of all weights, which a thread computes and compares with the checksums."""
+        """Hash of all weights, computed and compared with the checksums in a thread."""
         return start_hashing(self.checkpoint, self.arguments.check)
 
     @property
     def weights_sha256(self) -> str:
-        """The hash of all weights, once the checkpoint has been read for it.
+        """Hash of all weights; waits for it.
 
         Raises:
-            CheckpointError: The weights are not what a checksum says.
+            CheckpointError: The weights differ from a checksum.
         """
         return self.weights.result()
 
     def confirm_weights(self) -> None:
-        """Wait until the weights are compared with their checksums, if there are any.
+        """Wait until the weights have been compared with their checksums, if there are any.
 
         Raises:
-            CheckpointError: The weights are not what a checksum says.
+            CheckpointError: The weights differ from a checksum.
         """
         if self.has_checksums:
             self.weights.result()
 
     def check_finite(self, not_finite: list[str]) -> None:
-        """Refuse weights that were found to be NaN or infinite, unless they are taken unchecked.
+        """Refuse NaN or infinite weights, unless ``check`` is off.
 
         Raises:
-            CheckpointError: Some are; if they are not what a checksum says, that comes first.
+            CheckpointError: Some weights are not finite; a wrong checksum is reported first.
         """
         if not_finite and self.arguments.check:
             self.confirm_weights()
@@ -211,17 +210,17 @@ class OpenModel:
 
     @cached_property
     def runners(self) -> list[Runner]:
-        """The model, once for each replica, after the saved state if one was named.
+        """The model, once for each replica, continuing the saved state if there is one.
 
         Raises:
-            BadInput: The checkpoint cannot be loaded so, or its weights are not finite.
+            BadInput: The checkpoint cannot be loaded, or its weights are not finite.
         """
         arguments, launch = self.arguments, self._launch
         if arguments.parity == "check" and (launch is None or launch.rank == 0):
             from griffin_eval.crosscheck.parity import check_parity
 
             self.parity = check_parity(self.checkpoint)
-        # Of processes that share a model only the first one comes back from loading, and checks.
+        # If processes share a model, only the first returns from loading, and checks then.
         alone = launch is None or launch.sharing == 1
         if self.state is not None and alone:
             self._check_state(str(arguments.state), self.state)
@@ -247,18 +246,18 @@ class OpenModel:
 
     @property
     def runner(self) -> Runner:
-        """The first replica."""
+        """First replica."""
         return self.runners[0]
 
     @property
     def softmax_dtype(self) -> str:
-        """The dtype in which logits are normalised."""
+        """Dtype in which logits are normalised."""
         wide = "float64" if self.dtype == "float64" else "float32"
         return self.arguments.softmax_dtype or wide
 
     @cached_property
     def limits(self) -> Limits:
-        """What a step may hold; chosen once, so that the same requests get the same bits."""
+        """Limits of a step; chosen once, so that equal requests get bit-identical results."""
         return limits_for(self.runner, self.arguments.state_budget, self.arguments.max_batch_size)
 
     def _device(self) -> str | None:
@@ -277,14 +276,14 @@ class OpenModel:
 
     @cached_property
     def state(self) -> SavedState | None:
-        """The saved state that every text goes on from, if one was named."""
+        """Saved state that every text continues, if the arguments name one."""
         return None if self.arguments.state is None else read_state(self.arguments.state)
 
     def read_state(self, path: str | Path) -> SavedState:
-        """A saved state of this model.
+        """Return a saved state of this model.
 
         Raises:
-            BadInput: The file cannot be read, or is of another model.
+            BadInput: The file cannot be read, or belongs to another model.
         """
         state = read_state(path)
         self._check_state(path, state)
@@ -296,7 +295,7 @@ class OpenModel:
         check_weights(path, state, self.weights_sha256)
 
     def open_state_cache(self) -> StateCache | None:
-        """The folder of states that the arguments name, if they name one.
+        """Open the folder of states that the arguments name; return None without one.
 
         Raises:
             BadInput: It cannot be used.
@@ -316,12 +315,12 @@ class OpenModel:
     # Other checkpoints of the same model
 
     def stage(self, pretrained: str, revision: str | None) -> "StagedModel":
-        """Read another checkpoint of the same model into memory; then its files are not needed.
+        """Read another checkpoint of the same model into memory; its files may then be deleted.
 
-        Another thread may call it while this model answers.
+        Another thread may call this while the model runs.
 
         Raises:
-            CheckpointError: It cannot be read, or its config, dtype or tokenizer is another.
+            CheckpointError: It cannot be read, or its config, dtype or tokenizer differs.
         """
         for name in ("state", "load", "state_cache"):
             if getattr(self.arguments, name) is not None:
@@ -370,18 +369,18 @@ class OpenModel:
 
 @dataclasses.dataclass
 class StagedModel:
-    """Another checkpoint of a model that runs, whose weights are in memory.
+    """Another checkpoint of a running model, whose weights are in memory.
 
     Attributes:
-        model: Model as it will be.
-        weights: Weights as `Runner.adopt` takes them.
+        model: Copy of the model with the new checkpoint.
+        weights: Weights for `Runner.adopt`.
     """
 
     model: OpenModel
     weights: Any
 
     def adopt(self) -> OpenModel:
-        """Put the weights in the place of those that the runners have, and return the model."""
+        """Replace the weights of the runners, and return the new model."""
         for runner in self.model.runners:
             runner.adopt(self.weights)
         return self.model

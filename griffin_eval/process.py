@@ -1,6 +1,6 @@
-"""Settings of a whole process that make models faster and smaller on a CPU.
+"""Settings of the whole process that make models faster and smaller on a CPU.
 
-Commands call `tune_process`, since their process is their own. A library leaves it to its user.
+Commands call `tune_process`; library users decide for themselves.
 """
 
 import contextlib
@@ -8,22 +8,22 @@ import ctypes
 import os
 import sys
 
-# At the end of each product, OpenMP's threads wait for the last one in a loop. If another process
-# has its core, they use up their share of the processor: PyTorch was 15 to 20 times slower beside
-# one busy process. With 200 turns it was 1.5 times slower, and as fast as ever without one.
+# OpenMP's threads wait for each other in a busy loop. If another process uses their core, this
+# wastes their share of it: beside one busy process PyTorch was 15 to 20 times slower. With 200
+# turns it was 1.5 times slower, and equally fast without one.
 SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "200"
-# Programs that oneDNN and PyTorch's layer over it keep, each. It makes one of 60 kB for each number
-# of rows that a matrix is multiplied with, and keeps 1,024 by default. Steps have many.
+# Maximum number of programs that oneDNN and PyTorch's layer over it cache, 1,024 by default. Each
+# takes 60 kB and serves one number of rows in a matrix product; steps have many.
 PRODUCT_VARIABLES, PRODUCTS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), "128"
 # Parameters of glibc's mallopt (malloc.h). By default it returns large blocks to the system, and
-# new pages cost more than what is computed on them.
+# allocating new pages is slower than the computation on them.
 MMAP_THRESHOLD, TRIM_THRESHOLD, KEPT = -3, -1, 1 << 30
 
 
 def share_processor() -> None:
-    """Let PyTorch's threads sleep soon while they wait, unless the user said how they wait.
+    """Let PyTorch's threads sleep soon while they wait, unless the user has set how they wait.
 
-    GNU OpenMP reads the variable when PyTorch is imported: call this before.
+    GNU OpenMP reads the variable when PyTorch is imported, so call this before.
     """
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault(SPIN_VARIABLE, SPIN_COUNT)
