@@ -1,4 +1,4 @@
-"""What the tasks share: metrics that are points of curves, each with a confidence interval."""
+"""Base class of the tasks: metrics that are points of curves, with confidence intervals."""
 
 import functools
 import hashlib
@@ -18,13 +18,12 @@ OF_LENGTHS = {"capacity": intervals.capacity, "effective_length": intervals.effe
 
 
 class Observation(NamedTuple):
-    """What one document contributes to one metric, unless that is a length.
+    """The contribution of one document to a metric that is a mean or a ratio.
 
     Attributes:
-        value: numerator, such as nats or the number of right answers.
-        weight: denominator, such as tokens or the number of answers; 1 in a mean.
-        cluster: name of the book, document or sequence. Documents of one cluster are not
-            independent.
+        value: Numerator, such as nats or the number of right answers.
+        weight: Denominator, such as tokens or the number of answers; 1 in a mean.
+        cluster: Name of the book, document or sequence. Documents of one cluster are dependent.
     """
 
     value: float
@@ -33,12 +32,12 @@ class Observation(NamedTuple):
 
 
 class LengthObservation(NamedTuple):
-    """What one document contributes to a capacity or an effective length.
+    """The contribution of one document to a capacity or an effective length.
 
     Attributes:
         value: 1 for a right answer, 0 for a wrong one.
-        length: length at which it was asked, in the unit of the metric.
-        cluster: as in `Observation`.
+        length: Length of the document, in the unit of the metric.
+        cluster: See `Observation`.
     """
 
     value: float
@@ -50,12 +49,12 @@ AnyObservation = Observation | LengthObservation
 
 
 class CurveTask(ConfigurableTask):
-    """A task of lm_eval whose metrics are ``quantity@x``, each with the bounds
-    ``quantity@x_low`` and ``quantity@x_high`` of its 95% interval.
+    """An lm_eval task with metrics ``quantity@x`` and the bounds ``quantity@x_low`` and
+    ``quantity@x_high`` of their 95% intervals.
 
-    The intervals take whole clusters as independent (`griffin_eval.intervals`). lm_eval's own
-    standard error takes every document as independent, so these metrics have none. A point of
-    which ``--limit`` left no document is "N/A", as lm_eval writes it.
+    The intervals treat clusters as independent (`griffin_eval.intervals`). lm_eval's standard error
+    treats every document as independent, so these metrics have none. If ``--limit`` leaves no
+    document for a point, its value is "N/A", as lm_eval writes it.
     """
 
     def __init__(self, config: dict[str, Any]):
@@ -65,13 +64,13 @@ class CurveTask(ConfigurableTask):
         self._add_metadata("dataset_sha256", self._dataset_sha256)
 
     def declare(self, metric: str, kind: str, *, higher_is_better: bool | None) -> None:
-        """Adds a metric and its two bounds.
+        """Add a metric and its two bounds.
 
         Args:
-            kind: ``proportion`` of values that are 0 or 1, ``ratio`` of values to weights,
-                ``capacity``, the length up to which half of the values are 1, or
-                ``effective_length``, that up to which scores stay near that of the shortest.
-            higher_is_better: direction of the arrow in lm_eval's table; None for what is neither.
+            kind: ``proportion`` (mean of values that are 0 or 1), ``ratio`` (values over weights),
+                ``capacity`` (length up to which half of the values are 1) or
+                ``effective_length`` (length up to which scores stay near the shortest one's).
+            higher_is_better: Direction of the arrow in lm_eval's table, or None for no arrow.
         """
         for suffix, field in BOUNDS.items():
             self._aggregation_list[metric + suffix] = functools.partial(
@@ -80,20 +79,17 @@ class CurveTask(ConfigurableTask):
             self._higher_is_better[metric + suffix] = higher_is_better
 
     def state_chance(self, chance: dict[str, float]) -> None:
-        """Writes the scores of guessing, by metric, into the config that results.json holds."""
+        """Record the scores of guessing, by metric, in the config that results.json holds."""
         self._add_metadata("chance", chance)
 
     def _add_metadata(self, name: str, value: Any) -> None:
         self.config.metadata = (self.config.metadata or {}) | {name: value}
 
     def scores(self, observations: dict[str, AnyObservation]) -> dict[str, AnyObservation | None]:
-        """The return value of `process_results`: an entry for every metric in every document.
+        """Return the value of `process_results`: an entry for every metric in every document.
 
-        lm_eval gathers from all processes the metrics that the first process has, so a metric
-        that this document says nothing about is None and not left out.
-
-        Args:
-            observations: by metric, without its bounds.
+        lm_eval gathers from all processes only the metrics that the first process has. A metric
+        without an observation in this document is therefore None rather than missing.
         """
         return {
             metric: observations.get(metric.removesuffix("_low").removesuffix("_high"))
@@ -102,13 +98,13 @@ class CurveTask(ConfigurableTask):
         }
 
     def build_all_requests(self, **arguments: Any) -> None:
-        """Builds the requests as lm_eval does, and refuses cached ones of another dataset.
+        """Build the requests as lm_eval does, and reject cached requests of another dataset.
 
-        lm_eval's cache (``--cache_requests``) ignores metadata: it would score requests that were
-        made with other metadata against the answers of these.
+        lm_eval's cache (``--cache_requests``) ignores metadata, and would score requests that were
+        built with other metadata against the answers of this dataset.
 
         Raises:
-            ArgumentError: the cache holds requests of another dataset.
+            ArgumentError: The cache holds requests of another dataset.
         """
         super().build_all_requests(**arguments)
         for instance in self.instances:
@@ -120,17 +116,17 @@ class CurveTask(ConfigurableTask):
 
 
 def estimate(observations: Sequence[Sequence[Any] | None], kind: str, field: str) -> float | str:
-    """The value or a bound of a metric, from the observations of all documents.
+    """Return the value or a bound of a metric from the observations of all documents.
 
     Args:
-        observations: one for each document, as it is or as lm_eval gathers it from another
-            process; None from documents that say nothing about the metric.
-        kind: as in `CurveTask.declare`.
+        observations: One for each document, as a tuple or as the list that lm_eval gathers from
+            another process; None for documents without the metric.
+        kind: See `CurveTask.declare`.
         field: ``value``, ``low`` or ``high``.
 
     Returns:
-        A number; "N/A" where the observations are too few for it; or for a length beyond the
-        longest or below the shortest asked that length as in ">200" and "<20".
+        A number; "N/A" if there are too few observations; ">200" or "<20" for a length beyond the
+        longest or below the shortest length of the documents.
     """
     given = tuple(tuple(observation) for observation in observations if observation is not None)
     if not given:
@@ -142,7 +138,7 @@ def estimate(observations: Sequence[Sequence[Any] | None], kind: str, field: str
     return number if math.isfinite(number) else "N/A"
 
 
-@functools.lru_cache(maxsize=1)  # lm_eval asks for the value and the bounds one after the other
+@functools.lru_cache(maxsize=1)  # lm_eval asks for the value and both bounds in turn
 def _estimated(kind: str, observations: tuple[tuple[Any, ...], ...]) -> intervals.Estimate:
     values, weights, clusters = zip(*observations, strict=True)
     if kind in OF_LENGTHS:
@@ -161,16 +157,15 @@ def _estimated(kind: str, observations: tuple[tuple[Any, ...], ...]) -> interval
 def as_split(
     rows: list[dict[str, Any]], measured: Sequence[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """The split ``test`` of a custom dataset of lm_eval.
+    """Return the split ``test`` of a custom lm_eval dataset.
 
     Args:
-        rows: the documents. Each gets a column ``dataset_sha256``, the hash of them all.
-        measured: further columns of each row, which depend on the model and which the hash leaves
-            out; None for none.
+        rows: Documents. Each gets a column ``dataset_sha256`` with the hash of all rows.
+        measured: Further columns of each row, which depend on the model and are not hashed.
     """
     import datasets
 
-    digest = hashlib.sha256()  # of the rows as one list of JSON, which may be too long to hold
+    digest = hashlib.sha256()  # updated row by row: JSON of all rows may not fit into memory
     for index, row in enumerate(rows):
         digest.update((", " if index else "[").encode() + json.dumps(row, sort_keys=True).encode())
     digest.update(b"]")

@@ -1,4 +1,4 @@
-"""What lm_eval passes to a task: ``--metadata``, and with it the arguments of the model."""
+"""Access to what lm_eval passes to a task: ``--metadata`` and the arguments of the model."""
 
 import difflib
 import functools
@@ -18,7 +18,7 @@ from griffin_eval.model_arguments import CHECKPOINT, parse_arguments
 from griffin_eval.text.load import load_tokenizer
 from griffin_eval.text.tokenizer import Tokenizer
 
-# What the tasks read of it. Other keys are the model's, or are for tasks of others.
+# Keys that the tasks read. Other keys belong to the model or to tasks of other packages.
 KEYS = frozenset(
     "candidates contexts depths document entries first lengths max_tokens memories multiples "
     "needles queries samples seed span symbols targets tokenizer tokens train_length variant "
@@ -28,23 +28,23 @@ KEYS = frozenset(
 logger = logging.getLogger(__name__)
 
 
-@functools.lru_cache  # once for all tasks of a run
+@functools.lru_cache  # one warning for all tasks of a run
 def _warn_of(key: str, near: str) -> None:
     logger.warning("no task of griffin-eval reads %r of --metadata: is %r meant?", key, near)
 
 
 def warn_of_near_misses(metadata: Mapping[str, Any]) -> None:
-    """Warns of keys that are nearly those of a task, and would change nothing."""
+    """Warn about keys that resemble a task's key and would have no effect."""
     for key in metadata.keys() - KEYS:
         for near in difflib.get_close_matches(key, KEYS, n=1, cutoff=0.75):
             _warn_of(key, near)
 
 
 def is_griffin_run() -> bool:
-    """Whether lm_eval runs ``--model griffin``.
+    """Return whether lm_eval runs ``--model griffin``.
 
-    lm_eval tells tasks the arguments of the model but not its name. The module of the model is
-    imported for ``--model griffin`` alone and before any task is built, so that is what this asks.
+    lm_eval passes the arguments of the model to tasks but not its name. The model's module is
+    imported only for ``--model griffin``, and before any task is built.
     """
     return "griffin_eval.lm.model" in sys.modules
 
@@ -57,14 +57,10 @@ def tokenizer_of(
     subfolder: str | None = None,
     **_: Any,
 ) -> Tokenizer:
-    """The tokenizer in which lengths are counted: the named one, else the model's own.
-
-    Args:
-        tokenizer: folder or hub id, from ``--metadata`` or the arguments of the model.
-        pretrained, revision, subfolder: arguments of the model.
+    """Return the tokenizer in which lengths are counted: ``tokenizer``, or the model's own.
 
     Raises:
-        ArgumentError: neither is given.
+        ArgumentError: Both ``tokenizer`` and ``pretrained`` are missing.
     """
     if tokenizer is None and pretrained is None:
         raise ArgumentError(
@@ -74,7 +70,7 @@ def tokenizer_of(
     return _tokenizer(*(v and str(v) for v in (tokenizer, pretrained, revision, subfolder)))
 
 
-@functools.lru_cache(maxsize=4)  # one object for all tasks of a run, which keeps what it tokenised
+@functools.lru_cache(maxsize=4)  # tasks of a run share one object and its cached tokens
 def _tokenizer(
     tokenizer: str | None, pretrained: str | None, revision: str | None, subfolder: str | None
 ) -> Tokenizer:
@@ -89,17 +85,17 @@ def _tokenizer(
 def config_of(
     *, pretrained: str | None = None, download: bool = False, **metadata: Any
 ) -> GriffinConfig | None:
-    """The architecture that the arguments of the model describe; None for another family.
+    """Return the config of the model's checkpoint, or None for another model family.
 
     Args:
         pretrained: Path or hub id of the checkpoint.
-        download: whether a checkpoint that is not on this machine is read even though lm_eval runs
+        download: Whether to fetch a checkpoint that is not on this machine even if lm_eval runs
             another model than griffin.
-        metadata: other arguments of the model, of which those of `CHECKPOINT` are read.
+        metadata: Other arguments of the model; only those in `CHECKPOINT` are read.
 
     Raises:
         ArgumentError: ``visible_keys`` and ``window`` differ.
-        CheckpointError: the checkpoint of ``--model griffin`` cannot be read.
+        CheckpointError: The checkpoint of ``--model griffin`` cannot be read.
     """
     if pretrained is None or not (download or is_griffin_run() or _exists_here(pretrained)):
         return None
@@ -119,14 +115,12 @@ def config_of(
 
 
 def visible_keys_of(**metadata: Any) -> int | None:
-    """Keys that a query of the model's local attention sees, its own included.
+    """Return the number of keys that a local attention query sees, including its own.
 
-    Args:
-        metadata: ``visible_keys``, also called ``window``, if it is given; and the arguments of
-            the model, whose checkpoint says it otherwise.
+    ``visible_keys`` (or ``window``) in the metadata takes precedence over the checkpoint.
 
     Returns:
-        None for a model without local attention, or whose checkpoint cannot be read.
+        None for a model without local attention, or if its checkpoint cannot be read.
 
     Raises:
         ArgumentError: ``visible_keys`` and ``window`` differ.

@@ -1,9 +1,9 @@
 """Long documents for tasks, and the characters at which their tokens begin.
 
-Lengths are in tokens of the model's own tokenizer, which lm_eval names to the tasks with the
-arguments of the model. A document is tokenised once, and tasks cut its text only where a token
-begins. With a BPE that adds no prefix, a part of the text then has the same tokens alone as in the
-whole; with other tokenizers its length may be off by a token or two at each end.
+Lengths are in tokens of the model's tokenizer. A document is tokenised once, and tasks cut its text
+only where a token begins. With a BPE that adds no prefix, a part of the text then has the same
+tokens alone as in the document; with other tokenizers its length may differ by a token or two at
+each end.
 """
 
 import hashlib
@@ -22,14 +22,14 @@ from griffin_eval.messages import first_line
 from griffin_eval.text.shared_prefixes import pieces
 from griffin_eval.text.tokenizer import Tokenizer
 
-# The long modules of the standard library that every installation of Python has.
+# Long modules of the standard library that every installation of Python has.
 PYTHON_MODULES = (
     "_pydecimal argparse datetime _pydatetime doctest email/_header_value_parser inspect mailbox"
     " pickletools pydoc subprocess tarfile turtle typing unittest/mock zipfile/__init__"
 ).split()
-LEAST_CHARACTERS = 90_000  # of a module that is used as a document
-MOST_KEPT = 256  # documents whose tokens are kept
-SLACK = 32  # tokens after a wanted length within which the end of a word is searched
+LEAST_CHARACTERS = 90_000  # in a module that is used as a document
+MOST_KEPT = 256  # documents whose tokens are cached
+SLACK = 32  # tokens after a wanted length that are searched for the end of a word
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +38,7 @@ class Document(NamedTuple):
     """A text and its N tokens.
 
     Attributes:
-        name: name of the text, unique among the documents of a task.
-        text: the text.
+        name: Name of the text, unique among the documents of a task.
         token_starts: int32 [N + 1], index of the character at which each token begins, and the
             length of the text.
         clean: bool [N + 1], whether the text can be split there: at the boundary of two characters
@@ -57,11 +56,11 @@ class Document(NamedTuple):
         return len(self.token_starts) - 1
 
     def word_end(self, token: int) -> int:
-        """The first token at or after ``token`` in front of which a word ends.
+        """Return the first token at or after ``token`` that follows the end of a word.
 
         The text before it does not end with white space, which lm_eval would move to the other
-        side. Where no word ends within `SLACK` tokens, this is the first other token of which that
-        is true, and where there is none, the end of the document.
+        side. If no word ends within `SLACK` tokens, return the first other token with this
+        property, or the end of the document.
         """
         fallback = None
         for index in range(token, self.tokens):
@@ -76,27 +75,25 @@ class Document(NamedTuple):
         return self.tokens if fallback is None else fallback
 
     def clean_start(self, token: int) -> int:
-        """The last token up to ``token`` at which the text can be split."""
+        """Return the last token up to ``token`` at which the text can be split."""
         return token - int(self.clean[token::-1].argmax())
 
     def part(self, begin: int, end: int) -> str:
-        """The text from token ``begin`` up to token ``end``."""
+        """Return the text from token ``begin`` up to token ``end``."""
         return self.text[self.token_starts[begin] : self.token_starts[end]]
 
 
 def documents(
     tokenizer: Tokenizer, document: Any, seed: int, max_tokens: int | None
 ) -> Iterator[Document]:
-    """The documents in an order that the seed draws, so that the first few represent all.
+    """Yield the documents in an order drawn from the seed, so that the first few represent all.
 
     Args:
-        document: see `texts_of`.
-        seed: seed of the order.
-        max_tokens: longer documents are cut at the end of a word after this many tokens; None to
-            leave them whole.
+        document: See `texts_of`.
+        max_tokens: Number of tokens after which longer documents are cut at the end of a word.
 
     Raises:
-        ArgumentError: no such document, or no text in it.
+        ArgumentError: There is no such document, or it holds no text.
     """
     texts = [(name, text) for name, text in texts_of(document) if text.strip()]
     if not texts:
@@ -114,7 +111,7 @@ _tokenised: dict[tuple[Tokenizer, bytes], tuple[np.ndarray, np.ndarray]] = {}
 
 
 def tokenised(tokenizer: Tokenizer, text: str) -> Document:
-    """A text as a document without a name. Tasks of one run share what was found, not the text."""
+    """Return a text as a document without a name, and cache its token boundaries."""
     key = (tokenizer, hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
     if key not in _tokenised:
         if len(_tokenised) == MOST_KEPT:
@@ -124,12 +121,12 @@ def tokenised(tokenizer: Tokenizer, text: str) -> Document:
 
 
 def _tokens(tokenizer: Tokenizer, text: str) -> tuple[np.ndarray, np.ndarray]:
-    """``token_starts`` and ``clean`` of a `Document`."""
+    """Return ``token_starts`` and ``clean`` of a `Document`."""
     starts, clean = [np.empty(0, np.int32)], []
-    last = np.array([[-1, 0]])  # span of the token before
+    last = np.array([[-1, 0]])  # span of the previous token
     for begin, end in pieces(tokenizer.boundaries, text, 0, len(text)):
         spans = np.concatenate([last, tokenizer.spans(text[begin:end]) + begin])
-        # A token begins where the one before it ends: white space between belongs to the second.
+        # White space between two tokens belongs to the second one.
         starts.append(spans[:-1, 1].astype(np.int32))
         clean.append((spans[1:, 0] >= spans[:-1, 1]) & (spans[1:, 0] > spans[:-1, 0]))
         last = spans[-1:]
@@ -140,15 +137,15 @@ def _tokens(tokenizer: Tokenizer, text: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def texts_of(document: Any) -> list[tuple[str, str]]:
-    """Names and texts.
+    """Return names and texts.
 
     Args:
-        document: a folder of text files, a file, the hub id of a dataset, a dictionary of what
-            ``datasets.load_dataset`` takes (and ``field``, the column of the texts), or None for
-            texts that ship with Python.
+        document: Folder of text files, a file, the hub id of a dataset, a dictionary with the
+            arguments of ``datasets.load_dataset`` (and ``field``, the column of the texts), or
+            None for texts that ship with Python.
 
     Raises:
-        ArgumentError: none of these, or it cannot be read.
+        ArgumentError: The document is none of these, or cannot be read.
     """
     if document is None:
         logger.warning(
@@ -184,7 +181,7 @@ def _dataset(field: str = "text", split: str = "test", **arguments: Any) -> list
 
     try:
         rows = datasets.load_dataset(**arguments, split=split)
-    except Exception as error:  # the library, its readers and the hub's client raise many kinds
+    except Exception as error:  # datasets, its readers and the hub's client raise many kinds
         reason = first_line(error) or type(error).__name__
         raise ArgumentError(f"dataset {arguments} has no split {split}: {reason}") from error
     if field not in rows.column_names:
@@ -196,7 +193,7 @@ def _dataset(field: str = "text", split: str = "test", **arguments: Any) -> list
 
 
 def python_texts() -> list[tuple[str, str]]:
-    """Names and texts of Python's manual and of the long modules of its standard library."""
+    """Return names and texts of Python's manual and long modules of its standard library."""
     from pydoc_data.topics import topics
 
     texts = [("pydoc_data.topics", "\n\n".join(topics[name] for name in sorted(topics)))]

@@ -1,27 +1,26 @@
-"""The worth of contexts longer than those of training, and the memory that carries it.
+"""The gain from contexts longer than those of training, and the memory that carries it.
 
 All numbers are differences in nats per token on the same tokens, with the documents as clusters.
-L is the length of the training sequences, n runs over the given multiples of it:
+L is the length of the training sequences, and n one of the requested multiples of L:
 
-- ``nats_difference@n``: the loss after n L tokens, minus the loss after L tokens. Below zero a
-  model gains from context that is longer than any it was trained on; above zero it does not
-  extrapolate.
+- ``nats_difference@n``: the loss after n L tokens, minus the loss after L tokens. Below zero the
+  model gains from context longer than its training sequences; above zero it does not extrapolate.
 
-Controls say which memory it is. Each is the loss with one memory removed, minus the loss after n L
-tokens. Above zero, that memory carried something:
+Controls show which memory carries the gain. Each is the loss with one memory removed, minus the
+loss after n L tokens. Above zero, the removed memory carried information:
 
-- ``reset_window@n``: the model starts anew as many tokens before the target as a block of local
-  attention sees, so that everything from further back is lost;
-- ``reset_train@n``: the model starts anew L tokens before the target. This is the negative of
-  ``nats_difference@n``, given to stand beside the other controls;
-- ``no_recurrent@n``: the states of RG-LRU and convolutions are zeroed, the keys of attention stay;
-- ``no_attention@n``: the keys of attention are removed, the recurrent states stay.
+- ``reset_window@n``: the model starts one local attention window before the target, so that all
+  earlier tokens are lost;
+- ``reset_train@n``: the model starts L tokens before the target. This is the negative of
+  ``nats_difference@n``, listed beside the other controls;
+- ``no_recurrent@n``: the states of RG-LRU and convolutions are zeroed, the attention keys stay;
+- ``no_attention@n``: the attention keys are removed, the recurrent states stay.
 
-The last two remove a memory before the last token of the context is read. That token is the first
-one from which a token of the target is predicted, so that all of the target is predicted without
-the memory. Only Griffin answers such requests (`loglikelihood_ablated` of
-`griffin_eval.lm.model.GriffinLM`), and it reads a context once for the loss after it and for both
-controls. All other requests are plain log-likelihoods.
+The last two remove a memory before the last token of the context is read. The target's first token
+is predicted from that token, so the whole target is predicted without the memory. Only Griffin
+answers such requests (`loglikelihood_ablated` of `griffin_eval.lm.model.GriffinLM`), and it reads a
+context once for the loss after it and for both controls. All other requests are plain
+log-likelihoods.
 """
 
 import logging
@@ -37,23 +36,23 @@ from griffin_eval.tasks.metadata import config_of, is_griffin_run
 
 TASK = "griffin_extrapolation"
 MULTIPLES = (1, 2, 4, 8, 16, 32, 64)
-WINDOW = "window"  # label of the request whose context is as long as a window of local attention
+WINDOW = "window"  # label of the request with a context as long as a local attention window
 MEMORIES = ("recurrent", "attention")
 
 logger = logging.getLogger(__name__)
 
 
 class Extrapolation(LossTask):
-    """The task of lm_eval.
+    """The lm_eval task.
 
-    The label of a request is a multiple of the training length ("2"), that and the removed memory
-    ("2 recurrent"), or "window".
+    The label of a request is a multiple of the training length ("2"), the multiple and the removed
+    memory ("2 recurrent"), or "window".
     """
 
     def __init__(self, config: dict[str, Any]):
         super().__init__(config)
         for metric in differences(dict.fromkeys(self.labels(), 0.0), self.dataset["test"][0]):
-            # What a model loses without a memory is neither good nor bad.
+            # The loss without a memory is neither good nor bad.
             better = False if metric.startswith("nats_difference") else None
             self.declare(metric, "ratio", higher_is_better=better)
 
@@ -79,10 +78,10 @@ class Extrapolation(LossTask):
 
 
 def differences(nats: dict[str, float], doc: dict[str, Any]) -> dict[str, float]:
-    """The metrics of one target by name, before they are divided by its tokens.
+    """Return the metrics of one target by name, before the division by its number of tokens.
 
     Args:
-        nats: loss of the target by the label of the request.
+        nats: Loss of the target by label of the request.
     """
     metrics = {}
     lengths = [int(label) for label in nats if label.isdigit()]
@@ -113,22 +112,22 @@ def dataset(
     seed: int = 0,
     **model: Any,
 ) -> dict[str, Any]:
-    """The split of the task, a row for each target.
+    """Return the split of the task, with a row for each target.
 
     Args:
-        train_length: L in tokens, which no config says; required.
-        multiples: multiples of L that are compared with L itself. Documents that are too short for
-            the longest are left out.
-        visible_keys: keys that a query of local attention sees, its own included; None for those of
-            the checkpoint. Where it says nothing there is no ``reset_window``.
-        window: another name of ``visible_keys``.
-        memories: whether there are ``no_recurrent`` and ``no_attention``; None for where
+        train_length: L in tokens. Required, since no config holds it.
+        multiples: Multiples of L to compare with L. Documents shorter than the longest multiple are
+            left out.
+        visible_keys: Number of keys that a local attention query sees, including its own; by
+            default the checkpoint's. Without it there is no ``reset_window``.
+        window: Another name of ``visible_keys``.
+        memories: Whether to measure ``no_recurrent`` and ``no_attention``; by default if
             ``--model griffin`` answers.
-        document, samples, max_tokens, targets, span, seed, model: see
+        document, samples, max_tokens, targets, span, seed, model: See
             `griffin_eval.tasks.long_text.longctx.contexts`.
 
     Raises:
-        ArgumentError: a value that cannot be used, or no document that is long enough.
+        ArgumentError: A value is invalid, or no document is long enough.
     """
     if train_length is None:
         raise ArgumentError(
@@ -145,7 +144,7 @@ def dataset(
     visible_keys = next(iter(given.values()), None)
     if visible_keys is None and config is not None and "local_attention" in config.block_types:
         visible_keys = config.visible_keys
-    # Label, tokens of the context, and the argument of a request that removes a memory.
+    # Each request: label, tokens of the context, and the memory to remove.
     requests = [(str(n), n * train_length, "nothing" if removed else "") for n in numbers]
     requests += [(f"{n} {memory}", n * train_length, memory) for n in numbers for memory in removed]
     if visible_keys is None:
@@ -175,7 +174,7 @@ def dataset(
 
 
 def _memories(asked: bool | None, config: GriffinConfig | None) -> list[str]:
-    """The memories to remove: those of `MEMORIES` of which the model has a block, or none."""
+    """Return the memories to remove: those of `MEMORIES` for which the model has a block."""
     if asked not in (None, True, False):
         raise ArgumentError(f"{TASK}: memories must be true or false, found {asked!r}")
     if asked and not is_griffin_run():

@@ -1,8 +1,8 @@
-"""Loss on long documents: by position, and by how much of the same document comes before.
+"""Loss on long documents: by position, and by the amount of preceding context.
 
 Figure 5 of the Griffin paper (De et al., 2024) and figure 10 of its appendix G show the loss on
-books and on arXiv articles for longer and longer sequences. That can be read in two ways, and a
-curve of one says nothing about the other, so there are two tasks:
+books and on arXiv articles for longer and longer sequences. This can be read in two ways, so there
+are two tasks:
 
 - ``griffin_longctx_position``: every document is read once from its start. The points are the
   losses of the tokens up to position 128, from there to 256, and so on, doubling. Later bins hold
@@ -11,8 +11,8 @@ curve of one says nothing about the other, so there are two tasks:
   256 … 32768 tokens before them, and after the whole document before them. From point to point
   only the context differs.
 
-All requests are plain log-likelihoods of a text after a text, which any model can answer. Griffin
-reads a document once for all bins, and once for all whole contexts in it.
+All requests are plain log-likelihoods, which any model can answer. Griffin reads a document once
+for all bins, and once for all whole contexts in it.
 """
 
 import logging
@@ -32,16 +32,13 @@ from griffin_eval.tasks.metadata import tokenizer_of
 FIRST = 128  # tokens of the first bin
 CONTEXTS = tuple(128 << n for n in range(9))  # 128 to 32768 tokens
 TARGETS, SPAN = 2, 64  # parts of each document that are scored, and tokens of each
-WHOLE = "whole"  # label of the request whose context is all of the document before the target
+WHOLE = "whole"  # label of the request whose context is the whole document before the target
 
 logger = logging.getLogger(__name__)
 
 
 class LossTask(CurveTask):
-    """A task that scores parts of a text, each after some of the text before it.
-
-    A document of lm_eval is a row of `row`.
-    """
+    """A task that scores parts of a text after preceding text. Its documents are made by `row`."""
 
     def construct_requests(self, doc: dict[str, Any], ctx: Any, **kwargs: Any) -> list[Instance]:
         text = doc["text"]
@@ -59,15 +56,15 @@ class LossTask(CurveTask):
         ]
 
     def request_type(self, doc: dict[str, Any], index: int) -> Any:
-        """lm_eval's name of the kind of the request with this number."""
+        """Return lm_eval's name for the type of this request."""
         return "loglikelihood"
 
     def more_arguments(self, doc: dict[str, Any], index: int) -> tuple[str, ...]:
-        """Arguments of the request with this number after its context and continuation."""
+        """Return the arguments of this request after its context and continuation."""
         return ()
 
     def labels(self) -> list[str]:
-        """The labels of all requests, numbers first and in order."""
+        """Return the labels of all requests, numbers first and in order."""
         labels = {label for labels in self.dataset["test"]["label"] for label in labels}
         return sorted(labels, key=lambda label: (not label.isdigit(), label.zfill(12)))
 
@@ -103,20 +100,18 @@ def positions(
     seed: int = 0,
     **model: Any,
 ) -> dict[str, Any]:
-    """The split of ``griffin_longctx_position``, a row for each document.
-
-    lm_eval passes ``--metadata`` and the arguments of the model.
+    """Return the split of ``griffin_longctx_position``, with a row for each document.
 
     Args:
-        document: where the texts are; see `griffin_eval.tasks.long_text.documents.texts_of`.
-        samples: number of documents; None for all.
-        max_tokens: tokens at which longer documents are cut; None to leave them whole.
-        first: tokens of the first bin; each further bin is as long as all before it together.
-        seed: seed of the order of the documents.
-        model: arguments of the model, which name the tokenizer.
+        document: See `griffin_eval.tasks.long_text.documents.texts_of`.
+        samples: Number of documents; None for all.
+        max_tokens: Number of tokens at which longer documents are cut.
+        first: Number of tokens of the first bin. Each further bin is as long as all before it.
+        seed: Seed of the order of the documents.
+        model: Arguments of the model, which name the tokenizer.
 
     Raises:
-        ArgumentError: a value that cannot be used.
+        ArgumentError: A value is invalid.
     """
     task = "griffin_longctx_position"
     check_integers(task, first=first, seed=seed, **_given(samples=samples, max_tokens=max_tokens))
@@ -144,18 +139,18 @@ def contexts(
     seed: int = 0,
     **model: Any,
 ) -> dict[str, Any]:
-    """The split of ``griffin_longctx_context``, a row for each target.
+    """Return the split of ``griffin_longctx_context``, with a row for each target.
 
     Args:
-        contexts: numbers of tokens before a target. Documents that are too short for the longest
-            are left out, so that all points are about the same tokens.
-        targets: parts of each document that are scored.
-        span: tokens of each part, at most as many as the shortest context.
-        seed: seed of the order of the documents and of the positions of the targets.
-        document, samples, max_tokens, model: see `positions`.
+        contexts: Numbers of tokens before a target. Documents shorter than the longest context are
+            left out, so that all points are about the same tokens.
+        targets: Number of scored parts of each document.
+        span: Number of tokens of each part, at most the shortest context.
+        seed: Seed of the order of the documents and of the positions of the targets.
+        document, samples, max_tokens, model: See `positions`.
 
     Raises:
-        ArgumentError: a value that cannot be used, or no document that is long enough.
+        ArgumentError: A value is invalid, or no document is long enough.
     """
     task = "griffin_longctx_context"
     check_integers(task, contexts=contexts, targets=targets, span=span, seed=seed)
@@ -193,17 +188,17 @@ def draw_targets(
     max_tokens: int | None,
     model: dict[str, Any],
 ) -> Iterator[tuple[Document, int, int]]:
-    """Targets: a document, the first token of the target, and the token after its last.
+    """Yield a document, the first token of a target in it, and the token after the target's last.
 
-    The first targets of all documents come first. What follows the first ``before`` tokens of a
-    document is divided into equal parts, in each of which the seed draws the position of a target.
+    The first targets of all documents come first. The tokens after the first ``before`` tokens of a
+    document are divided into equal parts, with one target at a random position in each.
 
     Args:
-        before: tokens that every target has before it at least.
-        targets, span, seed, document, samples, max_tokens, model: see `contexts`.
+        before: Number of tokens that every target has before it at least.
+        targets, span, seed, document, samples, max_tokens, model: See `contexts`.
 
     Raises:
-        ArgumentError: no document is long enough.
+        ArgumentError: No document is long enough.
     """
     check_integers(task, **_given(samples=samples, max_tokens=max_tokens))
     longest_target = span + 2 * SLACK
@@ -237,11 +232,11 @@ def draw_targets(
 def row(
     source: Document, labels: Sequence[str], spans: Sequence[tuple[int, int, int]]
 ) -> dict[str, Any]:
-    """A row of the dataset, with an entry for each request in every column but the first and last.
+    """Return a row of the dataset; all columns but the first and last have an entry per request.
 
     Args:
-        labels: names of the requests in metrics, such as the length of the context.
-        spans: for each request the first token of the context, the first token of the
+        labels: Names of the requests in metrics, such as the length of the context.
+        spans: Triple for each request: first token of the context, first token of the
             continuation, and the token after its last.
 
     Returns:

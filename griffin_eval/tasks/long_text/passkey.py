@@ -1,4 +1,4 @@
-"""A number hidden in a long text, asked for at its end.
+"""Passkey retrieval: a number hidden in a long text, requested at its end.
 
 The prompt of passkey retrieval as published (Mohtashami and Jaggi, "Landmark Attention", 2023):
 
@@ -9,7 +9,7 @@ The prompt of passkey retrieval as published (Mohtashami and Jaggi, "Landmark At
     What is the pass key? The pass key is
 
 With several needles each has a key word, in the words of RULER (Hsieh et al., 2024) as lm_eval has
-it, and one is asked for:
+them, and the question names one key word:
 
     A special magic number is hidden within the following text. Make sure to memorize it. …
     <text>
@@ -18,12 +18,12 @@ it, and one is asked for:
     What is the special magic number for harbor mentioned in the provided text? The special magic
     number for harbor mentioned in the provided text is
 
-What differs here: the text is a real one, not a few sentences over and over; the needle stands at
-given depths, from 0 to 100% of the tokens of the text; numbers have five digits and are not in the
-text; everything follows from a seed. An answer is right if the first digits on its first line are
-exactly the number.
+Differences: the text is a real one, not a few repeated sentences; the needle stands at the
+requested depths, from 0 to 100% of the tokens of the text; numbers have five digits and do not
+occur in the text; everything follows from a seed. An answer is right if the first digits on its
+first line are exactly the number.
 
-The text around the needles is that of `griffin_eval.tasks.long_text.needles`.
+`griffin_eval.tasks.long_text.needles` draws the text around the needles.
 """
 
 import random
@@ -72,14 +72,14 @@ turtle valley velvet violin walnut whistle window winter wolf
 
 
 class Passkey(NeedleTask):
-    """The task of lm_eval."""
+    """The lm_eval task."""
 
     def is_correct(self, generated: str, answer: str) -> bool:
         return is_correct(generated, answer)
 
 
 def is_correct(generated: str, answer: str) -> bool:
-    """Whether the first digits on the first line of the generated text are the answer."""
+    """Return whether the first digits on the first line of the generated text are the answer."""
     digits = re.search("[0-9]+", generated.split("\n", 1)[0])
     return digits is not None and digits[0] == answer
 
@@ -98,12 +98,11 @@ def dataset(
 
     Args:
         lengths, depths, samples, document, max_tokens, seed: See `placements`.
-        needles: Number of needles, of which one is asked for; the seed draws the positions of the
-            others.
-        model: What `griffin_eval.tasks.metadata.tokenizer_of` takes.
+        needles: Number of needles. The question asks for one; the seed places the others.
+        model: Arguments of `griffin_eval.tasks.metadata.tokenizer_of`.
 
     Raises:
-        ArgumentError: a value that cannot be used, or no document that is long enough.
+        ArgumentError: A value is invalid, or no document is long enough.
     """
     check_integers(TASK, needles=needles)
     if needles > len(KEYS):
@@ -122,7 +121,6 @@ def dataset(
 
 
 def _prompt(place: Placement, needles: int) -> tuple[str, str]:
-    """Return a prompt and its answer."""
     description, needle, question = PASSKEY if needles == 1 else NEEDLES
     numbers, keys = _numbers(place.rng, place.text()), _words(place.rng)
     hidden = []
@@ -135,7 +133,7 @@ def _prompt(place: Placement, needles: int) -> tuple[str, str]:
 
 
 def _numbers(rng: random.Random, text: str) -> Iterator[str]:
-    """Different numbers, as text, that do not occur in a text."""
+    """Yield distinct numbers, as text, that do not occur in a text."""
     drawn: set[str] = set()
     while True:
         number = str(NUMBERS[int(rng.random() * len(NUMBERS))])
@@ -145,5 +143,6 @@ def _numbers(rng: random.Random, text: str) -> Iterator[str]:
 
 
 def _words(rng: random.Random) -> Iterator[str]:
-    """All key words in random order."""
+    """Return all key words in random order."""
+
     return iter(sorted(KEYS, key=lambda _: rng.random()))

@@ -1,9 +1,9 @@
 """Phonebooks and questions about them, as plain data.
 
 Everything follows from a seed. No name and no number occurs twice in a book, so that every question
-has one answer. The two examples are random entries. The entries asked for are spread over the
-others so that each is as likely as any other, and that the questions about one book, and also the
-n-th questions about all books, are evenly far apart.
+has one answer. The two examples are random entries. The requested entries are spread over the
+others so that each is equally likely, and that the questions about one book, and also the n-th
+questions about all books, are evenly spaced.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from griffin_eval.tasks.phonebook.names import PEOPLE, person
 ENTRIES = (20, 50, 100, 200)  # the last is longer than RecurrentGemma's window of 2048 tokens
 EXAMPLES = 2
 NUMBERS = range(6_000_000_000, 10_000_000_000)  # ten digits, the first from 6 to 9
-GOLDEN = (5**0.5 - 1) / 2  # any number of its first multiples, modulo 1, is evenly spread
+GOLDEN = (5**0.5 - 1) / 2  # its multiples, modulo 1, are evenly spread
 
 
 class Entry(NamedTuple):
@@ -34,11 +34,10 @@ class Book(NamedTuple):
     """A book and the questions about it.
 
     Attributes:
-        entries: lines of the book.
-        examples: positions of the two entries that are shown again after it.
-        asked: position of the entry that each question asks for; none of them is an example.
-        absent: for each question an entry whose name and number are not in the book.
-        replacements: for each question a number that is in neither of these.
+        examples: Positions of the two entries that are repeated after the book.
+        asked: Position of the requested entry of each question, never an example.
+        absent: Entry for each question whose name and number are not in the book.
+        replacements: Number for each question that is neither in the book nor in ``absent``.
     """
 
     entries: list[Entry]
@@ -48,44 +47,43 @@ class Book(NamedTuple):
     replacements: list[str]
 
     def text(self) -> str:
-        """The prompt up to the name asked for."""
+        """Return the prompt up to the requested name."""
         examples = [str(self.entries[position]) for position in self.examples]
         return "\n".join([*map(str, self.entries), "", *examples, "", ""])
 
     def ask(self, name: str) -> str:
-        """The prompt that asks for a name."""
+        """Return the prompt that asks for a name."""
         return f"{self.text()}{name}:"
 
     def with_number(self, position: int, number: str) -> "Book":
-        """The book with another number at one position."""
+        """Return the book with another number at one position."""
         entries = list(self.entries)
         entries[position] = entries[position]._replace(number=number)
         return self._replace(entries=entries)
 
     def others(self) -> list[int]:
-        """Positions of all entries but the examples."""
+        """Return the positions of all entries but the examples."""
         return [i for i in range(len(self.entries)) if i not in self.examples]
 
 
 @dataclasses.dataclass(frozen=True)
 class Shelf:
-    """The books of a task, and how many questions each has.
+    """The books of a task, and the number of questions about each.
 
     Attributes:
-        task: name of the task, for messages.
-        entries: number of entries of a book, or several such lengths.
-        tokens: lengths in tokens of the prompt instead, without BOS, into which as many entries go
-            as fit; None for lengths in entries.
-        samples: books of each length.
-        seed: seed of everything that is drawn. A book depends on the seed, its length and its index
-            alone: more books or lengths leave the other books as they are, and so do more
-            questions.
-        queries: questions about each book, at most one for each entry that is no example.
-        candidates: numbers of the book that a ranking compares, with the right one; at most one for
-            each entry that is no example.
+        task: Name of the task, for messages.
+        entries: Number of entries of a book, or several such lengths.
+        tokens: Lengths of the prompt in tokens without BOS, filled with as many entries as fit;
+            None for lengths in entries.
+        samples: Number of books of each length.
+        seed: Seed of all random numbers. A book depends only on the seed, its length and its index,
+            so that more books, lengths or questions leave the other books unchanged.
+        queries: Number of questions about each book, at most one per entry that is no example.
+        candidates: Number of the book's numbers that a ranking compares, including the right one;
+            at most one per entry that is no example.
 
     Raises:
-        ArgumentError: names every value that cannot be used.
+        ArgumentError: Values are invalid; the message names all of them.
     """
 
     task: str
@@ -116,30 +114,30 @@ class Shelf:
 
     @classmethod
     def of(cls, task: str, metadata: dict[str, Any], **fixed: Any) -> "Shelf":
-        """The books that ``--metadata`` asks for; its other keys are ignored.
+        """Return the books that ``--metadata`` asks for; its other keys are ignored.
 
         Args:
             metadata: ``--metadata`` and the arguments of the model.
-            fixed: fields that the task sets itself.
+            fixed: Fields that the task sets.
         """
         names = [field.name for field in dataclasses.fields(cls) if field.name != "task"]
         return cls(task, **{name: metadata[name] for name in names if name in metadata} | fixed)
 
     def kind(self, length: int) -> str:
-        """The seed of the books of one length."""
+        """Return the seed of the books of one length."""
         return f"{self.seed} {length}" + (" tokens" if self.tokens else "")
 
 
 def draw_book(kind: str, index: int, entries: int, queries: int) -> Book:
-    """One book.
+    """Draw one book.
 
     Args:
-        kind: seed of the books of one length.
-        index: index of the book among these. Of one kind and index, a shorter book is the start of
-            a longer one.
-        queries: largest number of names to ask for.
+        kind: Seed of the books of one length.
+        index: Index of the book. For one kind and index, a shorter book is the start of a longer
+            one.
+        queries: Largest number of requested names.
     """
-    # Of Python's generator only random() gives the same numbers in every version: no sample().
+    # random() is the only method with the same numbers in every version of Python: no sample().
     people, numbers, positions = (
         random.Random(f"griffin_phonebook {kind} {index} {what}")
         for what in ("people", "numbers", "places")
@@ -160,12 +158,11 @@ def draw_book(kind: str, index: int, entries: int, queries: int) -> Book:
 
 
 def _spread(positions: int, queries: int, turn: float) -> list[int]:
-    """Different positions, equally far apart on a circle.
+    """Return distinct positions, equally far apart on a circle of ``positions``.
 
     Args:
-        positions: number of positions on the circle.
-        queries: how many to choose, if there are as many.
-        turn: the first of them, as a part of a full turn.
+        queries: Number of positions to choose, if there are as many.
+        turn: First position, as a fraction of a full turn.
     """
     queries = min(queries, positions)
     start = int(turn * positions * queries)
@@ -173,9 +170,9 @@ def _spread(positions: int, queries: int, turn: float) -> list[int]:
 
 
 def draw(rng: random.Random, population: int, count: int) -> list[int]:
-    """The first ``count`` numbers of a random order of those below ``population``.
+    """Return the first ``count`` numbers of a random order of the numbers below ``population``.
 
-    This is a shuffle that stops early and stores only the numbers that it has swapped.
+    This is a shuffle that stops early and stores only swapped numbers.
     """
     swapped: dict[int, int] = {}
     drawn = []

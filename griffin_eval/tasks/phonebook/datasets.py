@@ -1,8 +1,8 @@
 """The questions of the phonebook tasks as datasets.
 
-lm_eval passes ``--metadata`` and the arguments of the model to each. `Shelf` documents which keys
-count; the tokenizer and the number of visible keys are those of the model unless they are given.
-The hash of a dataset covers its questions, not their spans in tokens, which depend on the model.
+lm_eval passes ``--metadata`` and the arguments of the model. `Shelf` documents the keys; the
+tokenizer and the number of visible keys are the model's by default. The hash of a dataset covers
+its questions but not their spans in tokens, which depend on the model.
 """
 
 import random
@@ -23,11 +23,10 @@ class Question(NamedTuple):
     """A question about a book.
 
     Attributes:
-        length: length of the book, in entries or in tokens.
-        number: index of the book among those of this length.
-        query: index of the question among those about this book.
-        kind: seed of the books of this length.
-        book: the book.
+        length: Length of the book, in entries or in tokens.
+        number: Index of the book among the books of this length.
+        query: Index of the question among the questions about this book.
+        kind: Seed of the books of this length.
     """
 
     length: int
@@ -37,7 +36,7 @@ class Question(NamedTuple):
     book: Book
 
     def row(self) -> dict[str, Any]:
-        """The row of the question in `griffin_phonebook`."""
+        """Return the row of the question in `griffin_phonebook`."""
         position = self.book.asked[self.query]
         name, number = self.book.entries[position]
         return {
@@ -53,12 +52,12 @@ class Question(NamedTuple):
 
 
 def dataset(**metadata: Any) -> dict[str, Any]:
-    """Questions about entries of the book."""
+    """Return questions about entries of the book."""
     return _split(Shelf.of(TASK, metadata), metadata, Question.row)
 
 
 def absent_dataset(**metadata: Any) -> dict[str, Any]:
-    """Questions for names that are not in the book, with answers that are not in it either."""
+    """Return questions for names that are not in the book, with answers that are not in it."""
 
     def row(question: Question) -> dict[str, Any]:
         name, number = question.book.absent[question.query]
@@ -69,8 +68,8 @@ def absent_dataset(**metadata: Any) -> dict[str, Any]:
 
 
 def rank_dataset(**metadata: Any) -> dict[str, Any]:
-    """Questions with numbers of the book to choose from, in its order, and the same question for a
-    name that is not in the book."""
+    """Return questions with candidate numbers of the book, in its order, and the same question for
+    a name that is not in the book."""
     shelf = Shelf.of(f"{TASK}_rank", metadata)
 
     def row(question: Question) -> dict[str, Any]:
@@ -90,10 +89,10 @@ def rank_dataset(**metadata: Any) -> dict[str, Any]:
 
 
 def counterfactual_dataset(**metadata: Any) -> dict[str, Any]:
-    """The first question about each book, and the same with another number as its answer.
+    """Return the first question about each book, and the same with another number as its answer.
 
-    There is only one question for each book, since each needs a changed book to be read, on average
-    half of it.
+    There is only one question for each book: the model must read half of the changed book again on
+    average.
     """
 
     def row(question: Question) -> dict[str, Any]:
@@ -111,14 +110,14 @@ def _split(
     *,
     located: bool = True,
 ) -> dict[str, Any]:
-    """The split ``test``.
+    """Return the split ``test``.
 
-    The lengths take turns, then the books: the first few rows have all lengths, different books,
-    and entries at different depths.
+    Lengths vary fastest, then books: the first few rows cover all lengths, different books, and
+    entries at different depths.
 
     Args:
-        metadata: names the tokenizer and the number of visible keys.
-        located: whether the rows say which tokens the entries have.
+        metadata: Names the tokenizer and the number of visible keys.
+        located: Whether rows hold the token positions of the entries.
     """
     check_integers(shelf.task, **visible_keys_argument(**metadata))
     tokenizer, visible_keys = find_tokenizer(metadata), visible_keys_of(**metadata)
@@ -141,7 +140,7 @@ def _split(
 def _measured(
     spans: list[EntrySpan] | None, query: int, visible_keys: int | None
 ) -> dict[str, Any]:
-    """The columns of a row that depend on the model."""
+    """Return the columns of a row that depend on the model."""
     if spans is None:
         return NO_SPAN
     inside = None if visible_keys is None else spans[query].inside(visible_keys)

@@ -1,4 +1,4 @@
-"""Phonebooks in tokens: how many entries fit, and which ones the attention window holds."""
+"""Phonebooks in tokens: the number of entries that fit, and those inside the attention window."""
 
 import functools
 import logging
@@ -17,11 +17,11 @@ class EntrySpan(NamedTuple):
     """The tokens of an entry, counted from the end of the prompt. The fields are columns of rows.
 
     Attributes:
-        prompt_tokens: tokens of the whole prompt, without BOS.
-        reach: keys that the last token of the prompt has to see, its own included, to see the whole
-            entry.
-        gap: keys that the first token of the question has to see, its own included, to see any
-            token of the entry.
+        prompt_tokens: Number of tokens of the prompt, without BOS.
+        reach: Number of keys that the last token of the prompt must see, including its own, to see
+            the whole entry.
+        gap: Number of keys that the first token of the question must see, including its own, to
+            see any token of the entry.
     """
 
     prompt_tokens: int
@@ -29,11 +29,11 @@ class EntrySpan(NamedTuple):
     gap: int
 
     def inside(self, visible_keys: int) -> bool | None:
-        """Whether attention with so many visible keys sees the entry.
+        """Return whether attention with this many visible keys sees the entry.
 
         Returns:
             True if the last token of the prompt sees all of it; False if no token of the question
-            sees any of it; None, neither inside nor outside, in all other cases.
+            sees any of it; None in all other cases.
         """
         if self.reach <= visible_keys:
             return True
@@ -41,11 +41,10 @@ class EntrySpan(NamedTuple):
 
 
 def find_tokenizer(metadata: dict[str, Any]) -> Tokenizer | None:
-    """The tokenizer of the model that lm_eval runs; None, with a warning, if it cannot be read.
+    """Return the tokenizer of the model that lm_eval runs.
 
-    Args:
-        metadata: with ``tokenizer``, or ``pretrained``, ``revision`` and ``subfolder``; None
-            without either.
+    Return None if the metadata names neither ``tokenizer`` nor ``pretrained``, or with a warning if
+    the tokenizer cannot be read.
     """
     if metadata.get("tokenizer") is metadata.get("pretrained") is None:
         return None
@@ -57,10 +56,10 @@ def find_tokenizer(metadata: dict[str, Any]) -> Tokenizer | None:
 
 
 def fill(shelf: Shelf, tokenizer: Tokenizer | None) -> dict[tuple[int, int], Book]:
-    """The books of a shelf by length and index. With lengths in tokens, as many entries as fit.
+    """Return the books of a shelf by length and index, filled with entries up to their length.
 
     Raises:
-        ArgumentError: lengths in tokens without a tokenizer, or too short for any book.
+        ArgumentError: Lengths are in tokens without a tokenizer, or too short for any book.
     """
     keys = [(n, i) for n in shelf.tokens or shelf.entries for i in range(shelf.samples)]
     if shelf.tokens is None:
@@ -74,7 +73,7 @@ def fill(shelf: Shelf, tokenizer: Tokenizer | None) -> dict[tuple[int, int], Boo
 
 
 def entry_spans(tokenizer: Tokenizer, book: Book) -> list[EntrySpan]:
-    """Spans of the entries that a book is asked for, in the order of its questions."""
+    """Return the spans of the requested entries of a book, in the order of its questions."""
     lines = [len(str(entry)) + 1 for entry in book.entries]
     texts = [book.text()]
     for position in book.asked:
@@ -83,14 +82,14 @@ def entry_spans(tokenizer: Tokenizer, book: Book) -> list[EntrySpan]:
     question, *counts = (len(ids) for ids in encode_all(tokenizer, texts))
     spans = []
     for whole, start, end in zip(counts[::3], counts[1::3], counts[2::3], strict=True):
-        # Keys from the last token of the prompt, at whole - 1, back to the entry's first; and from
-        # the question's first token back to the entry's last, at end - 1.
+        # reach counts keys from the prompt's last token (whole - 1) back to the entry's first; gap
+        # from the question's first token back to the entry's last (end - 1).
         spans.append(EntrySpan(whole, whole - start, question - end + 2))
     return spans
 
 
 def _largest(shelf: Shelf, tokenizer: Tokenizer, tokens: int, index: int) -> Book:
-    """The book with the most entries whose longest prompt has at most so many tokens."""
+    """Return the book with the most entries whose longest prompt fits into ``tokens``."""
 
     def size(entries: int) -> int:
         book = draw(entries)
@@ -101,7 +100,7 @@ def _largest(shelf: Shelf, tokenizer: Tokenizer, tokens: int, index: int) -> Boo
     draw = functools.partial(draw_book, shelf.kind(tokens), index, queries=shelf.queries)
     least, most = EXAMPLES + 1, PEOPLE - shelf.queries
     entries = least
-    for _ in range(3):  # a line has about as many tokens as the others
+    for _ in range(3):  # lines have about equally many tokens, so this guess converges
         guess = (entries + EXAMPLES) * tokens // size(entries) - EXAMPLES
         entries = min(max(guess, least), most)
     while entries < most and size(entries + 1) <= tokens:

@@ -1,4 +1,4 @@
-"""The phonebook: the number of a name, which stands somewhere in the prompt.
+"""Phonebook tasks: find the number of a name somewhere in the prompt.
 
 A prompt (Jelassi et al., "Repeat After Me", 2024; section 6.2 of the Griffin paper) is
 
@@ -8,16 +8,16 @@ A prompt (Jelassi et al., "Repeat After Me", 2024; section 6.2 of the Griffin pa
     First Last: 8765432109      two entries of the same book, as examples
     First Last: 7654321098
                                 an empty line
-    First Last:                 the name asked for, another entry; no space after the colon
+    First Last:                 the requested name, another entry; no space after the colon
 
 Four tasks ask about the same books. They are separate because lm-eval pads the requests of several
-processes by the one kind that a task has. A run of several tasks still reads each book once for all
-generated texts and once for all log-likelihoods; only a changed book is read again, from the change
-on.
+processes by the single request type of a task. A run of several tasks still reads each book once
+for all generated texts and once for all log-likelihoods; only a changed book is read again, from
+the change on.
 
-Every metric is given over all questions, and for each length as ``metric@length``. Clusters of the
+Every metric exists over all questions, and for each length as ``metric@length``. Clusters of the
 intervals are books (`griffin_eval.intervals`). A question is inside the window if the model's local
-attention sees its whole entry from the end of the prompt, and outside if it sees no token of the
+attention sees the whole entry from the end of the prompt, and outside if it sees no token of the
 entry from the start of the question on.
 """
 
@@ -41,7 +41,7 @@ DEPTHS = (10, 30, 50, 70, 90)  # middle of each fifth of a book, in percent
 
 
 class BookTask(CurveTask):
-    """What the tasks share: metrics over all questions, and for each length."""
+    """Base class of the phonebook tasks: metrics over all questions, and for each length."""
 
     def __init__(self, config: dict[str, Any]):
         super().__init__(config)
@@ -58,12 +58,12 @@ class BookTask(CurveTask):
         by_window: bool = False,
         by_depth: bool = False,
     ) -> None:
-        """Declares a metric over all questions and at each length.
+        """Declare a metric over all questions and at each length.
 
         Args:
-            metric, kind, higher_is_better: as in `CurveTask.declare`.
-            by_window: whether to declare it also inside and outside the window, if that is known.
-            by_depth: whether to declare it also for entries in each fifth of the book.
+            metric, kind, higher_is_better: See `CurveTask.declare`.
+            by_window: Whether to declare it also inside and outside the window, if that is known.
+            by_depth: Whether to declare it also for entries in each fifth of the book.
         """
         names = [metric, *(f"{metric}@{length}" for length in self._lengths)]
         if by_window and self._split:
@@ -76,11 +76,11 @@ class BookTask(CurveTask):
     def score_points(
         self, doc: dict[str, Any], values: dict[str, float], **more: AnyObservation
     ) -> dict[str, Any]:
-        """The scores of a document.
+        """Return the scores of a document.
 
         Args:
-            values: by metric, for all points of the metric to which the document belongs.
-            more: observations of further metrics.
+            values: Value by metric, for all points of the metric that the document belongs to.
+            more: Observations of further metrics.
         """
         depth = DEPTHS[doc["position"] * len(DEPTHS) // doc["entries"]]
         points = ["", f"@{doc['length']}", f"@{WINDOW.get(doc['inside_window'])}"]
@@ -94,11 +94,11 @@ class BookTask(CurveTask):
 
 
 class Phonebook(BookTask):
-    """Exact match: the generated text up to its first newline, stripped, is the number.
+    """Exact match: the generated text up to its first newline, stripped, equals the number.
 
-    ``capacity`` is the length, in entries or in tokens as the books are measured, up to which at
-    least half of the answers are right, ``effective_length`` the last one up to which the score is
-    at least 85% of that at the shortest length (`griffin_eval.intervals.effective_length`).
+    ``capacity`` is the length, in the unit of the books, up to which at least half of the answers
+    are right; ``effective_length`` is the last length at which the score is at least 85% of the
+    score at the shortest length (`griffin_eval.intervals.effective_length`).
     """
 
     def __init__(self, config: dict[str, Any]):
@@ -116,11 +116,10 @@ class Phonebook(BookTask):
 
 
 class PhonebookAbsent(BookTask):
-    """A name that is not in the book, so that no answer is right.
+    """Questions for a name that is not in the book, so that no answer is right.
 
-    ``from_book`` is the share of answers that are some number of the book. ``exact_match`` compares
-    with a number drawn for the name, which stands nowhere in the prompt; a score above 0 means that
-    something is wrong.
+    ``from_book`` is the share of answers that are a number of the book. ``exact_match`` compares
+    with a random number that occurs nowhere in the prompt; a score above 0 is a sign of an error.
     """
 
     def __init__(self, config: dict[str, Any]):
@@ -143,7 +142,7 @@ class LikelihoodTask(BookTask):
     """Several log-likelihoods for each document, one for each of its `pairs`."""
 
     def pairs(self, doc: dict[str, Any]) -> list[tuple[str, str]]:
-        """Prompts and the numbers to score after them, in the order of the results."""
+        """Return prompts and the numbers to score after them, in the order of the results."""
         raise NotImplementedError
 
     def construct_requests(self, doc: dict[str, Any], ctx: Any, **kwargs: Any) -> list[Instance]:
@@ -164,13 +163,13 @@ class PhonebookRank(LikelihoodTask):
 
     ``loglikelihood`` is log p(number | book, name); a guess among all phone numbers has -22.1.
     ``rank`` is the rank of the right number among the ``candidates`` of the book, 1 for the
-    likeliest (numbers that are as likely count half), and ``first`` the share of questions in which
-    it is the only likeliest. A model that ignores the name scores the chance that is written into
-    the config, whatever it makes of the book: the entries asked for and the entries to compare with
-    are drawn alike, and the examples, which stand in the prompt twice, are neither.
+    likeliest (ties count half), and ``first`` the share of questions in which it is strictly the
+    likeliest. A model that ignores the name scores the chance recorded in the config, however it
+    uses the book: requested and compared entries are drawn alike, and the examples, which stand in
+    the prompt twice, are neither.
 
-    ``name_effect`` is log p(number | book, name) - log p(number | book, a name that is not in it),
-    ``absent_loglikelihood`` log p(a number that is not in the book | book, that name).
+    ``name_effect`` is log p(number | book, name) - log p(number | book, absent name), and
+    ``absent_loglikelihood`` log p(absent number | book, absent name).
     """
 
     def __init__(self, config: dict[str, Any]):
@@ -210,10 +209,10 @@ class PhonebookRank(LikelihoodTask):
 
 
 class PhonebookCounterfactual(LikelihoodTask):
-    """Another number in the place of the right one, with everything else unchanged.
+    """The book with the right number replaced and everything else unchanged.
 
-    ``follows`` is the share of books of which the model then says the new number; ``prefers`` the
-    share in which it finds the new number likelier than the old one (chance: a half); ``effect``
+    ``follows`` is the share of books for which the model then says the new number; ``prefers`` the
+    share for which it finds the new number likelier than the old one (chance: a half); ``effect``
     the nats by which the change makes the old number less likely.
     """
 
@@ -235,10 +234,10 @@ class PhonebookCounterfactual(LikelihoodTask):
 
 
 def first_line(generated: str) -> str:
-    """The part of a generated text that counts as the answer."""
+    """Return the part of a generated text that counts as the answer."""
     return generated.split("\n", 1)[0].strip()
 
 
 def cluster_of(doc: dict[str, Any]) -> str:
-    """The cluster of a row: its book, since questions about one book are not independent."""
+    """Return the book of a row, since questions about one book are dependent."""
     return f"{doc['length']} {doc['book']}"

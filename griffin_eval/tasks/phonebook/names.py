@@ -1,7 +1,7 @@
 """Names of the people in phonebooks.
 
 `griffin_phonebook` draws evenly from the two lists below. The published generator draws from the
-names of a census, each as often as it occurs.
+names of a census by their frequency.
 """
 
 import bisect
@@ -11,26 +11,26 @@ from typing import NamedTuple
 
 
 class Frequencies(NamedTuple):
-    """Names and how common they are.
+    """Names and their frequencies.
 
     Attributes:
-        names: the names, the most common first.
-        cumulative: percent of all people who have this name or one before it.
+        names: Names, the most common first.
+        cumulative: Percent of all people with this name or an earlier one.
     """
 
     names: list[str]
     cumulative: list[float]
 
     def draw(self, rng: random.Random) -> str:
-        """One of the names that 90% of all people have, in proportion to its share."""
+        """Draw one of the names of 90% of all people, in proportion to its share."""
         return self.names[bisect.bisect_right(self.cumulative, rng.random() * 90)]
 
 
 @functools.cache
 def census() -> dict[str, Frequencies]:
-    """Names of the United States census of 1990 by kind: ``male``, ``female`` and ``last``.
+    """Return the names of the United States census of 1990 by ``male``, ``female`` and ``last``.
 
-    They are those of the Python package `names`, which the published generator calls.
+    They come from the Python package `names`, which the published generator calls.
     """
     import names
 
@@ -45,7 +45,7 @@ def census() -> dict[str, Frequencies]:
 
 
 def person(index: int) -> str:
-    """The full name with this index among the `PEOPLE` that the lists below make."""
+    """Return the full name with this index among the `PEOPLE` combinations of the lists below."""
     first, last = divmod(index, len(LAST_NAMES))
     return f"{FIRST_NAMES[first]} {LAST_NAMES[last]}"
 

@@ -2,11 +2,12 @@
 
 The source is Jelassi et al., "Repeat After Me" (2024): `PhoneBookDataset` of
 ``pretrained_exps/data_utils.py`` in github.com/sjelassi/transformers_ssm_copy, with the names of
-the Python package `names`. Nothing is seeded there. Here each prompt has a seed of its own, and is
-what the published code gives after ``random.seed("griffin_phonebook_jelassi SEED ENTRIES BOOK")``.
+the Python package `names`. Nothing is seeded there. Here each prompt has its own seed, and equals
+the output of the published code after
+``random.seed("griffin_phonebook_jelassi SEED ENTRIES BOOK")``.
 
-What differs from `griffin_phonebook`: names and numbers may occur twice in a book, so that a
-question may have two answers, of which one counts; and there is one question about each book.
+Unlike `griffin_phonebook`, names and numbers may occur twice in a book, so that a question may have
+two answers, one of which counts; and there is one question about each book.
 """
 
 import random
@@ -18,18 +19,18 @@ from griffin_eval.tasks.phonebook.books import Shelf
 from griffin_eval.tasks.phonebook.names import census
 
 NAME = "griffin_phonebook_jelassi"
-SAMPLES = 96  # three batches of 32 a length, the defaults of the published evaluation
+SAMPLES = 96  # three batches of 32 per length, the defaults of the published evaluation
 
 
 def dataset(samples: int = SAMPLES, **metadata: Any) -> dict[str, Any]:
-    """The split ``test``; lm_eval passes ``--metadata`` and the model's arguments.
+    """Return the split ``test``.
 
     Args:
-        samples: books of each length.
-        metadata: ``entries`` and ``seed`` as in `Shelf`; its other keys are ignored.
+        samples: Number of books of each length.
+        metadata: ``entries`` and ``seed`` as in `Shelf`; other keys are ignored.
 
     Raises:
-        ArgumentError: names every value that cannot be used.
+        ArgumentError: Values are invalid; the message names all of them.
     """
     chosen = {key: metadata[key] for key in ("entries", "seed") if key in metadata}
     shelf = Shelf(NAME, samples=samples, queries=1, **chosen)
@@ -38,11 +39,7 @@ def dataset(samples: int = SAMPLES, **metadata: Any) -> dict[str, Any]:
 
 
 def documents(entries: Sequence[int], samples: int, seed: int) -> list[dict[str, Any]]:
-    """A row for each prompt. The lengths take turns.
-
-    Args:
-        samples: books of each length.
-    """
+    """Return a row for each prompt, with ``samples`` books of each length; lengths vary fastest."""
     rows = []
     for book in range(samples):
         for length in entries:

@@ -1,7 +1,7 @@
 """Smoke tests on a real text that ships with Python: the language reference, `pydoc_data.topics`.
 
-They need no download and show whether an installation works and two models agree; they are no
-benchmark. The text differs a little between versions of Python, so results.json holds its hash.
+They need no download and show whether an installation works and two models agree; they are not
+benchmarks. The text differs a little between versions of Python, so results.json holds its hash.
 """
 
 import hashlib
@@ -11,17 +11,14 @@ from pydoc_data.topics import topics
 import datasets
 
 CHOICES = 4
-TOPICS = 18  # to choose from
-PARAGRAPH = (80, 500)  # least and most characters of a paragraph that is used
+TOPICS = 18  # choices of a topic question
+PARAGRAPH = (80, 500)  # smallest and largest number of characters of a usable paragraph
 
 
 def choice(samples: int = 40, seed: int = 0, **_) -> dict[str, datasets.Dataset]:
-    """The split of ``griffin_pydoc_choice``: which of four paragraphs comes next?
+    """Return the split of ``griffin_pydoc_choice``: which of four paragraphs comes next?
 
-    Args:
-        samples: number of questions, each about another topic.
-        seed: seed of the topics, the paragraphs and the three wrong answers, which are of other
-            topics.
+    Each of the ``samples`` questions is about another topic; wrong answers are of other topics.
     """
     rng = random.Random(f"pydoc_choice {seed}")
     pages = {name: _paragraphs(text) for name, text in sorted(topics.items())}
@@ -37,11 +34,9 @@ def choice(samples: int = 40, seed: int = 0, **_) -> dict[str, datasets.Dataset]
 
 
 def topic(samples: int = 40, seed: int = 0, **_) -> dict[str, datasets.Dataset]:
-    """The split of ``griffin_pydoc_topic``: which of 18 topics is a paragraph of?
+    """Return the split of ``griffin_pydoc_topic``: which of 18 topics is a paragraph of?
 
-    Args:
-        samples: number of questions, each about another topic.
-        seed: seed of the topics, the paragraphs and the 17 wrong answers.
+    Each of the ``samples`` questions is about another topic.
     """
     rng = random.Random(f"pydoc_topic {seed}")
     pages = {name: _paragraphs(text) for name, text in sorted(topics.items())}
@@ -57,12 +52,7 @@ def topic(samples: int = 40, seed: int = 0, **_) -> dict[str, datasets.Dataset]:
 
 
 def rolling(samples: int = 10, seed: int = 0, **_) -> dict[str, datasets.Dataset]:
-    """The split of ``griffin_pydoc_rolling``: whole topics of 1500 to 6000 characters.
-
-    Args:
-        samples: number of topics.
-        seed: seed of their choice.
-    """
+    """Return the split of ``griffin_pydoc_rolling``: whole topics of 1500 to 6000 characters."""
     rng = random.Random(f"pydoc_rolling {seed}")
     fit = [name for name, text in sorted(topics.items()) if 1500 <= len(text) <= 6000]
     names = rng.sample(fit, min(samples, len(fit)))

@@ -1,7 +1,7 @@
-"""BABILong (arXiv:2406.10149) at a length of its own.
+"""BABILong (arXiv:2406.10149) with a separate length argument.
 
-lm_eval's BABILong takes its length from ``max_seq_lengths``, one text such as ``4k``, and its RULER
-a list of numbers of the same name. Where both run together BABILong has ``babilong_length``.
+lm_eval's BABILong reads its length from ``max_seq_lengths``, one text such as ``4k``; its RULER
+reads a list of numbers under the same name. If both run together BABILong uses ``babilong_length``.
 """
 
 from typing import Any
@@ -9,18 +9,18 @@ from typing import Any
 from griffin_eval.errors import ArgumentError
 from griffin_eval.messages import did_you_mean
 
-LENGTHS = ("0k", "1k", "2k", "4k", "8k", "16k", "32k", "64k", "128k")  # of the data set
+LENGTHS = ("0k", "1k", "2k", "4k", "8k", "16k", "32k", "64k", "128k")  # available in the data set
 
 
 def at_length(*, babilong_length: str = "4k", **others: Any) -> dict[Any, Any]:
-    """The documents of one question type.
+    """Return the documents of one question type.
 
     Args:
-        babilong_length: one of `LENGTHS`, from ``--metadata``.
-        others: what lm_eval passes its own task.
+        babilong_length: One of `LENGTHS`, from ``--metadata``.
+        others: Arguments that lm_eval passes to its own task.
 
     Raises:
-        ArgumentError: the data set has no such length.
+        ArgumentError: The data set has no such length.
     """
     if babilong_length not in LENGTHS:
         raise ArgumentError(

@@ -1,7 +1,7 @@
 """The documents of InfiniteBench (arXiv:2402.13718) for lm_eval's tasks.
 
-lm_eval 0.4.13 gives the types of the columns to datasets in a form that datasets does not read, and
-asks for splits ending in ``_en`` where the data set has ``_eng``, so that none of its tasks loads
+lm_eval 0.4.13 describes the columns in a form that datasets cannot read, and asks for splits ending
+in ``_en`` where the data set has ``_eng``, so that none of its tasks loads
 (EleutherAI/lm-evaluation-harness issue 3895).
 """
 
@@ -9,11 +9,7 @@ from typing import Any
 
 
 def documents(**others: Any) -> dict[str, Any]:
-    """All splits, those in English under both of their names.
-
-    Args:
-        others: what lm_eval passes its own tasks, of which nothing is needed.
-    """
+    """Return all splits, English ones under both names; lm_eval's arguments are ignored."""
     from datasets import Features, List, Value, load_dataset
 
     text = Value("string")

@@ -1,13 +1,13 @@
 """Induction heads (section 6.2): which token followed the trigger when it occurred before?
 
-The trigger stands at one earlier position, drawn evenly, and at the end. Metrics: `accuracy` for
-each length; `accuracy_by_distance`, over all lengths, where the earlier trigger is x to below 2x
-tokens before the one at the end; and `accuracy_by_distance_over_window`, where x is that distance
-divided by the number of keys that local attention sees: below 1 the question sees the earlier
-trigger within a single layer, from 1 on it does not. Guessing scores 1/15, which stands in the
+The trigger stands at one random earlier position, drawn evenly, and at the end. Metrics: `accuracy`
+for each length; `accuracy_by_distance`, over all lengths, where the earlier trigger is x to below
+2x tokens before the last one; and `accuracy_by_distance_over_window`, where x is that distance
+divided by the number of keys that local attention sees: below 1 the last token sees the earlier
+trigger within a single layer, from 1 on it does not. Guessing scores 1/15, which is recorded in the
 config that results.json holds.
 
-Gu and Dao (2023) test lengths from 2^6 to 2^20, trained like the paper's models with 256.
+Gu and Dao (2023) test lengths from 2^6 to 2^20 with models trained, like the paper's, with 256.
 """
 
 import math
@@ -25,7 +25,7 @@ LENGTHS = tuple(2**power for power in range(6, 13))
 
 
 class InductionHeads(SymbolTask):
-    """The task of lm_eval."""
+    """The lm_eval task."""
 
     def __init__(self, config: dict[str, Any]):
         super().__init__(config)
@@ -56,7 +56,7 @@ def _by_distance(distance: int) -> str:
 
 
 def _by_distance_over_window(distance: int, visible_keys: int) -> str:
-    power = math.frexp(distance / visible_keys)[1] - 1  # of the largest power of two not above it
+    power = math.frexp(distance / visible_keys)[1] - 1  # floor of the base-2 logarithm
     return f"accuracy_by_distance_over_window@{2.0**power:g}"
 
 
@@ -69,17 +69,17 @@ def dataset(
     pretrained: str | None = None,
     **_: Any,
 ) -> dict[str, Any]:
-    """The split ``test``; lm_eval passes ``--metadata`` and the model's arguments.
+    """Return the split ``test``.
 
     Args:
-        lengths: tokens of a sequence, the question included.
-        samples: sequences of each length.
-        visible_keys: keys that a query of local attention sees, its own included, on which no
-            sequence depends; None for those of the checkpoint.
-        window: another name of ``visible_keys``.
+        lengths: Number of tokens of a sequence, including the last trigger.
+        samples: Number of sequences of each length.
+        visible_keys: Number of keys that a local attention query sees, including its own; by
+            default the checkpoint's. The sequences do not depend on it.
+        window: Another name of ``visible_keys``.
 
     Raises:
-        ArgumentError: a value that cannot be used.
+        ArgumentError: A value is invalid.
     """
     given = visible_keys_argument(visible_keys=visible_keys, window=window)
     checked = check(NAME, pretrained, lengths, 3, samples=samples, seed=seed, **given)

@@ -1,10 +1,10 @@
-"""Selective copying (section 6.2): data symbols among noise, to be repeated in their order.
+"""Selective copying (section 6.2): repeat data symbols that stand among noise, in their order.
 
-Metrics for each length: `token_accuracy` over the data symbols, each asked for after the right ones
-before it (in the variant ``markers`` no answer is ever read, so that this is what the model says by
-itself); `sequence_accuracy`, the share of sequences of which every symbol is right, which is the
-same as greedy decoding giving the sequence. Guessing among the 14 data symbols scores 1/14, and
-(1/14)^symbols; both stand in the config that results.json holds.
+Metrics for each length: `token_accuracy` over the data symbols, each predicted after the right
+symbols before it (in the variant ``markers`` no answer is ever read); and `sequence_accuracy`, the
+share of sequences in which every symbol is right, which equals that of greedy decoding. Guessing
+among the 14 data symbols scores 1/14 and (1/14)^symbols, which are recorded in the config that
+results.json holds.
 """
 
 import functools
@@ -22,7 +22,7 @@ LENGTHS = (1024, 4096)  # the paper's, and Mamba's (Gu and Dao, 2023)
 
 
 class SelectiveCopying(SymbolTask):
-    """The task of lm_eval."""
+    """The lm_eval task."""
 
     def __init__(self, config: dict[str, Any]):
         super().__init__(config)
@@ -55,16 +55,16 @@ def dataset(
     pretrained: str | None = None,
     **_: Any,
 ) -> dict[str, Any]:
-    """The split ``test``; lm_eval passes ``--metadata`` and the model's arguments.
+    """Return the split ``test``.
 
     Args:
-        lengths: tokens of a sequence before it is asked for, data included.
-        symbols: number of tokens that carry data.
-        variant: see `griffin_eval.tasks.symbols.sequences.selective_copying`.
-        samples: sequences of each length.
+        lengths: Number of tokens of a sequence before the first marker, including data.
+        symbols: Number of tokens that carry data.
+        variant: See `griffin_eval.tasks.symbols.sequences.selective_copying`.
+        samples: Number of sequences of each length.
 
     Raises:
-        ArgumentError: a value that cannot be used.
+        ArgumentError: A value is invalid.
     """
     if variant not in VARIANTS:
         raise ArgumentError(

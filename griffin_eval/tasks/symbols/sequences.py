@@ -1,16 +1,16 @@
 """Sequences of section 6.2 and appendix H of the paper: selective copying and induction heads.
 
-The paper has a vocabulary of 16 symbols and says no more about them. Here they are:
+The paper has a vocabulary of 16 symbols and does not describe them. Here they are:
 
     id      character   selective copying                    induction heads
     0       .           noise                                ordinary
     1–14    A to N      data                                 ordinary
     15      #           marker: "say the data symbols now"   trigger, the paper's special token
 
-The meanings for selective copying are those of S4's copying tasks (Gu et al., 2021), from which it
-comes: noise and marker are two of the 16, so that 14 symbols carry data.
+Selective copying uses them like S4's copying tasks (Gu et al., 2021), its source: noise and marker
+are two of the 16, so that 14 symbols carry data.
 
-Training and evaluation both draw from this module, which imports numpy alone.
+Training and evaluation both draw from this module, which imports only numpy.
 """
 
 import zlib
@@ -34,7 +34,7 @@ class Example(NamedTuple):
     Attributes:
         tokens: int64 [T], ids.
         answers: int64 [M], the right next token after each of the last M tokens. Training counts
-            the loss of these alone (figure 11).
+            only their loss (figure 11).
     """
 
     tokens: np.ndarray
@@ -42,13 +42,13 @@ class Example(NamedTuple):
 
 
 def generator(task: str, seed: int, length: int, index: int) -> np.random.Generator:
-    """A generator of the random numbers of one sequence, independent of all other sequences.
+    """Return the random generator of one sequence, independent of all other sequences.
 
-    Callers use its ``random()`` alone, which gives the same numbers in every version of numpy.
+    Callers use only ``random()``, which gives the same numbers in every version of numpy.
 
     Args:
-        length: tokens of the sequence.
-        index: number of the sequence among those of this length.
+        length: Number of tokens of the sequence.
+        index: Index of the sequence among the sequences of this length.
     """
     return np.random.Generator(np.random.PCG64([zlib.crc32(task.encode()), seed, length, index]))
 
@@ -56,16 +56,15 @@ def generator(task: str, seed: int, length: int, index: int) -> np.random.Genera
 def selective_copying(
     rng: np.random.Generator, length: int, symbols: int = 16, variant: str = "markers"
 ) -> Example:
-    """Data symbols at random positions among noise, to be repeated in their order.
+    """Draw a sequence of data symbols at random positions among noise, to be repeated in order.
 
     Args:
-        rng: see `generator`.
-        length: tokens of the sequence before it is asked for, data included (paper: 1024; Gu and
-            Dao, 2023: 4096; S4's code counts noise and data apart).
-        symbols: number of tokens that carry data, drawn with repetition (16 in both).
-        variant: ``markers``, as in S4 and Mamba: as many markers follow as there are symbols, and
-            the answer at the i-th marker is the i-th symbol. ``autoregressive``: one marker
-            follows, then the symbols themselves, each the answer at the token before it.
+        length: Number of tokens before the first marker, including data (paper: 1024; Gu and Dao,
+            2023: 4096; S4's code counts noise and data apart).
+        symbols: Number of tokens that carry data, drawn with repetition (16 in both).
+        variant: ``markers``, as in S4 and Mamba: one marker follows for each symbol, and the answer
+            at the i-th marker is the i-th symbol. ``autoregressive``: one marker follows, then the
+            symbols, each the answer at the token before it.
     """
     tokens = np.full(length + symbols, MARKER)
     tokens[:length] = NOISE
@@ -78,13 +77,12 @@ def selective_copying(
 
 
 def induction_heads(rng: np.random.Generator, length: int) -> Example:
-    """Random tokens with the trigger at one random position and again at the end.
+    """Draw random tokens with the trigger at one random position and again at the end.
 
     The answer is the token after the first trigger.
 
     Args:
-        rng: see `generator`.
-        length: tokens, the trigger at the end included; at least 3 (paper: trained with 256).
+        length: Number of tokens, including the last trigger; at least 3 (paper: trained with 256).
     """
     tokens = _draw(rng, ORDINARY, length)
     position = int(rng.random() * (length - 2))  # a token and the last trigger follow it
@@ -93,14 +91,14 @@ def induction_heads(rng: np.random.Generator, length: int) -> Example:
 
 
 def text(ids: np.ndarray) -> str:
-    """Ids as text, one character for each token."""
+    """Return ids as text, one character for each token."""
     return "".join(ALPHABET[i] for i in ids)
 
 
 def write_symbol_tokenizer(folder: str | Path) -> None:
-    """Writes ``tokenizer.json`` and ``tokenizer_config.json``: one token for each symbol.
+    """Write ``tokenizer.json`` and ``tokenizer_config.json`` with one token for each symbol.
 
-    Nothing is normalised, and other characters give no token. There is no BOS, as the tasks have
+    Nothing is normalised, and other characters give no token. There is no BOS, since the tasks have
     none. EOS and padding, which lm_eval's models require, are the marker, which is never an answer.
     """
     import json

@@ -1,4 +1,4 @@
-"""What selective copying and induction heads share as tasks of lm_eval."""
+"""The base class and the checks of selective copying and induction heads as lm_eval tasks."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,10 +13,10 @@ from griffin_eval.tasks.symbols import sequences
 
 
 class SymbolTask(CurveTask):
-    """A task whose documents are sequences, each a cluster of its own.
+    """A task whose documents are sequences, each its own cluster.
 
     Each answer of a sequence is one request: the log-likelihood of a symbol after everything before
-    it. It counts as right if it is the likeliest of all tokens, so that greedy decoding gives it.
+    it. An answer is right if its symbol is the likeliest token, as in greedy decoding.
     """
 
     def construct_requests(self, doc: dict[str, Any], ctx: Any, **kwargs: Any) -> list[Instance]:
@@ -37,11 +37,11 @@ def documents(
     samples: int,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """Rows of a dataset. The lengths take turns, so that the first few rows have all.
+    """Return rows of a dataset; lengths vary fastest, so that the first few rows have all.
 
     Args:
-        draw: function that draws one sequence from a generator and a length.
-        samples: sequences of each length. A larger number leaves the first ones as they are.
+        draw: Function that draws one sequence from a generator and a length.
+        samples: Number of sequences of each length. More samples leave the first ones unchanged.
     """
     rows = []
     for sample in range(samples):
@@ -60,18 +60,19 @@ def documents(
 
 
 def check(task: str, pretrained: Any, lengths: Any, least: int, **numbers: Any) -> list[int]:
-    """Checks the metadata; gives the lengths as a list without repetitions.
+    """Check the metadata and return the lengths as a list without repetitions.
 
     Args:
-        pretrained: argument of the model; None without one.
-        lengths: an integer or several.
-        least: smallest length that is possible; ignored if it is no integer itself.
-        numbers: further values by name, each an integer of at least 1, the seed of at least 0.
+        pretrained: Argument of the model, or None.
+        lengths: An integer or several.
+        least: Smallest possible length; ignored if it is no integer.
+        numbers: Further values by name: integers of at least 1, for the seed of at least 0.
 
     Raises:
-        ArgumentError: names everything that cannot be used; or the model's tokenizer, if its files
-            are on this machine and its vocabulary is another one.
+        ArgumentError: A value is invalid (the message names all of them), or the model's tokenizer,
+            if its file is on this machine, has another vocabulary.
     """
+
     minima = {"lengths": least} if is_integer(least) else {}
     if problems := integer_problems(minima, **numbers, lengths=lengths):
         raise ArgumentError(f"{task}: {'; '.join(problems)}")
