@@ -1,4 +1,4 @@
-"""Do two models give the same numbers? Every request of one beside that of another."""
+"""Request-by-request comparison of models that should give the same numbers."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from griffin_eval.report.paired import common_items
 from griffin_eval.report.results import ReportError, Run, read_samples
 
-REFERENCE = "hf"  # lm_eval's name of the model that others are compared with if it is there
-# What is known to differ between --model griffin and --model hf.
+REFERENCE = "hf"  # lm_eval's name of the model that others are compared with by default
+# Known differences between --model griffin and --model hf.
 ROLLING = (
     "Rolling log-likelihoods are shown and not judged: hf also scores BOS after BOS, and cuts long "
     "documents into windows."
@@ -22,19 +22,18 @@ WINDOWS = "hf cuts prompts from the left that are longer than its max_length; gr
 
 
 class Agreement(NamedTuple):
-    """All requests of a model beside those of a reference.
+    """The differences between all requests of a model and of a reference.
 
     Attributes:
-        run, reference: labels of the two.
-        logprobs: number of log-likelihoods.
-        largest, middle: largest and median absolute difference of them, in nats.
-        relative: largest difference relative to the reference's value, or to 1 nat if that is less.
-        greedy: number of log-likelihoods whose greedy flags differ.
-        texts: number of generated texts.
-        other_texts: number of texts that differ.
-        rolling: number of rolling log-likelihoods that are not judged.
-        rolling_relative: their largest relative difference.
-        notes: sentences on what is known to differ.
+        run, reference: Labels of the two.
+        logprobs: Number of compared log-likelihoods.
+        largest, middle: Largest and median absolute difference in nats.
+        relative: Largest difference relative to the reference's value, or to 1 nat if that is less.
+        greedy: Number of differing greedy flags.
+        texts, other_texts: Number of generated texts, and of those that differ.
+        rolling, rolling_relative: Number and largest relative difference of the rolling
+            log-likelihoods that are not judged.
+        notes: Sentences on known differences.
     """
 
     run: str
@@ -78,11 +77,11 @@ def agreements(runs: Sequence[Run], name: str | None = None) -> list[Agreement]:
     """Compare models with a reference, request by request.
 
     Args:
-        name: label or lm_eval's name of the reference, with which all others are compared; None
-            for ``hf``, with which runs of the same checkpoint are compared if it is there.
+        name: Label or lm_eval's name of the reference for all other models. By default ``hf``, if
+            present, is the reference for runs of the same checkpoint.
 
     Raises:
-        ReportError: there is no reference of this name, no other model, or no request in common.
+        ReportError: There is no reference of this name, no other model, or no common request.
     """
     wanted = name or REFERENCE
     references = [r for r in runs if r.label == wanted] or [r for r in runs if r.model == wanted]
@@ -148,7 +147,7 @@ def _compare(run: Run, reference: Run) -> Agreement | None:
 
 
 def _responses(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield kind and both answers of each request of an item; repeats are requests, too."""
+    """Yield the kind and both answers of each request of an item, including repeats."""
     arguments = list((ours.get("arguments") or {}).values())
     pairs = list(zip(ours.get("resps") or [], theirs.get("resps") or [], strict=False))
     for index, (own, other) in enumerate(pairs):

@@ -1,4 +1,4 @@
-"""What a report says first: a sentence, and where there is one a figure, for each question."""
+"""Summary of a report: for each question a sentence, and a figure if there is one."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ from griffin_eval.report.paired import Difference, each_item_once
 from griffin_eval.report.results import Point, Run
 from griffin_eval.report.verdicts import Verdict
 
-# Tasks that ask for something from far back, the most telling first, and the share that is right.
+# Tasks about distant information, the most telling first, with their metric of right answers.
 MEMORY = {
     "griffin_phonebook": "exact_match",
     "griffin_passkey": "accuracy",
@@ -31,19 +31,13 @@ MEMORY = {
     "griffin_selective_copying": "token_accuracy",
 }
 EXTRAPOLATION = "griffin_extrapolation", "nats_difference"
-ENOUGH = 0.5  # share of right answers with which a length counts as remembered
-MOST_RUNS = 4  # that a sentence names
-MOST_ROWS = 8  # of differences between the frameworks, which mean little
+ENOUGH = 0.5  # share of right answers from which a length counts as remembered
+MOST_RUNS = 4  # runs that a sentence names
+MOST_ROWS = 8  # shown differences between the frameworks
 
 
 class Answer(NamedTuple):
-    """An answer to a question about the runs.
-
-    Attributes:
-        question: for people.
-        sentence: what the runs say.
-        chart: that shows it, None if there is no curve.
-    """
+    """A question about the runs, the sentence that answers it, and its figure or None."""
 
     question: str
     sentence: str
@@ -58,13 +52,12 @@ def answers(
     files: Files,
     train_length: int | None,
 ) -> list[Answer]:
-    """The answers that the runs have; a question that none of their tasks asks is left out.
+    """Return the answers that the runs contain; questions without a matching task are left out.
 
     Args:
-        compared: the runs item by item.
-        judged: the last run judged by the first.
-        files: Folder, formats and size of further charts.
-        train_length: tokens of a training sequence, None if unknown.
+        compared: Item-by-item comparison of the runs.
+        judged: Verdicts on the last run against the first.
+        train_length: Tokens of a training sequence, or None if unknown.
     """
     found = [
         _changed(judged, files),
@@ -114,7 +107,7 @@ def _changed(judged: Sequence[Verdict], files: Files) -> Answer | None:
 
 
 def _learns(runs: Sequence[Run], charts: Sequence[Chart]) -> Answer | None:
-    """Return how a metric of a task of `MEMORY`, or else of any, changes over a training."""
+    """Describe how a metric of a task of `MEMORY`, or else of any task, changes in a training."""
     trainings = list(trainings_of(list(runs)).values())
     if len(trainings) != 1:
         return None
@@ -152,7 +145,7 @@ def _remembers(runs: Sequence[Run], charts: Sequence[Chart]) -> Answer | None:
 
 
 def _effective(run: Run, task: str, unit: str) -> list[str]:
-    """Return the length up to which the score stays near that of the shortest, if it is known."""
+    """Return a clause on the effective length, if the run has one."""
     return [
         f"effective length {point.value if isinstance(point.value, str) else f'{point.value:g}'} "
         f"{unit} (85% of the score at the shortest)"
@@ -162,7 +155,7 @@ def _effective(run: Run, task: str, unit: str) -> list[str]:
 
 
 def _by_window(run: Run, task: str) -> list[str]:
-    """Return how many answers are right inside and outside the attention window, if asked."""
+    """Return a clause on the right answers inside and outside the attention window, if known."""
     points = {point.x: point for point in points_of(run, task, MEMORY[task])}
     cases = [points.get("inside_window"), points.get("outside_window")]
     if None in cases:
@@ -172,9 +165,9 @@ def _by_window(run: Run, task: str) -> list[str]:
 
 
 def _reach(points: list[tuple[float, Point]], unit: str) -> str:
-    """Return up to which length more than half of the answers are right, without a gap before.
+    """Describe up to which length more than half of the answers are right, without a gap before.
 
-    A length counts where the whole interval lies above half, or the value if there is none.
+    A length counts if its whole interval lies above half, or its value if it has no interval.
     """
     reached = 0
     for _, point in points:
@@ -271,9 +264,9 @@ def _agree(runs: Sequence[Run], compared: Sequence[Difference], files: Files) ->
 
 
 def _flips(compared: Sequence[Difference]) -> tuple[int, int]:
-    """The number of right or wrong answers that differ, and of all of them.
+    """Return the number of differing right or wrong answers, and of all of them.
 
-    An answer counts once, however many metrics it has: of each task by the one that differs most.
+    An answer counts once, by the metric of its task that differs most.
     """
     tasks: dict[tuple[str, str], dict[str, Difference]] = {}
     for d in compared:
@@ -291,7 +284,7 @@ def _flips(compared: Sequence[Difference]) -> tuple[int, int]:
 
 
 def _same_model(one: Run, other: Run) -> bool:
-    """Whether two runs are of the same weights and dtype, in different frameworks."""
+    """Return whether two runs have the same weights and dtype in different frameworks."""
     keys = "griffin_weights_sha256", "model_dtype"
     same = all(one.config.get(key) == other.config.get(key) is not None for key in keys)
     return same and _framework(one) != _framework(other)
@@ -302,7 +295,7 @@ def _framework(run: Run) -> str:
 
 
 def _memory_curves(runs: Sequence[Run]) -> tuple[str, list[tuple[Run, list[tuple[float, Point]]]]]:
-    """The first task of `MEMORY` that the runs have, and the curve of each that has it."""
+    """Return the first task of `MEMORY` that the runs have, and the curve of each such run."""
     for task, quantity in MEMORY.items():
         if curves := _curves(runs, task, quantity):
             return task, curves
@@ -317,7 +310,7 @@ def _curves(
 
 
 def _of_runs(told: Iterable[tuple[str, str]]) -> str:
-    """A sentence about each run; the same about several is said once."""
+    """Return one sentence about all runs; runs with the same text are named together."""
     by_text: dict[str, list[str]] = {}
     for label, text in told:
         by_text.setdefault(text, []).append(label)
@@ -363,9 +356,9 @@ def _differences_chart(
     """Draw a row for each difference, with a bar from low to high.
 
     Args:
-        rows: label, difference, low and high.
-        label: label of the horizontal axis.
-        gray: whether the bars are of what could not have been seen, and not intervals.
+        rows: Label, difference, low and high of each row.
+        label: Label of the horizontal axis.
+        gray: Whether the bars show the undetectable range rather than an interval.
     """
     figure, (axes,) = panels(1, height=max(2.2, 1.3 + 0.3 * len(rows)))
     axes.axvline(0, color=GRAY, linewidth=1)

@@ -1,4 +1,4 @@
-"""What the kinds of figures share: the chosen points, and a chart as files and as a picture."""
+"""Functions shared by all figures: selected points, and a chart as files and as SVG."""
 
 import re
 from collections.abc import Iterable
@@ -10,17 +10,17 @@ from matplotlib.figure import Figure
 from griffin_eval.drawing import Files, finish, rendered, save
 from griffin_eval.report.results import Point, Run
 
-VALUE = "value: "  # begins the name of what shows a value when the pointer is over it
+VALUE = "value: "  # prefix of the SVG id of a point's value, shown under the pointer
 
 
 class Chart(NamedTuple):
     """A figure of a report.
 
     Attributes:
-        name: name of its files, without their endings.
-        title: one line that says what it shows.
-        svg: the ``<svg>`` element, for an HTML page.
-        files: names of its files.
+        name: Name of its files, without their endings.
+        title: One line that says what it shows.
+        svg: The ``<svg>`` element, for an HTML page.
+        files: Comma-separated names of its files.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Chart(NamedTuple):
 
 
 def save_chart(figure: Figure, files: Files, name: str, title: str, note: str = "") -> Chart:
-    """Write a figure with its title, legend and note under a name that any file system takes."""
+    """Write a figure with its title, legend and note under a portable file name."""
     name = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
     finish(figure, figure.axes, files, title, note)
     save(figure, files, name)
@@ -41,12 +41,12 @@ def save_chart(figure: Figure, files: Files, name: str, title: str, note: str = 
 
 
 def show_value(axes: Axes, x: float, y: float, text: str) -> None:
-    """Let an HTML page show a text when the pointer is over a point."""
+    """Make an HTML page show a text when the pointer is over a point."""
     axes.plot([x], [y], marker="o", markersize=12, alpha=0, linestyle="", gid=VALUE + text)
 
 
 def curves_of(runs: Iterable[Run]) -> list[tuple[str, str]]:
-    """Return tasks and quantities of which some run has points of a curve, in their order."""
+    """Return the tasks and quantities for which some run has a curve, in the runs' order."""
     points = (point for run in runs for point in run.points if point.x is not None)
     return list(dict.fromkeys((point.task, point.quantity) for point in points))
 
@@ -61,5 +61,5 @@ def points_of(run: Run, task: str, quantity: str) -> list[Point]:
 
 
 def over_x(points: Iterable[Point]) -> list[tuple[float, Point]]:
-    """Return the points at a number, each with that number."""
+    """Return the points whose x is a number, each with this number."""
     return [(point.x, point) for point in points if isinstance(point.x, float)]

@@ -1,4 +1,4 @@
-"""Quantities as curves, one for each run with its interval, and as marks where x is no number."""
+"""Quantities as curves with an interval for each run, and as marks where x is no number."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -38,7 +38,7 @@ from griffin_eval.report.labels import (
 )
 from griffin_eval.report.results import Point, Run, differing, without_step
 
-LONG_NAME = 20  # letters of a mark's name, above which it stands in the legend
+LONG_NAME = 20  # letters above which a mark's name is in the legend
 Placed = list[tuple[float, Point]]  # points, each with its place on the horizontal axis
 
 # Quantities that explain one another share a figure with a panel for each run.
@@ -54,13 +54,12 @@ CONTROLS = {
 
 
 class Marks(NamedTuple):
-    """Where curves over tokens have vertical lines; None for no line.
+    """Vertical lines of charts over tokens; None for no line.
 
     Attributes:
-        visible_keys: tokens of the local attention's window, if all runs that have one have the
-            same.
-        train_length: tokens of a training sequence.
-        window: name of the line at ``visible_keys``.
+        visible_keys: Tokens of the local attention window, if all runs with a window agree.
+        train_length: Tokens of a training sequence.
+        window: Name of the line at ``visible_keys``.
     """
 
     visible_keys: int | None
@@ -69,11 +68,7 @@ class Marks(NamedTuple):
 
 
 def draw_curves(runs: list[Run], files: Files, marks: Marks) -> Iterable[Chart]:
-    """Draw a chart for each quantity over its own axis, and one for its points at named cases.
-
-    Args:
-        marks: vertical lines on axes of tokens.
-    """
+    """Draw a chart for each quantity over its own axis, and one for its named cases."""
     for task, quantity in curves_of(runs):
         if quantity in CONTROLS.get(task, ()) or AT_A_DEPTH.fullmatch(quantity):
             continue
@@ -100,9 +95,7 @@ def curve_figure(
     """Return a figure of one quantity of one task, with a line for each run.
 
     Args:
-        points: those of each run; they are drawn where x is a number.
-        task, quantity: what the points measure.
-        marks: vertical lines on axes of tokens.
+        points: Points of each run, drawn where x is a number.
     """
     lines = {r.label: over_x(own) for r, own in zip(runs, points, strict=True) if over_x(own)}
     figure, drawn = _lines_figure(lines, quantity)
@@ -117,7 +110,7 @@ def curve_figure(
 
 
 def draw_over_steps(runs: list[Run], files: Files) -> Iterable[Chart]:
-    """Draw every quantity over the training step, where runs are checkpoints of one training."""
+    """Draw every quantity over the training step, for runs that are steps of one training."""
     trainings = trainings_of(runs)
     measured = dict.fromkeys(
         (p.task, p.quantity, p.x) for own in trainings.values() for run in own for p in run.points
@@ -182,8 +175,8 @@ def controls_name(task: str) -> str:
 
 
 def _lines_figure(lines: dict[str, Placed], quantity: str) -> tuple[Figure, list[Axes]]:
-    """Return a figure of lines and its panels: one panel with all lines, or with more than
-    `MAX_BANDS` of them a panel for each, in which the others are gray."""
+    """Return a figure of lines and its panels: one panel, or with more than `MAX_BANDS` lines a
+    panel for each, in which the others are gray."""
     if len(lines) <= MAX_BANDS:
         figure, drawn = panels(1)
         for index, (label, points) in enumerate(lines.items()):
@@ -210,7 +203,7 @@ def _note(panels_drawn: int, points: list[Point]) -> str:
 
 
 def _cases_figure(runs: list[Run], points: list[list[Point]], quantity: str) -> Figure:
-    """Return a figure with a row for each named case, in it a mark and an interval for each run."""
+    """Return a figure with a row for each named case, with a mark and an interval for each run."""
     names = list(dict.fromkeys(str(point.x) for own in points for point in own))
     shown = [
         (index, run, own) for index, (run, own) in enumerate(zip(runs, points, strict=True)) if own
@@ -236,7 +229,7 @@ def _cases_figure(runs: list[Run], points: list[list[Point]], quantity: str) -> 
 
 
 def trainings_of(runs: list[Run]) -> dict[str, list[Run]]:
-    """Runs of more than one step of a training, by what tells it from the others; "" if alone."""
+    """Return the runs of each training with more than one step, by a name that tells it apart."""
     trainings: dict[str, list[Run]] = {}
     steps = [run for run in runs if run.step is not None]
     for run, name in zip(steps, differing([without_step(run) for run in steps]), strict=True):
@@ -246,12 +239,7 @@ def trainings_of(runs: list[Run]) -> dict[str, list[Run]]:
 
 
 def _line(axes: Axes, label: str, points: Placed, index: int, *, band: bool = True) -> None:
-    """Draw a line through points, with a band where their intervals are known.
-
-    Args:
-        index: number of the line in its panel, which gives it its style.
-        band: whether the intervals are drawn.
-    """
+    """Draw a line through points, with the style number ``index`` and a band for intervals."""
     points = sorted(points, key=lambda each: each[0])
     draw_line(axes, *_values(points), index, label or None)
     for place, point in points:
@@ -273,7 +261,7 @@ def _values(points: Placed) -> tuple[list[float], list[float]]:
 
 
 def _draw_chance(axes: Axes, runs: list[Run], task: str, quantity: str) -> None:
-    """A line at the score of guessing, if the task states it for the quantity or for each point."""
+    """Draw a line at the score of guessing, if the task states it for the quantity or each x."""
     for run in runs:
         chance = run.metadata.get(task, {}).get("chance")
         if not isinstance(chance, dict):
@@ -287,7 +275,7 @@ def _draw_chance(axes: Axes, runs: list[Run], task: str, quantity: str) -> None:
 
 
 def _draw_marks(axes: Axes, marks: Marks, *, in_legend: bool) -> None:
-    """Draw vertical lines at the marks that lie within the axis, with names above or a legend."""
+    """Draw vertical lines at the marks within the axis, with names above or in the legend."""
     low, high = axes.get_xlim()
     for x, name, side, dashes in (
         (marks.visible_keys, f"{marks.window} ", "right", (0, (4, 3))),
@@ -304,8 +292,8 @@ def _draw_marks(axes: Axes, marks: Marks, *, in_legend: bool) -> None:
 
 
 def _scale_x(axes: Axes, xs: Sequence[float]) -> None:
-    """Scale a horizontal axis that has its label: linearly in per cent, else logarithmically where
-    all points are above zero. Up to twelve points have a tick each."""
+    """Scale a labelled horizontal axis: linear in per cent, otherwise logarithmic if all points
+    are above zero. Up to twelve points have a tick each."""
     ticks = sorted(set(xs))
     if not axes.get_xlabel().endswith("%") and ticks[0] > 0:
         axes.set_xscale("log", base=2)

@@ -1,4 +1,4 @@
-"""Intervals of the numbers in a report: within the range of their metric, and of enough items."""
+"""Intervals of the numbers in a report, within the range of their metric."""
 
 from griffin_eval import intervals
 
@@ -12,7 +12,7 @@ LOSSES = {
     *("nats_per_token", "bits_per_byte", "byte_perplexity", "word_perplexity", "perplexity"),
     *("rank", "capacity", "brier_score"),
 }
-MIN_ITEMS = 3  # with fewer there is no interval: it would be as wide as the metric's range
+MIN_ITEMS = 3  # with fewer, an interval would be as wide as the metric's range
 
 Bounds = tuple[float | str | None, float | str | None]
 
@@ -26,15 +26,15 @@ def is_share(quantity: str) -> bool:
 def interval_of(
     quantity: str, value: float | str, error: float | None, items: int | None
 ) -> Bounds:
-    """Return the 95% interval of a number from lm_eval's standard error, without samples.
+    """Return a 95% interval from lm_eval's standard error, without samples.
 
-    A share has Wilson's interval for the number of items that would have this standard error;
-    it is at most the number of items. Other numbers have 1.96 standard errors to each side.
+    A share has Wilson's interval for the number of items with this standard error, at most the
+    given number. Other numbers have 1.96 standard errors to each side.
 
     Args:
-        error: the standard error; 0 for a share of items that are independent and right or
-            wrong; None for no interval.
-        items: number of items; None if unknown.
+        error: Standard error; 0 for a share of independent right or wrong items; None for no
+            interval.
+        items: Number of items, or None if unknown.
     """
     if error is None or isinstance(value, str):
         return None, None
@@ -45,7 +45,7 @@ def interval_of(
 
 
 def within_range(quantity: str, bounds: Bounds) -> Bounds:
-    """Return the bounds without the part that no value of the metric can have."""
+    """Clip bounds to the range of the metric."""
     base = quantity.partition(" (")[0]
     lowest = 0.0 if is_share(quantity) or base in LOSSES else None
     highest = 1.0 if is_share(quantity) else None

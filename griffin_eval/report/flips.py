@@ -1,4 +1,4 @@
-"""Answers that are right in one run and wrong in another, to be read."""
+"""Items that are right in one run and wrong in another, for reading."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -6,20 +6,13 @@ from typing import Any, NamedTuple
 from griffin_eval.report.paired import common_items, item_of, metrics_of
 from griffin_eval.report.results import Run, read_samples
 
-MAX_FLIPS = 8  # shown of a task and a pair of runs
-MAX_LETTERS = 700  # shown of a prompt, its end
-MAX_ANSWER = 300
+MAX_FLIPS = 8  # shown items of a task and a pair of runs
+MAX_LETTERS = 700  # shown letters of a prompt, from its end
+MAX_ANSWER = 300  # shown letters of an answer
 
 
 class Flip(NamedTuple):
-    """An item that one of two runs answers right.
-
-    Attributes:
-        prompt: the end of its prompt.
-        target: the right answer.
-        right, wrong: answers of the run that is right and of the other one.
-        right_run, wrong_run: labels of these runs.
-    """
+    """An item that one of two runs answers right, with the end of its prompt."""
 
     prompt: str
     target: str
@@ -30,11 +23,12 @@ class Flip(NamedTuple):
 
 
 class Flips(NamedTuple):
-    """The items of a task whose answers flipped between two runs.
+    """The items of a task that flipped between two runs.
 
     Attributes:
-        task, metric: metric by which an answer is right.
-        number: number of items that flipped; ``shown`` has the first of them.
+        metric: Metric by which an answer is right.
+        number: Number of all flipped items.
+        shown: First flipped items.
     """
 
     task: str
@@ -46,7 +40,7 @@ class Flips(NamedTuple):
 
 
 def flips(runs: Sequence[Run]) -> list[Flips]:
-    """Return what flipped between each run and the first run that has samples of the task."""
+    """Return the flips between each run and the first run that has samples of the task."""
     found = []
     for task in dict.fromkeys(task for run in runs for task in run.samples):
         baseline, *others = (run for run in runs if task in run.samples)
@@ -67,7 +61,7 @@ def flips(runs: Sequence[Run]) -> list[Flips]:
 
 
 def _changed(items: list[Any]) -> tuple[str, list[tuple[dict[str, Any], dict[str, Any], bool]]]:
-    """Return the first metric whose values are right or wrong, and the items that flipped."""
+    """Return the first metric with only right and wrong values, and its flipped items."""
     for metric in metrics_of(*(sample for _, _, sample in items)):
         pairs = [
             (own, other, *(item_of(metric, each.get(metric), "") for each in (own, other)))

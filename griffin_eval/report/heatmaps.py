@@ -1,4 +1,4 @@
-"""Quantities that are measured at depths and lengths, as a map for each run."""
+"""Heat maps of quantities over depth and length, one for each run."""
 
 import re
 from collections.abc import Iterable
@@ -46,7 +46,7 @@ def _at(run: Run, task: str, quantity: str) -> list[tuple[float, Point]]:
 def _draw_map(
     axes: Axes, run: Run, task: str, quantities: dict[int, str], lengths: list[float]
 ) -> None:
-    """A row for each depth, a column for each length; what was not measured stays empty."""
+    """Draw a row for each depth and a column for each length; unmeasured cells stay empty."""
     grid = [[float("nan")] * len(lengths) for _ in quantities]
     for row, quantity in enumerate(quantities.values()):
         for x, point in _at(run, task, quantity):

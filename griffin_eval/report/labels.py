@@ -14,7 +14,7 @@ TASKS = {
     "griffin_longctx_context": "Long text",
     "griffin_longctx_position": "Long text",
 }
-# Horizontal axis by task or quantity: what it measures, and in which unit.
+# Label and unit of the horizontal axis, by task or quantity.
 X_AXES = {
     "griffin_longctx_position": ("position in the document", TOKENS),
     "griffin_longctx_context": ("context", TOKENS),
@@ -49,7 +49,7 @@ Y_LABELS = {
 
 
 def task_words(task: str) -> str:
-    """Return the name of a task of this package in words; others keep the name they have."""
+    """Return the name of a task of this package in words; other tasks keep their name."""
     if not task.startswith("griffin_"):
         return task
     return TASKS.get(task, task.removeprefix("griffin_").replace("_", " ").capitalize())
@@ -64,7 +64,7 @@ def chart_title(runs: list[Run], task: str, quantity: str) -> str:
 
 
 def x_axis(runs: list[Run], task: str, quantity: str) -> tuple[str, str]:
-    """Return what the horizontal axis of a quantity's curve measures, and its unit."""
+    """Return the label and the unit of the horizontal axis of a quantity's curve."""
     axis = X_AXES.get(quantity, X_AXES.get(task))
     if axis is not None:
         return axis
@@ -90,17 +90,13 @@ def at_x(runs: list[Run], task: str, quantity: str, x: float | str | None) -> st
 
 
 def y_label(quantity: str) -> str:
-    """Return the label of the vertical axis, without what the horizontal one says."""
+    """Return the label of the vertical axis, without the part on the horizontal axis."""
     base = quantity.partition("_by_")[0]
     return Y_LABELS.get(base, QUANTITIES.get(base, base.replace("_", " ")))
 
 
 def interval_note(points: Iterable[Point], shape: str) -> str:
-    """Return what the intervals of a figure are, and from how many items each point is.
-
-    Args:
-        shape: Form of the intervals, such as ``Bands``.
-    """
+    """Return a note on the intervals of a figure (``shape``: "Bands") and its items per point."""
     points = list(points)
     parts = []
     if any(point.low is not None and point.high is not None for point in points):
@@ -113,7 +109,7 @@ def interval_note(points: Iterable[Point], shape: str) -> str:
 
 
 def short_number(x: float | str) -> str:
-    """A number on an axis, powers of two as k and M: 2048 is "2k"."""
+    """Return a number for an axis, multiples of powers of two as k and M: 2048 is "2k"."""
     if isinstance(x, str):
         return x
     for size, unit in ((1 << 20, "M"), (1 << 10, "k")):
@@ -123,14 +119,14 @@ def short_number(x: float | str) -> str:
 
 
 def exact_number(x: float) -> str:
-    """A number as metric names have it: whole numbers with all digits."""
+    """Return a number as metric names have it: whole numbers with all digits."""
     return f"{int(x)}" if x == int(x) else f"{x:g}"
 
 
 def bounded(value: float | str, low: float | str | None, high: float | str | None) -> str:
-    """Return a value with its bounds, where both are known.
+    """Return a value with its bounds, if both are known.
 
-    An interval of numbers has two digits of half its width, and its value as many decimals.
+    The number of decimals follows two digits of half the interval's width.
     """
     if low is None or high is None or low == high == value:
         return _short(value)

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs no network: it holds its figures and tables."""
+"""The report as one HTML page that contains its figures and tables and needs no network."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from griffin_eval.report.results import Run
 from griffin_eval.report.verdicts import Verdict
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
-MAX_MODELS = 8  # named at the top of the page
+MAX_MODELS = 8  # models that the top of the page names
 
 
 def write(
@@ -34,9 +34,9 @@ def write(
     """Write the page, the figures, and the tables beside it; return the number of figures.
 
     Args:
-        judged: the second run judged by the first.
-        equal: comparisons with a reference, request by request.
-        train_length: tokens of a training sequence, None if unknown.
+        judged: Verdicts on the second run against the first.
+        equal: Comparisons with a reference, request by request.
+        train_length: Tokens of a training sequence, or None if unknown.
     """
     compared = differences(runs)
     folder = page.parent
@@ -47,7 +47,7 @@ def write(
         tables.write_differences(compared, folder / tables.PAIRED_FILE)
     if judged:
         tables.write_verdicts(judged, folder / tables.VERDICTS_FILE)
-    with matplotlib.rc_context({"text.parse_math": False}):  # names may hold a $
+    with matplotlib.rc_context({"text.parse_math": False}):  # names may contain a $
         charts = draw_all(runs, files, train_length)
         first = answers(runs, charts, compared, judged, files, train_length)
     shown = [
@@ -77,11 +77,7 @@ def write(
 
 
 def draw_all(runs: list[Run], files: Files, train_length: int | None) -> list[Chart]:
-    """Draw every curve that the runs have: over its own axis, and over training steps.
-
-    Args:
-        train_length: tokens of the models' training sequences, marked by a line; None if unknown.
-    """
+    """Draw every curve of the runs, over its own axis and over training steps."""
     known = {run.label: run.config.get("model_visible_keys") for run in runs}
     with_window = [label for label, keys in known.items() if keys]
     sizes = {known[label] for label in with_window}
@@ -97,7 +93,7 @@ def draw_all(runs: list[Run], files: Files, train_length: int | None) -> list[Ch
 
 
 def model_line(run: Run) -> tuple[str, str]:
-    """Return the name of a model, and what it is, when it was evaluated and on how many items."""
+    """Return the name of a model, and its kind, checkpoint, date and number of items."""
     kind = [run.config.get("model_framework"), run.config.get("model_dtype")]
     known = [run.model, *(str(each).removeprefix("torch.") for each in kind if each)]
     date = max((each.date for each in run.evaluations), default="")

@@ -1,4 +1,4 @@
-"""Runs compared item by item, from the samples that ``--log_samples`` keeps."""
+"""Item-by-item comparison of runs, from the samples that ``--log_samples`` keeps."""
 
 import math
 from collections.abc import Iterable
@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from griffin_eval import intervals
 from griffin_eval.report.results import Run, read_samples, x_of
 
-# Of these lm_eval keeps the log-likelihood of an item, with the words or bytes of its text; and the
-# nats in the unit of the negative log-likelihood that they are compared by.
+# Metrics for which lm_eval's samples hold a log-likelihood and the words or bytes of the text, and
+# the number of nats in the unit in which they are compared.
 LOGLIKELIHOODS = {
     "word_perplexity": 1.0,
     "byte_perplexity": 1.0,
@@ -16,28 +16,26 @@ LOGLIKELIHOODS = {
     "bits_per_byte": math.log(2),
 }
 
-# Metrics of which a sample holds a length in place of a weight.
+# Metrics for which a sample holds a length in place of a weight.
 LENGTHS = ("capacity", "effective_length")
 
-Samples = dict[str, dict[str, dict[str, Any]]]  # by filter and key of the item
+Samples = dict[str, dict[str, dict[str, Any]]]  # samples by filter and key of the item
 Common = tuple[str, dict[str, Any], dict[str, Any]]  # key of an item, its sample in two runs
 
 
 class Difference(NamedTuple):
-    """A run minus the run it is compared with, over the items that both have.
+    """The mean difference between a run and a baseline over their common items.
 
     Attributes:
-        task, metric: the metric that is compared, by its name in `compared_name`.
-        run, baseline: labels of the two runs.
-        items: number of common items.
-        mean: mean difference, weighted as the metric is.
-        low, high: bounds of its 95% interval by a bootstrap of clusters (`intervals.ratio`); None
+        metric: Name of the compared metric, from `compared_name`.
+        items: Number of common items.
+        mean: Mean of run minus baseline, weighted like the metric.
+        low, high: Bounds of its 95% interval by a bootstrap of clusters (`intervals.ratio`); None
             with too few clusters.
-        largest: largest absolute difference.
-        gained, lost: number of items that are right in the run alone, and in the baseline alone;
-            None where items are not right or wrong.
-        p: probability of such a difference by chance, by McNemar's exact test, which takes items as
-            independent; None as above.
+        largest: Largest absolute difference.
+        gained, lost: Number of items that are right only in the run, and only in the baseline;
+            None unless items are right or wrong.
+        p: p-value of McNemar's exact test, which treats items as independent; None like ``gained``.
     """
 
     task: str
@@ -55,11 +53,10 @@ class Difference(NamedTuple):
 
 
 def differences(runs: list[Run]) -> list[Difference]:
-    """Every run that has samples of a task, compared with the first run that has, over the items
-    that both have; left out where there are none.
+    """Compare every run with the first run that has samples of the same task.
 
     Raises:
-        ReportError: an incomplete file of samples.
+        ReportError: A file of samples is incomplete.
     """
     compared = []
     for task in dict.fromkeys(task for run in runs for task in run.samples):
@@ -76,13 +73,10 @@ def differences(runs: list[Run]) -> list[Difference]:
 
 
 def common_items(ours: Samples, theirs: Samples) -> dict[str, list[Common]]:
-    """The items that both runs have, by filter.
+    """Return the items that both runs have, by filter.
 
-    Not common are samples with the same key of which some metric has another weight, such as
-    another number of bytes: they are of other parts of a document, as another tokenizer cuts it.
-
-    Args:
-        ours, theirs: samples of two runs, as `read_samples` gives them.
+    Samples with the same key but another weight of a metric, such as another number of bytes, are
+    not common: another tokenizer cuts the document into other parts.
     """
     common = {}
     for name, samples in theirs.items():
@@ -94,12 +88,12 @@ def common_items(ours: Samples, theirs: Samples) -> dict[str, list[Common]]:
 
 
 def each_item_once(quantity: str, metrics: Iterable[str]) -> list[str]:
-    """The metrics of a quantity that together count each item once: the quantity itself, or else
-    its points at numbers, or else at named cases.
+    """Return the metrics of a quantity that together count each item once.
+
+    These are the quantity itself, or else its points at numbers, or else at named cases.
 
     Args:
-        quantity: such as ``exact_match``.
-        metrics: of all quantities, such as ``exact_match@20`` and ``exact_match@inside_window``.
+        metrics: Metrics of all quantities, such as ``exact_match@20``.
     """
     own = [metric for metric in metrics if metric.partition("@")[0] == quantity]
     if quantity in own:
@@ -108,11 +102,7 @@ def each_item_once(quantity: str, metrics: Iterable[str]) -> list[str]:
 
 
 def not_compared(runs: list[Run], compared: list[Difference]) -> list[tuple[str, str, str]]:
-    """Task, run and baseline where both have samples, but no item in common that has a number.
-
-    Args:
-        compared: their `differences`.
-    """
+    """Return task, run and baseline of pairs that have no common item with a number."""
     found = {(d.task, d.run) for d in compared}
     lacking = []
     for task in dict.fromkeys(task for run in runs for task in run.samples):
@@ -122,7 +112,7 @@ def not_compared(runs: list[Run], compared: list[Difference]) -> list[tuple[str,
 
 
 def metrics_of(*samples: dict[str, Any]) -> list[str]:
-    """Return the metrics of samples, without their bounds and without `LENGTHS`."""
+    """Return the metrics of samples, without bounds and without `LENGTHS`."""
     names = dict.fromkeys(name for sample in samples for name in sample.get("metrics", []))
     return [name for name in names if not name.endswith(("_low", "_high")) and name not in LENGTHS]
 
@@ -143,12 +133,11 @@ def _difference(
     baseline: str,
     pairs: list[tuple[str, Any, Any]],
 ) -> Difference | None:
-    """The comparison of one metric, None if no item has numbers in both runs.
+    """Return the comparison of one metric, or None if no item has numbers in both runs.
 
     Args:
-        task, run, baseline: as in `Difference`.
-        metric, filter_name: lm_eval's names of the metric and of the filter of the samples.
-        pairs: key of each common item, and its metric in the run and in the baseline.
+        metric, filter_name: lm_eval's names.
+        pairs: Key of each common item, and its metric in the run and in the baseline.
     """
     values, weights, clusters = [], [], []
     gained = lost = 0
@@ -183,19 +172,19 @@ def _difference(
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """The p-value of McNemar's exact test (McNemar, 1947)."""
+    """Return the p-value of McNemar's exact test (McNemar, 1947)."""
     from scipy import stats
 
     return float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
 
 
 def item_of(metric: str, value: Any, key: str) -> tuple[float, float, str] | None:
-    """Value, weight and cluster of an item; None if the metric is no number.
+    """Return value, weight and cluster of an item, or None if the metric is no number.
 
     Args:
-        metric: its name. For those of `LOGLIKELIHOODS` the value is the negative log-likelihood.
-        value: metric in the sample: a number, or a list of value, weight and perhaps cluster.
-        key: cluster of an item that names none: the item itself.
+        metric: Name of the metric. For `LOGLIKELIHOODS` the value is the negative log-likelihood.
+        value: Number in the sample, or a list of value, weight and optionally cluster.
+        key: Cluster of an item that names none.
     """
     parts = value if isinstance(value, list) else [value, 1.0]
     if len(parts) not in (2, 3) or not parts[1]:
@@ -209,13 +198,8 @@ def item_of(metric: str, value: Any, key: str) -> tuple[float, float, str] | Non
 
 
 def compared_name(metric: str, filter_name: str) -> str:
-    """What is compared: of a perplexity its logarithm, ``ln(perplexity)``, and with a filter its
-    name, ``exact_match (strict-match)``.
-
-    Args:
-        metric: lm_eval's name of the metric.
-        filter_name: lm_eval's name of the filter, ``none`` without one.
-    """
+    """Return the name of a comparison: a perplexity is compared as ``ln(perplexity)``, and a
+    filter other than ``none`` follows in brackets, as in ``exact_match (strict-match)``."""
     quantity, at, x = metric.partition("@")
     if LOGLIKELIHOODS.get(metric) == 1.0:
         quantity = f"ln({quantity})"

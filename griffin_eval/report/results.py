@@ -1,4 +1,4 @@
-"""Reads what lm_eval wrote: files of results, and the samples beside them."""
+"""Reader of lm_eval's output: files of results, and the samples beside them."""
 
 import contextlib
 import json
@@ -14,21 +14,21 @@ from griffin_eval.errors import BadInput
 from griffin_eval.report.estimates import MIN_ITEMS, interval_of, is_share, within_range
 
 NEEDED = ("results", "configs", "higher_is_better", "n-samples", "config")
-# The fields of a sample that identify its item in all runs. The document does not: its row may have
-# columns that depend on the model. A sample of each filter is of the same item.
+# Fields of a sample that identify its item in all runs and filters. The document itself does not,
+# since its row may have columns that depend on the model.
 ITEM = ("doc_id", "prompt_hash", "target_hash")
-# Arguments of the model on which no answer depends.
+# Arguments of the model that change no answer.
 NO_SETTINGS = ("batch_size", "max_batch_size", "parity", "state_cache", "check")
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in the text of a function
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # memory address in the text of a function
 _TIME = re.compile(r"results_(\d{4}-\d\d-\d\d)T(\d\d)-(\d\d)-(\d\d)")
 _STEP = re.compile(r"(?:step|ckpt|checkpoint)?[-_]?(\d{1,18})")
 _STEP_OF_REVISION = re.compile(r"(?:step|ckpt|checkpoint|iter)[-_/]?(\d{1,18})(?!\d)")
-# Names that trainers give to the folder of an Orbax item, which lies in the folder of its step.
+# Names that trainers give to an Orbax item, a folder within the folder of its step.
 _ITEMS = ("default", "state", "train_state", "params", "ema_params", "items")
 
 
 class ReportError(BadInput):
-    """A file of results or samples that cannot be used in a report."""
+    """A file of results or samples that a report cannot use."""
 
 
 class Point(NamedTuple):
@@ -36,13 +36,12 @@ class Point(NamedTuple):
 
     Attributes:
         task: lm_eval's name of the task or group.
-        quantity: what was measured, such as ``exact_match``.
-        x: value on the horizontal axis of the curve; text for a named case, None for a quantity
-            that is a single number.
-        value: the estimate; text such as ``>200`` where only a bound is known.
-        low, high: bounds of its 95% interval, None without one; text as in ``value``.
-        documents: number of documents that the number is made from; of the task, where no samples
-            tell which of them count.
+        quantity: Name of the measured quantity, such as ``exact_match``.
+        x: Value on the horizontal axis of the curve, text for a named case, None for a quantity
+            without a curve.
+        value: The estimate; text such as ``>200`` if only a bound is known.
+        low, high: Bounds of the 95% interval in the same form, None without one.
+        documents: Number of documents behind the number; without samples the task's documents.
     """
 
     task: str
@@ -58,11 +57,10 @@ class Evaluation(NamedTuple):
     """One file of results.
 
     Attributes:
-        path: the file.
-        date: day and time of its end, from its name; empty if that has none.
-        seconds: seconds that the evaluation took; None if unknown.
-        items: number of documents by task.
-        config: configuration of the model and of the call, as lm_eval writes it.
+        date: Day and time of its end from its name, or empty.
+        seconds: Duration of the evaluation; None if unknown.
+        items: Number of documents by task.
+        config: Configuration of the model and of the call, as lm_eval writes it.
     """
 
     path: Path
@@ -73,18 +71,17 @@ class Evaluation(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a model answered: one file of results, or several with different tasks.
+    """The answers of a model: one file of results, or several with different tasks.
 
     Attributes:
-        path: the latest file.
-        label: name of the model in tables and figures, unique among the runs.
-        config: configuration of the model and of the call, as lm_eval writes it.
-        points: all numbers.
-        higher_is_better: by task and metric.
-        metadata: metadata by task.
-        samples: file of samples by task, for the tasks that have one.
-        evaluations: the files, in the order of their dates.
-        hidden: tasks with an earlier result that is not shown.
+        path: Latest file.
+        label: Name of the model in tables and figures, unique among the runs.
+        config: Configuration of the model and of the call, as lm_eval writes it.
+        higher_is_better: Direction by task and metric.
+        metadata: Metadata by task.
+        samples: File of samples by task, for the tasks that have one.
+        evaluations: All files, by date.
+        hidden: Tasks with an earlier result that is not shown.
         questions: Questions of each task as a text; equal texts mean equal questions.
     """
 
@@ -116,7 +113,7 @@ class Run(NamedTuple):
 
     @property
     def pretrained(self) -> str:
-        """The checkpoint, as it was given; empty if it was not."""
+        """The checkpoint as the user named it; empty if unnamed."""
         return str(self.arguments.get("pretrained", ""))
 
     @property
@@ -131,18 +128,18 @@ def read(
 ) -> list[Run]:
     """Read files of results.
 
-    Files of one model (equal weights, dtype, framework, device and settings) become one run: the
-    latest answer to each question, and all tasks.
+    Files of one model (equal weights, dtype, framework, device and settings) become one run with
+    all tasks and the latest answer to each question.
 
     Args:
-        paths: files, or folders of which all files of results are read.
-        labels: names of the models in order; or of the files, which then stay apart. Empty for
-            those of `make_labels`.
-        against: file or folder that comes first, and is not merged with the others.
+        paths: Files, or folders whose files of results are all read.
+        labels: Names of the models in order, or of the files, which are then not merged. By
+            default those of `make_labels`.
+        against: File or folder that comes first and is not merged with the others.
 
     Raises:
-        ReportError: a file that lm_eval did not write, or not to its end; no file; or another
-            number of labels than of models.
+        ReportError: A file is missing, incomplete or not from lm_eval, or the number of labels
+            differs from that of models.
     """
     earlier = [] if against is None else _files(against)
     files = [file for path in paths for file in _files(path)]
@@ -167,8 +164,8 @@ def read(
 
 
 def _merged(runs: list[Run]) -> list[Run]:
-    """Return the runs with those of one model joined, unless they answer one task differently
-    asked: with another limit, number of examples or metadata."""
+    """Merge the runs of each model, unless their results for a task differ in limit, number of
+    examples or metadata."""
     models: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.path.stem):
         own = models.setdefault(_identity(run.config), [])
@@ -201,7 +198,7 @@ def _joined(earlier: Run, later: Run) -> Run:
 
 
 def _identity(config: dict[str, Any]) -> str:
-    """Return what makes a model the same: its weights, and all that its answers depend on."""
+    """Return a text that is equal for equal models: weights and all settings behind answers."""
     arguments = {k: str(v) for k, v in _arguments(config).items() if k not in NO_SETTINGS}
     keys = ("model", "griffin_weights_sha256", "model_sha", "model_dtype", "model_framework")
     keys += ("model_device", "model_state", "griffin_adapters")
@@ -210,7 +207,7 @@ def _identity(config: dict[str, Any]) -> str:
 
 
 def _questions(content: dict[str, Any]) -> dict[str, str]:
-    """Return what each task and group asks, as text."""
+    """Return the questions of each task and group as text."""
     call = {key: content["config"].get(key) for key in ("limit", "gen_kwargs", "fewshot_seed")}
     call |= {key: content.get(key) for key in ("chat_template_sha", "system_instruction_sha")}
     questions = {}
@@ -222,9 +219,9 @@ def _questions(content: dict[str, Any]) -> dict[str, str]:
 
 
 def step_of(pretrained: str) -> int | None:
-    """The step in the name of a checkpoint's folder, such as ``12000`` or ``step_12000``.
+    """Return the step in the name of a checkpoint's folder: ``12000`` or ``step_12000``.
 
-    Numbers in the names of folders above it are no steps, except above an Orbax item.
+    Numbers in the names of its parent folders are no steps, except above an Orbax item.
     """
     parts = Path(pretrained).parts
     index = _index_of_step(parts)
@@ -233,14 +230,14 @@ def step_of(pretrained: str) -> int | None:
 
 
 def step_of_revision(revision: str) -> int | None:
-    """The step in a revision's name, such as ``step1000-tokens4B`` or ``stage1/iter_500``."""
+    """Return the step in a revision: ``step1000-tokens4B`` or ``stage1/iter_500``."""
     if match := _STEP_OF_REVISION.search(revision):
         return int(match[1])
     return step_of(revision)
 
 
 def make_labels(configs: Sequence[dict[str, Any]], files: Sequence[Path]) -> list[str]:
-    """Unique labels of the runs: those of `differing`, and the date where these are equal."""
+    """Return unique labels of the runs: those of `differing`, with limit or date if these match."""
     labels = differing(configs)
     limits = [config.get("limit") for config in configs]
     for marks in (
@@ -267,9 +264,9 @@ def _date_of(file: Path) -> str:
 
 
 def differing(configs: Sequence[dict[str, Any]]) -> list[str]:
-    """The model of each run, and those of its arguments that differ between runs.
+    """Return the model of each run, and those of its arguments that differ between runs.
 
-    A checkpoint is named by the last part of its path, or by as many as tell all of them apart.
+    A checkpoint is named by the last part of its path, or by as many as make all names unique.
     """
     described = []
     given = [_arguments(config) for config in configs]
@@ -292,9 +289,9 @@ def differing(configs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def without_step(run: Run) -> dict[str, Any]:
-    """The configuration of a run, without what names its step: what all steps of a training share.
+    """Return the configuration that all steps of a training share.
 
-    The revision is left out, or else the part of the checkpoint's path that `step_of` reads.
+    It lacks the revision, or else the part of the checkpoint's path that `step_of` reads.
     """
     arguments, path = dict(run.arguments), run.pretrained
     if arguments.get("tokenizer") == path:
@@ -308,13 +305,13 @@ def without_step(run: Run) -> dict[str, Any]:
 
 
 def read_samples(file: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """The samples of a task, by filter and then by the fields of `ITEM`.
+    """Return the samples of a task, by filter and then by the fields of `ITEM`.
 
     Raises:
-        ReportError: a line that is no sample of lm_eval.
+        ReportError: A line is no sample of lm_eval.
     """
     samples: dict[str, dict[str, dict[str, Any]]] = {}
-    with file.open("rb") as lines:  # as text they would also end at U+2028, which a sample may hold
+    with file.open("rb") as lines:  # text mode would also end lines at a sample's U+2028
         for number, line in enumerate(lines, 1):
             try:
                 sample = json.loads(line)
@@ -337,7 +334,7 @@ def _index_of_step(parts: Sequence[str]) -> int | None:
 
 
 def x_of(text: str) -> float | str:
-    """The x of a metric ``quantity@x``: a number, or the name of a case."""
+    """Return the x of a metric ``quantity@x``: a number, or the name of a case."""
     try:
         return float(text)
     except ValueError:
@@ -345,7 +342,7 @@ def x_of(text: str) -> float | str:
 
 
 def _parts_needed(paths: set[Path]) -> int:
-    """As many last parts of paths as tell them apart."""
+    """Return the number of last path parts that make all paths distinct."""
     longest = max((len(path.parts) for path in paths), default=0)
     each = (n for n in range(1, longest) if len({p.parts[-n:] for p in paths}) == len(paths))
     return next(each, max(longest, 1))
@@ -404,7 +401,7 @@ def _run(file: Path, label: str, content: dict[str, Any]) -> Run:
     for task in content["configs"]:
         name = f"samples_{task}_{date}.jsonl"
         beside = os.path.join(file.parent, name)
-        if os.path.basename(name) == name and os.path.isfile(beside):  # no task leads elsewhere
+        if os.path.basename(name) == name and os.path.isfile(beside):  # reject paths in task names
             samples[task] = Path(beside)
     metadata = {
         task: dict(config.get("metadata") or {}) for task, config in content["configs"].items()
@@ -449,9 +446,8 @@ def _points(content: dict[str, Any], samples: dict[str, Path]) -> Iterator[Point
                 low, high = within_range(quantity, (low, high))
             else:
                 error = metrics.get(f"{name}_stderr,{filter_name}")
-                if not isinstance(
-                    error, int | float
-                ):  # without a bootstrap: items vary as answers do
+                # Without a bootstrapped error, the answers themselves give the spread of a share.
+                if not isinstance(error, int | float):
                     error = 0.0 if task in samples and is_share(quantity) else None
                 low, high = interval_of(quantity, value, error, items)
             if items is not None and items < MIN_ITEMS:
@@ -460,7 +456,8 @@ def _points(content: dict[str, Any], samples: dict[str, Path]) -> Iterator[Point
 
 
 def _counts(file: Path) -> "Counter[str]":
-    """Return how many samples have a number of each metric, by metric and filter."""
+    """Return the number of samples with a number for each metric, by metric and filter."""
+
     counts: Counter[str] = Counter()
     for filter_name, samples in read_samples(file).items():
         for sample in samples.values():

@@ -1,4 +1,4 @@
-"""The tables of a report, as headings and rows of text, and the CSV files with every digit."""
+"""The tables of a report as headings and rows of text, and CSV files with all digits."""
 
 import csv
 import io
@@ -26,18 +26,11 @@ THROUGHPUT = (
     "compilations",
     "peak_memory_bytes",
 )
-MAX_TASKS = 3  # named in a cell
+MAX_TASKS = 3  # tasks that a cell names
 
 
 class Table(NamedTuple):
-    """A table.
-
-    Attributes:
-        title: heading of the table.
-        headings: headings of its columns.
-        rows: texts of its cells.
-        note: a remark for the reader; may be empty.
-    """
+    """A table of texts, with a note for the reader that may be empty."""
 
     title: str
     headings: Sequence[str]
@@ -46,7 +39,7 @@ class Table(NamedTuple):
 
 
 def write_results(runs: list[Run], file: Path) -> None:
-    """Writes a CSV file with a line for each number of each run."""
+    """Write a CSV file with a line for each number of each run."""
     columns = ["run", "file", "model", "pretrained", "framework", "dtype", "step"]
     columns += [*Point._fields, "higher_is_better"]
     rows = []
@@ -60,15 +53,15 @@ def write_results(runs: list[Run], file: Path) -> None:
 
 
 def write_differences(differences: list[Difference], file: Path) -> None:
-    """Writes a CSV file with a line for each comparison of two runs."""
+    """Write a CSV file with a line for each comparison of two runs."""
     _write(file, Difference._fields, differences)
 
 
 def run_table(runs: list[Run]) -> Table:
-    """The models: their checkpoints, settings and devices, and when they were evaluated.
+    """Return the table of models with checkpoints, settings, devices and dates.
 
-    lm_eval records the device that was asked for, cuda:0 by default, and not the one that other
-    models ran on: theirs is left empty.
+    lm_eval records the requested device (cuda:0 by default) rather than the one in use, so the
+    device of models other than griffin stays empty.
     """
     headings = ["name", "model", "checkpoint", "framework", "dtype", "device", "window", "weights"]
     headings += ["evaluated", "tasks", "items"]
@@ -97,14 +90,14 @@ def run_table(runs: list[Run]) -> Table:
 
 
 def _evaluated(run: Run) -> list[str]:
-    """Return the last day and time, the tasks and the number of items of a run."""
+    """Return the latest date, the number of tasks and the number of items of a run."""
     date = max((each.date for each in run.evaluations), default="")
     return [date, str(len(run.items)), f"{sum(run.items.values()):,}"]
 
 
 def write_markdown(runs: list[Run], file: Path) -> None:
     """Write a Markdown file with a table for each metric: a row for each point, a column for each
-    model, and in brackets the 95% interval."""
+    model, and the 95% interval in brackets."""
     points = [{(p.task, p.quantity, p.x): p for p in run.points} for run in runs]
     keys = dict.fromkeys(key for own in points for key in own)
     lines = ["In brackets: 95% confidence intervals.", ""]
@@ -122,12 +115,12 @@ def write_markdown(runs: list[Run], file: Path) -> None:
 
 
 def _plain(text: str) -> str:
-    """Return a text that Markdown shows as it is, in one cell."""
+    """Escape a text so that Markdown shows it unchanged in one cell."""
     return re.sub(r"([\\|<>*_`\[\]])", r"\\\1", " ".join(text.split()))
 
 
 def number_table(runs: list[Run]) -> Table:
-    """Every number with its interval if it has one, and a column for each run."""
+    """Return the table of every number with its interval, with a column for each run."""
     keys = dict.fromkeys((p.task, p.quantity, p.x) for run in runs for p in run.points)
     points = [{(p.task, p.quantity, p.x): p for p in run.points} for run in runs]
     rows = []
@@ -140,7 +133,7 @@ def number_table(runs: list[Run]) -> Table:
 
 
 def difference_table(runs: list[Run], differences: list[Difference]) -> Table | None:
-    """The runs compared item by item, with a note on those that could not be; None without both."""
+    """Return the table of paired comparisons, with a note on runs without common items, or None."""
     rows = [
         [
             d.task,
@@ -167,12 +160,12 @@ def difference_table(runs: list[Run], differences: list[Difference]) -> Table | 
 
 
 def write_verdicts(found: list[Verdict], file: Path) -> None:
-    """Writes a CSV file with a line for each verdict."""
+    """Write a CSV file with a line for each verdict."""
     _write(file, Verdict._fields, found)
 
 
 def verdict_table(found: list[Verdict]) -> Table | None:
-    """A verdict for each task; None if there are none."""
+    """Return the table of verdicts, or None if there are none."""
     rows = [
         [
             v.verdict,
@@ -201,7 +194,7 @@ def published_scores() -> dict[str, Any]:
 
 
 def published_table(runs: list[Run]) -> Table | None:
-    """Published and measured scores in percent; None if no run has any of the benchmarks."""
+    """Return published and measured scores in percent, or None without a measured one."""
     published = published_scores()
     benchmarks = published["benchmarks"]
     measured = []
@@ -230,7 +223,7 @@ def _percent(share: float | None) -> str:
 
 
 def compute_table(runs: list[Run]) -> Table | None:
-    """What each evaluation took; None if nothing is known of any."""
+    """Return the table of times and token counts of each evaluation, or None without any."""
     rows = []
     for run in runs:
         for each in run.evaluations:
@@ -253,7 +246,7 @@ def compute_table(runs: list[Run]) -> Table | None:
 
 
 def parity_table(runs: list[Run]) -> Table | None:
-    """Differences between the frameworks (``parity=check``); None if no run measured them."""
+    """Return the table of ``parity=check``, or None if no run measured it."""
     rows = [
         [run.label, name.replace("_", " "), _text(value)]
         for run in runs
@@ -267,7 +260,7 @@ def _estimate(point: Point | None) -> str:
 
 
 def _number(value: Any) -> str:
-    """Return a count with its thousands set apart, another number with three digits."""
+    """Return a count with thousands separators, or another number with three digits."""
     return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"
 
 

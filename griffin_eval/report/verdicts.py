@@ -1,4 +1,4 @@
-"""Is a run better or worse than another? A verdict for each task, from the samples of both.
+"""Verdicts of better or worse for each task, from the samples of two runs.
 
 References:
     Holm (1979), A simple sequentially rejective multiple test procedure.
@@ -20,25 +20,24 @@ from griffin_eval.report.paired import (
 )
 from griffin_eval.report.results import ReportError, Run, read_samples
 
-LEVEL = 0.05  # probability of a verdict on any task by chance
-POWER = 0.8  # probability that a difference of the stated size is seen
+LEVEL = 0.05  # probability that any task gets a verdict by chance
+POWER = 0.8  # probability of seeing a difference of the stated size
 
 
 class Verdict(NamedTuple):
-    """What a run's samples of a task say against those of another run.
+    """The verdict on a run's samples of a task against another run's.
 
     Attributes:
-        task: lm_eval's name of it.
-        metric: the task's first metric of which a direction is known, with its first filter, by its
-            name in `griffin_eval.report.paired.compared_name`; of a curve its quantity, over all
-            numbers x unless the quantity itself is a metric.
-        items: number of items that both runs have.
-        mean: mean difference, the run minus the other, weighted as the metric is.
-        p: probability of such a difference by chance, corrected for the number of tasks (Holm).
-        detectable: smallest difference that would have been seen with a probability of `POWER`; 0
-            where all clusters moved alike and are not right or wrong, infinite where none would
-            have been: with one cluster, or too few of them for the sign test, if they moved alike
-            or are right or wrong.
+        metric: First metric of the task with a known direction, with its first filter, named by
+            `griffin_eval.report.paired.compared_name`; for a curve its quantity, over all numbers x
+            unless the quantity itself is a metric.
+        items: Number of common items.
+        mean: Mean of the run minus the other run, weighted like the metric.
+        p: p-value, corrected for the number of tasks (Holm).
+        detectable: Smallest difference that is seen with a probability of `POWER`. It is 0 if all
+            clusters moved alike and items are not right or wrong. It is infinite if no difference
+            can be seen: with one cluster, or with too few for the sign test if clusters moved alike
+            or items are right or wrong.
         verdict: ``better``, ``worse`` or ``no difference``.
     """
 
@@ -55,13 +54,11 @@ class Compared(NamedTuple):
     """The items of a task in two runs.
 
     Attributes:
-        task, metric: As in `Verdict`.
-        higher_is_better: Direction of the metric.
-        values: Score of each item in the run, minus that in the other.
+        values: Score of each item in the run, minus that in the other run.
         own: Score of each item in the run.
         weights, clusters: Weight and cluster of each item.
         right_or_wrong: Whether all scores are 0 or 1.
-        binary: Whether besides each item is independent, of weight 1.
+        binary: Whether in addition each item is independent and has weight 1.
     """
 
     task: str
@@ -76,15 +73,10 @@ class Compared(NamedTuple):
 
 
 def verdicts(run: Run, other: Run) -> list[Verdict]:
-    """A verdict for each task of the other run.
-
-    Args:
-        run: the run that is judged.
-        other: what it is compared with.
+    """Return a verdict on ``run`` for each task of ``other``.
 
     Raises:
-        ReportError: a task without samples, without an item that both have, or without a metric of
-            which a direction is known.
+        ReportError: A task has no samples, no common item, or no metric with a known direction.
     """
     compared = compare(run, other)
     tests = [_test(one) for one in compared]
@@ -101,7 +93,7 @@ def verdicts(run: Run, other: Run) -> list[Verdict]:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Holm's correction: p-values of which each may be compared with the level of the family."""
+    """Return p-values with Holm's correction, comparable with the level of the family."""
     corrected, largest = [0.0] * len(p), 0.0
     for rank, index in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
         largest = max(largest, min(1.0, (len(p) - rank) * p[index]))
@@ -110,10 +102,10 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def compare(run: Run, other: Run) -> list[Compared]:
-    """Return the items of each task of the other run, compared.
+    """Return the common items of each task of the other run.
 
     Raises:
-        ReportError: As in `verdicts`.
+        ReportError: See `verdicts`.
     """
     tasks = list(other.samples)
     lacking = [task for task in tasks if task not in run.samples]
@@ -169,10 +161,10 @@ def _compare(run: Run, other: Run, task: str) -> Compared:
 
 
 def _test(one: Compared) -> tuple[float, float]:
-    """The p-value of no difference, and the standard error of the mean difference.
+    """Return the p-value of no difference, and the standard error of the mean difference.
 
-    Items that are right or wrong and independent have McNemar's exact test, others Student's over
-    clusters; where all clusters moved alike, which shows no variance, the exact sign test.
+    Independent items that are right or wrong use McNemar's exact test, others Student's test over
+    clusters. If all clusters moved alike, there is no variance, and the exact sign test applies.
     """
     from scipy import stats
 
@@ -187,19 +179,19 @@ def _test(one: Compared) -> tuple[float, float]:
     if _alike(error, mean):
         return _sign_test(groups), error
     p = float(2 * stats.t.sf(abs(mean) / error, groups - 1))
-    # So few clusters of right or wrong items may be nearly alike by chance.
+    # A few clusters of right or wrong items may be nearly alike by chance.
     return max(p, _sign_test(groups)) if one.right_or_wrong else p, error
 
 
 def _detectable(one: Compared, error: float, tasks: int) -> float:
-    """The smallest difference that is seen at the strictest level of Holm's procedure."""
+    """Return the smallest difference that is seen at the strictest level of Holm's procedure."""
     groups, level = len(set(one.clusters)), LEVEL / tasks
     if groups == 1:
         return math.inf
     if _alike(error, sum(one.values) / sum(one.weights)) and _sign_test(groups) >= level:
         return math.inf
     seen = error * quantiles(groups, level)
-    if one.right_or_wrong:  # so many clusters must change, all to one side, for McNemar's test
+    if one.right_or_wrong:  # McNemar's test needs at least this many changes, all to one side
         seen = max(seen, math.ceil(math.log2(2 / level)) / groups)
         if seen > 1:
             return math.inf
@@ -207,7 +199,7 @@ def _detectable(one: Compared, error: float, tasks: int) -> float:
 
 
 def quantiles(groups: int, level: float) -> float:
-    """Return how many standard errors a difference must have to be seen with `POWER`.
+    """Return the standard errors that a difference must have to be seen with `POWER`.
 
     Args:
         groups: Number of clusters, at least 2.
@@ -219,15 +211,15 @@ def quantiles(groups: int, level: float) -> float:
 
 
 def _alike(error: float, mean: float) -> bool:
-    """Whether all clusters moved alike, but for rounding."""
+    """Return whether all clusters moved alike, up to rounding."""
     return error <= 1e-9 * abs(mean)
 
 
 def _sign_test(groups: int) -> float:
-    """The p-value of so many clusters that all moved to one side."""
+    """Return the p-value of this many clusters that all moved to one side."""
     return min(1.0, 2 * 0.5**groups)
 
 
 def unseen(found: Sequence[Verdict], wanted: float) -> list[Verdict]:
-    """The verdicts of runs that are too small to see a difference as small as is wanted."""
+    """Return the verdicts on samples too small to detect the wanted difference."""
     return [one for one in found if not one.detectable <= wanted]
