@@ -1,71 +1,28 @@
-"""Folders written by transformers and damaged ones: read in full, in place, or refused."""
+"""Folders of safetensors: read and written as transformers does; damaged ones refused."""
 
-import dataclasses
 import json
 import os
 import re
 import struct
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from slow import examples
+from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 
-from griffin_eval.config import GriffinConfig
-from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.containers.container import natural_key
 from griffin_eval.converters.containers.safetensors.reader import open_safetensors
+from griffin_eval.converters.containers.safetensors.writer import SafetensorsWriter
 from griffin_eval.converters.tensors import FLOATS, LazyTensor
 from griffin_eval.errors import CheckpointError
-from griffin_eval.layout import param_specs
 
-CONFIG = GriffinConfig(
-    vocab_size=32,
-    width=16,
-    mlp_width=48,
-    num_heads=2,
-    num_layers=11,  # layers.2 and layers.10
-    lru_width=24,
-    gate_blocks=2,
-    visible_keys=8,
-)
-SPECS = param_specs(CONFIG)
-EMBEDDING = "model.embed_tokens.weight"
 INDEX = "model.safetensors.index.json"
-
-
-@pytest.fixture(scope="session")
-def model():
-    from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
-
-    torch.manual_seed(0)
-    return RecurrentGemmaForCausalLM(
-        RecurrentGemmaConfig(
-            num_hidden_layers=CONFIG.num_layers,
-            vocab_size=CONFIG.vocab_size,
-            hidden_size=CONFIG.width,
-            intermediate_size=2 * CONFIG.mlp_width,
-            num_attention_heads=CONFIG.num_heads,
-            num_key_value_heads=1,
-            lru_width=CONFIG.lru_width,
-            attention_window_size=CONFIG.visible_keys,
-        )
-    )
-
-
-def weights(dtype=torch.float32, **changes):
-    """The tensors of SPECS, small integers; a change of None drops one."""
-    tensors = {n: torch.full(s.shape, i % 7, dtype=dtype) for i, (n, s) in enumerate(SPECS.items())}
-    return {n: t for n, t in (tensors | changes).items() if t is not None}
 
 
 def write(folder: Path, tensors, name="model.safetensors") -> Path:
@@ -98,85 +55,65 @@ def refusal(folder, *fragments: str) -> str:
     """The one sentence with which opening the folder is refused."""
     with pytest.raises(CheckpointError) as caught:
         open_safetensors(folder)
-    return check_message(caught, folder, *fragments)
-
-
-def check_message(caught, folder, *fragments: str) -> str:
     message = str(caught.value)
     for fragment in (str(folder), *fragments):
-        assert fragment in message
-    assert "\n" not in message
+        assert fragment in message, fragment
+    assert "\n" not in message and message.encode()
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
     return message
 
 
-def check(folder: Path) -> None:
-    """Opens a folder as a model of this config."""
-    config = {"model_type": "griffin", **dataclasses.asdict(CONFIG)}
-    (folder / "config.json").write_text(json.dumps(config))
-    Checkpoint(folder).close()
+def in_numpy(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
 
 
-# What transformers writes.
+@pytest.mark.parametrize("max_shard_size", [5 * 10**9, 20_000, 100])
+def test_folders_of_transformers_are_read_and_written(tmp_path, max_shard_size):
+    """Names, split and index are those of transformers, whose folders hold the same tensors."""
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 96, "lru_width": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    config = RecurrentGemmaConfig(num_hidden_layers=11, **sizes, **heads)  # layers 2 and 10
+    model = RecurrentGemmaForCausalLM(config).bfloat16()
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    model.save_pretrained(theirs, max_shard_size=max_shard_size)
+    assert (theirs / INDEX).is_file() == (max_shard_size < 10**9)
+    state = {n: in_numpy(t) for n, t in model.state_dict().items() if n != "lm_head.weight"}
+    with open_safetensors(theirs) as folder:
+        layers = [int(n.split(".")[2]) for n in folder.tensors if n.startswith("model.layers.")]
+        assert layers == sorted(layers) and max(layers) == 10
+        assert {n: t.numpy().tobytes() for n, t in folder.tensors.items()} == {
+            name: array.tobytes() for name, array in state.items()
+        }
+    ours.mkdir()
+    specs = {name: (array.shape, "bfloat16") for name, array in state.items()}
+    with SafetensorsWriter(ours, specs, max_shard_size=max_shard_size) as writer:
+        for name, array in state.items():
+            writer.write(name, [array])
+    files = [
+        {file.name: set(safe_open(file, "np").keys()) for file in folder.glob("*.safetensors")}
+        for folder in (ours, theirs)
+    ]
+    assert files[0] == files[1]
+    assert {name: (ours / name).stat().st_size for name in files[0]} == writer.nbytes
+    assert (ours / INDEX).exists() == (theirs / INDEX).exists()
+    if (ours / INDEX).exists():
+        assert (ours / INDEX).read_text() == (theirs / INDEX).read_text()
+    model.config.save_pretrained(ours)
+    loaded = RecurrentGemmaForCausalLM.from_pretrained(ours, dtype=torch.bfloat16).state_dict()
+    assert all(torch.equal(loaded[name], t) for name, t in model.state_dict().items())
 
 
-@pytest.mark.parametrize("shard_size", ["5GB", "8KB"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_reads_what_transformers_saves(model, tmp_path, dtype, shard_size):
-    model = type(model)(model.config).to(dtype)
-    model.save_pretrained(tmp_path, max_shard_size=shard_size)
-    assert (tmp_path / INDEX).is_file() == (shard_size == "8KB")
-    Checkpoint(tmp_path).close()
-    with open_safetensors(tmp_path) as folder:
-        assert set(folder.tensors) == set(SPECS)
-        for name, expected in model.state_dict().items():
-            if name == "lm_head.weight":
-                continue
-            info = folder.tensors[name]
-            array, tensor = info.numpy(), info.torch()
-            assert info.shape == array.shape == tuple(tensor.shape) == tuple(expected.shape)
-            assert info.nbytes == array.nbytes
-            assert tensor.dtype == dtype
-            assert torch.equal(tensor, expected)
-            bits = expected.contiguous().view(torch.uint8).numpy()
-            assert array.tobytes() == bits.tobytes()
-            if dtype == torch.bfloat16:
-                assert array.dtype == ml_dtypes.bfloat16
-
-
-def test_tensors_are_in_natural_order(tmp_path):
-    with open_safetensors(write(tmp_path, weights())) as folder:
-        names = list(folder.tensors)
-    layers = [int(n.split(".")[2]) for n in names if n.startswith("model.layers.")]
-    assert layers == sorted(layers)
-    assert max(layers) == 10
-    assert natural_key("9" * 5000) > natural_key("8" * 5000)
-
-
-def test_a_lone_safetensors_file_is_the_model(tmp_path):
-    check(write(tmp_path, weights(), "hawk.safetensors"))
-
-
-# Views.
-
-
-def test_numpy_views_are_read_only_and_outlive_the_folder(tmp_path):
-    with open_safetensors(write(tmp_path, {"a": torch.arange(4.0)})) as folder:
-        array, tensor = folder.tensors["a"].numpy(), folder.tensors["a"].torch()
-    assert not array.flags.writeable
-    assert not array.flags.owndata
-    folder.close()  # twice is no error
-    assert array.tolist() == tensor.tolist() == [0, 1, 2, 3]
-
-
-def test_writing_to_a_torch_tensor_never_reaches_the_file(tmp_path):
-    write(tmp_path, {"a": torch.arange(4.0)})
-    before = (tmp_path / "model.safetensors").read_bytes()
-    with open_safetensors(tmp_path) as folder:
-        folder.tensors["a"].torch().add_(1)
-        assert folder.tensors["a"].numpy().tolist() == [0, 1, 2, 3]
-    assert (tmp_path / "model.safetensors").read_bytes() == before
+def test_tensors_begin_at_64_bytes(tmp_path):
+    specs = {"odd": ((3,), "bfloat16"), "one": ((1,), "float64")}
+    specs |= {f"t{i}": ((32 * i,), "bfloat16") for i in range(1, 9)}
+    with SafetensorsWriter(tmp_path, specs) as writer:
+        for name, (shape, dtype) in specs.items():
+            writer.write(name, [np.zeros(shape, dtype)])
+    assert list(writer.shards.values()) == [[*(f"t{i}" for i in range(1, 9)), "one", "odd"]]
+    with open_safetensors(tmp_path) as reader:
+        for name, info in reader.tensors.items():
+            assert info.numpy().ctypes.data % (64 if name.startswith("t") else 8) == 0
 
 
 def test_scalars_empty_and_unaligned_tensors(tmp_path):
@@ -204,77 +141,27 @@ def test_dtypes_without_a_numpy_type(tmp_path):
             folder.tensors["model.a"].numpy()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.slow
-def test_reading_does_not_copy(tmp_path):
-    # In a process of its own: here, the allocator may reuse memory that other tests have freed.
-    write(tmp_path, {"a": torch.ones(50_000_000), "b": torch.ones(10_000_000).bfloat16()})
-    program = """
-        import re, sys
-        import ml_dtypes, numpy, torch
-        from griffin_eval.converters.containers.safetensors.reader import open_safetensors
-
-        def anonymous():
-            with open("/proc/self/status") as status:
-                return int(re.search(r"RssAnon:\\s+(\\d+)", status.read())[1]) // 1024
-
-        torch.ones(2).sum(), numpy.ones(2).sum()
-        folder, before = open_safetensors(sys.argv[1]), anonymous()
-        array, tensor = folder.tensors["a"].numpy(), folder.tensors["a"].torch()
-        assert float(array.sum()) == float(tensor.sum()) == 50_000_000
-        low = folder.tensors["b"].torch()
-        assert low.view(torch.int16).max() == low.view(torch.int16).min()
-        assert folder.tensors["b"].numpy().view("u2").max() == 0x3F80
-        print(anonymous() - before)
-    """
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert int(result.stdout) < 8  # of 220 MB
-
-
-def test_opening_imports_no_framework(tmp_path):
-    write(tmp_path, {"a": torch.ones(2)})
-    program = (
-        "import sys\n"
-        "from griffin_eval.converters.containers.safetensors.reader import open_safetensors\n"
-        "open_safetensors(sys.argv[1]); "
-        "print([m for m in ('torch', 'jax', 'numpy', 'safetensors', 'huggingface_hub') "
-        "if m in sys.modules])"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    assert subprocess.check_output(command, text=True).strip() == "[]"
-
-
 # Folders that hold no model, or two.
 
 
-def test_no_such_folder(tmp_path):
+def test_folders_without_one_model(tmp_path):
+    one, folder = {"x": torch.ones(1)}, tmp_path / "folder"
     refusal(tmp_path / "absent", "expected a folder with model.safetensors, found nothing")
     (tmp_path / "file").write_text("")
     refusal(tmp_path / "file", "found a file")
-
-
-def test_folders_without_safetensors(tmp_path):
-    refusal(tmp_path, "found nothing")
-    (tmp_path / "pytorch_model.bin").write_text("")
-    refusal(tmp_path, "found pytorch_model.bin", "converted")
-
-
-def test_several_files_need_an_index(tmp_path):
-    write(tmp_path, weights(), "a.safetensors")
-    write(tmp_path, weights(), "b.safetensors")
-    refusal(tmp_path, "found only a.safetensors; b.safetensors", INDEX)
-
-
-def test_a_lone_shard_is_not_a_model(tmp_path):
-    write(tmp_path, weights(), "model-00001-of-00002.safetensors")
-    refusal(tmp_path, "found only model-00001-of-00002.safetensors", INDEX)
-    (tmp_path / "one").mkdir()
-    open_safetensors(write(tmp_path / "one", weights(), "model-00001-of-00001.safetensors"))
+    folder.mkdir()
+    refusal(folder, "found nothing")
+    (folder / "pytorch_model.bin").write_text("")
+    refusal(folder, "found pytorch_model.bin", "converted")
+    write(folder, one, "model-00001-of-00002.safetensors")
+    refusal(folder, "found only model-00001-of-00002.safetensors", INDEX)
+    write(folder, one, "b.safetensors")
+    refusal(folder, "found only b.safetensors; model-00001-of-00002.safetensors", INDEX)
+    with open(folder / INDEX, "wb") as file:
+        file.truncate(1 << 40)
+    refusal(folder, "found 1099511627776 bytes, more than the 100000000 that are allowed")
+    for name in ("model-00001-of-00001.safetensors", "hawk.safetensors"):
+        open_safetensors(write(tmp_path / name, one, name))
 
 
 def test_a_single_file_beside_an_index_is_ambiguous(tmp_path):
@@ -284,13 +171,6 @@ def test_a_single_file_beside_an_index_is_ambiguous(tmp_path):
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"x": "model.safetensors"}}))
     with open_safetensors(tmp_path) as folder:
         assert folder.tensors["x"].numpy() == 0
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_unreadable_file(tmp_path):
-    write(tmp_path, weights())
-    (tmp_path / "model.safetensors").chmod(0)
-    refusal(tmp_path, "Permission denied")
 
 
 # Indexes.
@@ -323,13 +203,7 @@ def test_unreadable_file(tmp_path):
 )
 def test_malformed_indexes(tmp_path, text, fragment):
     (tmp_path / INDEX).write_bytes(text)
-    refusal(tmp_path, INDEX, fragment).encode()
-
-
-def test_an_index_that_would_fill_the_memory(tmp_path):
-    with open(tmp_path / INDEX, "wb") as file:
-        file.truncate(1 << 40)
-    refusal(tmp_path, "found 1099511627776 bytes, more than the 100000000 that are allowed")
+    refusal(tmp_path, INDEX, fragment)
 
 
 def test_missing_shards_are_listed_together(tmp_path):
@@ -367,13 +241,6 @@ def test_an_index_may_spell_a_path_in_several_ways(tmp_path):
     weight_map = {"x": "a.safetensors", "y": "./a.safetensors"}
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
     assert set(open_safetensors(tmp_path).tensors) == {"x", "y"}
-
-
-def test_files_may_be_links_as_in_the_hub_cache(tmp_path):
-    (tmp_path / "snapshot").mkdir()
-    write(tmp_path / "blobs", weights(), "0123")
-    (tmp_path / "snapshot" / "model.safetensors").symlink_to("../blobs/0123")
-    check(tmp_path / "snapshot")
 
 
 # Headers.
@@ -415,20 +282,16 @@ def test_files_may_be_links_as_in_the_hub_cache(tmp_path):
     ],
 )
 def test_malformed_headers(tmp_path, header, data, fragment):
-    refusal(write_raw(tmp_path, header, data), "model.safetensors", fragment, "download").encode()
+    refusal(write_raw(tmp_path, header, data), "model.safetensors", fragment, "download")
 
 
-@pytest.mark.parametrize("shape", ["[-0]", "[2, -0]", "[0, -0]"])
-@pytest.mark.parametrize("offsets", ["[0, 0]", "[-0, 0]", "[0, -0]"])
-def test_a_zero_with_a_sign_is_refused_as_by_the_library(tmp_path, shape, offsets):
-    header = f'{{"a": {{"dtype": "U8", "shape": {shape}, "data_offsets": {offsets}}}}}'
-    folder = write_raw(tmp_path, header.encode(), b"")
-    with pytest.raises(SafetensorError), safe_open(folder / "model.safetensors", "np"):
-        pass
-    refusal(folder, "found the number -0, where only integers >= 0 may be")
-    header = f'{{"a": {{"dtype": "U8", "shape": [0], "data_offsets": {offsets}}}}}'
-    if "-" in offsets:
-        refusal(write_raw(tmp_path, header.encode(), b""), "found the number -0")
+def test_a_zero_with_a_sign_is_refused_as_by_the_library(tmp_path):
+    for shape, offsets in (("[2, -0]", "[0, 0]"), ("[0]", "[-0, 0]"), ("[0]", "[0, -0]")):
+        header = f'{{"a": {{"dtype": "U8", "shape": {shape}, "data_offsets": {offsets}}}}}'
+        folder = write_raw(tmp_path, header.encode(), b"")
+        with pytest.raises(SafetensorError), safe_open(folder / "model.safetensors", "np"):
+            pass
+        refusal(folder, "found the number -0, where only integers >= 0 may be")
 
 
 def test_lengths_that_lie(tmp_path):
@@ -447,98 +310,16 @@ def test_lengths_that_lie(tmp_path):
     refusal(tmp_path, "claims 100000001 bytes, more than the 100000000 that are allowed")
 
 
-def test_truncated_files_say_what_is_lost(tmp_path):
-    write(tmp_path, weights())
-    file = tmp_path / "model.safetensors"
-    full = file.stat().st_size
-    os.truncate(file, full - 10)
-    refusal(tmp_path, f"the file is truncated: expected {full} bytes, found {full - 10}")
-
-
-def test_problems_of_all_shards_are_listed_together(tmp_path):
+def test_truncated_shards_are_listed_together_and_say_what_is_lost(tmp_path):
     write_shards(tmp_path, {f"{i}.safetensors": {f"x{i}": torch.ones(4)} for i in range(3)})
-    for i in range(2):
-        file = tmp_path / f"{i}.safetensors"
-        os.truncate(file, file.stat().st_size - 1)
-    refusal(tmp_path, "0.safetensors: the file is truncated", "1.safetensors: the file is")
+    sizes = [(tmp_path / f"{i}.safetensors").stat().st_size for i in range(2)]
+    for i, size in enumerate(sizes):
+        os.truncate(tmp_path / f"{i}.safetensors", size - 1 - i)
+    said = "{}.safetensors: the file is truncated: expected {} bytes, found {}"
+    refusal(tmp_path, *(said.format(i, size, size - 1 - i) for i, size in enumerate(sizes)))
 
 
-# What the config expects.
-
-
-def disagreement(folder: Path, *fragments: str) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        check(folder)
-    return check_message(caught, folder, *fragments)
-
-
-def test_missing_unexpected_and_reshaped_are_listed_together(tmp_path):
-    layer = "model.layers.10.temporal_block"
-    changes = {
-        f"{layer}.linear_x.weight": None,
-        f"{layer}.linear_in.weight": torch.ones(24, 16),
-        "model.layers.2.mlp_block.up_proj.bias": None,
-        "quux": torch.ones(1),
-        "model.final_norm.weight": torch.ones(2, 8),
-        EMBEDDING: torch.ones(32, 16, dtype=torch.int8),
-    }
-    message = disagreement(
-        write(tmp_path, weights(**changes)),
-        f"2 missing ('model.layers.2.mlp_block.up_proj.bias'; '{layer}.linear_x.weight')",
-        f"2 unexpected ('{layer}.linear_in.weight', nearest '{layer}.linear_x.weight'; 'quux')",
-        "1 of another shape ('model.final_norm.weight' is (2, 8), expected (16,))",
-        f"1 of a dtype other than bfloat16, float16, float32, float64 ('{EMBEDDING}' is I8)",
-    )
-    assert "linear_y" not in message
-
-
-def test_long_lists_are_cut(tmp_path):
-    extra = {f"model.layers.{i}.extra": torch.ones(1) for i in range(30)}
-    message = disagreement(write(tmp_path, weights(**extra)), "30 unexpected", "; and 20 more")
-    assert message.index("layers.2.extra") < message.index("layers.9.extra")
-    assert "layers.10.extra" not in message
-
-
-def test_a_bare_model_is_read_if_its_head_is_tied(model, tmp_path):
-    model.model.save_pretrained(tmp_path)
-    checkpoint = Checkpoint(tmp_path)
-    for name, value in model.state_dict().items():
-        if name != "lm_head.weight":
-            assert torch.equal(checkpoint.torch(name), value)
-    config = json.loads((tmp_path / "config.json").read_text()) | {"tie_word_embeddings": False}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="RecurrentGemmaForCausalLM") as caught:
-        Checkpoint(tmp_path)
-    message = str(caught.value)
-    assert f"{len(SPECS)} names lack the prefix 'model.'" in message
-    assert "1 missing ('lm_head.weight')" in message
-    assert "unexpected" not in message
-
-
-def test_output_heads(tmp_path):
-    tensors = weights()
-    head = tensors[EMBEDDING].clone()
-    check(write(tmp_path, tensors | {"lm_head.weight": head}))
-    other = head.clone()
-    other[-1, -1] = -0.0 if other[-1, -1] == 0 else 100
-    for own in (other, head.bfloat16()):
-        checkpoint = Checkpoint(write(tmp_path, tensors | {"lm_head.weight": own}))
-        assert not checkpoint.config.tie_embeddings
-        assert torch.equal(checkpoint.torch("lm_head.weight"), own)
-    folder = write(tmp_path, tensors | {"lm_head.weight": head[:16].clone()})
-    assert "unexpected" not in disagreement(folder, "'lm_head.weight' is (16, ")
-    del tensors[EMBEDDING]
-    folder = write(tmp_path, tensors | {"lm_head.weight": head})
-    checkpoint = Checkpoint(folder)  # one of two tied names is enough
-    assert checkpoint.config.tie_embeddings
-    assert torch.equal(checkpoint.torch(EMBEDDING), head)
-    config = json.loads((folder / "config.json").read_text()) | {"tie_embeddings": False}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=re.escape(f"1 missing ('{EMBEDDING}')")):
-        Checkpoint(folder)
-
-
-# Damage at random: refused, or opened with every tensor where the file has bytes.
+# Any header: refused, or opened with every tensor where the file has bytes.
 
 
 def check_survives(folder: Path) -> None:
@@ -556,54 +337,11 @@ def check_survives(folder: Path) -> None:
                 assert any(name in file.keys() for file in files)
             except SafetensorError as error:  # it must agree, but for what JSON may say elsewhere
                 assert "JSON" in str(error) or "UTF-8" in str(error)
-            try:
-                check(folder)
-            except CheckpointError:
-                pass
-
-
-damage = st.lists(
-    st.tuples(st.floats(0, 1), st.one_of(st.binary(max_size=3), st.sampled_from(b'0129{}[]",: '))),
-    max_size=4,
-)
-
-
-def damaged(content: bytes, changes, end: int) -> bytes:
-    for place, byte in changes:
-        at = int(place * end)
-        if isinstance(byte, int):  # overwritten, else something is inserted
-            content = content[:at] + bytes([byte]) + content[at + 1 :]
-        else:
-            content = content[:at] + byte + content[at:]
-    return content
 
 
 fuzzed = settings(
     max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-
-
-@fuzzed
-@given(changes=damage, cut=st.integers(0, 30))
-@example(changes=[], cut=1)
-def test_random_damage_to_a_header(tmp_path, changes, cut):
-    tensors = {EMBEDDING: torch.ones(4, 2), "b": torch.ones(3).bfloat16(), "c": torch.ones(())}
-    file = write(tmp_path, tensors) / "model.safetensors"
-    content = file.read_bytes()
-    content = damaged(content, changes, len(content))
-    file.write_bytes(content[: len(content) - cut])
-    check_survives(tmp_path)
-
-
-@fuzzed
-@given(changes=damage, cut=st.integers(0, 3))
-def test_random_damage_to_an_index(tmp_path, changes, cut):
-    shards = {"a.safetensors": {"x": torch.ones(1)}, "b.safetensors": {"y": torch.ones(1)}}
-    index = write_shards(tmp_path, shards) / INDEX
-    content = index.read_bytes()
-    content = damaged(content, changes, len(content))
-    index.write_bytes(content[: len(content) - cut])
-    check_survives(tmp_path)
 
 
 scalars = st.one_of(
