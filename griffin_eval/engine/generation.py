@@ -48,21 +48,18 @@ def generate(
     and every prompt has its own random numbers, so the continuation of a prompt does not depend on
     the rest of the batch.
 
+    The first failing prompts are named by `NotFinite` after ``on_result`` was called for the
+    others, and a prompt that does not fit into memory alone by `MemoryError`.
+
     Args:
         eos_ids: Tokens that end a continuation; they are not part of it.
         seed: Seed of the random numbers; every prompt has its own stream.
         subset: Indices of the prompts to continue; None for all.
-        should_stop: Function of a prompt's index and its new tokens, called after each new token;
-            True ends the continuation.
+        should_stop: Function of a prompt's index and its new tokens, called after each new token.
         on_result: Function of a prompt's index and all its new tokens.
         describe: Function that names a prompt by its index, for error messages.
         cache: Cache of states on disk to start from.
         progress: Function of the number of prompt tokens that were read for the first time.
-
-    Raises:
-        NotFinite: Logits of some prompts are NaN. Raised after ``on_result`` was called for the
-            others; if many prompts fail, the search for them stops early.
-        MemoryError: Not even one prompt at a time fits into memory; the message names it.
     """
     begin = time.perf_counter()
     stats = Stats()

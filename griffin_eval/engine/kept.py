@@ -66,10 +66,8 @@ def _cut(first: Edge, cache: StateCache) -> None:
 
 
 def _needed(edge: Edge, roots: list[Edge]) -> bool:
-    """Return whether an edge has to be read for its own targets or for edges below it.
-
-    Appends edges with a state on disk to ``roots`` if edges below them have to be read.
-    """
+    """Return whether an edge has to be read for its own targets or for edges below it. Edges with a
+    state on disk are appended to ``roots`` if edges below them have to be read."""
     order, pending = [], [edge]
     while pending:
         one = pending.pop()

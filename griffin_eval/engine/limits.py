@@ -9,17 +9,11 @@ COPIED_STATES = 1 << 29  # maximum bytes of the states in a step, 512 MiB
 
 
 class Limits(NamedTuple):
-    """Upper limits of one step and of the states in memory.
-
-    Attributes:
-        tokens: Maximum number of tokens read by a step.
-        rows: Maximum number of edges read, or documents continued, by a step.
-        state_bytes: Memory in bytes for states that are kept between steps (at least one state is
-            kept); None for 25% of the free memory.
-    """
+    """Maximum size of a step, and maximum bytes of the states that are kept between steps (at least
+    one state is kept); None for 25% of the free memory."""
 
     tokens: int
-    rows: int
+    rows: int  # edges that a step reads, or documents that it continues
     state_bytes: int | None = None
 
     def halved(self) -> "Limits":
@@ -37,14 +31,10 @@ class Limits(NamedTuple):
 
 
 def limits_for(runner: Runner, state_bytes: int | None = None, most: int | None = None) -> Limits:
-    """Return the fastest limits for a model on this device, independent of the requests.
+    """Return the fastest limits for a model on this device, with at most ``most`` rows.
 
     Choose them once for a loaded model: the same requests are then read in the same steps and get
     bit-identical results, however much memory is free later.
-
-    Args:
-        state_bytes: Memory for states; None for 25% of the memory that is free now.
-        most: Maximum number of rows.
     """
     budget = runner.free_memory() // 4 if state_bytes is None else state_bytes
     rows = runner.step_rows if most is None else min(most, runner.step_rows)

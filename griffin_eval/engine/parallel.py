@@ -105,16 +105,10 @@ def generate(
 
 
 def divide(paths: Sequence[np.ndarray], more: Sequence[int], parts: int) -> list[np.ndarray]:
-    """Divide sequences so that the largest number of tokens in a part is minimal.
+    """Return the indices of parts of sequences whose largest number of tokens to read is minimal.
 
-    A part is a range of the radix tree's leaves, and reads the edges above them once.
-
-    Args:
-        paths: int32 arrays of the tokens that are read.
-        more: Cost of each sequence beyond that, such as the tokens to generate.
-
-    Returns:
-        Indices of each part in increasing order; some parts may be empty.
+    A part is a range of the radix tree's leaves, and reads the edges above them once. It may be
+    empty. ``more`` is a cost of each sequence beyond reading, such as its tokens to generate.
     """
     ranked = order(paths)
     alone = [len(paths[i]) + more[i] for i in ranked]  # cost if the sequence begins a part

@@ -11,21 +11,13 @@ from griffin_eval.runners.protocol import Runner
 
 
 class Part(NamedTuple):
-    """Tokens of one edge that a step reads.
+    """Tokens of one edge that a step reads."""
 
-    Attributes:
-        edge: The caller's object for the edge.
-        tokens: int32 [N] token ids.
-        source: Slot of the state before the tokens; -1 at the start of a document.
-        target: Slot for the state after the tokens; -1 to discard it.
-        ablation: Value of the `griffin_eval.engine.tree.Ablation` of the state before the tokens.
-    """
-
-    edge: Any
-    tokens: np.ndarray
-    source: int
-    target: int
-    ablation: int = 0
+    edge: Any  # the caller's object
+    tokens: np.ndarray  # int32 [N]
+    source: int  # slot of the state before the tokens; -1 at the start of a document
+    target: int  # slot for the state after the tokens; -1 to discard it
+    ablation: int = 0  # `griffin_eval.engine.tree.Ablation` before the tokens
 
 
 class Pool:
@@ -37,9 +29,6 @@ class Pool:
         most: Maximum number of slots.
         capacity: Maximum number of tokens of a document, padded.
         on_evicted: Function of the edge whose state is evicted.
-
-    Attributes:
-        states: The runner's opaque pool of states.
     """
 
     def __init__(
@@ -70,12 +59,8 @@ class Pool:
         return self._held.get(edge, self._pinned.get(edge, -1))
 
     def take(self, spared: Callable[[], Collection[Any]] = tuple) -> int | None:
-        """Return a slot to write; None if all slots are being written or spared.
-
-        Args:
-            spared: Function that returns edges whose states must stay; called only if a state has
-                to be evicted.
-        """
+        """Return a slot to write; None if all slots are being written or hold states of the edges
+        that ``spared``, which is called only if necessary, returns."""
         if self._free or self._grow():
             return self._free.pop()
         kept = spared()
@@ -123,16 +108,10 @@ class Pool:
         return True
 
     def read(self, parts: Sequence[Part], filler: int = 0) -> tuple[Any, np.ndarray]:
-        """Read parts of edges in one step.
+        """Read parts of distinct edges, and ``filler`` padding tokens, in one step.
 
         A part may write to the slot that an earlier part reads, but not to that of a later part.
-
-        Args:
-            parts: Parts of distinct edges.
-            filler: Number of padding tokens after them.
-
-        Returns:
-            Hidden vectors, and int [P], the index of each part's first hidden vector.
+        Returns hidden vectors, and int [P], the index of each part's first one.
         """
         extra = [Part(None, np.zeros(filler, np.int32), -1, -1)] if filler else []
         every = [*parts, *extra]

@@ -19,11 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 class ActiveEdge:
-    """An edge that is being read.
+    """An edge that is being read, from its first token on. Positions are indices in ``edge.path``.
 
     Attributes:
-        position: Index in ``edge.path`` of the next token to read.
-        scored: Index in ``edge.path`` up to which the edge was read before its state was lost.
+        scored: Position up to which the edge was read before its state was lost.
         begun: Whether it has taken its parent's state.
         slot: Slot of its state in the pool; -1 while it has none.
     """
@@ -60,9 +59,6 @@ class Reader:
     alive. A step reads up to ``limits.tokens`` tokens of up to ``limits.rows`` edges. The state at
     the end of an edge is kept until the last of its children has begun. If all slots are taken, the
     least recently used state is evicted, and computed again when it is needed.
-
-    Attributes:
-        pool: States at the ends of edges.
 
     Args:
         capacity: Length in tokens of the longest sequence.
@@ -112,12 +108,8 @@ class Reader:
     def fill(self, ends: int = 0) -> list[tuple[int, int]]:
         """Activate edges from the stack until a step is full.
 
-        Args:
-            ends: Maximum number of finished sequences to return.
-
-        Returns:
-            Index of each sequence that has been read to its end, and the slot of its state (-1 for
-            a sequence without tokens), valid until the next step.
+        Returns at most ``ends`` finished sequences: the index of each, and the slot of its state
+        (-1 for a sequence without tokens), valid until the next step.
         """
         reached: list[tuple[int, int]] = []
         planned = sum(active.left for active in self._active)
@@ -170,11 +162,8 @@ class Reader:
         return True
 
     def step(self) -> None:
-        """Read the next tokens of the active edges; halve the limits if memory runs out.
-
-        Raises:
-            MemoryError: Not even the smallest step fits into memory; the message names a sequence.
-        """
+        """Read the next tokens of the active edges; halve the limits if memory runs out. The
+        MemoryError of the smallest step names a sequence."""
         if not self._active:
             return
         try:

@@ -22,12 +22,7 @@ def read(
 ) -> dict[str, np.ndarray]:
     """Return the state before the last token of int32 [N] ids, N >= 2, as `SavedState` tensors.
 
-    Args:
-        progress: Function of the number of tokens that were read.
-
-    Raises:
-        MemoryError: Not even the smallest step fits into memory.
-        NotFinite: The state holds NaN or infinity.
+    Raises MemoryError if not even the smallest step fits, and NotFinite for a NaN or infinity.
     """
     reader = Reader(
         runner,

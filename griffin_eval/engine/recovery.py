@@ -14,12 +14,8 @@ logger = logging.getLogger(__name__)
 def smaller(limits: Limits, error: BaseException, what: str) -> Limits:
     """Return halved limits after a step ran out of memory.
 
-    Args:
-        error: Error of the step; raised again if it has another cause.
-        what: Name of the request, for the error message.
-
-    Raises:
-        MemoryError: The limits cannot get smaller.
+    Raises the error again if it has another cause, and a MemoryError about ``what`` if the limits
+    cannot get smaller.
     """
     if not is_out_of_memory(error):
         raise error
@@ -40,13 +36,8 @@ def not_finite_alone(
     A NaN may come from another request in the same step, so halves of the suspects are read again,
     recursively.
 
-    Args:
-        suspects: Indices of requests whose results were not finite.
-        read: Function that reads requests and returns those whose results are not finite.
-
-    Returns:
-        Indices of requests that fail alone, and whether there may be more: the search stops after
-        `PATIENCE` of them.
+    ``read`` returns the indices whose results are not finite. Returns the indices that fail alone,
+    and whether there may be more: the search stops after `PATIENCE` of them.
     """
     failed: list[int] = []
     pending = _halves(suspects)

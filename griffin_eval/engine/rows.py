@@ -19,14 +19,7 @@ class Row(NamedTuple):
 
 
 class Rows:
-    """A decoding batch whose rows are free or continue one document each.
-
-    Args:
-        capacity: Maximum number of tokens of a document, padded.
-
-    Attributes:
-        taken: Documents by row number.
-    """
+    """A decoding batch whose rows are free or continue one document each of ``capacity`` tokens."""
 
     def __init__(self, runner: Runner, count: int, capacity: int):
         self._runner, self._count = runner, count
@@ -45,12 +38,8 @@ class Rows:
         return [row.owner for row in self.taken.values()]
 
     def put(self, pool: Pool, slots: Sequence[int], documents: Sequence[Row]) -> None:
-        """Start to continue documents, at most as many as there are free rows.
-
-        Args:
-            slots: Slots in ``pool`` of the state before each document's last token; -1 for a
-                document of one token.
-        """
+        """Start to continue documents, at most as many as there are free rows. ``slots`` of the
+        pool hold the state before each document's last token; -1 for a document of one token."""
         rows = self.free[: len(documents)]
         self._insert(pool, rows, slots)
         for row, document in zip(rows, documents, strict=True):
@@ -66,12 +55,8 @@ class Rows:
         self.taken = {n: row for n, row in self.taken.items() if row.owner != owner}
 
     def step(self) -> tuple[Any, dict[int, int]]:
-        """Read the last token of every document and choose the next.
-
-        Returns:
-            Hidden vectors by row number, and the chosen token by row number; -1 where logits are
-            NaN.
-        """
+        """Read the last token of every document and choose the next. Returns hidden vectors, and
+        the chosen token by row number; -1 where logits are NaN."""
         rows = sorted(self.taken)
         active = np.zeros(self._count, np.int64)
         active[rows] = 1

@@ -8,28 +8,18 @@ from griffin_eval.errors import ArgumentError
 
 
 class Sampling(NamedTuple):
-    """Sampling parameters.
+    """Sampling parameters."""
 
-    Attributes:
-        temperature: Divisor of the logits; 0 takes the most likely token.
-        top_k: Number of most likely tokens to choose from; 0 or less for all.
-        top_p: Total probability of the most likely tokens to choose from, at least one of them.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
+    temperature: float = 0.0  # divisor of the logits; 0 takes the most likely token
+    top_k: int = 0  # number of most likely tokens to choose from; 0 or less for all
+    top_p: float = 1.0  # total probability of the most likely tokens to choose from
 
 
 GREEDY = Sampling()
 
 
 def checked(sampling: Sampling) -> Sampling:
-    """Return sampling parameters after checking their ranges.
-
-    Raises:
-        ArgumentError: A parameter is out of range.
-    """
+    """Return sampling parameters, or raise ArgumentError if one is out of range."""
     if not 0 <= sampling.temperature < np.inf:
         raise ArgumentError(f"expected a temperature of at least 0, not {sampling.temperature}")
     if not 0 <= sampling.top_p <= 1:

@@ -18,19 +18,12 @@ from griffin_eval.states.state_cache import StateCache
 
 
 class Scored(NamedTuple):
-    """Scores of the N scored tokens of a sequence.
+    """Scores of the N scored tokens of a sequence. Logarithms are in nats."""
 
-    Attributes:
-        logprobs: float64 [N], log-probabilities in nats.
-        greedy: bool [N], whether each token was the most likely one.
-        ranks: int64 [N], 1 plus the number of more likely tokens.
-        entropies: float64 [N], entropy of each prediction in nats.
-    """
-
-    logprobs: np.ndarray
-    greedy: np.ndarray
-    ranks: np.ndarray | None = None
-    entropies: np.ndarray | None = None
+    logprobs: np.ndarray  # float64 [N]
+    greedy: np.ndarray  # bool [N], whether each token was the most likely one
+    ranks: np.ndarray | None = None  # int64 [N], 1 plus the number of more likely tokens
+    entropies: np.ndarray | None = None  # float64 [N], entropy of each prediction
 
 
 class NotFinite(BadInput):
@@ -47,14 +40,7 @@ def cause_of_not_finite(dtype: str) -> str:
 def not_finite(
     what: str, named: Sequence[str], of: int, dtype: str, more: bool = False
 ) -> NotFinite:
-    """Return the error for requests whose results are not finite.
-
-    Args:
-        what: Kind of results, in the plural.
-        named: Description of each failing request.
-        of: Number of all requests.
-        more: Whether there may be other failing requests.
-    """
+    """Return the error for ``named`` requests among ``of``; ``more`` means that others may fail."""
     count = f"{'at least ' * more}{len(named)} of {of}"
     return NotFinite(
         f"{count} {what} are NaN or infinite: {'; '.join(named)}; {cause_of_not_finite(dtype)}"
@@ -79,6 +65,9 @@ def score(
     most ``limits.state_bytes``, a step reads at most ``limits.tokens`` tokens, and logits are
     computed only where a token is scored.
 
+    The first failing sequences are named by `NotFinite` after ``on_result`` was called for the
+    others, and a sequence that does not fit into memory alone by `MemoryError`.
+
     Args:
         softmax_dtype: Dtype in which logits are normalised.
         on_result: Function of a sequence's index and scores, called as soon as they are complete.
@@ -86,11 +75,6 @@ def score(
         describe: Function that names a sequence by its index, for error messages.
         details: Whether to compute ranks and entropies.
         cache: Cache of states on disk to start from.
-
-    Raises:
-        NotFinite: Some scores are NaN or infinite. Raised after ``on_result`` was called for the
-            others; if many sequences fail, the search for them stops early.
-        MemoryError: Not even the smallest step fits into memory; the message names a sequence.
     """
     begin = time.perf_counter()
     scorer = _Scorer(

@@ -65,19 +65,12 @@ def ablation_of(path: np.ndarray) -> np.ndarray:
 
 
 class Targets(NamedTuple):
-    """A run of adjacent targets of one sequence on one edge.
+    """A run of adjacent targets of one sequence on one edge."""
 
-    Attributes:
-        start: Index on the edge of the token that predicts the first target.
-        end: Index on the edge of the token that predicts the last target, plus one.
-        sequence: Index of the sequence.
-        place: Index of the first target among that sequence's scored tokens.
-    """
-
-    start: int
-    end: int
+    start: int  # index on the edge of the token that predicts the first target
+    end: int  # index on the edge of the token that predicts the last target, plus one
     sequence: int
-    place: int
+    place: int  # index of the first target among the sequence's scored tokens
 
 
 class Edge:
@@ -122,17 +115,11 @@ class Edge:
 
 
 class Tree(NamedTuple):
-    """A radix tree.
-
-    Attributes:
-        roots: Edges at the root.
-        tokens: Total length of all edges if every shared prefix is one edge.
-        repeated: Tokens of short edges near the root that are repeated in each of their children.
-    """
+    """A radix tree."""
 
     roots: list[Edge]
-    tokens: int
-    repeated: int
+    tokens: int  # total length of all edges if every shared prefix is one edge
+    repeated: int  # tokens of short edges near the root that their children repeat
 
 
 def build(sequences: Sequence[Scorable]) -> Tree:
@@ -164,11 +151,8 @@ def build_prompts(prompts: Sequence[Sequence[int] | np.ndarray]) -> Tree:
 
 
 def _grow(paths: list[np.ndarray], *, merge: bool) -> tuple[Edge, list[Edge]]:
-    """Return an empty root edge of all paths, and the edge on which each path ends.
-
-    Args:
-        merge: Whether an edge may continue past the end of a path if only one other path does.
-    """
+    """Return an empty root edge of all paths, and the edge on which each path ends. With ``merge``,
+    an edge may continue past the end of a path if only one other path does."""
     root = Edge(np.empty(0, np.int32), 0, 0, None)
     stack, previous = [root], root.path
     ends = [root] * len(paths)
@@ -203,15 +187,10 @@ def _rooted(root: Edge) -> Tree:
 
 
 def _dissolve(root: Edge, most: int) -> int:
-    """Repeat the tokens of short edges in each of their children, edges next to the root first.
+    """Repeat up to ``most`` tokens of short edges in each of their children, from the root on.
 
-    Otherwise an edge such as BOS alone is a step of its own, for which all others wait.
-
-    Args:
-        most: Maximum number of tokens to repeat.
-
-    Returns:
-        Number of tokens that are repeated.
+    Otherwise an edge such as BOS alone is a step of its own, for which all others wait. Returns the
+    number of repeated tokens.
     """
     left, level = most, [root]
     while left > 0 and level:

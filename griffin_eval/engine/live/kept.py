@@ -23,11 +23,8 @@ def place(
     ``keep`` if a state there saves `LEAST` tokens. The tree is also cut at the prompt's own last
     cacheable beginning, so that its state is available to prompts that continue it.
 
-    Args:
-        most: Maximum length of a beginning to start from; longer beginnings qualify only if their
-            log-probabilities are on disk.
-        softmax_dtype: Dtype of those log-probabilities.
-        held: Edges of the tree whose states are in memory.
+    Beginnings of more than ``most`` tokens qualify only if their log-probabilities are on disk.
+    ``held`` contains the edges whose states are in memory.
 
     Returns:
         The longest beginning on disk and the edge at whose end its state belongs; None if there is
@@ -62,12 +59,8 @@ def place(
 def learn(
     path: list[LiveEdge], cache: StateCache, beginning: Beginning, top: int, softmax_dtype: str
 ) -> bool:
-    """Load the log-probabilities of a beginning into a path; return whether they were on disk.
-
-    Args:
-        path: Edges of a prompt with this beginning.
-        top: Number of most likely tokens needed in the place of each token.
-    """
+    """Load the log-probabilities of a beginning, and of the ``top`` most likely tokens, into a
+    prompt's path; return whether they were on disk."""
     scores = cache.load_scores(beginning.scores_key(softmax_dtype), beginning.tokens)
     if scores is None or scores["top_tokens"].shape[1] < top:
         return False

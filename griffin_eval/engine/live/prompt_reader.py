@@ -37,9 +37,7 @@ class PromptReader:
     Args:
         slots: Size of the pool, saved states included.
         capacity: Maximum number of tokens of a document, which global attention needs.
-        softmax_dtype: Dtype in which logits are normalised.
         saved: Saved states by name, which requests can continue.
-        counts: Counters, updated in place.
         tree_bytes: Memory limit in bytes for the tree's tokens and their log-probabilities.
         cache: Folder of states on disk that are read and added to.
 
@@ -128,12 +126,8 @@ class PromptReader:
         return ready, list(edges)
 
     def read(self, edges: list[LiveEdge], pause: float | None) -> bool:
-        """Read parts of some edges in one step; return whether any could be read.
-
-        Args:
-            edges: Edges from `needs`.
-            pause: Maximum seconds that decoding may wait; None if nothing is being decoded.
-        """
+        """Read parts of edges from `needs` in one step, during which decoding may wait ``pause``
+        seconds (None: nothing is decoded); return whether any could be read."""
         self._at_work = set()
         parts = self._parts(edges, pause) if edges else []
         if parts:

@@ -12,32 +12,20 @@ MOST_TOP = 20  # maximum number of most likely tokens that a request can ask for
 
 
 class PromptScores(NamedTuple):
-    """Scores of the tokens of a prompt from `Request.score_from` on.
+    """Scores of the tokens of a prompt from `Request.score_from` on. Logarithms are in nats."""
 
-    Attributes:
-        logprobs: float64 [N], log-probabilities in nats.
-        top_tokens: int64 [N, K], the most likely tokens in the place of each token.
-        top_logprobs: float64 [N, K], log-probabilities of ``top_tokens``.
-    """
-
-    logprobs: np.ndarray
-    top_tokens: np.ndarray
-    top_logprobs: np.ndarray
+    logprobs: np.ndarray  # float64 [N]
+    top_tokens: np.ndarray  # int64 [N, K], the most likely tokens in the place of each token
+    top_logprobs: np.ndarray  # float64 [N, K]
 
 
 class NewToken(NamedTuple):
-    """A generated token.
-
-    Attributes:
-        ends: Whether the token ends a text (EOS).
-        logprob: Log-probability in nats; None unless requested.
-        top_tokens, top_logprobs: [K], the most likely tokens in its place.
-    """
+    """A generated token, with scores in nats if they were requested."""
 
     id: int
-    ends: bool
+    ends: bool  # whether it is EOS
     logprob: float | None
-    top_tokens: np.ndarray
+    top_tokens: np.ndarray  # [K], the most likely tokens in its place
     top_logprobs: np.ndarray
 
 
@@ -53,35 +41,23 @@ class Listener(Protocol):
         ...
 
     def done(self, reason: str, error: Exception | None) -> None:
-        """Receive the end of the answer.
-
-        Args:
-            reason: ``stop``, ``length``, ``cancelled`` or ``error``.
-            error: Cause if the reason is ``error``.
-        """
+        """Receive the end: reason ``stop``, ``length``, ``cancelled``, or ``error`` with its
+        cause."""
         ...
 
 
 @dataclass(eq=False)
 class Request:
-    """A request to a model.
+    """A request to a model."""
 
-    Attributes:
-        tokens: int32 [N] prompt ids, N >= 1.
-        score_from: Index of the first prompt token to score, at least 1; None to score none.
-        top: Number of most likely tokens to return with each token, at most `MOST_TOP`; None for no
-            log-probabilities of new tokens.
-        start: Name of the saved state that the prompt continues.
-    """
-
-    tokens: np.ndarray
+    tokens: np.ndarray  # int32 [N] prompt ids, N >= 1
     listener: Listener
-    score_from: int | None = None
-    top: int | None = None
+    score_from: int | None = None  # index >= 1 of the first prompt token to score
+    top: int | None = None  # number of most likely tokens to return; None for no logprobs
     max_new_tokens: int = 0
     sampling: Sampling = GREEDY
     seed: tuple[int, int] = (0, 0)
-    start: str | None = None
+    start: str | None = None  # name of the saved state that the prompt continues
     # Fields that the scheduler sets:
     new: list[int] = field(default_factory=list, repr=False)
     cancelled: bool = field(default=False, repr=False)

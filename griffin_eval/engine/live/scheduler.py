@@ -97,11 +97,7 @@ class Scheduler:
         self._thread.start()
 
     def add(self, request: Request) -> None:
-        """Add a request.
-
-        Raises:
-            RuntimeError: The scheduler has been closed.
-        """
+        """Add a request, or raise RuntimeError if the scheduler has been closed."""
         with self._changed:
             if self._closing:
                 raise RuntimeError("the scheduler has ended")

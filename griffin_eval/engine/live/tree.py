@@ -137,10 +137,8 @@ class LiveEdge:
 
 
 def insert(root: LiveEdge, tokens: np.ndarray) -> LiveEdge:
-    """Return the edge at whose end a sequence of at least one token ends.
-
-    An edge is added or cut if necessary.
-    """
+    """Return the edge at whose end a sequence of at least one token ends, adding or cutting one if
+    necessary."""
     edge, depth = root, 0
     while depth < len(tokens):
         child = edge.children.get(int(tokens[depth]))
