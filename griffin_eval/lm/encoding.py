@@ -16,16 +16,11 @@ EncodedPair = tuple[tuple[str, str], Sequence[int] | np.ndarray, Sequence[int] |
 
 
 class Encoding(NamedTuple):
-    """Tokenisation of requests.
-
-    Attributes:
-        add_bos: Whether a context starts with exactly one BOS.
-        prefix_token_id: Token that precedes the continuation of an empty context.
-    """
+    """Tokenisation of requests."""
 
     tokenizer: Tokenizer
-    add_bos: bool
-    prefix_token_id: int
+    add_bos: bool  # whether a context starts with exactly one BOS
+    prefix_token_id: int  # the token before the continuation of an empty context
 
     def pairs(self, pairs: Sequence[tuple[str, str]]) -> list[EncodedPair]:
         """Return each pair with the ids of both texts, equal to those of lm_eval's

@@ -25,11 +25,8 @@ class GenerationArguments(NamedTuple):
 
 
 def read_generation_arguments(given: dict[str, Any]) -> GenerationArguments:
-    """Return the arguments of one request. Arguments of hf's model with neutral values are allowed.
-
-    Raises:
-        ArgumentError: An argument is unsupported, or its value is invalid.
-    """
+    """Return the arguments of one request. Arguments of hf's model with neutral values are allowed;
+    others raise ArgumentError."""
     stated = {name: value for name, value in given.items() if value is not None}
     for name in _LENGTHS & stated.keys():
         positive_integer(name, stated[name])

@@ -38,10 +38,8 @@ TABLES = "griffin-json-"
 
 @functools.cache
 def guard_files() -> None:
-    """Make lm-eval check a ``--use_cache`` file before it is opened, and write results atomically.
-
-    Other models than this package's are not affected.
-    """
+    """Make lm-eval check ``--use_cache`` files before it opens them, and write results atomically,
+    for this package's model only."""
     opening = CachingLM.__init__
 
     @functools.wraps(opening)
@@ -59,12 +57,9 @@ def guard_files() -> None:
 
 
 def check_cache(path: str | Path) -> None:
-    """Check that a cache file can be read and written, if it exists.
+    """Refuse a cache file that cannot be read and written, or is of an earlier version.
 
     Sqlite rolls back what a killed process left half-written.
-
-    Raises:
-        ArgumentError: It cannot be used, or an earlier version of this package wrote it.
     """
     if not Path(path).exists():
         return
@@ -111,11 +106,8 @@ def _encode(answer: Any) -> bytes:
 
 
 def _decode(path: str, content: bytes) -> Any:
-    """Return an answer: (log-likelihood, greedy), a log-likelihood, or text.
-
-    Raises:
-        ArgumentError: The content is no such answer, or not finite.
-    """
+    """Return an answer: (log-likelihood, greedy), a log-likelihood, or text. Other content raises
+    ArgumentError."""
     with contextlib.suppress(ValueError, RecursionError):
         match json.loads(content):
             case [float(total), bool(greedy)] if math.isfinite(total):

@@ -192,11 +192,8 @@ class GriffinLM(GatheringLM, TemplateLM):
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Return the log-likelihood of whole documents in nats, as `TokenScores`.
-
-        Each is read in one stream after exactly one prefix token (BOS), whatever its length: there
-        are no windows, and BOS itself is not scored.
-        """
+        """Return the log-likelihood of whole documents in nats, as `TokenScores`: each is read in
+        one stream without windows, after one prefix token (BOS) that is not scored."""
         if self._chunks is not None:
             raise no_question("loglikelihood_rolling")
         texts = [request.args[0] for request in requests]

@@ -15,14 +15,9 @@ logger = logging.getLogger(__name__)
 
 
 class GatheringLM:
-    """The distributed methods of an lm-eval model.
+    """The distributed methods of an lm-eval model."""
 
-    Attributes:
-        stats: Counts of this process.
-        others: Counts of the other processes at the last `barrier`.
-    """
-
-    stats: Stats
+    stats: Stats  # counts of this process
     _group: "Group | None" = None
 
     def join(self, launch: Launch, framework: str) -> None:

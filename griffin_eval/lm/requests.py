@@ -30,12 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Requests:
-    """Converts the requests for a model to inputs of the engine.
-
-    Attributes:
-        max_length: Length in tokens that contexts are cut to.
-        warned: Warnings that were logged; each is logged once.
-    """
+    """Converts the requests for a model to inputs of the engine."""
 
     def __init__(self, model: OpenModel):
         encoding = Encoding if model.state is None else EncodingAfterState
@@ -79,9 +74,7 @@ class Requests:
         A tokenizer can merge a continuation into the last token of its context, which leaves no
         token to score. Such a continuation is encoded separately, so that every choice of a
         document is scored on the same context; ``stats`` counts it.
-
-        Raises:
-            ArgumentError: A continuation is empty, or merged with ``on_merge=error``.
+        Raises ArgumentError for an empty continuation, or a merged one with ``on_merge=error``.
         """
         arguments: list[Any] = [request.args for request in requests]
         encoded = list(self.encoding.pairs([each[:2] for each in arguments]))
@@ -168,9 +161,6 @@ def ablations_of(requests: Sequence[Instance]) -> list[Ablation]:
     convolutions, which start again from zero; or ``attention``, the keys and values of all tokens
     before. Other memory and positions are kept. Every scored token is predicted without the cleared
     memory.
-
-    Raises:
-        ArgumentError: A third argument is unknown.
     """
     arguments: list[Any] = [request.args for request in requests]
     names = [name for _, _, name in arguments]

@@ -82,10 +82,8 @@ def fingerprint(model: OpenModel) -> str:
 def model_info(
     model: OpenModel, stats: Stats, others: Sequence[Stats], processes: int
 ) -> dict[str, Any]:
-    """Return what results.json records of a model and of the work so far; see `measured`.
-
-    The work is logged too, since lm_eval calls this at the end of a run.
-    """
+    """Return, and log, what results.json records of a model and of the work so far; see `measured`.
+    lm_eval calls this at the end of a run."""
     work = measured(model.runners, stats, others, processes)
     logger.info(
         "griffin: %d tokens requested, %d computed (%.3g times fewer), %d states evicted, "

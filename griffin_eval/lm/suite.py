@@ -42,30 +42,19 @@ SETTINGS = (  # lm_eval's names of the settings that prompts and answers depend 
 
 
 class Suite(NamedTuple):
-    """The content of a suite file.
+    """The content of a suite file."""
 
-    Attributes:
-        settings: Settings by the names of `SETTINGS`, as lm_eval's command line parses them.
-        versions: Versions of libraries, by name.
-        tasks: ``version``, ``requests`` and ``sha256`` of each task, by name.
-    """
-
-    settings: dict[str, Any]
-    versions: dict[str, str]
-    tasks: dict[str, dict[str, Any]]
+    settings: dict[str, Any]  # values of `SETTINGS`, as lm_eval's command line parses them
+    versions: dict[str, str]  # versions of libraries
+    tasks: dict[str, dict[str, Any]]  # ``version``, ``requests`` and ``sha256`` by task
 
 
 def run_frozen(arguments: Sequence[str], *, suite: Path | None, freeze: Path | None) -> None:
-    """Run lm_eval on a suite, or write one.
+    """Run lm_eval on the suite file ``suite``, or write the file ``freeze`` after the run.
 
-    Args:
-        arguments: Arguments of ``lm_eval run``; with ``suite`` none of `SETTINGS`.
-        suite: Suite file to run.
-        freeze: Suite file to write after the run.
-
-    Raises:
-        BadInput: Something differs from the suite (the message names it), a file is no suite or
-            exists already, or an argument conflicts with the suite.
+    ``arguments`` are those of ``lm_eval run``; with ``suite`` none of `SETTINGS`. Raises BadInput
+    if something differs from the suite, a file is no suite or exists already, or an argument
+    conflicts with the suite.
     """
     if suite is not None and freeze is not None:
         raise ArgumentError("--suite runs a suite and --freeze writes one: give one of them")
@@ -129,11 +118,7 @@ def _execute_pinned(
 
 
 def read_suite(path: Path) -> Suite:
-    """Return a suite that `run_frozen` wrote.
-
-    Raises:
-        BadInput: It cannot be read, or is no suite.
-    """
+    """Return a suite that `run_frozen` wrote, or raise BadInput."""
     content = read_json(path)
     try:
         if content[_KEY] != LAYOUT:

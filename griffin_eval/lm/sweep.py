@@ -48,57 +48,35 @@ SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_rando
 
 
 class Target(NamedTuple):
-    """A checkpoint to evaluate.
+    """A checkpoint to evaluate."""
 
-    Attributes:
-        name: Name of its folder of results.
-        pretrained: Path or hub id, as in ``--model_args``.
-        revision: Revision of a hub id.
-    """
-
-    name: str
-    pretrained: str
+    name: str  # name of its folder of results
+    pretrained: str  # path or hub id, as in ``--model_args``
     revision: str | None = None
 
 
 class Outcome(NamedTuple):
-    """The outcome of a checkpoint.
-
-    Attributes:
-        seconds: Time of the evaluation; None if there was none.
-        reason: Why there was none.
-        failed: Whether the missing results are an error.
-    """
+    """The outcome of a checkpoint."""
 
     target: Target
-    seconds: float | None
-    reason: str = ""
-    failed: bool = False
+    seconds: float | None  # time of the evaluation; None if there was none
+    reason: str = ""  # why there was none
+    failed: bool = False  # whether the missing results are an error
 
 
 class Watch(NamedTuple):
-    """How to follow a training that is still running.
+    """How to follow a training that is still running."""
 
-    Attributes:
-        seconds: Interval of looking for new checkpoints.
-        until: Step after whose evaluation the sweep ends; None for no such step.
-        finished: Function that returns whether the training has ended.
-    """
-
-    seconds: float
-    until: int | None = None
-    finished: Callable[[], bool] = lambda: False
+    seconds: float  # interval of looking for new checkpoints
+    until: int | None = None  # last step to evaluate
+    finished: Callable[[], bool] = lambda: False  # whether the training has ended
 
 
 def configuration(arguments: Sequence[str], first: Target) -> EvaluatorConfig:
-    """Return the configuration of ``lm_eval run --model griffin`` with these arguments.
+    """Return the configuration of ``lm_eval run --model griffin`` with command line arguments.
 
-    Args:
-        arguments: Command line without ``--model`` and ``--output_path``, and with ``--model_args``
-            without ``pretrained=``.
-
-    Raises:
-        ArgumentError: A sweep cannot use an argument.
+    They exclude ``--model``, ``--output_path`` and ``pretrained=``. Raises ArgumentError for
+    arguments that a sweep cannot use.
     """
     command = ["run", "--model", "griffin", *arguments]
     with mock.patch.object(sys, "argv", ["lm_eval", *command]):
@@ -123,16 +101,13 @@ def sweep(
     output: Path,
     watch: Watch | None = None,
 ) -> Iterator[Outcome]:
-    """Evaluate checkpoints one after the other.
+    """Evaluate checkpoints one after the other, and yield the outcome of each.
 
     Args:
         config: Result of `configuration`.
         find: Function that returns the existing checkpoints in order.
         output: Folder for the folders of results; existing results are kept.
         watch: How to wait for more checkpoints; None evaluates the existing ones.
-
-    Yields:
-        The outcome of each checkpoint as soon as it is known.
 
     Raises:
         BadInput: An argument or a task cannot be used. (For a checkpoint that cannot be used, an
@@ -329,14 +304,7 @@ def _settings(config: EvaluatorConfig) -> dict[str, Any]:
 
 
 def _check_settings(settings: dict[str, Any], output: Path) -> dict[str, str]:
-    """Compare settings with those of earlier results in the folder.
-
-    Returns:
-        Paths of the checkpoints that those results are of, by name.
-
-    Raises:
-        ArgumentError: The folder belongs to another sweep.
-    """
+    """Refuse a folder of another sweep; return the paths of the checkpoints it has results of."""
     file = output / SETTINGS_FILE
     if not file.exists():
         return {}
@@ -356,11 +324,7 @@ def _source(target: Target) -> str:
 
 
 def _check_source(target: Target, settings: dict[str, Any], output: Path) -> None:
-    """Check that existing results of this name are of this checkpoint.
-
-    Raises:
-        ArgumentError: They are of another one.
-    """
+    """Check that existing results of this name are of this checkpoint, or raise ArgumentError."""
     known, mine = settings["checkpoints"].get(target.name), _source(target)
     if known not in (None, mine):
         raise ArgumentError(
@@ -383,11 +347,8 @@ def _reached(watch: Watch, seen: set[str]) -> bool:
 
 
 def _skipped(target: Target, error: Exception) -> Outcome:
-    """Return the outcome of a checkpoint that was deleted meanwhile or cannot be read.
-
-    Raises:
-        ArgumentError: The error, if it is not about the checkpoint.
-    """
+    """Return the outcome of a checkpoint that was deleted meanwhile or cannot be read. Raise errors
+    that are not about the checkpoint again."""
     if target.revision is None and not Path(target.pretrained).exists():
         return Outcome(target, None, "it was deleted meanwhile")
     if isinstance(error, ArgumentError):
@@ -402,11 +363,7 @@ def targets_of_run(run: Path) -> list[Target]:
 
 def targets_of_list(checkpoints: Sequence[str]) -> list[Target]:
     """Return checkpoints named by the last part of each path, or by the whole path if those are not
-    distinct.
-
-    Raises:
-        ArgumentError: A path is repeated.
-    """
+    distinct. Raises ArgumentError for a repeated path."""
     if len(set(checkpoints)) < len(checkpoints):
         raise ArgumentError(f"a checkpoint is named twice: {', '.join(checkpoints)}")
     names = [Path(path).name for path in checkpoints]

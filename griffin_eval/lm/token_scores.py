@@ -27,16 +27,10 @@ Record = Callable[[int, Scorable, Scored], None]
 
 
 class TokenScoreFiles:
-    """The files of one run.
+    """The files of one run in a folder, which must not have such files yet.
 
-    Args:
-        folder: Output folder, created if it does not exist.
-        tokenizer: Tokenizer for the texts of the tokens.
-        rank: Index of this process; each process writes its own files.
-        states: Function that returns the tensors of all layers for int32 [T] tokens.
-
-    Raises:
-        ArgumentError: The folder has such files already, or is a file.
+    ``rank`` is the index of this process; each process writes its own files. ``states`` returns the
+    tensors of all layers for int32 [T] tokens.
     """
 
     def __init__(
@@ -78,13 +72,8 @@ class TokenScoreFiles:
 
     @contextlib.contextmanager
     def records(self, kind: str, requests: Sequence[Instance]) -> Iterator[Record]:
-        """Yield the function that takes the scores of requests; afterwards write them to disk in
-        the order of the requests.
-
-        Args:
-            kind: lm_eval's name of the kind of request.
-            requests: All requests of the call.
-        """
+        """Yield the function that takes the scores of requests of a kind (lm_eval's name);
+        afterwards write them to disk in the order of the requests."""
         found: dict[int, dict[str, list]] = {}
         read: dict[int, Scorable] = {}
 
