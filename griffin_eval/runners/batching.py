@@ -10,11 +10,8 @@ LOGITS_AT_A_TIME = 1 << 25  # elements of a block of logits, 128 MiB in float32
 def logit_blocks(
     positions: np.ndarray, position_of: np.ndarray, vocab_size: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Split scored positions so that the logits of one block stay small.
-
-    Yields:
-        Positions of a block, and the indices of the targets (in ``position_of``) that they predict.
-    """
+    """Split scored positions so that the logits of one block stay small. Yields the positions of
+    each block, and the indices in ``position_of`` of the targets that they predict."""
     rows = max(1, LOGITS_AT_A_TIME // vocab_size)
     order = np.argsort(position_of, kind="stable")
     for first in range(0, len(positions), rows):

@@ -55,14 +55,10 @@ class ExecutableCache:
     """The compiled functions of one model on one device or mesh.
 
     Args:
-        parameters: Parameters of the model, an argument of all calls.
         depends_on: Other dependencies of the functions besides code and settings of JAX, compared
             by ``repr``.
         folder: Folder of all models' executables; None to disable the cache on disk, which is used
             on CPUs only.
-
-    Attributes:
-        count: Number of executables that were compiled or loaded.
     """
 
     def __init__(self, devices: list[Any], parameters: Any, depends_on: Any, folder: Path | None):
@@ -84,13 +80,8 @@ class ExecutableCache:
         context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
         **options: Any,
     ) -> Callable[..., Any]:
-        """Return the function, compiled once for each combination of shapes and dtypes.
-
-        Args:
-            name: Unique name among the model's functions.
-            context: Factory of the context manager in which the function is traced.
-            options: Options of `jax.jit`.
-        """
+        """Return the function, compiled once for each combination of shapes and dtypes, and traced
+        in a context. ``options`` are those of `jax.jit`."""
         jitted, executables = jax.jit(function, **options), {}
         described = repr(sorted(options.items()))
 
@@ -212,11 +203,8 @@ class ExecutableCache:
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of all models' executables, after removing the least recently used above a
-    limit.
-
-    It is inside JAX's own cache if the user chose one. None if that is disabled or remote.
-    """
+    """Return the folder of all models' executables, inside JAX's own cache if the user chose one;
+    None if that is disabled or remote. The least recently used files above a limit are removed."""
     config: Any = jax.config
     if not config.jax_enable_compilation_cache:
         return None

@@ -12,15 +12,10 @@ logger = logging.getLogger(__name__)
 
 
 def asked_or_best(asked: str | None, best: Device, find: Callable[[str], Device | None]) -> Device:
-    """Return the named device, or the best one of this machine, which is logged.
+    """Return the named device, or the framework's best one, which is logged.
 
-    Args:
-        best: Default device of the framework.
-        find: Function from a name to the device, or None if this machine does not have it; raises
-            `ArgumentError` for a malformed name.
-
-    Raises:
-        ArgumentError: This machine does not have the device.
+    ``find`` returns None for a device that is missing here, which raises ArgumentError, and raises
+    ArgumentError itself for a malformed name.
     """
     if asked is None:
         logger.info("running on %s", best)

@@ -36,12 +36,8 @@ def identity(checkpoint: Checkpoint, framework: str, dtype: str, sharing: int) -
 
 
 def check_alike(all_of: Sequence[dict[str, Any]], rank: int) -> None:
-    """Check that all processes have the same identity.
-
-    Raises:
-        ArgumentError: The identities differ; raised in process 0 with the difference.
-        SystemExit: The identities differ; raised in the other processes.
-    """
+    """Check that all processes have the same identity. Otherwise process 0 raises ArgumentError
+    with the difference, and the others raise SystemExit."""
     for other, theirs in enumerate(all_of):
         names = [name for name, value in all_of[0].items() if theirs.get(name) != value]
         if not names:

@@ -23,11 +23,8 @@ LEAVING = b""  # message of a process that is about to end
 class Leaders:
     """Connections between the leaders of all replicas.
 
-    Args:
-        rank: Index of this replica.
-        others: Connections to the leaders of the other replicas in their order; outside the first
-            replica, only the connection to the first.
-        names: Names of the processes at the other ends.
+    ``others`` are those to the other leaders in their order; outside the first replica there is
+    only the connection to the first. ``names`` are the names of these processes.
     """
 
     def __init__(self, rank: int, others: list[connection.Connection], names: list[str]):
@@ -38,14 +35,8 @@ class Leaders:
             threading.Thread(target=self._listen, args=(index,), daemon=True).start()
 
     def exchange(self, value: Any, to: int | None = None) -> list[Any] | None:
-        """Return the picklable value of every replica.
-
-        Args:
-            to: Replica that gets the values, None for all; others get None.
-
-        Raises:
-            ProcessLost: A replica has ended.
-        """
+        """Return the picklable values of all replicas in replica ``to`` (None: in all of them), and
+        None in the others. Raises ProcessLost if a replica has ended."""
         if self._rank:
             self._send(0, pickle.dumps((value, to)))
             return pickle.loads(self._receive(0))

@@ -39,13 +39,8 @@ KEY = 32  # bytes of a connection's authentication key
 
 
 def initialize() -> None:
-    """Join the other processes of `jax.distributed` if the environment names any.
-
-    Call this before JAX computes anything.
-
-    Raises:
-        ArgumentError: The environment is incomplete, or the others do not answer.
-    """
+    """Join the other processes of `jax.distributed` if the environment names any. Call this before
+    JAX computes anything. Raises ArgumentError if they do not find each other."""
     if COORDINATOR in os.environ and not jax.distributed.is_initialized():
         # JAX asks the cluster manager, such as SLURM, for variables that are not set.
         names = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
@@ -65,11 +60,8 @@ def initialize() -> None:
 def launched(device: str | None, tensor_parallel: int, data_parallel: int | None) -> Launch:
     """Return this process's place among those of `jax.distributed`, after `initialize`.
 
-    See `griffin_eval.runners.load.load_runners` for the arguments.
-
-    Raises:
-        ArgumentError: The devices do not fit the arguments; raised in process 0.
-        SystemExit: The devices do not fit; raised in the other processes.
+    If the devices do not fit the arguments of `griffin_eval.runners.load.load_runners`, process 0
+    raises ArgumentError, and the others raise SystemExit.
     """
     processes, rank = jax.process_count(), jax.process_index()
     if processes == 1:
@@ -100,12 +92,8 @@ def _fits(tensor_parallel: int, each: int, processes: int) -> bool:
 
 
 class Connections:
-    """The `griffin_eval.runners.replay.Channel` of connections to followers.
-
-    Args:
-        followers: Connection to each follower, in their order.
-        first: Index of the leader among all processes.
-    """
+    """The `griffin_eval.runners.replay.Channel` of connections to followers. ``first`` is the index
+    of the leader among all processes."""
 
     def __init__(self, followers: list[connection.Connection], first: int):
         self._followers, self.processes, self._first = followers, len(followers) + 1, first
@@ -167,17 +155,11 @@ class Connections:
 
 
 class Party(NamedTuple):
-    """The message of each process to all others before it loads.
+    """The message of each process to all others before it loads."""
 
-    Attributes:
-        identity: Result of `griffin_eval.runners.identity.identity`.
-        address: Host and port of the listener, if this process leads.
-        key: Authentication key of the listener.
-    """
-
-    identity: dict[str, str]
-    address: Any
-    key: bytes
+    identity: dict[str, str]  # from `griffin_eval.runners.identity.identity`
+    address: Any  # host and port of the listener, if this process leads
+    key: bytes  # authentication key of the listener
 
 
 def load(
@@ -187,10 +169,7 @@ def load(
     as its own devices make.
 
     The first process of those that share a model returns and leads. The others follow it and end
-    with it. See `griffin_eval.runners.load.load_runners` for the arguments.
-
-    Raises:
-        ArgumentError: Checkpoint, versions or arguments differ between processes.
+    with it. Raises ArgumentError if checkpoint, versions or arguments differ between processes.
     """
     first, key = launch.rank - launch.part, secrets.token_bytes(KEY)
     mine = identity(checkpoint, "jax", dtype, tensor_parallel)

@@ -51,12 +51,10 @@ SCORED = 64  # minimum number that scored positions are padded to
 
 class JaxRunner:
     """The `griffin_eval.runners.protocol.Runner` of `griffin_eval.model_jax`, on one device or a
-    mesh.
+    mesh. The model's methods are compiled once for every padded shape.
 
-    Args:
-        model: Model on its devices. Its methods are compiled once for every padded shape.
-        compiler_options: Options for `jax.jit`.
-        executables: Folder of all models' executables; None to keep none.
+    ``compiler_options`` are those of `jax.jit`. ``executables`` is the folder of all models'
+    executables; None to keep none.
     """
 
     framework = "jax"
@@ -157,11 +155,8 @@ class JaxRunner:
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str, devices: list[Any], packed: bool = False):
-        """Load a checkpoint onto devices. See `griffin_eval.runners.load.load_runners`.
-
-        Args:
-            devices: One device, or several that hold a part of the weights each.
-        """
+        """Load a checkpoint onto one device, or a part of it onto each of several. See
+        `griffin_eval.runners.load.load_runners`."""
         if dtype == "float64" and not jax.config.read("jax_enable_x64"):
             raise ArgumentError(
                 "dtype=float64 in JAX needs the environment variable JAX_ENABLE_X64=1"
@@ -478,11 +473,7 @@ def keep_compilations() -> None:
 
 
 def choose_device(device: str | None) -> Any:
-    """Return the jax.Device to run on, see `griffin_eval.runners.devices.asked_or_best`.
-
-    Raises:
-        ArgumentError: The name is malformed, or this machine does not have the device.
-    """
+    """Return the jax.Device to run on, see `griffin_eval.runners.devices.asked_or_best`."""
     return asked_or_best(device, jax.local_devices()[0], _find_device)
 
 
@@ -497,15 +488,9 @@ def _find_device(name: str) -> Any | None:
 
 
 def devices_of_runners(device: str | None, tensor_parallel: int, data_parallel: int | None):
-    """Return the devices of each runner of this process.
+    """Return the devices of each of ``data_parallel`` runners, or raise ArgumentError.
 
-    Args:
-        tensor_parallel: Number of devices that share the weights of a runner.
-        data_parallel: Number of runners; None for as many as the devices make, or one if ``device``
-            has a number.
-
-    Raises:
-        ArgumentError: There are too few devices.
+    None stands for as many runners as the devices make, or one if ``device`` has a number.
     """
     chosen = choose_device(device)
     there = jax.local_devices(backend=chosen.platform)

@@ -32,9 +32,6 @@ def read_over_time(
 
     Returns:
         Hidden vectors [B, T, W], split like the tokens, and the state after the tokens.
-
-    Raises:
-        ArgumentError: The model or the number of tokens cannot be split.
     """
     devices, total = mesh.shape[TIME], tokens.shape[1]
     check_split(model.config, total, devices)
@@ -75,11 +72,7 @@ def read_over_time(
 
 
 def check_split(config: GriffinConfig, tokens: int, devices: int) -> None:
-    """Check that ``devices`` can split rows of ``tokens`` tokens.
-
-    Raises:
-        ArgumentError: They cannot; the message says why.
-    """
+    """Raise ArgumentError unless ``devices`` can split rows of ``tokens`` tokens."""
     if "global_attention" in config.block_types:
         raise ArgumentError(
             "a document cannot be split along time in a model with global attention, each token of "

@@ -28,11 +28,8 @@ def home() -> Path:
 
 
 def is_ours(path: Path, found: os.stat_result | None = None) -> bool:
-    """Return whether a file or folder is missing, or only this user owns and can write it.
-
-    Otherwise one path for each folder is logged, once in a process. ``found`` is the result of
-    ``path.stat()`` if it is known.
-    """
+    """Return whether a file or folder is missing, or only this user owns and can write it. Log one
+    path of each other folder. ``found`` is ``path.stat()`` if it is known."""
     try:
         found = found or path.stat()
     except OSError:  # reading or writing it will name the error
@@ -56,10 +53,8 @@ def make_folder(folder: Path) -> None:
 
 
 def hold_limit(folders: Sequence[Path], limit: int = LIMIT) -> None:
-    """Remove the least recently used files until the others take at most ``limit`` bytes.
-
-    Several processes may do this at once; a process that misses a file compiles again.
-    """
+    """Remove the least recently used files until the others take at most ``limit`` bytes. Several
+    processes may do this at once; a process that misses a file compiles again."""
     files = [
         Path(parent, name)
         for folder in filter(is_ours, folders)

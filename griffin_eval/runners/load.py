@@ -108,9 +108,8 @@ def launched(
     """Return this process's place among those of a launcher (PyTorch) or of `jax.distributed`
     (JAX). See `load_runners` for the arguments.
 
-    Raises:
-        ArgumentError: The processes do not fit the arguments, or are for the other framework.
-        SystemExit: The same; raised in processes of a launcher other than the first.
+    If the processes do not fit the arguments or the framework, the first one raises ArgumentError,
+    and others of a launcher raise SystemExit.
     """
     framework, launch = choose_framework(framework), Launch.of_environment()
     try:
@@ -139,11 +138,7 @@ def launched(
 
 
 def check_packed(checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint whose matrices cannot stay quantised in memory.
-
-    Raises:
-        ArgumentError: The checkpoint is not quantised, or is GGUF.
-    """
+    """Refuse a checkpoint whose matrices cannot stay quantised in memory."""
     if not checkpoint.codecs:
         raise ArgumentError(
             f"load=quantised: {checkpoint.path} is not quantised; leave the argument out, or "

@@ -50,11 +50,8 @@ class Runner(Protocol):
         ...
 
     def state_bytes(self, capacity: int) -> int:
-        """Return the bytes of the state of one document, in a pool or while it is decoded.
-
-        Args:
-            capacity: Maximum number of tokens of the document; see the twins' ``init_state``.
-        """
+        """Return the bytes of the state of a document of up to ``capacity`` tokens (see the twins'
+        ``init_state``), in a pool or while it is decoded."""
         ...
 
     def step_bytes(self, capacity: int) -> int:
@@ -86,14 +83,8 @@ class Runner(Protocol):
     def write_state(
         self, pool: Any, row: int, tensors: dict[str, np.ndarray], read: int, capacity: int
     ) -> Any:
-        """Write a state into a row of a pool and return the pool.
-
-        Args:
-            pool: Pool from `open_pool` or an earlier call; consumed.
-            tensors: Result of `state_tensors` of any runner of this model.
-            read: Number of tokens before the state.
-            capacity: Capacity of the pool.
-        """
+        """Write tensors from `state_tensors` of any runner of this model, after ``read`` tokens,
+        into a row of a pool of this capacity. Consumes the pool and returns it."""
         ...
 
     def read(

@@ -34,28 +34,19 @@ OF_THE_LEADER = frozenset(
 
 
 class Channel(Protocol):
-    """A way for the leader to send to its followers.
+    """A way for the leader to send to its followers."""
 
-    Attributes:
-        processes: Number of processes that share the model, including the leader.
-    """
-
-    processes: int
+    processes: int  # number of processes that share the model, including the leader
 
     def send(self, message: bytes) -> None:
-        """Send a message to every follower.
-
-        Raises:
-            OSError, RuntimeError: A follower has ended.
-        """
+        """Send a message to every follower; OSError or RuntimeError means that one has ended."""
         ...
 
     def recover(self, error: Exception) -> Exception:
         """Tell all followers that a call failed, before anyone tries again.
 
-        Returns:
-            Exception to raise: the error, a `MemoryError` if memory ran out in a follower, or a
-            `ProcessLost` if the processes cannot continue together.
+        Returns the exception to raise: the error, a `MemoryError` if memory ran out in a follower,
+        or a `ProcessLost` if the processes cannot continue together.
         """
         ...
 
@@ -65,12 +56,8 @@ class Channel(Protocol):
 
 
 class Shared:
-    """A value of which every process has a part: a pool, a state or hidden vectors.
-
-    Attributes:
-        value: Part of the leader.
-        number: Key of the followers' parts.
-    """
+    """A value of which every process has a part: a pool, a state or hidden vectors. Followers keep
+    their parts by its number."""
 
     def __init__(self, value: Any, number: int):
         self.value, self.number = value, number
@@ -81,21 +68,13 @@ class Reference(int):
 
 
 class Call(NamedTuple):
-    """A call that followers repeat.
-
-    Attributes:
-        method: Name of the runner's method.
-        arguments: Positional arguments, with references in place of shared values.
-        options: Keyword arguments, none of which is a shared value.
-        numbers: Numbers for the shared values that the call returns.
-        dropped: Numbers of shared values that are no longer needed.
-    """
+    """A call that followers repeat. Shared values are represented by numbers."""
 
     method: str
-    arguments: list[Any]
-    options: dict[str, Any]
-    numbers: list[int]
-    dropped: list[int]
+    arguments: list[Any]  # with references in place of shared values
+    options: dict[str, Any]  # keyword arguments, without shared values
+    numbers: list[int]  # numbers for the shared values that the call returns
+    dropped: list[int]  # numbers of shared values that are no longer needed
 
 
 class LeadingRunner:
@@ -167,13 +146,9 @@ def _shared(result: Any, numbers: list[int], make: Any) -> Any:
 
 
 class Regroup(NamedTuple):
-    """The message to continue after a call has failed in one of the processes.
+    """The message to continue after a call has failed in one of the processes."""
 
-    Attributes:
-        names: Number of process groups to have before the next one is made.
-    """
-
-    names: int
+    names: int  # number of process groups to have before the next one is made
 
 
 def repeat(
@@ -187,11 +162,8 @@ def repeat(
     Args:
         runner: This process's part of the model.
         receive: Function that returns the leader's next message, or an empty one at the end.
-        failed: Function that tells the leader of a failed call; None if that ends this process.
+        failed: Function that tells the leader of a failed call; None raises the error instead.
         regroup: Function that makes the process group again.
-
-    Raises:
-        RuntimeError: A call failed, and the leader did not continue.
     """
     values: dict[int, Any] = {}
     failure: Exception | None = None

@@ -43,35 +43,22 @@ LONG = datetime.timedelta(weeks=52)  # maximum wait of a follower for a call
 
 
 class Job(NamedTuple):
-    """The first message to a follower that the leader has started.
-
-    Attributes:
-        path, overrides: Arguments of `Checkpoint`.
-        kind: Kind of the devices, ``cpu`` or ``cuda``.
-        rank: Rank of the follower, 1 or more.
-        processes: Number of processes.
-        port: Port of the store.
-    """
+    """The first message to a follower that the leader has started."""
 
     path: Path
     overrides: Overrides
     dtype: str
-    kind: str
-    rank: int
+    kind: str  # kind of the devices, ``cpu`` or ``cuda``
+    rank: int  # rank of the follower, 1 or more
     processes: int
-    port: int
+    port: int  # port of the store
 
 
 class Meeting:
     """Recovery of processes that share a model after a call has failed in one of them.
 
     When one process leaves the group, those that wait in a sum get an error. Then all make a new
-    group.
-
-    Args:
-        ranks: Ranks of the processes that share the model, the leader's first.
-        backend: Backend of the group.
-        store: Store that all of them reach.
+    group. The first of the ranks is the leader's, and all of them reach the store.
     """
 
     def __init__(self, ranks: list[int], backend: str, store: Any):
@@ -80,9 +67,8 @@ class Meeting:
     def make_group(self, names: int | None = None) -> None:
         """Make the group; all its processes have to call this.
 
-        Args:
-            names: Number of groups to have before. It is part of the name of the next group, which
-                has to be new, and the same in all processes.
+        ``names`` is the number of groups to have before. It is part of the name of the next group,
+        which has to be new, and the same in all processes.
         """
         alone: Any = {"use_local_synchronization": True, "backend": "gloo"}
         while names is not None and self.names < names:
@@ -192,12 +178,8 @@ class Pipes:
 
 
 class Broadcast:
-    """The `griffin_eval.runners.replay.Channel` to followers that a launcher has started.
-
-    Args:
-        calls: gloo group of the processes that share the model.
-        first: Rank of the leader among all processes.
-    """
+    """The `griffin_eval.runners.replay.Channel` to followers that a launcher has started. ``calls``
+    is a gloo group of these processes, and ``first`` the leader's rank among all processes."""
 
     def __init__(self, calls: dist.ProcessGroup, first: int, meeting: Meeting):
         self._calls, self._first, self.processes = calls, first, dist.get_world_size(calls)
@@ -241,14 +223,10 @@ def _silent(error: Exception, others: str) -> Exception:
 
 
 def load(checkpoint: Checkpoint, dtype: str, device: str | None, count: int) -> Runner:
-    """Start the other processes, and load a part of the model in each.
+    """Start the other processes, and load a part of the model in each of ``count`` >= 2 processes.
 
-    Args:
-        count: Number of processes, including this one, 2 or more.
-
-    Raises:
-        ArgumentError: There are too few devices, or this process shares a model already.
-        RuntimeError: A process failed while loading.
+    Raises ArgumentError if there are too few devices, or this process shares a model already, and
+    RuntimeError if a process fails.
     """
     if dist.is_initialized():
         raise ArgumentError(
@@ -325,11 +303,8 @@ def _part(
     ranks: list[int],
     meeting: Meeting,
 ) -> TorchRunner:
-    """Load a part of the model on a device, and wait for all processes that share the model.
-
-    Args:
-        neighbours: Number of processes on this machine, which share its CPUs.
-    """
+    """Load a part of the model on a device, and wait for all processes that share the model. The
+    CPUs are divided among ``neighbours`` processes on this machine."""
     alone: Any = {"ranks": ranks, "use_local_synchronization": True}
     loading: Any = dist.new_group(backend="gloo", timeout=LOADING, **alone)
     meeting.make_group()
@@ -346,11 +321,8 @@ def join(checkpoint: Checkpoint, dtype: str, device: str | None, launch: Launch)
     """Load this process's part of a model among processes that a launcher has started.
 
     Neighbouring ranks share a model. The first of them returns and leads. The others follow it and
-    end with it; they do not return.
-
-    Raises:
-        ArgumentError: The processes do not find each other, or checkpoint, versions or arguments
-            differ between them.
+    end with it; they do not return. Raises ArgumentError if the processes do not find each other,
+    or checkpoint, versions or arguments differ between them.
     """
     kind = choose_device(device).type
     open_group(launch)
@@ -380,11 +352,7 @@ def join(checkpoint: Checkpoint, dtype: str, device: str | None, launch: Launch)
 
 
 def open_group(launch: Launch) -> None:
-    """Join all processes that a launcher has started, once.
-
-    Raises:
-        ArgumentError: The environment is inconsistent, or the others do not answer.
-    """
+    """Join all processes that a launcher has started, once, or raise ArgumentError."""
     if dist.is_initialized():
         return
     try:

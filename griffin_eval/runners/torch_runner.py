@@ -44,12 +44,8 @@ WARM_UP = 2  # steps before the graph is captured, in which kernels are compiled
 
 class GraphedDecoding:
     """A `DecodingState` on a CUDA device whose step is one CUDA graph, since launching the thousand
-    kernels of a step takes longer than running them. Its tensors stay at their addresses.
-
-    Args:
-        model: Model whose weights are not replaced meanwhile.
-        state: State before the first token; consumed.
-    """
+    kernels of a step takes longer than running them. Its tensors stay at their addresses, and so
+    must the model's weights. Consumes ``state``, which is before the first token."""
 
     def __init__(self, model: Griffin, state: DecodingState):
         self._model, self._state = model, state
@@ -83,10 +79,8 @@ class GraphedDecoding:
 
 
 class TorchRunner:
-    """The `griffin_eval.runners.protocol.Runner` of `griffin_eval.model_torch` on one device.
-
-    Puts ``model`` into evaluation mode.
-    """
+    """The `griffin_eval.runners.protocol.Runner` of `griffin_eval.model_torch` on one device. Puts
+    ``model`` into evaluation mode."""
 
     framework, devices = "torch", 1
 
@@ -116,11 +110,7 @@ class TorchRunner:
     def load(
         cls, checkpoint: Checkpoint, dtype: str, device: str | None, packed: bool = False
     ) -> "TorchRunner":
-        """Load a checkpoint onto a device. See `griffin_eval.runners.load.load_runners`.
-
-        Raises:
-            ArgumentError: The device is missing, or matrices cannot stay quantised on it.
-        """
+        """Load a checkpoint onto a device. See `griffin_eval.runners.load.load_runners`."""
         chosen, where = None if dtype == "auto" else getattr(torch, dtype), choose_device(device)
         return cls((load_packed if packed else load)(checkpoint, chosen, where))
 
@@ -388,11 +378,7 @@ def _float64_or_same(values: torch.Tensor) -> np.ndarray:
 
 
 def choose_device(device: str | None) -> torch.device:
-    """Return the device to run on, see `griffin_eval.runners.devices.asked_or_best`.
-
-    Raises:
-        ArgumentError: The name is malformed, or this machine does not have the device.
-    """
+    """Return the device to run on, see `griffin_eval.runners.devices.asked_or_best`."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
 
     def find(name: str) -> torch.device | None:
