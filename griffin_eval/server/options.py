@@ -9,40 +9,31 @@ from griffin_eval.server.hosts import Hosts
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Settings of a server.
-
-    Attributes:
-        states: Files of saved states, each of which becomes a model ``NAME:STEM``.
-        chat_template: Template that replaces the tokenizer's; ``plain`` joins the contents of the
-            messages with blank lines.
-        system_role: ``refuse``, or ``merge`` to put system messages in front of the first user
-            message if the template has no system role.
-        api_key: Key that clients have to send; None for none.
-    """
+    """Settings of a server."""
 
     name: str
-    states: tuple[Path, ...] = ()
-    chat_template: str | None = None
-    system_role: str = "refuse"
-    api_key: str | None = None
+    states: tuple[Path, ...] = ()  # files of saved states, which become models ``NAME:STEM``
+    chat_template: str | None = None  # replaces the tokenizer's; may be ``plain``
+    system_role: str = "refuse"  # or ``merge`` into the first user message
+    api_key: str | None = None  # key that clients have to send
     hosts: Hosts = Hosts()
     max_tokens: int | None = option(
-        "Largest number of tokens of a prompt and its answer.",
+        "Maximum number of tokens of a prompt and its answer.",
         kind=int,
         minimum=1,
         flag="--max-length",
     )
     rows: int | None = option(
-        "Largest number of requests that are continued at a time.", kind=int, minimum=1
+        "Maximum number of requests that are decoded together.", kind=int, minimum=1
     )
     queue: int = option(
-        "Largest number of requests that wait or run.", None, 1024, kind=int, minimum=1
+        "Maximum number of requests that wait or run.", None, 1024, kind=int, minimum=1
     )
     timeout: float = option(
-        "Largest number of seconds of a request.", None, 3600.0, kind=float, minimum=0
+        "Maximum duration of a request in seconds.", None, 3600.0, kind=float, minimum=0
     )
     max_body: int = option(
-        "Largest number of bytes of a request.", None, 64 << 20, kind=int, minimum=1
+        "Maximum size of a request in bytes.", None, 64 << 20, kind=int, minimum=1
     )
     tokenizer_info: bool = option(
         "Answer at /tokenizer_info.", None, False, kind=bool, flag="--tokenizer-info"
