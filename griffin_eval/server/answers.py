@@ -14,12 +14,8 @@ from griffin_eval.text.tokenizer import Tokenizer
 
 
 class Answer:
-    """The answer to one prompt: a `griffin_eval.engine.live.requests.Listener`.
-
-    Args:
-        changed: Function called in the scheduler's thread when the answer has ended.
-        in_parts: Whether ``changed`` is also called after each token.
-    """
+    """The answer to one prompt: a `griffin_eval.engine.live.requests.Listener`. It calls
+    ``changed`` in the scheduler's thread at its end and, ``in_parts``, after each token."""
 
     def __init__(
         self,
@@ -88,12 +84,10 @@ class Completion:
 
     Args:
         prompt: int32 [N], prompt ids that the client knows.
-        prompt_text: Prompt as it is echoed.
-        echo: Whether the answer contains the prompt.
+        echo: Whether the answer contains the prompt, as ``prompt_text``.
         top: Number of most likely tokens for each token; None for no log-probabilities.
         unseen: Number of ids at the beginning that are not in the prompt's text, such as BOS.
-        follows: Whether the prompt continues a saved state, so that its first token has a
-            log-probability, too.
+        follows: Whether the prompt continues a saved state, which predicts its first token.
     """
 
     def __init__(

@@ -192,11 +192,7 @@ class _Server:
             raise Refused("too many requests wait: try again later", 429)
 
     async def _wait(self, http: Http, completions: list[Completion], wake: Waker) -> None:
-        """Wait for answers to end.
-
-        Raises:
-            Refused: An answer failed, the time is over, or the client has disconnected.
-        """
+        """Wait for answers to end. Failures, the timeout and a disconnected client are refused."""
         deadline = time.monotonic() + self._options.timeout
         while not all(each.answer.reason for each in completions):
             wake.event.clear()
@@ -271,11 +267,8 @@ class _Server:
         }
 
     async def _body(self, http: Http) -> Any:
-        """Return the JSON object of a body.
-
-        Raises:
-            Refused: The key is missing, or the body is too long, too slow, or not JSON.
-        """
+        """Return the JSON object of a body. Refuse a missing key, or a body that is too long, too
+        slow, or not JSON."""
         self._check_key(http)
         # A web page can send other content types to any server without a CORS preflight.
         given = http.headers.get("content-type", "")

@@ -262,11 +262,7 @@ Body = TypeVar("Body", bound=Fields)
 
 
 def check_body(kind: type[Body], body: dict[str, Any]) -> Body:
-    """Return the validated fields of a body.
-
-    Raises:
-        Refused: A field is unknown, missing or invalid; the message names it.
-    """
+    """Return the validated fields of a body, or raise Refused with the name of a wrong one."""
     try:
         return kind.model_validate(body)
     except ValidationError as error:
@@ -289,11 +285,7 @@ def check_body(kind: type[Body], body: dict[str, Any]) -> Body:
 
 
 def read_body(content: bytes) -> dict[str, Any]:
-    """Return the JSON object of a body.
-
-    Raises:
-        Refused: The body is not JSON, or not an object.
-    """
+    """Return the JSON object of a body, or raise Refused."""
     try:
         text = content.decode()
         body = json.loads(text)

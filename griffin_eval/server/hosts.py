@@ -22,23 +22,14 @@ _AUTHORITY = re.compile(rf"(?:\[([^][]+)\]|({_NAME}))(?::\d*)?")
 
 
 class Hosts(NamedTuple):
-    """Hosts that requests may name.
-
-    Attributes:
-        names: Host names and IP addresses, in the form of `_canonical`.
-        any_address: Whether every IP address is accepted, since the server listens at all addresses
-            of its machine. Only names can be rebound.
-    """
+    """Hosts that requests may name, in the form of `_canonical`. Servers that listen at all
+    addresses of their machine accept every IP address, since only names can be rebound."""
 
     names: frozenset[str] = LOOPBACK
     any_address: bool = False
 
     def check(self, headers: "Headers") -> None:
-        """Check the headers Host and Origin.
-
-        Raises:
-            Refused: One of them names another host.
-        """
+        """Refuse a request whose header Host or Origin names another host."""
         hosts = {given: _host(given) for given in headers.getlist("host")}
         for given, host in hosts.items():
             if host not in self.names and not (self.any_address and _is_address(host)):
@@ -63,10 +54,7 @@ def accepted_hosts(host: str, addresses: Iterable[str], allowed: Iterable[str]) 
     Args:
         host: Value of ``--host``.
         addresses: IP addresses that the server listens at.
-        allowed: Values of ``--allowed-host``.
-
-    Raises:
-        ArgumentError: A value of ``--allowed-host`` is not a host.
+        allowed: Values of ``--allowed-host``, checked here.
     """
     for name in allowed:
         if not _is_address(name.strip("[]")) and not re.fullmatch(_NAME, name):

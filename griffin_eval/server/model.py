@@ -21,11 +21,7 @@ from griffin_eval.text.tokenizer import encode_with_bos
 
 
 class ServedModel:
-    """A model, its tokenizer and its scheduler.
-
-    Raises:
-        BadInput: A state or an option cannot be used.
-    """
+    """A model, its tokenizer and its scheduler."""
 
     def __init__(self, model: OpenModel, options: ServerOptions):
         self.options = options
@@ -67,11 +63,7 @@ class ServedModel:
         return [self.options.name, *self.saved]
 
     def start_of(self, name: str | None) -> str | None:
-        """Return the name of a model's saved state; None for the plain model.
-
-        Raises:
-            Refused: There is no model of this name.
-        """
+        """Return the name of a model's saved state; None for the plain model. Refuse others."""
         if name in (None, self.options.name):
             return None
         if name not in self.saved:
@@ -83,13 +75,10 @@ class ServedModel:
     def encode(
         self, prompt: str | list[int], start: str | None, *, special: bool = True
     ) -> np.ndarray:
-        """Return the int32 ids of a prompt.
+        """Return the int32 ids of a prompt; refuse tokens that the model's embedding lacks.
 
         A text gets BOS if the model was trained with it, but not after a saved state or without
         ``special`` tokens. Ids are returned as they are.
-
-        Raises:
-            Refused: The model's embedding lacks a token.
         """
         if isinstance(prompt, list):
             self.check_ids(prompt, "prompt")
@@ -103,11 +92,7 @@ class ServedModel:
         return np.array(ids or [self._prefix], np.int32)
 
     def check_ids(self, ids: list[int], name: str) -> None:
-        """Check that the model has the token ids of a field.
-
-        Raises:
-            Refused: It lacks one of them.
-        """
+        """Refuse token ids of a field that the model lacks."""
         wrong = next((token for token in ids if not 0 <= token < self.vocab_size), None)
         if wrong is not None:
             expected = f"token ids must be from 0 to {self.vocab_size - 1}, found {wrong}"
@@ -126,17 +111,14 @@ class ServedModel:
         changed: Callable[[], object],
         seed: int,
     ) -> list[tuple[Request, Completion]]:
-        """Return requests for the answers to a prompt, with the completions they will fill.
+        """Return requests for the answers to a prompt, with the completions they will fill. Refuse
+        those that are longer than the server allows.
 
         Args:
             index: Index in the body of the first of these answers.
-            asked: Validated body.
             start: Name of the saved state to continue.
             changed: Function called when an answer has ended or, for a stream, grown.
             seed: Seed of the body.
-
-        Raises:
-            Refused: Prompt and answer are longer than the server allows.
         """
         ids = self.encode(prompt, start)
         most = self.options.max_tokens
@@ -195,11 +177,8 @@ class ServedModel:
         return prompt, unseen
 
     def render(self, said: list[Message], start: str | None) -> str:
-        """Return the prompt of a conversation; for a saved state, the part after its text.
-
-        Raises:
-            Refused: The template refuses the messages, or is not that of the saved state.
-        """
+        """Return the prompt of a conversation; for a saved state, the part after its text. Refuse
+        messages that the template refuses, and a template that is not the saved state's."""
         messages = [message.for_template() for message in said]
         template = self.options.chat_template or self.tokenizer.chat_template
         if start is not None:
