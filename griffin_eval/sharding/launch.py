@@ -9,19 +9,13 @@ COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # JAX's variable, HOST:PORT of process 
 
 
 class Launch(NamedTuple):
-    """This process's place among the launched processes. Adjacent ranks may share a model.
-
-    Attributes:
-        local_rank: Rank among the processes of this machine.
-        local_world_size: Number of processes on this machine.
-        sharing: Number of processes that share a model.
-    """
+    """This process's place among the launched processes. Adjacent ranks may share a model."""
 
     rank: int = 0
-    local_rank: int = 0
+    local_rank: int = 0  # rank among the processes of this machine
     world_size: int = 1
-    local_world_size: int = 1
-    sharing: int = 1
+    local_world_size: int = 1  # number of processes on this machine
+    sharing: int = 1  # number of processes that share a model
 
     @classmethod
     def of_environment(cls) -> "Launch":
@@ -33,13 +27,8 @@ class Launch(NamedTuple):
         return cls(rank, local_rank, world_size, local_world_size) if world_size > 1 else cls()
 
     def shared_by(self, processes: int, replicas: int | None) -> "Launch":
-        """Return this launch with models that ``processes`` adjacent ranks share.
-
-        ``replicas`` is the number of models, None for as many as the processes make.
-
-        Raises:
-            ArgumentError: The number of launched processes does not fit.
-        """
+        """Return this launch with ``replicas`` models (None: as many as the processes make) that
+        ``processes`` adjacent ranks share, or raise ArgumentError if their number does not fit."""
         if self.world_size % processes or (replicas or 1) * processes > self.world_size:
             asked = f"tensor_parallel_size={processes}"
             if replicas is not None:
@@ -72,14 +61,7 @@ class Launch(NamedTuple):
 
     def device(self, asked: str | None, cuda_devices: int) -> str | None:
         """Return the device of this process; each of several processes gets its own CUDA device.
-
-        Args:
-            asked: Name of the device; None for the best one.
-            cuda_devices: Number of CUDA devices of this machine.
-
-        Raises:
-            ArgumentError: There are fewer CUDA devices than processes on this machine.
-        """
+        Raises ArgumentError if there are fewer CUDA devices than processes on this machine."""
         if self.world_size == 1 or not cuda_devices or not (asked or "cuda").startswith("cuda"):
             return asked
         if self.local_world_size > cuda_devices:

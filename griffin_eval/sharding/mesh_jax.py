@@ -142,15 +142,9 @@ def local_attention(q: Array, keys: Array, values: Array, max_age: Array, **layo
 
 
 def before(past: Array, new: Array) -> Array:
-    """Return the values before the tokens of a step.
-
-    They are those of the state, or, for a document that is split along time, the last values of the
-    previous device on all devices but the first.
-
-    Args:
-        past: Values of the state [B, P, X].
-        new: Values of the tokens [B, T, X]; T >= P if a document is split.
-    """
+    """Return the values before the tokens of a step: ``past`` [B, P, X] of the state or, if a
+    document is split along time, on all devices but the first the last P values of the previous
+    device. ``new`` [B, T, X] are those of the tokens; T >= P if a document is split."""
     devices, count, length = _devices_in_time(), past.shape[1], new.shape[1]
     if devices == 1 or not count:
         return past

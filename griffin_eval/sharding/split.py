@@ -23,16 +23,11 @@ RULES: dict[str, str] = dict.fromkeys(("vocab", "mlp", "lru", "gate", "heads", "
 
 @dataclass(frozen=True)
 class Split:
-    """The split of a model's axes over a number of devices.
-
-    Attributes:
-        devices: Number of devices that share the weights.
-        whole: Logical axes that stay whole because their size does not divide, with that size.
-    """
+    """The split of a model's axes over a number of devices that share the weights."""
 
     config: GriffinConfig
     devices: int
-    whole: dict[str, str]
+    whole: dict[str, str]  # logical axes whose size does not divide, with that size
 
     def axes(self, spec: ParamSpec) -> tuple[str | None, ...]:
         """Return the mesh axis that splits each dimension of a parameter; None if it is whole."""
@@ -104,11 +99,8 @@ def split_over(config: GriffinConfig, devices: int) -> Split:
 
 
 def parse_mesh(text: str, option: str) -> dict[str, int]:
-    """Return the mesh sizes in a text such as ``data=4,model=2``; the default of an axis is 1.
-
-    Raises:
-        ArgumentError: The text is malformed, or an axis does not exist.
-    """
+    """Return the mesh sizes in a text such as ``data=4,model=2``, 1 by default, or raise
+    ArgumentError."""
     sizes = {DATA: 1, MODEL: 1}
     for part in text.split(","):
         name, _, size = part.partition("=")
