@@ -23,36 +23,20 @@ _MAX_BYTES = 1 << 34  # larger files would hold keys of many million tokens
 
 
 class Origin(NamedTuple):
-    """Everything that a state depends on.
+    """Everything that a state depends on."""
 
-    Attributes:
-        layout: Version of the file's layout.
-        weights_sha256: Hash of all weights.
-        config: Config of the model, with overrides, as JSON.
-        tokenizer: Digest of the tokenizer's files; None if the text was given as token ids.
-        dtype: Dtype of the model.
-        bos: Whether the text began with BOS.
-        tokens: Number of tokens of the text.
-        last_token: Id of its last token, which the state does not include yet.
-        tokens_sha256: Hash of the ids as little-endian int32.
-        text: Name of the text.
-        template: Chat template in whose first user message the text was read
-            (`griffin_eval.text.chat.template_name`); None without one.
-        written_by: Version and framework, for information.
-    """
-
-    layout: int
+    layout: int  # version of the file's layout
     weights_sha256: str
-    config: dict[str, Any]
-    tokenizer: str | None
-    dtype: str
-    bos: bool
-    tokens: int
-    last_token: int
-    tokens_sha256: str
-    text: str
-    template: str | None
-    written_by: str
+    config: dict[str, Any]  # config of the model, with overrides, as JSON
+    tokenizer: str | None  # digest of the tokenizer's files; None for a text of token ids
+    dtype: str  # dtype of the model
+    bos: bool  # whether the text began with BOS
+    tokens: int  # number of tokens of the text
+    last_token: int  # id of its last token, which the state does not include yet
+    tokens_sha256: str  # hash of the ids as little-endian int32
+    text: str  # name of the text
+    template: str | None  # `template_name` of the chat template around the text
+    written_by: str  # version and framework, for information
 
 
 class SavedState(NamedTuple):
@@ -79,11 +63,7 @@ class SavedState(NamedTuple):
         return hash_of(json.dumps(self.origin, sort_keys=True), self.tensors)
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file atomically.
-
-        Raises:
-            BadInput: The file cannot be written.
-        """
+        """Write a safetensors file atomically. Failures raise BadInput."""
         metadata = self.origin._asdict() | {"state_sha256": self.sha256}
         save_whole(Path(path), self.tensors, {_KEY: json.dumps(metadata)})
 
@@ -98,12 +78,7 @@ def hash_of(text: str, tensors: Mapping[str, np.ndarray]) -> str:
 
 
 def check_replaceable(path: Path) -> None:
-    """Check that a state can be written to a path, and would only replace an earlier saved state.
-
-    Raises:
-        ArgumentError: The path is something else, or has no folder above it.
-        BadInput: The path cannot be read.
-    """
+    """Refuse a path that cannot be written, or is anything but an earlier saved state."""
     with writing(path):
         above = next(folder for folder in path.absolute().parents if folder.exists())
         if not above.is_dir():
@@ -141,11 +116,7 @@ def _metadata(path: Path) -> dict[str, str]:
 
 
 def save_whole(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
-    """Write a safetensors file atomically.
-
-    Raises:
-        BadInput: The file cannot be written.
-    """
+    """Write a safetensors file atomically. Failures raise BadInput."""
     from safetensors.numpy import save
 
     content = save(tensors, metadata)
@@ -154,14 +125,8 @@ def save_whole(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, s
 
 
 def read_whole(path: Path, what: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Return the tensors and the metadata of a safetensors file.
-
-    Args:
-        what: Expected content, for the error message.
-
-    Raises:
-        CheckpointError: The file cannot be read, or is no safetensors file.
-    """
+    """Return the tensors and the metadata of a safetensors file, or raise CheckpointError. ``what``
+    is the expected content, for the message."""
     from safetensors import SafetensorError, safe_open
     from safetensors.numpy import load
 
@@ -214,12 +179,8 @@ def config_of(config: GriffinConfig) -> dict[str, Any]:
 
 
 def tensors_of(layers: Sequence[Mapping[str, np.ndarray]], read: int) -> dict[str, np.ndarray]:
-    """Return the tensors of a `SavedState`.
-
-    Args:
-        layers: States of the twins' layers by name, without a batch axis.
-        read: Number of tokens in the state.
-    """
+    """Return the tensors of a `SavedState` after ``read`` tokens from the states of the twins'
+    layers, without a batch axis."""
     tensors: dict[str, np.ndarray] = {}
     for index, layer in enumerate(layers):
         for name, leaf in layer.items():
@@ -230,11 +191,7 @@ def tensors_of(layers: Sequence[Mapping[str, np.ndarray]], read: int) -> dict[st
 
 
 def read_state(path: str | Path) -> SavedState:
-    """Return a state that `SavedState.save` wrote.
-
-    Raises:
-        CheckpointError: The file cannot be read, is damaged, or is no saved state.
-    """
+    """Return a state that `SavedState.save` wrote, or raise CheckpointError."""
     path = Path(path)
     tensors, metadata = read_whole(path, "a state that griffin-eval read --save has written")
     if _KEY not in metadata:
@@ -261,11 +218,7 @@ def read_state(path: str | Path) -> SavedState:
 
 
 def _checked(origin: Origin) -> Origin:
-    """Return an origin from an untrusted file after checking types and ranges.
-
-    Raises:
-        ValueError: A value has another type, or is out of range.
-    """
+    """Return an origin from an untrusted file, or raise ValueError for wrong types and ranges."""
     types = {
         (str,): ("weights_sha256", "dtype", "tokens_sha256", "text", "written_by"),
         (str, type(None)): ("tokenizer", "template"),
@@ -292,13 +245,8 @@ def check_origin(
     tokenizer: str | None,
     dtype: str,
 ) -> None:
-    """Check that a state belongs to this model, except for its weights.
-
-    The tokenizer is not compared if either is None.
-
-    Raises:
-        ArgumentError: They differ; the message names the differences.
-    """
+    """Check that a state belongs to this model, except for its weights, or raise ArgumentError with
+    the differences. The tokenizer is not compared if either is None."""
     origin, mine = state.origin, config_of(config)
     defaults = json.loads(json.dumps({name: getattr(GriffinConfig, name) for name in ADDED}))
     theirs = defaults | origin.config
@@ -321,11 +269,7 @@ def check_origin(
 
 
 def check_weights(path: str | Path, state: SavedState, weights_sha256: str) -> None:
-    """Check that a state belongs to these weights.
-
-    Raises:
-        ArgumentError: It does not.
-    """
+    """Check that a state belongs to these weights, or raise ArgumentError."""
     if state.origin.weights_sha256 != weights_sha256:
         raise ArgumentError(
             f"state={path} was read with other weights ({state.origin.weights_sha256[:12]}…, here "

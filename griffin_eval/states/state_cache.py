@@ -47,15 +47,10 @@ _SCORES = "griffin_eval_scores"  # key of the metadata of log-probabilities
 
 
 class Beginning(NamedTuple):
-    """A beginning of texts whose state can be kept.
+    """A beginning of texts whose state can be kept."""
 
-    Attributes:
-        tokens: Number of its tokens; its state has read all but the last.
-        key: Hash of these tokens and the model, as a file name.
-    """
-
-    tokens: int
-    key: str
+    tokens: int  # number of its tokens; its state has read all but the last
+    key: str  # hash of these tokens and the model, as a file name
     sha256: Any
 
     def scores_key(self, softmax_dtype: str) -> str:
@@ -63,12 +58,7 @@ class Beginning(NamedTuple):
         return f"{hashlib.sha256(f'{self.key} {softmax_dtype}'.encode()).hexdigest()}.scores"
 
     def longer(self, path: np.ndarray, end: int) -> "Iterator[Beginning]":
-        """Yield longer beginnings of a text.
-
-        Args:
-            path: int32 [N], tokens of the text.
-            end: Maximum number of tokens of a beginning.
-        """
+        """Yield longer beginnings of int32 [N] tokens, up to ``end`` tokens long."""
         whole = self.sha256
         for stop in range(self.tokens + STEP, end + 1, STEP):
             whole = whole.copy()
@@ -77,19 +67,11 @@ class Beginning(NamedTuple):
 
 
 class StateCache:
-    """The states of one model in a folder.
+    """The states of one model in a folder, which is created if it does not exist.
 
-    Attributes:
-        writes: Whether the folder is written to; False after a failure.
-
-    Args:
-        folder: Folder, created if it does not exist.
-        limit: Maximum bytes of all files in it; the least recently used ones are removed.
-        config, weights_sha256, tokenizer, dtype: Fields of `Origin` that describe the model.
-        framework: Name of the framework, for information.
-
-    Raises:
-        BadInput: The folder cannot be created or read.
+    The least recently used files are removed when all files take more than ``limit`` bytes.
+    ``writes`` becomes False after a failure to write. The other arguments are those of `origin_of`.
+    Raises BadInput if the folder cannot be used.
     """
 
     def __init__(
@@ -166,13 +148,9 @@ class StateCache:
         return self._load(key, read)
 
     def save_scores(self, key: str, scores: dict[str, np.ndarray]) -> None:
-        """Keep the log-probabilities of a beginning. A failure is logged and ends writing.
-
-        Args:
-            key: Result of `Beginning.scores_key`.
-            scores: Fields of `PromptScores` for its N tokens but the first: ``logprobs`` [N - 1],
-                ``top_tokens`` and ``top_logprobs`` [N - 1, K].
-        """
+        """Keep the log-probabilities of a beginning of N tokens. A failure is logged and ends
+        writing. The fields are those of `PromptScores`, for all tokens but the first:
+        ``logprobs`` [N - 1], ``top_tokens`` and ``top_logprobs`` [N - 1, K]."""
         metadata = {_SCORES: hash_of(key, scores)}
         self._save(key, scores, lambda file: save_whole(file, scores, metadata))
 

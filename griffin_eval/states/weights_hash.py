@@ -45,14 +45,9 @@ def weights_sha256(
     computed and not read from a manifest, since weights may have changed afterwards. Adapters count
     with their own hashes and weights, so parameters are hashed as they are stored.
 
-    Args:
-        check: Whether to compare with the manifest beside the weights, the container's checksums
-            and the hub's hashes of files, as far as there are any.
-        cancelled: Function that is called after each piece; True cancels.
-
-    Raises:
-        CancelledError: ``cancelled`` returned True.
-        CheckpointError: A parameter differs from the manifest, or the manifest is damaged.
+    With ``check``, compares with the manifest beside the weights, the container's checksums and the
+    hub's hashes of files, as far as there are any; differences raise CheckpointError. Raises
+    CancelledError when ``cancelled``, which is called after each piece, returns True.
     """
 
     def stop_if_cancelled(_: int) -> None:
