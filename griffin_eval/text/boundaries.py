@@ -49,10 +49,6 @@ def boundaries_of_model(proto: bytes, vocabulary: Iterable[str]) -> str:
 
     Unigram models have none: they add up scores in float32 from the start of the text, so the
     rounding of ties between two ways to split a word depends on the text before it.
-
-    Args:
-        proto: Serialised ModelProto of sentencepiece.
-        vocabulary: All of its pieces.
     """
     model = dict(_protobuf_fields(proto))
     try:

@@ -14,15 +14,8 @@ logger = logging.getLogger(__name__)
 
 
 def bounded(tokenizer: Tokenizer, rows: int) -> Tokenizer:
-    """Return a tokenizer whose ids all have a row in the model's embedding.
-
-    Args:
-        tokenizer: Tokenizer, returned as it is if all its ids have rows.
-        rows: Number of rows of the embedding.
-
-    Raises:
-        CheckpointError: The tokenizer belongs to another model, or its BOS has no row.
-    """
+    """Return a tokenizer whose ids all have one of the ``rows`` of the model's embedding. Raises
+    CheckpointError if it belongs to another model, or its BOS has no row."""
     if tokenizer.vocab_size <= rows:
         return tokenizer
     check_vocabulary(tokenizer, rows)
@@ -53,13 +46,8 @@ def refusal_of(ids: Iterable[int], tokenizer: Tokenizer | None) -> str | None:
 
 
 class BoundedTokenizer:
-    """A `Tokenizer` that refuses texts with ids that the embedding lacks.
-
-    Special tokens without a row are None, since no text can use them.
-
-    Attributes:
-        beyond: Ids that the embedding lacks.
-    """
+    """A `Tokenizer` that refuses texts with the ids ``beyond``, which the embedding lacks. Special
+    tokens without a row are None, since no text can use them."""
 
     def __init__(self, tokenizer: Tokenizer, rows: int):
         self._tokenizer, self.beyond = tokenizer, range(rows, tokenizer.vocab_size)
@@ -91,11 +79,8 @@ class BoundedTokenizer:
         return encoded
 
     def refusal(self, token: int, what: str) -> str:
-        """Return the error message for a token that the embedding lacks.
-
-        Args:
-            what: Noun phrase for the text with the token.
-        """
+        """Return the error message for a token that the embedding lacks; ``what`` is a noun phrase
+        for the text."""
         return (
             f"{what} uses the token {self.piece(token)!r} of id {token}, but the model's embedding "
             f"has {self.beyond.start} rows: leave the token out, or name the tokenizer that the "

@@ -54,12 +54,8 @@ class WithChatTemplate(Tokenizer):
 
 
 def read_chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
-    """Return the template that transformers would use, or None.
-
-    Args:
-        folder: Folder of the tokenizer; its ``chat_template.jinja`` has precedence.
-        settings: Content of ``tokenizer_config.json``; of several templates, the default counts.
-    """
+    """Return the template that transformers would use, or None: ``chat_template.jinja``, or the
+    default one in ``tokenizer_config.json``."""
     if (folder / TEMPLATE_FILE).is_file():
         return (folder / TEMPLATE_FILE).read_text(encoding="utf-8")
     template = settings.get("chat_template")
@@ -73,11 +69,7 @@ class TemplateRefused(Exception):
 
 
 def template_option(given: str | None) -> str | None:
-    """Return the template that ``--chat-template`` names: the content of a file, or `PLAIN`.
-
-    Raises:
-        ArgumentError: The file cannot be read.
-    """
+    """Return the template that ``--chat-template`` names: the content of a file, or `PLAIN`."""
     if given in (None, PLAIN):
         return given
     try:
@@ -99,17 +91,10 @@ def rendered(
     *,
     add_generation_prompt: bool = True,
 ) -> str:
-    """Return the prompt of a conversation.
+    """Return the prompt of a conversation by a Jinja template or `PLAIN`, or raise TemplateRefused.
 
-    The template runs in jinja2's sandbox, since it is an untrusted program from the checkpoint.
-
-    Args:
-        template: Jinja template, or `PLAIN`.
-        messages: Messages with ``role`` and ``content``.
-        tokenizer: Tokenizer whose special tokens the template may name.
-
-    Raises:
-        TemplateRefused: The template refuses the messages, or is invalid.
+    The template runs in jinja2's sandbox, since it is an untrusted program from the checkpoint. It
+    may name the tokenizer's special tokens.
     """
     if template == PLAIN:
         return "\n\n".join(message["content"] for message in messages)
@@ -134,11 +119,8 @@ def rendered(
 
 def opening(template: str, text: str, tokenizer: Tokenizer) -> str:
     """Return the beginning of the prompt of a conversation whose first user message begins with a
-    text, up to the blank line after the text. Saved states of conversations end there.
-
-    Raises:
-        TemplateRefused: The template refuses or changes the text.
-    """
+    text, up to the blank line after the text. Saved states of conversations end there. Raises
+    TemplateRefused if the template refuses or changes the text."""
     head, _ = _parted(
         template, [{"role": "user", "content": f"{text.rstrip()}\n\n{_MARK}"}], tokenizer
     )
@@ -155,11 +137,7 @@ def after_opening(
     add_generation_prompt: bool = True,
 ) -> str:
     """Return the prompt after `opening` of a conversation whose first message has that text left
-    out.
-
-    Raises:
-        TemplateRefused: The first message is not the user's, or the template refuses the messages.
-    """
+    out. Raises TemplateRefused if it is not the user's, or the template refuses the messages."""
     first, *others = messages
     if first["role"] != "user":
         raise TemplateRefused(f"the user has begun, and a message of {first['role']!r} comes first")

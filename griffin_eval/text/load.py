@@ -23,15 +23,9 @@ def load_tokenizer(
 ) -> Tokenizer:
     """Return the tokenizer in a folder or on the hub.
 
-    Args:
-        folder: Folder with ``tokenizer.json`` or ``tokenizer.model`` (the former is preferred), one
-            of these files, or a hub id.
-        revision: Branch, tag or commit of a hub id.
-        subfolder: Folder inside it that holds the tokenizer.
-
-    Raises:
-        CheckpointError: There is no tokenizer, or its files cannot be read.
-        MissingExtraError: transformers or sentencepiece is not installed.
+    ``folder`` has ``tokenizer.json`` or ``tokenizer.model`` (the former is preferred), or is one of
+    these files, or a hub id with a branch, tag or commit. Raises CheckpointError or
+    MissingExtraError if it cannot be read.
     """
     path, label = Path(folder).expanduser(), str(folder)
     if exists(path):

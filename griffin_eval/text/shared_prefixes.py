@@ -116,10 +116,8 @@ def _join(ids: dict[_Part, list[np.ndarray]], before: np.ndarray) -> dict[_Part,
 
 
 def pieces(boundaries: str, text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each piece of a text that may be tokenised by itself.
-
-    A piece has about half of `_BATCH` characters, or more if the text may not be cut.
-    """
+    """Yield begin and end of each piece of a text that may be tokenised by itself. A piece has
+    about half of `_BATCH` characters, or more if the text may not be cut."""
     while end - start > _BATCH and boundaries:
         at = start + _BATCH // 2
         while at > start and not _may_cut(boundaries, text, at):

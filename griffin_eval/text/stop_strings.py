@@ -35,10 +35,8 @@ class StopStrings:
         return any(one in text for text in texts for one in self.strings)
 
     def beginning(self, text: str, settled: int = 0) -> int | None:
-        """Return the index of the first stop string in a text without special tokens, or None.
-
-        ``settled`` is the number of characters at the beginning that hold no whole stop string.
-        """
+        """Return the index of the first stop string in a text without special tokens, or None. The
+        first ``settled`` characters hold no whole stop string."""
         starts = (text.find(one, max(settled - len(one), 0)) for one in self.strings)
         return min((start for start in starts if start >= 0), default=None)
 

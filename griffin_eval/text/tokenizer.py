@@ -38,31 +38,20 @@ logger = logging.getLogger(__name__)
 
 
 class Tokenizer(Protocol):
-    """A tokenizer of either library.
+    """A tokenizer of either library."""
 
-    Attributes:
-        name: Name and digest of the content, independent of the folder.
-        vocab_size: Highest id that it can produce, plus one.
-        trained_vocab_size: Number of ids without tokens that were added after training.
-        special_tokens: Texts of the tokens that chat templates can name, by name (``bos_token``).
-        adds_bos: Whether its files ask for a BOS before every text.
-        chat_template: Jinja template, or None.
-        boundaries: Characters before which a text may be cut without changing its ids
-            (`griffin_eval.text.shared_prefixes.Encoder`); empty if unknown.
-    """
-
-    name: str
-    vocab_size: int
-    trained_vocab_size: int
+    name: str  # name and digest of the content, independent of the folder
+    vocab_size: int  # highest id that it can produce, plus one
+    trained_vocab_size: int  # number of ids without tokens that were added after training
     bos_token: str | None
     eos_token: str | None
     pad_token: str | None
     bos_token_id: int | None
     eos_token_id: int | None
     pad_token_id: int | None
-    special_tokens: dict[str, str]
-    adds_bos: bool
-    chat_template: str | None
+    special_tokens: dict[str, str]  # texts that chat templates can name, by name (``bos_token``)
+    adds_bos: bool  # whether its files ask for a BOS before every text
+    chat_template: str | None  # in Jinja
 
     @property
     def boundaries(self) -> str: ...
@@ -95,26 +84,16 @@ class Tokenizer(Protocol):
         """Return the prompt of a conversation, which usually starts with BOS already.
 
         If the template refuses the conversation, it is rendered again without system messages, and
-        a warning is logged, as in lm-eval's hf model.
-
-        Args:
-            messages: Messages with ``role`` and ``content``.
-            add_generation_prompt: True ends with the opening of the model's turn; False leaves the
-                last message open, to be continued.
-
-        Raises:
-            CheckpointError: There is no chat template, or it refuses the messages.
+        a warning is logged, as in lm-eval's hf model. Raises CheckpointError if that fails, too.
+        Without a generation prompt, the last message is left open to be continued.
         """
         ...
 
 
 @contextlib.contextmanager
 def naming_half_characters(texts: Sequence[str]) -> Iterator[None]:
-    """Replace a tokenizer's error about half of a surrogate pair, which JSON can contain.
-
-    Raises:
-        ArgumentError: One of the texts contains a half; the message says where.
-    """
+    """Replace a tokenizer's error about half of a surrogate pair, which JSON can contain, by an
+    ArgumentError that says where it is."""
     try:
         yield
     except (TypeError, ValueError):
@@ -149,20 +128,14 @@ def encode_with_bos(tokenizer: Tokenizer, text: str, add_bos: bool) -> list[int]
     Chat templates write BOS into the text: such a text gets no second one, and several at its start
     become one. (lm-eval's hf model does the same, but for generation it looks only at the first
     text of a batch.)
-
-    Raises:
-        ArgumentError: ``add_bos`` with a tokenizer that has no BOS token.
     """
     ids = tokenizer.encode(text)
     return with_one_bos(tokenizer, ids) if add_bos else ids
 
 
 def with_one_bos(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """Return ids with exactly one BOS in front, however many there were.
-
-    Raises:
-        ArgumentError: The tokenizer has no BOS token.
-    """
+    """Return ids with exactly one BOS in front, however many there were. Raises ArgumentError if
+    the tokenizer has no BOS."""
     bos = tokenizer.bos_token_id
     if bos is None:
         raise ArgumentError(f"add_bos_token=True, but the tokenizer {tokenizer.name} has no BOS")
@@ -170,13 +143,8 @@ def with_one_bos(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Check that a tokenizer can belong to a model: that the embedding has rows for most ids.
-
-    Added tokens often have no row, and sometimes a few others have none.
-
-    Raises:
-        CheckpointError: The embedding lacks more than one in 64 of the trained tokens.
-    """
+    """Check that a tokenizer can belong to a model: that the embedding has rows for all but one in
+    64 of its trained tokens. Added tokens often have no row, and sometimes a few others."""
     if 64 * (tokenizer.trained_vocab_size - vocab_size) > tokenizer.trained_vocab_size:
         raise CheckpointError(
             f"the tokenizer {tokenizer.name} produces ids up to {tokenizer.vocab_size - 1}, but "

@@ -19,11 +19,8 @@ def words_of_tokens(words: np.ndarray, spans: np.ndarray) -> np.ndarray:
 
     A token belongs to the first word that ends after the token's first character: white space to
     the word after it, as in tokens that begin with a space, and a token with parts of two words to
-    the first. White space at the end of a text belongs to the last word.
-
-    Args:
-        words: int [W, 2] from `word_spans`.
-        spans: int [N, 2], characters of each token.
+    the first. White space at the end of a text belongs to the last word. ``words`` [W, 2] and
+    ``spans`` [N, 2] are ranges of characters.
     """
     found = np.searchsorted(words[:, 1], spans[:, 0], side="right")
     return np.minimum(found, len(words) - 1)
