@@ -14,14 +14,8 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def positive_integer(name: str, value: Any, also: str = "") -> int:
-    """Return a positive integer that may be given as text.
-
-    Args:
-        also: Other allowed values for the error message, such as " or auto".
-
-    Raises:
-        ArgumentError: The value is not a positive integer.
-    """
+    """Return a positive integer that may be given as text, or raise ArgumentError. ``also`` names
+    other allowed values in the message, such as " or auto"."""
     try:
         number = int(value)
     except (OverflowError, TypeError, ValueError):
@@ -33,11 +27,7 @@ def positive_integer(name: str, value: Any, also: str = "") -> int:
 
 
 def text_argument(name: str, value: Any) -> str:
-    """Return the text of an argument that is a path, a hub id, a revision or a device.
-
-    Raises:
-        ArgumentError: The value is another kind of object.
-    """
+    """Return the text of an argument that is a path, a hub id, a revision or a device."""
     if isinstance(value, str | os.PathLike) or is_integer(value):
         return str(value)
     if name == "device" and type(value).__module__.partition(".")[0] == "torch":
@@ -51,11 +41,7 @@ def text_argument(name: str, value: Any) -> str:
 
 
 def dtype_name(name: str, value: Any) -> str:
-    """Return the name of a dtype of NumPy, PyTorch or JAX, or of its name.
-
-    Raises:
-        ArgumentError: The value is not a dtype.
-    """
+    """Return the name of a dtype of NumPy, PyTorch or JAX, or of its name."""
     if isinstance(value, str):
         return value
     if type(value).__module__ == "torch":
@@ -71,11 +57,7 @@ def dtype_name(name: str, value: Any) -> str:
 
 
 def model_dtype(name: str, value: Any) -> str:
-    """Return the name of a model's dtype, or ``auto`` for that of the checkpoint.
-
-    Raises:
-        ArgumentError: The value is neither.
-    """
+    """Return the name of a model's dtype, or ``auto`` for that of the checkpoint."""
     dtype = dtype_name(name, value)
     if dtype not in ("auto", *DTYPES):
         raise ArgumentError(
@@ -88,15 +70,8 @@ def model_dtype(name: str, value: Any) -> str:
 def visible_keys_argument(
     *, visible_keys: Any = None, window: Any = None, **_: Any
 ) -> dict[str, Any]:
-    """Return the number of visible keys by the argument's name, or an empty dict.
-
-    Args:
-        visible_keys: Number of keys that a query of local attention sees, including its own.
-        window: Another name of ``visible_keys``.
-
-    Raises:
-        ArgumentError: Both are given and differ.
-    """
+    """Return the number of visible keys by the argument's name, or an empty dict. ``window`` is
+    another name of ``visible_keys``; values that differ raise ArgumentError."""
     if visible_keys is None:
         return {} if window is None else {"window": window}
     if window not in (None, visible_keys):
@@ -114,11 +89,7 @@ def one_visible_keys(visible_keys: Any, window: Any) -> Any:
 
 
 def token_counts(text: str) -> list[int]:
-    """Return the lengths in the text of ``--lengths``, such as ``1000,100000``.
-
-    Raises:
-        ArgumentError: The text is malformed.
-    """
+    """Return the lengths in the text of ``--lengths``, such as ``1000,100000``."""
     parts = text.split(",")
     if not all(part.isdecimal() for part in parts):
         raise ArgumentError(f"--lengths {text!r}: expected numbers of tokens such as 100000")
@@ -126,14 +97,8 @@ def token_counts(text: str) -> list[int]:
 
 
 def positive_integers(option: str, text: str, example: str) -> list[int]:
-    """Return the distinct numbers in a text such as ``1,16``, in increasing order.
-
-    Args:
-        example: Expected value for the error message, such as "numbers of rows such as 1,16".
-
-    Raises:
-        ArgumentError: The text is malformed.
-    """
+    """Return the distinct numbers in a text such as ``1,16``, in increasing order. ``example`` is
+    the expected value in the error message, such as "numbers of rows such as 1,16"."""
     parts = text.split(",")
     if not all(part.isdecimal() and int(part) for part in parts):
         raise ArgumentError(f"{option} {text!r}: expected {example}")
@@ -151,11 +116,8 @@ _MINIMA = {"candidates": 2, "depths": 0, "seed": 0}
 
 
 def integer_problems(minima: Mapping[str, int], /, **given: Any) -> list[str]:
-    """Return a sentence for each value of a task's metadata that is not a valid integer.
-
-    Args:
-        minima: Minimum integers by name, where they depend on other values.
-    """
+    """Return a sentence for each value of a task's metadata that is not a valid integer. ``minima``
+    are those that depend on other values."""
     problems = []
     for name, value in given.items():
         least = {**_MINIMA, **minima}.get(name, 1)
@@ -168,11 +130,7 @@ def integer_problems(minima: Mapping[str, int], /, **given: Any) -> list[str]:
 
 
 def check_integers(task: str, **given: Any) -> None:
-    """Check values of a task's metadata by name.
-
-    Raises:
-        ArgumentError: A value is not a valid integer or list of integers.
-    """
+    """Check integers, and lists of integers, of a task's metadata by name."""
     if problems := integer_problems({}, **given):
         raise ArgumentError(f"{task}: {'; '.join(problems)}")
 
@@ -194,12 +152,9 @@ def option(
 ) -> Any:
     """Return a dataclass field that is also an option of commands.
 
-    Args:
-        parse: Function from the name and a given value to the value of the field.
-        kind: Type of the value on the command line.
-        flag: Option of the commands, if not the field's name with dashes.
-        minimum: Minimum value on the command line.
-        more: Further arguments of `typer.Option`.
+    ``parse`` converts the name and a given value to the value of the field. ``kind`` and
+    ``minimum`` apply to the command line, where ``flag`` is the name of the option, if not the
+    field's name with dashes. ``more`` are further arguments of `typer.Option`.
     """
     metadata = {"parse": parse, "kind": kind, "flag": flag}
     metadata["option"] = {"help": help, "min": minimum} | more
@@ -210,11 +165,7 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def parse_size(text: str, option: str) -> int:
-    """Return the bytes in a text such as ``500MB``, ``1.5GB`` or ``4096``.
-
-    Raises:
-        ArgumentError: The text is malformed; the message names the option.
-    """
+    """Return the bytes in a text such as ``500MB``, ``1.5GB`` or ``4096``."""
     unit = text.lstrip("0123456789.")
     number = text[: len(text) - len(unit)]
     try:

@@ -29,16 +29,10 @@ MODEL_TOLERANCE = 1e-5  # relative
 
 
 class Kernel(NamedTuple):
-    """The kernel implementation for some dtypes.
-
-    Attributes:
-        operator: ``RG-LRU`` or ``attention``.
-        name: Name of the implementation.
-        reasons: Reasons for its choice.
-    """
+    """The kernel implementation for some dtypes, and the reasons for its choice."""
 
     framework: str
-    operator: str
+    operator: str  # ``RG-LRU`` or ``attention``
     dtypes: tuple[str, ...]
     name: str
     reasons: str
@@ -53,16 +47,11 @@ class SelfTest(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """A cache folder.
+    """A cache folder."""
 
-    Attributes:
-        holds: Content of the cache.
-        entries: Number of files.
-    """
-
-    holds: str
+    holds: str  # description of the content
     folder: Path
-    entries: int
+    entries: int  # number of files
     nbytes: int
 
 

@@ -30,31 +30,19 @@ FORMATS = ("png", "svg", "pdf")
 
 
 class Files(NamedTuple):
-    """Settings for files of figures.
+    """Settings for files of figures."""
 
-    Attributes:
-        folder: Output folder, created if it does not exist.
-        formats: File name endings from `FORMATS`.
-        width: Width in inches; None for the width that suits the figure.
-        titles: Whether figures have titles; papers put them into the caption.
-    """
-
-    folder: Path
-    formats: Sequence[str] = ("png", "svg")
-    width: float | None = None
-    titles: bool = True
+    folder: Path  # created if it does not exist
+    formats: Sequence[str] = ("png", "svg")  # from `FORMATS`
+    width: float | None = None  # inches; None for the width that suits the figure
+    titles: bool = True  # papers put them into the caption
 
 
 def panels(
     count: int, width: float | None = None, *, height: float = HEIGHT, share_y: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure of panels, at most `MAX_COLUMNS` side by side, with light grid lines.
-
-    Args:
-        width: Width of the whole figure in inches; None for one that suits the number of panels.
-        height: Height in inches of the figure, or of each row if there are several.
-        share_y: Whether all panels share their vertical axis.
-    """
+    """Return a figure of panels, at most `MAX_COLUMNS` side by side, with light grid lines. Sizes
+    are in inches; ``height`` is that of the figure, or of each row if there are several."""
     columns = min(count, MAX_COLUMNS)
     rows = math.ceil(count / columns)
     if width is None:
@@ -84,12 +72,8 @@ def draw_line(
     color: str | None = None,
     markers: bool = True,
 ) -> None:
-    """Draw a line in the style of its ``index`` in the panel; all lines are equally wide.
-
-    Args:
-        color: Color that replaces that of the style.
-        markers: Whether the points are marked.
-    """
+    """Draw a line in the style, or another color, of its ``index`` in the panel; all lines are
+    equally wide."""
     axes.plot(
         x,
         y,
@@ -116,11 +100,8 @@ def draw_band(
 def finish(
     figure: Figure, axes: Sequence[Axes], files: Files | Path, title: str = "", note: str = ""
 ) -> None:
-    """Set the width; add the title, and below all panels a note and one legend of their lines.
-
-    Args:
-        note: Meaning of bands and bars, and number of items.
-    """
+    """Set the width; add the title, and below all panels one legend of their lines and a note about
+    bands, bars and the number of items."""
     if isinstance(files, Files) and files.width is not None:
         old, height = figure.get_size_inches()
         ratio = files.width / old
@@ -154,13 +135,8 @@ def finish(
 
 
 def save(figure: Figure, files: Files | Path, name: str) -> Path:
-    """Write a figure in each format and return the first path; equal figures give equal files.
-
-    SVG and PDF contain texts as text, which can be searched and edited.
-
-    Args:
-        name: File name without its ending.
-    """
+    """Write a figure in each format and return the first path; equal figures give equal files. SVG
+    and PDF contain texts as text, which can be searched and edited."""
     files = files if isinstance(files, Files) else Files(files)
     files.folder.mkdir(parents=True, exist_ok=True)
     paths = [files.folder / f"{name}.{ending}" for ending in files.formats]
@@ -170,12 +146,8 @@ def save(figure: Figure, files: Files | Path, name: str) -> Path:
 
 
 def rendered(figure: Figure, ending: str, name: str) -> bytes:
-    """Return the content of a figure's file.
-
-    Args:
-        ending: Format from `FORMATS`.
-        name: Name of the figure, from which an SVG's identifiers are derived.
-    """
+    """Return the content of a figure's file in a format of `FORMATS`. An SVG's identifiers are
+    derived from its name."""
     metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": name, "pdf.fonttype": 42}
     content = BytesIO()

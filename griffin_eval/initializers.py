@@ -8,10 +8,8 @@ from griffin_eval.layout import ParamSpec
 
 
 def initial_value(spec: ParamSpec, seed: int) -> np.ndarray:
-    """Draw one parameter as a float32 array.
-
-    Every name has its own random stream, so the order of parameters does not matter.
-    """
+    """Draw one parameter as a float32 array. Every name has its own random stream, so the order of
+    parameters does not matter."""
     if spec.init == "zeros":
         return np.zeros(spec.shape, np.float32)
     rng = np.random.default_rng([seed, zlib.crc32(spec.name.encode())])

@@ -21,18 +21,13 @@ RESAMPLES = 2000  # number of bootstrap resamples
 
 
 class Estimate(NamedTuple):
-    """An estimate with its confidence interval ``low`` to ``high``.
-
-    Attributes:
-        items: Number of items.
-        clusters: Number of their clusters.
-    """
+    """An estimate with its confidence interval ``low`` to ``high``."""
 
     value: float
     low: float
     high: float
-    items: int
-    clusters: int
+    items: int  # number of items
+    clusters: int  # number of their clusters
 
 
 def proportion(
@@ -126,10 +121,8 @@ def ratio(
 def standard_error(
     values: Sequence[float], weights: Sequence[float], clusters: Sequence[Hashable]
 ) -> float:
-    """Return the standard error of Σ values / Σ weights over clusters, by linearisation.
-
-    It is 0 for one cluster. The arguments are those of `ratio`.
-    """
+    """Return the standard error of Σ values / Σ weights over clusters, by linearisation; 0 for one
+    cluster. The arguments are those of `ratio`."""
     x, index = _sorted(values, clusters)
     return math.sqrt(_ratio_variance(x, np.asarray(weights, np.float64), index))
 
@@ -201,10 +194,7 @@ def effective_length(
     if no share is below, NaN if nothing is right at the shortest length.
 
     The bounds are percentiles of a bootstrap of clusters, as in `capacity`, but a cluster with
-    items of several lengths is drawn with all of them. Arguments not listed are as in `capacity`.
-
-    Args:
-        level: Fraction of the score at the shortest length, between 0 and 1.
+    items of several lengths is drawn with all of them. Other arguments are as in `capacity`.
     """
     x, index = _sorted(values, clusters)
     grid, column = np.unique(np.asarray(lengths, np.float64), return_inverse=True)

@@ -20,11 +20,7 @@ _MAX_JSON = 100_000_000  # bytes
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-        CheckpointError: The file cannot be read, is not JSON, or holds no object.
-    """
+    """Return the object in a JSON file, or raise CheckpointError."""
     try:
         if (size := path.stat().st_size) > _MAX_JSON:
             raise ValueError(f"{size} bytes, more than the {_MAX_JSON} that are allowed")
@@ -38,11 +34,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a small file.
-
-    Raises:
-        CheckpointError: It cannot be read.
-    """
+    """Return the content of a small file, or raise CheckpointError."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -50,11 +42,8 @@ def read_file(path: Path) -> bytes:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file atomically: its name appears once all its bytes are on the disk.
-
-    Raises:
-        OSError: The file cannot be written; nothing is left behind.
-    """
+    """Write a file atomically: its name appears once all its bytes are on the disk. After an
+    OSError nothing is left behind."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
@@ -99,13 +88,8 @@ def over_limit(files: Iterable[Path], limit: int) -> list[Path]:
 
 
 def list_folder(path: Path, pattern: str = "*") -> list[str]:
-    """Return the sorted names in a folder that match a shell pattern.
-
-    Unlike ``Path.glob``, this does not treat an unreadable folder as empty.
-
-    Raises:
-        CheckpointError: It cannot be read.
-    """
+    """Return the sorted names in a folder that match a shell pattern. Unlike ``Path.glob``, this
+    raises CheckpointError for an unreadable folder."""
     try:
         return sorted(fnmatch.filter(os.listdir(path), pattern))
     except OSError as error:
@@ -114,12 +98,7 @@ def list_folder(path: Path, pattern: str = "*") -> list[str]:
 
 def files_within(folder: Path) -> Iterator[Path]:
     """Yield the files in a folder and its subfolders, in any order; none if it does not exist.
-
-    Unlike ``Path.rglob``, this does not treat an unreadable folder as empty.
-
-    Raises:
-        CheckpointError: A folder cannot be read.
-    """
+    Unlike ``Path.rglob``, this raises CheckpointError for an unreadable folder."""
 
     def refused(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -137,13 +116,8 @@ def absolute_path(path: str | Path) -> Path:
 
 
 def exists(path: str | Path, *, follow_links: bool = True) -> bool:
-    """Return whether a path exists. Without ``follow_links``, a dangling link exists.
-
-    Unlike ``os.path.exists``, this does not treat an inaccessible path as missing.
-
-    Raises:
-        OSError: The path is inaccessible.
-    """
+    """Return whether a path exists. Without ``follow_links``, a dangling link exists. Unlike
+    ``os.path.exists``, this raises OSError for an inaccessible path."""
     try:
         os.stat(path, follow_symlinks=follow_links)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: not a file name
@@ -156,13 +130,9 @@ def exists(path: str | Path, *, follow_links: bool = True) -> bool:
 
 
 def parse_json(text: bytes, parse_int: Callable[[str], int] = int) -> dict[str, Any]:
-    """Return the JSON object in UTF-8 text.
+    """Return the JSON object in UTF-8 text. ``parse_int`` converts the digits of an integer.
 
-    Args:
-        parse_int: Function from the digits of an integer to its value.
-
-    Raises:
-        ValueError: The text is anything else; the message is a phrase that follows "found".
+    Anything else raises ValueError with a phrase that follows "found".
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

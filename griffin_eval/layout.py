@@ -156,10 +156,8 @@ class ParamScope:
     ``scope / "linear_x"`` is the scope of a submodule, ``scope("weight")`` one parameter, and
     ``"bias" in scope`` says whether it exists. Both twins are built from this class.
 
-    Args:
-        specs: All parameters of the model, by canonical name.
-        make: Function that reads, draws or describes the parameter of a spec.
-        prefix: Prefix of the names of this module's parameters, with a dot at its end.
+    ``make`` reads, draws or describes the parameter of a spec. ``prefix`` begins the names of this
+    module's parameters, and ends with a dot.
     """
 
     def __init__(

@@ -293,11 +293,8 @@ CHECKPOINT = (
 def parse_arguments(given: Mapping[str, Any]) -> ModelArguments:
     """Return the arguments with their defaults, checked as far as possible without the checkpoint.
 
-    Args:
-        given: Names and values from ``--model_args``, a command or Python; None is the default.
-
-    Raises:
-        ArgumentError: An argument is wrong; the message names it, its value and what was expected.
+    They come from ``--model_args``, a command or Python; None is the default. An ArgumentError
+    names the wrong argument, its value and what was expected.
     """
     _refuse_unknown(given, [*FIELDS, "window"])
     values = {name: value for name, value in given.items() if name in FIELDS and value is not None}
@@ -320,10 +317,8 @@ def parse_arguments(given: Mapping[str, Any]) -> ModelArguments:
 
 
 def _refuse_unknown(given: Mapping[str, Any], known: list[str]) -> None:
-    """Refuse unknown arguments, all in one message.
-
-    An argument of hf's model with a false value (``parallelize=False``) is accepted.
-    """
+    """Refuse unknown arguments, all in one message. An argument of hf's model with a false value
+    (``parallelize=False``) is accepted."""
     problems = []
     for name, value in given.items():
         if name in known:

@@ -42,11 +42,7 @@ def find_checkpoint(arguments: ModelArguments) -> Path:
 
 
 def open_checkpoint(arguments: ModelArguments) -> Checkpoint:
-    """Open the checkpoint with its adapters. Weights are read on demand.
-
-    Raises:
-        CheckpointError: It cannot be read as a model, or an adapter does not fit it.
-    """
+    """Open the checkpoint with its adapters. Weights are read on demand."""
     adapters = tuple(
         (resolve_adapter(place, arguments.revision), weight) for place, weight in arguments.peft
     )
@@ -63,14 +59,9 @@ def open_model(
 ) -> "OpenModel":
     """Open a checkpoint for a framework, and start to compare its weights with their checksums.
 
-    Args:
-        checkpoint: Open checkpoint; None opens that of the arguments.
-        launch: This process's place among those of a launcher.
-        reads_texts: Whether the tokenizer, BOS and EOS are needed; they are checked at once.
-
-    Raises:
-        BadInput: An argument or a checkpoint cannot be used; the message is one sentence.
-        MissingExtraError: The framework is not installed.
+    ``launch`` is this process's place among those of a launcher. ``reads_texts`` checks tokenizer,
+    BOS and EOS at once. An argument or a checkpoint that cannot be used raises BadInput, and a
+    framework that is not installed MissingExtraError.
     """
     arguments = arguments.named(framework=choose_framework(arguments.framework))
     if checkpoint is None:
@@ -129,11 +120,7 @@ class OpenModel:
 
     @cached_property
     def prefix_token_id(self) -> int:
-        """Token before the continuation of an empty context.
-
-        Raises:
-            ArgumentError: There is no such token.
-        """
+        """Token before the continuation of an empty context, if there is any."""
         if self.state is not None:
             return self.state.origin.last_token
         chosen, vocab_size = self.arguments.prefix_token_id, self.checkpoint.config.vocab_size
@@ -175,28 +162,18 @@ class OpenModel:
 
     @property
     def weights_sha256(self) -> str:
-        """Hash of all weights; waits for it.
-
-        Raises:
-            CheckpointError: The weights differ from a checksum.
-        """
+        """Hash of all weights; waits for it, and raises CheckpointError for a wrong checksum."""
         return self.weights.result()
 
     def confirm_weights(self) -> None:
-        """Wait until the weights have been compared with their checksums, if there are any.
-
-        Raises:
-            CheckpointError: The weights differ from a checksum.
-        """
+        """Wait until the weights have been compared with their checksums, if there are any. A wrong
+        checksum raises CheckpointError."""
         if self.has_checksums:
             self.weights.result()
 
     def check_finite(self, not_finite: list[str]) -> None:
-        """Refuse NaN or infinite weights, unless ``check`` is off.
-
-        Raises:
-            CheckpointError: Some weights are not finite; a wrong checksum is reported first.
-        """
+        """Refuse NaN or infinite weights, unless ``check`` is off. A wrong checksum is reported
+        first."""
         if not_finite and self.arguments.check:
             self.confirm_weights()
             more = f" and {len(not_finite) - 1} parameters more" if not_finite[1:] else ""
@@ -210,11 +187,7 @@ class OpenModel:
 
     @cached_property
     def runners(self) -> list[Runner]:
-        """The model, once for each replica, continuing the saved state if there is one.
-
-        Raises:
-            BadInput: The checkpoint cannot be loaded, or its weights are not finite.
-        """
+        """The model, once for each replica, continuing the saved state if there is one."""
         arguments, launch = self.arguments, self._launch
         if arguments.parity == "check" and (launch is None or launch.rank == 0):
             from griffin_eval.crosscheck.parity import check_parity
@@ -280,11 +253,7 @@ class OpenModel:
         return None if self.arguments.state is None else read_state(self.arguments.state)
 
     def read_state(self, path: str | Path) -> SavedState:
-        """Return a saved state of this model.
-
-        Raises:
-            BadInput: The file cannot be read, or belongs to another model.
-        """
+        """Return a saved state, checked to belong to this model."""
         state = read_state(path)
         self._check_state(path, state)
         return state
@@ -295,11 +264,7 @@ class OpenModel:
         check_weights(path, state, self.weights_sha256)
 
     def open_state_cache(self) -> StateCache | None:
-        """Open the folder of states that the arguments name; return None without one.
-
-        Raises:
-            BadInput: It cannot be used.
-        """
+        """Open the folder of states that the arguments name; return None without one."""
         if self.arguments.state_cache is None:
             return None
         return StateCache(
@@ -315,13 +280,8 @@ class OpenModel:
     # Other checkpoints of the same model
 
     def stage(self, pretrained: str, revision: str | None) -> "StagedModel":
-        """Read another checkpoint of the same model into memory; its files may then be deleted.
-
-        Another thread may call this while the model runs.
-
-        Raises:
-            CheckpointError: It cannot be read, or its config, dtype or tokenizer differs.
-        """
+        """Read another checkpoint with the same config, dtype and tokenizer into memory; its files
+        may then be deleted. Another thread may call this while the model runs."""
         for name in ("state", "load", "state_cache"):
             if getattr(self.arguments, name) is not None:
                 raise ArgumentError(
@@ -369,15 +329,10 @@ class OpenModel:
 
 @dataclasses.dataclass
 class StagedModel:
-    """Another checkpoint of a running model, whose weights are in memory.
+    """Another checkpoint of a running model, whose weights are in memory."""
 
-    Attributes:
-        model: Copy of the model with the new checkpoint.
-        weights: Weights for `Runner.adopt`.
-    """
-
-    model: OpenModel
-    weights: Any
+    model: OpenModel  # copy of the model with the new checkpoint
+    weights: Any  # argument of `Runner.adopt`
 
     def adopt(self) -> OpenModel:
         """Replace the weights of the runners, and return the new model."""

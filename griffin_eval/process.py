@@ -21,10 +21,8 @@ MMAP_THRESHOLD, TRIM_THRESHOLD, KEPT = -3, -1, 1 << 30
 
 
 def share_processor() -> None:
-    """Let PyTorch's threads sleep soon while they wait, unless the user has set how they wait.
-
-    GNU OpenMP reads the variable when PyTorch is imported, so call this before.
-    """
+    """Let PyTorch's threads sleep soon while they wait, unless the user has set how they wait. Call
+    this before PyTorch is imported, which is when GNU OpenMP reads the variable."""
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault(SPIN_VARIABLE, SPIN_COUNT)
 
