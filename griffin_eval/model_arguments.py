@@ -112,9 +112,9 @@ class ModelArguments:
     )
     framework: str | None = option("Framework: torch or jax.", _one_of(*FRAMEWORKS))
     dtype: str = option(
-        "Dtype of weights and activations: auto is the checkpoint's own.", model_dtype, "auto"
+        "Dtype of weights and activations; auto is that of the checkpoint.", model_dtype, "auto"
     )
-    device: str | None = option("Device, as the framework names it: cpu, cuda:0.")
+    device: str | None = option("Device by its name in the framework, such as cpu or cuda:0.")
     tensor_parallel_size: int = option(
         "Number of devices that share the weights.", positive_integer, 1, kind=int, minimum=1
     )
@@ -128,7 +128,7 @@ class ModelArguments:
         "Ignored; accepted for compatibility with lm-eval.", _batch_size, 1
     )
     max_batch_size: int | None = option(
-        "Largest number of documents that a step reads from or continues.",
+        "Maximum number of documents in a step.",
         positive_integer,
         kind=int,
         minimum=1,
@@ -140,12 +140,12 @@ class ModelArguments:
         minimum=1,
     )
     load: str | None = option(
-        "quantised keeps the matrices of a quantised checkpoint so in memory.",
+        "quantised keeps the matrices of a quantised checkpoint quantised in memory.",
         _one_of("quantised", or_nothing=True),
     )
     peft: tuple[tuple[str, float], ...] = option(
-        "Folder or hub id of a LoRA, rsLoRA or DoRA of peft to merge, with a weight if "
-        "you like: DIR=0.7. Several are added up.",
+        "Folder or hub id of a LoRA, rsLoRA or DoRA of peft to merge, optionally with a weight "
+        "(DIR=0.7). Several are summed.",
         _adapters,
         (),
         kind=list[str],
@@ -154,13 +154,15 @@ class ModelArguments:
     tokenizer: str | None = option(
         "Folder or hub id of the tokenizer; the checkpoint's own by default."
     )
-    revision: str | None = option("Branch, tag or commit of a hub id, also of an adapter's.")
+    revision: str | None = option("Branch, tag or commit of a hub id, also of adapters.")
     subfolder: str | None = option("Subfolder that holds the checkpoint.")
     add_bos_token: bool | None = option(
         "Begin texts with BOS; by default as the model was trained.", _boolean, kind=bool
     )
     prefix_token_id: int | None = option(
-        "Token that an empty context is scored from; by default BOS, else EOS.", _token, kind=int
+        "Token that stands for an empty context; by default BOS, or EOS without a BOS.",
+        _token,
+        kind=int,
     )
     on_merge: str = option(
         "Treatment of a continuation that the tokenizer merges into its context: separate, or "
@@ -169,12 +171,12 @@ class ModelArguments:
         "separate",
     )
     softmax_dtype: str | None = option(
-        "Dtype in which logits are normalised: float32 by default, float64 if the model's is.",
+        "Dtype in which logits are normalised; float32 by default, or float64 for float64 models.",
         _one_of(*DTYPES),
     )
-    state_budget: int | None = option("Memory for states that are kept, such as 2GB.", _size)
+    state_budget: int | None = option("Memory for states between steps, such as 2GB.", _size)
     visible_keys: int | None = option("Number of keys that local attention sees.", None, kind=int)
-    preset: str | None = option("Preset that supplies what neither config nor shapes say.")
+    preset: str | None = option("Preset for values that neither config nor shapes determine.")
     item: str | None = option(
         "Name of the Orbax item (or .pt entry) that holds the weights.",
     )
@@ -183,11 +185,11 @@ class ModelArguments:
     )
     logits_soft_cap: float | None = option("Soft cap of the logits; 0 for none.", None, kind=float)
     names: str | None = option(
-        "TOML file that maps the tensor names of this checkpoint, or one that ships: "
+        "TOML file that maps the tensor names of this checkpoint, or the name of a built-in one: "
         f"{', '.join(TRAINERS)}."
     )
     accept_differences: bool = option(
-        "Read weights of a trainer that computes otherwise, as they are.",
+        "Read weights even if their trainer computes something else.",
         _boolean,
         False,
         kind=bool,
@@ -201,22 +203,22 @@ class ModelArguments:
         flag="--no-check",
     )
     parity: str | None = option(
-        "check runs a probe in both frameworks first, and refuses what is not rounding.",
+        "check compares both frameworks first, and refuses differences beyond rounding.",
         _one_of("check", or_nothing=True),
     )
     token_scores: str | None = option("Folder for the scores of every token.", kind=Path)
     token_states: bool = option(
-        "Write the states and gates of all layers into that folder, too.",
+        "Write the states and gates of all layers into the folder of the scores, too.",
         _boolean,
         False,
         kind=bool,
     )
-    state: str | None = option("File of a saved state that every text goes on from.", kind=Path)
+    state: str | None = option("File of a saved state that every text continues.", kind=Path)
     state_cache: str | None = option(
-        "Folder that keeps states of long beginnings, for later runs.", kind=Path
+        "Folder for states after long beginnings of texts, which later runs reuse.", kind=Path
     )
     state_cache_size: int = option(
-        "Bytes of all files in that folder, 10GB by default.", _size, 10 * 10**9
+        "Maximum size of the folder of states; 10GB by default.", _size, 10 * 10**9
     )
     chunk_tokens: int | None = option(
         "Largest number of tokens of a chunk; the question is read after each, and answered from "

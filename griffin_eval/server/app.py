@@ -353,22 +353,22 @@ class _Server:
             lines.extend(f"griffin_{name}{label} {value}" for label, value in values.items())
 
         for name, text in (
-            ("requests", "Requests that came."),
-            ("prompt_tokens", "Tokens of the prompts of requests that began."),
-            ("tokens_read", "Tokens of prompts that were read."),
-            ("tokens_kept", "Tokens of prompts whose states were on disk."),
-            ("tokens_generated", "Tokens that were generated."),
-            ("states_evicted", "States that were dropped for others."),
+            ("requests", "Requests received."),
+            ("prompt_tokens", "Prompt tokens of the requests that were started."),
+            ("tokens_read", "Prompt tokens read by the model."),
+            ("tokens_kept", "Prompt tokens not read because their states were on disk."),
+            ("tokens_generated", "Tokens generated."),
+            ("states_evicted", "States evicted from memory."),
             ("steps", "Calls of the model."),
         ):
             metric(f"{name}_total", "counter", text, {"": getattr(counts, name)})
         finished = {f'{{reason="{key}"}}': value for key, value in [*counts.finished.items()]}
-        metric("finished_total", "counter", "Requests that ended.", finished)
+        metric("finished_total", "counter", "Requests finished, by reason.", finished)
         compiled = {"": self._model.runner.compilations}
-        metric("compilations_total", "counter", "Shapes that were compiled.", compiled)
-        metric("unfinished", "gauge", "Requests that wait or run.", {"": scheduler.unfinished})
-        metric("generating", "gauge", "Requests that are continued.", {"": scheduler.generating})
-        metric("states", "gauge", "States that are kept.", {"": scheduler.states})
+        metric("compilations_total", "counter", "Shapes compiled.", compiled)
+        metric("unfinished", "gauge", "Requests waiting or running.", {"": scheduler.unfinished})
+        metric("generating", "gauge", "Requests being decoded.", {"": scheduler.generating})
+        metric("states", "gauge", "States in memory.", {"": scheduler.states})
         return PlainTextResponse("\n".join(lines) + "\n")
 
 
