@@ -35,7 +35,7 @@ def _print_formats(wanted: bool) -> None:
 
 
 def _retired(flag: str, kind: type, instead: str) -> Any:
-    """Return a hidden option that is refused with what to use instead."""
+    """Return a hidden option whose use raises an error that names the replacement."""
 
     def refuse(value: str | bool | None) -> None:
         if value:
@@ -84,7 +84,7 @@ def convert(
         str | None,
         typer.Option(
             help="Dtype of the tensors: bfloat16, or bfloat16,recurrent_param=float32. The longest "
-            "ending of a parameter's name counts."
+            "matching ending of a parameter's name takes precedence."
         ),
     ] = None,
     vocab_size: Annotated[
@@ -156,7 +156,7 @@ def convert(
 
 
 def _command_line(context: typer.Context) -> str:
-    """What was typed, as a shell would have it."""
+    """Return the command as typed, quoted for a shell."""
     options, arguments = [], []
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")

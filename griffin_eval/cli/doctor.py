@@ -15,12 +15,12 @@ from griffin_eval.cli.options import JsonOnly
 def doctor(as_json: JsonOnly = False) -> None:
     """Show what a bug report needs; exit code 1 if a self-test fails.
 
-    Versions and devices, which kernel runs for each dtype and why, the kernels' self-test, and the
-    caches with how to empty them.
+    Versions and devices, the kernel for each dtype and why it is chosen, the kernels' self-test,
+    and the caches with commands to empty them.
     """
     from griffin_eval import doctor as facts
 
-    logging.disable(logging.WARNING)  # fallbacks are shown in the table
+    logging.disable(logging.WARNING)  # the table shows fallbacks
     installed = facts.frameworks()
     if as_json:
         if not _print_json(installed):

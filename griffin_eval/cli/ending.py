@@ -1,4 +1,4 @@
-"""How commands end: the exit codes, and one sentence for bad input."""
+"""Exit codes of commands, and one sentence for bad input."""
 
 import atexit
 import gc
@@ -39,7 +39,7 @@ def run_command(command: Callable[[], None]) -> None:
 
 
 class _DroppingWhenClosed(io.FileIO):
-    """A file that drops what is written after its reader has closed the pipe."""
+    """A file that ignores writes after its reader has closed the pipe."""
 
     def write(self, data: Any) -> int:
         try:
@@ -51,7 +51,7 @@ class _DroppingWhenClosed(io.FileIO):
 
 
 def _outlive_reader() -> None:
-    """Let a command end with its own exit code where `head` or `less` stops reading stdout."""
+    """Keep a command's exit code if `head` or `less` stops reading stdout."""
     if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.flush()
         raw = _DroppingWhenClosed(sys.stdout.fileno(), "w", closefd=False)

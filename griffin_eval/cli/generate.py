@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def generate(
     checkpoint: CheckpointPath,
     prompt: Annotated[
-        str, typer.Argument(help="Text to continue; - for stdin, without a line end at its end.")
+        str, typer.Argument(help="Text to continue; - for stdin without its last line end.")
     ] = "-",
     chat: Annotated[
         bool, typer.Option("--chat", help="Put the prompt into the tokenizer's chat template.")
@@ -33,7 +33,7 @@ def generate(
         int, typer.Option(help="Number of likeliest tokens to choose from; 0 for all.", min=0)
     ] = 0,
     top_p: Annotated[
-        float, typer.Option(help="Probability of the likeliest tokens to choose from.", max=1)
+        float, typer.Option(help="Total probability of the tokens to choose from.", max=1)
     ] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the random number generator.", min=0)] = 0,
     as_json: JsonOnly = False,
@@ -42,7 +42,7 @@ def generate(
 ) -> None:
     """Continue a prompt, until EOS or --max-new-tokens.
 
-    A terminal shows the text while it is generated; a pipe gets it whole.
+    A terminal shows the text while it is generated; a pipe gets it as a whole.
     """
     if prompt == "-":
         if sys.stdin.isatty():
@@ -85,13 +85,13 @@ def generate(
 
 
 def _shower(model: "Evaluator") -> Callable[[list[int], bool], None]:
-    """Return a function that prints what the tokens so far add to what it has printed."""
+    """Return a function that prints the text that new tokens add to the printed text."""
     shown = 0
 
     def show(tokens: list[int], ended: bool) -> None:
         nonlocal shown
         text = model.tokenizer.decode(tokens, skip_special_tokens=True)
-        if not ended and text.endswith("\ufffd"):  # a character whose other bytes are to come
+        if not ended and text.endswith("\ufffd"):  # an incomplete UTF-8 character
             return
         typer.echo(printable(text[shown:]), nl=False)
         sys.stdout.flush()

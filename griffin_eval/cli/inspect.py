@@ -28,8 +28,8 @@ def inspect(
 ) -> None:
     """Show what a checkpoint is and what is wrong with it; exit code 1 if anything is.
 
-    Format, size, dtypes, and the config with where each field is from; fields that are left at
-    their defaults are in --json. Weights are not read.
+    Shows format, size, dtypes, and each config field with its source; fields left at their defaults
+    are only in --json. Weights are not read.
     """
     from griffin_eval.converters.containers.container import NothingThere
     from griffin_eval.converters.describe import describe, describe_split
@@ -44,7 +44,7 @@ def inspect(
         inspection = inspect_checkpoint(folder, arguments.overrides)
     except NothingThere:
         raise
-    except CheckpointError as error:  # there is one, but it cannot be opened
+    except CheckpointError as error:  # the checkpoint exists but cannot be opened
         facts = {"problems": [str(error)]}
     else:
         facts = describe(inspection)
@@ -119,7 +119,7 @@ def _print_facts(facts: dict[str, Any], tensors: bool) -> None:
 
 
 def _in_words(name: str, value: Any) -> str:
-    """Return a fact for people."""
+    """Return a fact as text."""
     if value is None:
         return "unknown"
     if name == "dtypes":

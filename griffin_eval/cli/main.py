@@ -39,7 +39,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # whose tables cut names of options at 80 columns
+    rich_markup_mode=None,  # rich's tables truncate option names at 80 columns
 )
 
 
@@ -72,16 +72,16 @@ def _options(
 def run(
     context: typer.Context,
     suite: Annotated[
-        Path | None, typer.Option(help="Frozen suite to run, in place of --tasks.")
+        Path | None, typer.Option(help="Frozen suite to run, instead of --tasks.")
     ] = None,
     freeze: Annotated[
-        Path | None, typer.Option(help="New file for what this run asks, as a suite.")
+        Path | None, typer.Option(help="New file for the frozen suite of this run.")
     ] = None,
 ) -> None:
-    """Evaluate: lm_eval's own command line, also where its plugin start-up file is disabled.
+    """Evaluate: lm_eval's own command line, also if its plugin start-up file is disabled.
 
-    Takes what `lm_eval run` takes: griffin-eval run --model griffin --model_args pretrained=DIR
-    --tasks griffin_phonebook; and --freeze FILE or --suite FILE.
+    Takes the arguments of `lm_eval run`: griffin-eval run --model griffin --model_args
+    pretrained=DIR --tasks griffin_phonebook; and --freeze FILE or --suite FILE.
     """
     tune_process()
     from griffin_eval._plugin import install
@@ -113,7 +113,7 @@ def run(
 
 
 def _moved(name: str, home: str) -> None:
-    """Add a command that says where an earlier one lives now."""
+    """Add a hidden command that names the new home of a command that moved."""
 
     @app.command(
         name=name,
@@ -137,13 +137,13 @@ def _add(
     summary: str | None = None,
     context_settings: dict[str, Any] | None = None,
 ) -> None:
-    """Add a command whose help has an example after its first paragraph."""
+    """Add a command, with an example after the first paragraph of its help."""
     first, _, rest = cleandoc(command.__doc__ or "").partition("\n\n")
     shown = f"\b\nExample:\n  griffin-eval {example}"
     app.command(
         cls=PanelledCommand,
         help="\n\n".join([first, shown, rest]).strip(),
-        short_help=summary or first,  # without one, typer cuts the sentence at the terminal's width
+        short_help=summary or first,  # typer's default is cut at the terminal's width
         context_settings=context_settings,
     )(command)
 

@@ -34,7 +34,7 @@ def memory(
         typer.Option(help="UTF-8 file on which gates are measured (default: Python's manual)."),
     ] = None,
     tokens: Annotated[
-        int, typer.Option(help="Number of its tokens to read; with 0 no gate is measured.", min=0)
+        int, typer.Option(help="Number of tokens to read; with 0 no gate is measured.", min=0)
     ] = 4096,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for figures.")
@@ -49,10 +49,10 @@ def memory(
     *,
     options: dict[str, Any],
 ) -> None:
-    """Show how long a checkpoint remembers, and what its state takes.
+    """Show how long a checkpoint remembers, and the size of its state.
 
-    Half-lives of the RG-LRU's channels, from Λ alone and from the gates on a text; sizes of the
-    caches beside Transformers of the same shape (appendix F); and, with --output, figures of both
+    Shows half-lives of the RG-LRU's channels, from Λ alone and from the gates on a text; cache
+    sizes beside Transformers of the same shape (appendix F); and, with --output, figures of both
     and of the gate (appendix A).
     """
     from griffin_eval.analysis.memory import memory_of
@@ -100,7 +100,7 @@ def _content(path: Path) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Return the same with null for an infinite half-life, which JSON does not have."""
+    """Replace infinite half-lives by null, since JSON has no infinity."""
     if isinstance(value, dict):
         return {key: _finite(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -142,5 +142,5 @@ def _print(facts: dict[str, Any]) -> None:
 
 
 def _three(number: float) -> str:
-    """Three digits, no exponent below a million."""
+    """Format a number with three digits, without an exponent below a million."""
     return f"{number:.3g}" if number < 1000 or number >= 1e6 else f"{number:.0f}"

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options shared by several commands."""
 
 import functools
 import inspect
@@ -27,10 +27,10 @@ CHECKPOINT_PANEL = "Reading the checkpoint"
 
 
 class PanelledCommand(TyperCommand):
-    """A command whose help lists options by their panels, each name in full."""
+    """A command whose help groups options by panel and shows names in full."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write a section for each panel; arguments come first, options without a panel next."""
+        """Write a section for each panel: arguments, options without a panel, then the others."""
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for parameter in self.get_params(ctx):
             kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
@@ -46,32 +46,32 @@ class PanelledCommand(TyperCommand):
 
 CheckpointPath = Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")]
 JsonOnly = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
-# Fields of `ModelArguments` that say how a model runs.
+# Fields of `ModelArguments` that configure how a model runs.
 RUNNING = ("tokenizer", "framework", "dtype", "device", "check")
 
 
 def takes_model_options(*names: str) -> Callable[..., Any]:
-    """Give a command options that are fields of `ModelArguments`, which it gets as ``options``.
+    """Add options for fields of `ModelArguments`, passed to the command as ``options``.
 
     Args:
-        names: Fields beside those of `CHECKPOINT`.
+        names: Fields in addition to those of `CHECKPOINT`.
     """
     return takes_options("options", {name: FIELDS[name] for name in (*names, *CHECKPOINT)})
 
 
 def takes_options(name: str, fields: Mapping[str, Field]) -> Callable[..., Any]:
-    """Give a command options in the place of one of its parameters.
+    """Replace a parameter of a command with options.
 
     Args:
         name: Parameter that gets a dict of the values that the user set, by field.
-        fields: Fields that `griffin_eval.arguments.option` made, by name.
+        fields: Fields made by `griffin_eval.arguments.option`, by name.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def wrapper(**arguments: Any) -> None:
             options = {field: arguments.pop(field) for field in fields}
-            if "check" in options:  # the option is --no-check
+            if "check" in options:  # the option is the negation, --no-check
                 options["check"] = not options["check"]
             given = {field: value for field, value in options.items() if value not in (None, [])}
             command(**arguments, **{name: given})
@@ -95,7 +95,7 @@ def _parameter(name: str, field: Field) -> inspect.Parameter:
     kind, flag = field.metadata["kind"], field.metadata["flag"]
     panel: str | None = CHECKPOINT_PANEL if name in CHECKPOINT else MODEL_PANEL
     default = field.default if type(field.default) is kind else None
-    if name == "check":  # the option says the opposite
+    if name == "check":  # the option is the negation, --no-check
         default = False
     if name == "check" or name not in FIELDS:
         panel = None
@@ -129,10 +129,10 @@ FigureTitles = Annotated[
 
 
 def check_figures_folder(output: Path | None, formats: str = "png,svg") -> None:
-    """Check before anything else is done that figures can be written into ``--output``.
+    """Check that figures can be written into ``--output``, before any other work.
 
     Raises:
-        ArgumentError: it is a file, or a format is unknown.
+        ArgumentError: The output is a file, or a format is unknown.
         MissingExtraError: matplotlib is not installed.
     """
     if output is None:
@@ -147,10 +147,10 @@ def check_figures_folder(output: Path | None, formats: str = "png,svg") -> None:
 def figure_files(
     folder: Path, formats: str, width: float | None = None, *, titles: bool = True
 ) -> "Files":
-    """Return where and how figures are written.
+    """Return the folder and the settings of the figures.
 
     Raises:
-        ArgumentError: a format is unknown.
+        ArgumentError: A format is unknown.
     """
     from griffin_eval.drawing import FORMATS, Files
 
@@ -162,19 +162,19 @@ def figure_files(
 
 @contextmanager
 def progress_on_terminal(*columns: "ProgressColumn") -> Iterator["Progress"]:
-    """rich's progress on stderr, with its own columns or these; in a pipe nothing is written."""
+    """Show rich's progress on stderr if it is a terminal, with default columns or these."""
     from rich.progress import Progress
 
     console = Console(stderr=True)
     progress = Progress(*columns, console=console, disable=not console.is_terminal)
-    # One that is disabled ends with a blank line in releases of rich before 15.
+    # Releases of rich before 15 end a disabled progress with a blank line.
     with progress if console.is_terminal else nullcontext():
         yield progress
 
 
 @contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar in bytes on a terminal, nothing in a pipe; gives the function to call."""
+    """Show a progress bar in bytes on a terminal; yield the function that advances it."""
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn())

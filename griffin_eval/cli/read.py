@@ -27,15 +27,15 @@ def read(
     ] = False,
     chat_template: Annotated[
         str | None,
-        typer.Option(help="File of a template in place of the tokenizer's, or plain; with --chat."),
+        typer.Option(help="Template file instead of the tokenizer's, or plain; with --chat."),
     ] = None,
     *,
     options: dict[str, Any],
 ) -> None:
-    """Read a text once and save the model's state, from which any number of requests go on.
+    """Read a text once and save the model's state, which any number of requests can continue.
 
-    The state has a fixed size, however long the text is, unless the model has global attention.
-    ``lm_eval --model griffin --model_args ...,state=FILE`` asks about it, in either framework.
+    The state has a fixed size for any length of the text, unless the model has global attention.
+    ``lm_eval --model griffin --model_args ...,state=FILE`` continues it, in either framework.
     """
     from griffin_eval.evaluator import Evaluator
     from griffin_eval.model_arguments import parse_arguments

@@ -24,8 +24,8 @@ def report(
     labels: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated names of the models, or of the files, which then stay apart "
-            "(default: what differs)."
+            help="Comma-separated names of the models, or of the files, which are then not merged "
+            "(default: the settings that differ)."
         ),
     ] = None,
     train_length: Annotated[
@@ -39,21 +39,21 @@ def report(
     against: Annotated[
         Path | None,
         typer.Option(
-            help="Earlier run by which one model is judged, task by task; exit code 1 if a task "
-            "is worse."
+            help="Earlier run to judge one model against, task by task; exit code 1 if a task is "
+            "worse."
         ),
     ] = None,
     detect: Annotated[
         float | None,
         typer.Option(
-            help="Change that --against must be able to detect; exit code 1 if it could not."
+            help="Change that --against must be able to detect; exit code 1 if it cannot."
         ),
     ] = None,
     expect_equal: Annotated[
         str | None,
         typer.Option(
-            help="Model whose answers all others must have, by name or as lm_eval calls it: hf; "
-            "exit code 1 if they differ.",
+            help="Model that all others must equal, by name or lm_eval's name such as hf; exit "
+            "code 1 if answers differ.",
             metavar="NAME",
         ),
     ] = None,
@@ -67,10 +67,10 @@ def report(
 ) -> None:
     """Compare models by their lm_eval results, on an HTML page with figures and tables.
 
-    Models differ in weights, framework, dtype or settings, or are steps of one training; they
-    are run by --model griffin, hf or any other. With lm_eval --log_samples they are also compared
-    item by item. --against judges one model by another, and --expect-equal requires equal answers,
-    both for CI.
+    Models may differ in weights, framework, dtype or settings, be steps of one training, and run
+    under --model griffin, hf or any other. With lm_eval --log_samples they are also compared item
+    by item. For CI, --against judges one model by another, and --expect-equal requires equal
+    answers.
     """
     from importlib.util import find_spec
 
@@ -130,7 +130,7 @@ def power(
         Path | None, typer.Option(help="Run of another model on the same items.")
     ] = None,
     items: Annotated[int | None, typer.Option(help="Number of items planned.", min=1)] = None,
-    difference: Annotated[float | None, typer.Option(help="Difference to be seen.")] = None,
+    difference: Annotated[float | None, typer.Option(help="Difference to detect.")] = None,
     score: Annotated[
         float | None, typer.Option(help="Share of right answers expected, without results.")
     ] = None,
@@ -145,11 +145,11 @@ def power(
     ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
 ) -> None:
-    """Tell before a run how small a difference it can show, and how many items one takes.
+    """Compute before a run the smallest difference it can show, or the items a difference needs.
 
-    With results of an earlier run the spread of its items is used, with --against the spread of the
-    difference between two runs; without results, --items and --score. A difference counts as seen
-    with a probability of 80% at a level of 5% (Miller, arXiv 2411.00640), one task by itself.
+    The spread of items is that of RESULTS, an earlier run; of the difference between two runs with
+    --against; or assumed from --items and --score. A difference is seen with a probability of 80%
+    at a level of 5% (Miller, arXiv 2411.00640), in one task alone.
     """
     import json
     from importlib.util import find_spec

@@ -37,11 +37,10 @@ class Scored(NamedTuple):
     """A text and its scores.
 
     Attributes:
-        name: of the text in the output.
-        text: the text itself.
-        score: of its tokens, N of which are scored.
-        spans: int64 [N, 2], the characters of each of them.
-        start: the character that is scored first: 0 unless the text spells its BOS.
+        name: Name of the text in the output.
+        score: Scores of the text, of which N tokens are scored.
+        spans: int64 [N, 2], first and end character of each scored token.
+        start: First scored character: 0 unless the text spells its BOS.
     """
 
     name: str
@@ -73,14 +72,14 @@ def score(
     ] = False,
     states: Annotated[
         Path | None,
-        typer.Option(help="New folder for states and gates of all layers, a safetensors a text."),
+        typer.Option(help="New folder for states and gates of all layers, one file per text."),
     ] = None,
     *,
     options: dict[str, Any],
 ) -> None:
-    """Score texts: how much every token surprises the model, and how sure the model was.
+    """Score texts: compute the log-probability, rank and entropy of every token.
 
-    Each text is read whole, after one BOS (EOS where there is none), which is not scored itself.
+    Each text is read as a whole, after one BOS (or EOS if there is no BOS), which is not scored.
     """
     if words and not as_csv:
         raise ArgumentError("--words says what the rows of --csv are: add --csv")
@@ -106,7 +105,7 @@ def score(
 
 
 def _write_csv(scored: list[Scored], file: TextIO, words: bool) -> None:
-    """Write a row for every token or word; every text is quoted, since it may hold a line end."""
+    """Write a row for every token or word; texts are quoted, since they may contain line ends."""
     table = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
     table.writerow(WORD_COLUMNS if words else TOKEN_COLUMNS)
     for one in scored:
@@ -114,17 +113,17 @@ def _write_csv(scored: list[Scored], file: TextIO, words: bool) -> None:
 
 
 def read_texts(files: list[Path], lines: bool) -> Iterator[tuple[str, str]]:
-    """The name and content of every text.
+    """Yield the name and content of every text.
 
     Args:
-        lines: whether each line is a text of its own, named ``file:number`` from 1.
+        lines: Whether each line is a separate text, named ``file:number`` from 1.
 
     Raises:
-        ArgumentError: a file that cannot be read, or that has no text.
+        ArgumentError: A file cannot be read, or has no text.
     """
     for file in files:
         try:
-            content = _bytes_of(file).decode("utf-8")  # without a change of line ends
+            content = _bytes_of(file).decode("utf-8")  # keeps line ends
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8"
             raise ArgumentError(f"{file} cannot be read as a text: {reason}") from None
@@ -144,12 +143,12 @@ def _bytes_of(file: Path) -> bytes:
 
 
 def as_unicode(path: str | Path) -> str:
-    """A path as text, with replacement characters where its bytes are not UTF-8."""
+    """Return a path as text, with replacement characters for bytes that are not UTF-8."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 
 def token_rows(scored: Scored) -> Iterator[tuple[Any, ...]]:
-    """A row of `TOKEN_COLUMNS` for each token: nats and bits are -log p, and entropy is in nats."""
+    """Yield a row of `TOKEN_COLUMNS` for each token; nats and bits are -log p, entropy in nats."""
     from griffin_eval.text.words import word_spans, words_of_tokens
 
     found = scored.score
@@ -165,7 +164,7 @@ def token_rows(scored: Scored) -> Iterator[tuple[Any, ...]]:
 
 
 def word_rows(scored: Scored) -> Iterator[tuple[Any, ...]]:
-    """A row of `WORD_COLUMNS` for each word, of the sums over its tokens."""
+    """Yield a row of `WORD_COLUMNS` for each word, with sums over its tokens."""
     import numpy as np
 
     from griffin_eval.text.words import word_spans, words_of_tokens
@@ -207,7 +206,7 @@ def _score(
         spans, count = model.tokenizer.spans(text), len(score.logprobs)
         if not 0 < count <= len(spans):
             raise ArgumentError(f"{name} has no token to score")
-        # A text that spells BOS at its start has it as the token that is not scored.
+        # If the text spells BOS at its start, that token is the unscored one.
         start = 0 if count == len(spans) else int(spans[-count - 1, 1])
         scored.append(Scored(name, text, score, spans[-count:], start))
     if states is not None:

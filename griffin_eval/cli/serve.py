@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from griffin_eval.engine.live.requests import Request
     from griffin_eval.server.model import ServedModel
 
-GRACE = 5  # seconds in which requests may end after Ctrl-C
-MOST_NAMED = 10  # requests that an interrupt cut
-MOST_TRIES = 20  # to find a port that is free at every address of a host
+GRACE = 5  # seconds for running requests after Ctrl-C
+MOST_NAMED = 10  # cancelled requests that the last message names
+MOST_TRIES = 20  # attempts to find a port that is free at every address of a host
 
 
 @takes_model_options(
@@ -47,24 +47,24 @@ def serve(
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(help="Another host NAME that requests may name, such as a proxy's."),
+        typer.Option(help="Another host NAME that requests may use, such as a proxy's."),
     ] = None,
     served_model_name: Annotated[
-        str | None, typer.Option(help="Name of the model; by default as the checkpoint was given.")
+        str | None, typer.Option(help="Name of the model (default: the checkpoint as given).")
     ] = None,
     state: Annotated[
         list[Path] | None,
-        typer.Option(help="Saved state FILE, served as the model NAME:FILE without its ending."),
+        typer.Option(help="State FILE, served as the model NAME:FILE without its ending."),
     ] = None,
     chat_template: Annotated[
         str | None,
-        typer.Option(help="File of a chat template instead of the tokenizer's, or plain."),
+        typer.Option(help="Chat template file to use instead of the tokenizer's, or plain."),
     ] = None,
     system_role: Annotated[
         str,
         typer.Option(
-            help="Treatment of a system role that the template does not have: refuse, or merge it "
-            "into what the user says first."
+            help="Treatment of system messages if the template has no system role: refuse, or "
+            "merge them into the first user message."
         ),
     ] = "refuse",
     *,
@@ -73,8 +73,8 @@ def serve(
 ) -> None:
     """Serve a checkpoint to clients of the OpenAI API, with log-probabilities of prompts.
 
-    What requests begin with in common is read once. Listens at this machine's own address only,
-    unless there is an --api-key.
+    Common beginnings of requests are read once. Without an --api-key the server listens only at
+    this machine's own address.
     """
     from griffin_eval.model_arguments import parse_arguments
     from griffin_eval.server.hosts import accepted_hosts, is_loopback
@@ -137,27 +137,27 @@ def serve(
             while model.scheduler.unfinished and time.monotonic() < end and not self.force_exit:
                 await asyncio.sleep(0.05)
             self.cut = model.scheduler.cancel_all()
-            self.force_exit = False  # what was cut is told to its clients, which takes no time
+            self.force_exit = False  # clients of cancelled requests get an answer without delay
             await super().shutdown(sockets)
 
     server = Server(config)
     try:
         server.run(sockets)
-    except KeyboardInterrupt:  # which uvicorn raises again after it has ended
+    except KeyboardInterrupt:  # uvicorn raises it again after its shutdown
         pass
-    except OSError:  # another process bound the address, too, and was ready first
+    except OSError:  # another process bound the address too, and was ready first
         model.scheduler.close()
         raise _not_there(host, port, "something listens there now") from None
     if server.cut:
         typer.echo(_cut(server.cut), err=True)
-    model.scheduler.close()  # PyTorch aborts a process that ends within a step
+    model.scheduler.close()  # PyTorch aborts a process that exits during a step
 
 
 def _bound(host: str, port: int) -> list[socket.socket]:
-    """Return sockets at every address of a host and one port, which do not listen yet.
+    """Return sockets bound to every address of a host at one port, not listening yet.
 
     Raises:
-        ArgumentError: there is no such address here, or something listens at it.
+        ArgumentError: The address does not exist here, or is in use.
     """
     tries = 1 if port else MOST_TRIES
     while True:
@@ -181,7 +181,7 @@ def _bound_once(host: str, port: int) -> list[socket.socket]:
             try:
                 each.bind((address[0], port, *address[2:]))
             except OSError as error:
-                if not bound or error.errno != errno.EADDRNOTAVAIL:  # no IPv6 here
+                if not bound or error.errno != errno.EADDRNOTAVAIL:  # IPv6 may be unavailable
                     raise
             else:
                 bound.append(each)
@@ -202,8 +202,8 @@ def _not_there(host: str, port: int, why: str) -> ArgumentError:
 
 
 def _load(make: Callable[[], "ServedModel"]) -> "ServedModel":
-    """A model whose scheduler answers, in the thread that has loaded it: where several threads use
-    OpenMP, it lets those that wait for products sleep, and products take twice as long."""
+    """Load a model and serve its scheduler in one thread. With several threads, OpenMP lets those
+    that wait for matrix products sleep, which makes products take twice as long."""
     loaded: Future[ServedModel] = Future()
 
     def work() -> None:
@@ -221,7 +221,7 @@ def _load(make: Callable[[], "ServedModel"]) -> "ServedModel":
 
 
 def _cut(requests: "list[Request]") -> str:
-    """What is said of requests that were not answered."""
+    """Return a message that names the cancelled requests."""
     each = [
         f"{len(one.tokens)} tokens, {len(one.new)} of {one.max_new_tokens} new"
         for one in requests[:MOST_NAMED]

@@ -10,7 +10,7 @@ import typer
 from griffin_eval.errors import ArgumentError, BadInput, MissingExtraError, raised_by_lm_eval
 from griffin_eval.process import tune_process
 
-LOOK_AGAIN = 5.0  # seconds between two looks for new checkpoints
+LOOK_AGAIN = 5.0  # seconds between two searches for new checkpoints
 
 
 def sweep(
@@ -40,8 +40,8 @@ def sweep(
 ) -> None:
     """Evaluate all checkpoints of a training in one process, and draw the learning curves.
 
-    Results are those of one lm_eval command for each checkpoint. A sweep that was cut off goes on
-    where it was when the same command is given again.
+    Results are those of one lm_eval command for each checkpoint. The same command continues a sweep
+    that was interrupted.
     """
     for library in ("lm_eval", "matplotlib", "scipy"):
         if find_spec(library) is None:
@@ -55,7 +55,7 @@ def sweep(
     if until is not None and not watch:
         raise ArgumentError("--until says when --watch ends: add --watch")
     tune_process()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as lm_eval's command line does
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # lm_eval's command line sets it too
     from griffin_eval._plugin import install
 
     install()
@@ -101,7 +101,7 @@ def sweep(
             "checkpoint-12000"
         )
     following = sweeps.Watch(LOOK_AGAIN, until, (folder / FINISHED_FILE).exists) if watch else None
-    # The folder is named since lm_eval asks for it where samples are logged.
+    # lm_eval requires an output path if samples are logged.
     arguments = ["--tasks", tasks, "--output_path", str(output), *options]
     if model_args:
         arguments += ["--model_args", model_args]
@@ -133,7 +133,7 @@ def sweep(
 
 
 def _draw(output: Path) -> int:
-    """Draws the learning curves of all results so far, and writes their numbers as CSV."""
+    """Draw the learning curves of all results so far, and write their numbers as CSV."""
     from griffin_eval.drawing import Files
     from griffin_eval.report.curves import draw_over_steps
     from griffin_eval.report.results import read

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from griffin_eval.training.step import Method
 
 
-# Groups of options in the help, by the names of their fields.
+# Help panels of options, by field name.
 PANELS = {
     "Data": ("seed", "length", "rows", "curriculum"),
     "Model": (
@@ -33,8 +33,8 @@ def train(
     queue: Annotated[
         Path | None,
         typer.Option(
-            help="File of runs to make one after the other: a JSON object of options on each line. "
-            "Options of the command hold where a line has none."
+            help="File of runs to train one after the other, each line a JSON object of options. "
+            "Options of the command are defaults for all lines."
         ),
     ] = None,
     **values: Any,
@@ -42,7 +42,7 @@ def train(
     """Train a small Griffin, Hawk or Transformer on the paper's tasks, with JAX.
 
     A folder with an unfinished run continues from its latest checkpoint; `convert` and `lm_eval`
-    read the folder as it is. Options that are not set are the recipe's.
+    read the folder as it is. Options default to the recipe's values.
     """
     from griffin_eval.runners.load import choose_framework
     from griffin_eval.training.allocator import use_one_heap
@@ -61,7 +61,7 @@ def train(
         except (ArgumentError, CheckpointError) as error:
             if queue is None:
                 raise
-            typer.echo(f"{options.output}: {error}", err=True)  # and the others are made
+            typer.echo(f"{options.output}: {error}", err=True)  # the next runs still start
             failed = True
     if failed:
         raise typer.Exit(1)
@@ -91,7 +91,8 @@ train.__annotations__ = {each.name: each.annotation for each in _parameters}
 
 
 def _train(options: "TrainOptions", method: "Method") -> str:
-    """Make a run, or the rest of it, and its curves; return a sentence about its end."""
+    """Train a run, or the rest of it, and draw its curves; return a sentence on its last step."""
+
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     from griffin_eval.training.figures import draw

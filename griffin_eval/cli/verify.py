@@ -21,7 +21,7 @@ from griffin_eval.errors import ArgumentError
 if TYPE_CHECKING:
     from griffin_eval.converters.verify import Difference
 
-WORST = 10  # parameters that are printed without --all
+WORST = 10  # parameters printed without --all
 KINDS = {  # worst first
     "missing": "are only in one of them",
     "shape": "have another shape",
@@ -37,13 +37,13 @@ def verify(
     other: Annotated[
         str | None,
         typer.Argument(
-            help="Other folder, file or hub id, in any format; without it, the manifest."
+            help="Second folder, file or hub id in any format (default: the manifest of the first)."
         ),
     ] = None,
     any_dtype: Annotated[
         bool,
         typer.Option(
-            "--any-dtype", help="Accept tensors that are the other one's, cast to another dtype."
+            "--any-dtype", help="Accept tensors that differ only by a cast to another dtype."
         ),
     ] = False,
     all_tensors: Annotated[
@@ -52,7 +52,7 @@ def verify(
     as_json: JsonOnly = False,
     logits: Annotated[
         bool,
-        typer.Option("--logits", help="Compare what every implementation computes with them, too."),
+        typer.Option("--logits", help="Also run every implementation and compare the results."),
     ] = False,
     output: Annotated[
         Path | None,
@@ -63,15 +63,15 @@ def verify(
     *,
     options: dict[str, Any],
 ) -> None:
-    """Compare two checkpoints tensor by tensor; exit code 1 if they are not the same.
+    """Compare two checkpoints tensor by tensor; exit code 1 if they differ.
 
-    One alone is compared with its own manifest, which conversions leave, and with the checksums
-    in a .pt file and of files from the hub.
+    A single checkpoint is compared with the manifest that its conversion wrote, and with the
+    checksums in a .pt file and of files from the hub.
 
-    With --logits they also read the same tokens, in float32 on the CPU, in PyTorch and in JAX and
-    in transformers and DeepMind's recurrentgemma where these are installed; what every layer
-    computes is compared, and of two that differ also the divergence of their next tokens. --names,
-    --accept-differences, --item, --revision and --subfolder are of the first one alone.
+    --logits also reads the same tokens, in float32 on the CPU, in PyTorch, in JAX, and in
+    transformers and DeepMind's recurrentgemma if these are installed. It compares the output of
+    every layer, and for two checkpoints that differ the divergence of their next tokens. --names,
+    --accept-differences, --item, --revision and --subfolder apply to the first checkpoint only.
     """
     if output is not None and (other is None or not logits):
         raise ArgumentError("--output draws two checkpoints: name both, and add --logits")
@@ -106,7 +106,7 @@ def verify(
 
 
 def _print_check(path, checkpoint, as_json) -> bool:
-    """Compares a checkpoint with its manifest, prints what differs; whether nothing does."""
+    """Compare a checkpoint with its manifest, print differences, and return whether it agrees."""
     from griffin_eval.converters.output.manifest import check, recorded
     from griffin_eval.layout import param_specs
 
@@ -126,8 +126,8 @@ def _print_check(path, checkpoint, as_json) -> bool:
 
 
 def _print_tensors(checkpoints, any_dtype, all_tensors, as_json) -> bool:
-    """Compare the tensors of two (path, checkpoint), print what differs; return whether they are
-    the same, but for their dtypes if that is accepted."""
+    """Compare the tensors of two (path, checkpoint) pairs, print differences, and return whether
+    they are the same, ignoring dtypes if that is accepted."""
     from griffin_eval.converters.verify import compare
     from griffin_eval.layout import param_specs
 
@@ -166,13 +166,13 @@ def _print_tensors(checkpoints, any_dtype, all_tensors, as_json) -> bool:
 
 
 def _badness(difference: "Difference") -> tuple[int, float]:
-    """Return the key of a difference that is larger for worse ones."""
+    """Return a sort key that is larger for worse differences."""
     largest = difference.largest
     return list(KINDS)[::-1].index(difference.kind), math.inf if math.isnan(largest) else largest
 
 
 def _at_most(differences: "list[Difference]") -> str:
-    """Return the clause about the largest difference of values; empty if no values differ."""
+    """Return a clause on the largest difference of values, or "" if no values differ."""
     if differences[0].kind not in ("values", "rounded"):
         return ""
     largest = max(math.inf if math.isnan(each.largest) else each.largest for each in differences)
@@ -180,7 +180,7 @@ def _at_most(differences: "list[Difference]") -> str:
 
 
 def _print_logits(checkpoints, output) -> bool:
-    """Runs checkpoints, prints the tables of `verify --logits`; whether all of them agree."""
+    """Run checkpoints, print the tables of `verify --logits`, and return whether all agree."""
     from griffin_eval.crosscheck import logits as v
 
     letters = {letter: opened for letter, (_, opened) in zip("AB", checkpoints, strict=False)}
@@ -218,7 +218,7 @@ def _print_logits(checkpoints, output) -> bool:
 
 
 def _print_distance(console, comparison) -> None:
-    """Prints how far two checkpoints are apart."""
+    """Print the distance between two checkpoints, layer by layer."""
     pair, _, distance = comparison
     table = Table(title=f"{pair}, layer by layer")
     for heading in ("vectors behind", "largest difference", "over the largest value of A"):
