@@ -1,1 +1,1 @@
-"""Small models of section 6.2 of the paper, trained in JAX."""
+"""Training of small models for section 6.2 of the paper, in JAX."""

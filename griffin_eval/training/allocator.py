@@ -1,9 +1,9 @@
-"""How glibc hands out memory in a training process.
+"""glibc's memory allocator in a training process.
 
 XLA allocates every array of a step anew and frees it again. By default glibc maps large arrays and
 returns them to the kernel, which clears their pages at the next step: up to half of the time of a
-small model's step. Where JAX computes on an accelerator these arrays are not of glibc, and many
-threads that compile would wait for each other at its one heap.
+small model's step. On an accelerator glibc does not hold these arrays, and the many threads that
+compile would contend for a single heap.
 """
 
 import ctypes
@@ -12,21 +12,20 @@ import sys
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 
-# The parameters of glibc's mallopt (malloc.h), and their values here.
+# Parameters of glibc's mallopt (malloc.h) and their values.
 SETTINGS = {
-    -8: 1,  # M_ARENA_MAX: no heaps of threads: XLA's are, and such heaps cannot hold its arrays
-    -4: 0,  # M_MMAP_MAX: no array is a mapping of its own
-    -1: -1,  # M_TRIM_THRESHOLD: what is free at the end of the heap is never returned
+    -8: 1,  # M_ARENA_MAX: one heap for all threads; heaps of XLA's threads cannot hold its arrays
+    -4: 0,  # M_MMAP_MAX: never map arrays separately
+    -1: -1,  # M_TRIM_THRESHOLD: never return free memory at the end of the heap
     -2: 256 << 20,  # M_TOP_PAD: bytes by which the heap grows
 }
 
 
 def use_one_heap() -> bool:
-    """Make all threads of this process share one heap that keeps freed memory, if JAX will compute
-    on the CPU.
+    """Make all threads share one heap that keeps freed memory, if JAX will compute on the CPU.
 
-    Call it before JAX starts its threads. From then on the memory of the process does not shrink.
-    Only glibc has these settings; return whether it took all of them.
+    Call it before JAX starts its threads. Afterwards the memory of the process does not shrink.
+    Return whether it took effect, which needs glibc.
     """
     if not sys.platform.startswith("linux") or not _only_cpu():
         return False
@@ -35,7 +34,7 @@ def use_one_heap() -> bool:
 
 
 def _only_cpu() -> bool:
-    """Return whether JAX can find no other device, by JAX_PLATFORMS or by installed packages."""
+    """Return whether JAX_PLATFORMS or the installed packages leave JAX only the CPU."""
     if asked := os.environ.get("JAX_PLATFORMS"):
         return asked == "cpu"
     modules = "jax_plugins", "libtpu"

@@ -1,8 +1,8 @@
-"""The batches of a run, drawn by other processes while a GPU or TPU computes.
+"""Batches of a run, drawn by other processes while a GPU or TPU computes.
 
-The random numbers of a row depend on the recipe, the seed, the step and the row alone, so that a
-resumed run reads the rows that it would have read. The held-out rows are the same for all seeds,
-and no run trains on them.
+The random numbers of a row depend only on the recipe, the seed, the step and the row, so that a
+resumed run reads the rows that it would have read. Held-out rows are the same for all seeds and
+never used for training.
 """
 
 import contextlib
@@ -24,24 +24,21 @@ from griffin_eval.training.recipes import Batch, Recipe
 
 HELD_OUT_BATCHES = 8
 MAX_PROCESSES = 8
-_AHEAD = 2  # batches of each process that are drawn before they are needed
+_AHEAD = 2  # batches per process that are drawn in advance
 
-# Draws a row, arrays [T], from a length in tokens. T may exceed it, by as much in all rows.
+# Function that draws a row, arrays [T], for a length in tokens. All rows may exceed it equally.
 Draw = Callable[[np.random.Generator, int], Batch]
 Take = Callable[[int, int], Batch]
 
 
 class Data(NamedTuple):
-    """The data of a recipe.
-
-    The last stages of a run draw rows by one function of ``draws`` each, and earlier stages by the
-    first of them.
-    """
+    """The data of a recipe: the last stages use the last functions of ``draws``, one each, and
+    earlier stages the first."""
 
     draws: tuple[Draw, ...]
     write_tokenizer: Callable[[Path], None] = byte_texts.write_byte_tokenizer
     held_out: Draw | None = None  # None for the last of ``draws``
-    text: Callable[[], bytes] | None = None  # text of which rows are parts
+    text: Callable[[], bytes] | None = None  # source of rows that are parts of a text
 
 
 def _mixed(rng: np.random.Generator, length: int) -> Batch:
@@ -53,9 +50,9 @@ def _mixed(rng: np.random.Generator, length: int) -> Batch:
 def _lookup(people: int, *shares: float) -> Draw:
     """Return a function that draws short phonebooks, for one stage of ``phonebook_lookup``.
 
-    Where numbers are long, a model can learn to continue one of which it has seen some digits, and
-    never which number belongs to a name. Few people and short numbers teach that first: ``shares``
-    are those of books whose numbers have one digit, two, and all ten.
+    With long numbers, a model can learn to continue a number from its first digits without learning
+    which number belongs to a name. Few people and short numbers teach this first: ``shares`` are
+    the shares of books with numbers of one digit, two, and all ten.
     """
 
     def draw(rng: np.random.Generator, length: int) -> Batch:
@@ -65,7 +62,7 @@ def _lookup(people: int, *shares: float) -> Draw:
     return draw
 
 
-# A book takes at most two fifths of the bytes, so that its entries are asked for again and again.
+# A book takes at most two fifths of the bytes, so that its entries are repeated often.
 _short_phonebook = functools.partial(byte_texts.phonebook, fewest=1, most=0.4)
 
 DATA = {
@@ -91,7 +88,7 @@ DATA = {
 
 
 def draw_batch(recipe: Recipe, seed: int, step: int, stage: int | None = None) -> Batch:
-    """Draw the rows that a step trains on, in a stage; None for the last one."""
+    """Draw the rows of a training step in a stage; None for the last one."""
     draws = DATA[recipe.name].draws
     later = 0 if stage is None else len(recipe.curriculum) - stage
     draw = draws[max(0, len(draws) - 1 - later)]
@@ -99,7 +96,7 @@ def draw_batch(recipe: Recipe, seed: int, step: int, stage: int | None = None) -
 
 
 def held_out_batches(recipe: Recipe, stage: int | None = None) -> list[Batch]:
-    """Draw the batches that runs are tested on, of a stage's length; None for the last one."""
+    """Draw the test batches with a stage's length; None for the last one."""
     data, length = DATA[recipe.name], recipe.length_of(stage)
     draw = data.held_out or data.draws[-1]
     return [_rows(recipe, "test", draw, 0, index, length) for index in range(HELD_OUT_BATCHES)]
@@ -116,9 +113,9 @@ def _rows(recipe: Recipe, purpose: str, draw: Draw, seed: int, step: int, length
 
 @contextlib.contextmanager
 def batches(recipe: Recipe, seed: int, processes: int) -> Iterator[Take]:
-    """Give a function that returns the batch of a step and stage, called in the order of steps.
+    """Yield a function that returns the batch of a step and stage, called in the order of steps.
 
-    Without processes it draws a batch when it is needed.
+    With zero ``processes`` it draws a batch on demand.
     """
     if not processes:
         yield functools.partial(draw_batch, recipe, seed)
@@ -135,7 +132,7 @@ def batches(recipe: Recipe, seed: int, processes: int) -> Iterator[Take]:
             drawn.pop(key).cancel()
         return batch
 
-    # Not forked: JAX has threads.
+    # JAX has threads, so the pool must not fork.
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         try:
             yield take
@@ -144,5 +141,5 @@ def batches(recipe: Recipe, seed: int, processes: int) -> Iterator[Take]:
 
 
 def processes_for(platform: str) -> int:
-    """Return how many processes draw batches: none on a CPU, whose cores compute the steps."""
+    """Return the number of processes that draw batches: none on a CPU, which computes the steps."""
     return 0 if platform == "cpu" else min(MAX_PROCESSES, max(1, (os.cpu_count() or 1) - 1))

@@ -1,7 +1,7 @@
 """Training examples of bytes, from Python's standard library and phonebooks, and their tokenizer.
 
-The tasks over long texts read Python's manual and a few long modules of its library, so those are
-left out here. The text differs a little between versions of Python, so a run records its hash.
+The tasks over long texts read Python's manual and a few long modules of its library, so training
+leaves these out. The text differs a little between versions of Python, so a run records its hash.
 """
 
 import functools
@@ -16,11 +16,11 @@ from griffin_eval.tasks.phonebook.books import NUMBERS
 from griffin_eval.tasks.phonebook.names import PEOPLE, person
 from griffin_eval.training.recipes import Batch
 
-PAD, EOS, BOS, FIRST = range(4)  # ids; that of byte b is FIRST + b
+PAD, EOS, BOS, FIRST = range(4)  # ids; byte b has FIRST + b
 VOCABULARY = FIRST + 256
-DIGITS = 10  # of a number
-SPREAD = 40_507  # has no divisor in common with `PEOPLE`: the first names and surnames differ
-LOW_WEIGHT = 0.1  # in the loss, of all of a phonebook but the digits that can be looked up
+DIGITS = 10  # digits of a phone number
+SPREAD = 40_507  # coprime to `PEOPLE`, so that drawn people differ in first and last name
+LOW_WEIGHT = 0.1  # weight in the loss of everything but digits that the book determines
 
 
 @functools.cache
@@ -48,7 +48,7 @@ def text(
     source: Callable[[], bytes] = corpus,
     asked: bool = False,
 ) -> Batch:
-    """Draw ``length`` bytes of a source. ``asked`` says whether they count for the accuracy."""
+    """Draw ``length`` bytes of a source, which count for the accuracy if ``asked``."""
     whole = source()
     start = int(rng.integers(len(whole) - length))
     ids, ones = _ids(whole[start : start + length]), np.ones(length, np.float32)
@@ -66,19 +66,20 @@ def phonebook(
 ) -> Batch:
     """Draw a book, then its entries again in random order, in the form of `griffin_phonebook`.
 
-    Two of the repeated entries stand between blank lines, then follow as many as fit into
-    ``length`` bytes. The digits of the repeated entries are asked for.
+    Two of the repeated entries stand between blank lines, followed by as many as fit into
+    ``length`` bytes. The digits of the repeated entries count for the accuracy.
 
     Args:
-        length: bytes of the example, of which the book takes a tenth or more.
-        fewest: smallest number of entries of the book, however long they are.
-        most: largest share of the bytes that the book takes, but for its last entry.
-        people: number of names in all books.
-        digits: number of digits of an entry, the last ones of a number.
+        length: Number of bytes of the example; the book takes at least a tenth of them.
+        fewest: Smallest number of entries of the book, even if they exceed its share.
+        most: Largest share of the bytes for the book without its last entry.
+        people: Number of distinct names in all books.
+        digits: Number of last digits of a phone number that an entry shows.
     """
+    # One name per byte is more than enough.
     # An entry has more bytes than one, so that these are enough.
     known = rng.choice(people, min(people, max(fewest, length)), replace=False)
-    if people < PEOPLE:  # neighbours have a name in common
+    if people < PEOPLE:  # avoid consecutive people, who share a first name
         known = known * SPREAD % PEOPLE
     book, book_length = list[str](), rng.uniform(0.1, most) * length
     while len(book) < len(known) and (len(book) < fewest or sum(map(len, book)) < book_length):
@@ -93,7 +94,7 @@ def _asked_again(rng: np.random.Generator, book: list[str], length: int) -> Batc
     again: list[int] = []
     while sum(sizes[i] for i in again) < length:
         again += map(int, rng.permutation(len(book)))
-    starts = np.cumsum([0, *sizes])  # of the entries; the last is the blank line
+    starts = np.cumsum([0, *sizes])  # first byte of each entry, then of the blank line
     parts, distances = [*book, "\n"], [np.zeros(starts[-1] + 1, np.int32)]
     for place, i in enumerate(again):
         blank = "\n" if place == 1 else ""
@@ -110,10 +111,7 @@ def _asked_again(rng: np.random.Generator, book: list[str], length: int) -> Batc
 
 
 def write_byte_tokenizer(folder: str | Path) -> None:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json``: one token for each byte, after BOS.
-
-    Both transformers and this package read them.
-    """
+    """Write ``tokenizer.json`` and ``tokenizer_config.json`` with one token per byte after BOS."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
     special = {"pad_token": "<pad>", "eos_token": "<eos>", "bos_token": "<bos>"}
@@ -146,8 +144,7 @@ def _ids(data: bytes) -> np.ndarray:
 def _byte_characters() -> list[str]:
     """Return the character that byte-level tokenizers write for each byte, as in GPT-2's table.
 
-    It is the byte's own character where that is printable and no space, else the next free one from
-    256 on.
+    Printable bytes other than spaces keep their character; others get the next one from 256 on.
     """
     kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))

@@ -29,18 +29,14 @@ MODEL_NAMES = {
     "mqa": "MQA Transformer",
     "local_mqa": "local MQA Transformer",
 }
-FEW_POINTS = 12  # points of a line that are marked
+FEW_POINTS = 12  # largest number of points that get markers
 
 
 def draw(runs: Sequence[Path], stem: Path) -> Path:
-    """Loss and accuracy on the held-out batches over the training step, one line for each run.
+    """Draw loss and accuracy on held-out batches over the training step, with a line for each run.
 
-    Args:
-        runs: folders of runs.
-        stem: path of the figure without its ending; a PNG and an SVG are written.
-
-    Returns:
-        The path of the PNG.
+    ``stem`` is the path of the figure without its ending. Write a PNG and an SVG, and return the
+    path of the PNG.
     """
     figure, drawn = panels(2, 8.0, height=3.4)
     quantities = {"test_loss": "held-out loss, nats per symbol", "accuracy": "held-out accuracy"}

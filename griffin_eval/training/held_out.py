@@ -1,4 +1,4 @@
-"""The tests of a run at its checkpoints."""
+"""Tests of a run at its checkpoints."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from griffin_eval.training.recipes import Batch
 from griffin_eval.training.step import Params
 
 QUANTILES = (0.05, 0.5, 0.95)
-MAX_ANSWERS = 32  # of a row, to list the accuracy of each
+MAX_ANSWERS = 32  # largest number of answers of a row for ``by_answer``
 PARTS = ("recurrent_param", "recurrent_gate_weight", "recurrent_gate_bias")  # Λ, W_a and b_a
 
 
@@ -24,14 +24,14 @@ def held_out_metrics(
 ) -> dict[str, Any]:
     """Return loss and accuracies on held-out batches.
 
-    Models without local attention are split by the window as well, to be compared.
+    Metrics by window are also given for models without local attention, for comparison.
 
     Returns:
-        ``test_loss``; ``accuracy`` of the asked targets; ``in_view`` and ``out_of_view``, of those
-        that repeat a token inside and outside the window, if there are any; ``sequences``, the
-        share of rows without an error; ``by_answer``, the accuracy of the first, second, … answer,
-        where all rows ask for equally many, at most `MAX_ANSWERS`; and ``by_row``, the loss of
-        each row, where all targets weigh alike.
+        ``test_loss``; ``accuracy`` of the asked targets; ``in_view`` and ``out_of_view``, accuracy
+        of targets that repeat a token inside and outside the window, if there are any;
+        ``sequences``, share of rows without an error; ``by_answer``, accuracy of the first, second,
+        … answer, if all rows have the same number up to `MAX_ANSWERS`; and ``by_row``, the loss of
+        each row, if all targets have equal weight.
     """
     losses, right = zip(*(evaluate(params, batch) for batch in batches), strict=True)
     weights = [np.asarray(batch.weights) for batch in batches]
@@ -66,8 +66,8 @@ def _mean(values: np.ndarray) -> float:
 def compile_gates(config: GriffinConfig) -> Callable[[Params, Batch], dict[str, Any]]:
     """Return a function that measures the RG-LRUs of a model on a batch.
 
-    It returns, under ``lambda`` and ``gate``, for each recurrent layer in order the 5%, 50% and 95%
-    quantiles of Λ over its channels, and of the recurrence gate r_t over channels and tokens.
+    For each recurrent layer it returns the 5%, 50% and 95% quantiles: under ``lambda`` of Λ over
+    channels, and under ``gate`` of the recurrence gate r_t over channels and tokens.
     """
 
     @jax.jit

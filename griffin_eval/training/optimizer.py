@@ -1,18 +1,18 @@
-"""The optimizer of a run: AdamW with rates by group, and its schedules."""
+"""AdamW with learning rates by group, and learning rate schedules."""
 
 import optax
 
 from griffin_eval.training.recipes import Recipe
 from griffin_eval.training.step import Params
 
-WARM_UP_SHARE = 0.05  # of the steps, before a cosine
-WARM_UP_STEPS = 75  # before the other schedules
-FINAL_RATE_SHARE = 0.1  # of the peak learning rate, at the last step of a cosine
-FALLING_SHARE = 0.1  # of the steps, in which a falling schedule goes to 0
+WARM_UP_SHARE = 0.05  # share of the steps before a cosine
+WARM_UP_STEPS = 75  # steps before the other schedules
+FINAL_RATE_SHARE = 0.1  # last learning rate of a cosine over its peak
+FALLING_SHARE = 0.1  # share of the steps in which a falling schedule goes to 0
 WEIGHT_DECAY = 0.1
-MAX_GRADIENT_NORM = 1.0  # larger gradients are scaled down to it
+MAX_GRADIENT_NORM = 1.0  # larger gradients are scaled down to this norm
 BETAS = (0.9, 0.98)  # AdamW's decay rates of the two moments
-# Layers of recurrent blocks alone; all models have the other layers of a block.
+# Layers that exist only in recurrent blocks.
 RECURRENT_PARTS = ("rg_lru", "conv_1d", "linear_x", "linear_y", "linear_out")
 
 
@@ -20,7 +20,7 @@ def make_schedule(recipe: Recipe) -> optax.Schedule:
     """Return the learning rate by step, after a linear warm-up.
 
     ``cosine`` ends at a tenth of the peak with the recipe's last step. ``constant`` stays at the
-    peak, so that a run can be made longer. ``falling`` stays there too, and goes to 0 in the last
+    peak, so that a run can be extended. ``falling`` stays at the peak, then goes to 0 in the last
     tenth of the steps.
     """
     peak, steps = recipe.learning_rate, recipe.steps
@@ -41,10 +41,10 @@ def make_schedule(recipe: Recipe) -> optax.Schedule:
 def make_optimizer(
     rate: optax.Schedule, recurrent_rate: float = 1.0, decayed: str = "matrices"
 ) -> optax.GradientTransformation:
-    """Return AdamW after clipping, with the changes of `RECURRENT_PARTS` times ``recurrent_rate``.
+    """Return AdamW after clipping, with updates of `RECURRENT_PARTS` times ``recurrent_rate``.
 
-    Weight decay acts on all parameters of two or more dimensions but convolutions (``matrices``:
-    the embedding, and weights and biases of gates, among them), or on the weights of linear layers.
+    Weight decay acts on the weights of linear layers (``linear``), or on all parameters of two or
+    more dimensions except convolutions (``matrices``), including embedding and gates.
     """
 
     def recurrent(params: Params) -> dict[str, bool]:
@@ -62,5 +62,5 @@ def make_optimizer(
 
 
 def _part(name: str) -> str:
-    """Return the layer that holds a parameter: ``rg_lru`` of ``….rg_lru.recurrent_param``."""
+    """Return the layer of a parameter: ``rg_lru`` for ``….rg_lru.recurrent_param``."""
     return name.split(".")[-2]

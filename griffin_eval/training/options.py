@@ -1,4 +1,4 @@
-"""The options of a training run: of ``griffin-eval train``, and of the lines of a queue file."""
+"""Options of a training run, for ``griffin-eval train`` and the lines of a queue file."""
 
 import dataclasses
 import functools
@@ -34,13 +34,13 @@ class Run:
     recipe: Recipe
     model: str
     seed: int
-    start: Path | None = None  # checkpoint whose weights the run begins with
-    dtype: str = "float32"  # of a step; weights between steps and the optimizer are float32
+    start: Path | None = None  # checkpoint with the initial weights
+    dtype: str = "float32"  # computations of a step; stored weights and moments are float32
 
     def settings(self) -> dict[str, Any]:
-        """Return the contents of ``run.json``, in which the hash stands for a text.
+        """Return the contents of ``run.json``, with a hash in place of a training text.
 
-        The number of steps is among them where earlier steps depend on it.
+        The number of steps is included if earlier steps depend on it.
         """
         from griffin_eval.training.batches import DATA
 
@@ -57,7 +57,7 @@ class Run:
         return json.loads(json.dumps(settings))
 
 
-# Conditions on the value of an option, and the words of an error.
+# A condition on the value of an option, and its description for errors.
 Rule = tuple[Callable[[Any], bool], str]
 _NOT_NEGATIVE: Rule = (lambda value: value >= 0), "0 or more"
 _COUNT: Rule = (lambda value: value >= 1), "at least 1"
@@ -69,7 +69,7 @@ _DECAYED: Rule = DECAYED.__contains__, " or ".join(DECAYED)
 _DTYPE: Rule = DTYPES.__contains__, " or ".join(DTYPES)
 _KEPT: Rule = (lambda v: v == "all" or (v.isdecimal() and int(v) >= 1)), "all or at least 1"
 
-# The types of JSON that give an option of a type, and the words of an error.
+# JSON types that are accepted for a type of option, and their description for errors.
 _TYPES: dict[type, tuple[Any, str]] = {
     str: ((str, int), "a text"),
     Path: ((str, Path), "a path"),
@@ -80,7 +80,7 @@ _TYPES: dict[type, tuple[Any, str]] = {
 
 
 def _option(help: str, rule: Rule | None = None, default: Any = None, names: tuple = ()) -> Any:
-    """Return a field that is an option; ``names`` are those of the command, if not its own."""
+    """Return a dataclass field with an option's data; ``names`` override the command's flags."""
     metadata = {"help": help, "rule": rule, "names": names}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -90,13 +90,13 @@ class TrainOptions:
     """The options of a run; None stands for the recipe's value.
 
     A field is an option of ``griffin-eval train`` and a key of a queue file's lines, both without
-    the underscore at its end.
+    a trailing underscore.
     """
 
     recipe: str = _option(f"Recipe: {', '.join(RECIPES)}.", default=MISSING)
     model: str = _option(f"Model: {', '.join(MODELS)}.", default=MISSING)
     output: Path = _option("Folder of the run.", None, MISSING, ("--output", "-o"))
-    from_: Path | None = _option("Checkpoint whose weights the run begins with.", names=("--from",))
+    from_: Path | None = _option("Checkpoint with the initial weights.", names=("--from",))
     seed: int = _option("Seed of weights and data.", _NOT_NEGATIVE, 0)
     steps: int | None = _option("Number of steps.", _COUNT)
     until: float | None = _option("Accuracy of two tests in a row that ends the run.", _SHARE)
@@ -104,29 +104,31 @@ class TrainOptions:
     rows: int | None = _option("Sequences of a step at this length.", _COUNT)
     curriculum: bool | None = _option("Begin with shorter sequences.")
     width: int | None = _option("Width of the model.", _COUNT)
-    heads: int | None = _option("Number of heads, and of blocks of the gates.", _COUNT)
+    heads: int | None = _option("Number of heads and of gate blocks.", _COUNT)
     lru_width: int | None = _option("Channels of the recurrence.", _COUNT)
     window: int | None = _option("Number of keys that local attention sees.", _COUNT)
     scale_window: bool | None = _option("Use shorter windows for shorter sequences.")
-    rope_fraction: float | None = _option("Part of each head that RoPE rotates.", _SHARE)
+    rope_fraction: float | None = _option("Share of each head that RoPE rotates.", _SHARE)
     conv_variance: float | None = _option("Initial variance of convolution outputs.", _POSITIVE)
     learning_rate: float | None = _option("Peak learning rate.", _POSITIVE)
     recurrent_rate: float | None = _option("Factor of the rate in recurrent blocks.", _POSITIVE)
     schedule: str | None = _option(f"Learning rate by step: {', '.join(SCHEDULES)}.", _SCHEDULE)
     decayed: str | None = _option(f"Parameters with weight decay: {', '.join(DECAYED)}.", _DECAYED)
     dtype: str = _option("Dtype of a step: float32 or bfloat16.", _DTYPE, DTYPES[0])
-    save_every: int = _option("Steps between two checkpoints, each with a test.", _COUNT, 100)
+    save_every: int = _option("Number of steps between two checkpoints with tests.", _COUNT, 100)
     keep: str = _option("Number of the latest checkpoints to keep, or all.", _KEPT, "2")
     mesh: str | None = _option("Devices that split batch and weights, such as data=4,model=2.")
-    pieces: int = _option("Pieces of a batch whose gradients are added up.", _COUNT, 1)
-    recompute: bool = _option("Compute activations twice.", None, False, ("--recompute",))
+    pieces: int = _option("Number of pieces of a batch whose gradients are summed.", _COUNT, 1)
+    recompute: bool = _option(
+        "Recompute activations to save memory.", None, False, ("--recompute",)
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value is not None:
                 object.__setattr__(self, field.name, _checked(field, value))
-        self.run.recipe.config(self.model)  # raises an error where sizes do not fit each other
+        self.run.recipe.config(self.model)  # raises an error for incompatible sizes
 
     @functools.cached_property
     def run(self) -> Run:
@@ -159,7 +161,7 @@ _NEEDED = [name for name, field in FIELDS.items() if field.default is MISSING]
 
 
 def option_type(field: dataclasses.Field) -> type:
-    """Return the type of an option's value, None apart."""
+    """Return the type of an option's value, without None."""
     kinds: Any = typing.get_args(field.type) or (field.type,)
     return kinds[0]
 
@@ -168,7 +170,7 @@ def _checked(field: dataclasses.Field, value: Any) -> Any:
     """Return the value of an option in its type.
 
     Raises:
-        ArgumentError: the option cannot have this value.
+        ArgumentError: The value is invalid.
     """
     kind = option_type(field)
     types, words = _TYPES[kind]
@@ -183,7 +185,7 @@ def read_options(values: Mapping[str, Any]) -> TrainOptions:
     """Return the options of a run from their values by name; None stands for the default.
 
     Raises:
-        ArgumentError: an option does not exist, is missing, or cannot have its value.
+        ArgumentError: An option is unknown or missing, or its value is invalid.
     """
     for name in values:
         check_name("field", name, FIELDS)
@@ -196,14 +198,14 @@ def read_options(values: Mapping[str, Any]) -> TrainOptions:
 
 
 def read_queue(path: Path, shared: Mapping[str, Any] = {}) -> list[TrainOptions]:
-    """Read the runs of a queue file: on each line a JSON object with the options of a run.
+    """Read a queue file, with the options of a run as a JSON object on each line.
 
     Args:
-        shared: options of all runs whose lines have others of the same name.
+        shared: Default options of all runs.
 
     Raises:
-        ArgumentError: the file cannot be read or has no line, or a line asks for no possible run,
-            or two lines name one folder.
+        ArgumentError: The file cannot be read or has no line, a line is invalid, or two lines have
+            the same output folder.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -236,17 +238,17 @@ def _object(line: str) -> dict[str, Any]:
 
 
 def command(settings: Mapping[str, Any], steps: int, until: float | None = None) -> str:
-    """Return the command that makes a run again, but for its output.
+    """Return the command that repeats a run, without its output.
 
     Args:
-        settings: contents of the run's ``run.json``.
-        steps: number of steps that it took.
-        until: accuracy that ended it, or was to end it.
+        settings: Contents of the run's ``run.json``.
+        steps: Number of steps of the run.
+        until: Accuracy that ended the run, or was meant to.
     """
     stored = settings["recipe"]
     default = Run(recipe=recipe_named(stored["name"]), model="", seed=0).settings()["recipe"]
     options = {"model": settings["model"], "seed": settings["seed"], "steps": steps}
-    if "steps" in stored:  # its learning rates depend on them, however early it ended
+    if "steps" in stored:  # learning rates depend on the planned number
         options |= {"steps": stored["steps"], "until": until}
     options |= {name: stored[name] for name in ("length", "learning_rate")}
     changed = {name: value for name, value in stored.items() if value != default.get(name, value)}
@@ -264,5 +266,5 @@ def command(settings: Mapping[str, Any], steps: int, until: float | None = None)
 
 
 def _shown(name: str) -> str:
-    """Return the name of an option as the command has it."""
+    """Return the flag of an option in the command."""
     return name if name == "recipe" else f"--{name.strip('_').replace('_', '-')}"

@@ -1,7 +1,7 @@
 """Recipes: section 6.2 of the paper on a small scale, and a language model of bytes.
 
-All models have RecurrentGemma's conventions (embedding scale, soft cap, as many gate blocks as
-heads, lru_width = width), so that Griffin models fit into Hugging Face's and DeepMind's formats.
+All models have RecurrentGemma's conventions (embedding scale, soft cap, one gate block per head,
+lru_width = width), so that Griffin models fit into Hugging Face's and DeepMind's formats.
 """
 
 import dataclasses
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     import numpy as np
 
 MODELS = {"griffin": GRIFFIN, "hawk": HAWK, "mqa": MQA, "local_mqa": LOCAL_MQA}
-MIN_LENGTH = 8  # tokens of a training sequence
+MIN_LENGTH = 8  # smallest number of tokens of a training sequence
 
 
 class Batch(NamedTuple):
-    """Sequences of one length, or without the axis B a single one.
+    """Sequences of one length. A single sequence lacks the axis B.
 
     Attributes:
         tokens: int32 [B, T], input of the model.
         targets: int32 [B, T], the right next token after each token.
         weights: float32 [B, T], weight of each target in the loss.
         asked: bool [B, T], whether a target counts for the accuracy.
-        distance: int32 [B, T], tokens from the one that the target repeats to the one it follows, 0
-            where it repeats none; None where nobody wants to know.
+        distance: int32 [B, T], distance from the token that the target repeats to the token before
+            the target; 0 if the target repeats none. None if unused.
     """
 
     tokens: "np.ndarray"
@@ -43,7 +43,7 @@ class Batch(NamedTuple):
 class Recipe:
     """The settings of a training task and the shape of its models, as in `GriffinConfig`.
 
-    A run begins with the stages of its curriculum and then trains on the whole length.
+    A run goes through the stages of its curriculum and then trains on the full length.
     """
 
     name: str
@@ -56,12 +56,12 @@ class Recipe:
     window: int  # keys that local attention sees
     rope_fraction: float | None = None  # None for half of a head in Griffin, and whole heads in MQA
     length: int  # tokens of a training sequence
-    curriculum: tuple[tuple[int, float], ...] = ()  # stages: number of steps, share of the length
-    advance: float | None = None  # accuracy that ends a stage in the place of its number of steps
-    scale_window: bool = False  # whether a stage has its share of the window too
-    tokens: int = 4096  # of one step
+    curriculum: tuple[tuple[int, float], ...] = ()  # number of steps and share of the length
+    advance: float | None = None  # accuracy that ends a stage, instead of its number of steps
+    scale_window: bool = False  # whether a stage also shortens the window
+    tokens: int = 4096  # tokens of one step
     steps: int
-    learning_rate: float = 3e-3  # at the peak
+    learning_rate: float = 3e-3  # peak
     recurrent_rate: float = 1.0  # factor of the learning rate of recurrent blocks
     schedule: str = "cosine"
     decayed: str = "matrices"
@@ -84,7 +84,7 @@ class Recipe:
         )
 
     def stage_at(self, step: int) -> int:
-        """Return the stage of a step, from 0, where stages have numbers of steps."""
+        """Return the stage of a step, from 0, if stages have fixed numbers of steps."""
         ends = itertools.accumulate(steps for steps, _ in self.curriculum)
         return sum(step >= end for end in ends)
 
@@ -116,7 +116,7 @@ RECIPES = {name: Recipe(name=name, **settings) for name, settings in _SETTINGS.i
 
 
 def check_name(kind: str, name: str, names: Collection[str]) -> None:
-    """Raise `ArgumentError` for a name that does not exist."""
+    """Raise `ArgumentError` for a name that is not among ``names``."""
     if name not in names:
         raise ArgumentError(
             f"unknown {kind} {name!r}: expected one of {', '.join(names)}"
@@ -125,6 +125,6 @@ def check_name(kind: str, name: str, names: Collection[str]) -> None:
 
 
 def recipe_named(name: str) -> Recipe:
-    """Return the recipe of a name; raise `ArgumentError` where it does not exist."""
+    """Return the recipe with a name, or raise `ArgumentError`."""
     check_name("recipe", name, RECIPES)
     return RECIPES[name]

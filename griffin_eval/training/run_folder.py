@@ -30,10 +30,10 @@ RUN_FILE, METRICS_FILE = "run.json", "metrics.jsonl"
 
 
 def prepare_folder(run: Run, config: GriffinConfig, folder: Path) -> None:
-    """Create the folder of a run, or check that it is of this run.
+    """Create the folder of a run, or check that it belongs to this run.
 
     Raises:
-        CheckpointError: the folder is of another run, or of none.
+        CheckpointError: The folder belongs to another run, or to none.
     """
     file, wanted = folder / RUN_FILE, run.settings()
     if file.is_file():
@@ -53,7 +53,7 @@ def prepare_folder(run: Run, config: GriffinConfig, folder: Path) -> None:
 
 
 def _differing(stored: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """Return a phrase for each setting that differs; the default stands for a missing one."""
+    """Return a phrase for each setting that differs; missing settings have their default."""
     defaults = {f"recipe.{field.name}": field.default for field in dataclasses.fields(Recipe)}
     there, asked = (
         defaults | {"from": None, "dtype": "float32"} | traverse_util.flatten_dict(each, sep=".")
@@ -76,18 +76,18 @@ def save(
     """Write a checkpoint, and the line of metrics of its step.
 
     Raises:
-        CheckpointError: they cannot be written.
+        CheckpointError: The files cannot be written.
     """
     step = metrics["step"]
     try:
-        # A line without its checkpoint is removed when the run goes on; not the reverse.
+        # Metrics first: a later run removes a line without a checkpoint, but cannot add one.
         with open(folder / METRICS_FILE, "a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
-        # Each save is waited for, which Orbax takes for one that the next had to wait for.
+        # Orbax warns at every save, since it mistakes the wait below for a slow earlier save.
         logging.getLogger("absl").addFilter(_wanted)
         manager.save(step, args=_items(ocp.args.StandardSave, params, state))
-        manager.wait_until_finished()  # the arrays are donated to the next step
-    except (OSError, ValueError) as error:  # Orbax: ValueError, with what TensorStore says
+        manager.wait_until_finished()  # the next step donates the arrays
+    except (OSError, ValueError) as error:  # Orbax raises ValueError for TensorStore's errors
         raise CheckpointError(
             f"{folder}: the checkpoint of step {step} cannot be written ({first_line(error)}): "
             "make room for it and give the command again, which goes on from the one before"
@@ -101,7 +101,7 @@ def _wanted(record: logging.LogRecord) -> bool:
 def restore(
     manager: ocp.CheckpointManager, step: int, params: Params, state: Any
 ) -> tuple[Params, Any]:
-    """Return parameters and optimizer state of a checkpoint, sharded like these."""
+    """Return parameters and optimizer state of a checkpoint, sharded like the given ones."""
     items = manager.restore(step, args=_items(ocp.args.StandardRestore, params, state))
     restored: Any = traverse_util.flatten_dict(items["params"], sep=".")
     leaves = [items["optimizer"][str(i)] for i in range(len(jax.tree.leaves(state)))]
@@ -109,7 +109,7 @@ def restore(
 
 
 def _items(arguments: Callable[[Any], Any], params: Params, state: Any) -> ocp.args.Composite:
-    """Return Orbax's arguments: nested parameters, and leaves of the state by number."""
+    """Return Orbax's arguments: nested parameters, and leaves of the optimizer state by number."""
     leaves = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(state))}
     nested = traverse_util.unflatten_dict(params, sep=".")
     return ocp.args.Composite(params=arguments(nested), optimizer=arguments(leaves))
@@ -119,7 +119,7 @@ def lines_until(path: Path, step: int) -> list[dict[str, Any]]:
     """Return the lines of metrics up to a checkpoint's step, and remove later ones from the file.
 
     Raises:
-        CheckpointError: the file has no line of that step.
+        CheckpointError: The file has no line of that step.
     """
     lines = read_metrics(path) if path.is_file() else []
     kept = [line for line in lines if line["step"] <= step]
@@ -133,7 +133,8 @@ def lines_until(path: Path, step: int) -> list[dict[str, Any]]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a ``metrics.jsonl``; warn of incomplete ones and leave them out."""
+    """Return the lines of a ``metrics.jsonl``, without incomplete ones, which cause a warning."""
+
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:

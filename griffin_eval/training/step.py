@@ -1,4 +1,4 @@
-"""One training step, compiled: the loss of a batch, its gradients and the optimizer's change."""
+"""One compiled training step: the loss of a batch, its gradients and the optimizer's update."""
 
 import dataclasses
 import functools
@@ -29,18 +29,18 @@ from griffin_eval.training.recipes import Batch
 if TYPE_CHECKING:
     from griffin_eval.training.options import TrainOptions
 
-Params = dict[str, jax.Array]  # by canonical name
+Params = dict[str, jax.Array]  # parameters by canonical name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
-    """The computation of a step, which changes its results by rounding alone.
+    """The computation of a step, which affects results only by rounding.
 
     Attributes:
-        mesh: mesh that splits batch and weights, from `make_mesh`; None for one device.
-        pieces: number of pieces of a batch whose gradients are added up; it divides the rows.
-        recompute: whether the backward pass computes activations again, instead of keeping more
-            than two vectors of the model's width of each token and residual block.
+        mesh: Mesh that splits batch and weights, from `make_mesh`; None for one device.
+        pieces: Number of pieces of a batch whose gradients are summed; it divides the rows.
+        recompute: Whether the backward pass recomputes activations, keeping only two vectors of the
+            model's width for each token and residual block.
     """
 
     mesh: Mesh | None = None
@@ -55,7 +55,7 @@ def make_method(options: "TrainOptions") -> Method:
     """Return the computation of a run's steps.
 
     Raises:
-        ArgumentError: the mesh, its devices, the pieces and the rows do not fit each other.
+        ArgumentError: The mesh, its devices, the pieces and the rows are incompatible.
     """
     recipe, pieces = options.run.recipe, options.pieces
     rows = max(1, recipe.tokens // recipe.length)
@@ -66,7 +66,7 @@ def make_method(options: "TrainOptions") -> Method:
 
 
 def _training_mesh(text: str, rows: int) -> Mesh:
-    """Return a mesh of this process's first devices, for ``rows`` that are read at a time."""
+    """Return a mesh of this process's first devices, for ``rows`` read at a time."""
     sizes, devices = parse_mesh(text, "--mesh"), jax.local_devices()
     needed = sizes[DATA] * sizes[MODEL]
     if needed > len(devices):
@@ -86,9 +86,8 @@ def losses_of(
     batch: Batch,
     dtype: str = "float32",
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the weighted sum of each row's cross-entropies in nats, float32 [B], and whether each
-    target is the likeliest token, bool [B, T]. The model reads each row from an empty state.
-    """
+    """Return each row's weighted sum of cross-entropies in nats, float32 [B], and whether each
+    target is the likeliest token, bool [B, T]. Each row starts from an empty state."""
     split = split_over(config, axis_size(MODEL))
 
     def make(spec: ParamSpec) -> nnx.Param:
@@ -114,7 +113,7 @@ def param_places(config: GriffinConfig, mesh: Mesh) -> dict[str, NamedSharding]:
 def state_places(
     optimizer: optax.GradientTransformation, config: GriffinConfig, mesh: Mesh | None
 ) -> Any:
-    """Return the sharding of the optimizer's state: moments as their parameters."""
+    """Return the sharding of the optimizer's state; moments are sharded like parameters."""
     if mesh is None:
         return None
     places = param_places(config, mesh)
@@ -134,10 +133,10 @@ def compile_update(
     method: Method = ONE_DEVICE,
     dtype: str = "float32",
 ):
-    """Return two compiled functions, to be called where the mesh of the method is set.
+    """Return two compiled functions, to be called with the method's mesh set.
 
-    ``update(params, state, batch)`` consumes parameters and the optimizer's state and returns both
-    anew, the loss and the norm of the gradients; ``evaluate(params, batch)`` is `losses_of`.
+    ``update(params, state, batch)`` consumes parameters and optimizer state and returns new ones,
+    the loss and the norm of the gradients; ``evaluate(params, batch)`` is `losses_of`.
     """
 
     def total(params: Params, batch: Batch) -> jax.Array:
@@ -148,7 +147,7 @@ def compile_update(
     gradient = jax.value_and_grad(total)
 
     def summed(params: Params, batch: Batch) -> tuple[jax.Array, Params]:
-        """Return the sum of losses, and its gradients."""
+        """Return the sum of losses and its gradients."""
         pieces = math.gcd(method.pieces, len(batch.tokens))
         if pieces == 1:
             return gradient(params, batch)
@@ -164,7 +163,7 @@ def compile_update(
         loss, gradients = summed(params, jax.tree.map(jnp.asarray, batch))
         weight = jnp.sum(jnp.asarray(batch.weights))
         loss, gradients = jax.tree.map(lambda x: x / weight, (loss, gradients))
-        with jax.numpy_dtype_promotion("standard"):  # that of optax
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
             changes, state = optimizer.update(gradients, state, params)
             return optax.apply_updates(params, changes), state, loss, optax.tree.norm(gradients)
 

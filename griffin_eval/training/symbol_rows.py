@@ -5,13 +5,13 @@ import numpy as np
 from griffin_eval.tasks.symbols import sequences
 from griffin_eval.training.recipes import Batch
 
-MAX_QUESTIONS = 8  # in a row of induction heads
+MAX_QUESTIONS = 8  # largest number of questions in a row of induction heads
 
 
 def selective_copying(rng: np.random.Generator, length: int) -> Batch:
     """Draw a row of `griffin_eval.tasks.symbols.sequences.selective_copying`.
 
-    At most a quarter of its tokens carry data, so that sequences of fewer than 64 tokens have fewer
+    At most a quarter of its tokens carry data, so that sequences shorter than 64 tokens have fewer
     than 16 data symbols.
     """
     example = sequences.selective_copying(rng, length, min(16, length // 4))
@@ -22,15 +22,15 @@ def selective_copying(rng: np.random.Generator, length: int) -> Batch:
 def induction_heads(rng: np.random.Generator, length: int) -> Batch:
     """Draw a row of `griffin_eval.tasks.symbols.sequences.induction_heads` with more questions.
 
-    Between the first trigger and the one at the end, the trigger stands at up to seven further
-    positions, each followed by the same answer, which is asked for there too. A quarter of the
-    sequences has none of these. Distances are those from the first answer.
+    Between the first and the last trigger, the trigger stands at up to seven further positions,
+    each followed by the same answer, which also counts. A quarter of the sequences has no further
+    trigger. Distances count from the first answer.
     """
     example = sequences.induction_heads(rng, length)
     first = int(np.argmax(example.tokens == sequences.TRIGGER))
     batch = _asked_at_the_end(example.tokens, example.answers, np.array([first + 1]))
     assert batch.distance is not None
-    free = np.arange(first + 2, length - 2, 2)  # never two triggers side by side
+    free = np.arange(first + 2, length - 2, 2)  # keeps triggers apart
     count = min(int(rng.integers(MAX_QUESTIONS)) if rng.random() < 0.75 else 0, len(free))
     positions = rng.choice(free, count, replace=False)
     batch.tokens[positions] = sequences.TRIGGER

@@ -1,9 +1,9 @@
-"""Trains the model of a recipe in JAX, with Orbax checkpoints from which a run goes on exactly.
+"""Training of a recipe's model in JAX, with Orbax checkpoints that continue a run exactly.
 
 The folder of a run holds ``run.json`` (its settings), ``config.json`` and the tokenizer, so that
 ``griffin-eval convert`` and ``lm_eval --model griffin`` read its latest checkpoint as it is;
-``metrics.jsonl``; the curves; and a folder for each checkpoint that is kept, with the items
-``params`` (canonical names) and ``optimizer``.
+``metrics.jsonl``; the curves; and a folder for each kept checkpoint, with the items ``params``
+(canonical names) and ``optimizer``.
 """
 
 import contextlib
@@ -45,8 +45,8 @@ from griffin_eval.training.step import (
     state_places,
 )
 
-TESTS_IN_A_ROW = 2  # that must reach the accuracy until which a run goes on
-DEFAULT_CONV_VARIANCE = 0.01  # of the layout's initialisation
+TESTS_IN_A_ROW = 2  # consecutive tests that must reach ``until`` to end a run
+DEFAULT_CONV_VARIANCE = 0.01  # variance of the layout's initialisation
 
 
 def train_model(
@@ -62,22 +62,21 @@ def train_model(
     """Train to the last step, from the latest checkpoint of the folder if it has one.
 
     Args:
-        folder: folder of the run, created if it does not exist.
-        until: held-out accuracy that ends the run once two tests in a row reach it; None for all
-            steps.
-        save_every: steps between two checkpoints, each with a test and a line of metrics.
-        keep: number of the latest checkpoints to keep; None for all.
-        method: computation of a step. A run may go on with another one.
-        progress: function called after every step with ``step`` and ``tokens``, and at checkpoints
+        folder: Folder of the run, created if it does not exist.
+        until: Held-out accuracy that ends the run if two consecutive tests reach it.
+        save_every: Number of steps between two checkpoints, each with a test and a line of metrics.
+        keep: Number of the latest checkpoints to keep; None for all.
+        method: Computation of a step, which may change when a run continues.
+        progress: Function called after every step with ``step`` and ``tokens``, and at checkpoints
             with the whole line of metrics.
 
     Returns:
         The last line of metrics.
 
     Raises:
-        CheckpointError: the folder is of another run, the checkpoint to start from is of another
+        CheckpointError: The folder belongs to another run, the initial checkpoint has another
             shape, or a checkpoint cannot be written.
-        ArgumentError: the loss is not finite.
+        ArgumentError: The loss is not finite.
     """
     recipe, config = run.recipe, run.recipe.config(run.model)
     weights = _first_weights(run, config)
@@ -139,7 +138,7 @@ class _Model:
         self._losses: list[jax.Array] = []
 
     def train(self, batch: Batch, stage: int) -> None:
-        """Make one step."""
+        """Run one step."""
         update, _ = self._compiled(self._recipe.config(self._name, stage))
         self.params, self.state, loss, self._norm = update(self.params, self.state, batch)
         self._losses.append(loss)
@@ -148,7 +147,7 @@ class _Model:
         """Return the metrics after a step, with the loss of the steps since the last test.
 
         Raises:
-            ArgumentError: the loss is not finite.
+            ArgumentError: The loss is not finite.
         """
         loss = float(np.mean(jax.device_get(self._losses)))
         self._losses.clear()
@@ -177,7 +176,7 @@ class _Model:
 
 
 def is_finished(lines: list[dict[str, Any]], steps: int, until: float | None) -> bool:
-    """Return whether a run with these lines of metrics has all its steps, or is good enough."""
+    """Return whether a run with these lines of metrics has all its steps or reached ``until``."""
     if lines and lines[-1]["step"] >= steps:
         return True
     tests = [line["accuracy"] for line in lines[-TESTS_IN_A_ROW:]]
@@ -195,11 +194,12 @@ def _stage(recipe: Recipe, step: int, lines: list[dict[str, Any]]) -> int:
 
 
 def _first_weights(run: Run, config: GriffinConfig) -> dict[str, np.ndarray]:
-    """Return the weights that a run begins with, float32, by canonical name.
+    """Return the initial weights of a run, float32, by canonical name.
 
     Raises:
-        CheckpointError: the checkpoint to start from is of another shape.
+        CheckpointError: The initial checkpoint has another shape.
     """
+
     specs = param_specs(config)
     if run.start is None:
         values = {name: initial_value(spec, run.seed) for name, spec in specs.items()}
