@@ -1,4 +1,4 @@
-"""Sizes of what a model keeps of a sequence, beside the KV cache of a Transformer."""
+"""Memory that a model needs for a sequence, beside the KV cache of a Transformer."""
 
 from typing import NamedTuple
 
@@ -7,14 +7,14 @@ from griffin_eval.layout import param_specs
 
 
 class CacheSizes(NamedTuple):
-    """Bytes that have to be kept to continue one sequence (appendix F.4 with B = 1).
+    """Bytes needed to continue one sequence (appendix F.4 with B = 1).
 
     Attributes:
-        recurrent: states of the RG-LRUs, in float32 at least, and last inputs of the convolutions.
-        attention: keys and values of the attention blocks.
-        mqa: keys and values of a Transformer of the same depth, width and head dimension, with
+        recurrent: States of the RG-LRUs, at least float32, and last inputs of the convolutions.
+        attention: Keys and values of the attention blocks.
+        mqa: Keys and values of a Transformer of the same depth, width and head dimension, with
             global attention and one key head.
-        mha: the same with as many key heads as query heads.
+        mha: Keys and values of the same Transformer with as many key heads as query heads.
     """
 
     recurrent: int
@@ -24,25 +24,21 @@ class CacheSizes(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Bytes that this model keeps."""
+        """The bytes that this model keeps."""
         return self.recurrent + self.attention
 
 
 def cache_sizes(config: GriffinConfig, length: int, itemsize: int) -> CacheSizes:
-    """Sizes after ``length`` tokens of one sequence.
+    """Return the sizes after ``length`` tokens of one sequence.
 
-    A query of local attention sees its own key and the ``visible_keys`` - 1 kept ones, T_WS in the
-    appendix.
-
-    Args:
-        length: tokens read so far.
-        itemsize: bytes of one number in the dtype the model runs in.
+    A local attention query sees its own key and the ``visible_keys`` - 1 cached ones, T_WS in the
+    appendix. ``itemsize`` is the number of bytes of the model's dtype.
     """
     kinds = config.block_types
     state = (max(itemsize, 4) + itemsize * (config.conv_width - 1)) * config.lru_width
     kept = kinds.count("local_attention") * min(length, config.visible_keys - 1)
     kept += kinds.count("global_attention") * length
-    key_and_value = 2 * config.head_size * itemsize  # of one head
+    key_and_value = 2 * config.head_size * itemsize  # per head
     mqa = len(kinds) * length * key_and_value
     return CacheSizes(
         recurrent=kinds.count("recurrent") * state,
@@ -53,10 +49,6 @@ def cache_sizes(config: GriffinConfig, length: int, itemsize: int) -> CacheSizes
 
 
 def parameter_bytes(config: GriffinConfig, itemsize: int) -> int:
-    """Bytes of the weights, of which Λ and θ are in float32 at least.
-
-    Args:
-        itemsize: bytes of one number in the dtype the model runs in.
-    """
+    """Return the bytes of the weights, with ``itemsize`` bytes each; Λ and θ take at least four."""
     specs = param_specs(config).values()
     return sum(s.size * (max(itemsize, 4) if s.keep_float32 else itemsize) for s in specs)

@@ -1,4 +1,4 @@
-"""The figures of `griffin-eval memory`."""
+"""Figures of `griffin-eval memory`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,16 +27,15 @@ from griffin_eval.drawing import (
     save,
 )
 
-Drawn = dict[str, tuple[Figure, str, str]]  # by name: the figure, its title, and its note
+Drawn = dict[str, tuple[Figure, str, str]]  # figure, title and note by name
 
 
 def draw(layers: list[ChannelDecay], facts: dict[str, Any], files: Files | None = None) -> Drawn:
-    """Draw the caches and, if the model has recurrent layers, their half-lives and gates.
+    """Draw the caches and, for recurrent layers, their half-lives and gates.
 
     Args:
-        layers: the recurrent layers, with or without measured gates; empty without any.
-        facts: the numbers as ``--json`` prints them.
-        files: width and titles; None for figures of their own width with titles.
+        facts: Numbers as ``--json`` prints them.
+        files: Width and titles; None for default widths with titles.
     """
     drawn: Drawn = {
         "caches": (
@@ -65,7 +64,7 @@ def save_all(layers: list[ChannelDecay], facts: dict[str, Any], files: Files) ->
 
 
 def _half_lives(layers: list[ChannelDecay], facts: dict[str, Any]) -> Figure:
-    """Return the half-lives of each layer: 5% to 95% of the channels as a bar, and the median."""
+    """Draw the median and the range from 5% to 95% of the half-lives of each layer's channels."""
     figure, (axes,) = panels(1)
     kinds: list[tuple[str, str, str, Callable[[ChannelDecay], np.ndarray]]] = [
         ("gate open, r = 1", VERMILION, "s", lambda layer: layer.half_life(1.0)),
@@ -99,7 +98,7 @@ def _half_lives(layers: list[ChannelDecay], facts: dict[str, Any]) -> Figure:
 
 
 def _gate(layers: list[ChannelDecay]) -> Figure:
-    """Return figure 7 of appendix A for this checkpoint, and its gates on the text.
+    """Draw figure 7 of appendix A for this checkpoint, and its gates on the text.
 
     Each recurrence is h_t = α(r) h_{t-1} + β(r) x_t; the figure shows β / (α + β), the weight of
     the new input. RG-LRU: α = a^(8r), β = √(1 - α²). GRU, and Mamba with A = 1: α = 1 - r, β = r.
@@ -136,7 +135,7 @@ def _gate(layers: list[ChannelDecay]) -> Figure:
 
 
 def _caches(facts: dict[str, Any]) -> Figure:
-    """Return a figure of the bytes kept for one sequence over its length (appendix F.4)."""
+    """Draw the bytes for one sequence over its length (appendix F.4)."""
     figure, (axes,) = panels(1)
     rows = facts["caches"]
     tokens = [row["tokens"] for row in rows]
@@ -157,7 +156,7 @@ def _binary(count: int) -> str:
 
 
 def _bytes(value: float, _: Any) -> str:
-    """Return a number of bytes as the tables have it: 10 kB, 1 MB."""
+    """Format a number of bytes like the tables: 10 kB, 1 MB."""
     for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if value >= size:
             return f"{value / size:g} {unit}"

@@ -1,4 +1,4 @@
-"""What the layers of the JAX model compute of each token, for `griffin_eval.analysis`."""
+"""Layer inputs and states of the JAX model for each token, for `griffin_eval.analysis`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,23 +17,18 @@ from griffin_eval.runners.jax_runner import choose_device
 
 
 def load_model(checkpoint: Checkpoint, device: str | None) -> Griffin:
-    """The model in the dtype of the checkpoint.
-
-    Args:
-        device: name of the device in the framework; None for its default.
-    """
+    """Load the model in the dtype of the checkpoint, on a device named as in the framework."""
     return load(checkpoint, device=choose_device(device))
 
 
 def layer_values(
     model: Griffin, ids: np.ndarray, chunk: int
 ) -> Iterator[list[dict[str, np.ndarray]]]:
-    """Reads one document in steps.
+    """Read one document in steps; the model is not changed.
 
     Args:
-        model: is left as it is.
         ids: int [N], tokens of the document.
-        chunk: tokens that are read in one step; T is this, or less in the last step.
+        chunk: Number of tokens of one step; T is this, or less in the last step.
 
     Yields:
         For each step and layer float32 [T, …] arrays: ``x`` and ``h`` [T, L], the input of the
@@ -44,7 +39,7 @@ def layer_values(
     with jax.default_device(device):
         state = model.init_state(1, len(ids))
         for start in range(0, len(ids), chunk):
-            tokens = np.zeros((1, chunk), np.int32)  # one shape, compiled once
+            tokens = np.zeros((1, chunk), np.int32)  # a fixed shape compiles once
             length = min(chunk, len(ids) - start)
             tokens[0, :length] = ids[start : start + length]
             seen, state = _step(graph, params, tokens, np.array([length], np.int32), state)

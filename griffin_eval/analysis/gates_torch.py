@@ -1,4 +1,4 @@
-"""What the layers of the PyTorch model compute of each token, for `griffin_eval.analysis`."""
+"""Layer inputs and states of the PyTorch model for each token, for `griffin_eval.analysis`."""
 
 import copy
 from collections.abc import Iterator
@@ -15,28 +15,23 @@ from griffin_eval.runners.torch_runner import choose_device
 
 
 def load_model(checkpoint: Checkpoint, device: str | None) -> Griffin:
-    """The model in the dtype of the checkpoint.
-
-    Args:
-        device: name of the device in the framework; None for its default.
-    """
+    """Load the model in the dtype of the checkpoint, on a device named as in the framework."""
     return load(checkpoint, device=choose_device(device)).eval()
 
 
 def twin_of(model: Griffin) -> Any:
-    """A model of the same parameters, whose parts may be changed."""
+    """Return a copy of a model that shares its parameters, for changes to its modules."""
     return copy.deepcopy(model, {id(p): p for p in model.parameters()})
 
 
 def layer_values(
     model: Griffin, ids: np.ndarray, chunk: int
 ) -> Iterator[list[dict[str, np.ndarray]]]:
-    """Reads one document in steps.
+    """Read one document in steps; the model is not changed.
 
     Args:
-        model: is left as it is.
         ids: int [N], tokens of the document.
-        chunk: tokens that are read in one step; T is this, or less in the last step.
+        chunk: Number of tokens of one step; T is this, or less in the last step.
 
     Yields:
         For each step and layer float32 [T, …] arrays: ``x`` and ``h`` [T, L], the input of the

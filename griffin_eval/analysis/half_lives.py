@@ -1,15 +1,14 @@
-"""How long a checkpoint remembers: the half-lives of its RG-LRU channels.
+"""Half-lives of a checkpoint's RG-LRU channels.
 
-In one step the state of a channel is multiplied by a_t, with log a_t = -c softplus(Λ) r_t, so that
-after n steps a share of exp(Σ log a_t) of it is left. Half of it is left after
+A step multiplies the state of a channel by a_t, with log a_t = -c softplus(Λ) r_t, so that a share
+of exp(Σ log a_t) is left after n steps. Half of it is left after
 
     ln 2 / (c softplus(Λ) r)   tokens
 
 where c is 8 in all published models, and r is the mean of the recurrence gate r_t, which depends on
-the text. r = 1 gives the shortest half-life that Λ allows; r = 0.5 is where untrained gates are; a
-closed gate (r near 0) keeps the state for as long as it stays closed. A measured half-life takes
-the mean of r_t over a text, the first token left out, since it starts from an empty state whatever
-its gate is.
+the text. r = 1 gives the shortest half-life for a Λ; r = 0.5 is typical of untrained gates; a
+closed gate (r near 0) keeps the state while it stays closed. A measured half-life takes the mean of
+r_t over a text without its first token, whose gate acts on an empty state.
 """
 
 import importlib
@@ -21,21 +20,21 @@ import numpy as np
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 
-CHUNK = 512  # tokens that are read in one step
+CHUNK = 512  # tokens of one step
 BINS = 50  # bins of the histogram of r_t, from 0 to 1
-QUANTILES = (0.05, 0.5, 0.95)  # shares of the channels of a layer
+QUANTILES = (0.05, 0.5, 0.95)  # quantiles over the channels of a layer
 
 
 class ChannelDecay(NamedTuple):
-    """How fast the channels of one recurrent block forget.
+    """The decay rates of the channels of one recurrent block.
 
     Attributes:
-        number: index of the layer in the model, from 0.
-        rate: float64 [D], c softplus(Λ): nats by which the state fades in a step with an open gate
-            (r_t = 1). D is L for real channels; L / 2 for complex ones, whose modulus fades so.
-        mean_gate: float64 [D], mean of r_t over the text; None if no text was read.
-        histogram: int64 [BINS], counts of r_t over all channels and tokens of the text; None if no
-            text was read.
+        number: Index of the layer in the model, from 0.
+        rate: float64 [D], c softplus(Λ): decay in nats of a step with an open gate (r_t = 1). D is
+            L for real channels; L / 2 for complex ones, where it is the decay of the modulus.
+        mean_gate: float64 [D], mean of r_t over the text; None without a text.
+        histogram: int64 [BINS], counts of r_t over all channels and tokens of the text; None
+            without a text.
     """
 
     number: int
@@ -44,17 +43,13 @@ class ChannelDecay(NamedTuple):
     histogram: np.ndarray | None
 
     def half_life(self, gate: float | np.ndarray) -> np.ndarray:
-        """float64 [D]: tokens after which half of a channel's state is left, ∞ if it never fades.
-
-        Args:
-            gate: mean of r_t, one number or [D].
-        """
+        """Return the half-lives in tokens, float64 [D], ∞ without decay, for a mean gate r."""
         with np.errstate(divide="ignore"):
             return np.log(2) / (self.rate * gate)
 
 
 def decay_rates(checkpoint: Checkpoint) -> list[ChannelDecay]:
-    """The recurrent layers in order, with the rates that Λ gives and no measured gates."""
+    """Return the recurrent layers in order, with the rates from Λ and no measured gates."""
     layers = []
     for number in _recurrent_layers(checkpoint.config):
         rate = checkpoint.config.lru_constant * np.logaddexp(
@@ -73,15 +68,16 @@ def measure(
     model: Any = None,
     progress: Callable[[int], Any] = lambda tokens: None,
 ) -> list[ChannelDecay]:
-    """The recurrent layers in order, with their gates on a text that is read as one document.
+    """Return the recurrent layers in order, with their gates on a text read as one document.
 
     Args:
-        checkpoint: the model, which runs in its own dtype; the gates are computed in float32.
+        checkpoint: Checkpoint of the model, which runs in its own dtype; gates are computed in
+            float32.
         ids: int [T], T ≥ 2, tokens of the document, with BOS if the model expects it.
         framework: ``torch`` or ``jax``.
-        device: name of the device in the framework; None for its default.
-        model: the model, if it is loaded already; it runs in the dtype that it has.
-        progress: called after each step with the number of tokens that it read.
+        device: Name of the device in the framework; None for its default.
+        model: Loaded model, which keeps its dtype; None to load it.
+        progress: Function called after each step with its number of tokens.
     """
     own: Any = importlib.import_module(f"griffin_eval.analysis.gates_{framework}")
     model = own.load_model(checkpoint, device) if model is None else model
@@ -89,7 +85,7 @@ def measure(
     gates = [gate_parameters(checkpoint, layer.number, "recurrent_gate") for layer in layers]
     sums = [np.zeros(len(layer.rate)) for layer in layers]
     histograms = [np.zeros(BINS, np.int64) for _ in layers]
-    first = 1  # the first token of the document is left out
+    first = 1  # skip the first token of the document
     for values in own.layer_values(model, ids, CHUNK):
         inputs = [layer["x"] for layer in values if "x" in layer]
         for x, (weight, bias), total, histogram in zip(
@@ -115,12 +111,11 @@ def left(
     framework: str,
     model: Any,
 ) -> list[tuple[int, np.ndarray]]:
-    """What the gates alone leave of what the channels hold after some tokens of a document:
-    exp(Σ log a_t) over the tokens that follow.
+    """Return the share of a channel's state that the gates keep: exp(Σ log a_t) over later tokens.
 
     Args:
         ids: int [N], tokens of the document.
-        first: number of tokens after which channels hold all of it.
+        first: Number of tokens after which the shares are 1.
         cuts: K numbers of tokens, each at least ``first``.
         framework: ``torch`` or ``jax``.
 
@@ -149,23 +144,18 @@ def left(
 
 
 def gate_parameters(checkpoint: Checkpoint, layer: int, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """float32 weight and bias of a gate, for `gate_values`.
-
-    Args:
-        layer: index of a recurrent layer.
-        name: ``recurrent_gate`` or ``input_gate``.
-    """
+    """Return float32 weight and bias of a recurrent layer's ``recurrent_gate`` or ``input_gate``,
+    for `gate_values`."""
     weight, bias = (_read(checkpoint, layer, f"{name}_{part}") for part in ("weight", "bias"))
     return weight.astype(np.float32), bias.astype(np.float32)
 
 
 def gate_values(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """[T, D]: r_t = σ(W_a x_t + b_a) of equation (1), or i_t of equation (2), where the matrix is
-    block diagonal.
+    """Return the gate σ(W x_t + b), [T, D]: r_t of equation (1) or i_t of (2).
 
     Args:
         x: [T, L], input of the RG-LRU.
-        weight: [G, L/G, D/G], the G blocks of the matrix.
+        weight: [G, L/G, D/G], the G blocks of the block-diagonal matrix.
         bias: [G, D/G].
     """
     blocks = x.reshape(len(x), *weight.shape[:2]).swapaxes(0, 1)  # [G, T, L/G]
@@ -174,12 +164,11 @@ def gate_values(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarr
 
 
 def summary(layer: ChannelDecay, visible_keys: int | None) -> dict[str, Any]:
-    """Quantiles over the channels of one layer, by the names that ``--json`` prints.
+    """Return quantiles over the channels of one layer, by the names that ``--json`` prints.
 
     Args:
-        layer: the layer, with or without measured gates.
-        visible_keys: keys that a query of local attention sees, its own included; None if the
-            model has no local attention.
+        visible_keys: Number of keys that a local attention query sees, including its own; None
+            without local attention.
     """
 
     numbers: dict[str, Any] = {
@@ -197,7 +186,7 @@ def summary(layer: ChannelDecay, visible_keys: int | None) -> dict[str, Any]:
 
 
 def quantiles(values: np.ndarray) -> dict[str, float]:
-    """`QUANTILES` of the values of channels, always the value of one and never a mean of two."""
+    """Return `QUANTILES` over channels; each is the value of a channel, not an interpolation."""
     chosen = np.quantile(values, QUANTILES, method="inverted_cdf")
     return {f"{q:.0%}": float(v) for q, v in zip(QUANTILES, chosen, strict=True)}
 
@@ -207,7 +196,8 @@ def _recurrent_layers(config: GriffinConfig) -> Iterator[int]:
 
 
 def _read(checkpoint: Checkpoint, layer: int, name: str) -> np.ndarray:
-    """A parameter of an RG-LRU in float64, zeros for a bias that is absent."""
+    """Return a parameter of an RG-LRU in float64, zeros for an absent bias."""
+
     config, whole = checkpoint.config, f"model.layers.{layer}.temporal_block.rg_lru.{name}"
     if name.removesuffix("_bias") in config.absent_biases:
         return np.zeros((config.gate_blocks, config.recurrent_channels // config.gate_blocks))

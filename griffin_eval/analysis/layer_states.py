@@ -1,4 +1,4 @@
-"""What every layer holds after each token of a text, and the gates that decided it."""
+"""The states and gates of every layer after each token of a text."""
 
 import importlib
 from typing import Any
@@ -12,22 +12,23 @@ from griffin_eval.converters.checkpoint import Checkpoint
 def layer_states(
     checkpoint: Checkpoint, ids: np.ndarray, *, framework: str, model: Any
 ) -> dict[str, np.ndarray]:
-    """Tensors of T tokens by name, float32 whatever the dtype of the model. Of layer I, if it is
-    recurrent:
+    """Return float32 tensors of T tokens by name.
+
+    For a recurrent layer I:
 
         layers.I.x               [T, L], input of the RG-LRU
-        layers.I.h               [T, L], its state after each token, of equation (4)
+        layers.I.h               [T, L], state after each token, equation (4)
         layers.I.recurrent_gate  [T, D], r_t of equation (1)
         layers.I.input_gate      [T, D], i_t of equation (2)
         layers.I.log_a           [T, D], log a_t = -c softplus(Λ) r_t of equation (3)
 
-    and of attention ``layers.I.k`` (rotated) and ``layers.I.v`` [T, J], all heads of a token, which
-    its window remembers. D is L for real channels, L / 2 for complex ones.
+    For an attention layer: ``layers.I.k`` (rotated) and ``layers.I.v`` [T, J], all key heads. D is
+    L for real channels, L / 2 for complex ones.
 
     Args:
         ids: int32 [T], tokens of the text.
         framework: ``torch`` or ``jax``.
-        model: the model, loaded on one device.
+        model: Loaded model, on one device.
     """
     own: Any = importlib.import_module(f"griffin_eval.analysis.gates_{framework}")
     steps = list(own.layer_values(model, ids, CHUNK))

@@ -1,4 +1,4 @@
-"""How long a checkpoint remembers and what its state takes, as numbers and figures."""
+"""Half-lives of a checkpoint and the size of its state, as numbers and figures."""
 
 import hashlib
 from collections.abc import Callable
@@ -20,19 +20,19 @@ LENGTHS = tuple(4**power for power in range(5, 11))  # 1024 to 1048576
 
 
 class Memory(NamedTuple):
-    """How long a checkpoint remembers, and what it keeps of a sequence.
+    """Half-lives of a checkpoint, and the memory that a sequence takes.
 
     Attributes:
         numbers: Output of ``griffin-eval memory --json``; half-lives in tokens, sizes in bytes.
-        layers: the recurrent layers, with the rate of each channel and its gates on the text.
+        layers: Recurrent layers, with the rate of each channel and its gates on the text.
     """
 
     numbers: dict[str, Any]
     layers: list[ChannelDecay]
 
     def figures(self) -> "dict[str, Figure]":
-        """Return the figures by name: ``caches`` and, with recurrent layers, ``half_lives`` and
-        ``gate``. Each has ``savefig``, and a notebook shows it."""
+        """Return the matplotlib figures by name: ``caches`` and, with recurrent layers,
+        ``half_lives`` and ``gate``."""
         from griffin_eval.analysis.figures import draw
 
         return {name: figure for name, (figure, _, _) in draw(self.layers, self.numbers).items()}
@@ -53,9 +53,8 @@ def memory_of(
         name: Name of the checkpoint in the numbers.
         text: Text on which the gates are measured; None for Python's manual.
         text_name: Name of the text in the numbers.
-        tokens: Number of its tokens that are read at most; with 0 no gate is measured, and no
-            weight is loaded.
-        progress: Called with the number of tokens that a step read.
+        tokens: Largest number of tokens to read; with 0 no gate is measured and no weight loaded.
+        progress: Function called after each step with its number of tokens.
     """
     if "recurrent" not in model.checkpoint.config.block_types or not tokens:
         layers = decay_rates(model.checkpoint)

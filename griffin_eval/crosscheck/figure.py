@@ -1,4 +1,4 @@
-"""The figure of `griffin-eval verify --logits --output`, as PNG and SVG."""
+"""Figure of `griffin-eval verify --logits --output`, as PNG and SVG."""
 
 from pathlib import Path
 
@@ -10,15 +10,9 @@ from griffin_eval.drawing import BLUE, MARKER_SIZE, VERMILION, finish, panels, s
 
 
 def draw(distance: Distance, config: GriffinConfig, pair: str, folder: Path) -> Path:
-    """Draws how the vectors of two checkpoints drift apart from layer to layer, and the divergence
-    of their next tokens.
+    """Draw the differences of two checkpoints by layer, and the divergence of their next tokens.
 
-    Args:
-        pair: what is compared, for the title.
-        folder: created if it does not exist.
-
-    Returns:
-        The path of the PNG.
+    Create the folder if needed, and return the path of the PNG. ``pair`` is the title.
     """
     figure, (layers, tokens) = panels(2, 8.4)
     places = np.arange(len(distance.places)) - 1  # the embedding lies before layer 0

@@ -1,8 +1,8 @@
-"""Comparison of what a checkpoint computes in both frameworks and in the public implementations.
+"""Comparison of a checkpoint's outputs in both frameworks and in the public implementations.
 
-Equal weights do not show that a config was read correctly or that a matrix was not transposed. Here
-the same tokens go through every implementation that is installed and can express the model, in
-float32 on the CPU, and the vectors after every block are compared.
+Equal weights do not prove that a config was read correctly or that a matrix was not transposed.
+Here the same tokens go through every installed implementation that supports the model, in float32
+on the CPU, and the vectors after every block are compared.
 """
 
 import importlib
@@ -22,10 +22,10 @@ from griffin_eval.runners.load import choose_framework
 # Largest difference over the largest value of an array. Implementations differ by about 1e-5 in
 # deep models; a window or a multiplier that is off by one unit makes more than 1e-3.
 TOLERANCE = 2e-4
-# Most visible keys for which the probe is longer: the memory of a full pass is quadratic.
+# Largest window that the probe exceeds: the memory of a full pass is quadratic.
 WINDOW_LIMIT = 4096
 CHUNKS = 4  # parts in which the twins read the probe; the others read it at once
-KEPT = 64  # number of positions whose vectors are compared
+KEPT = 64  # number of compared positions
 
 
 class Probe(NamedTuple):
@@ -33,8 +33,8 @@ class Probe(NamedTuple):
 
     Attributes:
         tokens: int32 [1, T], T a multiple of ``CHUNKS``.
-        keep: int [N], the positions that are compared, in increasing order.
-        past_window: whether the probe is longer than ``visible_keys`` of every model.
+        keep: int [N], compared positions in increasing order.
+        past_window: Whether the probe is longer than every model's ``visible_keys``.
     """
 
     tokens: np.ndarray
@@ -43,10 +43,10 @@ class Probe(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What one implementation computed at the compared positions of a probe.
+    """The outputs of one implementation at the compared positions of a probe.
 
     Attributes:
-        hidden: float32 [N, W] each; the input of the first block, and the output of every block.
+        hidden: float32 [N, W] each: the input of the first block and the output of every block.
         logits: float32 [N, V].
     """
 
@@ -58,10 +58,10 @@ class Agreement(NamedTuple):
     """The differences of two traces.
 
     Attributes:
-        logits: largest absolute difference of two logits; NaN if one of them is.
-        first: first array that differs by more than ``TOLERANCE``: ``embedding``, ``layer 7``
-            (counted from 0) or ``logits``; None if none does.
-        largest: largest absolute difference in that array, 0.0 if there is none.
+        logits: Largest absolute difference of two logits; NaN if one of them is NaN.
+        first: First array that differs by more than ``TOLERANCE``: ``embedding``, ``layer 7``
+            (counted from 0) or ``logits``; None if all agree.
+        largest: Largest absolute difference in that array, or 0.0.
     """
 
     logits: float
@@ -73,11 +73,11 @@ class Distance(NamedTuple):
     """The distance of two checkpoints in one implementation.
 
     Attributes:
-        places: ``embedding``, ``layer 0``, …
-        largest: largest absolute difference of the vectors at each place.
-        relative: the same over the largest absolute value of the first checkpoint's there.
-        divergence: Kullback-Leibler divergence of the second checkpoint's next token from the first
-            one's at each compared position, in nats, of the ids that both have.
+        places: Compared places: ``embedding``, ``layer 0``, …
+        largest: Largest absolute difference of the vectors at each place.
+        relative: The same, divided by the first checkpoint's largest absolute value at the place.
+        divergence: Kullback-Leibler divergence of the next token in nats, the second checkpoint
+            from the first, at each compared position, over the ids that both have.
     """
 
     places: list[str]
@@ -90,9 +90,8 @@ class Comparison(NamedTuple):
     """Two traces of the same probe.
 
     Attributes:
-        pair: what was compared with what.
-        agreement: where they differ.
-        distance: how far, if they are of two checkpoints.
+        pair: Names of the two sides.
+        distance: How far apart the traces of two checkpoints are, otherwise None.
     """
 
     pair: str
@@ -104,11 +103,11 @@ class Implementation(NamedTuple):
     """An implementation of the model, ours or another's.
 
     Attributes:
-        name: in tables.
-        needs: modules that must be installed.
-        format: name of the checkpoint format that holds exactly the models it can run; None for
+        name: Name in tables.
+        needs: Modules that must be installed.
+        format: Name of the checkpoint format that holds exactly the models it can run; None for
             the twins, which run every model.
-        module, function: module of this package, and the function in it that is called as
+        module, function: Module of this package, and its function
             ``function(checkpoint, probe) -> Trace``.
     """
 
@@ -119,7 +118,7 @@ class Implementation(NamedTuple):
     function: str
 
     def obstacle(self, config: GriffinConfig) -> str | None:
-        """The reason why it cannot run a model here; None if it can."""
+        """Return the reason why it cannot run a model here, or None if it can."""
         if missing := [name for name in self.needs if find_spec(name) is None]:
             return f"{' and '.join(missing)} not installed"
         if self.format and (problems := refusals(config, FORMATS[self.format])):
@@ -129,12 +128,12 @@ class Implementation(NamedTuple):
         return None
 
     def run(self, checkpoint: Checkpoint, probe: Probe) -> Trace:
-        """Loads the model, reads the probe, and lets go of the model."""
+        """Load the model, read the probe, and release the model."""
         module = importlib.import_module(f"griffin_eval.crosscheck.{self.module}")
         return getattr(module, self.function)(checkpoint, probe)
 
 
-_DEEPMIND = ("jax", "flax", "recurrentgemma")  # its PyTorch half imports JAX too
+_DEEPMIND = ("jax", "flax", "recurrentgemma")  # its PyTorch code imports JAX too
 IMPLEMENTATIONS = (
     Implementation("torch", ("torch",), None, "trace_torch", "twin"),
     Implementation("jax", ("jax", "flax"), None, "trace_jax", "twin"),
@@ -147,9 +146,9 @@ IMPLEMENTATIONS = (
 
 
 def make_probe(configs: Sequence[GriffinConfig]) -> Probe:
-    """Random tokens for models with these configs; always the same for the same configs.
+    """Return random tokens for models with these configs, always the same for the same configs.
 
-    The ids lie in every vocabulary, and there are more tokens than any model has visible keys (up
+    The ids are in every vocabulary, and there are more tokens than any model has visible keys (up
     to ``WINDOW_LIMIT``). Half of the compared positions are at the end, past the window, and half
     are spread over the rest.
     """
@@ -167,20 +166,19 @@ def make_probe(configs: Sequence[GriffinConfig]) -> Probe:
 def run(
     checkpoints: Mapping[str, Checkpoint], probe: Probe, say: Callable[[str], None]
 ) -> Iterator[Comparison]:
-    """Runs checkpoints in every implementation and compares, one model in memory at a time.
+    """Run checkpoints in every implementation and compare, with one model in memory at a time.
 
     Args:
-        checkpoints: one or two, by label; two must have no `mismatch`.
-        probe: from `make_probe`.
-        say: called with one line for each implementation that is run, and for each that cannot be.
+        checkpoints: One or two checkpoints by label; two must have no `mismatch`.
+        say: Function called with a line for each implementation that runs or is left out.
 
     Yields:
-        Pairs: each implementation with the first one, of the same checkpoint; then the checkpoints
-        with each other, in the same implementation.
+        Pairs: for each checkpoint, each implementation with the first one; then the checkpoints
+        with each other, in each implementation.
 
     Raises:
-        MissingExtraError: neither framework is installed.
-        BadInput: there is nothing to compare: one checkpoint, and one implementation that runs it.
+        MissingExtraError: Neither framework is installed.
+        BadInput: There is only one checkpoint and one implementation that runs it.
     """
     choose_framework(None)
     traces: dict[str, dict[str, Trace]] = {}
@@ -211,9 +209,9 @@ def run(
 
 
 def mismatch(one: GriffinConfig, other: GriffinConfig) -> str | None:
-    """The reason why the vectors of two models cannot be compared; None if they can.
+    """Return the reason why the vectors of two models cannot be compared, or None.
 
-    Vocabularies may differ in size: the logits of the ids that both have are compared.
+    Vocabularies may differ in size: only the logits of common ids are compared.
     """
     fields = [
         f"{name} {a} and {b}"
@@ -224,21 +222,21 @@ def mismatch(one: GriffinConfig, other: GriffinConfig) -> str | None:
 
 
 def compare_traces(one: Trace, other: Trace) -> Agreement:
-    """Compares what two implementations, or two checkpoints, computed on the same probe."""
+    """Compare the outputs of two implementations, or of two checkpoints, for the same probe."""
     logits = _of_both(one, other)
     places = [*_places(one), "logits"]
     pairs = [*zip(one.hidden, other.hidden, strict=True), logits]
     overall = float(np.abs(np.subtract(*logits)).max())
     for place, (a, b) in zip(places, pairs, strict=True):
         largest = float(np.abs(a - b).max())
-        # not "above": a NaN is no agreement
+        # "not <=" rather than ">", so that NaN counts as a difference
         if not largest <= TOLERANCE * float(np.maximum(np.abs(a).max(), np.abs(b).max())):
             return Agreement(overall, place, largest)
     return Agreement(overall, None, 0.0)
 
 
 def distance(one: Trace, other: Trace) -> Distance:
-    """The distance of what two checkpoints compute on the same probe."""
+    """Return the distance between the outputs of two checkpoints for the same probe."""
     largest = [float(np.abs(a - b).max()) for a, b in zip(one.hidden, other.hidden, strict=True)]
     scales = [float(np.abs(a).max()) or 1.0 for a in one.hidden]
     relative = [gap / scale for gap, scale in zip(largest, scales, strict=True)]
@@ -246,20 +244,16 @@ def distance(one: Trace, other: Trace) -> Distance:
 
 
 def divergence(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Kullback-Leibler divergence of the second one's distribution from the first one's, in nats.
+    """Return the Kullback-Leibler divergence KL(one || other) in nats, float64 [N].
 
-    Args:
-        one, other: logits [N, V].
-
-    Returns:
-        float64 [N].
+    ``one`` and ``other`` are logits [N, V].
     """
     p, q = log_softmax(one), log_softmax(other)
-    return np.maximum(np.sum(np.exp(p) * (p - q), 1), 0.0)  # rounding may leave less than nothing
+    return np.maximum(np.sum(np.exp(p) * (p - q), 1), 0.0)  # rounding may go below 0
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Log-probabilities in float64 of logits [N, V]."""
+    """Return log-probabilities in float64 of logits [N, V]."""
     shifted = logits.astype(np.float64) - logits.max(1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
 
@@ -269,13 +263,13 @@ def _places(trace: Trace) -> list[str]:
 
 
 def _of_both(one: Trace, other: Trace) -> tuple[np.ndarray, np.ndarray]:
-    """The logits of the ids that both have."""
+    """Return the logits of the ids that both traces have."""
     columns = min(one.logits.shape[1], other.logits.shape[1])
     return one.logits[:, :columns], other.logits[:, :columns]
 
 
 def deepmind_config(config: GriffinConfig) -> Any:
-    """The config for DeepMind's code, whose window leaves out the query's own key."""
+    """Return the config for DeepMind's code, whose window excludes the query's own key."""
     from recurrentgemma import common
 
     kinds = {

@@ -1,4 +1,4 @@
-"""``parity=check``: a comparison of both frameworks on one checkpoint before it is evaluated."""
+"""``parity=check``: comparison of both frameworks on a checkpoint before its evaluation."""
 
 import logging
 from typing import Any
@@ -21,16 +21,16 @@ logger = logging.getLogger(__name__)
 
 
 def check_parity(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Runs a fixed probe through both twins in float32 on the CPU, one model in memory at a time.
+    """Run a fixed probe through both twins in float32 on the CPU, one model in memory at a time.
 
     Returns:
-        For results.json: the length of the probe in tokens, whether that is more than
+        Entries of results.json: the number of tokens of the probe, whether it exceeds
         ``visible_keys``, the largest differences of logits and of log-probabilities (in nats), and
         the relative tolerance.
 
     Raises:
-        ArgumentError: a framework is not installed.
-        BadInput: the twins differ by more than the tolerance in some array.
+        ArgumentError: A framework is not installed.
+        BadInput: The twins differ by more than the tolerance in some array.
     """
     for twin in TWINS:
         if reason := twin.obstacle(checkpoint.config):

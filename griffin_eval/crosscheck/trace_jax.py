@@ -1,4 +1,4 @@
-"""The JAX implementations, block by block, for `griffin_eval.crosscheck.logits`."""
+"""Traces of the JAX implementations for `griffin_eval.crosscheck.logits`."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from griffin_eval.runners.jax_runner import choose_device
 
 
 def twin(checkpoint: Checkpoint, probe: Probe) -> Trace:
-    """`griffin_eval.model_jax`, which reads the probe in chunks and carries its state."""
+    """Trace `griffin_eval.model_jax`, which reads the probe in chunks with a carried state."""
     device = choose_device("cpu")
     graph, params = nnx.split(load(checkpoint, jnp.float32, device))
     with jax.default_device(device), jax.default_matmul_precision("highest"):
@@ -35,7 +35,7 @@ def twin(checkpoint: Checkpoint, probe: Probe) -> Trace:
 
 
 def deepmind(checkpoint: Checkpoint, probe: Probe) -> Trace:
-    """DeepMind's recurrentgemma in JAX."""
+    """Trace DeepMind's recurrentgemma in JAX."""
     from recurrentgemma.common import ScanType
     from recurrentgemma.jax.griffin import Griffin
     from recurrentgemma.jax.modules import Embedder, ResidualBlock
@@ -48,7 +48,7 @@ def deepmind(checkpoint: Checkpoint, probe: Probe) -> Trace:
     def wanted(module: Any, method: str) -> bool:
         return (type(module), method) in ((Embedder, "encode"), (ResidualBlock, "__call__"))
 
-    # Its scan over time is unrolled, and takes XLA minutes in a deep model; this one seconds.
+    # The default scan over time is unrolled, and XLA compiles a deep model for minutes.
     config = deepmind_config(checkpoint.config)._replace(scan_type=ScanType.ASSOCIATIVE_NATIVE)
     length = probe.tokens.shape[1]
 
@@ -70,7 +70,7 @@ def deepmind(checkpoint: Checkpoint, probe: Probe) -> Trace:
     with (
         jax.default_device(device),
         jax.default_matmul_precision("highest"),
-        # Its code mixes dtypes and ranks, whatever the settings of this process.
+        # recurrentgemma mixes dtypes and ranks, which this process may forbid.
         jax.numpy_dtype_promotion("standard"),
         jax.numpy_rank_promotion("allow"),
     ):
@@ -78,7 +78,7 @@ def deepmind(checkpoint: Checkpoint, probe: Probe) -> Trace:
     return Trace([np.asarray(x) for x in hidden], np.asarray(logits))
 
 
-# Compiled once for all checkpoints of one config: that of a model is part of its graph.
+# The config is part of the graph, so that all checkpoints of one config share a compilation.
 @jax.jit(static_argnums=0)
 def _step(graph: Any, params: Any, tokens: Array, state: State) -> tuple[list[Array], Array, State]:
     model = nnx.merge(graph, params)

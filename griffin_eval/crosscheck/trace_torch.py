@@ -1,4 +1,4 @@
-"""The PyTorch implementations, block by block, for `griffin_eval.crosscheck.logits`."""
+"""Traces of the PyTorch implementations for `griffin_eval.crosscheck.logits`."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from griffin_eval.model_torch.loading import load
 
 @torch.inference_mode()
 def twin(checkpoint: Checkpoint, probe: Probe) -> Trace:
-    """`griffin_eval.model_torch`, which reads the probe in chunks and carries its state."""
+    """Trace `griffin_eval.model_torch`, which reads the probe in chunks with a carried state."""
     model = load(checkpoint, torch.float32, torch.device("cpu")).eval()
     seen = record_blocks(model.model.layers)
     tokens = torch.from_numpy(probe.tokens).long()
@@ -35,11 +35,11 @@ def twin(checkpoint: Checkpoint, probe: Probe) -> Trace:
 
 @torch.inference_mode()
 def transformers(checkpoint: Checkpoint, probe: Probe) -> Trace:
-    """transformers' RecurrentGemma: of its own files as they lie, of others with these weights."""
+    """Trace transformers' RecurrentGemma, loaded from hf files directly if nothing changes them."""
     from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 
     options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
-    # Unless the command line says otherwise than the files.
+    # Adapters, dequantisation and overrides change what the files say.
     changed = checkpoint.adapters or checkpoint.codecs
     as_it_lies = checkpoint.format.name == "hf" and not changed
     if as_it_lies and read_config(checkpoint.folder)[0] == checkpoint.config:
@@ -58,7 +58,8 @@ def transformers(checkpoint: Checkpoint, probe: Probe) -> Trace:
 
 @torch.inference_mode()
 def deepmind(checkpoint: Checkpoint, probe: Probe) -> Trace:
-    """DeepMind's recurrentgemma in PyTorch."""
+    """Trace DeepMind's recurrentgemma in PyTorch."""
+
     from recurrentgemma.torch.griffin import Griffin
 
     config = deepmind_config(checkpoint.config)
