@@ -1,4 +1,4 @@
-"""Which framework an array is of, and where it is."""
+"""The framework and the device of an array."""
 
 import contextlib
 from collections.abc import Callable
@@ -7,33 +7,31 @@ from typing import Any
 
 
 def framework(x: Any) -> str:
-    """``torch``, ``jax``, or for anything else ``numpy``."""
+    """Return ``torch``, ``jax``, or for anything else ``numpy``."""
     top = type(x).__module__.partition(".")[0]
     return {"torch": "torch", "jax": "jax", "jaxlib": "jax"}.get(top, "numpy")
 
 
 def platform(x: Any) -> str:
-    """Where an array of PyTorch or JAX is, as its framework calls it: cpu, cuda, gpu, tpu, …"""
+    """Return the platform of an array in its framework's words: cpu, cuda, gpu, tpu, …"""
     if framework(x) == "torch":
         return x.device.type
     import jax
 
-    mesh = jax.sharding.get_abstract_mesh()  # for which a function is compiled
+    mesh = jax.sharding.get_abstract_mesh()  # target of ahead-of-time compilation
     if mesh.abstract_device is not None:
         return mesh.abstract_device.platform
-    # Of an array that is being traced only the backend it will most likely run on is known.
+    # A traced array has no device yet; it will most likely run on the default one.
     device = jax.config.jax_default_device  # type: ignore[attr-defined]
     return getattr(device, "platform", device) or jax.default_backend()
 
 
 def elsewhere(given: str, x: Any, arrays: dict[str, Any]) -> list[str]:
-    """What is wrong where arrays of PyTorch are not on the device of x, whose kernels would read
-    what is not there. (JAX looks itself.)
+    """Return errors for PyTorch arrays that are not on the device of x. (JAX checks this itself.)
 
     Args:
-        given: name of x.
-        x: an array of any framework.
-        arrays: by name; some may be None.
+        given: Name of x.
+        arrays: Other arrays or None, by name.
     """
     if framework(x) != "torch":
         return []
@@ -45,7 +43,7 @@ def elsewhere(given: str, x: Any, arrays: dict[str, Any]) -> list[str]:
 
 
 def multiprocessors(device: Any) -> int:
-    """How many multiprocessors a torch.device has; 1 where it is no CUDA device."""
+    """Return the number of multiprocessors of a torch.device; 1 unless it is a CUDA device."""
     if device.type != "cuda":
         return 1
     import torch
@@ -54,8 +52,8 @@ def multiprocessors(device: Any) -> int:
 
 
 def compiled_for_here() -> bool:
-    """Whether what JAX traces will run on devices of this process; nothing can be tried on
-    others."""
+    """Return whether what JAX traces will run on devices of this process, so that it can be
+    tested."""
     import jax
 
     target = jax.sharding.get_abstract_mesh().abstract_device
@@ -63,14 +61,13 @@ def compiled_for_here() -> bool:
 
 
 def untraced(function: Callable[[], Any]) -> Any:
-    """What a function of JAX gives where nothing is traced and no mesh is set: in a thread of its
-    own."""
+    """Call a JAX function in a new thread, outside of any tracing and mesh."""
     with ThreadPoolExecutor(1) as executor:
         return executor.submit(function).result()
 
 
 def without_autocast(x: Any) -> contextlib.AbstractContextManager[Any]:
-    """Context manager that disables torch.autocast on x's device; nothing for JAX and numpy."""
+    """Return a context that disables torch.autocast on x's device; it does nothing otherwise."""
     if framework(x) == "torch":
         import torch
 

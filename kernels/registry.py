@@ -1,5 +1,4 @@
-"""The choice of an implementation, the same for all operators: what each of them lacks, whether it
-works on this device, and which arrays belong together."""
+"""The choice of an implementation, the same for all operators, and checks of shapes."""
 
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -12,7 +11,7 @@ from griffin_eval.kernels import devices
 
 logger = logging.getLogger(__name__)
 
-# The implementations of an operator in each framework, the one to prefer first; the last takes
+# Implementations of an operator in each framework, in order of preference; the last supports
 # everything. In PyTorch ``cpu`` is the module ``cpu_torch`` in the operator's folder.
 IMPLEMENTATIONS = {
     "rglru": {
@@ -29,7 +28,7 @@ IMPLEMENTATIONS = {
 PLATFORMS = {"triton": "cuda", "tpu": "tpu", "cpu": "cpu"}  # others run anywhere
 COMPLEX_GATES, OTHER_CONSTANTS = "complex gates", "constant c other than 8"
 SEVERAL_SEGMENTS = "more than one packed segment"
-# What implementations lack, beside dtypes and shapes, which their function `unsupported` knows.
+# Unsupported features. Dtypes and shapes are checked by each module's `unsupported`.
 LACKS = {
     ("rglru", "triton"): (COMPLEX_GATES, OTHER_CONSTANTS),
     ("rglru", "tpu"): (COMPLEX_GATES, OTHER_CONSTANTS),
@@ -39,12 +38,7 @@ LACKS = {
 
 
 class Choice(NamedTuple):
-    """An implementation, and the reasons for which those preferred to it cannot run.
-
-    Attributes:
-        name: one of `IMPLEMENTATIONS`.
-        refused: reason by name of each implementation that comes before it.
-    """
+    """The name of an implementation, and the reasons against each preferred one by name."""
 
     name: str
     refused: dict[str, str]
@@ -55,7 +49,7 @@ class Trial(NamedTuple):
 
     Attributes:
         of: Properties that the result depends on, such as the dtype.
-        error: computes it, and returns the largest error.
+        error: Function that computes the problem and returns the largest error.
     """
 
     of: Hashable
@@ -70,17 +64,17 @@ def choose(
     trial: Callable[[ModuleType], Trial] | None = None,
     impl: str = "auto",
 ) -> Choice:
-    """The implementation that will run: the first that takes these arrays where they are.
+    """Return the first implementation that supports these arrays on their device.
 
     Args:
-        operator: key of `IMPLEMENTATIONS`.
-        x, others: arguments of the function `unsupported` of the operator's implementations.
-        needs: Keys of `LACKS` that the problem has.
-        trial: Test of a module, run on devices other than a CPU.
-        impl: an implementation, or ``auto``.
+        operator: Key of `IMPLEMENTATIONS`.
+        x, others: Arguments of the function `unsupported` of the operator's implementations.
+        needs: Keys of `LACKS` that the problem requires.
+        trial: Function that returns the test of a module, run on devices other than a CPU.
+        impl: Name of an implementation, or ``auto``.
 
     Raises:
-        NotImplementedError: if the one asked for does not take them, and why.
+        NotImplementedError: The named implementation does not support the arrays.
     """
     framework = devices.framework(x)
     names = IMPLEMENTATIONS[operator][framework]
@@ -107,7 +101,7 @@ def _reason(
     needs: Sequence[str],
     trial: Callable[[ModuleType], Trial] | None,
 ) -> str | None:
-    """The reason for which an implementation cannot run, or None."""
+    """Return the reason why an implementation cannot run, or None."""
     for need in needs:
         if need in LACKS.get((operator, name), ()):
             return f"{name} kernels have no {need}"
@@ -124,7 +118,7 @@ def _reason(
 
 
 def module(operator: str, name: str, x: Any) -> ModuleType:
-    """The implementation of this name in the framework of x."""
+    """Return the module of an implementation in the framework of x."""
     framework = devices.framework(x)
     file = name if framework == "numpy" else f"{name}_{framework}"
     return import_module(f"griffin_eval.kernels.{operator}.{file}")
@@ -134,15 +128,12 @@ _faults: dict[Hashable, str | None] = {}
 
 
 def fault(kernels: str, key: Hashable, error: Callable[[], float]) -> str | None:
-    """Self-test of kernels, which is run once and logs a warning if it fails.
+    """Test kernels once per key; log a warning and return the reason if they cannot be used.
 
     Args:
         kernels: Name of the kernels in the warning.
-        key: Key of the test.
-        error: computes a small problem; returns its largest error, of numbers of about 1.
-
-    Returns:
-        The reason for which they cannot be used on this device, or None.
+        error: Function that computes a small problem and returns its largest error, for numbers of
+            about 1.
     """
     if key not in _faults:
         _faults[key] = _tried(kernels, error)
@@ -153,7 +144,7 @@ def _tried(kernels: str, error: Callable[[], float]) -> str | None:
     try:
         off = error()
         reason = f"{kernels} are wrong here: off by {off:.2g} in a small problem"
-    except Exception as problem:  # of a compiler or a driver: anything
+    except Exception as problem:  # compilers and drivers raise any kind
         off, reason = float("inf"), f"{kernels} do not run here: {problem}"
     if off <= 0.05:
         return None
@@ -162,15 +153,14 @@ def _tried(kernels: str, error: Callable[[], float]) -> str | None:
 
 
 def check_shapes(name: str, x: Any, expected: Mapping[str, tuple[Any, Sequence[int]]]) -> None:
-    """Checks that arrays belong together, since kernels would read what is behind them.
+    """Check that arrays belong together, since kernels would read beyond smaller ones.
 
     Args:
         name: Name of x.
-        x: the array that the others belong to.
-        expected: other arrays by name, each with the shape that it must have; None is left out.
+        expected: Other arrays by name, each with its required shape; None is skipped.
 
     Raises:
-        ArgumentError: shapes and devices that do not belong together, all of them.
+        ArgumentError: Shapes or devices do not match; the message names all of them.
     """
     article = "an" if name == "x" else "a"
     there = {key: pair for key, pair in expected.items() if pair[0] is not None}
@@ -186,10 +176,10 @@ def check_shapes(name: str, x: Any, expected: Mapping[str, tuple[Any, Sequence[i
 
 
 def check_widths(x: Any, weight: Any) -> None:
-    """Checks that x [..., I] has as many inputs as a weight [O, I].
+    """Check that x [..., I] has as many inputs as a weight [O, I].
 
     Raises:
-        ArgumentError: it has not.
+        ArgumentError: The numbers of inputs differ.
     """
     if x.shape[-1] != weight.shape[1]:
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""Local attention for the models: one signature, and the fastest kernel that can compute it."""
+"""Local attention: one signature for the models, and the fastest kernel that supports the call."""
 
 from types import ModuleType
 from typing import Any
@@ -23,35 +23,36 @@ def local_attention(
     blocks: Any = None,
     impl: str = "auto",
 ) -> Any:
-    """Causal attention over remembered keys and those of the queries' own tokens (section 2.3),
-    multi-query or grouped-query, softmax in float32 or wider.
+    """Compute causal attention over remembered keys and those of the queries' tokens (section 2.3).
 
-    Differentiable in q, keys and values. `griffin_eval.kernels.attention.reference` describes the
-    three layouts: padded rows, rings and packed segments. Scores of T x T are never in memory.
+    Attention is multi-query or grouped-query, with the softmax in float32 or wider. It is
+    differentiable in q, keys and values, and never stores scores of T x T.
+    `griffin_eval.kernels.attention.reference` describes the three layouts: padded rows, rings and
+    packed segments.
 
     Args:
-        q: [B, T, H, D] queries, of PyTorch, JAX or numpy (then the reference runs).
-        keys, values: [B, Q, J], or [N, J] of packed segments, of the same dtype: J = D of one head
-            of keys, K D of K heads side by side, each of which serves H / K neighbouring heads of
-            queries. What no query sees must be finite.
-        max_age: int [B, T], how many earlier tokens each query may see, fewer if the state holds
-            fewer.
-        past: P, remembered keys of each segment.
-        lengths: int [S], tokens that are read; the result is undefined for other tokens.
+        q: [B, T, H, D] queries, of PyTorch, JAX or numpy (which uses the reference).
+        keys, values: [B, Q, J], or [N, J] for packed segments, in the dtype of q. J = K D for K key
+            heads side by side, each of which serves H / K neighbouring query heads. Entries that no
+            query sees must be finite.
+        max_age: int [B, T], largest number of earlier tokens that each query sees.
+        past: P, number of remembered keys of each segment.
+        lengths: int [S], number of tokens to read; the result is undefined for other tokens.
         starts: int [S], starts of packed segments in the one row; None for padded rows.
-        remembered: keys and values [R, P, J] that packed segments remember, and which of the R rows
-            each segment does, int [S], from 0 to R - 1. The compiled kernel reads them in place.
-        newest: int [B], slot of each row's own key where the Q slots are rings and T = 1; None for
-            padded rows, whose remembered keys lie before those of the T tokens.
-        blocks: of packed segments, from ``query_blocks`` of the framework's plain implementation.
-        impl: an implementation of `registry.IMPLEMENTATIONS`, or ``auto``: see `choose`.
+        remembered: Keys and values [R, P, J] of packed segments, and the row of each segment, int
+            [S], from 0 to R - 1. The compiled kernel reads them in place.
+        newest: int [B], slot of each row's own key if the Q slots are rings and T = 1; None for
+            padded rows, whose remembered keys precede those of the T tokens.
+        blocks: Blocks of packed segments, from ``query_blocks`` of the framework's plain
+            implementation.
+        impl: Name of an implementation in `registry.IMPLEMENTATIONS`, or ``auto``: see `choose`.
 
     Returns:
         [B, T, H D], the weighted values, heads joined, in the dtype of q.
 
     Raises:
-        NotImplementedError: if the implementation asked for cannot compute this, and why.
-        ArgumentError: shapes or devices that do not belong together.
+        NotImplementedError: The named implementation does not support this call.
+        ArgumentError: Shapes or devices do not match.
     """
     _check_shapes(q, keys, values, max_age, past, lengths, starts, remembered, newest)
     choice = choose(q, keys, values, lengths=lengths, starts=starts, impl=impl)
@@ -72,16 +73,13 @@ def choose(
     starts: Any = None,
     impl: str = "auto",
 ) -> Choice:
-    """The implementation that will run: the first that takes these arrays where they are.
+    """Return the first implementation that supports these arrays on their device.
 
-    Args:
-        q: queries.
-        keys, values: as of `local_attention`; None for some like q.
-        lengths, starts: as of `local_attention`; None for rows.
-        impl: as of `local_attention`.
+    Arguments are those of `local_attention`; keys and values default to arrays like q, lengths and
+    starts to padded rows.
 
     Raises:
-        NotImplementedError: if the one asked for does not take them, and why.
+        NotImplementedError: The named implementation does not support them.
     """
     several = starts is not None and lengths is not None and len(lengths) > 1
     keys, values = (q if keys is None else keys), (q if values is None else values)
@@ -104,15 +102,15 @@ def _check_shapes(
     remembered: Remembered | None,
     newest: Any,
 ) -> None:
-    """Check that arrays belong together, since kernels would read what is behind them.
+    """Check that arrays belong together, since kernels would read beyond smaller ones.
 
     Raises:
-        ArgumentError: they do not.
+        ArgumentError: Shapes or devices do not match.
     """
     batch, length, heads, size = q.shape
     segments = len(lengths)
     slots = tuple(keys.shape)
-    joined = slots[-1]  # dimensions of all heads of keys
+    joined = slots[-1]  # size of all key heads together
     if not joined or joined % size or heads % (joined // size):
         raise ArgumentError(
             f"the last axis of keys must be {size} or a multiple of it, of as many heads as divide "

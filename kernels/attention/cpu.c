@@ -1,12 +1,11 @@
 // Causal attention over remembered keys and new ones on a CPU, for PyTorch (ctypes) and JAX (XLA's
-// foreign function interface). reference.py says what is computed, and cpu_torch.py what the arguments
-// are. Arrays of 16 bits are read and written as such; all arithmetic is in float32.
+// foreign function interface). See reference.py for the operation and cpu_torch.py for the arguments.
+// Arrays of 16 bits are read and written as such; all arithmetic is in float32.
 //
-// Workers take blocks of QUERIES pairs of a token and a head of one segment, which share their keys (of
-// one head of keys), and walk over these some at a time. Queries lie side by side in vectors, so that a
-// largest score, a sum and a mask are those of whole vectors; the softmax is corrected when a larger
-// score is found (Milakov and Gimelshein 2018, arXiv:1805.02867). No key is read that no query of a
-// block sees.
+// Workers take blocks of QUERIES (token, head) pairs of one segment that share the keys of one key
+// head, and loop over the keys a few at a time. Queries lie side by side in vectors, so that maxima,
+// sums and masks are computed for whole vectors; the softmax is rescaled at each new maximum (Milakov
+// and Gimelshein 2018, arXiv:1805.02867). Keys that no query of a block sees are not read.
 
 #include "../cpu/floats.h"
 
@@ -16,23 +15,22 @@ static const float UNSEEN = -1e30f;
 
 typedef struct {
   int64_t tokens, heads, key_heads, size, segments;
-  // Key j of segment s, counted from its first new one, is in slot (newest[s] + j) of the `slots` that
-  // row s of `k` has, or so many further on where that is negative: slots are a ring. Where segments
-  // are packed, a new key is row (starts[s] + j) of `k` instead, and an older one is in row rows[s] of
-  // `old_k`. A slot holds all heads of keys.
+  // Key j of segment s, counted from the first new one, is in slot (newest[s] + j) modulo `slots` of
+  // row s of `k`: slots are a ring. In packed segments, new keys are rows (starts[s] + j) of `k`, and
+  // older ones are in row rows[s] of `old_k`. A slot holds all key heads.
   int64_t slots;
-  const int32_t *newest, *starts, *lengths, *max_age, *rows;  // `rows` is null if not packed
-  Type type;  // of these:
+  const int32_t *newest, *starts, *lengths, *max_age, *rows;  // `rows` is null unless packed
+  Type type;  // dtype of the arrays below
   const void *q, *k, *v, *old_k, *old_v;
   void *out;
-  int64_t next;  // block to take
+  int64_t next;  // next block
 } Job;
 
 typedef struct {
-  int32_t low[QUERIES], high[QUERIES];  // keys that a query sees
-  float maximum[QUERIES], total[QUERIES];  // of the scores so far; of their exponentials
+  int32_t low[QUERIES], high[QUERIES];  // range of keys that each query sees
+  float maximum[QUERIES], total[QUERIES];  // maximum of the scores so far, sum of their exponentials
   float q[MOST_SIZE * QUERIES], sums[MOST_SIZE * QUERIES], scores[KEYS * QUERIES];
-  float k[KEYS * MOST_SIZE], v[KEYS * MOST_SIZE];  // some keys and values, if they are copied
+  float k[KEYS * MOST_SIZE], v[KEYS * MOST_SIZE];  // copies of keys and values, if needed
 } Block;
 
 // c[i] += sum over l of a[i * row + l * step] * b[l], for LANES columns of b and c.
@@ -66,19 +64,19 @@ INLINE float exp_of(float x) {  // x <= 0
   return scale + scale * rest;
 }
 
-// Writes `count` vectors of `size` numbers, one every `row` numbers from `start` on, behind each other.
+// Copies `count` vectors of `size` numbers, `row` numbers apart from `start` on, to contiguous memory.
 INLINE void copy(const void *from, int64_t start, int64_t row, int64_t size, int count, float *to,
                  Type type) {
-  const int whole = row == size;  // then they lie so already
+  const int whole = row == size;  // contiguous already
   for (int i = 0; i < (whole ? 1 : count); i++)
     widen(from, start + i * row, whole ? count * size : size, to + i * size, type);
 }
 
-// Takes `count` keys of a head from `first` on, from row `at` of these keys, into a block of `width`
-// queries. The keys behind the first `straight` ones lie at the beginning of the ring.
+// Adds `count` keys of a head, from key `first` and row `at` on, to a block of `width` queries. Keys
+// after the first `straight` ones are at the beginning of the ring.
 INLINE void read_keys(const Job *j, Block *b, int width, int64_t head, int32_t first, int count,
                       int straight, const void *keys, const void *values, int64_t at, Type type) {
-  int64_t row = j->key_heads * j->size;  // from a key to the next
+  int64_t row = j->key_heads * j->size;  // distance between keys
   const int64_t start = at * row + head * j->size;
   const float *k = (const float *)keys + start, *v = (const float *)values + start;
   if (type != FLOAT32 || straight < count) {
@@ -122,7 +120,7 @@ INLINE int64_t start_of(const Job *j, int64_t segment) {
   return limit(j->starts[segment], 0, j->tokens);
 }
 
-// How many tokens of a segment are read: none of those behind it, whatever its length says.
+// Number of tokens to read of a segment: its length, limited by the start of the next segment.
 INLINE int64_t length_of(const Job *j, int64_t segment) {
   const int64_t start = start_of(j, segment);
   int64_t end = j->tokens;
@@ -134,7 +132,7 @@ INLINE int64_t length_of(const Job *j, int64_t segment) {
   return limit(j->lengths[segment], 0, end - start);
 }
 
-// Which vector of `q` and `out` is that of a query, the `number`th of those of a head of keys.
+// Index of the vector of a query in `q` and `out`: the `number`th query head of a key head.
 INLINE int64_t place(const Job *j, int64_t token, int64_t head, int64_t number) {
   return token * j->heads + head * (j->heads / j->key_heads) + number;
 }
@@ -146,7 +144,7 @@ INLINE void attend(const Job *j, Block *b, int64_t segment, int64_t head, int64_
   const int width = (queries + LANES - 1) / LANES * LANES;
   const float scale = 1.0f / __builtin_sqrtf((float)D);
   int32_t first = 0, last = 0;
-  for (int c = 0; c < width; c++) {  // the last query again where there is none
+  for (int c = 0; c < width; c++) {  // pad with the last query
     const int64_t query = from + (c < queries ? c : queries - 1), token = query / H;
     const int64_t q = place(j, start + token, head, query % H) * D;
     b->high[c] = last = (int32_t)token;
@@ -176,7 +174,7 @@ INLINE void attend(const Job *j, Block *b, int64_t segment, int64_t head, int64_
   }
 }
 
-// Of one head of keys.
+// Number of blocks of a segment per key head.
 INLINE int64_t blocks(const Job *j, int64_t segment) {
   return (length_of(j, segment) * (j->heads / j->key_heads) + QUERIES - 1) / QUERIES;
 }
@@ -202,7 +200,7 @@ EVERY_CPU static void *work(void *argument) {
 static void run(Job *j, int64_t threads, Pool team) {
   int64_t done = 0, all = 0;
   const int64_t row = j->heads * j->size * (int64_t)bytes_of(j->type);
-  for (int64_t s = 0; s <= j->segments; s++) {  // tokens of no segment get zeros
+  for (int64_t s = 0; s <= j->segments; s++) {  // zero the tokens outside all segments
     const int64_t start = s < j->segments ? start_of(j, s) : j->tokens;
     if (start > done) memset((char *)j->out + done * row, 0, (start - done) * row);
     if (s == j->segments) break;
@@ -236,8 +234,8 @@ EXPORT void griffin_attention(const int64_t *sizes, void *const *in, void *out, 
   run(&j, threads, griffin_team);
 }
 
-// The arrays are those of griffin_attention, `rows` last; where they are not packed, the keys and
-// values are given once, and no rows.
+// The arrays are those of griffin_attention, `rows` last; unless packed, keys and values are given
+// once, without rows.
 EXPORT void *griffin_xla_attention(CallFrame *frame) {
   if (is_metadata_query(frame)) return NULL;
   Buffer **in = frame->in.values;

@@ -1,4 +1,4 @@
-"""Local attention in JAX on a CPU, by the compiled kernel as a call from XLA."""
+"""Local attention in JAX on a CPU, by a compiled kernel that XLA calls."""
 
 import functools
 from typing import Any
@@ -15,7 +15,7 @@ from griffin_eval.kernels.cpu import compiled
 def unsupported(
     q: Float[Array | ShapeDtypeStruct, "B T H D"], keys: Any = None, values: Any = None
 ) -> str | None:
-    """The reason for which the kernel cannot read these queries, or None."""
+    """Return the reason why the kernel cannot read these queries, or None."""
     if q.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
         return f"the compiled kernel computes in float32, not {q.dtype}"
     if q.shape[3] > compiled.MOST_HEAD_DIM:
@@ -56,7 +56,7 @@ def _attention_forward(past, *arrays):
     return _attention(past, *arrays), arrays
 
 
-def _attention_backward(past, saved, grad):  # by plain JAX, which computes the scores again
+def _attention_backward(past, saved, grad):  # plain JAX recomputes the scores
     *floats, max_age, layout = saved
 
     def plain(q, keys, values):
@@ -86,6 +86,6 @@ def _call(
     if remembered := layout.get("remembered"):
         floats += [remembered.keys, remembered.values]
         rows = [remembered.rows.astype(jnp.int32)]
-    # Bits that are kept as uint16 are read as the numbers that they stand for.
+    # The kernel reads uint16 arrays as 16-bit floats.
     floats = [x if x.dtype == jnp.uint16 else x.astype(q.dtype) for x in floats]
     return call(*arrays, *floats, *rows).reshape(batch, length, -1)

@@ -1,4 +1,4 @@
-"""Local attention in PyTorch on a CPU, by the compiled kernel."""
+"""Local attention in PyTorch on a CPU, by a compiled kernel."""
 
 import ctypes
 from typing import Any
@@ -13,7 +13,7 @@ from griffin_eval.kernels.linear.cpu_torch import TYPES
 
 
 def unsupported(q: Float[Tensor, "B T H D"], keys: Tensor, values: Tensor) -> str | None:
-    """The reason for which the kernel cannot read these, or None."""
+    """Return the reason why the kernel cannot read these arrays, or None."""
     for x in (q, keys, values):
         if x.device.type != "cpu":
             return f"the compiled kernel runs on a CPU, not on {x.device}"
@@ -56,7 +56,7 @@ def local_attention(
         layout.append(remembered.rows)
         old_keys, old_values = remembered.keys.contiguous(), remembered.values.contiguous()
     out = torch.empty(batch, length, heads * size, dtype=q.dtype)
-    joined = keys.shape[-1]  # dimensions of all heads of keys
+    joined = keys.shape[-1]  # size of all key heads together
     of_keys, slots = joined // size, old_keys.shape[1]
     sizes = (batch * length, heads, of_keys, size, len(lengths), slots, TYPES[q.dtype])
     integers = [x.to(torch.int32).contiguous() for x in layout]

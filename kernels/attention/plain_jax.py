@@ -1,5 +1,5 @@
-"""Local attention in plain JAX, on any device and in any precision, a block of queries at a time,
-so that scores of T x T are never in memory."""
+"""Local attention in plain JAX for any device and precision, by blocks of queries, so that scores
+of T x T are never stored."""
 
 import functools
 import math
@@ -13,12 +13,12 @@ from jaxtyping import Bool, Float, Int
 from griffin_eval.kernels.attention.reference import Remembered
 from griffin_eval.kernels.rglru.plain_jax import accumulation_dtype
 
-QUERY_BLOCK = 64  # queries of a row whose scores are in memory at a time
-KEY_RANGES = 8  # at most that rows which start a document are compiled for
+QUERY_BLOCK = 64  # queries of a row whose scores are stored at a time
+KEY_RANGES = 8  # largest number of compiled key ranges for rows that start a document
 
 
 class QueryBlock(NamedTuple):
-    """Neighbouring queries, all keys that any of them may see, and which of them each sees."""
+    """Neighbouring queries, all keys that any of them may see, and the visibility of each pair."""
 
     q: Float[Array, "M t H D"]
     k: Float[Array, "M s J"]
@@ -27,13 +27,13 @@ class QueryBlock(NamedTuple):
 
 
 class PackedBlocks(NamedTuple):
-    """How packed segments are cut into M blocks of t queries, some of which may be empty.
+    """The division of packed segments into M blocks of t queries, some of which may be empty.
 
     Attributes:
-        queries: [M, t] tokens of each block; behind the end of a segment any.
+        queries: [M, t] tokens of each block; arbitrary past the end of a segment.
         segment: [M] segment of each block.
-        start: [M] tokens of the segment before the block.
-        place: [N] place of each token among all M t queries.
+        start: [M] number of tokens of the segment before the block.
+        place: [N] position of each token among all M t queries.
     """
 
     queries: Int[Array, "M t"]
@@ -76,10 +76,10 @@ def attend_in_blocks(
     max_age: Int[Array, "B T"],
     past: int,
 ) -> Float[Array, "B T H*D"]:
-    """Attention of padded rows, whose Q keys are P remembered ones and T new ones.
+    """Compute attention for padded rows, whose Q keys are P remembered and T new ones.
 
-    Where no row sees a remembered key, as in training, none is read, nor more of the new ones than
-    a block's last query may see: about the causal pairs alone. Which it is, is known as it runs.
+    If no row sees a remembered key, as in training, only new keys up to a block's last query are
+    read: about the causal pairs alone. The case is chosen at run time (`lax.cond`).
     """
     arrays, length = (q, keys, values, max_age), q.shape[1]
     if length == 1:
@@ -90,9 +90,10 @@ def attend_in_blocks(
 
 
 def _attend_new(q: Array, keys: Array, values: Array, max_age: Array, past: int) -> Array:
-    """The same where no query sees a remembered key."""
+    """Compute `attend_in_blocks` for queries that see no remembered key."""
     arrays, length = (q, keys, values, max_age), q.shape[1]
-    near = min(length, math.ceil(past / QUERY_BLOCK) * QUERY_BLOCK)  # that see a row's first key
+    # Only the first queries may see a row's first key.
+    near = min(length, math.ceil(past / QUERY_BLOCK) * QUERY_BLOCK)
     step = math.ceil(near / (QUERY_BLOCK * KEY_RANGES)) * QUERY_BLOCK
     mixed = [
         _attend_range(*arrays, past, first, min(first + step, near), only_new=True)
@@ -113,13 +114,13 @@ def _attend_range(
     last: int,
     only_new: bool = False,
 ) -> Array:
-    """What the queries from ``first`` to ``last`` get, block by block. A block reads P keys before
-    its first query, or with ``only_new`` all new ones before ``last``."""
+    """Compute attention for the queries from ``first`` to ``last``, block by block. A block reads P
+    keys before its first query, or with ``only_new`` all new ones before ``last``."""
     batch, _, heads, size = q.shape
     if only_new:
         keys, values = keys[:, past : past + last], values[:, past : past + last]
 
-    @functools.partial(jax.checkpoint, static_argnums=1)  # a gradient computes scores again
+    @functools.partial(jax.checkpoint, static_argnums=1)  # recompute scores for the gradient
     def block(start: Array | int, queries: int) -> Array:
         def cut(x: Array, count: int) -> Array:
             return lax.dynamic_slice_in_dim(x, start, count, 1)
@@ -135,7 +136,7 @@ def _attend_range(
     mixed, whole = [], (last - first) // QUERY_BLOCK
     if whole == 1:
         mixed = [block(first, QUERY_BLOCK).reshape(batch, QUERY_BLOCK, heads * size)]
-    elif whole:  # one after the other, and compiled once
+    elif whole:  # sequential blocks share one compilation
         starts = first + QUERY_BLOCK * jnp.arange(whole, dtype=jnp.int32)
         blocks = lax.map(lambda start: block(start, QUERY_BLOCK), starts)
         mixed = [jnp.moveaxis(blocks, 0, 1).reshape(batch, -1, heads * size)]
@@ -147,7 +148,7 @@ def _attend_range(
 def joined_keys(
     keys: Float[Array, "N J"], values: Float[Array, "N J"], remembered: Remembered
 ) -> tuple[Float[Array, "Q J"], Float[Array, "Q J"]]:
-    """Keys and values of packed segments: the remembered ones, segment by segment, then the new."""
+    """Concatenate keys and values of packed segments: remembered ones by segment, then new ones."""
 
     def join(past: Array, new: Array) -> Array:
         kept = with_dtype(past[remembered.rows], new.dtype)
@@ -167,7 +168,7 @@ def _attend_packed(
     blocks: PackedBlocks,
 ) -> Float[Array, "1 N H*D"]:
     key = jnp.arange(-past, blocks.queries.shape[1], dtype=jnp.int32)[None]
-    # A block may end behind its segment: there its last key is repeated, which is too young.
+    # A block may end past its segment: there the last key is repeated, which is too young to see.
     position = jnp.minimum(blocks.start[:, None] + key, lengths[blocks.segment][:, None] - 1)
     index = slot_of(blocks.segment[:, None], position, starts, past)
     visible = _visible(jnp.minimum(max_age[0, blocks.queries], past), key[0])
@@ -176,11 +177,11 @@ def _attend_packed(
 
 
 def attend(block: QueryBlock) -> Float[Array, "M t H D"]:
-    """What the queries of a block get."""
-    # jax.nn.dot_product_attention takes its softmax in float32 even where the model is float64.
-    # Keys go first: on a CPU few queries are read half as fast the other way round.
+    """Compute attention for a block of queries."""
+    # jax.nn.dot_product_attention computes its softmax in float32 even for a float64 model.
+    # Keys come first: the other order is half as fast on a CPU for a few queries.
     batch, length, heads, size = block.q.shape
-    if (joined := block.k.shape[2]) > size:  # several heads of keys, each with its queries
+    if (joined := block.k.shape[2]) > size:  # several key heads, each with its query heads
 
         def of_head(q: Array, k: Array, v: Array) -> Array:
             return attend(QueryBlock(q, k, v, block.visible))
@@ -199,16 +200,16 @@ def attend(block: QueryBlock) -> Float[Array, "M t H D"]:
 
 
 def with_dtype(x: Array, dtype: Any) -> Array:
-    """The same bits as numbers of a dtype, if they are kept as uint16 or are to be; else x."""
+    """Reinterpret bits between uint16 and a 16-bit dtype; return other arrays unchanged."""
     kept = jnp.uint16 in (x.dtype, dtype) and x.dtype != dtype
     return lax.bitcast_convert_type(x, dtype) if kept else x
 
 
 def _visible(max_age: Int[Array, "M t"], key: Int[Array, " s"]) -> Bool[Array, "M t s"]:
-    """Which keys of a block each of its queries sees; ``key`` is how many tokens after the first
-    query each of them was read, and negative before it."""
+    """Return the keys of a block that each query sees; ``key`` is the offset in tokens of each key
+    from the first query, negative before it."""
     query = jnp.arange(max_age.shape[1], dtype=jnp.int32)
-    age = (query[:, None] - key[None])[None]  # in tokens, negative if the key is read after
+    age = (query[:, None] - key[None])[None]  # in tokens, negative for later keys
     return (age >= 0) & (age <= max_age[:, :, None])
 
 
@@ -219,17 +220,16 @@ def query_blocks(
     offset: Int[Array, " N"],
     size: int,
 ) -> PackedBlocks:
-    """Cuts packed segments into blocks.
+    """Divide packed segments into blocks.
 
     Args:
-        lengths, starts: of the segments.
-        segment: of each token.
-        offset: tokens of its segment before each token.
-        size: queries of a block, t.
+        segment: Segment of each token.
+        offset: Number of tokens of its segment before each token.
+        size: Number of queries of a block, t.
     """
     tokens = len(segment)
     counts = (lengths + size - 1) // size
-    blocks = len(lengths) + max(tokens - len(lengths), 0) // size  # at most
+    blocks = len(lengths) + max(tokens - len(lengths), 0) // size  # upper bound
     first, of_block, number = locate(counts, blocks)
     start = number * size
     within = jnp.arange(size, dtype=jnp.int32)[None]
@@ -239,11 +239,11 @@ def query_blocks(
 
 
 def locate(counts: Int[Array, " S"], places: int) -> tuple[Array, Array, Array]:
-    """Lays ``counts[s]`` things of each s behind each other into as many places or more.
+    """Assign places to ``counts[s]`` items of each s, one s after the other.
 
     Returns:
-        [S], the place of each first thing; [places], whose thing is there; [places], how many
-        things of the same are before it.
+        [S], place of each first item; [places], the s of each place; [places], number of items of
+        the same s before it.
     """
     ends = jnp.cumsum(counts)
     place = jnp.arange(places, dtype=counts.dtype)
@@ -258,7 +258,7 @@ def slot_of(
     starts: Int[Array, " S"],
     past: int,
 ) -> Int[Array, "*A"]:
-    """Where packed keys hold a token of a segment; negative offsets are remembered tokens."""
+    """Return the slot of a segment's token among packed keys; negative offsets are remembered."""
     remembered = segment * past + past + offset
     new = len(starts) * past + starts[segment] + offset
     return jnp.where(offset < 0, remembered, new)

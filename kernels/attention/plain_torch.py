@@ -1,5 +1,5 @@
-"""Local attention in plain PyTorch, on any device and in any precision, a block of queries at a
-time, so that scores of T x T are never in memory."""
+"""Local attention in plain PyTorch for any device and precision, by blocks of queries, so that
+scores of T x T are never stored."""
 
 from typing import NamedTuple
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from griffin_eval.kernels.attention.reference import Remembered
 
-QUERY_BLOCK = 128  # queries of a row whose scores are in memory at a time
+QUERY_BLOCK = 128  # queries of a row whose scores are stored at a time
 
 
 class QueryBlock(NamedTuple):
-    """Neighbouring queries, all keys that any of them may see, and which of them each sees."""
+    """Neighbouring queries, all keys that any of them may see, and the visibility of each pair."""
 
     q: Float[Tensor, "M t H D"]
     k: Float[Tensor, "M s J"]
@@ -23,13 +23,13 @@ class QueryBlock(NamedTuple):
 
 
 class PackedBlocks(NamedTuple):
-    """How packed segments are cut into M blocks of t queries, some of which may be empty.
+    """The division of packed segments into M blocks of t queries, some of which may be empty.
 
     Attributes:
-        queries: [M, t] tokens of each block; behind the end of a segment any.
+        queries: [M, t] tokens of each block; arbitrary past the end of a segment.
         segment: [M] segment of each block.
-        start: [M] tokens of the segment before the block.
-        place: [N] place of each token among all M t queries.
+        start: [M] number of tokens of the segment before the block.
+        place: [N] position of each token among all M t queries.
     """
 
     queries: Int[Tensor, "M t"]
@@ -70,7 +70,7 @@ def attend_in_blocks(
     max_age: Int[Tensor, "B T"],
     past: int,
 ) -> Float[Tensor, "B T H*D"]:
-    """Attention of padded rows, whose Q keys are P remembered ones and T new ones."""
+    """Compute attention for padded rows, whose Q keys are P remembered and T new ones."""
     length = q.shape[1]
     mixed = []
     for start in range(0, length, QUERY_BLOCK):
@@ -85,7 +85,7 @@ def attend_in_blocks(
 def joined_keys(
     keys: Float[Tensor, "N J"], values: Float[Tensor, "N J"], remembered: Remembered
 ) -> tuple[Float[Tensor, "Q J"], Float[Tensor, "Q J"]]:
-    """Keys and values of packed segments: the remembered ones, segment by segment, then the new."""
+    """Concatenate keys and values of packed segments: remembered ones by segment, then new ones."""
 
     def join(past: Tensor, new: Tensor) -> Tensor:
         return torch.cat([past[remembered.rows].flatten(0, 1), new])
@@ -104,7 +104,7 @@ def _attend_packed(
     blocks: PackedBlocks,
 ) -> Float[Tensor, "1 N H*D"]:
     key = torch.arange(-past, blocks.queries.shape[1], device=q.device)
-    # A block may end behind its segment: there its last key is repeated, which is too young.
+    # A block may end past its segment: there the last key is repeated, which is too young to see.
     position = (blocks.start[:, None] + key).minimum(lengths[blocks.segment][:, None] - 1)
     index = slot_of(blocks.segment[:, None], position, starts, past)
     visible = _visible(max_age[0, blocks.queries], past)
@@ -120,9 +120,9 @@ def _attend_packed(
 
 
 def attend(block: QueryBlock) -> Float[Tensor, "M t H D"]:
-    """What the queries of a block get."""
+    """Compute attention for a block of queries."""
     heads, size = block.q.shape[2:]
-    if block.k.shape[2] > size:  # several heads of keys
+    if block.k.shape[2] > size:  # several key heads
         k, v = (x.unflatten(2, (-1, size)).transpose(1, 2) for x in (block.k, block.v))
         visible = block.visible[:, None]
         y = F.scaled_dot_product_attention(
@@ -138,11 +138,11 @@ def attend(block: QueryBlock) -> Float[Tensor, "M t H D"]:
 
 
 def _visible(max_age: Int[Tensor, "M t"], past: int) -> Bool[Tensor, "M t s"]:
-    """Which keys of a block each of its queries sees; its first key is ``past`` tokens before its
-    first query, its last key the last query's own."""
+    """Return the keys of a block that each query sees; the first key is ``past`` tokens before the
+    first query, the last key is the last query's own."""
     query = torch.arange(max_age.shape[1], dtype=torch.int32, device=max_age.device)
     key = torch.arange(-past, max_age.shape[1], dtype=torch.int32, device=max_age.device)
-    age = query[:, None] - key  # in tokens, negative if the key is read after the query
+    age = query[:, None] - key  # in tokens, negative for later keys
     return (age >= 0) & (age <= max_age.clamp(max=past)[:, :, None])
 
 
@@ -153,18 +153,17 @@ def query_blocks(
     offset: Int[Tensor, " N"],
     size: int,
 ) -> PackedBlocks:
-    """Cuts packed segments into blocks.
+    """Divide packed segments into blocks.
 
     Args:
-        lengths, starts: of the segments.
-        segment: of each token.
-        offset: tokens of its segment before each token.
-        size: queries of a block, t.
+        segment: Segment of each token.
+        offset: Number of tokens of its segment before each token.
+        size: Number of queries of a block, t.
     """
     tokens = len(segment)
     counts = (lengths + size - 1) // size
-    blocks = len(lengths) + max(tokens - len(lengths), 0) // size  # at most
-    if lengths.device.type == "cpu":  # elsewhere counting would wait for the device
+    blocks = len(lengths) + max(tokens - len(lengths), 0) // size  # upper bound
+    if lengths.device.type == "cpu":  # elsewhere an exact count would wait for the device
         blocks = max(int(counts.sum()), 1)
     first, of_block, number = locate(counts, blocks)
     start = number * size
@@ -175,11 +174,11 @@ def query_blocks(
 
 
 def locate(counts: Int[Tensor, " S"], places: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Lays ``counts[s]`` things of each s behind each other into as many places or more.
+    """Assign places to ``counts[s]`` items of each s, one s after the other.
 
     Returns:
-        [S], the place of each first thing; [places], whose thing is there; [places], how many
-        things of the same are before it.
+        [S], place of each first item; [places], the s of each place; [places], number of items of
+        the same s before it.
     """
     ends = counts.cumsum(0)
     place = torch.arange(places, device=counts.device)
@@ -193,12 +192,12 @@ def slot_of(
     starts: Int[Tensor, " S"],
     past: int,
 ) -> Int[Tensor, "*A"]:
-    """Where packed keys hold a token of a segment; negative offsets are remembered tokens."""
-    remembered = (segment * past + past + offset).clamp(min=0)  # where no token is
+    """Return the slot of a segment's token among packed keys; negative offsets are remembered."""
+    remembered = (segment * past + past + offset).clamp(min=0)  # places without a token are < 0
     new = len(starts) * past + starts[segment] + offset
     return torch.where(offset < 0, remembered, new)
 
 
 def take_rows(x: Float[Tensor, "Q ..."], index: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """``x[index]``, which on a CPU takes three times as long."""
+    """Return ``x[index]``, in a third of its time on a CPU."""
     return x.index_select(0, index.flatten()).view(*index.shape, *x.shape[1:])

@@ -1,17 +1,17 @@
-"""Causal attention of one or several heads of keys as on paper, in float64 and query by query: what
-every kernel is tested against.
+"""Causal attention with one or several key heads in float64, query by query: the test reference.
 
 Operators read queries in one of three layouts, with P remembered keys and values for each segment.
-**Padded rows**: q is [B, T, H, D], keys and values are [B, Q, J], every row is a segment; of row b
-only the first ``lengths[b]`` queries are read, the rest is padding. The first P of a row's Q slots
-hold remembered keys, the next T those of the queries' own tokens. **Rings** (``newest`` is given):
-the same with one query a row, whose own key is in slot ``newest[b]``; the key of the token before
-is in the slot before, and so on around the Q slots. **Packed** (``starts`` is given): q is
-[1, N, H, D], S segments lie behind each other in its one row, segment s at
-``starts[s] … starts[s] + lengths[s]``, padding last; keys and values are [N, J], those of the row,
-and what the segments remember stays where it is: row ``remembered.rows[s]`` of ``remembered.keys``
-and ``remembered.values``. J is the size of all heads of keys together: D of one, or K D of K heads
-side by side, each of which serves H / K neighbouring heads of queries.
+J is the size of all key heads together: D for one, or K D for K heads side by side, each of which
+serves H / K neighbouring query heads.
+
+- **Padded rows**: q is [B, T, H, D], keys and values are [B, Q, J], and every row is a segment. In
+  row b only the first ``lengths[b]`` queries are read, the rest is padding. The first P of a row's
+  Q slots hold remembered keys, the next T those of the queries' own tokens.
+- **Rings** (with ``newest``): one query per row, whose own key is in slot ``newest[b]``; the key of
+  the previous token is in the slot before, and so on around the Q slots.
+- **Packed** (with ``starts``): q is [1, N, H, D] with S segments one after the other, segment s at
+  ``starts[s] … starts[s] + lengths[s]``, padding last. Keys and values are [N, J] for the row; the
+  remembered ones stay in row ``remembered.rows[s]`` of ``remembered.keys`` and ``.values``.
 """
 
 from typing import Any, NamedTuple
@@ -20,11 +20,11 @@ import numpy as np
 
 
 class Remembered(NamedTuple):
-    """Keys and values that packed segments remember, arrays of any framework.
+    """Remembered keys and values of packed segments, arrays of any framework.
 
     Attributes:
         keys, values: [R, P, J], oldest first.
-        rows: int [S], which of the R each segment remembers; several may share one.
+        rows: int [S], row of each segment; several segments may share one.
     """
 
     keys: Any
@@ -44,26 +44,13 @@ def local_attention(
     remembered: Remembered | None = None,
     newest: Any = None,
 ) -> Any:
-    """softmax(q k^T / sqrt(D)) v over the keys that each query sees (section 2.3), heads joined.
+    """Compute softmax(q k^T / sqrt(D)) v over the keys that each query sees (section 2.3).
 
-    A query sees the key of its own token and those of the last ``max_age`` tokens of its segment
-    before it, but no more than ``past``.
+    A query sees the key of its own token and those of the ``max_age`` tokens before it in its
+    segment, at most ``past``. Arguments are those of
+    `griffin_eval.kernels.attention.api.local_attention`; padding gets zeros.
 
-    Args:
-        q: [B, T, H, D] queries.
-        keys, values: [B, Q, J], or [N, J] of packed segments.
-        max_age: [B, T] how many earlier tokens each query may see. It never reaches beyond what was
-            read of the segment.
-        past: P, remembered keys of each segment.
-        lengths: [S] tokens that are read.
-        starts: [S] of packed segments.
-        remembered: of packed segments.
-        newest: [B] slot of each query's own key in a ring.
-
-    Returns:
-        [B, T, H D] weighted values, zeros for padding.
-
-    With q = [[0.]], two keys that are seen and values 1 and 3, the result is 2.
+    With q = [[0.]], two visible keys and values 1 and 3, the result is 2.
     """
     q, keys, values = (np.asarray(x, np.float64) for x in (q, keys, values))
     max_age = np.minimum(max_age, past)
@@ -83,7 +70,7 @@ def local_attention(
         for t in range(length):
             end = past + t + 1
             seen = slice(end - 1 - max_age[row, first + t], end)
-            # [K, H / K, D], [K, keys, D]: each head of keys beside the queries that it serves.
+            # [K, H / K, D] and [K, keys, D]: each key head beside the query heads that it serves.
             heads = k.shape[1] // q.shape[3]
             queries = q[row, first + t].reshape(heads, -1, q.shape[3])
             k_t, v_t = (x[seen].reshape(-1, heads, q.shape[3]).swapaxes(0, 1) for x in (k, v))

@@ -19,15 +19,15 @@ from griffin_eval.kernels.attention.reference import Remembered
 from griffin_eval.kernels.registry import Trial
 
 LANES = 128
-# Queries or keys that are worked on together, by bytes of a number.
+# Block sizes for queries and keys, by bytes of a number.
 BLOCKS = {2: (512, 256, LANES), 4: (256, LANES)}
-VOID = jnp.iinfo(jnp.int32).max  # the document of padding, and of keys that nobody sees
+VOID = jnp.iinfo(jnp.int32).max  # document id of padding, and of keys that no query sees
 
 
 def unsupported(
     q: Float[Array | jax.ShapeDtypeStruct, "B T H D"], keys: Any = None, values: Any = None
 ) -> str | None:
-    """The reason for which this kernel cannot read these queries, or None."""
+    """Return the reason why this kernel cannot read these queries, or None."""
     _, length, _, size = q.shape
     if q.dtype not in (jnp.float32, jnp.bfloat16):
         return f"splash attention takes float32 and bfloat16, not {q.dtype}"
@@ -39,13 +39,13 @@ def unsupported(
 
 
 def trial(q: Float[Array | jax.ShapeDtypeStruct, "B T H D"], keys: Any) -> Trial:
-    """A small problem of this dtype, and of two heads of keys if here are several."""
+    """Return a small problem of this dtype, with two key heads if there are several here."""
     of = q.dtype, keys.shape[-1] > q.shape[3]
     return Trial(of, lambda: _error(*of))
 
 
 def _error(dtype: Any, grouped: bool) -> float:
-    """The largest difference to the reference in a small problem."""
+    """Return the largest difference from the reference in a small problem."""
     rng = np.random.default_rng(0)
     length, past = 2 * LANES, 90
     joined = 1, past + length, 2 * LANES if grouped else LANES
@@ -82,19 +82,15 @@ def attend_rows(
     *,
     interpret: bool = False,
 ) -> Float[Array, "B T H D"]:
-    """Causal attention over remembered keys and those of the queries' own tokens.
+    """Compute causal attention over remembered keys and those of the queries' own tokens.
 
-    Differentiable in q, keys and values. Softmax is in float32.
+    Differentiable in q, keys and values. The softmax is in float32, the result in the dtype of q.
 
     Args:
-        q: queries.
-        keys, values: P of earlier tokens, then those of the T tokens, Q = P + T.
-        max_age: how many earlier tokens each query may see, at most P of them. It grows by one from
-            each token to the next, except where a document starts.
-        interpret: runs anywhere, slowly.
-
-    Returns:
-        The weighted values, in the dtype of q.
+        keys, values: P entries of earlier tokens, then those of the T tokens, Q = P + T.
+        max_age: Number of earlier tokens that each query sees, at most P. It grows by one from each
+            token to the next, except at the start of a document.
+        interpret: Whether to run the slow interpreter, on any device.
     """
     batch, length, heads, size = q.shape
     past = keys.shape[1] - length
@@ -102,7 +98,7 @@ def attend_rows(
     block_q, queries = _blocks(length, sizes)
     block_kv, joined = _blocks(past + queries, sizes)
 
-    # Tokens of a document share the place of its first token, which numbers the document.
+    # Tokens of a document share the position of its first token as the id of the document.
     place = jnp.arange(length, dtype=jnp.int32)[None]
     document = place - max_age
     remembered = jnp.arange(-past, 0, dtype=jnp.int32)[None] >= document[:, :1]
@@ -111,7 +107,7 @@ def attend_rows(
         _pad(document, queries, VOID),
         _pad(jnp.concatenate([before, document], 1), joined, VOID),
     )
-    grouped = keys.shape[2] > size  # into several heads of keys
+    grouped = keys.shape[2] > size  # several key heads
     kernel = _kernel(queries, joined, past, heads, grouped, block_q, block_kv, interpret)
 
     def by_head(x: Array) -> Array:
@@ -155,13 +151,15 @@ def _kernel(
 
 
 def _blocks(length: int, sizes: tuple[int, ...]) -> tuple[int, int]:
-    """The largest block that needs no more padding than the smallest, and the padded length."""
+    """Return the largest block that needs no more padding than the smallest, and the padded
+    length."""
     padded = math.ceil(length / LANES) * LANES
     return next(block for block in sizes if padded % block == 0), padded
 
 
 def _pad(x: Array, length: int, value: int = 0) -> Array:
-    """Pads the second axis."""
+    """Pad the second axis to a length."""
+
     widths = [(0, 0)] * x.ndim
     widths[1] = (0, length - x.shape[1])
     return jnp.pad(x, widths, constant_values=value)

@@ -1,4 +1,4 @@
-"""The compiled kernels for the CPU (each operator's ``cpu.c``), where a C compiler built them."""
+"""The compiled kernels for the CPU (each operator's ``cpu.c``), if a C compiler built them."""
 
 import contextlib
 import ctypes
@@ -14,29 +14,29 @@ from griffin_eval.kernels import devices, registry
 logger = logging.getLogger(__name__)
 
 NOT_BUILT = "the compiled kernels are not there: griffin-eval was installed without a C compiler"
-MOST_HEAD_DIM = 256  # of attention/cpu.c
-TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}  # of cpu/floats.h
+MOST_HEAD_DIM = 256  # MOST_SIZE of attention/cpu.c
+TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}  # enum Type of cpu/floats.h
 
 
 def library() -> ctypes.CDLL | None:
-    """The loaded library; None where it was not built, or cannot be loaded.
+    """Return the loaded library, or None if it was not built or cannot be loaded.
 
     Raises:
-        BadInput: it was built from older sources than there are, in a checkout.
+        BadInput: The library of a checkout is older than its sources.
     """
     loaded = _loaded()
     return None if isinstance(loaded, str) else loaded
 
 
 def missing() -> str | None:
-    """The reason why `library` is None; None where it is there."""
+    """Return the reason why `library` is None, or None."""
     loaded = _loaded()
     return loaded if isinstance(loaded, str) else None
 
 
 @functools.cache
 def _loaded() -> ctypes.CDLL | str:
-    """The loaded library, or the reason why there is none."""
+    """Return the loaded library, or the reason why there is none."""
     path = Path(__file__).parent.with_name("_cpu.so")
     if not path.is_file():
         return NOT_BUILT
@@ -49,7 +49,7 @@ def _loaded() -> ctypes.CDLL | str:
             )
     try:
         return _declared(ctypes.CDLL(str(path)))
-    except (OSError, AttributeError) as error:  # of another machine, or of another version
+    except (OSError, AttributeError) as error:  # built on another machine or for another version
         reason = f"the compiled kernels cannot be loaded ({error}): install griffin-eval again"
         logger.warning("%s; slower kernels run instead", reason)
         return reason
@@ -73,14 +73,14 @@ def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
 
 @functools.cache
 def library_for_torch() -> ctypes.CDLL | None:
-    """The library on PyTorch's threads, where these are of the GNU OpenMP that it brings."""
+    """Return the library, using PyTorch's threads if PyTorch brings GNU OpenMP."""
     import torch
 
     loaded = library()
     if loaded is None:
         return None
     for path in Path(torch.__file__).with_name("lib").glob("libgomp*.so*"):
-        with contextlib.suppress(OSError):  # it is there, but PyTorch has not loaded it
+        with contextlib.suppress(OSError):  # PyTorch may not have loaded it
             openmp = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD)
             loaded.griffin_pool(ctypes.cast(openmp.GOMP_parallel, ctypes.c_void_p))
     return loaded
@@ -88,14 +88,14 @@ def library_for_torch() -> ctypes.CDLL | None:
 
 @functools.cache
 def register_ffi_targets() -> str | None:
-    """Registers the kernels as XLA FFI targets, ``griffin_…``, before a program that calls them is
-    compiled or loaded. Returns None, or the reason they are missing."""
+    """Register the kernels as XLA FFI targets ``griffin_…``, before a program that calls them is
+    compiled or loaded. Return None, or the reason why they are missing."""
     import jax
 
     loaded = _loaded()
     if isinstance(loaded, str):
         return loaded
-    jax.devices("cpu")  # so that one which refuses a kernel says so below, and still starts
+    jax.devices("cpu")  # start the backend first, so that a rejected kernel raises an error below
     for name in ("attention", "linear", "scan", "scan_backward", "gated", "gated_backward"):
         handler = jax.ffi.pycapsule(getattr(loaded, f"griffin_xla_{name}"))
         try:
@@ -109,9 +109,8 @@ def register_ffi_targets() -> str | None:
 def missing_in_jax(error: Callable[[], float]) -> str | None:
     """Return the reason why a compiled kernel cannot be used in JAX, or None.
 
-    Args:
-        error: Function that computes a small problem and returns its error. XLA says as it compiles
-            which versions of its interface it takes.
+    ``error`` computes a small problem and returns its error. XLA rejects unsupported versions of
+    its interface only when it compiles.
     """
     import jax
 
@@ -125,7 +124,7 @@ def missing_in_jax(error: Callable[[], float]) -> str | None:
 
 
 def usable_cpus() -> int:
-    """How many CPUs this process may run on."""
+    """Return the number of CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

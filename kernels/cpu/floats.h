@@ -1,4 +1,4 @@
-// Numbers of 16 bits, which the kernels for the CPU read and write and compute with as float32.
+// 16-bit floats, which the kernels for the CPU read and write but compute with as float32.
 
 #ifndef GRIFFIN_FLOATS_H
 #define GRIFFIN_FLOATS_H
@@ -25,16 +25,16 @@ INLINE uint32_t bits_of(float value) {
   return bits;
 }
 
-// The numbers whose 16 bits are the upper ones of each word.
+// The numbers stored in the upper 16 bits of each word.
 INLINE Vector upper(Words words, Type type) {
   if (type == BFLOAT16) return (Vector)(words & 0xffff0000);
-  // The exponent of float16 is 112 less: raised by 224, so that what is infinite or no number
-  // stays so, it is 112 too much, which a product sets right. (XLA's threads take subnormal float32 for
-  // zero.) A subnormal number m 2^-24 is 2^97 + m 2^87 then instead of m 2^88: what is below 2^98 has
-  // its distance to 2^98 taken away once more.
+  // The exponent of float16 is 112 too small. Raised by 224, so that infinities and NaN stay so, it is
+  // 112 too large, which a multiplication corrects. (XLA's threads treat subnormal float32 as zero.) A
+  // subnormal number m 2^-24 then reads as 2^97 + m 2^87 instead of m 2^88: below 2^98, the distance
+  // to 2^98 is subtracted once more.
   const Words raised = (words >> 3 & 0x0fffe000) | 0x70000000;
   const Vector excess = (Vector)raised - as_float((98 + 127) << 23);
-  const Vector less = (Vector)((Words)((Signed)excess >> 31) & (Words)excess);  // where it is negative
+  const Vector less = (Vector)((Words)((Signed)excess >> 31) & (Words)excess);  // negative excess only
   const Vector magnitude = ((Vector)raised + less) * as_float((127 - 112) << 23);
   return (Vector)((Words)magnitude | (words & 0x80000000));
 }
@@ -43,7 +43,7 @@ typedef struct {
   Vector even, odd;
 } Pair;
 
-// 32 numbers of 16 bits: those at even places, and those at odd ones.
+// 32 numbers of 16 bits, at even and at odd places.
 INLINE Pair load_pair(const void *array, int64_t i, Type type) {
   const Words words = *(const StoredWords *)((const uint16_t *)array + i);
   return (Pair){upper(words << 16, type), upper(words, type)};
@@ -53,13 +53,13 @@ INLINE float load_one(const void *array, int64_t i, Type type) {
   if (type == FLOAT32) return ((const float *)array)[i];
   const uint32_t half = ((const uint16_t *)array)[i];
   if (type == BFLOAT16) return as_float(half << 16);
-  const uint32_t raised = (half & 0x7fff) << 13 | 0x70000000;  // as `upper` reads it
+  const uint32_t raised = (half & 0x7fff) << 13 | 0x70000000;  // as in `upper`
   const uint32_t doubled = bits_of(as_float(raised) * 2.0f - as_float((98 + 127) << 23));
-  const float least = as_float(doubled < raised ? doubled : raised);  // none is negative
+  const float least = as_float(doubled < raised ? doubled : raised);  // both are positive
   return as_float(bits_of(least * as_float((127 - 112) << 23)) | (half & 0x8000) << 16);
 }
 
-// The nearest number of a type, the even one of two.
+// Rounds to the nearest number of a type, ties to even.
 INLINE uint16_t rounded(float value, Type type) {
   const uint32_t bits = bits_of(value), magnitude = bits & 0x7fffffff;
   const uint32_t sign = bits >> 16 & 0x8000;

@@ -1,12 +1,12 @@
-// Threads of the kernels for the CPU: those of the caller's OpenMP, or a team of their own, which
-// waits between calls, since starting threads would take as long as a small kernel.
+// Threads of the kernels for the CPU: the caller's OpenMP, or a team of waiting threads, since
+// starting threads would take as long as a small kernel.
 
 #include "runtime.h"
 
 #include <pthread.h>
 
-// glibc 2.34 moved this from libpthread, under a new version. The one before is still there, and takes
-// the library to systems as old as manylinux2014; Python itself has loaded libpthread on those.
+// glibc 2.34 moved this from libpthread, under a new version. The old one still exists, and makes the
+// library load on systems as old as manylinux2014, where Python itself has loaded libpthread.
 #if defined(__x86_64__) && defined(__GLIBC__)
 __asm__(".symver pthread_create,pthread_create@GLIBC_2.2.5");
 #endif
@@ -17,7 +17,7 @@ __asm__(".symver pthread_create,pthread_create@GLIBC_2.2.5");
 #define PAUSE() ((void)0)
 #endif
 
-enum { SPINS = 2000 };  // tens of microseconds, in which the next kernel of a step is called
+enum { SPINS = 2000 };  // tens of microseconds, within which a step usually calls the next kernel
 
 Pool griffin_team = NULL;
 
@@ -26,10 +26,10 @@ EXPORT void griffin_pool(void *gomp_parallel) { griffin_team = (Pool)gomp_parall
 static struct {
   pthread_mutex_t lock;
   pthread_cond_t called, left;
-  Tasks *tasks;     // what may be joined
-  int64_t calls;    // so far
-  int64_t started;  // threads
-  int64_t joined;   // threads that work on `tasks`
+  Tasks *tasks;     // current call, open to threads
+  int64_t calls;    // number of calls so far
+  int64_t started;  // number of threads
+  int64_t joined;   // number of threads working on `tasks`
   int in_use;
 } team;
 
@@ -42,7 +42,7 @@ static void start_team(void) {
 
 __attribute__((constructor)) static void on_load(void) {
   start_team();
-  pthread_atfork(NULL, NULL, start_team);  // a fork has none of the threads
+  pthread_atfork(NULL, NULL, start_team);  // a fork has no threads
 }
 
 static void *take(void *argument) {
@@ -76,7 +76,7 @@ static void *wait_for_calls(void *argument) {
   return NULL;
 }
 
-// Whether the team is this caller's for a call; it has then as many threads as could be started.
+// Takes the team for a call unless it is in use, and starts missing threads as far as possible.
 static int enter(Tasks *p) {
   pthread_mutex_lock(&team.lock);
   const int free = !team.in_use;

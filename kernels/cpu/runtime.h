@@ -1,4 +1,4 @@
-// What the kernels for the CPU share. Neither Python nor XLA is needed to build them.
+// Shared code of the kernels for the CPU. Building them needs neither Python nor XLA.
 
 #ifndef GRIFFIN_CPU_H
 #define GRIFFIN_CPU_H
@@ -18,7 +18,7 @@
 #endif
 
 typedef float Vector __attribute__((vector_size(64)));
-typedef float Stored __attribute__((vector_size(64), aligned(4), may_alias));  // 16 floats of an array
+typedef float Stored __attribute__((vector_size(64), aligned(4), may_alias));  // unaligned Vector
 enum { LANES = 16, MOST_THREADS = 256 };
 
 INLINE int64_t limit(int64_t value, int64_t low, int64_t high) {
@@ -49,7 +49,7 @@ INLINE void split_exp(float x, float *scale, float *rest) {  // -87 <= x <= 88
 
 // ---- threads (runtime.c) --------------------------------------------------------------------
 
-// Work on `count` tasks, described by `size` bytes each, which threads take one after the other.
+// `count` tasks, described by `size` bytes each, which threads take one after the other.
 typedef struct {
   void *(*work)(void *);
   char *tasks;
@@ -57,18 +57,18 @@ typedef struct {
   int64_t count, next;
 } Tasks;
 
-// GOMP_parallel of the OpenMP that the caller's other work runs on, if it has one: its threads are
-// there already, and spin for a while after that work, in the way of any others.
+// GOMP_parallel of the caller's OpenMP, if it has one: its threads exist already, and spin for a while
+// after other work, which would slow down any other threads.
 typedef void (*Pool)(void (*)(void *), void *, unsigned, unsigned);
 HIDDEN extern Pool griffin_team;
 
-// Does the work, on the threads of a pool or, where it is NULL, on those of a team of its own, or on
-// the caller alone while the team works for another.
+// Runs the tasks on the threads of a pool or, for NULL, on the team of runtime.c, or on the caller
+// alone while that team is in use.
 HIDDEN void parallel_for(Tasks *tasks, Pool team);
 
 // ---- XLA (xla.c) ----------------------------------------------------------------------------
 
-// The part of XLA's stable C interface (xla/ffi/api/c_api.h, version 0.3) that is needed here.
+// The needed part of XLA's stable C interface (xla/ffi/api/c_api.h, version 0.3).
 typedef struct Extension {
   size_t struct_size;
   int type;
@@ -118,9 +118,9 @@ typedef struct {
   Buffers in, out;
 } CallFrame;
 
-HIDDEN extern int64_t griffin_threads;  // of calls from XLA
+HIDDEN extern int64_t griffin_threads;  // number of threads for calls from XLA
 
-// Whether XLA queries a handler's version instead of calling it; then the query is answered.
+// Answers XLA's query of a handler's version; returns whether the call was such a query.
 HIDDEN int is_metadata_query(CallFrame *frame);
 
 #endif

@@ -1,4 +1,4 @@
-// Calls of the kernels from XLA: their threads, and the version of the interface.
+// XLA's calls of the kernels: number of threads, and version of the interface.
 
 #include "runtime.h"
 

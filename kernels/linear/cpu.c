@@ -1,10 +1,10 @@
 // A linear map of few rows on a CPU, for PyTorch (ctypes) and JAX (XLA's foreign function interface):
-// y = x W^T + b and what follows it, of weights in float32, bfloat16 or float16; x is in float32, and
-// so are all sums.
+// y = x W^T + b and the operation that follows, for weights in float32, bfloat16 or float16. x and all
+// sums are in float32.
 //
-// Of one row the time is that of reading W once, of some rows that of the products. Workers take
-// ranges of outputs; a tile of outputs and rows adds its products up in registers, so that a number of
-// W is read, and widened, once for the rows of a tile.
+// For one row the time is that of reading W once, for several that of the products. Workers take
+// ranges of outputs; a tile of outputs and rows sums its products in registers, so that a number of W
+// is read, and widened, once for all rows of a tile.
 
 #include "../cpu/floats.h"
 
@@ -33,13 +33,13 @@ typedef struct {
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Words){__VA_ARGS__})
 #endif
 
-// Each vector folded into half of one.
+// Two vectors, each folded into half of the result.
 INLINE Vector halves(Vector a, Vector b) {
   return SHUFFLE(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
          SHUFFLE(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
 }
 
-// The sums of four vectors, in elements 0, 4, 8 and 12.
+// Sums of four vectors, in elements 0, 4, 8 and 12.
 INLINE Vector sums_of(Vector a, Vector b, Vector c, Vector d) {
   const Vector ab = halves(a, b), cd = halves(c, d);
   Vector all = SHUFFLE(ab, cd, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
@@ -79,13 +79,13 @@ INLINE int64_t threads_for(int64_t wanted, int64_t work) {
   return wanted < 1 ? 1 : wanted;
 }
 
-// 32 numbers in a row: those at even places, and those at odd ones.
+// 32 consecutive numbers, split into even and odd places.
 INLINE Pair parted(Vector a, Vector b) {
   return (Pair){SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
                 SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)};
 }
 
-// `outputs` outputs of `rows` rows.
+// Computes `outputs` outputs of `rows` rows.
 INLINE void tile(const Share *s, int outputs, int rows, int64_t output, int64_t row, Type type) {
   const int64_t depth = s->shape->depth, ahead = row ? 0 : outputs * depth;
   Vector sums[OUTPUTS][ROWS];
@@ -102,7 +102,7 @@ INLINE void tile(const Share *s, int outputs, int rows, int64_t output, int64_t 
     for (int o = 0; o < outputs; o++) {
       const int64_t at = (output + o) * depth + i;
       const float *from = (const float *)s->weight + at;
-      // Of the next band: the processor does not see that the rows of W lie behind each other.
+      // Prefetch the next band: the processor does not detect that rows of W are contiguous.
       const char *line = (const char *)s->weight + (at + ahead) * (int64_t)bytes_of(type);
       if (ahead) __builtin_prefetch(line, 0, 2);
       if (ahead && type == FLOAT32) __builtin_prefetch(line + 64, 0, 2);
@@ -125,7 +125,7 @@ INLINE void tile(const Share *s, int outputs, int rows, int64_t output, int64_t 
   }
 }
 
-// All rows of `outputs` outputs, whose weights stay in a cache.
+// Computes all rows of `outputs` outputs, whose weights stay in a cache.
 INLINE void band(const Share *s, int outputs, int wide, int64_t output, Type type) {
   const int64_t rows = s->shape->rows;
   int64_t row = 0;
@@ -149,7 +149,8 @@ INLINE void share(const Share *s, int wide) {
 
 EVERY_CPU static void *work(void *argument) {
 #if defined(__x86_64__)
-  share(argument, __builtin_cpu_supports("avx512f") != 0);  // it has registers for larger tiles
+  share(argument, __builtin_cpu_supports("avx512f") != 0);  // enough registers for larger tiles
+
 #else
   share(argument, 0);
 #endif

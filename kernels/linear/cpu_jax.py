@@ -1,4 +1,4 @@
-"""Products of few rows in JAX on a CPU, by the compiled kernel as a call from XLA."""
+"""Matrix products of few rows in JAX on a CPU, by a compiled kernel that XLA calls."""
 
 import math
 
@@ -11,11 +11,11 @@ from griffin_eval.kernels import devices
 from griffin_eval.kernels.cpu import compiled
 from griffin_eval.kernels.registry import check_widths
 
-MOST_ROWS = {"float32": 16, "bfloat16": 16, "float16": 32}  # of which it is the fastest
+MOST_ROWS = {"float32": 16, "bfloat16": 16, "float16": 32}  # rows up to which it is the fastest
 
 
 def unsupported(x: Array, weight: Array) -> str | None:
-    """The reason for which the kernel cannot multiply these, or None."""
+    """Return the reason why the kernel cannot multiply these, or None."""
     if devices.platform(x) != "cpu":
         return "the compiled kernel runs on a CPU"
     if weight.dtype.name not in MOST_ROWS or x.dtype != weight.dtype:
@@ -34,10 +34,10 @@ def _error() -> float:
 
 @jax.custom_jvp
 def product(x: Float[Array, "*N I"], weight: Float[Array, "O I"]) -> Float[Array, "*N O"]:
-    """x W^T in float32, differentiable; see `unsupported`.
+    """Compute x W^T in float32, differentiable, for arrays without a reason in `unsupported`.
 
     Raises:
-        ArgumentError: x and weight do not have as many inputs.
+        ArgumentError: The numbers of inputs of x and weight differ.
     """
     check_widths(x, weight)
     rows = x.astype(jnp.float32).reshape(-1, x.shape[-1])

@@ -1,4 +1,4 @@
-"""A linear map in PyTorch, on the CPU in one pass together with what follows it."""
+"""Linear maps in PyTorch, fused on the CPU with the operation that follows."""
 
 import ctypes
 from typing import Literal, NamedTuple
@@ -15,14 +15,14 @@ from griffin_eval.kernels.linear.quantised_torch import QuantisedMatrix
 from griffin_eval.kernels.registry import check_widths
 from griffin_eval.kernels.rglru.plain_torch import accumulation_dtype
 
-# Up to so many rows the compiled kernel is the fastest: of bfloat16, for which processors have
-# products of their own, it gains where the time is that of reading the weight.
+# Rows up to which the compiled kernel is the fastest. For bfloat16, for which processors have
+# instructions, it gains only while reading the weight takes most of the time.
 MOST_ROWS = {torch.float32: 16, torch.bfloat16: 8, torch.float16: 32}
-MOST_PRODUCT_ROWS = 64  # the same where results are wider, for which PyTorch widens the weight
+MOST_PRODUCT_ROWS = 64  # the same for wider results, for which PyTorch widens the weight
 ROWS = 16_384  # rows of a weight that are dequantised, or widened to float32, at a time
 TYPES = {getattr(torch, name): number for name, number in compiled.TYPES.items()}
-THEN = {"none": 0, "gelu_pytorch_tanh": 1, "mul": 2}  # what linear/cpu.c computes of a product
-# What oneDNN calls these, and which algorithm it takes.
+THEN = {"none": 0, "gelu_pytorch_tanh": 1, "mul": 2}  # enum Then of linear/cpu.c
+# oneDNN's names and algorithms of the activations.
 _ONEDNN = {
     "none": ("none", ""),
     "gelu_pytorch_tanh": ("gelu", "tanh"),
@@ -32,7 +32,7 @@ _ONEDNN = {
 
 
 class Map(NamedTuple):
-    """A linear map: a matrix with outputs first, and what is added to every row, if anything."""
+    """A linear map: a matrix with outputs first, and an optional bias."""
 
     weight: Float[Tensor, "O I"] | QuantisedMatrix
     bias: Float[Tensor, " O"] | None
@@ -45,28 +45,27 @@ def linear(
     then: Activation | Literal["none", "mul"] = "none",
     other: Float[Tensor, "*B O"] | None = None,
 ) -> Float[Tensor, "*B O"]:
-    """y = x W^T + b, and then an activation of it, or its product with another tensor.
+    """Compute y = x W^T + b, then an activation of y, or its product with another tensor.
 
-    Where nothing needs a gradient, few rows on the CPU (`MOST_ROWS`) go through the compiled
-    kernel, which reads the weight at the speed of memory. More rows in float32 go through oneDNN,
-    which does what follows while a tile of the result is in the cache. PyTorch's own F.linear calls
-    MKL, writes the bias before and reads the result after; on processors of other makers than MKL's
-    it is also half as fast. The operation is the one that PyTorch's compiler generates; where a
-    version of PyTorch lacks it, or ``torch.backends.mkldnn`` is switched off, F.linear does its
-    work. In float16 more rows are multiplied in float32, since few processors have products of it.
+    Without gradients, few rows on the CPU (`MOST_ROWS`) use the compiled kernel, which reads the
+    weight at the speed of memory. More rows in float32 use oneDNN, which applies the following
+    operation while a tile of the result is in the cache. F.linear calls MKL instead, writes the
+    bias before and reads the result again; on processors of other makers it is half as fast. The
+    oneDNN operation is the one that PyTorch's compiler generates; F.linear replaces it if PyTorch
+    lacks it or ``torch.backends.mkldnn`` is switched off. More rows in float16 are multiplied in
+    float32, since few processors have float16 products.
 
     Args:
-        x: inputs, any floating dtype.
-        weight: Matrix of the dtype of x, outputs first; a quantised one is dequantised.
-        bias: added to every row.
-        then: what follows; activations have their names in transformers.
-        other: the other factor, given with ``mul`` only.
+        x: Inputs of any floating dtype.
+        weight: Matrix in the dtype of x, outputs first; a quantised one is dequantised.
+        then: Operation that follows; activations have their names in transformers.
+        other: Second factor, for ``mul`` only.
 
     Returns:
-        A new tensor of the same dtype, the same to rounding either way. Differentiable.
+        A new tensor of the same dtype; implementations differ by rounding only. Differentiable.
 
     Raises:
-        ArgumentError: ``other`` is missing, or given for nothing; x and weight do not have as many
+        ArgumentError: ``other`` is missing or unexpected, or x and weight have different numbers of
             inputs.
     """
     if (other is not None) != (then == "mul"):
@@ -75,7 +74,7 @@ def linear(
     if isinstance(weight, QuantisedMatrix):
         weight = weight.dense()
     if _is_plain(x, weight, bias, other):
-        bias = None if bias is None else bias.contiguous()  # oneDNN reads it so, too
+        bias = None if bias is None else bias.contiguous()  # oneDNN needs this too
         if unsupported(x, weight) is None:
             if then in THEN:
                 return _compiled(x, weight, bias, then, other, weight.dtype)
@@ -94,7 +93,7 @@ def linear(
 
 
 def gated(x: Float[Tensor, "*B I"], gate: Map, up: Map, by: Activation) -> Float[Tensor, "*B O"]:
-    """An activation of one map of x, times another map of x, each in one pass on a CPU."""
+    """Compute an activation of one map of x times another map of x, each in one pass on a CPU."""
     return linear(x, *up, "mul", linear(x, *gate, by))
 
 
@@ -104,7 +103,7 @@ def product(
     """Compute x W^T, accumulated and returned in float32 or wider.
 
     Raises:
-        ArgumentError: x and weight do not have as many inputs.
+        ArgumentError: The numbers of inputs of x and weight differ.
     """
     check_widths(x, weight)
     if isinstance(weight, QuantisedMatrix):
@@ -123,12 +122,9 @@ def product(
 
 
 def unsupported(x: Tensor, weight: Tensor, most_rows: int | None = None) -> str | None:
-    """The reason for which the compiled kernel should not multiply these, or None.
+    """Return the reason why the compiled kernel should not multiply these, or None.
 
-    Args:
-        x: inputs.
-        weight: as of `linear`.
-        most_rows: for which it should; None for `MOST_ROWS`.
+    ``most_rows`` is the largest number of rows for which it should, by default `MOST_ROWS`.
     """
     if weight.dtype not in MOST_ROWS or x.dtype != weight.dtype:
         return f"the compiled kernel has no products of {x.dtype} with {weight.dtype}"
@@ -143,8 +139,8 @@ def unsupported(x: Tensor, weight: Tensor, most_rows: int | None = None) -> str 
 def _is_plain(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, other: Tensor | None = None
 ) -> bool:
-    """Whether nothing but the values of a product on a CPU is asked for, of tensors that belong
-    together; PyTorch says what is wrong with others, or computes what they mean to it."""
+    """Return whether matching CPU tensors without gradients, autocast or tracing are multiplied.
+    PyTorch handles all other cases, including errors."""
     return (
         _takes(x, len(weight), bias, other)
         and weight.is_cpu
@@ -156,7 +152,7 @@ def _is_plain(
 
 
 def _takes(x: Tensor, outputs: int, bias: Tensor | None, other: Tensor | None) -> bool:
-    """Whether x, bias and ``other`` are on the CPU, fit together and need no gradient."""
+    """Return whether x, bias and ``other`` are on the CPU, match, and need no gradient."""
     graded = torch.is_grad_enabled()
     if not x.is_cpu or (graded and x.requires_grad):
         return False

@@ -1,4 +1,4 @@
-"""Linear maps in JAX, by the compiled kernel for few rows on a CPU and by XLA otherwise."""
+"""Linear maps in JAX: few rows on a CPU by the compiled kernel, otherwise by XLA."""
 
 import functools
 from typing import NamedTuple
@@ -21,7 +21,7 @@ _ACTIVATIONS = {
 
 
 class Map(NamedTuple):
-    """A linear map: a matrix with outputs first, and what is added to every row, if anything."""
+    """A linear map: a matrix with outputs first, and an optional bias."""
 
     weight: Float[Array, "O I"] | QuantisedMatrix
     bias: Float[Array, " O"] | None
@@ -30,13 +30,13 @@ class Map(NamedTuple):
 def product(
     x: Float[Array, "*N I"], weight: Float[Array, "O I"] | QuantisedMatrix
 ) -> Float[Array, "*N O"]:
-    """x W^T, accumulated and returned in float32 or wider.
+    """Compute x W^T, accumulated and returned in float32 or wider.
 
-    Few rows on a CPU go through the compiled kernel. XLA's products on a CPU read a weight of 16
-    bits as it lies in two forms alone: one row times W^T, and several rows contracted with W over
-    its second axis, which float16 has not. In any other form the whole weight is converted to
-    float32 at every step, which takes 14 times as long. A weight of 32 bits is transposed at every
-    step of one row unless it is contracted as it lies.
+    Few rows on a CPU use the compiled kernel. On a CPU, XLA reads a weight of 16 bits directly in
+    only two forms: one row times W^T, and several rows contracted with the second axis of W (not in
+    float16). In any other form it converts the whole weight to float32 at every step, which takes
+    14 times as long. A weight of 32 bits is transposed at every step of one row unless it is
+    contracted along its second axis.
     """
     if isinstance(weight, QuantisedMatrix):
         return weight.products(x, product)
@@ -51,7 +51,7 @@ def product(
 def linear(
     x: Float[Array, "B T I"], by: Map, then: Activation | None = None
 ) -> Float[Array, "B T O"]:
-    """x W^T + b in the dtype of x, or an activation of it, computed in float32 or wider."""
+    """Compute x W^T + b in the dtype of x, or an activation of it, computed in float32 or wider."""
     y = product(x, by.weight).astype(x.dtype)
     if by.bias is not None:
         y = y + by.bias.reshape((1,) * (y.ndim - 1) + by.bias.shape)
@@ -61,5 +61,5 @@ def linear(
 
 
 def gated(x: Float[Array, "B T I"], gate: Map, up: Map, by: Activation) -> Float[Array, "B T O"]:
-    """An activation of one map of x, times another map of x."""
+    """Compute an activation of one map of x, times another map of x."""
     return linear(x, gate, by) * linear(x, up)

@@ -1,5 +1,5 @@
-"""Matrices that stay quantised in memory and are dequantised by operations of JAX where they are
-used: inside a compiled program, each for its own product."""
+"""Matrices that stay quantised in memory; JAX dequantises each within the compiled program, for its
+own product."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from jax import Array, ShapeDtypeStruct, lax
 from jaxtyping import Float
 
 ROWS = 16_384  # rows of a matrix that are dequantised at a time
-ONE_127TH = 7.874015718698502e-3  # by which bitsandbytes multiplies int8 and its scale
+ONE_127TH = 7.874015718698502e-3  # bitsandbytes' factor of int8 and its scale
 
 
 @functools.partial(
@@ -24,17 +24,17 @@ ONE_127TH = 7.874015718698502e-3  # by which bitsandbytes multiplies int8 and it
 )
 @dataclasses.dataclass(frozen=True)
 class QuantisedMatrix:
-    """A matrix [O, I] of which each row is groups of elements with a scale in common.
+    """A matrix [O, I] whose rows are groups of elements with a common scale.
 
     Attributes:
         bits, elements, scales, shifts, table: Fields of
             `griffin_eval.converters.quantised.PackedRows`.
-        rounded_to: Dtype that values are rounded to as the checkpoint is dequantised.
+        rounded_to: Dtype to which the checkpoint's dequantised values are rounded.
         dtype: Dtype to compute in.
     """
 
     bits: int
-    elements: Any  # arrays, and whatever else JAX puts in their places
+    elements: Any  # an array, or a placeholder that JAX substitutes
     scales: Any
     shifts: Any
     table: Any
@@ -47,18 +47,13 @@ class QuantisedMatrix:
         return rows, stored * 8 // self.bits
 
     def __getitem__(self, rows: Array | EllipsisType) -> "QuantisedMatrix | Float[Array, '*N I']":
-        """Dequantise rows by number; return the matrix itself for ``...``, by which nnx reads."""
+        """Dequantise rows by number; return the matrix itself for ``...``, with which nnx reads."""
         return self if isinstance(rows, EllipsisType) else self._rows(lambda a: a[rows]).dense()
 
     def products(
         self, x: Float[Array, "*N I"], product: Callable[[Array, Array], Array]
     ) -> Float[Array, "*N O"]:
-        """Compute x W^T and dequantise at most `ROWS` rows of W at a time.
-
-        Args:
-            x: Inputs.
-            product: Function that computes the same of x and dequantised rows.
-        """
+        """Compute x W^T with ``product``, dequantising at most `ROWS` rows of W at a time."""
         outputs = self.shape[0]
         if outputs <= ROWS:
             return product(x, self.dense(x))
@@ -66,7 +61,7 @@ class QuantisedMatrix:
         size = math.ceil(outputs / math.ceil(outputs / ROWS))
 
         def part(index: Array, y: Array) -> Array:
-            start = jnp.minimum(index * size, outputs - size)  # the last rows may overlap
+            start = jnp.minimum(index * size, outputs - size)  # the last parts may overlap
             rows = self._rows(lambda array: lax.dynamic_slice_in_dim(array, start, size))
             return lax.dynamic_update_slice_in_dim(y, product(x, rows.dense(x)), start, -1)
 
@@ -78,11 +73,11 @@ class QuantisedMatrix:
         """Dequantise all rows.
 
         Args:
-            after: An array that has to be computed before, so that XLA does not dequantise all
-                matrices of a model at once. (On a CPU it drops `lax.optimization_barrier`.)
+            after: Array to be computed first, so that XLA does not dequantise all matrices of a
+                model at once. (On a CPU it drops `lax.optimization_barrier`.)
         """
         elements = self.elements
-        if after is not None:  # never true, but XLA has to compute it
+        if after is not None:  # always zero, but XLA must compute it
             elements = elements ^ (after.ravel()[0] > jnp.inf).astype(elements.dtype)
         *rows, stored = elements.shape
         numbers = self._numbers(elements).reshape(*self.scales.shape, -1)
@@ -96,12 +91,12 @@ class QuantisedMatrix:
         return values.reshape(*rows, stored * 8 // self.bits)
 
     def _numbers(self, elements: Array) -> Array:
-        """Return what stored numbers stand for, in float32 and in the order of the elements."""
+        """Return the values of stored numbers, in float32 and in the order of the elements."""
         if self.table is not None:
             return self.table[elements]
         if self.bits == 8:
             return elements.astype(jnp.float32)
-        # Eight numbers take as many bytes as each of them has bits.
+        # Eight numbers of b bits take b bytes.
         words = jnp.pad(elements.reshape(-1, self.bits).astype(jnp.uint16), ((0, 0), (0, 1)))
         places = [divmod(i * self.bits, 8) for i in range(8)]
         numbers = [(words[:, at] | words[:, at + 1] << 8) >> shift for at, shift in places]
@@ -116,11 +111,11 @@ class QuantisedMatrix:
 
 
 def _rounded(values: Array, dtype: jnp.dtype) -> Array:
-    """Round float32 to a dtype, also where XLA would leave conversions there and back out."""
+    """Round float32 to a dtype, in a form that XLA does not optimise away."""
     if dtype == jnp.float32:
         return values
     if dtype == jnp.bfloat16:
         return lax.reduce_precision(values, 8, 7)
-    # Below 2^-14 float16 has multiples of 2^-24.
+    # Below 2^-14 float16 holds multiples of 2^-24.
     small = lax.round(values * 2.0**24, lax.RoundingMethod.TO_NEAREST_EVEN) * 2.0**-24
     return jnp.where(jnp.abs(values) < 2.0**-14, small, lax.reduce_precision(values, 5, 10))

@@ -1,5 +1,4 @@
-"""Matrices that stay quantised in memory and are dequantised by operations of PyTorch where they
-are used."""
+"""Matrices that stay quantised in memory; PyTorch dequantises each for its own product."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,20 +9,20 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-ONE_127TH = 7.874015718698502e-3  # by which bitsandbytes multiplies int8 and its scale
+ONE_127TH = 7.874015718698502e-3  # bitsandbytes' factor of int8 and its scale
 
 
 @dataclasses.dataclass(frozen=True)
 class QuantisedMatrix:
-    """A matrix [O, I] of which each row is groups of elements with a scale in common.
+    """A matrix [O, I] whose rows are groups of elements with a common scale.
 
-    Operations of PyTorch take it for a tensor: `F.embedding` dequantises the rows that it returns,
+    PyTorch's operations accept it as a tensor: `F.embedding` dequantises the rows that it returns,
     and any other operation the whole matrix.
 
     Attributes:
         bits, elements, scales, shifts, table: Fields of
             `griffin_eval.converters.quantised.PackedRows`.
-        rounded_to: Dtype that values are rounded to as the checkpoint is dequantised.
+        rounded_to: Dtype to which the checkpoint's dequantised values are rounded.
         dtype: Dtype to compute in.
     """
 
@@ -66,12 +65,12 @@ class QuantisedMatrix:
         return values.to(self.rounded_to).to(self.dtype).view(self.shape)
 
     def _numbers(self) -> Float[Tensor, "..."]:
-        """Return what the stored numbers stand for, in float32 and in the order of the elements."""
+        """Return the values of stored numbers, in float32 and in the order of the elements."""
         if self.table is not None:
             return F.embedding(self.elements.int(), self.table)
         if self.bits == 8:
             return self.elements.float()
-        # Eight numbers take as many bytes as each of them has bits.
+        # Eight numbers of b bits take b bytes.
         words = F.pad(self.elements.view(-1, self.bits).int(), (0, 1))
         places = [divmod(i * self.bits, 8) for i in range(8)]
         numbers = [(words[:, at] | words[:, at + 1] << 8) >> shift for at, shift in places]

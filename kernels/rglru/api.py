@@ -1,4 +1,4 @@
-"""The recurrences for the models: one signature, and the fastest kernel that can compute it."""
+"""The recurrences: one signature for the models, and the fastest kernel that supports the call."""
 
 from importlib import import_module
 from types import ModuleType
@@ -22,28 +22,28 @@ def linear_scan(
     starts: Any = None,
     impl: str = "auto",
 ) -> tuple[Any, Any]:
-    """Computes h_t = a_t h_{t-1} + x_t (equation 4, its input already gated).
+    """Compute h_t = a_t h_{t-1} + x_t (equation 4, with gated input).
 
     Differentiable in a, x and h0. `griffin_eval.kernels.rglru.reference` describes the two layouts
     of tokens, rows and packed segments.
 
     Args:
-        a: [B, T, D] decay of each step, of PyTorch, JAX or numpy (then the reference runs).
+        a: [B, T, D] decay of each step, of PyTorch, JAX or numpy (which uses the reference).
         x: [B, T, D] input of each step, of the same dtype: any float or complex one.
         h0: [S, D] states before the first step, float32 or wider; zeros by default.
-        resets: [B, T] bool, where a document starts: there h_t = x_t.
-        lengths: [S] tokens that are read; all by default. What is behind them leaves the state as
-            it is, and h is arbitrary but finite there.
+        resets: [B, T] bool, start of a document, where h_t = x_t.
+        lengths: [S] number of tokens to read; all by default. Later tokens do not change the state,
+            and h is arbitrary but finite there.
         starts: [S] ascending starts of packed segments in the one row; None for rows.
-        impl: an implementation of `registry.IMPLEMENTATIONS`, or ``auto``: see `choose`.
+        impl: Name of an implementation in `registry.IMPLEMENTATIONS`, or ``auto``: see `choose`.
 
     Returns:
         [B, T, D], every h_t in the dtype of x, and [S, D], the states after the last step in
         float32 or wider.
 
     Raises:
-        NotImplementedError: if the implementation asked for cannot compute this, and why.
-        ArgumentError: shapes or devices that do not belong together.
+        NotImplementedError: The named implementation does not support this call.
+        ArgumentError: Shapes or devices do not match.
     """
     h0 = _states(x, h0, lengths)
     check_scan(x, a, h0, resets, lengths, starts)
@@ -63,31 +63,31 @@ def rglru(
     c: float = C,
     impl: str = "auto",
 ) -> tuple[Any, Any]:
-    """The RG-LRU (equations 1-4), in float32 or wider whatever the dtype of x, or of autocast.
+    """Compute the RG-LRU (equations 1-4), in float32 or wider for any dtype of x and autocast.
 
-    Differentiable in x, h0 and the gates' parameters; gates are computed again for the backward
-    pass instead of being kept. The derivative of the square root is at most 1000.
+    Differentiable in x, h0 and the gates' parameters; the backward pass recomputes the gates. The
+    derivative of the square root is at most 1000.
 
     Args:
         x: [B, T, L] input.
-        gates: parameters; with an imaginary part of the CG-LRU (appendix B), whose x, h and states
-            have real parts in one half, imaginary parts in the other.
-        h0, resets, lengths, starts, impl: as of `linear_scan`.
-        c: constant of equation 3.
+        gates: Parameters. With an imaginary part this is the CG-LRU (appendix B), where one half of
+            x, h and the states holds real parts, the other imaginary parts.
+        h0, resets, lengths, starts, impl: See `linear_scan`.
+        c: Constant of equation 3.
 
     Returns:
         [B, T, L], every h_t in the dtype of x, and [S, L], the states after the last step in
         float32 or wider.
 
     Raises:
-        NotImplementedError: if the implementation asked for cannot compute this, and why.
-        ArgumentError: shapes or devices that do not belong together.
+        NotImplementedError: The named implementation does not support this call.
+        ArgumentError: Shapes or devices do not match.
     """
     h0 = _states(x, h0, lengths)
     check_rglru(x, gates, h0, resets, lengths, starts)
     module = registry.module("rglru", choose(x, gates, starts, impl, c).name, x)
     layout = {"resets": resets, "lengths": lengths, "starts": starts}
-    constant = {} if c == C else {"c": c}  # of which some implementations know but one
+    constant = {} if c == C else {"c": c}  # some implementations have no such argument
     with devices.without_autocast(x):
         return module.rglru(x, gates, h0, **layout, **constant)
 
@@ -99,10 +99,10 @@ def choose(
     impl: str = "auto",
     c: float = C,
 ) -> Choice:
-    """The implementation that will run: the first that takes these arrays where they are.
+    """Return the first implementation that supports these arrays on their device.
 
     Raises:
-        NotImplementedError: if the one asked for does not take them, and why.
+        NotImplementedError: The named implementation does not support them.
     """
     needs = []
     if gates is not None and gates.imaginary_param is not None:
@@ -121,7 +121,7 @@ def choose(
 
 
 def _error(module: ModuleType, framework: str, device: str, dtype: Any, packed: bool) -> float:
-    """Runs a small problem; returns the largest difference to the plain implementation."""
+    """Return the largest difference from the plain implementation in a small problem."""
     rng = np.random.default_rng(0)
     lengths, starts = [150, 0, 90], [0, 150, 160]
     batch, time = (1, 260) if packed else (3, 160)
@@ -133,7 +133,7 @@ def _error(module: ModuleType, framework: str, device: str, dtype: Any, packed: 
     plain = import_module(f"griffin_eval.kernels.rglru.plain_{framework}")
     put: Any
     cast: Any
-    alone: Any  # calls a function without gradients, and whatever is being traced
+    alone: Any  # function that calls another without gradients and outside of any tracing
     if framework == "torch":
         import torch
 
@@ -149,7 +149,7 @@ def _error(module: ModuleType, framework: str, device: str, dtype: Any, packed: 
         *gates, x = (cast(v, dtype) for v in rest)
         layout = dict(zip(("lengths", "starts"), map(put, index), strict=False))
         ours, right = (m.rglru(x, Gates(*gates), h0, **layout) for m in (module, plain))
-        read = lengths[0]  # of the first row the first segment, in both layouts
+        read = lengths[0]  # in both layouts the first segment is in the first row
         return max(
             float(abs(ours[0][0, :read] - right[0][0, :read]).max()),
             float(abs(ours[1] - right[1]).max()),

@@ -1,8 +1,8 @@
 // The RG-LRU and its scan on a CPU, in float32: forward and backward, for PyTorch (ctypes) and JAX
-// (XLA's foreign function interface). cpu_torch.py says what the arguments are; reference.py what is
-// computed.
+// (XLA's foreign function interface). See cpu_torch.py for the arguments and reference.py for the
+// operations.
 //
-// Columns are independent, so every worker takes blocks of columns and walks over the tokens of all
+// Columns are independent, so every worker takes blocks of columns and goes through the tokens of all
 // segments, a row of a block at a time, with the state of the block in its cache. Loops over columns
 // are written for the compiler to vectorise.
 
@@ -13,11 +13,11 @@
 #endif
 
 enum {
-  BLOCK = 272,        // most columns of a block of the gated kernels
-  SCAN_BLOCK = 2064,  // and of the scan's, which streams better over long rows
-  AHEAD = 4,          // rows that are prefetched before they are read
-  ROWS = 8,           // the scan keeps the state of 64 columns in registers for so many rows
-  LARGE = 1 << 22,    // elements of an output that no cache holds
+  BLOCK = 272,        // largest number of columns of a block in the gated kernels
+  SCAN_BLOCK = 2064,  // the same in the scan, which streams better over long rows
+  AHEAD = 4,          // rows between prefetching and reading
+  ROWS = 8,           // rows for which the scan keeps the state of 64 columns in registers
+  LARGE = 1 << 22,    // elements of an output that exceeds every cache
 };
 
 typedef enum { SCAN, SCAN_BACKWARD, GATED, GATED_BACKWARD } Kind;
@@ -26,14 +26,14 @@ typedef struct {
   Kind kind;
   int64_t tokens;    // rows of the token arrays, N
   int64_t width;     // columns, D
-  int64_t gates;     // blocks of the gates, G; 0 where there are none
+  int64_t gates;     // blocks of the gates, G; 0 without gates
   int64_t segments;  // S
-  int64_t low, high; // tokens to read; the gates' products hold these alone
+  int64_t low, high; // range of tokens to read; the gates' products hold only these
   const int32_t *starts, *lengths;  // NULL: S segments of N / S tokens
-  const uint8_t *resets;            // NULL: none
+  const uint8_t *resets;            // NULL: no resets
   const float *a, *x, *input, *recurrent, *input_bias, *recurrent_bias, *decay;
   const float *h0, *h, *dh, *dlast;
-  float *out, *last;  // forward; `last` holds the states before, then those after
+  float *out, *last;  // forward; `last` holds the initial states, then the final ones
   float *da, *dx, *dinput, *drecurrent, *ddecay, *dh0;  // backward
 } Job;
 
@@ -44,7 +44,7 @@ INLINE float clamp(float x, float low, float high) {
   return x > high ? high : x;
 }
 
-// 1 + exp(-x), whose square is still a number.
+// 1 + exp(-x), clamped so that its square is finite.
 INLINE float one_and_exp(float x) {
   float scale, rest;
   split_exp(clamp(-x, -40.0f, 40.0f), &scale, &rest);
@@ -61,7 +61,7 @@ INLINE Gate gate(float input, float recurrent, float decay) {
   Gate g;
   float scale, rest;
   const float below_r = one_and_exp(recurrent), below_i = one_and_exp(input);
-  const float both = 1.0f / (below_r * below_i);  // divisions are dear
+  const float both = 1.0f / (below_r * below_i);  // one division instead of two
   g.r = below_i * both;
   g.i = below_r * both;
   const float log_a = decay * g.r;
@@ -74,7 +74,7 @@ INLINE Gate gate(float input, float recurrent, float decay) {
 
 // ---- one row of a block: n columns of one token ---------------------------------------------
 
-// Writes a row of an output, past the caches where they could not hold it.
+// Writes a row of an output, bypassing the caches if they cannot hold it.
 INLINE void store_row(float *RESTRICT out, const float *RESTRICT values, int n, int stream) {
 #if defined(__x86_64__)
   if (stream && ((uintptr_t)out & 15) == 0) {
@@ -88,7 +88,7 @@ INLINE void store_row(float *RESTRICT out, const float *RESTRICT values, int n, 
   memcpy(out, values, n * sizeof(float));
 }
 
-// Orders what was written past the caches before another thread reads it.
+// Orders writes that bypassed the caches before another thread reads them.
 INLINE void store_fence(void) {
 #if defined(__x86_64__)
   _mm_sfence();
@@ -97,7 +97,7 @@ INLINE void store_fence(void) {
 
 enum { STRIP = 4 };
 
-// Some rows of n columns, D apart. h: state before and after. `out` may be x.
+// Scans rows of n columns, D apart. h: state before and after. `out` may be x.
 INLINE void scan_rows(int n, int64_t rows, int64_t D, const uint8_t *resets, const float *RESTRICT a,
                       const float *x, float *RESTRICT h, float *out, int stream) {
   int c = 0;
@@ -122,7 +122,7 @@ INLINE void scan_rows(int n, int64_t rows, int64_t D, const uint8_t *resets, con
   }
 }
 
-// g: what later steps pass back to h_t; on return what this one passes to h_{t-1}.
+// g: gradient that later steps pass to h_t; on return the gradient for h_{t-1}.
 INLINE void scan_row_backward(int n, int reset, const float *RESTRICT a, const float *RESTRICT before,
                               const float *RESTRICT dh, float *RESTRICT g, float *RESTRICT da,
                               float *RESTRICT dx) {
@@ -134,13 +134,13 @@ INLINE void scan_row_backward(int n, int reset, const float *RESTRICT a, const f
   }
 }
 
-// What the rows of a gated kernel read, from their first column on. Rows of a block are too far apart
-// to be foreseen: while one is worked on, those AHEAD of it are prefetched, a line at a time.
+// Inputs of a row of a gated kernel, from its first column on. Rows of a block are too far apart for
+// the hardware prefetcher: the row AHEAD of the current one is prefetched, a line at a time.
 typedef struct {
   int reset;
   const float *x, *input, *recurrent, *input_bias, *recurrent_bias, *decay;
   const float *before, *dh;     // backward
-  int64_t next, next_product;   // from a row to the one that is prefetched
+  int64_t next, next_product;   // distance to the prefetched row
 } Row;
 
 INLINE void prefetch(const Row *r, int c) {
@@ -178,11 +178,11 @@ INLINE void gated_columns_backward(int low, int high, const Row *r, float *RESTR
     const float input = r->input[c] + r->input_bias[c], x = r->x[c], decay = r->decay[c];
     Gate g = gate(input, r->recurrent[c] + r->recurrent_bias[c], decay);
     float root = r->reset ? 1.0f : __builtin_sqrtf(g.square), total = carry[c] + r->dh[c];
-    float slope = 4.0f * g.square < 1e-6f ? 1e-6f : 4.0f * g.square;  // the root's, at most 1000
+    float slope = 4.0f * g.square < 1e-6f ? 1e-6f : 4.0f * g.square;  // limits the slope to 1000
     slope = 1.0f / __builtin_sqrtf(slope);
     dx[c] = total * root * g.i;
     dinput[c] = total * root * x * g.i * (1.0f - g.i);
-    // d a = total * h_{t-1}; d (1 - a^2) = total * i * x * slope; both by log a = decay * r
+    // d a = total * h_{t-1}; d (1 - a^2) = total * i * x * slope; both through log a = decay * r
     float dlog = keep * (total * r->before[c] - 2.0f * g.a * (total * g.i * x * slope)) * g.a;
     drecurrent[c] = dlog * decay * g.r * (1.0f - g.r);
     ddecay[c] += dlog * g.r;
@@ -214,13 +214,13 @@ INLINE int64_t end(const Job *j, int64_t s) {
 
 INLINE int reset(const Job *j, int64_t t) { return j->resets && j->resets[t]; }
 
-// Where a gate's product for token t and this column lies: they are [G, tokens, D / G].
+// Position of a gate's product for token t and this column, in [G, tokens, D / G].
 INLINE int64_t product(const Job *j, int64_t t, int64_t column) {
   const int64_t size = j->width / j->gates, gate = column / size;
   return (gate * (j->high - j->low) + t - j->low) * size + column - gate * size;
 }
 
-// A token's row of the gated kernels, `steps` tokens before the one to prefetch.
+// Inputs of token t in the gated kernels, with prefetching `steps` tokens ahead.
 INLINE Row row(const Job *j, int64_t t, int64_t column, int64_t steps) {
   const int64_t at = t * j->width + column, of = product(j, t, column);
   return (Row){reset(j, t),
@@ -313,8 +313,8 @@ EVERY_CPU static void backward(const Job *j, int64_t column, int n) {
 
 typedef struct {
   const Job *job;
-  int64_t first, end;   // blocks of columns
-  int64_t size, pieces; // columns of a gate, and blocks of each: no block spans two gates
+  int64_t first, end;   // range of blocks of columns
+  int64_t size, pieces; // columns of a gate, and its number of blocks: no block spans two gates
 } Share;
 
 static int64_t edge(const Share *share, int64_t piece) {
@@ -339,7 +339,7 @@ static void *work(void *argument) {
 static int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 static void run(const Job *j, int64_t threads, Pool team) {
-  // A thread costs tens of microseconds to start: it must have more to do than that.
+  // A thread takes tens of microseconds to start, and needs more work than that.
   const int64_t enough = (j->gates ? 1 << 15 : 1 << 18) >> (team ? 2 : 0);
   const int64_t worth = (j->high - j->low) * j->width / enough;
   if (threads > worth) threads = worth;
@@ -356,7 +356,7 @@ static void run(const Job *j, int64_t threads, Pool team) {
   parallel_for(&(Tasks){work, (char *)shares, sizeof *shares, threads, 0}, team);
 }
 
-// The arrays of each kind, in order; h may lie where x was. `sizes` is N, D, G, S, low, high.
+// Reads the arrays of each kind, in order; h may overwrite x. `sizes` is N, D, G, S, low, high.
 static void compute(int kind, const int64_t *sizes, void *const *in, void *const *out,
                     int64_t threads, Pool team) {
   Job j = {.kind = (Kind)kind,
@@ -400,7 +400,7 @@ EXPORT void griffin_rglru(int kind, const int64_t *sizes, void *const *in, void 
   compute(kind, sizes, in, out, threads, griffin_team);
 }
 
-// out = a + x: what the scan could at best cost, for benchmarks. n is a multiple of 4.
+// out = a + x: the lower bound of the scan's time, for benchmarks. n is a multiple of 4.
 typedef struct {
   const float *a, *x;
   float *out;
@@ -433,8 +433,9 @@ EXPORT void griffin_sum(const float *a, const float *x, float *out, int64_t n, i
 
 // ---- XLA ------------------------------------------------------------------------------------
 
-// Inputs are those of griffin_rglru; the states before, which a forward pass takes in `last`, come
-// behind them. Token arrays may be [B, T, D]; `resets` is [N].
+// Inputs are those of griffin_rglru, followed by the initial states, which griffin_rglru takes in
+// `last`. Token arrays may be [B, T, D]; `resets` is [N].
+
 static void *call(Kind kind, CallFrame *frame) {
   if (is_metadata_query(frame)) return NULL;
   enum { MOST_ARRAYS = 16 };

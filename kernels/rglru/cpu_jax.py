@@ -1,4 +1,4 @@
-"""The recurrences in JAX on a CPU, in float32, by the compiled kernels as calls from XLA."""
+"""The recurrences in JAX on a CPU, in float32, by compiled kernels that XLA calls."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from griffin_eval.kernels.rglru.reference import C, Gates
 
 
 def unsupported(x: Array, gates: Gates | None, starts: Array | None) -> str | None:
-    """Why these kernels cannot read x, if they cannot."""
+    """Return the reason why these kernels cannot read x, or None."""
     if x.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
         return f"the compiled kernels compute in float32, and x is {x.dtype}"
     return compiled.missing_in_jax(_error)
@@ -66,7 +66,7 @@ def rglru(
 
 
 def from_products(x: Array, *arrays: Array) -> Array:
-    """h [B, T, L] from x and what `products` and biases and decay are; no derivative."""
+    """Return h [B, T, L] from x, gate `products`, biases and decay; not differentiable."""
     h0 = jnp.zeros((len(x), x.shape[2]), jnp.float32)
     return _call("gated", (x, h0), *_layout(x, None, None, None), x, *arrays, h0, over=3)[0]
 
@@ -74,7 +74,7 @@ def from_products(x: Array, *arrays: Array) -> Array:
 def _layout(
     x: Array, resets: Array | None, lengths: Array | None, starts: Array | None
 ) -> tuple[Any, Any, Any]:
-    """Starts, lengths and resets as the kernels take them."""
+    """Return starts, lengths and resets as the kernels take them."""
     batch, time, _ = x.shape
     if starts is None:
         starts = jnp.arange(batch) * time
@@ -88,8 +88,8 @@ def _layout(
 def _call(
     name: str, outputs: tuple[Any, ...], *arrays: Any, over: int | None = None
 ) -> tuple[Array, ...]:
-    """Calls a kernel, whose results are of the shapes of ``outputs``; the first may lie where the
-    array ``over`` was."""
+    """Call a kernel whose results have the shapes of ``outputs``; the first result may overwrite
+    the array number ``over``."""
     shapes = [ShapeDtypeStruct(array.shape, jnp.float32) for array in outputs]
     aliases = {} if over is None else {over: 0}
     call = jax.ffi.ffi_call(
@@ -157,7 +157,7 @@ def _gated_backward(saved, grads):
 
 
 def products(x, *weights):
-    """Of the gates' weights [G, I, O] with x [B, T, L]: each [G, B T, O]."""
+    """Return the products of each of the gates' weights [G, I, O] with x [B, T, L], [G, B T, O]."""
     return [jnp.einsum("ngi,gio->gno", _blocks(x, weight), weight) for weight in weights]
 
 

@@ -1,4 +1,4 @@
-"""The recurrences in PyTorch on a CPU, in float32, by the compiled kernels."""
+"""The recurrences in PyTorch on a CPU, in float32, by compiled kernels."""
 
 import ctypes
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ from torch.autograd.function import once_differentiable
 from griffin_eval.kernels.cpu import compiled
 from griffin_eval.kernels.rglru.reference import C, Gates
 
-# What `griffin_rglru` computes, and the arrays it takes: float32 but for starts and lengths [S],
-# which are int32, and resets [N], uint8. D columns, N tokens, S segments in ascending order; the
-# products of the gates with x are [G, N, D / G]; decay = -c softplus(Λ).
-SCAN = 0  # starts lengths resets a x -> h last; `last` holds the states before when it is called
+# Kinds of `griffin_rglru` and their arrays. All are float32 but starts and lengths [S], int32, and
+# resets [N], uint8. D columns, N tokens, S segments in ascending order; the gates' products with x
+# are [G, N, D / G]; decay = -c softplus(Λ).
+SCAN = 0  # starts lengths resets a x -> h last; at the call `last` holds the initial states
 SCAN_BACKWARD = 1  # starts lengths resets a h0 h dh dlast -> da dx dh0
 GATED = 2  # starts lengths resets x input recurrent input_bias recurrent_bias decay -> h last
-GATED_BACKWARD = 3  # …as GATED, h0 h dh dlast -> dx dinput drecurrent ddecay dh0
+GATED_BACKWARD = 3  # arrays of GATED, h0 h dh dlast -> dx dinput drecurrent ddecay dh0
 
-TILE = 1024  # tokens whose gate products are in memory at a time
+TILE = 1024  # tokens whose gate products are stored at a time
 
 
 def unsupported(x: Tensor, gates: Gates | None, starts: Tensor | None) -> str | None:
-    """Why these kernels cannot read x, if they cannot."""
+    """Return the reason why these kernels cannot read x, or None."""
     if x.device.type != "cpu":
         return f"the compiled kernels run on a CPU, and x is on {x.device}"
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -87,7 +87,7 @@ def layout(
     lengths: Tensor | None = None,
     starts: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Starts, lengths and resets as the kernels take them; None is what they assume."""
+    """Return starts, lengths and resets as the kernels take them, with None for defaults."""
     batch, time, _ = x.shape
     if starts is None and lengths is not None:
         starts = torch.arange(batch, dtype=torch.int32) * time
@@ -106,7 +106,7 @@ def run(
     gates: int = 0,
     part: tuple[int, int] | None = None,
 ) -> None:
-    """Calls a kernel of cpu.c. The fourth array of ``into`` is [N, D]; ``part``: tokens to read."""
+    """Call a kernel of cpu.c. The fourth array of ``into`` is [N, D]; ``part`` is a token range."""
     assert into[3] is not None
     tokens, width = into[3].shape
     low, high = part or (0, tokens)
@@ -149,7 +149,7 @@ class _Gated(torch.autograd.Function):
         h, last = torch.empty_like(x), h0.clone()
         weights, biases = (input_weight, recurrent_weight), (input_bias, recurrent_bias)
         blocks = _blocks(x, input_weight)
-        # In tiles, so that what the products write is read again from a cache.
+        # Tiles keep the products in a cache until they are read.
         for low in range(0, len(x), TILE):
             high = min(low + TILE, len(x))
             products = [torch.bmm(blocks[:, low:high], weight) for weight in weights]
@@ -196,5 +196,5 @@ class _Gated(torch.autograd.Function):
 
 
 def _blocks(x: Tensor, weight: Tensor) -> Tensor:
-    """[N, L] as [G, N, L / G]."""
+    """Reshape [N, L] to [G, N, L / G]."""
     return x.view(len(x), weight.shape[0], -1).transpose(0, 1)

@@ -13,7 +13,7 @@ from griffin_eval.kernels.rglru.reference import MAX_SQRT_GRADIENT, C, Gates
 
 
 def accumulation_dtype(dtype: Any) -> Any:
-    """float32, or the dtype itself where it is wider."""
+    """Return float32, or the dtype itself if it is wider."""
     return dtype if jnp.dtype(dtype).itemsize >= 4 else jnp.float32
 
 
@@ -27,7 +27,7 @@ def linear_scan(
     starts: Int[Array, " S"] | None = None,
     scan: Callable[[Array, Array, Array], Array] = blocked_scan,
 ) -> tuple[Inexact[Array, "B T D"], Inexact[Array, "S D"]]:
-    """See `griffin_eval.kernels.rglru.api.linear_scan`; ``scan`` is that of rows without resets."""
+    """See `griffin_eval.kernels.rglru.api.linear_scan`; ``scan`` reads rows without resets."""
     dtype, wider = x.dtype, accumulation_dtype(x.dtype)
     a, x, h0 = a.astype(wider), x.astype(wider), h0.astype(wider)
     if resets is not None:
@@ -39,8 +39,8 @@ def linear_scan(
             a, x = jnp.where(padding, 1.0, a), jnp.where(padding, 0.0, x)
         h = scan(a, x, h0)
         return h.astype(dtype), h[:, -1]
-    # One recurrence over the whole row, in which a segment's first step forgets what was before it
-    # (a = 0) and takes its own state as part of its input (a h0 + x).
+    # One recurrence over the whole row: the first step of a segment forgets the previous state
+    # (a = 0) and has the segment's own state as part of its input (a h0 + x).
     assert lengths is not None
     read = (lengths > 0)[:, None]
     some, first = (lengths > 0).astype(jnp.int32), jnp.minimum(starts, time - 1)
@@ -64,7 +64,7 @@ def rglru(
     c: float = C,
     scan: Callable[[Array, Array, Array], Array] = blocked_scan,
 ) -> tuple[Float[Array, "B T L"], Float[Array, "S L"]]:
-    """See `griffin_eval.kernels.rglru.api.rglru`; ``scan`` is that of rows without resets."""
+    """See `griffin_eval.kernels.rglru.api.rglru`; ``scan`` reads rows without resets."""
     wider = accumulation_dtype(x.dtype)
     x_t = x.astype(wider)
     # (1) and (2): r_t = sigma(W_a x_t + b_a), i_t = sigma(W_x x_t + b_x)
@@ -94,8 +94,8 @@ def total_decay(
     lengths: Int[Array, " B"],
     c: float = C,
 ) -> Float[Array, "B L"]:
-    """What is left of the states before the first step after the last one: the product of all a_t
-    of the RG-LRU, in float32 or wider. Arguments are those of `rglru`, of rows."""
+    """Return the share of the initial states that is left after the last step: the product of all
+    a_t of the RG-LRU, in float32 or wider. Arguments are those of `rglru` for rows."""
     r_t = jax.nn.sigmoid(block_diagonal(x, gates.recurrent_weight, gates.recurrent_bias))
     time = jnp.arange(x.shape[1], dtype=lengths.dtype)[None]
     log_a = jnp.where(resets[:, :, None], -jnp.inf, _log_decay(r_t, gates, c))
@@ -103,28 +103,27 @@ def total_decay(
 
 
 def _log_decay(r_t: Float[Array, "B T L"], gates: Gates, c: float) -> Float[Array, "B T L"]:
-    """The logarithm of a_t = sigma(-Lambda)^(c r_t) (3)."""
+    """Return the logarithm of a_t = sigma(-Lambda)^(c r_t) (3)."""
     return -c * jax.nn.softplus(gates.recurrent_param.astype(r_t.dtype))[None, None] * r_t
 
 
 def _joined(halves: Float[Array, "*N L"]) -> Complex[Array, "*N Z"]:
-    """Complex numbers, from their real parts and, behind these, their imaginary parts."""
+    """Return complex numbers from real parts followed by imaginary parts."""
     return lax.complex(*jnp.split(halves, 2, -1))
 
 
 def _halves(numbers: Complex[Array, "*N Z"]) -> Float[Array, "*N L"]:
-    """The reverse of `_joined`."""
+    """Invert `_joined`."""
     return jnp.concatenate([numbers.real, numbers.imag], -1)
 
 
 def block_diagonal(
     x: Float[Array, "B T L"], weight: Float[Array, "G I O"], bias: Float[Array, "G O"]
 ) -> Float[Array, "B T M"]:
-    """x W + b in float32 or wider, W having G blocks of I x O on its diagonal; M = G O."""
+    """Compute x W + b in float32 or wider; W has G blocks of I x O on its diagonal, M = G O."""
     (batch, length, _), wider = x.shape, accumulation_dtype(x.dtype)
     blocks = x.astype(wider).reshape(batch, length, *weight.shape[:2])
-    # Accelerators round float32 to fewer bits before they multiply, TPUs to bfloat16, unless told
-    # otherwise.
+    # By default accelerators round float32 factors to fewer bits, TPUs to bfloat16.
     rounded = x.dtype == weight.dtype == jnp.bfloat16
     precision = None if rounded else lax.Precision.HIGHEST
     y = jnp.einsum("btgi,gio->btgo", blocks, weight.astype(wider), precision=precision)
@@ -133,7 +132,7 @@ def block_diagonal(
 
 @jax.custom_vjp
 def bounded_sqrt(x: Array) -> Array:
-    """sqrt whose derivative is at most ``MAX_SQRT_GRADIENT``, so that a_t near 1 cannot blow up."""
+    """Return sqrt(x) with a derivative of at most ``MAX_SQRT_GRADIENT``, for a_t near 1."""
     return jnp.sqrt(x)
 
 

@@ -1,4 +1,4 @@
-"""The linear recurrence in JAX: a blocked two-pass scan with a backward pass of its own."""
+"""The linear recurrence in JAX: a blocked two-pass scan with its own backward pass."""
 
 import math
 
@@ -14,15 +14,10 @@ _STEPWISE = 8  # up to this length an unrolled loop is shorter than the two pass
 def linear_scan(
     a: Inexact[Array, "B T D"], x: Inexact[Array, "B T D"], h0: Inexact[Array, "B D"]
 ) -> Inexact[Array, "B T D"]:
-    """Computes h_t = a_t * h_{t-1} + x_t (equation 4, its input already gated).
+    """Compute h_t = a_t * h_{t-1} + x_t (equation 4, with gated input).
 
-    Args:
-        a: decay of each step, float32 or float64, or complex numbers of these.
-        x: input of each step, of the same dtype.
-        h0: state before the first step, of the same dtype.
-
-    Returns:
-        Every h_t; the last one is the state to carry on. Differentiable in all three arguments.
+    a, x and h0 have one dtype: float32, float64, or complex numbers of these. Differentiable in all
+    three. Return every h_t.
     """
     return _scan(a, x, h0)
 
@@ -33,8 +28,8 @@ def _forward(a, x, h0):
 
 
 def _backward(saved, dh):
-    # The adjoint is the same recurrence read backwards: g_t = dh_t + a_{t+1} g_{t+1}. Of a complex
-    # number JAX hands on dL/dRe - i dL/dIm, so that nothing is conjugated.
+    # The adjoint is the same recurrence backwards: g_t = dh_t + a_{t+1} g_{t+1}. For complex
+    # numbers JAX passes dL/dRe - i dL/dIm, so that nothing is conjugated.
     a, h, h0 = saved
     shifted = jnp.concatenate([a[:, 1:], jnp.zeros_like(a[:, :1])], 1)
     g = _scan(shifted[:, ::-1], dh[:, ::-1], jnp.zeros_like(h0))[:, ::-1]
@@ -55,8 +50,8 @@ def _scan(a: Array, x: Array, h0: Array) -> Array:
             steps.append(h)
         return jnp.stack(steps, 1)
 
-    # About sqrt(T) blocks of sqrt(T) steps: first every block by itself and all of them at once,
-    # then the state handed from block to block.
+    # About sqrt(T) blocks of sqrt(T) steps: first all blocks at once from zero states, then the
+    # state from block to block.
     block = math.isqrt(length - 1) + 1
     blocks = -(-length // block)
     pad = ((0, 0), (0, blocks * block - length), (0, 0))
@@ -64,7 +59,7 @@ def _scan(a: Array, x: Array, h0: Array) -> Array:
     x = jnp.pad(x, pad).reshape(batch, blocks, block, width)
 
     def within(carry, step):
-        decay, h = carry  # decay: product of a since the block began
+        decay, h = carry  # decay: product of a since the start of the block
         a_t, x_t = step
         carry = (decay * a_t, a_t * h + x_t)
         return carry, carry

@@ -1,4 +1,4 @@
-"""The linear recurrence in PyTorch: a blocked two-pass scan with a backward pass of its own."""
+"""The linear recurrence in PyTorch: a blocked two-pass scan with its own backward pass."""
 
 import math
 
@@ -12,15 +12,10 @@ _STEPWISE = 8  # up to this length a plain loop is shorter than the two passes
 def linear_scan(
     a: Inexact[Tensor, "B T D"], x: Inexact[Tensor, "B T D"], h0: Inexact[Tensor, "B D"]
 ) -> Inexact[Tensor, "B T D"]:
-    """Computes h_t = a_t * h_{t-1} + x_t (equation 4, its input already gated).
+    """Compute h_t = a_t * h_{t-1} + x_t (equation 4, with gated input).
 
-    Args:
-        a: decay of each step, float32 or float64, or complex numbers of these.
-        x: input of each step, of the same dtype.
-        h0: state before the first step, of the same dtype.
-
-    Returns:
-        Every h_t; the last one is the state to carry on. Differentiable in all three arguments.
+    a, x and h0 have one dtype: float32, float64, or complex numbers of these. Differentiable in all
+    three. Return every h_t.
     """
     return _LinearScan.apply(a, x, h0)  # type: ignore[no-any-return]
 
@@ -34,8 +29,8 @@ class _LinearScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        # The adjoint is the same recurrence read backwards: g_t = dh_t + a_{t+1} g_{t+1}. Of a
-        # complex number torch hands on dL/dRe + i dL/dIm, so that factors are conjugated.
+        # The adjoint is the same recurrence backwards: g_t = dh_t + a_{t+1} g_{t+1}. For complex
+        # numbers torch passes dL/dRe + i dL/dIm, so that factors are conjugated.
         a, h, h0 = ctx.saved_tensors
         (dh,) = grads
         a = a.conj().resolve_conj()
@@ -55,8 +50,8 @@ def _scan(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
             steps.append(h)
         return torch.stack(steps, 1)
 
-    # About sqrt(T) blocks of sqrt(T) steps: first every block by itself and all of them at once,
-    # then the state handed from block to block.
+    # About sqrt(T) blocks of sqrt(T) steps: first all blocks at once from zero states, then the
+    # state from block to block.
     block = math.isqrt(length - 1) + 1
     blocks = -(-length // block)
     if pad := blocks * block - length:
@@ -64,7 +59,7 @@ def _scan(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
         x = torch.cat([x, x.new_zeros(batch, pad, width)], 1)
     a = a.reshape(batch, blocks, block, width)
     x = x.reshape(batch, blocks, block, width)
-    decay, h = torch.empty_like(a), torch.empty_like(x)  # decay: product of a since the block began
+    decay, h = torch.empty_like(a), torch.empty_like(x)  # decay: product of a within the block
     decay[:, :, 0], h[:, :, 0] = a[:, :, 0], x[:, :, 0]
     for k in range(1, block):
         torch.mul(decay[:, :, k - 1], a[:, :, k], out=decay[:, :, k])

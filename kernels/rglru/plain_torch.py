@@ -10,7 +10,7 @@ from griffin_eval.kernels.rglru.reference import MAX_SQRT_GRADIENT, C, Gates
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float32, or the dtype itself where it is wider."""
+    """Return float32, or the dtype itself if it is wider."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -35,8 +35,8 @@ def linear_scan(
             a, x = torch.where(padding, 1.0, a), torch.where(padding, 0.0, x)
         h = blocked_scan(a, x, h0)
         return h.to(dtype), h[:, -1]
-    # One recurrence over the whole row, in which a segment's first step forgets what was before it
-    # (a = 0) and takes its own state as part of its input (a h0 + x).
+    # One recurrence over the whole row: the first step of a segment forgets the previous state
+    # (a = 0) and has the segment's own state as part of its input (a h0 + x).
     assert lengths is not None
     some, read = (lengths > 0).long(), (lengths > 0)[:, None]
     first = starts.clamp(max=len(t) - 1)
@@ -83,19 +83,19 @@ def rglru(
 
 
 def _joined(halves: Float[Tensor, "*N L"]) -> Complex[Tensor, "*N Z"]:
-    """Complex numbers, from their real parts and, behind these, their imaginary parts."""
+    """Return complex numbers from real parts followed by imaginary parts."""
     return torch.complex(*halves.chunk(2, -1))
 
 
 def _halves(numbers: Complex[Tensor, "*N Z"]) -> Float[Tensor, "*N L"]:
-    """The reverse of `_joined`."""
+    """Invert `_joined`."""
     return torch.cat([numbers.real, numbers.imag], -1)
 
 
 def block_diagonal(
     x: Float[Tensor, "B T L"], weight: Float[Tensor, "G I O"], bias: Float[Tensor, "G O"]
 ) -> Float[Tensor, "B T M"]:
-    """x W + b in the precision of x, W having G blocks of I x O on its diagonal; M = G O."""
+    """Compute x W + b in the dtype of x; W has G blocks of I x O on its diagonal, M = G O."""
     batch, length, _ = x.shape
     blocks = x.reshape(batch * length, *weight.shape[:2]).transpose(0, 1)
     y = torch.baddbmm(bias.to(x.dtype)[:, None], blocks, weight.to(x.dtype))
@@ -115,5 +115,5 @@ class _BoundedSqrt(torch.autograd.Function):
 
 
 def bounded_sqrt(x: Tensor) -> Tensor:
-    """sqrt whose derivative is at most ``MAX_SQRT_GRADIENT``, so that a_t near 1 cannot blow up."""
+    """Return sqrt(x) with a derivative of at most ``MAX_SQRT_GRADIENT``, for a_t near 1."""
     return _BoundedSqrt.apply(x)  # type: ignore[no-any-return]

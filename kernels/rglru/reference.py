@@ -1,13 +1,17 @@
-"""The recurrences as on paper, in float64 and step by step: what every kernel is tested against.
+"""The recurrences in float64, step by step: the reference for tests of every kernel.
 
-Arrays are numpy's, or those of ``xp=jax.numpy`` (with ``jax_enable_x64``) where a derivative is
-wanted: JAX can differentiate everything here.
+Arrays are numpy's, or those of ``xp=jax.numpy`` (with ``jax_enable_x64``), through which JAX can
+differentiate.
 
-All operators read tokens in one of two layouts. **Rows**: x is [B, T, L], every row has a state of
-its own, so S = B; of row b only the first ``lengths[b]`` tokens are read, the rest is padding.
-**Packed** (``starts`` is given): x is [1, N, L], S segments lie in its one row, segment s at
-``starts[s] … starts[s] + lengths[s]``, each with a state of its own; segments do not overlap, and
-what is in none of them is padding. Padding leaves the state as it is; h means nothing there.
+All operators read tokens in one of two layouts.
+
+- **Rows**: x is [B, T, L] and every row has its own state, so S = B. In row b only the first
+  ``lengths[b]`` tokens are read, the rest is padding.
+- **Packed** (with ``starts``): x is [1, N, L] with S segments in its one row, segment s at
+  ``starts[s] … starts[s] + lengths[s]``, each with its own state. Segments do not overlap, and
+  tokens outside of them are padding.
+
+Padding does not change the state; h is meaningless there.
 """
 
 from types import ModuleType
@@ -16,18 +20,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 C = 8.0  # equation 3
-MAX_SQRT_GRADIENT = 1000.0  # of the square root of equation 4, by everything but this file
+MAX_SQRT_GRADIENT = 1000.0  # limit for the square root of equation 4 in all kernels but this one
 
 
 class Gates(NamedTuple):
     """Parameters of an RG-LRU or, with an imaginary part, of a CG-LRU.
 
     Attributes:
-        recurrent_param: [D], Λ. D is L; of a CG-LRU, whose numbers are complex, L / 2.
+        recurrent_param: [D], Λ. D is L, or L / 2 for a CG-LRU, whose numbers are complex.
         input_weight: [G, L / G, D / G], W_x, blocks of a block-diagonal matrix, (in, out).
         input_bias: [G, D / G], b_x.
-        recurrent_weight: as input_weight, W_a.
-        recurrent_bias: as input_bias, b_a.
+        recurrent_weight, recurrent_bias: W_a and b_a, with the shapes of W_x and b_x.
         imaginary_param: [D], θ, or None.
     """
 
@@ -49,19 +52,10 @@ def linear_scan(
     starts: Any = None,
     xp: ModuleType = np,
 ) -> tuple[Any, Any]:
-    """h_t = a_t h_{t-1} + x_t (equation 4, its input already gated).
+    """Compute h_t = a_t h_{t-1} + x_t (equation 4, with gated input).
 
-    Args:
-        a: [B, T, D] decay of each step, real or complex.
-        x: [B, T, D] input of each step.
-        h0: [S, D] states before the first step; zeros by default.
-        resets: [B, T] bool, where a document starts: there h_t = x_t.
-        lengths: [S] tokens that are read; all by default.
-        starts: [S] of packed segments.
-        xp: numpy or jax.numpy.
-
-    Returns:
-        [B, T, D], every h_t, and [S, D], the states after the last step.
+    Arguments and results are those of `griffin_eval.kernels.rglru.api.linear_scan`; ``xp`` is numpy
+    or jax.numpy.
 
     With a = [[.5], [.5]], x = [[1.], [1.]] and h0 = [4.]: h = [[3.], [2.5]].
     """
@@ -95,21 +89,12 @@ def rglru(
     c: float = C,
     xp: ModuleType = np,
 ) -> tuple[Any, Any]:
-    """The RG-LRU of section 2.4, or the CG-LRU of appendix B where gates have an imaginary part.
+    """Compute the RG-LRU of section 2.4, or with an imaginary part the CG-LRU of appendix B.
 
     r_t = σ(W_a x_t + b_a), i_t = σ(W_x x_t + b_x), log a_t = -c softplus(Λ) r_t (equations 1-3) and
     h_t = a_t h_{t-1} + sqrt(1 - |a_t|²) (i_t x_t) (4); at the start of a document h_t = i_t x_t.
-    For the CG-LRU log a_t = (-c softplus(Λ) + iθ) r_t, and the two halves of x, h and of the states
-    are real and imaginary parts.
-
-    Args:
-        x: [B, T, L].
-        gates: parameters.
-        c: constant of equation 3.
-        h0, resets, lengths, starts, xp: as of `linear_scan`.
-
-    Returns:
-        [B, T, L], every h_t, and [S, L], the states after the last step.
+    For the CG-LRU log a_t = (-c softplus(Λ) + iθ) r_t, and the two halves of x, h and the states
+    are real and imaginary parts. Arguments are those of `griffin_eval.kernels.rglru.api.rglru`.
     """
     x = _wide(x, xp)
     gates = Gates(*(None if p is None else _wide(p, xp) for p in gates))

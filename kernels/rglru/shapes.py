@@ -1,5 +1,4 @@
-"""Shapes and devices of the arrays of a recurrence that belong together: kernels would read what is
-behind."""
+"""Checks of the shapes and devices of a recurrence's arrays, beyond which kernels would read."""
 
 from typing import Any
 
@@ -9,19 +8,19 @@ from griffin_eval.kernels.rglru.reference import Gates
 
 
 def check_scan(x: Any, a: Any, h0: Any, resets: Any, lengths: Any, starts: Any) -> None:
-    """Checks the arguments of ``linear_scan``.
+    """Check the arguments of ``linear_scan``.
 
     Raises:
-        ArgumentError: shapes and devices that do not belong together, all of them.
+        ArgumentError: Shapes or devices do not match; the message names all of them.
     """
     _check(x, {"a": (a, x.shape)}, h0, resets, lengths, starts)
 
 
 def check_rglru(x: Any, gates: Gates, h0: Any, resets: Any, lengths: Any, starts: Any) -> None:
-    """Checks the arguments of ``rglru``.
+    """Check the arguments of ``rglru``.
 
     Raises:
-        ArgumentError: shapes and devices that do not belong together, all of them.
+        ArgumentError: Shapes or devices do not match; the message names all of them.
     """
     blocks, _, out = gates.input_weight.shape
     if x.shape[2] % blocks:

@@ -1,4 +1,4 @@
-"""The recurrences in JAX on a TPU. Rows have kernels of their own; packed segments become one row,
+"""The recurrences in JAX on a TPU. Rows have their own kernels; packed segments become one row,
 whose gates plain JAX computes."""
 
 from typing import Any
@@ -13,7 +13,7 @@ from griffin_eval.kernels.rglru.tpu import scan as scan_tpu
 
 
 def unsupported(x: Array, gates: Gates | None, starts: Array | None) -> str | None:
-    """Why these kernels cannot read x, if they cannot."""
+    """Return the reason why these kernels cannot read x, or None."""
     try:
         scan_tpu.check_dtypes(x=x)
         if gates is not None and starts is None:

@@ -1,17 +1,17 @@
-"""The kernels of `triton_torch`, in Triton. Importing this needs triton.
+"""The Triton kernels of `triton_torch`. Importing this module needs triton.
 
-One program has one segment, one chunk of its time and BLOCK columns. It walks through time in
-groups of STEPS rows: the loads of a group are issued together, so that memory is asked for many
-rows at a time, and then the recurrence is the plain loop of the paper, in float32 in registers.
-With one warp and BLOCK a multiple of 32 no two threads ever talk to each other.
+A program computes one segment, one chunk of its time and BLOCK columns. It goes through time in
+groups of STEPS rows: the loads of a group are issued together, so that many rows are in flight, and
+then the recurrence is a plain loop, in float32 in registers. With one warp and BLOCK a multiple of
+32, threads never communicate.
 
-Time is one chunk where segments and columns alone make enough programs. Otherwise there are three
-phases: every chunk is summed up by what it does to a state (a product and an end), `scan_chunks`
-walks through these sums, and every chunk is read again from the state that it starts with.
+Time is one chunk if segments and columns alone make enough programs. Otherwise there are three
+phases: every chunk is reduced to its effect on a state (a product and an end), `scan_chunks`
+combines these, and every chunk is read again from its initial state.
 
-Arrays are flat, [N, D] of all tokens, states [S * chunks, D]. What the functions of `triton_torch`
-say of layouts, resets and padding holds here. Only Triton's own operations are used, none of its
-library in Python, which an interpreted kernel could not call where triton itself is compiled.
+Arrays are flat, [N, D] for all tokens, states [S * chunks, D]. Layouts, resets and padding are as
+in `triton_torch`. Only Triton's own operations are used, none of its Python library, which an
+interpreted kernel could not call if triton itself is compiled.
 """
 
 from typing import Any, no_type_check
@@ -20,41 +20,40 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-# As in the models: the derivative of sqrt is at most 1000, 1 / sqrt(MIN_FOUR_Y).
+# The derivative of sqrt is at most 1000 = 1 / sqrt(MIN_FOUR_Y), like in the models.
 MIN_FOUR_Y = tl.constexpr(1e-6)
 
-# (STEPS, BLOCK, warps, stages). The first is also what interpreted kernels use. With more than one
-# stage Triton copies later groups to shared memory meanwhile; with more than four steps it then
-# takes minutes to compile.
+# (STEPS, BLOCK, warps, stages). Interpreted kernels use the first. With more than one stage Triton
+# prefetches later groups to shared memory; more than four steps would then take minutes to compile.
 FEW_STEPS = [
     triton.Config({"STEPS": steps, "BLOCK": block, "STAGES": stages}, num_warps=warps)
     for steps, block, warps, stages in [(8, 64, 1, 1), (4, 64, 1, 4), (8, 32, 1, 1)]
 ]
-# With gates this takes 20 s to compile, and in the backward pass it has too few registers.
+# With gates this takes 20 s to compile, and the backward pass has too few registers for it.
 MANY_STEPS = [triton.Config({"STEPS": 32, "BLOCK": 32, "STAGES": 1}, num_warps=1)]
 INTERPRETED = knobs.runtime.interpret
 if INTERPRETED:
-    FEW_STEPS, MANY_STEPS = FEW_STEPS[:1], []  # no device to time others on
+    FEW_STEPS, MANY_STEPS = FEW_STEPS[:1], []  # without a device there is nothing to tune
 TUNED_FOR = ["width", "bucket"]
 UNSPECIALIZED = ["tokens", "rows", "chunk", "bucket"]
 
 
 def forward_configs(a: object) -> list[triton.Config]:
-    """What the forward pass chooses from, for a given decay, or for one that is made of gates."""
+    """Return the configurations of the forward pass with a given decay, or with gates (None)."""
     return FEW_STEPS if a is None else FEW_STEPS + MANY_STEPS
 
 
 def _forward_configs(
     configs: list[triton.Config], positional: dict[str, Any], **named: Any
 ) -> list[triton.Config]:
-    """As Triton asks: arguments of a launch by position, and those by name."""
+    """Adapt `forward_configs` to Triton's signature: positional and named launch arguments."""
     return forward_configs((positional | named)["a"])
 
 
 @triton.jit
 @no_type_check
 def _place(rows, chunk, starts, lengths):
-    """Of this program: segment, row of its states, first token, and its part of the segment."""
+    """Return this program's segment, row of its states, first token, and range in the segment."""
     segment = tl.program_id(0)
     part = tl.program_id(2)
     if starts is None:
@@ -74,9 +73,9 @@ def _place(rows, chunk, starts, lengths):
 @triton.jit
 @no_type_check
 def _load_rows(pointer, stride, left, other, STEPS: tl.constexpr):
-    """STEPS rows as a tuple of vectors in float32, ``other`` past the ``left`` that there are.
+    """Return STEPS rows as a tuple of float32 vectors, with ``other`` past the ``left`` last rows.
 
-    ``left`` is a vector, 0 in columns that there are none of.
+    ``left`` is a vector, 0 in columns past the width.
     """
     rows = ()
     for k in tl.static_range(STEPS):
@@ -88,7 +87,7 @@ def _load_rows(pointer, stride, left, other, STEPS: tl.constexpr):
 @triton.jit
 @no_type_check
 def _load_flags(resets, token, stride, left, STEPS: tl.constexpr):
-    """Whether STEPS tokens start documents, as a tuple of scalars."""
+    """Return whether each of STEPS tokens starts a document, as a tuple of scalars."""
     flags = ()
     for k in tl.static_range(STEPS):
         if resets is None:
@@ -107,9 +106,10 @@ def _sigmoid(x):
 @triton.jit
 @no_type_check
 def _one_minus_exp(y):
-    """1 - e^y of y <= 0 to float32's precision: near 0 by Taylor's series, where 1 - e^y cancels.
+    """Return 1 - e^y for y <= 0 to float32's precision; a Taylor series avoids cancellation near 0.
 
-    The first term left out is y^8 / 9!, of 1 - e^y / |y| >= 0.78: below 2e-8 for |y| <= 1/2.
+    The first term left out is y^8 / 9!, relative to (1 - e^y) / |y| >= 0.78: below 2e-8 for
+    |y| <= 1/2.
     """
     series = 1.0 / 40320
     series = series * y + 1.0 / 5040
@@ -125,7 +125,7 @@ def _one_minus_exp(y):
 @triton.jit
 @no_type_check
 def _gate_columns(d, tokens, GATE: tl.constexpr):
-    """Where the products of columns d lie in [G, N, 2 GATE], r_t's first, i_t's GATE later."""
+    """Return the offset of r_t's products of columns d in [G, N, 2 GATE]; i_t's are GATE later."""
     block = d // GATE
     return block.to(tl.int64) * tokens * (2 * GATE) + (d - block * GATE)
 
@@ -133,7 +133,7 @@ def _gate_columns(d, tokens, GATE: tl.constexpr):
 @triton.jit
 @no_type_check
 def _decay(pre, slope):
-    """r_t, log a_t and a_t (equations 1 and 3) of the product before the sigmoid."""
+    """Return r_t, log a_t and a_t (equations 1 and 3) from the product before the sigmoid."""
     r_t = _sigmoid(pre)
     log_a = -slope * r_t
     return r_t, log_a, tl.exp(log_a)
@@ -147,7 +147,7 @@ def _decay(pre, slope):
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 @no_type_check
 def forward(
-    a,  # [N, D], or None, then a and the input are made of:
+    a,  # [N, D], or None to compute a and the input from:
     x,  # [N, D]
     gates,  # [G, N, 2 GATE], float32, without biases
     slope,  # [D], 8 softplus(Λ)
@@ -157,20 +157,20 @@ def forward(
     resets,  # [N] bytes or None
     starts,  # [S] or None: rows
     lengths,  # [S] or None: all
-    h,  # [N, D] or None: only sum the chunk up
+    h,  # [N, D] or None: only reduce the chunk
     last,  # [S * chunks, D] or None
-    product,  # [S * chunks, D] or None, of a
+    product,  # [S * chunks, D] or None, product of a
     tokens,  # N
     rows,  # tokens of a row
     width,  # D
     chunk,  # tokens of a chunk
-    bucket,  # what else it is tuned for
+    bucket,  # further key of the tuning
     GATE: tl.constexpr,
     STEPS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """h_t = a_t h_{t-1} + x_t (equation 4), or all of the RG-LRU but its two products."""
+    """Compute h_t = a_t h_{t-1} + x_t (equation 4), or the RG-LRU after its two products."""
     segment, at_state, start, first, stop = _place(rows, chunk, starts, lengths)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = d < width
@@ -225,7 +225,7 @@ def forward(
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 @no_type_check
 def backward(
-    a,  # [N, D], or None, then it is made of the next six
+    a,  # [N, D], or None to compute a from the next six
     x,  # [N, D], or None with a
     gates,  # [G, N, 2 GATE], float32, without biases
     slope,  # [D]
@@ -239,13 +239,13 @@ def backward(
     starts,
     lengths,
     da,  # [N, D], or None with a
-    dx,  # [N, D], or None: only sum the chunk up
+    dx,  # [N, D], or None: only reduce the chunk
     dgates,  # [G, N, 2 GATE]
-    dslope,  # [S * chunks, D], part of each program
+    dslope,  # [S * chunks, D], partial sum of each program
     drecurrent_bias,  # likewise
     dinput_bias,  # likewise
     before,  # [S * chunks, D], the gradient of the state that a chunk starts with
-    product,  # [S * chunks, D] or None, of a
+    product,  # [S * chunks, D] or None, product of a
     tokens,
     rows,
     width,
@@ -256,7 +256,7 @@ def backward(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """From the last token to the first, with u the gradient of the state between two tokens:
+    """Go from the last token to the first, with u the gradient of the state between two tokens:
     g_t = dh_t + u is the gradient of h_t, and a_t g_t the next u."""
     segment, at_state, start, first, stop = _place(rows, chunk, starts, lengths)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -277,7 +277,7 @@ def backward(
         dinput_bias_d = tl.full((BLOCK,), 0.0, tl.float32)
 
     for done in tl.range(0, stop - first, STEPS, num_stages=STAGES):
-        t = stop - 1 - done  # of the group's first row; the others lie before it
+        t = stop - 1 - done  # token of the group's first row; the others precede it
         left = tl.where(inside, t - first + 1, 0)
         token = start + t
         at = token * width + d
@@ -349,17 +349,17 @@ def backward(
 @no_type_check
 def scan_chunks(
     product,  # [S, chunks, D]
-    end,  # [S, chunks, D], of a chunk that starts with zeros
+    end,  # [S, chunks, D], final state of a chunk that starts with zeros
     first,  # [S, D] or None, the state that the first chunk starts with
-    states,  # [S, chunks, D], the states that all of them start with
+    states,  # [S, chunks, D], initial states of all chunks
     last,  # [S, D], the state that the last chunk ends with
     width,
     chunks,
-    REVERSE: tl.constexpr,  # the last chunk is the first
+    REVERSE: tl.constexpr,  # start with the last chunk
     STEPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The recurrence over chunks."""
+    """Apply the recurrence over chunks."""
     segment = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = d < width

@@ -1,16 +1,16 @@
 """The recurrence and the RG-LRU for torch on a CUDA device, in Triton, forward and backward.
 
-Bytes decide. Of the RG-LRU everything after its two products is in one kernel: sigmoids, decay,
-multiplier and recurrence. The backward pass keeps x and h only and makes products, gates and decays
-again, so that neither a_t nor a gate is ever stored.
+Memory traffic decides the speed. One kernel computes the RG-LRU after its two products: sigmoids,
+decay, multiplier and recurrence. The backward pass keeps only x and h and recomputes products,
+gates and decays, so that neither a_t nor a gate is ever stored.
 
 The products W_a x_t and W_x x_t are one batched matrix product of cuBLAS with a float32 result. In
-a kernel that walks through time they would have to be made by the few programs that the recurrence
-leaves, each with a block of weights that no multiprocessor holds (2 x 256 x 256), twice where the
-three phases of `triton_kernels` read everything twice; and the backward pass needs sums over all
-columns of a block (for x) and over all tokens (for the weights), which are matrix products again.
-The price is a float32 array of 2D written and read once a pass. In bfloat16 the products are exact
-before they are added up in float32, as in the models, at the speed of the matrix units.
+a kernel that goes through time, only the few programs of the recurrence would compute them, each
+with a block of weights that exceeds a multiprocessor's memory (2 x 256 x 256), and twice in the
+three phases of `triton_kernels`; and the backward pass needs sums over all columns of a block (for
+x) and over all tokens (for the weights), which are matrix products again. The price is a float32
+array of 2D, written and read once per pass. In bfloat16 the products are exact before they are
+summed in float32, as in the models, at the speed of the matrix units.
 """
 
 import functools
@@ -29,9 +29,9 @@ from griffin_eval.kernels.rglru.reference import C, Gates
 from griffin_eval.kernels.rglru.shapes import check_rglru, check_scan
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_COLUMNS = 64  # of a program, about; the kernels tune it
-_SHORTEST = 64  # tokens that a chunk should have, for a state costs as much as three of them
-_ROUND = 16  # a chunk's tokens are a multiple of it
+_COLUMNS = 64  # approximate columns of a program; the kernels tune them
+_SHORTEST = 64  # smallest number of tokens of a chunk: a state costs as much as three of them
+_ROUND = 16  # divisor of a chunk's number of tokens
 
 
 def linear_scan(
@@ -44,26 +44,15 @@ def linear_scan(
     starts: Int[Tensor, " S"] | None = None,
     chunks: int | None = None,
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "S D"]]:
-    """h_t = a_t h_{t-1} + x_t (equation 4), in float32.
+    """Compute h_t = a_t h_{t-1} + x_t (equation 4), in float32.
 
-    Layouts, resets and padding are those of `reference`; padding of h, and of gradients, is 0.
-
-    Args:
-        a: decay of each step, float32, bfloat16 or float16.
-        x: input of each step, likewise, of a dtype of its own.
-        h0: states before the first step; zeros by default.
-        resets: where a document starts: there h_t = x_t.
-        lengths: tokens that are read; all by default. Neither they nor ``starts`` are checked.
-        starts: of packed segments; needs ``lengths``.
-        chunks: parts that time is cut into; by default `time_chunks` says.
-
-    Returns:
-        Every h_t in the dtype of x, and in float32 the states after the last step. Differentiable
-        in a, x and h0.
+    Arguments and results are those of `griffin_eval.kernels.rglru.api.linear_scan`, with a, x and
+    h0 in float32, bfloat16 or float16. Lengths and starts are not checked. Padding of h and of
+    gradients is 0. Time is divided into ``chunks``, by default `time_chunks`.
 
     Raises:
-        ArgumentError: shapes do not fit together.
-        NotImplementedError: another dtype, or no CUDA device.
+        ArgumentError: Shapes do not match.
+        NotImplementedError: A dtype is not supported, or there is no CUDA device.
         MissingExtraError: triton is not installed.
     """
     check_scan(x, a, h0, resets, lengths, starts)
@@ -82,16 +71,11 @@ def rglru(
     starts: Int[Tensor, " S"] | None = None,
     chunks: int | None = None,
 ) -> tuple[Float[Tensor, "B T L"], Float[Tensor, "S L"]]:
-    """The RG-LRU (section 2.4, equations 1 to 4), its gates in float32.
+    """Compute the RG-LRU (section 2.4, equations 1 to 4), its gates in float32.
 
-    Args:
-        x: float32, bfloat16 or float16.
-        gates: parameters of any of these dtypes.
-        h0, resets, lengths, starts, chunks: as of `linear_scan`.
-
-    Returns:
-        Every h_t in the dtype of x, and in float32 the states after the last step. Differentiable
-        in x, the parameters and h0; the derivative of sqrt is at most 1000, as in the models.
+    Arguments and results are those of `griffin_eval.kernels.rglru.api.rglru`, with x and parameters
+    in float32, bfloat16 or float16, and ``chunks`` as in `linear_scan`. The derivative of sqrt is
+    at most 1000.
 
     Raises:
         As `linear_scan`, and NotImplementedError for the complex gates of appendix B.
@@ -107,19 +91,19 @@ def rglru(
 def time_chunks(
     segments: int, longest: int, width: int, processors: int, *, gates: bool = False
 ) -> int:
-    """How many parts to cut time into so that the programs fill the device.
+    """Return the number of time chunks for which the programs fill the device.
 
-    One, where segments and columns alone do: then each array is read once. Otherwise as many as
-    fill it, though inputs are then read twice. The scan waits for memory: it is cut below two
-    programs a multiprocessor, and into eight. The RG-LRU waits for its arithmetic as well, and is
-    fastest with nineteen or more.
+    It is one if segments and columns alone fill it, so that each array is read once; otherwise
+    inputs are read twice. The scan waits for memory: it is divided below two programs per
+    multiprocessor, into eight. The RG-LRU also waits for arithmetic, and is fastest with at least
+    nineteen.
 
     Args:
-        segments: recurrences that are independent of each other.
-        longest: tokens of the longest of them, at least an upper bound.
-        width: columns, D.
-        processors: multiprocessors of the device.
-        gates: whether decays are made of gates.
+        segments: Number of independent recurrences.
+        longest: Upper bound of their tokens.
+        width: Number of columns, D.
+        processors: Number of multiprocessors of the device.
+        gates: Whether decays are computed from gates.
     """
     programs = segments * -(-width // _COLUMNS)
     fewest, wanted = (15, 19) if gates else (2, 8)
@@ -129,7 +113,7 @@ def time_chunks(
 
 
 def unsupported(x: Tensor, gates: Gates | None, starts: Tensor | None) -> str | None:
-    """Why these kernels cannot read x, if they cannot."""
+    """Return the reason why these kernels cannot read x, or None."""
     if not x.is_cuda:
         return f"the Triton kernels need a CUDA device, and x is on {x.device}"
     if x.dtype not in DTYPES:
@@ -142,7 +126,7 @@ def unsupported(x: Tensor, gates: Gates | None, starts: Tensor | None) -> str | 
 
 
 class _Layout(NamedTuple):
-    """Where tokens lie, and how the kernels walk through them."""
+    """The positions of tokens, and their division among programs."""
 
     resets: Tensor | None
     starts: Tensor | None
@@ -156,16 +140,16 @@ class _Layout(NamedTuple):
 
     @property
     def bucket(self) -> int:
-        """For what the kernels are tuned anew: how many programs there are, if time is long."""
+        """The tuning key: the magnitude of the number of programs if time is long."""
         return min((self.segments * self.chunks).bit_length(), 8) if self.chunk > _ROUND else 0
 
     def empty(self, like: Tensor, *shape: int) -> Tensor:
-        """A result of the kernels, which write to tokens only: padding is 0."""
+        """Return a tensor for a result of the kernels, which write only tokens: padding is 0."""
         padded = self.starts is not None or self.lengths is not None
         return (like.new_zeros if padded else like.new_empty)(shape or like.shape)
 
     def states(self, like: Tensor) -> Tensor:
-        """Of every chunk [S, chunks, D], float32."""
+        """Return a tensor for the states of every chunk, [S, chunks, D], float32."""
         shape = (self.segments, self.chunks, self.width)
         return torch.empty(shape, dtype=torch.float32, device=like.device)
 
@@ -186,7 +170,7 @@ class _Layout(NamedTuple):
     def scan_chunks(
         self, product: Tensor, end: Tensor, first: Tensor | None, reverse: bool
     ) -> tuple[Tensor, Tensor]:
-        """The states that the chunks start with, and the one after all of them."""
+        """Return the initial states of all chunks, and the state after the last one."""
         states, last = torch.empty_like(end), torch.empty_like(end[:, 0])
         _kernels().scan_chunks[self.segments, -(-self.width // 32)](
             product,
@@ -254,7 +238,7 @@ class _RGLRU(torch.autograd.Function):
             {"da": None, "dx": dx, "dgates": dgates}
             | dict(zip(("dslope", "drecurrent_bias", "dinput_bias"), sums, strict=True)),
         )
-        # What reached the products goes on to x and to the weights.
+        # The gradients of the products continue to x and to the weights.
         _blocks(dx, gates).baddbmm_(dgates, weight.mT.to(dtype))
         dweight = _product(blocks.mT, dgates)
         drecurrent, dinput = dweight.chunk(2, -1)
@@ -274,13 +258,13 @@ _NO_GATE_GRADIENTS = dict.fromkeys(("dgates", "dslope", "drecurrent_bias", "dinp
 
 
 def _plain(a: Tensor) -> dict[str, Any]:
-    """The kernels' arguments that say what a step is: here a_t itself."""
+    """Return the kernels' arguments for a step with a given decay a_t."""
     nothing = dict.fromkeys(("gates", "slope", "recurrent_bias", "input_bias"))
     return {"a": a.contiguous(), "GATE": 1, **nothing}
 
 
 def _gated(x: Tensor, gates: Gates) -> dict[str, Any]:
-    """The same where a step is made of gates: their products, and what comes after."""
+    """Return the kernels' arguments for a step with gates: products, biases and slope."""
     return {
         "a": None,
         "GATE": gates.input_weight.shape[2],
@@ -316,7 +300,7 @@ def _backward(
     step: dict[str, Any],
     found: dict[str, Tensor | None],
 ) -> Tensor:
-    """Fills in what is to be ``found``, the kernel's results, and returns the gradient of h0."""
+    """Write the kernel's results into the tensors of ``found``; return the gradient of h0."""
     dh, dlast = (g.contiguous() for g in grads)
     run = functools.partial(layout.launch, _kernels().backward, h=h, h0=h0, dh=dh, **step)
     with torch.cuda.device_of(h):
@@ -336,18 +320,18 @@ def _float32(array: Tensor | None) -> Tensor | None:
 
 
 def _weight(gates: Gates) -> Tensor:
-    """Both matrices of every block beside each other, [G, L / G, 2 L / G]: W_a, then W_x."""
+    """Concatenate both matrices of every block, [G, L / G, 2 L / G]: W_a, then W_x."""
     return torch.cat([gates.recurrent_weight, gates.input_weight], -1)
 
 
 def _blocks(x: Tensor, gates: Gates) -> Tensor:
-    """A view of [B, T, L] by block, [G, B T, L / G]."""
+    """Return a view of [B, T, L] by block, [G, B T, L / G]."""
     groups, size, _ = gates.input_weight.shape
     return x.view(-1, groups, size).transpose(0, 1)
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:
-    """x y of every block, summed up in float32 and left so."""
+    """Compute x y for every block, accumulated and returned in float32."""
     if x.dtype == y.dtype != torch.float32 and x.is_cuda:
         return torch.bmm(x, y, out_dtype=torch.float32)
     return torch.bmm(x.float(), y.float())
@@ -367,7 +351,7 @@ def _layout(
     batch, rows, width = x.shape
     segments = batch if starts is None else len(starts)
     if chunks is None:
-        # Packed segments are shorter than their row, so that most of many chunks would be empty.
+        # Packed segments are shorter than their row, so most of many chunks would be empty.
         many = gates and starts is None
         chunks = time_chunks(segments, rows, width, multiprocessors(x.device), gates=many)
     return _Layout(

@@ -1,9 +1,9 @@
-"""What the TPU kernels share: a block of time and channels in VMEM, and the scan over it.
+"""Shared parts of the TPU kernels: a block of time and channels in VMEM, and the scan over it.
 
-Time is cut into eight segments, one for each sublane of a register: step j of all eight is one
-strided load. The first pass over a block finds what every segment does to the state that enters it
-(product of a, h from zero); the second pass knows that state and writes h. Nothing is transposed,
-and all lanes of a register work in every instruction.
+Time is divided into eight segments, one for each sublane of a register: step j of all eight is one
+strided load. The first pass over a block computes the effect of each segment on a state that enters
+it (product of a, h from zero); the second pass knows that state and writes h. Nothing is
+transposed, and all lanes of a register work in every instruction.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ Ref = Any
 class Columns:
     """[R, L] float32 in VMEM as L / 128 columns, each of eight segments one row apart.
 
-    The pitch of the segments is then odd, and a strided load meets no bank of memory twice.
+    This makes the pitch of the segments odd, so that a strided load meets no memory bank twice.
     """
 
     def __init__(self, ref: Ref, lanes: int):
@@ -36,11 +36,11 @@ class Columns:
 
     @staticmethod
     def scratch(rows: int, lanes: int) -> Any:
-        """Room for a block; ``rows`` is a multiple of 128."""
+        """Return the scratch memory of a block; ``rows`` is a multiple of 128."""
         return pltpu.VMEM((lanes // LANES * (rows + SUBLANES), LANES), jnp.float32)
 
     def step(self, column: int, j: Array) -> Any:
-        """Index of step j of all segments."""
+        """Return the index of step j of all segments."""
         return pl.ds(column * self.stride + j, SUBLANES, stride=self.pitch), slice(None)
 
     def _tile(self, column: int, k: Array) -> Any:
@@ -48,27 +48,26 @@ class Columns:
         return pl.ds(column * self.stride + row, TILE), slice(None)
 
     def put(self, k: Array, value: Array) -> None:
-        """Stores the [16, L] of tile k."""
+        """Store the [16, L] of tile k."""
         for c in range(self.count):
             self.ref[self._tile(c, k)] = value[:, c * LANES : (c + 1) * LANES]
 
     def get(self, k: Array) -> Array:
-        """Loads the [16, L] of tile k."""
+        """Load the [16, L] of tile k."""
         return jnp.concatenate([self.ref[self._tile(c, k)] for c in range(self.count)], 1)
 
 
 def scan(a: Columns, x: Columns, state: Ref, *, reverse: bool = False, unroll: int = 8) -> None:
-    """Scans a block in place.
+    """Scan a block in place.
 
-    Forward: h_t = a_t h_{t-1} + x_t. Reverse: g_t = x_t + c_{t+1} with c_t = a_t g_t, the state.
+    Forward: h_t = a_t h_{t-1} + x_t. Reverse: g_t = x_t + c_{t+1} with c_t = a_t g_t as the state.
 
     Args:
-        a: decay.
-        x: overwritten by h or g.
-        state: [1, L] h before the first step, or c after the last; overwritten by that of the
-            other side.
-        reverse: whether time runs backwards.
-        unroll: steps written out in the loops.
+        a: Decay.
+        x: Input, overwritten by h or g.
+        state: [1, L] h before the first step, or c after the last; overwritten by the state at the
+            other end.
+        unroll: Number of unrolled steps in the loops.
     """
     columns = range(x.count)
 
@@ -111,7 +110,7 @@ def scan(a: Columns, x: Columns, state: Ref, *, reverse: bool = False, unroll: i
 
 
 def _entering(product: Array, h: Array, state: Array, reverse: bool) -> Array:
-    """The state that enters every segment, [8, 128], from their effects and the first's state."""
+    """Return the states that enter the segments, [8, 128], from effects and the first state."""
     order = range(SUBLANES)
     row = lax.broadcasted_iota(jnp.int32, h.shape, 0)
     entering = jnp.zeros_like(h)
@@ -122,13 +121,13 @@ def _entering(product: Array, h: Array, state: Array, reverse: bool) -> Array:
 
 
 class Tile:
-    """Sixteen steps of a block: where they are, and which of them start a document or are padding.
+    """Sixteen steps of a block, with masks for starts of documents and padding.
 
     Attributes:
-        k: number of the tile.
-        rows: index of its steps in the block.
-        starts: [16, 1] bool, or None where nothing starts.
-        padding: [16, 1] bool, or None where everything is read.
+        k: Number of the tile.
+        rows: Index of its steps in the block.
+        starts: [16, 1] bool, or None if no document starts.
+        padding: [16, 1] bool, or None without padding.
     """
 
     def __init__(self, k: Array, starts: Array | None, padding: Array | None):
@@ -138,22 +137,22 @@ class Tile:
         self.padding = padding
 
     def read(self, ref: Ref) -> Array:
-        """[16, L] float32 of a [R, L] reference."""
+        """Read [16, L] float32 from a [R, L] reference."""
         return ref[self.rows, :].astype(jnp.float32)
 
     def at_starts(self, value: float, array: Array) -> Array:
-        """The array with a value where documents start."""
+        """Set a value where documents start."""
         return array if self.starts is None else jnp.where(self.starts, value, array)
 
     def at_padding(self, value: float, array: Array) -> Array:
-        """The array with a value where nothing is read."""
+        """Set a value at padding."""
         return array if self.padding is None else jnp.where(self.padding, value, array)
 
 
 class Blocks(NamedTuple):
-    """How a [B, T, D] array is cut: the grid is (channels, batch, time), time innermost.
+    """The division of a [B, T, D] array: the grid is (channels, batch, time), time innermost.
 
-    A block may reach past the array: what is read there is never used, what is written is dropped.
+    A block may extend past the array: values read there are never used, writes there are dropped.
     """
 
     batch: int
@@ -174,7 +173,7 @@ class Blocks(NamedTuple):
         most: int = 512,
         reverse: bool = False,
     ) -> "Blocks":
-        """Blocks of at most so many steps, and by default of the lanes that waste the least."""
+        """Return blocks of at most ``most`` steps, by default with the lanes that waste least."""
         batch, time, width = shape
         rows = round_up(pl.cdiv(time, pl.cdiv(time, most)), SUBLANES * TILE)
         lanes = lanes or min((512, 384, 256, 128), key=lambda n: round_up(width, n))
@@ -192,11 +191,11 @@ class Blocks(NamedTuple):
         return self.steps - 1 - t if self.reverse else t
 
     def sequence(self) -> pl.BlockSpec:
-        """[R, L] of [B, T, D]."""
+        """Return the spec of [R, L] of [B, T, D]."""
         return pl.BlockSpec((None, self.rows, self.lanes), lambda i, b, t: (b, self._order(t), i))
 
     def before(self) -> pl.BlockSpec:
-        """[16, L] of [B, T, D], the steps before a block; of the first one, any."""
+        """Return the spec of [16, L] of [B, T, D], the steps before a block (any for the first)."""
         tiles = self.rows // TILE
         return pl.BlockSpec(
             (None, TILE, self.lanes),
@@ -204,29 +203,29 @@ class Blocks(NamedTuple):
         )
 
     def states(self) -> pl.BlockSpec:
-        """[min(B, 8), L] of [B, D]; `row` is the one of a program."""
+        """Return the spec of [min(B, 8), L] of [B, D]; `row` is a program's row in it."""
         rows = min(self.batch, SUBLANES)
         return pl.BlockSpec((rows, self.lanes), lambda i, b, t: (lax.div(b, rows), i))
 
     def row(self) -> Any:
-        """Index of a program's row in a block of `states`."""
+        """Return the index of a program's row in a block of `states`."""
         return pl.ds(lax.rem(pl.program_id(1), min(self.batch, SUBLANES)), 1), slice(None)
 
     def state_before(self, before: Ref, h0: Ref) -> Array:
-        """[1, L] float32, the state before a program's block."""
+        """Return the state before a program's block, [1, L] float32."""
         first = self._order(pl.program_id(2)) == 0
         return jnp.where(first, h0[self.row()], before[TILE - 1 :, :].astype(jnp.float32))
 
     def state(self) -> Any:
-        """Room for a state: [1, L]."""
+        """Return the scratch memory of a state, [1, L]."""
         return pltpu.VMEM((1, self.lanes), jnp.float32)
 
     def lengths(self, lengths: Array | None) -> pl.BlockSpec | None:
-        """[B] in SMEM."""
+        """Return the spec of [B] in SMEM."""
         return None if lengths is None else pl.BlockSpec(memory_space=pltpu.SMEM)
 
     def words(self, words: Array | None) -> pl.BlockSpec | None:
-        """[R / 16] of what `pack` returns."""
+        """Return the spec of [R / 16] words from `pack`."""
         if words is None:
             return None
         return pl.BlockSpec(
@@ -236,7 +235,7 @@ class Blocks(NamedTuple):
         )
 
     def pack(self, flags: Array | None) -> Array | None:
-        """[B, T] bool as [B * steps, 1, R / 16] int32, a bit for each."""
+        """Pack [B, T] bool into [B * steps, 1, R / 16] int32, one bit each."""
         if flags is None:
             return None
         padded = jnp.pad(flags, ((0, 0), (0, self.steps * self.rows - self.time)))
@@ -244,7 +243,7 @@ class Blocks(NamedTuple):
         return (bits << jnp.arange(TILE, dtype=jnp.int32).reshape(1, 1, 1, TILE)).sum(-1)
 
     def count(self, lengths: Ref | None) -> Any:
-        """How many steps of a program's block are read; None where it is all, in every block."""
+        """Return the number of steps to read of a program's block; None if all blocks are full."""
         if lengths is None and self.time % self.rows == 0:
             return None
         length = self.time if lengths is None else lengths[pl.program_id(1)]
@@ -252,7 +251,8 @@ class Blocks(NamedTuple):
 
     @contextmanager
     def carry(self, state: Ref, first: Ref, last: Ref) -> Iterator[None]:
-        """Takes the state from ``first`` before the first block, gives ``last`` the final one."""
+        """Take the state from ``first`` before the first block, and store the final one in
+        ``last``."""
         row = self.row()
 
         @pl.when(pl.program_id(2) == 0)
@@ -272,16 +272,13 @@ class Blocks(NamedTuple):
         words: Ref | None = None,
         carry: Any = None,
     ) -> Any:
-        """Visits the tiles of a block in order.
+        """Visit the tiles of a block in order, and return the result of the last visit.
 
         Args:
-            visit: takes a `Tile` and what the visit before returned.
-            count: of steps that are read; all by default.
-            words: as of `words`, or None where no document starts.
-            carry: what the first visit takes.
-
-        Returns:
-            What the last visit returned.
+            visit: Function of a `Tile` and the result of the previous visit.
+            count: Number of steps to read; all by default.
+            words: Bits of `pack`, or None if no document starts.
+            carry: Argument of the first visit.
         """
         step = lax.broadcasted_iota(jnp.int32, (TILE, 1), 0)
         tiles = self.rows // TILE
@@ -300,11 +297,11 @@ class Blocks(NamedTuple):
         return lax.fori_loop(whole, tiles, body(True), carry)
 
     def scan(self, a: Columns, x: Columns, state: Ref) -> None:
-        """`scan` in the direction of time, or against it."""
+        """Call `scan` in the direction of time, or against it."""
         scan(a, x, state, reverse=self.reverse, unroll=1 if self.interpret else 8)
 
     def call(self, kernel: Callable, **arguments: Any) -> Callable[..., tuple[Array, ...]]:
-        """`pl.pallas_call` over the grid."""
+        """Return `pl.pallas_call` over the grid."""
         call = pl.pallas_call(
             kernel,
             grid=self.grid,
@@ -318,13 +315,13 @@ class Blocks(NamedTuple):
 
 
 def previous(h: Array, before: Array) -> Array:
-    """[16, L] h of a tile, each one step later; the first is ``before``, [1, L]."""
+    """Shift [16, L] h of a tile by one step; the first row is ``before``, [1, L]."""
     row = lax.broadcasted_iota(jnp.int32, h.shape, 0)
     return jnp.where(row == 0, before, pltpu.roll(h, 1, 0))
 
 
 def check_dtypes(**arrays: Array) -> None:
-    """Raises NotImplementedError unless all are float32 or bfloat16."""
+    """Raise NotImplementedError unless all are float32 or bfloat16."""
     wrong = [
         f"{name} is {array.dtype}"
         for name, array in arrays.items()

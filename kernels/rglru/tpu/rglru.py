@@ -1,8 +1,8 @@
-"""The RG-LRU as a Pallas kernel for TPUs: gates, their products and the scan in one, both ways.
+"""The RG-LRU as one Pallas kernel for TPUs: gates, their products and the scan, both directions.
 
-Forward reads x and writes h; backward reads x, h and dh, computes the gates again and writes dx.
-The gradients of the parameters are summed in float32 in VMEM over batch and time. Gates that belong
-together and whose weights leave no room for that are XLA's, around the kernel of the scan.
+Forward reads x and writes h; backward reads x, h and dh, recomputes the gates and writes dx. The
+gradients of the parameters are summed in float32 in VMEM over batch and time. If the weights of a
+group of gates are too large for VMEM, XLA computes the gates around the kernel of the scan.
 """
 
 import functools
@@ -30,10 +30,10 @@ from griffin_eval.kernels.rglru.tpu.block import (
     round_up,
 )
 
-# (1 - e^-z) / z on [0, 0.5], to 2e-9 (Chebyshev's points): there 1 - a * a would lose digits.
+# (1 - e^-z) / z on [0, 0.5], to 2e-9 (at Chebyshev nodes), where 1 - a * a would lose digits.
 _SERIES = (0.9999999988, -0.4999998207, 0.1666624492, -0.0416302434, 0.0081900028, -0.0011237151)
-_BLOCK = 512 * 512  # elements of a block: what fits in VMEM
-_WIDEST = 1024  # channels that may belong together
+_BLOCK = 512 * 512  # elements of a block that fit in VMEM
+_WIDEST = 1024  # largest number of channels of a group of gates
 
 
 def rglru(
@@ -45,24 +45,14 @@ def rglru(
     lengths: Int[Array, " B"] | None = None,
     interpret: Any = False,
 ) -> tuple[Float[Array, "B T L"], Float[Array, "B L"]]:
-    """The RG-LRU of section 2.4 (equations 1-4) on a TPU.
+    """Compute the RG-LRU of section 2.4 (equations 1-4) on a TPU.
 
-    Args:
-        x: float32 or bfloat16.
-        gates: parameters, float32 or bfloat16. Products of two bfloat16 arrays are exact and
-            summed in float32; everything else is computed in float32.
-        h0: float32 states before the first step.
-        resets: where a document starts: there h_t = i_t x_t.
-        lengths: how many tokens of a row are read; all by default.
-        interpret: run on the CPU: True, or `pltpu.InterpretParams`.
-
-    Returns:
-        Every h_t, in the dtype of x, and the states after the last step, in float32. Both are
-        differentiable in x, gates and h0; the derivative of the square root is at most 1000. In
-        padding h holds finite numbers that mean nothing.
+    Products of two bfloat16 arrays are exact and summed in float32; everything else is computed in
+    float32. Arguments and results are those of `griffin_eval.kernels.rglru.api.rglru` for rows of
+    float32 or bfloat16; with ``interpret`` (True or `pltpu.InterpretParams`) it runs on the CPU.
 
     Raises:
-        NotImplementedError: complex gates, or a dtype that the kernel does not take.
+        NotImplementedError: The gates are complex, or a dtype is not supported.
     """
     check(x, gates)
     lengths = None if lengths is None else lengths.astype(jnp.int32)
@@ -72,7 +62,7 @@ def rglru(
 
 
 def check(x: Array, gates: Gates) -> None:
-    """Raises NotImplementedError where `rglru` would."""
+    """Raise NotImplementedError if `rglru` would."""
     if gates.imaginary_param is not None:
         raise NotImplementedError("the TPU kernel has no complex gates (imaginary_param)")
     check_dtypes(x=x, **{name: p for name, p in gates._asdict().items() if p is not None})
@@ -87,7 +77,7 @@ def _around_scan(
     interpret: Any,
 ) -> tuple[Array, Array]:
     read = jnp.ones((1, 1, 1), bool)
-    if lengths is not None:  # what lies behind the end may be no number, which would spread
+    if lengths is not None:  # padding may be NaN, which would spread
         time = jnp.arange(x.shape[1], dtype=jnp.int32)[None]
         read = (time < lengths[:, None])[:, :, None]
     scan = scan_tpu.rows(interpret)
@@ -97,7 +87,7 @@ def _around_scan(
 
 
 def _together(gates: Gates) -> int:
-    """Channels of whole gates that a program works on: as many as fill registers, and up to 512."""
+    """Return the channels of the whole gates of one program: full registers, and up to 512."""
     number, size, _ = gates.input_weight.shape
     together = [
         k
@@ -113,7 +103,7 @@ def _blocks(x: Array, gates: Gates, interpret: Any, reverse: bool) -> Blocks:
     widest = _together(gates)
     rows = _BLOCK // widest // LANES * LANES
     most = (256 if widest <= 512 else 128) if reverse else 512
-    if size > 256 and x.dtype.itemsize > 2:  # whose weights need room too
+    if size > 256 and x.dtype.itemsize > 2:  # leave room for large weights
         most //= 2
     rows = min(rows, most)
     return Blocks.of(
@@ -122,7 +112,7 @@ def _blocks(x: Array, gates: Gates, interpret: Any, reverse: bool) -> Blocks:
 
 
 class _Specs:
-    """Where a program's parameters are."""
+    """Block specs of a program's parameters."""
 
     def __init__(self, blocks: Blocks, gates: Gates):
         number, size, _ = gates.input_weight.shape
@@ -132,7 +122,7 @@ class _Specs:
         bias = pl.BlockSpec((number, size), lambda i, b, t: (0, 0))
         self.vector = pl.BlockSpec((1, blocks.lanes), lambda i, b, t: (0, i))
         self.gates = [self.vector, weight, bias, weight, bias]
-        # Of a gradient, the biases of one program, which share no block with another's.
+        # The biases' gradients of one program share no block with those of another.
         rows = pl.BlockSpec((None, self.together, size), lambda i, b, t: (i, 0, 0))
         self.gradients = [self.vector, weight, rows, weight, rows]
         self.rows = (number // self.together, self.together, size)
@@ -212,18 +202,18 @@ def _forward_kernel(
 
 
 def _slope(param: Ref) -> Array:
-    """[1, L] -8 softplus(Λ), by which r_t becomes log a_t."""
+    """Return -8 softplus(Λ), [1, L], the factor from r_t to log a_t."""
     value = param[...].astype(jnp.float32)
     return -C * (jnp.maximum(value, 0.0) + jnp.log1p(jnp.exp(-jnp.abs(value))))
 
 
 def _gate(x: Ref, weight: Ref, bias: Ref, out: Ref) -> None:
-    """out = x W + b, block by block."""
+    """Compute out = x W + b, block by block."""
     together, size, _ = weight.shape
     for k in range(together):
         at = pl.ds(k * size, size)
         biases = bias[...].astype(jnp.float32)
-        # A row by itself cannot be loaded where two of them share registers.
+        # A single row cannot be loaded if two rows share registers.
         row = lax.broadcasted_iota(jnp.int32, biases.shape, 0)
         mine = row == pl.program_id(0) * together + k
         out[:, at] = _dot(x[:, at], weight[k], 1, 0) + jnp.where(mine, biases, 0.0).sum(
@@ -232,7 +222,7 @@ def _gate(x: Ref, weight: Ref, bias: Ref, out: Ref) -> None:
 
 
 def _dot(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
-    """Product over an axis of each, in float32; of two bfloat16 arrays in one pass."""
+    """Contract an axis of each array, in float32; two bfloat16 arrays take one pass."""
     if a.dtype != b.dtype:
         a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     exact = lax.Precision.DEFAULT if a.dtype == jnp.bfloat16 else lax.Precision.HIGHEST
@@ -241,7 +231,7 @@ def _dot(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
 
 
 class _Step(NamedTuple):
-    """[16, L] of a tile: the gates, a_t, 1 - a_t² and its root (1 where a document starts)."""
+    """Gates, a_t, 1 - a_t² and its root (1 at starts of documents) of a tile, each [16, L]."""
 
     i: Array
     r: Array
@@ -260,7 +250,7 @@ def _step(tile: Tile, input_gate: Ref, recurrent_gate: Ref, slope: Array) -> _St
 
 
 def _one_minus_square(log_a: Array, a: Array) -> Array:
-    """1 - a², exact to rounding also where a is close to 1: Mosaic has no expm1."""
+    """Return 1 - a², exact to rounding even for a close to 1: Mosaic has no expm1."""
     z = -2.0 * log_a
     series = jnp.full_like(z, _SERIES[-1])
     for coefficient in _SERIES[-2::-1]:
@@ -324,7 +314,8 @@ _rglru.defvjp(_forward, _backward)
 
 
 def _product_dtype(x: Array, gates: Gates) -> Any:
-    """Of the backward pass: bfloat16 where x and both weights are, else float32."""
+    """Return the product dtype of the backward pass: bfloat16 if x and both weights are, otherwise
+    float32."""
     dtypes = {x.dtype, gates.input_weight.dtype, gates.recurrent_weight.dtype}
     return jnp.bfloat16 if dtypes == {jnp.dtype(jnp.bfloat16)} else jnp.float32
 
@@ -364,7 +355,7 @@ def _backward_kernel(
     decay, value = Columns(decay, blocks.lanes), Columns(value, blocks.lanes)
     count = blocks.count(lengths)
     slope = _slope(param)
-    if count is not None:  # what lies behind the end may be no number, which would spread
+    if count is not None:  # padding may be NaN, which would spread
 
         def read(tile: Tile, _: None) -> None:
             x_read[tile.rows, :] = tile.at_padding(0.0, tile.read(x)).astype(x_read.dtype)
@@ -433,7 +424,7 @@ def _backward_kernel(
 
 
 def _gate_gradient(x: Ref, dgate: Ref, weight: Ref, dweight: Ref, out: Ref) -> None:
-    """Adds to the gradient of a weight; out = dgate W^T, block by block."""
+    """Add to the gradient of a weight, and compute out = dgate W^T, block by block."""
     together, size, _ = weight.shape
     for k in range(together):
         at = pl.ds(k * size, size)

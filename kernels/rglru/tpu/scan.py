@@ -1,7 +1,7 @@
-"""The linear recurrence as a Pallas kernel for TPUs, with a backward pass of its own.
+"""The linear recurrence as a Pallas kernel for TPUs, with its own backward pass.
 
-Arrays keep the layout [B, T, D], and no copy is made before or after the kernels: forward reads
-a and x and writes h; backward reads a, h and dh and writes da and dx.
+Arrays keep the layout [B, T, D], without copies before or after the kernels: forward reads a and x
+and writes h; backward reads a, h and dh and writes da and dx.
 """
 
 import functools
@@ -25,22 +25,13 @@ def linear_scan(
     lengths: Int[Array, " B"] | None = None,
     interpret: Any = False,
 ) -> tuple[Float[Array, "B T D"], Float[Array, "B D"]]:
-    """Computes h_t = a_t h_{t-1} + x_t (equation 4, its input already gated) on a TPU.
+    """Compute h_t = a_t h_{t-1} + x_t (equation 4, with gated input) on a TPU.
 
-    Args:
-        a: decay of each step, float32 or bfloat16.
-        x: input of each step, float32 or bfloat16.
-        h0: float32 states before the first step.
-        resets: where a document starts: there h_t = x_t.
-        lengths: how many tokens of a row are read; all by default.
-        interpret: run on the CPU: True, or `pltpu.InterpretParams`.
-
-    Returns:
-        Every h_t, in the dtype of x, and the states after the last step, in float32. Both are
-        differentiable in a, x and h0. In padding h holds finite numbers that mean nothing.
+    Arguments and results are those of `griffin_eval.kernels.rglru.api.linear_scan` for rows of
+    float32 or bfloat16; with ``interpret`` (True or `pltpu.InterpretParams`) it runs on the CPU.
 
     Raises:
-        NotImplementedError: a dtype that the kernel does not take.
+        NotImplementedError: A dtype is not supported.
     """
     check_dtypes(a=a, x=x)
     lengths = None if lengths is None else lengths.astype(jnp.int32)
@@ -48,7 +39,7 @@ def linear_scan(
 
 
 def rows(interpret: Any) -> Callable[[Array, Array, Array], Array]:
-    """The scan as `griffin_eval.kernels.rglru.plain_jax` takes it."""
+    """Return the scan with the signature that `griffin_eval.kernels.rglru.plain_jax` expects."""
     return lambda a, x, h0: linear_scan(a, x, h0, interpret=interpret)[0]
 
 
@@ -165,7 +156,7 @@ def _backward_kernel(
         decay.put(tile.k, tile.at_padding(1.0, tile.at_starts(0.0, tile.read(a))))
         value.put(tile.k, tile.at_padding(0.0, tile.read(dh)))
 
-    # The adjoint is the same recurrence read backwards: g_t = dh_t + a_{t+1} g_{t+1}.
+    # The adjoint is the same recurrence backwards: g_t = dh_t + a_{t+1} g_{t+1}.
     def finish(tile: Tile, h_before: Array) -> Array:
         g = tile.at_padding(0.0, value.get(tile.k))
         h_t = tile.read(h)
