@@ -15,8 +15,8 @@ from griffin_eval.model_jax.state import AttentionState, RecurrentState
 
 
 class RecurrentBlock(nnx.Module):
-    """Convolution and RG-LRU on one branch, GeLU or another activation on the other, merged by a
-    product (figure 2c)."""
+    """Convolution and RG-LRU on one branch, an activation on the other, merged by a product
+    (figure 2c)."""
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
         self.linear_y = Linear(params / "linear_y")
@@ -36,10 +36,10 @@ class RecurrentBlock(nnx.Module):
 
 
 class AttentionBlock(nnx.Module):
-    """Causal attention over the remembered keys and those of the step (section 2.3), multi-query or
-    of several heads of keys.
+    """Causal attention over remembered keys and those of the step (section 2.3), with one or
+    several key heads.
 
-    Local and global attention differ only in how many keys the state remembers.
+    Local and global attention differ only in the number of keys in the state.
     """
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
@@ -62,7 +62,7 @@ class AttentionBlock(nnx.Module):
 
 
 class MLPBlock(nnx.Module):
-    """down(GeLU(gate(x)) * up(x)) (section 2.2), or another activation in its place."""
+    """down(GeLU(gate(x)) * up(x)) (section 2.2), or with another activation."""
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
         self.gate_proj = Linear(params / "gate_proj")
@@ -76,7 +76,7 @@ class MLPBlock(nnx.Module):
 
 
 class ResidualBlock(nnx.Module):
-    """Pre-norm residual pattern: temporal mixing, then the MLP (figure 2a)."""
+    """Temporal mixing, then the MLP, each with pre-norm and residual (figure 2a)."""
 
     def __init__(self, config: GriffinConfig, block_type: BlockType, params: ParamScope):
         temporal: Any = RecurrentBlock if block_type == "recurrent" else AttentionBlock

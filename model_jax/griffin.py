@@ -41,19 +41,19 @@ class Head(nnx.Module):
         self.weight = params("weight")
 
     def decode(self, hidden: Float[Array, "*N W"]) -> Float[Array, "*N V"]:
-        """Products with every vector, accumulated and returned in float32 or wider."""
+        """Multiply with every vector, accumulated and returned in float32 or wider."""
         return product(hidden, self.weight[...])
 
 
 class Embedding(Head):
-    """The embedding, which is also the output projection where they are tied."""
+    """The embedding, also the output projection if they are tied."""
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
         super().__init__(params)
         self.multiplier, self.vocab_size = config.embedding_multiplier, config.vocab_size
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T W"]:
-        # Indexing returns other rows for ids beyond the vocabulary. Inside jit, ids are unknown.
+        # Indexing wraps or clamps ids outside the vocabulary. Inside jit, ids are unknown.
         if not isinstance(tokens, Tracer) and tokens.size:
             least, most, vocabulary = int(tokens.min()), int(tokens.max()), self.vocab_size
             if least < 0 or most >= vocabulary:
@@ -78,12 +78,10 @@ class Backbone(nnx.Module):
 
 
 class Griffin(nnx.Module):
-    """Griffin, Hawk, RecurrentGemma or the MQA Transformer, as the config says.
+    """Griffin, Hawk, RecurrentGemma or the MQA Transformer, depending on the config.
 
-    Args:
-        config: the architecture.
-        make: turns a `ParamSpec` into the framework's parameter; `initialize` and
-            `griffin_eval.model_jax.loading.load` are the usual callers.
+    ``make`` turns a `ParamSpec` into the framework's parameter; `initialize` and
+    `griffin_eval.model_jax.loading.load` are the usual callers.
     """
 
     def __init__(self, config: GriffinConfig, make: Callable[[ParamSpec], Any]):
@@ -93,15 +91,15 @@ class Griffin(nnx.Module):
         self.lm_head = None if config.tie_embeddings else Head(params / "lm_head")
 
     def init_state(self, batch: int, capacity: int | None = None) -> State:
-        """The state before the first token.
+        """Return the state before the first token.
 
         Args:
-            batch: rows, B.
-            capacity: tokens a document may have; needed by global attention, whose state grows with
-                it, and by no other block.
+            batch: Number of rows, B.
+            capacity: Largest number of tokens of a document; required for global attention, whose
+                state grows with it, and ignored by other blocks.
 
         Raises:
-            ValueError: if the model has global attention and no capacity is given.
+            ValueError: The model has global attention, and capacity is None.
         """
         c = self.config
         if capacity is None and "global_attention" in c.block_types:
@@ -134,21 +132,20 @@ class Griffin(nnx.Module):
         state: State,
         resets: Bool[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T W"], State]:
-        """Reads a chunk of every row.
+        """Read a chunk of every row.
 
-        Splitting a sequence into chunks anywhere gives the same hidden vectors and the same state.
+        A sequence divided into any chunks gives the same hidden vectors and the same state.
 
         Args:
-            tokens: ids; T >= 1.
-            lengths: how many of its tokens each row reads, 0 to T. The rest is padding: it leaves
-                the row's state as it is, and its hidden vectors mean nothing.
-            state: from `init_state` or an earlier step; it is not changed.
-            resets: where a new document starts: the token sees nothing before it and is at
-                position 0.
+            tokens: Token ids; T >= 1.
+            lengths: Number of tokens that each row reads, 0 to T. The rest is padding, which does
+                not change the row's state, and has meaningless hidden vectors.
+            state: State from `init_state` or an earlier step; it is not changed.
+            resets: Starts of documents: the token sees nothing before it and has position 0.
 
         Returns:
-            Hidden vectors after the final norm, for `logits`, and the state after the chunk. Where
-            a document outgrows the capacity of global attention, its row is NaN from that chunk on.
+            Hidden vectors after the final norm, for `logits`, and the state after the chunk. If a
+            document outgrows the capacity of global attention, its row is NaN from that chunk on.
         """
         batch, length = tokens.shape
         lengths = lengths.astype(jnp.int32)
@@ -178,16 +175,16 @@ class Griffin(nnx.Module):
         tile: int = 16,
         ablated: tuple[Bool[Array, " S"], Bool[Array, " S"]] | None = None,
     ) -> tuple[Float[Array, "1 N W"], State]:
-        """Reads chunks of several documents, one behind the other. Their states are rows of a pool.
+        """Read chunks of several documents, one after the other. Their states are rows of a pool.
 
         Args:
-            tokens: ids of the first chunk, of the second and so on, then padding; N >= 1.
-            lengths: tokens of each chunk; together at most N.
-            pool: from `init_state` or an earlier step; it is consumed.
-            rows: those that the documents continue from, and those that take their states.
-            tile: tokens of a chunk that attention works on together; no result depends on it.
-            ablated: which documents lose their recurrent memory, and which that of attention,
-                before their chunk; see `ablate`.
+            tokens: Token ids of all chunks, then padding; N >= 1.
+            lengths: Number of tokens of each chunk, at most N in all.
+            pool: Pool from `init_state` or an earlier step; it is consumed.
+            rows: Rows with the states before the step, and rows for the states after it.
+            tile: Number of queries of a block for attention, which does not affect results.
+            ablated: Documents that lose their recurrent memory, and documents that lose their
+                attention memory, before their chunk; see `ablate`.
 
         Returns:
             Hidden vectors after the final norm, in the order of the tokens, and the pool.
@@ -208,16 +205,12 @@ class Griffin(nnx.Module):
     def step_rings(
         self, tokens: Int[Array, " B"], active: Int[Array, " B"], state: State
     ) -> tuple[Float[Array, "B W"], State]:
-        """Reads one token of every active row, in place.
+        """Read one token of every active row, in place; return the same as `step`.
 
         Args:
-            tokens: ids.
             active: 1 for rows that read their token, 0 for others.
             state: State with keys and values in rings, such as the rows of
                 `griffin_eval.model_jax.decoding.DecodingState`; it is consumed.
-
-        Returns:
-            The same as `step`.
         """
         positions = state.pos[:, None]
         max_age = positions - state.attention_start[:, None]
@@ -256,14 +249,14 @@ class Griffin(nnx.Module):
         return self.model.final_norm(x), tuple(layers)
 
     def logits(self, hidden: Float[Array, "*N W"]) -> Float[Array, "*N V"]:
-        """Logits of the next token in float32 or wider, soft-capped as the config says."""
+        """Return logits of the next token in float32 or wider, with the config's soft cap."""
         logits = (self.lm_head or self.model.embed_tokens).decode(hidden)
         cap = self.config.logits_soft_cap
         return cap * jnp.tanh(logits / cap) if cap else logits
 
 
 def initialize(config: GriffinConfig, seed: int = 0, dtype: Any = jnp.float32) -> Griffin:
-    """A model with random weights, the same numbers as the PyTorch twin draws for this seed."""
+    """Return a model with random weights, equal to the PyTorch twin's for the same seed."""
 
     def make(spec: ParamSpec) -> nnx.Param:
         return nnx.Param(jnp.asarray(initial_value(spec, seed), param_dtype(spec, dtype)))
@@ -272,5 +265,5 @@ def initialize(config: GriffinConfig, seed: int = 0, dtype: Any = jnp.float32) -
 
 
 def param_dtype(spec: ParamSpec, dtype: Any) -> Any:
-    """The dtype a parameter is held in when the model runs in ``dtype``."""
+    """Return the dtype of a parameter in a model that runs in ``dtype``."""
     return accumulation_dtype(dtype) if spec.keep_float32 else dtype

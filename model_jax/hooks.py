@@ -1,4 +1,4 @@
-"""Recording what enters and leaves the parts of a model as it runs."""
+"""Recording of the inputs and outputs of a model's parts while it runs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +10,11 @@ from griffin_eval.model_jax.blocks import RecurrentBlock
 
 
 def record_blocks(blocks: Any) -> list[Array]:
-    """Has residual blocks record the input of the first of them and the output of each.
+    """Make residual blocks record the input of the first block and the output of each block.
 
     Args:
-        blocks: the list of a model's layers, whose elements are changed for good. In PyTorch also
-            the layers of another model, whose outputs may be tuples that begin with the vectors.
+        blocks: List of a model's layers, whose elements are changed permanently. In PyTorch they
+            may belong to another model, with outputs that are tuples starting with the vectors.
 
     Returns:
         A list to which every run of the model appends, in the order of the blocks.
@@ -33,9 +33,9 @@ def record_blocks(blocks: Any) -> list[Array]:
 
 
 def record_temporal(blocks: Any) -> list[dict[str, Array]]:
-    """Has residual blocks record what their temporal blocks compute of each token: a recurrent one
-    ``x`` and ``h`` [B, T, L], input and output of the RG-LRU, and attention ``k`` (rotated) and
-    ``v`` [B, T, J]; the rest as `record_blocks`."""
+    """Make residual blocks record values of their temporal blocks for each token, as in
+    `record_blocks`: a recurrent block ``x`` and ``h`` [B, T, L], input and output of the RG-LRU; an
+    attention block ``k`` (rotated) and ``v`` [B, T, J]."""
     seen: list[dict[str, Array]] = []
 
     def recurrent(x: Array, output: tuple[Array, Any]) -> None:
@@ -52,7 +52,7 @@ def record_temporal(blocks: Any) -> list[dict[str, Array]]:
 
 
 class _Recorded(nnx.Module):
-    """A module that hands its first input and its output to ``note``."""
+    """A module that passes its first input and its output to ``note``."""
 
     def __init__(self, module: nnx.Module, note: Callable[[Array, Any], None]):
         self.module, self.note = module, note
@@ -64,7 +64,7 @@ class _Recorded(nnx.Module):
 
 
 class _Noted(nnx.Module):
-    """An attention block that hands its keys and values to ``note``."""
+    """An attention block that passes its keys and values to ``note``."""
 
     def __init__(self, module: nnx.Module, note: Callable[[dict[str, Array]], None]):
         self.module, self.note = module, note
@@ -76,7 +76,7 @@ class _Noted(nnx.Module):
 
 
 class _NotingLayout:
-    """A layout of padded rows that hands keys and values to ``note``."""
+    """A layout of padded rows that passes keys and values to ``note``."""
 
     def __init__(self, layout: Any, note: Callable[[dict[str, Array]], None]):
         self._layout, self._note = layout, note

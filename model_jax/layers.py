@@ -1,4 +1,4 @@
-"""The leaves of the model: linear map, norm, convolution, RG-LRU, rotary embedding."""
+"""Layers of the model: linear map, norm, convolution, RG-LRU, rotary embedding."""
 
 import jax
 import jax.numpy as jnp
@@ -18,20 +18,20 @@ from griffin_eval.sharding.split import RULES
 
 
 def at_least_float32(x: Array) -> Array:
-    """The same values in float32, or wider where they are."""
+    """Cast to float32, unless x is wider."""
     return x.astype(accumulation_dtype(x.dtype))
 
 
 class Linear(nnx.Module):
-    """y = x W^T + b, with W of shape (out, in), or an activation of it.
+    """y = x W^T + b, with W of shape (out, in), or an activation of y.
 
-    Where devices or processes share a model and each has some of the inputs, y is their sum.
+    If each device or process holds a part of the inputs, y is the sum over them.
     """
 
     def __init__(self, params: ParamScope):
         self.weight = params("weight")
         self.bias = params.get("bias")
-        # Whether devices of a mesh may hold parts of the inputs.
+        # Whether each device of a mesh may hold a part of the inputs.
         self.partial = params.spec("weight").axes[1] in RULES
 
     @property
@@ -46,7 +46,7 @@ class Linear(nnx.Module):
 
 
 def _like(vector: Array, x: Array) -> Array:
-    """A vector with leading axes of size one, so that it broadcasts against ``x`` by rank."""
+    """Add leading axes of size one, so that a vector broadcasts against ``x`` by rank."""
     return vector.reshape((1,) * (x.ndim - 1) + vector.shape)
 
 
@@ -64,7 +64,7 @@ class RMSNorm(nnx.Module):
 
 
 class Conv1D(nnx.Module):
-    """Causal depthwise convolution that never looks past the start of a document."""
+    """Causal depthwise convolution within a document."""
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
         self.width = config.conv_width
@@ -87,8 +87,8 @@ class Conv1D(nnx.Module):
 
 
 class RGLRU(nnx.Module):
-    """Real-gated linear recurrent unit (section 2.4), or, with an imaginary parameter, the
-    complex-gated one (appendix B), in float32 or wider throughout."""
+    """Real-gated linear recurrent unit (section 2.4) or, with an imaginary parameter, complex-gated
+    one (appendix B), computed in float32 or wider."""
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
         self.constant = config.lru_constant
@@ -129,7 +129,7 @@ def _bias_or_zeros(bias: nnx.Param | None, weight: nnx.Param) -> Float[Array, "G
 def rotation(
     positions: Int[Array, "B T"], rotary_dim: int, rope_base: float, dtype: jnp.dtype
 ) -> tuple[Float[Array, "B T R"], Float[Array, "B T R"]]:
-    """Cosine and sine of RoPE's angles, exact to rounding at any position below 2**32."""
+    """Return cosine and sine of RoPE's angles, exact to rounding at any position below 2**32."""
     tables = rope.digit_tables(rotary_dim, rope_base)
     cos_table, sin_table = (jnp.asarray(t, dtype=accumulation_dtype(dtype)) for t in tables)
     cos, sin = cos_table[0][positions % rope.BASE], sin_table[0][positions % rope.BASE]
@@ -143,7 +143,7 @@ def rotation(
 def rotate(
     x: Float[Array, "B T H D"], cos: Float[Array, "B T R"], sin: Float[Array, "B T R"]
 ) -> Float[Array, "B T H D"]:
-    """Rotates the leading 2R dimensions of every head, pairing dimension j with j + R."""
+    """Rotate the leading 2R dimensions of every head, pairing dimension j with j + R."""
     pairs = cos.shape[-1]
     first, second, rest = (
         at_least_float32(x[..., :pairs]),

@@ -1,5 +1,5 @@
-"""Layouts of the tokens of a step: rows padded to one length, one token of every row, or segments
-packed behind each other."""
+"""Layouts of the tokens of a step: rows padded to one length, one token of every row, or packed
+segments."""
 
 from typing import Any, NamedTuple
 
@@ -21,33 +21,33 @@ from griffin_eval.sharding.mesh_jax import before, first_number, local_attention
 
 
 class PaddedLayout(NamedTuple):
-    """B rows of T tokens, each with its own state; the tokens behind a row's length are padding.
+    """B rows of T tokens, each with its own state; tokens past a row's length are padding.
 
     A state remembers P past values of each row. Attention and convolution read them *joined* with
-    the new ones; `slots of a row` are the second axis of what is joined.
+    the new ones: the slots of a row are the second axis of the joined array.
     """
 
     lengths: Int[Array, " B"]
-    starts = None  # no row lies behind another
+    starts = None  # each segment is a row
 
     def past(self, keys: Float[Array, "S P J"]) -> int:
-        """Return how many tokens before those of the step these keys of a state can be of."""
+        """Return the largest distance in tokens between a query and these keys of a state."""
         return keys.shape[1]
 
     def join(
         self, past: Float[Array, "S P X"], new: Float[Array, "B T X"]
     ) -> Float[Array, "S Q X"]:
-        """Concatenates past and new values along time."""
+        """Concatenate past and new values along time."""
         return jnp.concatenate([before(past, new), new], 1)
 
     def earlier(self, joined: Float[Array, "S Q X"], past: int, age: int) -> Float[Array, "B T X"]:
-        """The joined value ``age`` tokens before each token, where ``past`` are remembered."""
+        """Return the joined value ``age`` tokens before each token, after ``past`` old values."""
         return joined[:, past - age : joined.shape[1] - age]
 
     def last(
         self, remembered: Float[Array, "S P X"], joined: Float[Array, "S Q X"]
     ) -> Float[Array, "S P X"]:
-        """The values that the next state remembers: the last P of each row, without padding."""
+        """Return the values that the next state remembers: the last P of each row's tokens."""
         past = remembered.shape[1]
         if joined.shape[1] == past + 1:
             return jnp.where(self.lengths[:, None, None] > 0, joined[:, 1:], joined[:, :-1])
@@ -61,14 +61,7 @@ class PaddedLayout(NamedTuple):
         context: "StepContext",
         state: AttentionState,
     ) -> tuple[Float[Array, "B T H*D"], AttentionState]:
-        """What each query gets of the remembered values and those of the step, and the next state.
-
-        Args:
-            q: queries.
-            k, v: keys and values of the same tokens.
-            context: Context of the step.
-            state: before the step.
-        """
+        """Compute attention over remembered values and those of the step, and the next state."""
         state = AttentionState(*(with_dtype(x, k.dtype) for x in state))
         keys, values = self.join(state.k, k), self.join(state.v, v)
         past = state.k.shape[1]
@@ -77,11 +70,11 @@ class PaddedLayout(NamedTuple):
 
 
 class RingLayout(PaddedLayout):
-    """One token of each of B rows, whose keys and values of attention lie in rings.
+    """One token of each of B rows, with the keys and values of attention in rings.
 
-    A ring has a slot for each token that a query sees, its own among them: that of position p is in
-    slot p % Q. A step writes its own keys and values over those that nothing sees any more, into
-    the state itself where that is donated. The convolution has few inputs, which it moves on.
+    A ring has Q slots, one for each token that a query sees, including its own; position p has slot
+    p % Q. A step overwrites keys and values that no query sees any more, in place if the state is
+    donated. The few inputs of the convolution are shifted instead.
     """
 
     def past(self, keys: Float[Array, "S Q J"]) -> int:
@@ -98,7 +91,7 @@ class RingLayout(PaddedLayout):
         newest = context.positions[:, 0] % state.k.shape[1]
 
         row = jnp.arange(len(k), dtype=jnp.int32)
-        # By its compiler's estimate, a TPU takes three times as long without these promises.
+        # A TPU takes three times as long without these promises, by its compiler's estimate.
         promised: Any = {"mode": "promise_in_bounds", "unique_indices": True}
 
         def write(ring: Array, new: Array) -> Array:
@@ -111,18 +104,18 @@ class RingLayout(PaddedLayout):
 
 
 class PackedLayout(NamedTuple):
-    """S segments behind each other in one row of N tokens, each with its own state, padding last.
+    """S segments one after the other in one row of N tokens, each with its own state, padding last.
 
-    The methods mean the same as those of `PaddedLayout`; what is joined are first the past values
-    of all segments, then the row. The past keys and values of attention, which are longer, stay in
-    the pool of states: attention reads them there, and the new ones are written there.
+    The methods are those of `PaddedLayout`; joined arrays hold first the past values of all
+    segments, then the row. The past keys and values of attention, which are longer, stay in the
+    pool of states, where attention reads them and new ones are written.
     """
 
     lengths: Int[Array, " S"]
     starts: Int[Array, " S"]
-    segment: Int[Array, " N"]  # of each token
-    position: Int[Array, " N"]  # tokens of its segment before it in the row
-    blocks: PackedBlocks  # queries that attention works on together
+    segment: Int[Array, " N"]  # segment of each token
+    position: Int[Array, " N"]  # number of tokens of its segment before each token
+    blocks: PackedBlocks  # blocks of queries for attention
     rows: PoolRows
     past = PaddedLayout.past
 
@@ -168,7 +161,7 @@ class PackedLayout(NamedTuple):
     def _write(
         self, pool: Float[Array, "R P X"], new: Float[Array, "N X"], after: Array
     ) -> Float[Array, "R P X"]:
-        """The pool, over which the last P values of every segment to keep are written."""
+        """Write the last P values of every kept segment into the pool."""
         past, (sources, kept, targets) = pool.shape[1], self.rows
         padded = jnp.pad(with_dtype(new, pool.dtype), ((past, 0), (0, 0)))
         behind = jnp.arange(past, dtype=jnp.int32)[:, None]
@@ -178,7 +171,7 @@ class PackedLayout(NamedTuple):
             length, source = self.lengths[segment], pool[sources[segment]]
             end = self.starts[segment] + length
             last = lax.dynamic_slice_in_dim(padded, end, past)
-            room = jnp.concatenate([source, source])  # of which P values begin anywhere
+            room = jnp.concatenate([source, source])  # P values can start anywhere in it
             moved = lax.dynamic_slice_in_dim(room, jnp.minimum(length, past), past)
             return jnp.where(behind >= past - length, last, moved)
 
@@ -186,13 +179,13 @@ class PackedLayout(NamedTuple):
 
 
 def pack(lengths: Int[Array, " S"], tokens: int, query_block: int, rows: PoolRows) -> PackedLayout:
-    """Lays segments of these lengths behind each other.
+    """Lay out segments one after the other.
 
     Args:
-        lengths: tokens of each segment; together at most ``tokens``.
-        tokens: tokens of the row, padding included, N.
-        query_block: queries that attention works on together.
-        rows: of the pool of states.
+        lengths: Number of tokens of each segment, at most ``tokens`` in all.
+        tokens: Number of tokens of the row including padding, N.
+        query_block: Number of queries of a block for attention.
+        rows: Rows of the pool of states.
     """
     starts, segment, position = locate(lengths, tokens)
     blocks = query_blocks(lengths, starts, segment, position, query_block)
@@ -200,9 +193,9 @@ def pack(lengths: Int[Array, " S"], tokens: int, query_block: int, rows: PoolRow
 
 
 class StepContext(NamedTuple):
-    """What every block needs to know of the tokens of a step."""
+    """Properties of the tokens of a step, for all blocks."""
 
-    positions: Int[Array, "B T"]  # within the document, which a reset starts anew
+    positions: Int[Array, "B T"]  # position in the document, which a reset restarts
     max_age: Int[Array, "B T"]  # earlier tokens that attention may see, if the state holds them
     padding: Bool[Array, "B T"]
     cos: Float[Array, "B T R"]

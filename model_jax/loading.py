@@ -1,4 +1,4 @@
-"""From a checkpoint into the model: weights are copied from the mapped file one by one."""
+"""Loading of a checkpoint into the model, which copies weights from the mapped file one by one."""
 
 from typing import Any
 
@@ -22,22 +22,19 @@ def load(
     dtype: Any = None,
     device: Any = None,
 ) -> Griffin:
-    """Loads a checkpoint of any format, tensor by tensor.
+    """Load a checkpoint of any format, tensor by tensor.
 
     JAX owns its memory, so every weight is copied; one at a time, so that the model is never in
-    memory twice.
+    memory twice. A warning is logged for each tensor with NaN or infinity in its final dtype.
 
     Args:
-        checkpoint: opened with ``Checkpoint(path)``.
-        dtype: to run in; None for that of the checkpoint. Λ and θ are float32 at least.
-        device: the jax.Device to run on, or the mesh over which the weights are split, of which
-            every device reads its own part, and whose axes `nnx.get_partition_spec` then says of
-            each parameter; None for JAX's default device.
+        dtype: Dtype to run in; None for the checkpoint's. Λ and θ are at least float32.
+        device: jax.Device to run on, None for JAX's default, or a mesh that splits the weights:
+            each device reads its own part, and `nnx.get_partition_spec` returns each parameter's
+            axes.
 
     Raises:
-        CheckpointError: a tensor that cannot be read, or a part that is not what the manifest says.
-
-    Logs a warning for each tensor that holds NaN or infinity in the dtype it is held in.
+        CheckpointError: A tensor cannot be read, or a part differs from the manifest.
     """
     run_dtype = jnp.dtype(dtype or checkpoint.dtype)
     mesh = device if isinstance(device, jax.sharding.Mesh) else None
@@ -56,12 +53,12 @@ def load(
 
     def make(spec: ParamSpec) -> nnx.Param:
         one_device = None if mesh else device
-        with jax.default_device(one_device), np.errstate(over="ignore"):  # which is said below
+        with jax.default_device(one_device), np.errstate(over="ignore"):  # warned about below
             value = put(spec)
             _warn_not_finite(spec, value)
         if mesh is None:
             return nnx.Param(value)
-        # What `nnx.get_partition_spec` reads, for trainers; the value lies so already.
+        # For trainers that call `nnx.get_partition_spec`; the value is already sharded so.
         return nnx.Param(value, out_sharding=split.axes(spec), eager_sharding=False)
 
     model = Griffin(checkpoint.config, make)
@@ -72,15 +69,11 @@ def load(
 def load_packed(checkpoint: Checkpoint, dtype: Any = None, device: Any = None) -> Griffin:
     """Load a quantised checkpoint whose quantised matrices are dequantised while the model runs.
 
-    They are copied from the file as they are; all other parameters are as in `load`.
-
-    Args:
-        checkpoint, dtype: Arguments of `load`.
-        device: the jax.Device to run on; None for JAX's default device.
+    They are copied from the file unchanged; all other parameters are loaded as by `load`.
 
     Raises:
-        ArgumentError: a mesh, over which no quantised matrix is split.
-        CheckpointError: a tensor that cannot be read.
+        ArgumentError: The device is a mesh, which cannot split quantised matrices.
+        CheckpointError: A tensor cannot be read.
     """
     if isinstance(device, jax.sharding.Mesh):
         raise ArgumentError(
@@ -90,7 +83,7 @@ def load_packed(checkpoint: Checkpoint, dtype: Any = None, device: Any = None) -
     run_dtype = jnp.dtype(dtype or checkpoint.dtype)
 
     def make(spec: ParamSpec) -> nnx.Param:
-        with jax.default_device(device), np.errstate(over="ignore"):  # which is said below
+        with jax.default_device(device), np.errstate(over="ignore"):  # warned about below
             matrix = _quantised(checkpoint, spec, run_dtype)
             if matrix is not None:
                 return nnx.Param(matrix)
@@ -102,7 +95,7 @@ def load_packed(checkpoint: Checkpoint, dtype: Any = None, device: Any = None) -
 
 
 def _quantised(checkpoint: Checkpoint, spec: ParamSpec, dtype: jnp.dtype) -> QuantisedMatrix | None:
-    """Return a matrix as it is quantised in the file, or None if it is not or an adapter changes
+    """Return a matrix quantised as in the file; None if it is not quantised or an adapter changes
     it."""
     stored = checkpoint.quantised(spec.name)
     rows = None if stored is None else stored.quantised.packed_rows()
@@ -117,9 +110,9 @@ def _quantised(checkpoint: Checkpoint, spec: ParamSpec, dtype: jnp.dtype) -> Qua
 
 
 def _copied(stored: np.ndarray, dtype: Any) -> jax.Array:
-    """A copy even where JAX could alias the mapped file, which may change or be unmapped."""
+    """Copy an array even if JAX could alias the mapped file, which may change or be unmapped."""
     value = jnp.array(stored.astype(dtype, copy=False), copy=True)
-    drop_pages(stored)  # which would count as this process's memory beside the copy
+    drop_pages(stored)  # otherwise they count as this process's memory
     return value
 
 

@@ -1,10 +1,10 @@
 """The state of a model between steps: tuples of arrays with the batch axis first everywhere.
 
-The axis names used in every shape annotation: B batch, T tokens of a chunk, S rows of a state (B,
-or the segments packed into one row), N packed tokens, W model width, L RG-LRU width, H heads, D
-dimensions of a head, J those of all heads of keys (or values) together, R rotated pairs of a head,
-C remembered keys, K taps of the convolution less one, V vocabulary, E expanded MLP width, G blocks
-of a gate, Z complex channels of a CG-LRU.
+Axis names in all shape annotations: B batch, T tokens of a chunk, S rows of a state (B, or the
+packed segments of one row), N packed tokens, W model width, L RG-LRU width, H heads, D dimensions
+of a head, J dimensions of all key (or value) heads together, R rotated pairs of a head, C
+remembered keys, K taps of the convolution less one, V vocabulary, E expanded MLP width, G blocks of
+a gate, Z complex channels of a CG-LRU.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ class RecurrentState(NamedTuple):
     """State of a recurrent block.
 
     Attributes:
-        h: of the RG-LRU, float32 at least.
-        conv: the last K inputs of the convolution, oldest first.
+        h: State of the RG-LRU, at least float32.
+        conv: Last K inputs of the convolution, oldest first.
     """
 
     h: Float[Array, "S L"]
@@ -31,8 +31,8 @@ class RecurrentState(NamedTuple):
 class AttentionState(NamedTuple):
     """Keys (rotated) and values of the last C tokens, oldest first.
 
-    Entries from before the document, or from before `State.attention_start`, hold no meaning and
-    are never attended to.
+    Entries from before the document, or from before `State.attention_start`, are meaningless and
+    never attended to.
     """
 
     k: Float[Array, "S C J"]
@@ -43,10 +43,10 @@ class State(NamedTuple):
     """State of the whole model.
 
     Attributes:
-        pos: number of tokens read of the current document.
-        attention_start: position of the first token of the document whose key attention may see;
-            0 unless `ablate` was called.
-        layers: one state per residual block.
+        pos: Number of tokens read of the current document.
+        attention_start: Position of the first token of the document that attention may see; 0
+            unless `ablate` was called.
+        layers: One state per residual block.
     """
 
     pos: Int[Array, " S"]
@@ -55,15 +55,15 @@ class State(NamedTuple):
 
 
 class PoolRows(NamedTuple):
-    """Which states of a pool the segments of a packed step continue, and where those after it go.
+    """The rows of a pool that the segments of a packed step read and write.
 
     A row must not be written for a segment if a later segment continues from it.
 
     Attributes:
-        sources: the row of the pool that each segment continues from; several may share one.
-        kept: segments whose state after the step is kept, in the order of the segments.
-        targets: the row of the pool that takes each of these, no row twice. Those that are not
-            in the pool come last, and are left out.
+        sources: Row of the pool that each segment continues; several segments may share one.
+        kept: Segments whose state is kept after the step, in the order of the segments.
+        targets: Row of the pool for the state of each of these, without repetitions. Rows outside
+            the pool must come last, and are skipped.
     """
 
     sources: Int[Array, " S"]
@@ -72,25 +72,22 @@ class PoolRows(NamedTuple):
 
 
 def gather(state: State, rows: Int[Array, " N"]) -> State:
-    """A state of the given rows of a state, which may repeat: forks, drops and reorders a batch."""
+    """Return rows of a state, with repetitions: this forks, drops and reorders a batch."""
     return jax.tree.map(lambda leaf: leaf[rows], state)
 
 
 def scatter(pool: State, rows: Int[Array, " N"], state: State) -> State:
-    """Writes the rows of a state over these rows of a pool, which is consumed.
+    """Write the N rows of a state over rows of a pool of P rows, which is consumed.
 
-    Args:
-        pool: of P rows; only the result may be used from here on.
-        rows: which of its rows to write, no row twice, each from 0 to P - 1. Others are an error in
-            PyTorch and left out in JAX.
-        state: of N rows.
+    ``rows`` has no repetitions. Rows outside the pool raise an error in PyTorch and are skipped in
+    JAX.
     """
     return jax.tree.map(lambda leaf, new: leaf.at[rows].set(new, mode="drop"), pool, state)
 
 
 def fork(pool: State, sources: Int[Array, " S"]) -> State:
-    """The states of some rows of a pool, which may repeat, for a packed step. Keys and values of
-    attention, most of a state, are those of the whole pool: the step reads them in place."""
+    """Return the states of some rows of a pool, with repetitions, for a packed step. Keys and
+    values of attention, most of a state, are not copied: the step reads them in the pool."""
     layers = [
         layer
         if isinstance(layer, AttentionState)
@@ -101,13 +98,10 @@ def fork(pool: State, sources: Int[Array, " S"]) -> State:
 
 
 def keep(pool: State, after: State, rows: PoolRows) -> State:
-    """Writes the states after a packed step over rows of the pool, which is consumed.
+    """Write the states after a packed step over rows of the pool, which is consumed.
 
-    Args:
-        pool: before the step.
-        after: of S segments, except for the keys and values of attention, which are those of the
-            whole pool and written already.
-        rows: which states go where.
+    ``after`` holds S segments, except for the keys and values of attention, which are already
+    written to the pool.
     """
 
     def write(old: Array, new: Array) -> Array:
@@ -127,22 +121,21 @@ def write_rows(
     row: Callable[[Array, Array], Array],
     after: Array | None = None,
 ) -> Shaped[Array, "R ..."]:
-    """Writes rows of a pool one after the other, in place where it is donated. (One scatter takes
-    many times as long on a CPU.)
+    """Write rows of a pool one after the other, in place if it is donated. (One scatter takes many
+    times as long on a CPU.)
 
     Args:
-        pool: of R rows.
-        targets: which rows to write. Those that are not in the pool come last, and are left out.
-        row: what to write to ``targets[i]``, given i and the pool so far.
-        after: a number that reading the pool gave. XLA copies what one operation reads and
+        targets: Rows to write. Rows outside the pool must come last, and are skipped.
+        row: Function of i and the pool so far that returns the values for ``targets[i]``.
+        after: Number from a read of the pool. XLA copies an array that one operation reads and
             another writes, unless the second needs the result of the first.
     """
     count = jnp.sum(targets < len(pool))
-    if after is not None:  # which changes nothing, but XLA does not know that
+    if after is not None:  # has no effect, but XLA cannot know that
         count = jnp.minimum(count, jnp.where(jnp.isnan(after), 1 << 30, 1 << 29))
 
     def write_row(i: Array, pool: Array) -> Array:
-        # Computed before it is written: else the whole pool would be copied.
+        # Computed before the write; otherwise the whole pool would be copied.
         new = lax.optimization_barrier(row(i, pool))
         return lax.dynamic_update_index_in_dim(pool, new, targets[i], 0)
 
@@ -150,12 +143,11 @@ def write_rows(
 
 
 def ablate(state: State, recurrent: Bool[Array, " S"], attention: Bool[Array, " S"]) -> State:
-    """The state with the memory of some of its rows cleared; positions continue.
+    """Return the state with the memory of some of its rows cleared; positions continue.
 
     Args:
-        state: of S documents; it is not changed.
-        recurrent: rows whose RG-LRU and convolutions start again from zero.
-        attention: rows in which no later query sees a key of a token that was read before.
+        recurrent: Rows whose RG-LRU and convolutions restart from zero.
+        attention: Rows in which later queries see no key of an earlier token.
     """
     layers = []
     for layer in state.layers:
@@ -169,11 +161,11 @@ def ablate(state: State, recurrent: Bool[Array, " S"], attention: Bool[Array, " 
 
 
 def without_attention(state: State) -> State:
-    """The part of a state that `fork` copies."""
+    """Return the part of a state that `fork` copies."""
     layers = (layer for layer in state.layers if not isinstance(layer, AttentionState))
     return state._replace(layers=tuple(layers))
 
 
 def nbytes(state: State) -> int:
-    """Bytes of a state."""
+    """Return the number of bytes of a state."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))

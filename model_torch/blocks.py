@@ -14,8 +14,8 @@ from griffin_eval.model_torch.state import AttentionState, RecurrentState
 
 
 class RecurrentBlock(nn.Module):
-    """Convolution and RG-LRU on one branch, GeLU or another activation on the other, merged by a
-    product (figure 2c)."""
+    """Convolution and RG-LRU on one branch, an activation on the other, merged by a product
+    (figure 2c)."""
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
         super().__init__()
@@ -36,10 +36,10 @@ class RecurrentBlock(nn.Module):
 
 
 class AttentionBlock(nn.Module):
-    """Causal attention over the remembered keys and those of the step (section 2.3), multi-query or
-    of several heads of keys.
+    """Causal attention over remembered keys and those of the step (section 2.3), with one or
+    several key heads.
 
-    Local and global attention differ only in how many keys the state remembers.
+    Local and global attention differ only in the number of keys in the state.
     """
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
@@ -63,7 +63,7 @@ class AttentionBlock(nn.Module):
 
 
 class MLPBlock(nn.Module):
-    """down(GeLU(gate(x)) * up(x)) (section 2.2), or another activation in its place."""
+    """down(GeLU(gate(x)) * up(x)) (section 2.2), or with another activation."""
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
         super().__init__()
@@ -78,7 +78,7 @@ class MLPBlock(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Pre-norm residual pattern: temporal mixing, then the MLP (figure 2a)."""
+    """Temporal mixing, then the MLP, each with pre-norm and residual (figure 2a)."""
 
     def __init__(self, config: GriffinConfig, block_type: BlockType, params: ParamScope):
         super().__init__()

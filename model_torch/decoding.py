@@ -1,4 +1,4 @@
-"""Documents that are continued token by token, without copying their keys and values every step."""
+"""Decoding of documents token by token, without copying their keys and values at every step."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,28 +14,22 @@ from griffin_eval.model_torch.state import AttentionState, State, gather, map_le
 
 
 class DecodingState(NamedTuple):
-    """The states of B documents, whose keys and values lie in rings.
+    """The states of B documents, with keys and values in rings.
 
-    A ring has a slot more than a `State` remembers values, C in all. The value of position p is in
-    slot p % C, where a step writes it over that of position p - C, which no query sees any more.
+    A ring has C slots, one more than the values that a `State` remembers. The value of position p
+    is in slot p % C, where a step overwrites that of position p - C, which no query sees any more.
 
-    Methods other than `extract` consume the object and return the next one: only that may be used
-    from then on.
-
-    Attributes:
-        rows: the states.
+    Methods other than `extract` consume the object and return the next one, which replaces it.
     """
 
     rows: State
 
     @classmethod
     def start(cls, model: Griffin, batch: int, capacity: int | None = None) -> "DecodingState":
-        """The state of B rows before their first token.
+        """Return the state of ``batch`` rows before their first token.
 
-        Args:
-            model: that continues them.
-            batch: rows, B.
-            capacity: the most tokens of a document, prompt included; see `Griffin.init_state`.
+        ``capacity`` is the largest number of tokens of a document, including the prompt; see
+        `Griffin.init_state`.
         """
         one = _each_ring(_in_ring, model.init_state(1, capacity))
         return cls(map_leaves(lambda leaf: leaf.new_zeros(batch, *leaf.shape[1:]), one))
@@ -43,44 +37,40 @@ class DecodingState(NamedTuple):
     def insert(
         self, rows: Int[Tensor, " N"], pool: State, sources: Int[Tensor, " N"]
     ) -> "DecodingState":
-        """Writes states over some of the rows, whatever those held.
+        """Overwrite some of the rows with states of a pool.
 
         Args:
-            rows: which rows to write, no row twice, each from 0 to B - 1. Others are an error in
-                PyTorch; in JAX they come last, and are left out.
-            pool: states of this model and capacity; it is not changed.
-            sources: which row of the pool each of them gets.
+            rows: Rows to write, without repetitions, each from 0 to B - 1. Others raise an error in
+                PyTorch; in JAX they must come last, and are skipped.
+            pool: States of this model and capacity; they are not changed.
+            sources: Row of the pool for each of them.
         """
         state = _each_ring(_in_ring, gather(pool, sources))
         return DecodingState(scatter(self.rows, rows, state))
 
     def extract(self, rows: Int[Tensor, " N"]) -> State:
-        """Returns the states of some of the rows, which `insert` and other steps continue.
-
-        Args:
-            rows: Rows to read; they may repeat.
-        """
+        """Return the states of some rows (repetitions allowed), for `insert` and other steps."""
         return _each_ring(_in_order, gather(self.rows, rows))
 
     def step(
         self, model: Griffin, tokens: Int[Tensor, " B"], active: Int[Tensor, " B"]
     ) -> tuple[Float[Tensor, "B W"], "DecodingState"]:
-        """Reads one token of every active row. Other rows stay as they are.
+        """Read one token of every active row; other rows do not change.
 
         Args:
-            model: the one of `start`.
-            tokens: ids; those of other rows are not read.
+            model: Model of `start`.
+            tokens: Token ids, ignored for inactive rows.
             active: 1 for rows that read their token, 0 for others.
 
         Returns:
-            Hidden vectors after the final norm, for `Griffin.logits`, and the state after the step.
+            Hidden vectors after the final norm, for `Griffin.logits`, and the next state.
         """
         hidden, rows = model.step_rings(tokens, active, self.rows)
         return hidden, DecodingState(rows)
 
 
 def _each_ring(function: Callable[[Tensor, Tensor], Tensor], state: State) -> State:
-    """Returns a state with ``function(x, pos)`` in the place of its keys and values."""
+    """Return a state with keys and values replaced by ``function(x, pos)``."""
     layers = (
         AttentionState(*(function(x, state.pos) for x in layer))
         if isinstance(layer, AttentionState)
@@ -91,18 +81,18 @@ def _each_ring(function: Callable[[Tensor, Tensor], Tensor], state: State) -> St
 
 
 def _in_ring(x: Float[Tensor, "S P J"], pos: Int[Tensor, " S"]) -> Float[Tensor, "S C J"]:
-    """Returns rings of the last values before these positions, oldest first, C = P + 1. The slot
-    that the next step writes gets zeros: every slot is read, and NaN times zero is NaN."""
+    """Return rings, C = P + 1, from the last values before these positions, oldest first. The next
+    slot to be written gets zeros: every slot is read, and NaN times zero is NaN."""
     return _turned(F.pad(x, (0, 0, 1, 0)), pos)
 
 
 def _in_order(x: Float[Tensor, "S C J"], pos: Int[Tensor, " S"]) -> Float[Tensor, "S P J"]:
-    """Returns what `_in_ring` was given."""
+    """Invert `_in_ring`."""
     return _turned(x, -pos)[:, 1:]
 
 
 def _turned(x: Float[Tensor, "S C J"], by: Int[Tensor, " S"]) -> Float[Tensor, "S C J"]:
-    """Moves each value of a ring on by so many slots."""
+    """Rotate each ring by a number of slots."""
     rows, slots, _ = x.shape
     slot = (torch.arange(slots, device=x.device) - by[:, None]) % slots
     return take_rows(x.flatten(0, 1), slot + slots * torch.arange(rows, device=x.device)[:, None])

@@ -40,12 +40,12 @@ class Head(nn.Module):
         self.weight = params("weight")
 
     def decode(self, hidden: Float[Tensor, "*N W"]) -> Float[Tensor, "*N V"]:
-        """Products with every vector, accumulated and returned in float32 or wider."""
+        """Multiply with every vector, accumulated and returned in float32 or wider."""
         return product(hidden, self.weight)
 
 
 class Embedding(Head):
-    """The embedding, which is also the output projection where they are tied."""
+    """The embedding, also the output projection if they are tied."""
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
         super().__init__(params)
@@ -69,12 +69,10 @@ class Backbone(nn.Module):
 
 
 class Griffin(nn.Module):
-    """Griffin, Hawk, RecurrentGemma or the MQA Transformer, as the config says.
+    """Griffin, Hawk, RecurrentGemma or the MQA Transformer, depending on the config.
 
-    Args:
-        config: the architecture.
-        make: turns a `ParamSpec` into the framework's parameter; `initialize` and
-            `griffin_eval.model_torch.loading.load` are the usual callers.
+    ``make`` turns a `ParamSpec` into the framework's parameter; `initialize` and
+    `griffin_eval.model_torch.loading.load` are the usual callers.
     """
 
     def __init__(self, config: GriffinConfig, make: Callable[[ParamSpec], Any]):
@@ -85,15 +83,15 @@ class Griffin(nn.Module):
         self.lm_head = None if config.tie_embeddings else Head(params / "lm_head")
 
     def init_state(self, batch: int, capacity: int | None = None) -> State:
-        """The state before the first token.
+        """Return the state before the first token.
 
         Args:
-            batch: rows, B.
-            capacity: tokens a document may have; needed by global attention, whose state grows with
-                it, and by no other block.
+            batch: Number of rows, B.
+            capacity: Largest number of tokens of a document; required for global attention, whose
+                state grows with it, and ignored by other blocks.
 
         Raises:
-            ValueError: if the model has global attention and no capacity is given.
+            ValueError: The model has global attention, and capacity is None.
         """
         c = self.config
         if capacity is None and "global_attention" in c.block_types:
@@ -111,14 +109,14 @@ class Griffin(nn.Module):
         for block_type, layer in zip(c.block_types, self.model.layers, strict=True):
             temporal: Any = layer.temporal_block
             if block_type == "recurrent":
-                channels = len(temporal.linear_x.weight)  # that are here
+                channels = len(temporal.linear_x.weight)  # channels of this process
                 h = zeros(channels, dtype=h_dtype)
                 layers.append(RecurrentState(h, zeros(c.conv_width - 1, channels)))
             else:
                 keys = c.visible_keys if block_type == "local_attention" else capacity
                 assert keys is not None
                 past = keys - 1
-                width = len(temporal.k_proj.weight)  # of the heads of keys that are here
+                width = len(temporal.k_proj.weight)  # key heads of this process
                 layers.append(AttentionState(zeros(past, width), zeros(past, width)))
         return State(zeros(dtype=torch.int32), zeros(dtype=torch.int32), tuple(layers))
 
@@ -129,21 +127,20 @@ class Griffin(nn.Module):
         state: State,
         resets: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, "B T W"], State]:
-        """Reads a chunk of every row.
+        """Read a chunk of every row.
 
-        Splitting a sequence into chunks anywhere gives the same hidden vectors and the same state.
+        A sequence divided into any chunks gives the same hidden vectors and the same state.
 
         Args:
-            tokens: ids; T >= 1.
-            lengths: how many of its tokens each row reads, 0 to T. The rest is padding: it leaves
-                the row's state as it is, and its hidden vectors mean nothing.
-            state: from `init_state` or an earlier step; it is not changed.
-            resets: where a new document starts: the token sees nothing before it and is at
-                position 0.
+            tokens: Token ids; T >= 1.
+            lengths: Number of tokens that each row reads, 0 to T. The rest is padding, which does
+                not change the row's state, and has meaningless hidden vectors.
+            state: State from `init_state` or an earlier step; it is not changed.
+            resets: Starts of documents: the token sees nothing before it and has position 0.
 
         Returns:
-            Hidden vectors after the final norm, for `logits`, and the state after the chunk. Where
-            a document outgrows the capacity of global attention, its row is NaN from that chunk on.
+            Hidden vectors after the final norm, for `logits`, and the state after the chunk. If a
+            document outgrows the capacity of global attention, its row is NaN from that chunk on.
         """
         batch, length = tokens.shape
         t = torch.arange(length, dtype=torch.int32, device=tokens.device).expand(batch, length)
@@ -154,7 +151,7 @@ class Griffin(nn.Module):
             positions = torch.where(last_reset >= 0, t - last_reset, positions)
             start = torch.where(last_reset >= 0, 0, start)
         padding = t >= lengths[:, None]
-        # Reading padding back would wait for an accelerator, so only the CPU looks.
+        # Only on the CPU: reading padding would wait for an accelerator.
         full = padding.device.type == "cpu" and not padding.any()
         context = self._context(positions, positions - start, padding, PaddedLayout(lengths, full))
         hidden, layers = self._read(tokens, context, state)
@@ -173,16 +170,16 @@ class Griffin(nn.Module):
         tile: int = 16,
         ablated: tuple[Bool[Tensor, " S"], Bool[Tensor, " S"]] | None = None,
     ) -> tuple[Float[Tensor, "1 N W"], State]:
-        """Reads chunks of several documents, one behind the other. Their states are rows of a pool.
+        """Read chunks of several documents, one after the other. Their states are rows of a pool.
 
         Args:
-            tokens: ids of the first chunk, of the second and so on, then padding; N >= 1.
-            lengths: tokens of each chunk; together at most N.
-            pool: from `init_state` or an earlier step; it is consumed.
-            rows: those that the documents continue from, and those that take their states.
-            tile: tokens of a chunk that attention works on together; no result depends on it.
-            ablated: which documents lose their recurrent memory, and which that of attention,
-                before their chunk; see `ablate`.
+            tokens: Token ids of all chunks, then padding; N >= 1.
+            lengths: Number of tokens of each chunk, at most N in all.
+            pool: Pool from `init_state` or an earlier step; it is consumed.
+            rows: Rows with the states before the step, and rows for the states after it.
+            tile: Number of queries of a block for attention, which does not affect results.
+            ablated: Documents that lose their recurrent memory, and documents that lose their
+                attention memory, before their chunk; see `ablate`.
 
         Returns:
             Hidden vectors after the final norm, in the order of the tokens, and the pool.
@@ -202,16 +199,12 @@ class Griffin(nn.Module):
     def step_rings(
         self, tokens: Int[Tensor, " B"], active: Int[Tensor, " B"], state: State
     ) -> tuple[Float[Tensor, "B W"], State]:
-        """Reads one token of every active row, in place.
+        """Read one token of every active row, in place; return the same as `step`.
 
         Args:
-            tokens: ids.
             active: 1 for rows that read their token, 0 for others.
             state: State with keys and values in rings, such as the rows of
                 `griffin_eval.model_torch.decoding.DecodingState`; it is consumed.
-
-        Returns:
-            The same as `step`.
         """
         positions = state.pos[:, None]
         max_age = positions - state.attention_start[:, None]
@@ -250,16 +243,16 @@ class Griffin(nn.Module):
         return self.model.final_norm(x), tuple(layers)
 
     def logits(self, hidden: Float[Tensor, "*N W"]) -> Float[Tensor, "*N V"]:
-        """Logits of the next token in float32 or wider, soft-capped as the config says."""
+        """Return logits of the next token in float32 or wider, with the config's soft cap."""
         logits = (self.lm_head or self.model.embed_tokens).decode(hidden)
         cap = self.config.logits_soft_cap
-        if cap and not logits.requires_grad:  # a copy of them all would cost more than the products
+        if cap and not logits.requires_grad:  # in place: a copy would cost more than the products
             return logits.div_(cap).tanh_().mul_(cap)
         return cap * torch.tanh(logits / cap) if cap else logits
 
 
 def initialize(config: GriffinConfig, seed: int = 0, dtype: torch.dtype = torch.float32) -> Griffin:
-    """A model with random weights, the same numbers as the JAX twin draws for this seed."""
+    """Return a model with random weights, equal to the JAX twin's for the same seed."""
 
     def make(spec: ParamSpec) -> nn.Parameter:
         value = torch.from_numpy(initial_value(spec, seed))
@@ -269,5 +262,5 @@ def initialize(config: GriffinConfig, seed: int = 0, dtype: torch.dtype = torch.
 
 
 def param_dtype(spec: ParamSpec, dtype: torch.dtype) -> torch.dtype:
-    """The dtype a parameter is held in when the model runs in ``dtype``."""
+    """Return the dtype of a parameter in a model that runs in ``dtype``."""
     return accumulation_dtype(dtype) if spec.keep_float32 else dtype

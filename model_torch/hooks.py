@@ -1,4 +1,4 @@
-"""Recording what enters and leaves the parts of a model as it runs."""
+"""Recording of the inputs and outputs of a model's parts while it runs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +9,11 @@ from griffin_eval.model_torch.blocks import RecurrentBlock
 
 
 def record_blocks(blocks: Any) -> list[Tensor]:
-    """Has residual blocks record the input of the first of them and the output of each.
+    """Make residual blocks record the input of the first block and the output of each block.
 
     Args:
-        blocks: the list of a model's layers, whose elements are changed for good. In PyTorch also
-            the layers of another model, whose outputs may be tuples that begin with the vectors.
+        blocks: List of a model's layers, whose elements are changed permanently. In PyTorch they
+            may belong to another model, with outputs that are tuples starting with the vectors.
 
     Returns:
         A list to which every run of the model appends, in the order of the blocks.
@@ -34,9 +34,9 @@ def record_blocks(blocks: Any) -> list[Tensor]:
 
 
 def record_temporal(blocks: Any) -> list[dict[str, Tensor]]:
-    """Has residual blocks record what their temporal blocks compute of each token: a recurrent one
-    ``x`` and ``h`` [B, T, L], input and output of the RG-LRU, and attention ``k`` (rotated) and
-    ``v`` [B, T, J]; the rest as `record_blocks`."""
+    """Make residual blocks record values of their temporal blocks for each token, as in
+    `record_blocks`: a recurrent block ``x`` and ``h`` [B, T, L], input and output of the RG-LRU; an
+    attention block ``k`` (rotated) and ``v`` [B, T, J]."""
     seen: list[dict[str, Tensor]] = []
 
     def recurrent(_: Any, inputs: Any, output: Any) -> None:
@@ -56,7 +56,7 @@ def record_temporal(blocks: Any) -> list[dict[str, Tensor]]:
 
 
 class _NotingLayout:
-    """A layout of padded rows that hands keys and values to ``note``."""
+    """A layout of padded rows that passes keys and values to ``note``."""
 
     def __init__(self, layout: Any, note: Callable[[dict[str, Tensor]], None]):
         self._layout, self._note = layout, note

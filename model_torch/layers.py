@@ -1,4 +1,4 @@
-"""The leaves of the model: linear map, norm, convolution, RG-LRU, rotary embedding."""
+"""Layers of the model: linear map, norm, convolution, RG-LRU, rotary embedding."""
 
 from functools import cache
 
@@ -18,21 +18,21 @@ from griffin_eval.sharding.processes_torch import summed
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """The same values in float32, or wider where they are."""
+    """Cast to float32, unless x is wider."""
     return x.to(accumulation_dtype(x.dtype))
 
 
 class Linear(nn.Module):
-    """y = x W^T + b, with W of shape (out, in), or an activation of it.
+    """y = x W^T + b, with W of shape (out, in), or an activation of y.
 
-    Where devices or processes share a model and each has some of the inputs, y is their sum.
+    If each device or process holds a part of the inputs, y is the sum over them.
     """
 
     def __init__(self, params: ParamScope):
         super().__init__()
         self.weight = params("weight")
         self.bias = params.get("bias")
-        # Whether other processes hold the rest of the inputs.
+        # Whether each process holds a part of the inputs.
         self.partial = self.weight.shape[1] < params.spec("weight").shape[1]
 
     @property
@@ -55,14 +55,14 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "B T W"]) -> Float[Tensor, "B T W"]:
         y = at_least_float32(x)
-        # One pass over y, which it does not copy; squaring would write another array.
+        # vector_norm reads y once without a copy; squaring would write another array.
         mean_square = torch.linalg.vector_norm(y, dim=-1, keepdim=True).square() / y.shape[-1]
         y = y * torch.rsqrt(mean_square + self.eps)
         return torch.addcmul(y, y, at_least_float32(self.weight)).to(x.dtype)
 
 
 class Conv1D(nn.Module):
-    """Causal depthwise convolution that never looks past the start of a document."""
+    """Causal depthwise convolution within a document."""
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
         super().__init__()
@@ -83,14 +83,14 @@ class Conv1D(nn.Module):
         for age in range(1, self.width):
             earlier = at_least_float32(context.layout.earlier(joined, taps, age))
             same_document = (context.positions >= age)[:, :, None]
-            # In place: every other form writes y again for each tap.
+            # In place, since any other form writes y again for each tap.
             y.addcmul_(torch.where(same_document, earlier, 0.0), weight[-1 - age])
         return y.to(x.dtype), context.layout.last(past, joined)
 
 
 class RGLRU(nn.Module):
-    """Real-gated linear recurrent unit (section 2.4), or, with an imaginary parameter, the
-    complex-gated one (appendix B), in float32 or wider throughout."""
+    """Real-gated linear recurrent unit (section 2.4) or, with an imaginary parameter, complex-gated
+    one (appendix B), computed in float32 or wider."""
 
     def __init__(self, config: GriffinConfig, params: ParamScope):
         super().__init__()
@@ -133,7 +133,7 @@ def _bias_or_zeros(bias: Tensor | None, weight: Float[Tensor, "G I O"]) -> Float
 def _digit_tables(
     rotary_dim: int, rope_base: float, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    with torch.inference_mode(False):  # else it would be of no use to a training step
+    with torch.inference_mode(False):  # training cannot use inference tensors
         cos, sin = rope.digit_tables(rotary_dim, rope_base)
         where = {"dtype": dtype, "device": device}
         return torch.tensor(cos, **where), torch.tensor(sin, **where)
@@ -142,7 +142,7 @@ def _digit_tables(
 def rotation(
     positions: Int[Tensor, "B T"], rotary_dim: int, rope_base: float, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "B T R"], Float[Tensor, "B T R"]]:
-    """Cosine and sine of RoPE's angles, exact to rounding at any position below 2**32."""
+    """Return cosine and sine of RoPE's angles, exact to rounding at any position below 2**32."""
     cos_table, sin_table = _digit_tables(
         rotary_dim, rope_base, accumulation_dtype(dtype), positions.device
     )
@@ -157,7 +157,7 @@ def rotation(
 def rotate(
     x: Float[Tensor, "B T H D"], cos: Float[Tensor, "B T R"], sin: Float[Tensor, "B T R"]
 ) -> Float[Tensor, "B T H D"]:
-    """Rotates the leading 2R dimensions of every head, pairing dimension j with j + R."""
+    """Rotate the leading 2R dimensions of every head, pairing dimension j with j + R."""
     pairs = cos.shape[-1]
     first, second, rest = (
         at_least_float32(x[..., :pairs]),

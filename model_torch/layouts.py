@@ -1,5 +1,5 @@
-"""Layouts of the tokens of a step: rows padded to one length, one token of every row, or segments
-packed behind each other."""
+"""Layouts of the tokens of a step: rows padded to one length, one token of every row, or packed
+segments."""
 
 from typing import NamedTuple
 
@@ -20,39 +20,39 @@ from griffin_eval.model_torch.state import AttentionState, PoolRows
 
 
 class PaddedLayout(NamedTuple):
-    """B rows of T tokens, each with its own state; the tokens behind a row's length are padding.
+    """B rows of T tokens, each with its own state; tokens past a row's length are padding.
 
     A state remembers P past values of each row. Attention and convolution read them *joined* with
-    the new ones; `slots of a row` are the second axis of what is joined.
+    the new ones: the slots of a row are the second axis of the joined array.
     """
 
     lengths: Int[Tensor, " B"]
-    full: bool = False  # whether it is known that no row has padding
-    starts = None  # no row lies behind another
+    full: bool = False  # whether all rows are known to have no padding
+    starts = None  # each segment is a row
 
     def past(self, keys: Float[Tensor, "S P J"]) -> int:
-        """Return how many tokens before those of the step these keys of a state can be of."""
+        """Return the largest distance in tokens between a query and these keys of a state."""
         return keys.shape[1]
 
     def join(
         self, past: Float[Tensor, "S P X"], new: Float[Tensor, "B T X"]
     ) -> Float[Tensor, "S Q X"]:
-        """Concatenates past and new values along time."""
+        """Concatenate past and new values along time."""
         return torch.cat([past, new], 1)
 
     def earlier(
         self, joined: Float[Tensor, "S Q X"], past: int, age: int
     ) -> Float[Tensor, "B T X"]:
-        """The joined value ``age`` tokens before each token, where ``past`` are remembered."""
+        """Return the joined value ``age`` tokens before each token, after ``past`` old values."""
         return joined[:, past - age : joined.shape[1] - age]
 
     def last(
         self, remembered: Float[Tensor, "S P X"], joined: Float[Tensor, "S Q X"]
     ) -> Float[Tensor, "S P X"]:
-        """The values that the next state remembers: the last P of each row, without padding."""
+        """Return the values that the next state remembers: the last P of each row's tokens."""
         rows, length, _ = joined.shape
         past = remembered.shape[1]
-        if self.full:  # then there is nothing to gather, nor to copy if most of it is kept
+        if self.full:  # no gather needed, and no copy if nearly all of it is kept
             kept = joined[:, length - past :]
             return kept if length == past + 1 else kept.clone()
         first = self.lengths + length * torch.arange(rows, device=joined.device)
@@ -67,14 +67,7 @@ class PaddedLayout(NamedTuple):
         context: "StepContext",
         state: AttentionState,
     ) -> tuple[Float[Tensor, "B T H*D"], AttentionState]:
-        """What each query gets of the remembered values and those of the step, and the next state.
-
-        Args:
-            q: queries.
-            k, v: keys and values of the same tokens.
-            context: Context of the step.
-            state: before the step.
-        """
+        """Compute attention over remembered values and those of the step, and the next state."""
         keys, values = self.join(state.k, k), self.join(state.v, v)
         past = state.k.shape[1]
         y = local_attention(q, keys, values, context.max_age, past=past, lengths=self.lengths)
@@ -82,11 +75,11 @@ class PaddedLayout(NamedTuple):
 
 
 class RingLayout(PaddedLayout):
-    """One token of each of B rows, whose keys and values of attention lie in rings.
+    """One token of each of B rows, with the keys and values of attention in rings.
 
-    A ring has a slot for each token that a query sees, its own among them: that of position p is in
-    slot p % Q. A step writes its own keys and values over those that nothing sees any more, into
-    the state itself. The convolution has few inputs, which it moves on.
+    A ring has Q slots, one for each token that a query sees, including its own; position p has slot
+    p % Q. A step overwrites keys and values that no query sees any more, in place. The few inputs
+    of the convolution are shifted instead.
     """
 
     def past(self, keys: Float[Tensor, "S Q J"]) -> int:
@@ -109,18 +102,18 @@ class RingLayout(PaddedLayout):
 
 
 class PackedLayout(NamedTuple):
-    """S segments behind each other in one row of N tokens, each with its own state, padding last.
+    """S segments one after the other in one row of N tokens, each with its own state, padding last.
 
-    The methods mean the same as those of `PaddedLayout`; what is joined are first the past values
-    of all segments, then the row. The past keys and values of attention, which are longer, stay in
-    the pool of states: attention reads them there, and the new ones are written there.
+    The methods are those of `PaddedLayout`; joined arrays hold first the past values of all
+    segments, then the row. The past keys and values of attention, which are longer, stay in the
+    pool of states, where attention reads them and new ones are written.
     """
 
     lengths: Int[Tensor, " S"]
     starts: Int[Tensor, " S"]
-    segment: Int[Tensor, " N"]  # of each token
-    position: Int[Tensor, " N"]  # tokens of its segment before it in the row
-    blocks: PackedBlocks  # queries that attention works on together
+    segment: Int[Tensor, " N"]  # segment of each token
+    position: Int[Tensor, " N"]  # number of tokens of its segment before each token
+    blocks: PackedBlocks  # blocks of queries for attention
     rows: PoolRows
     past = PaddedLayout.past
 
@@ -166,10 +159,10 @@ class PackedLayout(NamedTuple):
     def _write(
         self, pool: Float[Tensor, "R P X"], new: Float[Tensor, "N X"]
     ) -> Float[Tensor, "R P X"]:
-        """The pool, over which the last P values of every segment to keep are written."""
+        """Write the last P values of every kept segment into the pool."""
         past, (sources, kept, targets) = pool.shape[1], self.rows
         back = torch.arange(-past, 0, device=pool.device)
-        offset = self.lengths[kept][:, None] + back  # of the last P values, negative in the pool
+        offset = self.lengths[kept][:, None] + back  # offsets of the last P values, < 0 in the pool
         old = (sources[kept][:, None] * past + past + offset).clamp(max=len(pool) * past - 1)
         last = take_rows(pool.flatten(0, 1), old).flatten(0, 1)
         new_place = torch.nonzero(offset.flatten() >= 0)[:, 0]
@@ -179,13 +172,13 @@ class PackedLayout(NamedTuple):
 
 
 def pack(lengths: Int[Tensor, " S"], tokens: int, query_block: int, rows: PoolRows) -> PackedLayout:
-    """Lays segments of these lengths behind each other.
+    """Lay out segments one after the other.
 
     Args:
-        lengths: tokens of each segment; together at most ``tokens``.
-        tokens: tokens of the row, padding included, N.
-        query_block: queries that attention works on together.
-        rows: of the pool of states.
+        lengths: Number of tokens of each segment, at most ``tokens`` in all.
+        tokens: Number of tokens of the row including padding, N.
+        query_block: Number of queries of a block for attention.
+        rows: Rows of the pool of states.
     """
     starts, segment, position = locate(lengths, tokens)
     blocks = query_blocks(lengths, starts, segment, position, query_block)
@@ -193,9 +186,9 @@ def pack(lengths: Int[Tensor, " S"], tokens: int, query_block: int, rows: PoolRo
 
 
 class StepContext(NamedTuple):
-    """What every block needs to know of the tokens of a step."""
+    """Properties of the tokens of a step, for all blocks."""
 
-    positions: Int[Tensor, "B T"]  # within the document, which a reset starts anew
+    positions: Int[Tensor, "B T"]  # position in the document, which a reset restarts
     max_age: Int[Tensor, "B T"]  # earlier tokens that attention may see, if the state holds them
     padding: Bool[Tensor, "B T"]
     cos: Float[Tensor, "B T R"]

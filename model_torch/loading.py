@@ -1,4 +1,4 @@
-"""From a checkpoint into the model: weights stay mapped from the file where they can."""
+"""Loading of a checkpoint into the model, which keeps weights mapped from the file if possible."""
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from griffin_eval.model_torch.griffin import Griffin, param_dtype
 from griffin_eval.sharding import processes_torch
 from griffin_eval.sharding.split import split_over
 
-_SUMMED = 1 << 22  # weights at a time
+_SUMMED = 1 << 22  # weights that are summed at a time
 
 
 def load(
@@ -20,21 +20,19 @@ def load(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> Griffin:
-    """Loads a checkpoint of any format, tensor by tensor.
+    """Load a checkpoint of any format, tensor by tensor.
 
-    On the CPU and without a change of dtype a weight of a safetensors file is mapped from it;
-    otherwise one tensor at a time is converted, so that the model is never in memory twice. Where
-    processes share the model (`griffin_eval.sharding.processes_torch.share`), each takes its part.
+    On the CPU and without a change of dtype, weights of a safetensors file stay mapped from it;
+    otherwise one tensor at a time is converted, so that the model is never in memory twice. If
+    processes share the model (`griffin_eval.sharding.processes_torch.share`), each loads its part.
+    A warning is logged for each tensor with NaN or infinity in its final dtype.
 
     Args:
-        checkpoint: opened with ``Checkpoint(path)``.
-        dtype: to run in; None for that of the checkpoint. Λ and θ are float32 at least.
-        device: to run on; None for the CPU.
+        dtype: Dtype to run in; None for the checkpoint's. Λ and θ are at least float32.
+        device: Device to run on; None for the CPU.
 
     Raises:
-        CheckpointError: a tensor that cannot be read, or a part that is not what the manifest says.
-
-    Logs a warning for each tensor that holds NaN or infinity in the dtype it is held in.
+        CheckpointError: A tensor cannot be read, or a part differs from the manifest.
     """
     run_dtype = dtype or getattr(torch, checkpoint.dtype)
     split = split_over(checkpoint.config, processes_torch.parts())
@@ -61,13 +59,10 @@ def load_packed(
 ) -> Griffin:
     """Load a quantised checkpoint whose quantised matrices are dequantised while the model runs.
 
-    They are copied from the file as they are; all other parameters are as in `load`.
-
-    Args:
-        checkpoint, dtype, device: Arguments of `load`.
+    They are copied from the file unchanged; all other parameters are loaded as by `load`.
 
     Raises:
-        CheckpointError: a tensor that cannot be read.
+        CheckpointError: A tensor cannot be read.
     """
     run_dtype = dtype or getattr(torch, checkpoint.dtype)
 
@@ -83,9 +78,9 @@ def load_packed(
 def _parameter(
     spec: ParamSpec, stored: torch.Tensor, dtype: torch.dtype, device: torch.device | None
 ) -> nn.Parameter:
-    """A parameter on its device, in the dtype that it is held in; NaN and infinity are logged."""
+    """Return a parameter on its device in its final dtype; log NaN and infinity."""
     value = stored.to(device=device, dtype=param_dtype(spec, dtype))
-    # In pieces: a sum in float32 widens what it adds up first.
+    # In pieces, since a sum in float32 first widens its input.
     sums = [piece.sum(dtype=torch.float32) for piece in value.flatten().split(_SUMMED)]
     if not torch.stack(sums).isfinite().all():
         warn_not_finite(spec.name, int((~torch.isfinite(value)).sum()), spec.size)
@@ -95,7 +90,7 @@ def _parameter(
 def _quantised(
     checkpoint: Checkpoint, spec: ParamSpec, dtype: torch.dtype, device: torch.device | None
 ) -> QuantisedMatrix | None:
-    """Return a matrix as it is quantised in the file, or None if it is not or an adapter changes
+    """Return a matrix quantised as in the file; None if it is not quantised or an adapter changes
     it."""
     stored = checkpoint.quantised(spec.name)
     rows = None if stored is None else stored.quantised.packed_rows()
@@ -117,5 +112,5 @@ def _quantised(
 
 def _copied(stored: np.ndarray, device: torch.device | None) -> torch.Tensor:
     tensor = torch_tensor(stored).to(device)
-    drop_pages(stored)  # which would count as this process's memory beside the copy
+    drop_pages(stored)  # otherwise they count as this process's memory
     return tensor

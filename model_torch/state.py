@@ -1,10 +1,10 @@
 """The state of a model between steps: tuples of tensors with the batch axis first everywhere.
 
-The axis names used in every shape annotation: B batch, T tokens of a chunk, S rows of a state (B,
-or the segments packed into one row), N packed tokens, W model width, L RG-LRU width, H heads, D
-dimensions of a head, J those of all heads of keys (or values) together, R rotated pairs of a head,
-C remembered keys, K taps of the convolution less one, V vocabulary, E expanded MLP width, G blocks
-of a gate, Z complex channels of a CG-LRU.
+Axis names in all shape annotations: B batch, T tokens of a chunk, S rows of a state (B, or the
+packed segments of one row), N packed tokens, W model width, L RG-LRU width, H heads, D dimensions
+of a head, J dimensions of all key (or value) heads together, R rotated pairs of a head, C
+remembered keys, K taps of the convolution less one, V vocabulary, E expanded MLP width, G blocks of
+a gate, Z complex channels of a CG-LRU.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,8 +19,8 @@ class RecurrentState(NamedTuple):
     """State of a recurrent block.
 
     Attributes:
-        h: of the RG-LRU, float32 at least.
-        conv: the last K inputs of the convolution, oldest first.
+        h: State of the RG-LRU, at least float32.
+        conv: Last K inputs of the convolution, oldest first.
     """
 
     h: Float[Tensor, "S L"]
@@ -30,8 +30,8 @@ class RecurrentState(NamedTuple):
 class AttentionState(NamedTuple):
     """Keys (rotated) and values of the last C tokens, oldest first.
 
-    Entries from before the document, or from before `State.attention_start`, hold no meaning and
-    are never attended to.
+    Entries from before the document, or from before `State.attention_start`, are meaningless and
+    never attended to.
     """
 
     k: Float[Tensor, "S C J"]
@@ -42,10 +42,10 @@ class State(NamedTuple):
     """State of the whole model.
 
     Attributes:
-        pos: number of tokens read of the current document.
-        attention_start: position of the first token of the document whose key attention may see;
-            0 unless `ablate` was called.
-        layers: one state per residual block.
+        pos: Number of tokens read of the current document.
+        attention_start: Position of the first token of the document that attention may see; 0
+            unless `ablate` was called.
+        layers: One state per residual block.
     """
 
     pos: Int[Tensor, " S"]
@@ -54,14 +54,14 @@ class State(NamedTuple):
 
 
 class PoolRows(NamedTuple):
-    """Which states of a pool the segments of a packed step continue, and where those after it go.
+    """The rows of a pool that the segments of a packed step read and write.
 
     A row must not be written for a segment if a later segment continues from it.
 
     Attributes:
-        sources: the row of the pool that each segment continues from; several may share one.
-        kept: segments whose state after the step is kept, in the order of the segments.
-        targets: the row of the pool that takes each of these, no row twice.
+        sources: Row of the pool that each segment continues; several segments may share one.
+        kept: Segments whose state is kept after the step, in the order of the segments.
+        targets: Row of the pool for the state of each of these, without repetitions.
     """
 
     sources: Int[Tensor, " S"]
@@ -70,25 +70,22 @@ class PoolRows(NamedTuple):
 
 
 def gather(state: State, rows: Int[Tensor, " N"]) -> State:
-    """A state of the given rows of a state, which may repeat: forks, drops and reorders a batch."""
+    """Return rows of a state, with repetitions: this forks, drops and reorders a batch."""
     return map_leaves(lambda leaf: leaf.index_select(0, rows), state)
 
 
 def scatter(pool: State, rows: Int[Tensor, " N"], state: State) -> State:
-    """Writes the rows of a state over these rows of a pool, which is consumed.
+    """Write the N rows of a state over rows of a pool of P rows, which is consumed.
 
-    Args:
-        pool: of P rows; only the result may be used from here on.
-        rows: which of its rows to write, no row twice, each from 0 to P - 1. Others are an error in
-            PyTorch and left out in JAX.
-        state: of N rows.
+    ``rows`` has no repetitions. Rows outside the pool raise an error in PyTorch and are skipped in
+    JAX.
     """
     return map_leaves(lambda leaf, new: leaf.index_copy_(0, rows, new), pool, state)
 
 
 def fork(pool: State, sources: Int[Tensor, " S"]) -> State:
-    """The states of some rows of a pool, which may repeat, for a packed step. Keys and values of
-    attention, most of a state, are those of the whole pool: the step reads them in place."""
+    """Return the states of some rows of a pool, with repetitions, for a packed step. Keys and
+    values of attention, most of a state, are not copied: the step reads them in the pool."""
     layers = [
         layer
         if isinstance(layer, AttentionState)
@@ -99,13 +96,10 @@ def fork(pool: State, sources: Int[Tensor, " S"]) -> State:
 
 
 def keep(pool: State, after: State, rows: PoolRows) -> State:
-    """Writes the states after a packed step over rows of the pool, which is consumed.
+    """Write the states after a packed step over rows of the pool, which is consumed.
 
-    Args:
-        pool: before the step.
-        after: of S segments, except for the keys and values of attention, which are those of the
-            whole pool and written already.
-        rows: which states go where.
+    ``after`` holds S segments, except for the keys and values of attention, which are already
+    written to the pool.
     """
 
     def write(old: Tensor, new: Tensor) -> Tensor:
@@ -120,12 +114,11 @@ def keep(pool: State, after: State, rows: PoolRows) -> State:
 
 
 def ablate(state: State, recurrent: Bool[Tensor, " S"], attention: Bool[Tensor, " S"]) -> State:
-    """The state with the memory of some of its rows cleared; positions continue.
+    """Return the state with the memory of some of its rows cleared; positions continue.
 
     Args:
-        state: of S documents; it is not changed.
-        recurrent: rows whose RG-LRU and convolutions start again from zero.
-        attention: rows in which no later query sees a key of a token that was read before.
+        recurrent: Rows whose RG-LRU and convolutions restart from zero.
+        attention: Rows in which later queries see no key of an earlier token.
     """
     layers = []
     for layer in state.layers:
@@ -139,18 +132,19 @@ def ablate(state: State, recurrent: Bool[Tensor, " S"], attention: Bool[Tensor, 
 
 
 def without_attention(state: State) -> State:
-    """The part of a state that `fork` copies."""
+    """Return the part of a state that `fork` copies."""
     layers = (layer for layer in state.layers if not isinstance(layer, AttentionState))
     return state._replace(layers=tuple(layers))
 
 
 def nbytes(state: State) -> int:
-    """Bytes of a state."""
+    """Return the number of bytes of a state."""
     return sum(leaf.nbytes for leaf in _leaves(state))
 
 
 def map_leaves(function: Callable[..., Tensor], state: State, *others: State) -> State:
-    """The state whose tensors are ``function`` of those at the same place in each given state."""
+    """Apply a function to the tensors at the same place in each state."""
+
     leaves = iter([function(*group) for group in zip(*map(_leaves, (state, *others)), strict=True)])
     pos, attention_start = next(leaves), next(leaves)
     layers = (type(layer)(*(next(leaves) for _ in layer)) for layer in state.layers)
