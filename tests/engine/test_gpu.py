@@ -6,9 +6,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import torch
-from adapters import write_base
 from parity import BASE, weights
-from quantised import BITS, write_bitsandbytes
 from safetensors.numpy import save_file
 
 from griffin_eval import Evaluator
@@ -98,26 +96,6 @@ def test_steps_by_graphs_are_the_same_bit_for_bit(model, dtype, tmp_path):
         found, by_graphs = runner.decode_step(by_graphs, tokens, active)
         wanted, plain = runner.decode_step(plain, tokens, active)
         assert torch.equal(found, wanted), step
-
-
-@pytest.mark.parametrize("kind", ["nf4", "int8"])
-@pytest.mark.parametrize("framework", ["torch", "jax"])
-def test_a_quantised_model_is_as_exact_as_the_dequantised_one(framework, kind, texts, tmp_path):
-    config = replace(BASE, width=128, lru_width=128, mlp_width=192)
-    whole, packed = tmp_path / "whole", tmp_path / "packed"
-    write_base(whole, config)
-    write_bitsandbytes(packed, whole, torch.bfloat16, **BITS[kind])
-
-    def evaluator(dtype, device, **options):
-        return Evaluator(packed, framework="torch", dtype=dtype, device=device, **options)
-
-    exact = logprobs(evaluator("float64", "cpu"), texts)
-    common = {"framework": framework, "dtype": "bfloat16", "device": DEVICE}
-    stays, dense = Evaluator(packed, load="quantised", **common), Evaluator(packed, **common)
-    found, wanted = (rms(logprobs(each, texts) - exact) for each in (stays, dense))
-    print(f"{framework}, {kind}: {found:.2g} quantised, {wanted:.2g} dequantised")
-    assert found < 1.5 * wanted
-    assert [len(a.tokens) for a in stays.generate(texts[:12], max_new_tokens=70)] == [70] * 12
 
 
 def logprobs(evaluator, texts):

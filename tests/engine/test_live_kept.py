@@ -1,19 +1,19 @@
 """A scheduler's states on disk change how much is read, and no answer."""
 
+import shutil
 import tempfile
-import threading
 
 import numpy as np
 import pytest
+import scheduler_worker
 from fixtures_engine import continuations, random_ids, reference_scores, small_runner
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
-from slow import examples, fast, slow
+from slow import examples, slow
 
 from griffin_eval.engine.generation import Prompt
 from griffin_eval.engine.live import kept
-from griffin_eval.engine.live.requests import Request
 from griffin_eval.engine.live.scheduler import Scheduler
 from griffin_eval.states import state_cache
 from griffin_eval.states.state_cache import StateCache
@@ -32,23 +32,6 @@ def short():
         yield
 
 
-class Answer:
-    def __init__(self):
-        self.scores, self.ids, self.reason = None, [], None
-        self.ended = threading.Event()
-
-    def prompt(self, scores):
-        self.scores = scores
-
-    def token(self, token):
-        self.ids.append(token.id)
-        return False
-
-    def done(self, reason, error):
-        assert error is None, error
-        self.reason = reason
-
-
 def opened(folder, framework="torch", states=8, limit=1 << 40):
     runner = small_runner(framework)
     cache = StateCache(folder, limit, runner.config, "0" * 64, None, runner.dtype, runner.framework)
@@ -61,8 +44,7 @@ def ask(scheduler, *prompts, scored=False, new=4):
     answers = []
     for ids in prompts:
         more = {"score_from": 1, "top": 1} if scored else {}
-        answers.append(answer := Answer())
-        scheduler.add(Request(np.array(ids, np.int32), answer, max_new_tokens=new, **more))
+        answers.append(scheduler_worker.ask(scheduler, ids, max_new_tokens=new, **more))
         scheduler.run()
     return answers
 
@@ -94,15 +76,6 @@ def test_a_book_that_was_asked_for_alone_is_kept_once_others_go_on_from_it(tmp_p
     second = opened(tmp_path)
     assert [a.ids for a in ask(second, QUESTIONS[1])] == expected([QUESTIONS[1]])
     assert second.counts.tokens_kept == READ
-
-
-def test_a_prompt_whose_tokens_are_scored_is_read(tmp_path):
-    ask(opened(tmp_path), *QUESTIONS[:2])
-    again = opened(tmp_path)
-    ask(again, QUESTIONS[2])  # its state comes from disk, without what it predicts
-    assert again.counts.tokens_kept == READ
-    check_scores(ask(again, QUESTIONS[3], scored=True, new=1), QUESTIONS[3:4])
-    assert again.counts.tokens_kept == READ
 
 
 def check_scores(answers, prompts):
@@ -139,35 +112,27 @@ def test_a_book_that_was_kept_without_its_scores_is_scored_once(tmp_path):
 def test_more_likeliest_tokens_than_are_kept_are_computed(tmp_path):
     ask(opened(tmp_path), *QUESTIONS[:2], scored=True, new=0)
     again = opened(tmp_path)
-    again.add(Request(np.array(QUESTIONS[2], np.int32), answer := Answer(), score_from=1, top=3))
+    answer = scheduler_worker.ask(again, QUESTIONS[2], score_from=1, top=3)
     again.run()
     check_scores([answer], QUESTIONS[2:3])
     assert answer.scores.top_tokens.shape == (len(QUESTIONS[2]) - 1, 3)
     assert again.counts.tokens_kept == 0
 
 
-@pytest.mark.parametrize(
-    "damage",
-    fast(["flip", "unknown token"], ["flip", "cut", "another's", "short", "unknown token"]),
-)
-def test_damaged_scores_are_computed_again(damage, tmp_path, caplog):
+def test_damaged_scores_are_computed_again(tmp_path, caplog):
     ask(opened(tmp_path), *QUESTIONS[:2], scored=True, new=0)
     (file,) = tmp_path.glob("*.scores")
-    content, again = bytearray(file.read_bytes()), opened(tmp_path)
-    content[-5] ^= 1
-    scores = load_file(file)
-    if damage == "short":
-        scores = {name: one[:-1] for name, one in scores.items()}
-    elif damage == "unknown token":
-        scores["top_tokens"][3] = 1 << 40
-    name = "0" * 64 + ".scores" if damage == "another's" else file.name
-    again._prompts._cache.save_scores(name, scores)
-    if damage in ("flip", "cut"):
-        file.write_bytes(content if damage == "flip" else content[:99])
-    elif damage == "another's":
-        (tmp_path / name).rename(file)
-    check_scores(ask(again, *QUESTIONS, scored=True, new=0), QUESTIONS)
-    assert again.counts.tokens_kept == 0 and "its tokens are read again" in caplog.text
+    whole, again = file.read_bytes(), opened(tmp_path)
+    unknown = load_file(file)
+    unknown["top_tokens"][3] = 1 << 40
+    again._prompts._cache.save_scores(file.name, unknown)
+    flipped = whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:]
+    for content in (file.read_bytes(), flipped, whole[:99]):
+        file.write_bytes(content)
+        again = opened(tmp_path)
+        caplog.clear()
+        check_scores(ask(again, *QUESTIONS, scored=True, new=0), QUESTIONS)
+        assert again.counts.tokens_kept == 0 and "its tokens are read again" in caplog.text
 
 
 def test_servers_that_run_at_once_see_what_others_keep(tmp_path):
@@ -177,24 +142,21 @@ def test_servers_that_run_at_once_see_what_others_keep(tmp_path):
     assert second.counts.tokens_kept == READ
 
 
-@pytest.mark.parametrize(
-    "damage", fast(["flip", "all gone"], ["flip", "cut", "empty", "gone", "all gone"])
-)
-def test_a_damaged_state_is_read_again(damage, tmp_path, caplog):
-    ask(opened(tmp_path / "states"), *QUESTIONS[:2])
-    (file,) = (tmp_path / "states").glob("*.state")
-    again = opened(tmp_path / "states")
-    content = bytearray(file.read_bytes())
-    content[-5] ^= 1
-    file.write_bytes({"cut": content[:99], "empty": b""}.get(damage, content))
-    if "gone" in damage:
-        file.unlink()
-    if damage == "all gone":
-        file.parent.rmdir()
-    assert [a.ids for a in ask(again, *QUESTIONS)] == expected(QUESTIONS)
-    assert again.counts.tokens_kept == 0
-    assert ("its tokens are read again" in caplog.text) == ("gone" not in damage)
-    assert ask(opened(tmp_path / "states"), QUESTIONS[0])  # it was kept anew
+def test_a_damaged_state_is_read_again(tmp_path, caplog):
+    folder = tmp_path / "states"
+    ask(opened(folder), *QUESTIONS[:2])
+    (file,) = folder.glob("*.state")
+    whole = file.read_bytes()
+    for content in (whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:], None):
+        again = opened(folder)
+        caplog.clear()
+        if content:
+            file.write_bytes(content)
+        else:
+            shutil.rmtree(folder)
+        assert [a.ids for a in ask(again, *QUESTIONS)] == expected(QUESTIONS)
+        assert again.counts.tokens_kept == 0
+        assert ("its tokens are read again" in caplog.text) == (content is not None)
 
 
 @st.composite
@@ -219,9 +181,8 @@ def test_answers_are_the_same_whatever_is_on_disk(asked, states):
             if anew:
                 scheduler.run()
                 scheduler = opened(folder, states=states, limit=100_000)
-            answers.append(Answer())
             more = {"score_from": 1, "top": 1} if scored else {}
-            scheduler.add(Request(np.array(ids, np.int32), answers[-1], max_new_tokens=3, **more))
+            answers.append(scheduler_worker.ask(scheduler, ids, max_new_tokens=3, **more))
             scheduler._step()
         scheduler.run()
     right = expected([ids for ids, *_ in asked], 3)

@@ -63,23 +63,3 @@ def test_a_state_that_is_not_finite_is_named(subject, value):
             on_result=found.__setitem__,
         )
     assert not found
-
-
-def test_weights_that_are_nan_cost_few_reads():
-    """All requests fail, and the first few that do say so."""
-    subject = small_runner("torch")
-    calls, read = [], subject.read
-
-    def spoil(pool, *rest):
-        calls.append(1)
-        hidden, pool = read(pool, *rest)
-        return hidden * float("nan"), pool
-
-    requests = [Scorable(random_ids(20, seed), 1) for seed in range(64)]
-    subject.read = spoil
-    try:
-        with pytest.raises(NotFinite):
-            scores(subject, requests, Limits(512, 64))
-    finally:
-        del subject.read
-    assert len(calls) <= 16  # 3 steps hold all of them

@@ -82,14 +82,22 @@ def random_ids(length: int, seed: int, vocab: int = BASE.vocab_size) -> list[int
     return np.random.default_rng([length, seed]).integers(vocab, size=length).tolist()
 
 
-class Damaged:
-    """A runner to which a token gives NaN, and to everything behind it in the same step."""
+class Around:
+    """A runner that does what another one does, but for the methods of a subclass."""
 
-    def __init__(self, runner, token):
-        self._runner, self._token = runner, token
+    def __init__(self, runner):
+        self._runner = runner
 
     def __getattr__(self, name):
         return getattr(self._runner, name)
+
+
+class Damaged(Around):
+    """A runner to which a token gives NaN, and to everything behind it in the same step."""
+
+    def __init__(self, runner, token):
+        super().__init__(runner)
+        self._token = token
 
     def read(self, pool, tokens, lengths, sources, targets, ablations=None):
         hidden, pool = self._runner.read(pool, tokens, lengths, sources, targets, ablations)
