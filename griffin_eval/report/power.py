@@ -6,6 +6,7 @@ References:
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -95,18 +96,9 @@ def smallest_difference(spread: Spread, clusters: int) -> float:
 
 def clusters_needed(spread: Spread, difference: float) -> int | None:
     """Return the least number of clusters that can show a difference; None if beyond reason."""
-    low, high = 1, 2
-    while smallest_difference(spread, high) > difference:
-        low, high = high, 2 * high
-        if high > MOST_CLUSTERS:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        if smallest_difference(spread, middle) > difference:
-            low = middle
-        else:
-            high = middle
-    return high
+    counts = range(2, MOST_CLUSTERS)
+    place = bisect_left(counts, True, key=lambda n: smallest_difference(spread, n) <= difference)
+    return None if place == len(counts) else counts[place]
 
 
 class Plan(NamedTuple):
