@@ -52,11 +52,8 @@ Tensors = Mapping[str, LazyTensor]
 
 
 def decoded(tensors: Tensors) -> dict[str, LazyTensor]:
-    """The tensors with those that bitsandbytes has quantised dequantised, without their parts.
-
-    Raises:
-        CheckpointError: parts that lack others, or contradict them.
-    """
+    """Return the tensors with those that bitsandbytes has quantised dequantised, without their
+    parts; CheckpointError for parts that lack others, or contradict them."""
     parameters: dict[str, LazyTensor] = {}
     used: set[str] = set()
     problems: list[str] = []
@@ -114,10 +111,9 @@ def _read_4_bits(tensors: Tensors, name: str) -> tuple[LazyTensor, list[str]]:
     if math.prod(tensors[name].shape[1:]) != 1:
         raise ValueError(f"is {tensors[name].shape}, expected packed elements, (…, 1)")
     nested = any(f"{name}.{part}" in tensors for part in _NESTED)
-    nested_block = offset = 0
     expect = {"absmax": ("U8" if nested else "float32", blocks), "quant_map": ("float32", 16)}
+    nested_block, offset = _nested(state) if nested else (1, 0.0)
     if nested:
-        nested_block, offset = _nested(state)
         expect["nested_absmax"] = "float32", -(-blocks // nested_block)
         expect["nested_quant_map"] = "float32", 256
     for part, (kept_as, length) in expect.items():
@@ -131,12 +127,48 @@ def _read_4_bits(tensors: Tensors, name: str) -> tuple[LazyTensor, list[str]]:
     (stated,) = tensors[f"{name}.quant_map"].pieces()
     if not np.allclose(stated, code_of(kind), rtol=1e-5, atol=1e-6):
         raise ValueError(f"has a quant_map that is not that of {kind}")
-    scheme = f"bitsandbytes {kind} in blocks of {block}{', scales in 8 bits' * nested}"
     parts = [name, states[kind], *(f"{name}.{part}" for part in expect)]
-    stored = _FourBits(tensors, name, tuple(shape), dtype, kind, block, nested_block, offset)
-    bits = bits_of(sum(tensors[part].nbytes for part in parts), stored.shape)
-    facts = Quantised("bitsandbytes", scheme, bits, stored.packed_rows)
-    return dequantised(stored.shape, dtype, stored.values, facts), parts
+    stored, absmax, pairs = tensors[name], tensors[f"{name}.absmax"], pairs_of(code_of(kind))
+    # The packed bytes may be stored as elements of any dtype, so that other code moves them.
+    width = max(1, stored.nbytes // max(1, math.prod(stored.shape)))
+
+    def scales_of(start: int, stop: int) -> "np.ndarray":
+        scales = absmax.rows(start, stop)
+        if not nested:
+            return scales
+        first = start // nested_block
+        above = tensors[f"{name}.nested_absmax"].rows(first, -(-stop // nested_block))
+        code = tensors[f"{name}.nested_quant_map"].numpy()
+        with np.errstate(all="ignore"):
+            above = above[np.arange(start, stop) // nested_block - first]
+            return code[scales] * above + np.float32(offset)
+
+    def values(start: int, stop: int) -> "np.ndarray":
+        first, last = start // block * block, min(-(-stop // block) * block, size)
+        begin, end = first // 2, (last + 1) // 2  # bytes: a block has an even number of elements
+        rows = stored.rows(begin // width, -(-end // width))
+        packed = contiguous(rows).reshape(-1).view(np.uint8)[begin % width :][: end - begin]
+        scales = scales_of(first // block, -(-last // block))
+        found = dequantised_4_bits(packed, last - first, scales, block, pairs)
+        with np.errstate(all="ignore"):  # what is not finite is counted later
+            return found[start - first : stop - first].astype(numpy_dtype(dtype), copy=False)
+
+    def packed_rows() -> PackedRows | None:
+        if len(shape) != 2 or shape[1] % 2 or not size:  # no matrix of whole bytes
+            return None
+        rows, columns = shape
+        packed = contiguous(stored.numpy()).reshape(-1).view(np.uint8).reshape(rows, -1)
+        # Blocks go on from one row into the next where they do not divide it.
+        shared = math.gcd(columns, block)
+        scales = scales_of(0, blocks)
+        if shared < block:
+            scales = np.repeat(scales, block // shared)[: size // shared]
+        return PackedRows(4, packed, scales.reshape(rows, -1), table=pairs)
+
+    scheme = f"bitsandbytes {kind} in blocks of {block}{', scales in 8 bits' * nested}"
+    bits = bits_of(sum(tensors[part].nbytes for part in parts), tuple(shape))
+    facts = Quantised("bitsandbytes", scheme, bits, packed_rows)
+    return dequantised(tuple(shape), dtype, values, facts), parts
 
 
 def _nested(state: dict[str, Any]) -> tuple[int, float]:
@@ -188,87 +220,8 @@ def _bytes(tensor: LazyTensor) -> bytes:
     return values.tobytes()
 
 
-class _FourBits:
-    """A parameter of which each element is a number of 4 bits.
-
-    Args:
-        tensors: Tensors of the container.
-        name, shape, dtype: Facts of the parameter.
-        kind: ``"nf4"`` or ``"fp4"``.
-        block: Number of elements that have a scale in common.
-        nested_block: Number of scales that have a scale in common; 0 if scales are not quantised.
-        offset: Number that is added to scales that are quantised.
-    """
-
-    def __init__(
-        self,
-        tensors: Tensors,
-        name: str,
-        shape: tuple[int, ...],
-        dtype: str,
-        kind: str,
-        block: int,
-        nested_block: int,
-        offset: float,
-    ):
-        self.shape, self._size, self._dtype = shape, math.prod(shape), dtype
-        self._stored, self._absmax = tensors[name], tensors[f"{name}.absmax"]
-        self._nested = [tensors[f"{name}.{part}"] for part in _NESTED if nested_block]
-        self._block, self._nested_block, self._offset = block, nested_block, offset
-        # The packed bytes may be stored as elements of any dtype, so that other code moves them.
-        self._width = max(1, self._stored.nbytes // max(1, math.prod(self._stored.shape)))
-        self._pairs = pairs_of(code_of(kind))
-
-    def packed_rows(self) -> PackedRows | None:
-        """Return the parameter as it is stored, if it is a matrix of whole bytes."""
-        import numpy as np
-
-        if len(self.shape) != 2 or self.shape[1] % 2 or not self._size:
-            return None
-        rows, columns = self.shape
-        elements = contiguous(self._stored.numpy()).reshape(-1)
-        # Blocks go on from one row into the next where they do not divide it.
-        shared = math.gcd(columns, self._block)
-        scales = self._scales(0, -(-self._size // self._block))
-        if shared < self._block:
-            scales = np.repeat(scales, self._block // shared)[: self._size // shared]
-        packed = elements.view(np.uint8).reshape(rows, -1)
-        return PackedRows(4, packed, scales.reshape(rows, -1), table=self._pairs)
-
-    def values(self, start: int, stop: int) -> "np.ndarray":
-        """Return elements ``start`` to ``stop``."""
-        import numpy as np
-
-        block = self._block
-        first = start // block * block
-        last = min(-(-stop // block) * block, self._size)
-        begin, end = first // 2, (last + 1) // 2  # bytes: a block has an even number of elements
-        stored = self._stored.rows(begin // self._width, -(-end // self._width))
-        flat = contiguous(stored).reshape(-1).view(np.uint8)
-        packed = flat[begin % self._width :][: end - begin]
-        scales = self._scales(first // block, -(-last // block))
-        values = dequantised_4_bits(packed, last - first, scales, block, self._pairs)
-        with np.errstate(all="ignore"):  # what is not finite is counted later
-            return values[start - first : stop - first].astype(numpy_dtype(self._dtype), copy=False)
-
-    def _scales(self, start: int, stop: int) -> "np.ndarray":
-        """The scales of some blocks."""
-        import numpy as np
-
-        stored = self._absmax.rows(start, stop)
-        if not self._nested:
-            return stored
-        absmax, code = self._nested
-        block = self._nested_block
-        first = start // block
-        scales = absmax.rows(first, -(-stop // block))
-        with np.errstate(all="ignore"):
-            scaled = code.numpy()[stored] * scales[np.arange(start, stop) // block - first]
-            return scaled + np.float32(self._offset)
-
-
 def code_of(kind: str) -> "np.ndarray":
-    """The values of the numbers from 0 to 15 of ``"nf4"`` or ``"fp4"``: float32 [16]."""
+    """Return the values of the numbers from 0 to 15 of ``"nf4"`` or ``"fp4"``: float32 [16]."""
     import numpy as np
 
     if kind == "nf4":
@@ -277,7 +230,7 @@ def code_of(kind: str) -> "np.ndarray":
 
 
 def pairs_of(code: "np.ndarray") -> "np.ndarray":
-    """By byte, the values of its two elements: float32 [256, 2]."""
+    """Return, by byte, the values of its two elements: float32 [256, 2]."""
     import numpy as np
 
     return np.stack([np.repeat(code, 16), np.tile(code, 16)], 1)
@@ -286,15 +239,8 @@ def pairs_of(code: "np.ndarray") -> "np.ndarray":
 def dequantised_4_bits(
     packed: "np.ndarray", size: int, scales: "np.ndarray", block: int, pairs: "np.ndarray"
 ) -> "np.ndarray":
-    """Elements of 4 bits in float32.
-
-    Args:
-        packed: uint8 [(size + 1) // 2], which begins with a block.
-        size: number of elements.
-        scales: float32, one for each block.
-        block: elements of a block.
-        pairs: from `pairs_of`.
-    """
+    """Return ``size`` elements of 4 bits in float32: ``packed``, uint8 [(size + 1) // 2], begins
+    with a block, and ``scales`` is float32, one for each block; ``pairs`` are from `pairs_of`."""
     import numpy as np
 
     values = np.take(pairs, packed, 0).reshape(-1)[:size]
@@ -307,7 +253,7 @@ def dequantised_4_bits(
 
 
 def dequantised_8_bits(numbers: "np.ndarray", scales: "np.ndarray") -> "np.ndarray":
-    """int8 [R, C] with the largest magnitude of each row, in float32."""
+    """Return int8 [R, C] with the largest magnitude of each row, in float32."""
     import numpy as np
 
     values = numbers.astype(np.float32)
