@@ -323,7 +323,7 @@ class TorchRunner:
         return load(checkpoint, getattr(torch, self.dtype), torch.device("cpu"))
 
     def adopt(self, staged: Griffin) -> None:
-        # Copying into the old weights would fail on a CPU if they are mapped from a file.
+        # Do not copy into the old weights: on a CPU they may be mapped from a file.
         for mine, other in zip(self.model.parameters(), staged.parameters(), strict=True):
             mine.data = other.data.to(mine.device)
 
