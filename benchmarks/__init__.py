@@ -5,6 +5,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Packages that are imported from here on are those installed: the checkout's folder `kernels` would
-# hide PyPI's package of that name, which transformers imports.
+# Later imports find installed packages only: the checkout's folder `kernels` would hide the package
+# of that name from PyPI, which transformers imports.
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]

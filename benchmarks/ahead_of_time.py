@@ -1,4 +1,4 @@
-"""Compiling for a TPU that need not be there."""
+"""Compilation for a TPU that is not present."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-# What libtpu reads when it is loaded, so that it looks for no TPU.
+# Settings that libtpu reads when it is loaded, so that it does not look for a TPU.
 ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",
@@ -18,11 +18,11 @@ ENVIRONMENT = {
 
 @contextlib.contextmanager
 def no_compilation_cache() -> Iterator[None]:
-    """Turns JAX's cache of compilations off, which cannot load what was compiled for no device."""
+    """Turn JAX's compilation cache off, which cannot load programs compiled for absent devices."""
     enabled = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
     try:
         jax.config.update("jax_enable_compilation_cache", False)
-        compilation_cache.reset_cache()  # else JAX does not look at the setting again
+        compilation_cache.reset_cache()  # makes JAX read the setting again
         yield
     finally:
         jax.config.update("jax_enable_compilation_cache", enabled)

@@ -22,8 +22,8 @@ Pythons = Annotated[
     list[Path] | None,
     typer.Option(
         "--python",
-        help="Interpreter of an environment to measure; repeat it to compare several.  "
-        "[default: this one]",
+        help="Interpreter of an environment to measure; repeat it to compare several; by default "
+        "this one.",
         exists=True,
         dir_okay=False,
     ),

@@ -1,18 +1,18 @@
 """Measurements on a CUDA device, in two runs of five minutes: A of the model, B of ``lm_eval``.
 
-In a checkout, collect wheels of what the machine lacks, each at most 64 MiB, for its Python 3.12:
+In a checkout, collect wheels of missing packages for Python 3.12, each at most 64 MiB:
 
     make wheel && mkdir wheels && cp dist/*.whl wheels
     python3.12 -m pip wheel -w wheels lm-eval typer rich safetensors xxhash ml_dtypes jaxtyping \\
         psutil scipy matplotlib sentencepiece names pytest hypothesis
 
-On the machine, whose own torch, jax and transformers stay:
+On the machine, which keeps its own torch, jax and transformers:
 
     python -m venv --system-site-packages env && env/bin/pip install --no-index --no-deps wheels/*
     env/bin/python benchmarks/gpu.py a --output a.json
     env/bin/python benchmarks/gpu.py b --output b.json
 
-The JSON file is written anew after every figure, so that a run that is cut off keeps its results.
+The JSON file is rewritten after every figure, so that an interrupted run keeps its results.
 ``--device cpu --tiny`` rehearses a run with tiny sizes.
 """
 
@@ -38,11 +38,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-if __name__ == "__main__":  # a script finds the folder `benchmarks` and not its parent
+if __name__ == "__main__":  # a script's path has the folder `benchmarks` but not its parent
     sys.path[:] = [str(ROOT), *(path for path in sys.path if path != str(ROOT / "benchmarks"))]
-    import_module("benchmarks")  # takes the checkout from the path
+    import_module("benchmarks")  # removes the checkout from the path
 
-SECONDS = 290.0  # of a run, beside its start
+SECONDS = 290.0  # time of a run without its start
 ROUNDS = 5
 PACKAGES = ("torch", "triton", "jax", "transformers", "griffin-eval", "lm-eval")
 
@@ -58,7 +58,7 @@ class Settings(NamedTuple):
         return tiny if self.tiny else full
 
 
-Report = Callable[[str, Any], None]  # takes the name of a figure, and the figure as JSON has it
+Report = Callable[[str, Any], None]  # function of a figure's name and its JSON value
 
 
 def versions(settings: Settings, report: Report) -> None:
@@ -169,7 +169,7 @@ def lm_eval_commands(settings: Settings, report: Report) -> None:
         griffin = "framework=torch,dtype=bfloat16"
         limit = settings.size(100, 2)
         for task, shots in (("griffin_pydoc_choice", 5), ("griffin_phonebook", 0)):
-            # The first command compiles kernels and tunes them; the second finds them.
+            # The first command compiles and tunes kernels; the second reuses them.
             for model, arguments, name in (
                 ("griffin", griffin, "griffin, first"),
                 ("griffin", griffin, "griffin, again"),
@@ -246,7 +246,7 @@ def _decoding_step(runner: Any, rows: int, settings: Settings) -> Callable[[], A
         hidden, state = runner.decode_step(state, tokens, tokens)
         runner.greedy(hidden, every)
 
-    for _ in range(settings.size(70, 1)):  # a graph is captured for each of 64 offsets
+    for _ in range(settings.size(70, 1)):  # captures a graph for each of 64 offsets
         step()
     return step
 
@@ -308,7 +308,7 @@ def _peer_decoding(model: Any, rows: int, settings: Settings) -> Callable[[], An
         logits = model(tokens, use_cache=True, logits_to_keep=1, **cache).logits
         logits.argmax(-1).cpu()
 
-    step(tokens)  # a prompt, after which one token at a time continues
+    step(tokens)  # a prompt, so that the next steps decode
     step()
     return step
 
@@ -328,7 +328,7 @@ def _profile(step: Callable[[], Any], settings: Settings, name: str, report: Rep
     launches = Counter(event.name for event in events if "Launch" in event.name)
     if cuda:
         run = [event for event in events if event.device_type.name == "CUDA"]
-    else:  # operations of PyTorch stand for kernels
+    else:  # PyTorch's operations in place of kernels
         run = [event for event in events if event.cpu_parent is None]
     busy, gaps = _busy_and_gaps([(e.time_range.start, e.time_range.end) for e in run])
     times: dict[str, list[float]] = {}
@@ -355,7 +355,7 @@ def _profile(step: Callable[[], Any], settings: Settings, name: str, report: Rep
 
 
 def _busy_and_gaps(intervals: list[tuple[float, float]]) -> tuple[float, float]:
-    """Return the length of the union of intervals, and what their span has beside it."""
+    """Return the length of the union of intervals, and the gaps in their span."""
     if not intervals:
         return 0.0, 0.0
     busy, reached = 0.0, min(start for start, _ in intervals)
@@ -416,16 +416,12 @@ def _write_checkpoint(folder: Path, settings: Settings) -> None:
 
 
 def run(which: str, settings: Settings, output: Path, seconds: float) -> dict[str, Any]:
-    """Run the measurements of a run, each in a process of its own; keep what is known in a file.
+    """Run the measurements of a run, each in a separate process; return the contents of the file.
 
     Args:
         which: Key of `RUNS`.
-        settings: Device and sizes.
-        output: JSON file to write.
-        seconds: Time for all of them.
-
-    Returns:
-        What the file holds: figures, seconds and error of each measurement.
+        output: JSON file, rewritten after each figure with figures, seconds and errors.
+        seconds: Time limit for all of them.
     """
     end = time.monotonic() + seconds
     results: dict[str, Any] = {"run": which, **settings._asdict(), "measurements": {}}
@@ -450,8 +446,8 @@ def run(which: str, settings: Settings, output: Path, seconds: float) -> dict[st
 def _messages(
     function: Callable[[Settings, Report], None], settings: Settings, end: float
 ) -> Iterator[tuple[str, str, Any]]:
-    """Yield the figures of a measurement, then its error or None; end it when its time is up."""
-    context = multiprocessing.get_context("fork")  # it has imported torch, and not used the device
+    """Yield the figures of a measurement, then its error or None; stop it at the time limit."""
+    context = multiprocessing.get_context("fork")  # keeps imports; the device is still unused
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_measure, args=(function, settings, sender))
     process.start()
@@ -471,7 +467,7 @@ def _messages(
         yield "error", "", f"its process ended with exit code {process.exitcode}"
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # and what it started
+            os.killpg(process.pid, signal.SIGKILL)  # including its child processes
         process.kill()
         process.join()
 
@@ -494,7 +490,7 @@ def _write(output: Path, results: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run what the command line names."""
+    """Parse the command line and run its measurements."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("run", choices=RUNS, help="measurements to run")
     parser.add_argument("--output", type=Path, help="JSON file to write, gpu-RUN.json by default")
@@ -504,7 +500,7 @@ def main() -> None:
     arguments = parser.parse_args()
     import torch
 
-    # Import once what several measurements need; each of them reports an import that fails.
+    # Import shared packages once; each measurement reports an import that fails.
     with contextlib.suppress(Exception):
         import_module("griffin_eval.runners.torch_runner")
         import_module("transformers.models.recurrent_gemma.modeling_recurrent_gemma")

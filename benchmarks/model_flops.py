@@ -1,4 +1,4 @@
-"""Operations of a model's products: of (a, b) by (b, c) as 2abc. Nothing else is counted."""
+"""Operations of a model's matrix products: 2abc for (a, b) by (b, c). Nothing else is counted."""
 
 import numpy as np
 
@@ -6,11 +6,10 @@ from griffin_eval.config import GriffinConfig
 
 
 def reading_flops(config: GriffinConfig, positions: np.ndarray) -> int:
-    """Operations to turn tokens into hidden vectors.
+    """Return the operations to turn tokens into hidden vectors.
 
     Args:
-        config: the architecture.
-        positions: int [N], tokens of the document before each of them, which attention sees.
+        positions: int [N], number of tokens before each token, which attention sees.
     """
     c = config
     mlp = 3 * 2 * c.width * c.mlp_width
@@ -27,25 +26,24 @@ def reading_flops(config: GriffinConfig, positions: np.ndarray) -> int:
         "local_attention": int(np.minimum(seen, c.visible_keys).sum()),
         "global_attention": int(seen.sum()),
     }
-    # Every head takes a product with the keys and one with the values.
+    # Every head has a product with the keys and one with the values.
     return sum(
         each[block] * len(positions) + 2 * 2 * c.q_width * keys[block] for block in c.block_types
     )
 
 
 def logit_flops(config: GriffinConfig) -> int:
-    """Operations to get the logits of one position."""
+    """Return the operations for the logits of one position."""
     return 2 * config.width * config.vocab_size
 
 
 def step_flops(config: GriffinConfig, length: int, tokens: int) -> int:
-    """Operations of a training step: forward once, backward twice as many. Attention counts the
-    keys that causal queries see.
+    """Return the operations of a training step: forward once, backward twice as many. Attention
+    counts the keys that causal queries see.
 
     Args:
-        config: the architecture.
-        length: tokens of a sequence.
-        tokens: of the step, a multiple of the length.
+        length: Number of tokens of a sequence.
+        tokens: Number of tokens of the step, a multiple of the length.
     """
     forward = reading_flops(config, np.arange(length)) + length * logit_flops(config)
     return 3 * forward * (tokens // length)

@@ -1,4 +1,4 @@
-"""The peers that a benchmark can measure; the others are left out with one line."""
+"""Checks of the peers of a benchmark; missing ones are reported with one line."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,7 +12,7 @@ def check_peer(*modules: str) -> None:
     """Import the modules that a peer needs.
 
     Raises:
-        Absent: A module is not installed, or cannot be imported for whatever reason.
+        Absent: A module is not installed or cannot be imported.
     """
     roots = dict.fromkeys(module.partition(".")[0] for module in modules)
     if missing := [root for root in roots if find_spec(root) is None]:

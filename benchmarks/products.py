@@ -1,4 +1,4 @@
-"""The rooflines that models are compared with: the best rates of matrix products and of reading.
+"""The rooflines of models: the best rates of matrix products and of reading memory.
 
 ``python -m benchmarks.products`` answers requests for these functions (`benchmarks.timing.serve`).
 """
@@ -16,7 +16,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]  # dtypes of the benchmarks of
 def products_torch(
     tokens: int, width: int, mlp_width: int, device: str = "cpu", dtype: str = "float32"
 ) -> dict[str, float]:
-    """Return FLOP/s of an MLP's three products of matrices, by each way that PyTorch has."""
+    """Return the FLOP/s of an MLP's three matrix products, for each method of PyTorch."""
     import torch
     import torch.nn.functional as F
 
@@ -43,9 +43,9 @@ def products_torch(
 def products_jax(
     tokens: int, width: int, mlp_width: int, dtype: str = "float32"
 ) -> dict[str, float]:
-    """Return what `products_torch` does, compiled by JAX for its default device.
+    """Return the FLOP/s of `products_torch`, compiled by JAX for its default device.
 
-    The weights are as stored, and transposed beforehand; sums are float32.
+    Weights are used as stored and pre-transposed; sums are float32.
     """
     import jax
     import jax.numpy as jnp
@@ -75,7 +75,7 @@ def products_jax(
 
 
 def reading_torch(nbytes: int, device: str = "cpu") -> dict[str, float]:
-    """Return the bytes per second at which an array of float32 is read, by ways of PyTorch."""
+    """Return the bytes per second of reading a float32 array, for each method of PyTorch."""
     import torch
 
     array = torch.ones(nbytes // 4096, 1024, device=device)
@@ -88,7 +88,7 @@ def reading_torch(nbytes: int, device: str = "cpu") -> dict[str, float]:
 
 
 def reading_jax(nbytes: int) -> dict[str, float]:
-    """Return what `reading_torch` does, compiled by JAX for its default device."""
+    """Return the rates of `reading_torch`, compiled by JAX for its default device."""
     import jax
     import jax.numpy as jnp
 
@@ -103,7 +103,7 @@ def _run(function: Callable, *arguments: Any) -> Callable[[], Any]:
 
 
 def _wait(work: Callable[[], Any], device: str) -> Callable[[], Any]:
-    """Return the work, on an accelerator with waiting for its end."""
+    """Return the work, followed by a wait for its end on an accelerator."""
     import torch
 
     if device == "cpu":

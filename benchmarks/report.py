@@ -1,4 +1,4 @@
-"""The results of a benchmark: tables and notes, printed for people or as JSON."""
+"""The results of a benchmark: tables and notes, printed as text or JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from rich.table import Table
 from benchmarks.timing import number, spread
 
 Row = Mapping[str, Any]  # cells by heading: text, numbers, or a list with a number for each round
-WIDTH = 160  # columns of a table where the terminal does not say
+WIDTH = 160  # smallest width of a table in columns
 
 
 @dataclass

@@ -7,6 +7,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 del sys.argv[0]
 
-import experiments  # noqa: E402, F401 - found beside this file; it takes the checkout from the path
+import experiments  # noqa: E402, F401 - found beside this file; it removes the checkout's path
 
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,7 +1,7 @@
-"""Worker processes, interleaved rounds, and the memory and time that a worker measures.
+"""Worker processes, interleaved rounds, and a worker's measurements of memory and time.
 
-A worker may run in an environment with another version of the package: what it imports from here
-needs the standard library alone.
+A worker may run in an environment with another version of the package, so the parts that it imports
+from here need only the standard library.
 """
 
 import json
@@ -22,7 +22,7 @@ from benchmarks import ROOT
 from benchmarks.peers import Absent
 
 START = ROOT / "benchmarks" / "start.py"
-# Compiled programs of JAX, kept in the folder that the first variable names.
+# Settings of JAX's cache of compiled programs, whose folder the first variable names.
 JAX_CACHE = "JAX_COMPILATION_CACHE_DIR"
 JAX_KEEPS_ALL = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -64,10 +64,10 @@ class Job:
         )
 
     def ask(self, do: str, **arguments: Any) -> Any:
-        """Return what the function ``do`` of the module returns; JSON must hold the arguments.
+        """Call the function ``do`` of the module, with arguments that JSON can hold.
 
         Raises:
-            Absent: A library that the function needs is missing or broken.
+            Absent: A required library is missing or broken.
             ArgumentError: The function raised `BadInput`.
             Failed: The process has ended.
         """
@@ -112,7 +112,7 @@ class Job:
 
 
 def how_it_ended(name: str, code: int, stderr: str) -> str:
-    """Return one line about a process that failed."""
+    """Return one line on a process that failed."""
     last = stderr.strip().rpartition("\n")[2]
     if code < 0:
         return f"{name} was killed by signal {-code}: {last}".removesuffix(": ")
@@ -120,9 +120,9 @@ def how_it_ended(name: str, code: int, stderr: str) -> str:
 
 
 def serve(functions: Mapping[str, Callable[..., Any]]) -> None:
-    """Answer the requests of a `Job` until there are no more."""
+    """Answer the requests of a `Job` until its input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # Libraries print on stdout, which holds the answers.
+    os.dup2(2, 1)  # stdout is for answers, but libraries print to it
     for line in sys.stdin:
         request = json.loads(line)
         try:
@@ -132,7 +132,7 @@ def serve(functions: Mapping[str, Callable[..., Any]]) -> None:
         except (ImportError, ValueError) as error:
             if not type(error).__module__.startswith("griffin_eval"):
                 raise
-            # The package raises subclasses for missing extras and for what a user can mend.
+            # The package raises subclasses for missing extras and for errors a user can fix.
             kind = "absent" if isinstance(error, ImportError) else "bad_input"
             answer = {kind: str(error)}
         print(json.dumps(answer), file=answers, flush=True)
@@ -143,10 +143,9 @@ def interleave(
     measurements: Mapping[Key, Callable[[], Result]],
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[Key, list[Result]]:
-    """Take every measurement once a round, every second round in the opposite order.
+    """Take every measurement once per round, in the opposite order in every second round.
 
-    Returns:
-        The results of each key, one a round.
+    Return the results of each key, one per round.
     """
     results: dict[Key, list[Result]] = {key: [] for key in measurements}
     for number in range(rounds):
@@ -162,12 +161,12 @@ def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[f
 
 
 def number(value: float) -> str:
-    """Return three significant digits, or all digits of a large number."""
+    """Format three significant digits, or all digits of a large number."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def spread(values: Sequence[float]) -> str:
-    """Return the median and, of several values, the range."""
+    """Format the median and, for several values, the range."""
     if len(values) == 1:
         return number(values[0])
     return f"{number(median(values))} ({number(min(values))}-{number(max(values))})"
@@ -175,7 +174,7 @@ def spread(values: Sequence[float]) -> str:
 
 @contextmanager
 def busy_process() -> Iterator[None]:
-    """Keep one core busy with a process of another session, as another user would."""
+    """Keep one core busy with a process of another session, like another user's."""
     with subprocess.Popen(
         [sys.executable, "-c", "while True: pass"], start_new_session=True
     ) as process:
@@ -197,7 +196,7 @@ def best_seconds(work: Callable[[], Any], seconds: float = 0.5) -> float:
 
 @contextmanager
 def watch_memory(interval: float = 0.005) -> Iterator[list[int]]:
-    """Yield a list that fills with the bytes of anonymous memory this process has."""
+    """Yield a list that fills with this process's bytes of anonymous memory."""
     readings, stop = [anonymous_memory()], threading.Event()
 
     def watch() -> None:
@@ -214,9 +213,9 @@ def watch_memory(interval: float = 0.005) -> Iterator[list[int]]:
 
 
 def tune_process() -> None:
-    """Tune this process as the commands do, if the installed package offers that.
+    """Tune this process like the commands, if the installed package has a function for it.
 
-    The version of commit 53c0389 does not; it tunes the process where it loads a model.
+    Commit 53c0389 has none; it tunes the process while loading a model.
     """
     import griffin_eval
 
@@ -226,8 +225,9 @@ def tune_process() -> None:
 def anonymous_memory() -> int:
     """Return the anonymous resident bytes of this process (RssAnon).
 
-    Pages of mapped files are not counted, since the system takes them back at will.
+    Pages of mapped files are not counted, since the system can reclaim them.
     """
+
     match = re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())
     assert match is not None
     return int(match[1]) * 1024

@@ -64,7 +64,7 @@ def bench_convert(
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
     numbers = sum(spec.size for spec in param_specs(PRESETS[preset]).values())
-    copies = len(FORMATS) + 1 if to is None else 2  # in 2 bytes a number, or dequantised in 4
+    copies = len(FORMATS) + 1 if to is None else 2  # 2 bytes per number, or 4 dequantised
     check_disk(numbers * (10 if limits else 2 * copies), directory)
     conversions = (
         conversions_with_limits(preset, directory)

@@ -1,4 +1,4 @@
-"""A conversion with a library alone, which `benchmarks.convert.run` starts as a process."""
+"""Conversions with other libraries, each started as a process by `benchmarks.convert.run`."""
 
 import os
 import sys
@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 
 class Peer(NamedTuple):
-    """What people do without a converter.
+    """A conversion without a converter.
 
     Attributes:
-        source: Name of the format that is read.
-        target: Name of the format that is written.
-        modules: Modules that it needs.
+        source, target: Names of the formats that are read and written.
+        modules: Required modules.
     """
 
     source: str

@@ -1,9 +1,9 @@
-"""Time and memory of conversions, each in turn with what it cannot be faster than.
+"""Time and memory of conversions, each in turn with its limit.
 
-A conversion is ``griffin-eval convert``, a process of its own that reads, hashes, writes and syncs.
-The limit of a plain one is ``cp`` and a sync of its source. The limit of one that merges an adapter
-or dequantises is a plain conversion of the tensors that it wrote. Memory is the largest anonymous
-resident size (RssAnon): the system takes pages of a mapped file back at will.
+A conversion is ``griffin-eval convert``, a separate process that reads, hashes, writes and syncs.
+The limit of a plain conversion is ``cp`` and a sync of its source. The limit of a conversion that
+merges an adapter or dequantises is a plain conversion of the tensors that it wrote. Memory is the
+largest anonymous resident size (RssAnon): the system can reclaim pages of a mapped file.
 """
 
 import itertools
@@ -31,18 +31,18 @@ from griffin_eval.config import PRESETS
 from griffin_eval.converters.formats import FORMATS, refusals
 from griffin_eval.layout import param_specs
 
-MERGING, DEQUANTISING = 1.3, 2.5  # times a plain conversion, at most
-TARGET = "griffin"  # format that merged and dequantised checkpoints are written in
+MERGING, DEQUANTISING = 1.3, 2.5  # largest ratios to a plain conversion
+TARGET = "griffin"  # format of merged and dequantised outputs
 COLUMNS = ("seconds", "limit", "x limit", "at most", "memory, MB", "over tensor", "output, MB")
 
 
 class Conversion(NamedTuple):
-    """A conversion that is measured.
+    """A conversion to measure.
 
     Attributes:
-        name: Words for its row.
+        name: Label of its row.
         source: Name of the folder that is read.
-        write: Writes that folder.
+        write: Function that writes that folder.
         options: Options of ``griffin-eval convert``.
         at_most: Largest ratio to a plain conversion; None if ``cp`` is the limit.
         peer: Key of `PEERS` if a library converts.
@@ -57,7 +57,7 @@ class Conversion(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a process took: seconds, and the largest anonymous memory in bytes."""
+    """The seconds of a process, and its largest anonymous memory in bytes."""
 
     seconds: float
     memory: int
@@ -67,8 +67,7 @@ def run(conversions: list[Conversion], directory: Path, rounds: int, pythons: li
     """Measure conversions and print a row of each; return whether all of them succeeded.
 
     Args:
-        conversions: What to measure.
-        directory: Folder for the sources, which are kept for the next time.
+        directory: Folder for the sources, which are kept for later runs.
         rounds: Number of measurements of each, in turn with its limit.
         pythons: Interpreters whose ``griffin-eval`` converts.
     """
@@ -167,7 +166,7 @@ def _measure(
     """Measure a conversion; yield a row for each interpreter, or the row of the peer."""
     source, output, plain = (directory / name for name in (conversion.source, "output", "plain"))
     for folder in (output, plain):
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut off
+        shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted run
 
     def ours(python: str) -> Run:
         return convert(python, source, output, *conversion.options)

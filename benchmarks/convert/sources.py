@@ -1,4 +1,4 @@
-"""Checkpoints of a preset's shapes that conversions are measured on, written once.
+"""Checkpoints with the shapes of a preset, written once, as sources of measured conversions.
 
 All contents are random, since the time of dequantising depends on the kind of blocks and hardly on
 their values.
@@ -22,8 +22,8 @@ from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.output.atomic import SafeOutput
 from griffin_eval.layout import ParamSpec, param_specs
 
-RANK = 16  # of the adapter that is merged
-BLOCK = 64  # elements that have one scale
+RANK = 16  # rank of the merged adapter
+BLOCK = 64  # elements with a common scale
 ENCODED = ("bnb-nf4", "bnb-fp4", "bnb-int8", "mlx-4", "mlx-8")
 GGUF = ("F16", "BF16", "Q8_0", "Q4_0", "Q5_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 
@@ -55,13 +55,8 @@ def write_adapter(preset: str, folder: Path) -> None:
 
 
 def write_encoded(preset: str, kind: str, folder: Path) -> None:
-    """Write the model as bitsandbytes or MLX quantise it, in the format ``hf``.
-
-    Args:
-        preset: Preset whose tensor shapes are used.
-        kind: One of `ENCODED`.
-        folder: Folder to write.
-    """
+    """Write the model quantised as by bitsandbytes or MLX (``kind`` in `ENCODED`), in format
+    ``hf``."""
     library, _, how = kind.partition("-")
     encode = {"mlx": _mlx, "bnb": _bitsandbytes_8 if how == "int8" else _bitsandbytes_4}[library]
     tensors: dict[str, tuple[Shape, str, Draw]] = {}
@@ -117,13 +112,8 @@ def _mlx(spec: ParamSpec, bits: str) -> dict[str, tuple[Shape, str, Draw]]:
 
 
 def write_gguf(preset: str, kind: str, folder: Path) -> None:
-    """Write a GGUF file as candle does, matrices in blocks, the rest in float32; with a config.
-
-    Args:
-        preset: Preset whose tensor shapes are used.
-        kind: One of `GGUF`.
-        folder: Folder to write.
-    """
+    """Write a GGUF file like candle's, with a config: matrices in blocks of a ``kind`` in `GGUF`,
+    the rest in float32."""
     import gguf
 
     specs = param_specs(PRESETS[preset])
@@ -153,13 +143,13 @@ def write_gguf(preset: str, kind: str, folder: Path) -> None:
 
 
 def _gguf_blocks(kind: str, nbytes: int) -> np.ndarray:
-    """Return different blocks of random bytes whose values are small, uint8 [N, nbytes]."""
+    """Return different blocks of random bytes with small values, uint8 [N, nbytes]."""
     import gguf
 
     pool = np.random.default_rng(0).integers(0, 256, (4096, nbytes), np.uint8)
     with np.errstate(all="ignore"):
         values = gguf.quants.dequantize(pool, gguf.GGMLQuantizationType[kind])
-        return pool[np.abs(values.astype(np.float32)).max(1) < 0.5]  # finite in 16 bits, too
+        return pool[np.abs(values.astype(np.float32)).max(1) < 0.5]  # finite in 16 bits too
 
 
 def _write(folder: Path, tensors: dict[str, tuple[Shape, str, Draw]], config: Any) -> None:

@@ -38,7 +38,7 @@ def main(
     ] = "float32",
     lengths: Annotated[
         str,
-        typer.Option(help="Lengths in tokens of single documents whose memory is measured, or 0."),
+        typer.Option(help="Lengths in tokens of documents whose memory is measured, or 0."),
     ] = "100000,1000000",
     python: Pythons = None,
     as_json: AsJson = False,

@@ -1,4 +1,4 @@
-"""Time and memory of scoring one long document, in a process that uses public names alone.
+"""Time and memory of scoring one long document, in a process that uses only public names.
 
 ``python -m benchmarks.evaluation.document`` answers requests for `read_document`.
 """
@@ -10,11 +10,10 @@ from benchmarks.timing import serve, tune_process, watch_memory
 
 
 def read_document(checkpoint: str, framework: str, tokens: int) -> dict[str, float]:
-    """Score one document, made of text that Python ships.
+    """Score one document of text that ships with Python.
 
-    Returns:
-        ``tokens``, ``seconds``, and bytes of anonymous resident memory (RssAnon) of a model that
-        has read a page: ``before`` the text exists, and the ``peak`` while it is read.
+    Return its ``tokens``, the ``seconds``, and the anonymous resident bytes (RssAnon) of a model
+    that has read a page: ``before`` the text exists, and the ``peak`` while it is read.
     """
     import griffin_eval
 

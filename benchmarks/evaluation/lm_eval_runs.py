@@ -1,4 +1,4 @@
-"""One run of ``lm_eval`` as a process: what it took, and what it answered."""
+"""One run of ``lm_eval`` as a process, with its times and answers."""
 
 import json
 import os
@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 from benchmarks.timing import Failed, how_it_ended, module_command
 from griffin_eval.errors import ArgumentError
 
-BAD_INPUT = 2  # exit code of lm_eval and griffin-eval for what the user can mend
+BAD_INPUT = 2  # exit code of lm_eval and griffin-eval for errors that the user can fix
 
 
 class Run(NamedTuple):
     """One run of the command."""
 
-    seconds: float  # from its start to its exit
-    model_seconds: float  # for which lm_eval waited for answers, tokenizing included
-    answers: dict[str, list[Any]]  # log-likelihoods and texts, by kind of request
-    metrics: dict[str, float]  # that any model should give, by task and name
-    config: dict[str, Any]  # of the results file
+    seconds: float  # from start to exit
+    model_seconds: float  # time in which lm_eval waited for answers, including tokenizing
+    answers: dict[str, list[Any]]  # log-likelihoods and texts, by type of request
+    metrics: dict[str, float]  # metrics comparable across models, by task and name
+    config: dict[str, Any]  # config of the results file
 
 
 def run_lm_eval(
@@ -69,9 +69,9 @@ def run_command_line(command: list[str], name: str, environment: Mapping[str, st
 
 
 def comparable_metrics(results: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics that hf's model should give too.
+    """Return the metrics that should equal those of hf's model.
 
-    Those of rolling log-likelihoods are left out, since hf cuts documents into windows.
+    Rolling log-likelihoods are left out, since hf cuts documents into windows.
     """
     return {
         f"{task} {metric.removesuffix(',none')}": float(value)

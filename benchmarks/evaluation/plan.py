@@ -1,4 +1,4 @@
-"""The work that a task asks of a model: its requests, their prefix tree, and FLOPs.
+"""The work of a task for a model: its requests, their prefix tree, and FLOPs.
 
 Tokens come from lm_eval's own hf model; only the prefix tree that counts them is this package's.
 ``python -m benchmarks.evaluation.plan`` answers requests for `plan` (`benchmarks.timing.serve`).
@@ -24,15 +24,15 @@ _HFLM: Any = HFLM  # lm_eval's decorator hides its type
 
 
 class Work(NamedTuple):
-    """The least work that answers some requests."""
+    """The least work that answers a set of requests."""
 
-    requested: int  # tokens that the requests would read, each by itself
+    requested: int  # tokens of all requests, each read separately
     unique: int  # tokens of their prefix tree
-    flops: int  # to read the unique tokens, with logits where something is scored
+    flops: int  # operations to read the unique tokens, with logits for scored ones
 
 
 def scoring_work(config: GriffinConfig, sequences: Sequence[Scorable]) -> Work:
-    """Return the work of scoring sequences, of which all tokens but the last are read."""
+    """Return the work of scoring sequences, whose tokens are all read but the last."""
     tree = build(sequences)
     scored = sum(
         len(np.unique(np.concatenate([np.arange(t.start, t.end) for t in edge.targets])))
@@ -44,7 +44,7 @@ def scoring_work(config: GriffinConfig, sequences: Sequence[Scorable]) -> Work:
 
 
 def prompt_work(config: GriffinConfig, prompts: Sequence[Sequence[int]]) -> Work:
-    """Return the work of reading prompts; each one's last token is the first that continues it."""
+    """Return the work of reading prompts without their last tokens, which decoding reads."""
     tree = build_prompts([tokens[:-1] for tokens in prompts])
     requested = sum(len(tokens) - 1 for tokens in prompts)
     return Work(requested, tree.tokens, reading_flops(config, _positions(tree)))
@@ -64,11 +64,11 @@ def _positions(tree: Tree) -> np.ndarray:
 
 
 def plan(checkpoint: str, task: str, limit: int, tasks_path: str | None) -> dict[str, Any]:
-    """Return the work of a task, and what hf needs to know of it.
+    """Return the work of a task, and its request types, on which hf's options depend.
 
     Returns:
-        ``kinds``, the methods of a model that were called; the fields of `Work`; and
-        ``decode_flops``, the least operations of a generated token.
+        ``kinds``, the called methods of a model; the fields of `Work`; and ``decode_flops``, the
+        least operations of a generated token.
 
     Raises:
         ArgumentError: There is no such task.
@@ -89,7 +89,7 @@ def plan(checkpoint: str, task: str, limit: int, tasks_path: str | None) -> dict
 
 
 class _Plan(_HFLM):
-    """A model that notes the work of its requests and computes nothing."""
+    """A model that records the work of its requests and computes nothing."""
 
     def __init__(self, checkpoint: str):
         super().__init__(pretrained=checkpoint, dtype="float32", device="cpu", batch_size=1)

@@ -1,15 +1,15 @@
-"""``lm_eval --model griffin`` beside ``--model hf``, and beside the roofline, on the same requests.
+"""``lm_eval --model griffin`` compared with ``--model hf`` and the roofline on the same requests.
 
-Every measurement is a process of its own on the CPU: the stock ``lm_eval``. Two times are taken:
-that of the whole command, and for how long lm_eval waited for the model's answers. JAX keeps what
-it has compiled in a folder, which is filled before the first round.
+Every measurement is a separate process on the CPU: the stock ``lm_eval``. Two times are taken: that
+of the whole command, and that in which lm_eval waited for the model's answers. JAX stores compiled
+programs in a folder, which is filled before the first round.
 
-hf gets batches of 8, and of 1 where it generates, since its padding is wrong there; griffin gets
-lm_eval's default, 1, which changes nothing.
+hf gets batches of 8, or of 1 for generation, where its padding gives wrong results; griffin gets
+lm_eval's default, 1, which has no effect.
 
-The roofline is the time of the matrix products alone: of every token of the requests' prefix tree
-once, at the best rate that either framework reaches in the same round on the shapes of the model's
-MLP with the tokens of a step.
+The roofline is the time of the matrix products alone: every token of the requests' prefix tree
+once, at the best rate of either framework in the same round for the shapes of the model's MLP and
+the tokens of a step.
 """
 
 import math
@@ -32,11 +32,11 @@ from griffin_eval.config import GriffinConfig
 
 HF_NEEDS = ("torch", "transformers", "accelerate", "lm_eval.models.huggingface")
 HF_BATCH = 8
-HF_LENGTH = 1 << 20  # hf cuts contexts at 2048 tokens unless told otherwise
+HF_LENGTH = 1 << 20  # by default hf cuts contexts at 2048 tokens
 STEP = 512  # tokens of a step on a CPU
 BUSY = "a busy process"
-# Largest differences of a log-likelihood, relative above 1 nat and absolute below. hf rounds its
-# logits to 16 bits too.
+# Largest differences of a log-likelihood, relative above 1 nat and absolute below. hf also rounds
+# its logits to 16 bits.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
 METRIC_TOLERANCE = 1e-6  # relative; of an accuracy, less than one document
 
@@ -54,17 +54,15 @@ class Bench:
     tasks: list[str]
     tasks_path: str | None
     limit: int  # documents of each task
-    folder: Path  # for what JAX compiles
+    folder: Path  # folder for JAX's compiled programs
 
     def evaluate(self, rounds: int, report: Report) -> bool:
-        """Measure all tasks, and the first one again beside a busy process.
-
-        Returns:
-            Whether all answers agree with hf's.
+        """Measure all tasks, and the first one again beside a busy process; return whether all
+        answers agree with hf's.
 
         Raises:
             ArgumentError: There is no such task.
-            Failed: A measurement did not come to its end.
+            Failed: A measurement ended early.
         """
         if self.hf_absent is None:
             tell(f"counted the tokens of {len(self._plans)} tasks")
@@ -103,7 +101,7 @@ class Bench:
         """Score one document of each length in tokens; report speed and memory.
 
         Raises:
-            Failed: A measurement did not come to its end.
+            Failed: A measurement ended early.
         """
 
         def read(python: str, framework: str, tokens: int) -> dict[str, float]:
@@ -138,7 +136,7 @@ class Bench:
 
     @property
     def _griffins(self) -> dict[str, tuple[str, str]]:
-        """Interpreter and framework of each of this package's implementations."""
+        """The interpreter and framework of each of this package's implementations."""
         return {
             python.named(framework): (python.path, framework)
             for framework in self.frameworks
@@ -159,7 +157,7 @@ class Bench:
                 arguments["framework"] = framework
                 return run_lm_eval(python, "griffin", arguments, *options, **self._environment)
             kinds = self._plans[task]["kinds"]
-            if "loglikelihood_rolling" not in kinds:  # There it is the length of hf's windows.
+            if "loglikelihood_rolling" not in kinds:  # it also sets the length of hf's windows
                 arguments["max_length"] = HF_LENGTH
             options += ["--batch_size", str(1 if "generate_until" in kinds else HF_BATCH)]
             return run_lm_eval(sys.executable, "hf", arguments, *options, **self._environment)
@@ -191,7 +189,7 @@ class Bench:
             yield row
 
     def _roofline(self, task: str, counts: Mapping[str, int], rates: list[float]) -> list[float]:
-        """Return the least seconds of each round; `_plans` does not know the generated tokens."""
+        """Return the least seconds of each round, including the generated tokens."""
         plan = self._plans[task]
         computed, again, unique = (
             counts[f"griffin_tokens_{name}"] for name in ("computed", "again", "unique")
@@ -219,7 +217,7 @@ class Bench:
         return {"JAX_PLATFORMS": "cpu", JAX_CACHE: compiled} | JAX_KEEPS_ALL
 
     def _best_products(self) -> float:
-        """Return FLOP/s of the fastest way of either framework."""
+        """Return the FLOP/s of the fastest method of either framework."""
         sizes = {"tokens": STEP, "width": self.config.width, "mlp_width": self.config.mlp_width}
         rates = []
         for framework in filter(find_spec, FRAMEWORKS):
@@ -229,9 +227,9 @@ class Bench:
 
 
 def differences(ours: Run, theirs: Run, dtype: str) -> list[str]:
-    """Return what differs between griffin's and hf's answers.
+    """Return the differences between griffin's and hf's answers.
 
-    In 16 bits rounding decides metrics and texts: log-likelihoods alone are compared.
+    In 16 bits rounding decides metrics and texts, so only log-likelihoods are compared.
     """
     problems = []
     tolerance = TOLERANCES[dtype]

@@ -1,7 +1,7 @@
-"""`griffin-eval sweep` over checkpoints, beside one lm_eval command.
+"""`griffin-eval sweep` over checkpoints, compared with one lm_eval command.
 
-The limit of a sweep is one command, and 1.1 times the model's time for each of the other
-checkpoints. Commands and sweeps are processes of their own, and take turns.
+The limit of a sweep is one command, plus 1.1 times the model's time for each further checkpoint.
+Commands and sweeps are separate processes, and take turns.
 ``python -m benchmarks.evaluation.sweep CHECKPOINT``.
 """
 
@@ -25,14 +25,14 @@ from griffin_eval.cli.ending import run_command
 from griffin_eval.cli.options import check_figures_folder
 from griffin_eval.errors import ArgumentError
 
-MODEL_TIMES = 1.1  # that a further checkpoint should take at most
+MODEL_TIMES = 1.1  # largest time of a further checkpoint over the model's time
 
 
 class Taken(NamedTuple):
     """Seconds of one round."""
 
-    command: float  # of one lm_eval command
-    model: float  # of the model for one checkpoint, the median of all
+    command: float  # one lm_eval command
+    model: float  # the model for one checkpoint, the median of all
     sweep: float
 
 
@@ -85,7 +85,7 @@ def measure(folders: list[Path], tasks: str, framework: str, python: str, limit:
 
 
 def draw(found: list[Measured], folder: Path) -> Path:
-    """Draw what a sweep takes, beside as many commands and the limit: ``sweep_timing``."""
+    """Draw the time of a sweep, of as many commands, and the limit: ``sweep_timing``."""
     from matplotlib.lines import Line2D
 
     from griffin_eval.drawing import BLACK, BLUE, SKY_BLUE, panels, save

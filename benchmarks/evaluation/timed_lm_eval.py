@@ -1,4 +1,4 @@
-"""The stock ``lm_eval`` command, with a clock in the methods of its model that answer requests.
+"""The stock ``lm_eval`` command, with its model's request methods timed.
 
 ``PYTHON -P benchmarks/start.py benchmarks.evaluation.timed_lm_eval FILE ARGUMENTS…`` runs
 ``lm_eval ARGUMENTS…`` and writes to FILE the seconds in the model and the answers.
@@ -14,12 +14,12 @@ from typing import Any
 from lm_eval import evaluator
 from lm_eval.__main__ import cli_evaluate
 
-# Rolling log-likelihoods are timed too; hf cuts documents into windows, so these do not compare.
+# Rolling log-likelihoods are timed but not compared, since hf cuts documents into windows.
 COMPARED = ("loglikelihood", "generate_until")
 
 
 def watch(lm: Any, record: dict[str, Any]) -> None:
-    """Note the seconds and the answers of all requests to a model of lm_eval."""
+    """Record the seconds and the answers of all requests to an lm_eval model."""
 
     def timed(kind: str, method: Callable) -> Callable:
         def answer(requests: list, **arguments: Any) -> list:
@@ -37,7 +37,7 @@ def watch(lm: Any, record: dict[str, Any]) -> None:
 
 
 def plain(answer: Any) -> str | float:
-    """Return a text, or the log-likelihood of a pair with a greedy flag."""
+    """Return a text, or the log-likelihood from a pair with a greedy flag."""
     return answer if isinstance(answer, str) else float(answer[0])
 
 

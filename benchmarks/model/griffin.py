@@ -1,7 +1,7 @@
-"""This package's models, by the names that `griffin_eval.load` promises.
+"""This package's models, through the names that `griffin_eval.load` promises.
 
-Steps of decoding go through `DecodingState` in a version of the package that has it, such as that
-of commit 53c0389, since its runners decode by it; in others they go through the model's own step.
+Decoding uses `DecodingState` in a version of the package that has it, such as that of commit
+53c0389, like its runners; in other versions it uses the model's own step.
 """
 
 from importlib.util import find_spec
@@ -116,7 +116,7 @@ class Jax:
 
 
 def has_decoding_state(framework: str) -> bool:
-    """Return whether the installed package decodes by a state of its own."""
+    """Return whether the installed package has a separate state for decoding."""
     return find_spec(f"griffin_eval.model_{framework}.decoding") is not None
 
 

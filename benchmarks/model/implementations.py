@@ -1,4 +1,4 @@
-"""The peers that this package's models are compared with, and what all implementations do."""
+"""The peers of this package's models, and the interface of all implementations."""
 
 import inspect
 from collections.abc import Callable
@@ -19,14 +19,14 @@ PEER_NEEDS = {
 
 
 class Implementation(Protocol):
-    """A model as a benchmark uses it; what it returns has been computed, not only asked for."""
+    """A model under measurement; its methods return finished results, not pending ones."""
 
     def read(self, tokens: np.ndarray, every: bool) -> Any:
-        """Read int32 [1, T] from the start and keep what decoding would need.
+        """Read int32 [1, T] from the start and keep the state that decoding would need.
 
         Returns:
-            Logits [T, V] of every position, or [1, V] of the last one. DeepMind's code gives all
-            or none; asked for the last, it gives None.
+            Logits [T, V] of every position, or [1, V] of the last one. DeepMind's code returns all
+            or none; for the last one it returns None.
         """
         ...
 
@@ -35,15 +35,15 @@ class Implementation(Protocol):
         ...
 
     def decode(self, state: Any, tokens: np.ndarray) -> tuple[Any, Any]:
-        """Read int32 [B]; return logits [B, V] and the next state. The old state may be lost."""
+        """Read int32 [B]; return logits [B, V] and the next state. It may consume the old state."""
         ...
 
 
 def make_transformers(checkpoint: Checkpoint, dtype: str) -> Implementation:
     """Return transformers' RecurrentGemmaForCausalLM.
 
-    Its cache holds keys and values. Its recurrent blocks hold their own states, which are taken
-    out and put back.
+    Its cache holds keys and values. Its recurrent blocks hold their own states, which are extracted
+    and restored.
     """
     import torch
     from transformers import DynamicCache, RecurrentGemmaForCausalLM

@@ -1,18 +1,18 @@
-"""The model's own speed on the CPU, beside the public implementations and the limits.
+"""The model's own speed on the CPU, compared with the public implementations and the limits.
 
-Every implementation has the same weights and a process of its own, and they take turns: in each
-round the limits, and every workload in every implementation. Two kinds of work:
+Every implementation has the same weights and a separate process, and they take turns: each round
+measures the limits, and every workload in every implementation. There are two kinds of work:
 
-- *prefill*: one document is read from its start, into a state to decode from, with the logits of
-  its last position or of all. DeepMind's code gives all logits or none: without all, none.
-- *decode*: every row reads one more token, for its logits, from a state that has read as many
+- *prefill*: read one document from its start, into a state to decode from, with the logits of its
+  last position or of all. DeepMind's code returns all logits or none: without all, none.
+- *decode*: read one more token in every row, for its logits, from a state that has read as many
   tokens as attention sees.
 
-The limits: of prefill, the operations of its products of matrices (`benchmarks.model_flops`) at
-the best rate that either framework reaches in the same round on the shapes of the MLP; of decoding,
-those of its rows at that rate or the bytes of the weights at the best rate of reading as many,
-whichever takes longer. The logits of all implementations are compared at some positions of the
-document, and at the first decoded tokens.
+The limit of prefill is the time of its matrix products (`benchmarks.model_flops`) at the best rate
+of either framework in the same round for the shapes of the MLP. The limit of decoding is the time
+of its products at that rate, or of the weights' bytes at the best reading rate, whichever is
+longer. The logits of all implementations are compared at some positions of the document, and at the
+first decoded tokens.
 """
 
 import os
@@ -41,27 +41,27 @@ from griffin_eval.layout import param_specs
 
 FRAMEWORKS = ("torch", "jax")
 NEEDS = {"torch": ("torch",), "jax": ("jax", "flax")} | PEER_NEEDS  # modules to import
-# Largest difference of a logit, as a part of the largest. In 16 bits implementations round apart.
+# Largest difference of logits over the largest logit. In 16 bits implementations round differently.
 TOLERANCES = {"float32": 5e-5, "bfloat16": 0.1, "float16": 0.02}
 
 
 class Workload(NamedTuple):
-    """Something to be timed."""
+    """Work to be timed."""
 
     name: str
-    request: dict[str, Any]  # to `benchmarks.model.worker.Worker`
-    tokens: int  # that it reads
-    flops: int  # of its products of matrices
-    nbytes: int  # of the weights where reading them may take longer, or 0
+    request: dict[str, Any]  # request to `benchmarks.model.worker.Worker`
+    tokens: int  # tokens that it reads
+    flops: int  # operations of its matrix products
+    nbytes: int  # bytes of the weights if reading them may take longer, otherwise 0
 
 
 def make_config(
     *, width: int, layers: int, heads: int, vocab_size: int, visible_keys: int
 ) -> GriffinConfig:
-    """Return a RecurrentGemma of this size, which every implementation can express.
+    """Return a RecurrentGemma of this size, which every implementation supports.
 
     Raises:
-        ArgumentError: The sizes do not fit together.
+        ArgumentError: The sizes are incompatible.
     """
     return GriffinConfig(
         vocab_size=vocab_size,
@@ -89,14 +89,11 @@ class Bench:
     _absent: dict[str, str] = field(default_factory=dict)
 
     def run(self, rounds: int, report: Report) -> bool:
-        """Measure.
-
-        Returns:
-            Whether the logits of all implementations agree.
+        """Measure; return whether the logits of all implementations agree.
 
         Raises:
             ArgumentError: None of this package's implementations can be measured.
-            Failed: An implementation did not come to its end.
+            Failed: An implementation ended early.
         """
         with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
             folder = Path(temporary)
@@ -154,7 +151,7 @@ class Bench:
         )
 
     def _implementations(self) -> dict[str, tuple[str, str]]:
-        """Return the worker's name and the interpreter, by name in tables."""
+        """Return the worker's name and the interpreter of each implementation."""
         names: dict[str, tuple[str, str]] = {}
         for name in (name for name in NEEDS if name in self.chosen):
             if name not in FRAMEWORKS:
@@ -165,10 +162,8 @@ class Bench:
         return names
 
     def _start(self, folder: Path, stack: ExitStack) -> dict[str, Job]:
-        """Return a process for each implementation, ready to be timed.
-
-        Implementations that are missing or broken are noted in ``_absent``.
-        """
+        """Start a warm process for each implementation; record missing or broken ones in
+        ``_absent``."""
         jobs = {}
         for name, (worker, python) in self._implementations().items():
             tell(f"loading and compiling: {name}")
@@ -239,9 +234,9 @@ class Bench:
         return row
 
     def _differences(self, folder: Path, names: list[str]) -> dict[str, dict[str, float]]:
-        """Return how far logits are from the reference's, over the largest logit.
+        """Return the differences of logits from the reference, over the largest logit.
 
-        The reference is the first peer, or the first implementation if there is none.
+        The reference is the first peer, or else the first implementation.
         """
         reference = next((name for name in names if not is_ours(name)), names[0])
         arrays = {name: np.load(folder / f"{_file(name)}.npz") for name in names}

@@ -1,8 +1,8 @@
-"""One implementation of the model, in a process that `benchmarks.model.run` asks to work.
+"""One implementation of the model, in a process that serves `benchmarks.model.run`.
 
 ``python -m benchmarks.model.worker NAME FOLDER DTYPE`` answers requests for the methods of
-`Worker` (`benchmarks.timing.serve`), first of all `Worker.load`. For this package's models it
-imports nothing of the package but the public names, so that it runs with other versions of it.
+`Worker` (`benchmarks.timing.serve`), first `Worker.load`. For this package's models it imports only
+public names of the package, so that it runs with other versions of it.
 """
 
 import json
@@ -18,12 +18,12 @@ from benchmarks.peers import check_peer
 from benchmarks.products import products_jax, products_torch, reading_jax, reading_torch
 from benchmarks.timing import serve
 
-KEPT = 32  # positions of a document whose logits are compared
-CHECKED = 3  # tokens after the prompts whose logits are compared
+KEPT = 32  # compared positions of a document
+CHECKED = 3  # compared tokens after the prompts
 
 
 class Worker:
-    """The functions that can be asked of an implementation."""
+    """The requests that an implementation answers."""
 
     _model: Any
 
@@ -74,14 +74,14 @@ class Worker:
         np.savez(path, **logits)  # type: ignore[arg-type]
 
     def read(self, tokens: int, every: bool) -> float:
-        """Return the seconds it takes to read a document."""
+        """Return the seconds to read a document."""
         document = self._draw(1, tokens)
         begin = time.perf_counter()
         self._model.read(document, every)
         return time.perf_counter() - begin
 
     def decode(self, batch: int, steps: int) -> float:
-        """Return the seconds of one step, the mean of several; the tokens are random."""
+        """Return the mean seconds of a step, with random tokens."""
         tokens = self._draw(steps, batch)
         state = self._states[batch]
         _, state = self._model.decode(state, tokens[0])
@@ -93,12 +93,12 @@ class Worker:
         return seconds
 
     def products(self, framework: str, **sizes: int) -> float:
-        """Return FLOP/s of the fastest way of multiplying matrices of the MLP's shapes."""
+        """Return the FLOP/s of the fastest matrix product for the shapes of the MLP."""
         products = {"torch": products_torch, "jax": products_jax}[framework]
         return max(products(**sizes, dtype=self._dtype).values())
 
     def bandwidth(self, framework: str, nbytes: int) -> float:
-        """Return the bytes read per second by the fastest way of reading an array."""
+        """Return the bytes per second of the fastest way to read an array."""
         return max({"torch": reading_torch, "jax": reading_jax}[framework](nbytes).values())
 
     def _draw(self, batch: int, length: int) -> np.ndarray:
@@ -108,7 +108,7 @@ class Worker:
 
 
 def in_float32(logits: Any) -> np.ndarray:
-    """Return a float32 copy of any framework's logits, of 16 bits too."""
+    """Return a float32 copy of any framework's logits, including 16-bit ones."""
     return np.array(logits.float() if hasattr(logits, "float") else logits, np.float32)
 
 

@@ -30,8 +30,8 @@ def bench_scan(
 ) -> None:
     """Time the scan and the RG-LRU beside other implementations and the roofline.
 
-    For a TPU, which need not be there, the kernels are compiled, and what the compiler says of them
-    is printed. Peers that are not installed or do not work are left out.
+    For a TPU, which need not be present, the kernels are compiled and the compiler's figures are
+    printed. Peers that are missing or broken are left out.
     """
     from benchmarks.peers import left_out
     from griffin_eval.runners.load import choose_framework

@@ -1,9 +1,9 @@
-"""The scan and the RG-LRU on this CPU in float32, beside other implementations and the limit.
+"""The scan and the RG-LRU on this CPU in float32, compared with other implementations and a limit.
 
-The limit of a scan is the sum of two arrays written over a third, by this package's loop or by
+The limit of a scan is the sum of two arrays written into a third, by this package's loop or by
 torch, whichever is faster. A backward pass reads three arrays and writes two: 5/3 of that limit. An
-RG-LRU is compared with its parts: from the products of its gates with the scan, whole with both.
-Memory is used again, as when a model is evaluated, and JAX writes over its input.
+RG-LRU is compared with its parts: without its gates' products with the scan, with them with both.
+Memory is reused, as in an evaluation, and JAX overwrites its input.
 """
 
 import statistics
@@ -18,7 +18,7 @@ from griffin_eval.kernels.cpu import compiled
 from griffin_eval.kernels.rglru import api
 from griffin_eval.kernels.rglru.reference import C, Gates
 
-REPEAT = 0.02  # seconds that a measurement takes at least, where calls are short
+REPEAT = 0.02  # least seconds of a measurement, by repeated calls
 
 
 class Timing(NamedTuple):
@@ -29,9 +29,8 @@ class Timing(NamedTuple):
         tokens: T.
         implementation: Name of the implementation.
         seconds: Median of the rounds.
-        fastest: Seconds of the fastest round.
-        slowest: Seconds of the slowest round.
-        against: Words for the denominator of ``ratio``.
+        fastest, slowest: Seconds of the fastest and the slowest round.
+        against: Name of the denominator of ``ratio``.
         ratio: Median over the time of ``against``.
     """
 
@@ -51,11 +50,10 @@ def measure(
     """Time every implementation in turn.
 
     Args:
-        lengths: T of each problem; the batch is 1.
+        lengths: T of each problem, with a batch of 1.
         width: D.
-        gates: Blocks of the RG-LRU's gates, dividing ``width``.
-        rounds: Number of rounds.
-        tell: Called with a line about what is timed next.
+        gates: Number of blocks of the gates, dividing ``width``.
+        tell: Function called with a progress line.
     """
     from griffin_eval.process import tune_process
 
@@ -159,7 +157,7 @@ def _jax(problem: Problem) -> _Calls:
     gates = Gates(*(None if v is None else jnp.asarray(v) for v in problem.gates))
 
     def over(function: Callable, *rest: Any) -> Callable[[], Any]:
-        """Return a call of ``function(x, *rest)`` whose result is its next x."""
+        """Return a call of ``function(x, *rest)`` whose result becomes the next x."""
         compiled, state = jax.jit(function, donate_argnums=0), [jnp.array(x)]
 
         def call() -> None:
@@ -207,7 +205,7 @@ def _associative(x: Any, a: Any) -> Any:
 
 
 def _peers(problem: Problem) -> _Calls:
-    """Return the scans of transformers and of DeepMind's code that are installed and work."""
+    """Return the scans of transformers and of DeepMind's code, if they are installed and work."""
     import torch
 
     absent, calls = absent_peers(), {}
@@ -218,7 +216,7 @@ def _peers(problem: Problem) -> _Calls:
 
 
 def absent_peers() -> dict[str, str]:
-    """Return why peers are left out, by their names."""
+    """Return the reasons why peers are left out, by name."""
     reasons = {name: why_absent(*modules) for name, (modules, _) in PEERS.items()}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 

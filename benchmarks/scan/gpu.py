@@ -1,12 +1,12 @@
-"""The scan and the RG-LRU on a CUDA device: bandwidth over that of a copy, beside other libraries.
+"""The scan and the RG-LRU on a CUDA device: bandwidth relative to a copy, and other libraries.
 
-``copy_fraction`` is the bytes that an operation cannot do without, over seconds, over the bytes a
-copy moves in a second. The scan reads a and x and writes h, backward it reads a, h and dh and
-writes da and dx. The RG-LRU reads x and writes h, backward it reads x, h and dh and writes dx.
+``copy_fraction`` is the bandwidth of the necessary bytes of an operation over that of a copy. The
+scan reads a and x and writes h, backward it reads a, h and dh and writes da and dx. The RG-LRU
+reads x and writes h, backward it reads x, h and dh and writes dx.
 
-Peers, where they are installed, get the same numbers in the layout that they ask for, which is not
-timed: HGRN of flash-linear-attention (which takes log a) and accelerated-scan (columns first; its
-CUDA kernel where nvcc is, for powers of 2).
+Installed peers get the same numbers in the layout they require, whose conversion is not timed: HGRN
+of flash-linear-attention (which takes log a) and accelerated-scan (columns first; its CUDA kernel
+if nvcc is installed, for powers of 2).
 """
 
 import itertools
@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.peers import why_absent
 from griffin_eval.errors import ArgumentError
 
-# (batch, tokens, width) of RecurrentGemma 2B and 9B: one document, and as many as fill a device.
+# (batch, tokens, width) of RecurrentGemma 2B and 9B: one document, and enough to fill a device.
 SHAPES = ((1, 8192, 2560), (8, 8192, 2560), (64, 2048, 2560), (1, 8192, 4096), (8, 8192, 4096))
 GATE_WIDTH = 256
 COPIED = 2**28  # values of the copied array, or those of the shape if they are more
@@ -46,12 +46,9 @@ def measure(
 
     Args:
         shapes: Batch, tokens and width of each problem.
-        dtypes: Dtypes of the arrays.
-        device: Device as PyTorch names it.
-        rounds: Number of rounds.
-        tell: Called with a line about what is timed next; a peer may compile for minutes.
+        tell: Function called with a progress line; a peer may compile for minutes.
         peers: Whether to time other libraries as well.
-        seconds: Times a call; `bench_seconds` if None.
+        seconds: Function that times a call; `bench_seconds` by default.
 
     Raises:
         ArgumentError: There is no CUDA device.
@@ -82,13 +79,13 @@ def measure(
 
 
 def absent_peers() -> dict[str, str]:
-    """Return why peers are left out, by their names."""
+    """Return the reasons why peers are left out, by name."""
     reasons = {name: why_absent(module) for name, module in PEERS.items()}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def _calls(x: Any, peers: bool) -> Iterator[_Call]:
-    """Yield what to time. A forward pass keeps what the backward pass needs, as in training."""
+    """Yield the timed calls. A forward pass keeps arrays for the backward pass, as in training."""
     import torch
 
     from griffin_eval.kernels.rglru import triton_torch

@@ -1,7 +1,7 @@
-"""Recurrence and attention on TPUs, as a compiler without one sees them.
+"""Recurrence and attention on TPUs, compiled without one.
 
-Every figure is the compiler's or follows from its schedule (`benchmarks.scan.tpu_compiler`). The
-other scans are those of DeepMind's recurrentgemma, where it is installed.
+All figures are the compiler's or follow from its schedule (`benchmarks.scan.tpu_compiler`). The
+other scans are those of DeepMind's recurrentgemma, if installed.
 """
 
 import itertools
@@ -49,13 +49,14 @@ PEER = ("recurrentgemma.jax.scan", "recurrentgemma.jax.pallas")
 
 
 def absent_peers() -> dict[str, str]:
-    """Why peers are left out, by their names."""
+    """Return the reasons why peers are left out, by name."""
     reason = why_absent(*PEER)
     return {} if reason is None else {"DeepMind, lax.scan and associative_scan": reason}
 
 
 def shape_of(time: int, width: int, blocks: int) -> Shape:
-    """Return a model of another size: heads as wide as the gates' blocks, a window of 2048."""
+    """Return a model of another size, with heads as wide as the gates' blocks and a window of
+    2048."""
     return Shape(f"T = {time}, D = {width}", 1, time, width, blocks, blocks, width // blocks, 2048)
 
 
@@ -65,21 +66,19 @@ def measure(
     dtypes: Sequence[str] = DTYPES,
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[dict[str, Any]]:
-    """Compile every implementation for every target; return a dict a row.
+    """Compile every implementation for every target; return a dict for each row.
 
     ``what`` is ``scan``, ``RG-LRU`` or ``attention``, each also ``and gradient``, or ``block``:
-    convolution, gates, scan and the product with the other branch. ``bundles_per_tile`` is for 8 x
-    128 numbers, ``bundles_over_memory`` over the cycles that the ideal bytes take. A figure is None
-    where the compiler is silent; ``error`` holds its message where it refuses.
+    convolution, gates, scan and the product with the other branch. ``bundles_per_tile`` counts for
+    8 x 128 numbers, ``bundles_over_memory`` over the cycles of the ideal bytes. A figure is None if
+    the compiler does not report it; ``error`` holds its message if it fails.
 
     Args:
         targets: Keys of `benchmarks.scan.tpu_compiler.TARGETS`.
-        shapes: Sizes of the inputs.
-        dtypes: Dtypes of the inputs.
-        tell: Called with a line about what is compiled next.
+        tell: Function called with a progress line.
 
     Raises:
-        ArgumentError: An unknown target.
+        ArgumentError: A target is unknown.
         MissingExtraError: libtpu is not installed.
     """
     unknown = [target for target in targets if target not in TARGETS]
@@ -128,7 +127,7 @@ def _row(
 
 
 def _entries(shape: Shape, dtype: Any, peers: bool) -> Iterator[tuple]:
-    """(what, implementation, ideal bytes, function, arguments); the peers' only if asked for."""
+    """Yield (what, implementation, ideal bytes, function, arguments), with or without peers."""
 
     def array(*dimensions: int, dtype: Any = dtype) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dimensions, dtype)
@@ -185,7 +184,7 @@ def _with_gradient(function: Callable) -> Callable:
 
 
 def _attention(q: Array, keys: Array, values: Array, max_age: Array) -> Array:
-    exact = "highest" if q.dtype == jnp.float32 else "default"  # as models are run
+    exact = "highest" if q.dtype == jnp.float32 else "default"  # precision in the models
     with jax.default_matmul_precision(exact):
         return attend_rows(q, keys, values, max_age)
 
@@ -200,7 +199,7 @@ def _other_scans() -> dict[str, Callable]:
 
 
 def _block(recurrence: Callable) -> Callable:
-    """The recurrent block between its linear layers: convolution, RG-LRU, product of branches."""
+    """Return the recurrent block without linear layers: convolution, RG-LRU, branch product."""
 
     def run(x: Array, y: Array, conv: tuple[Array, Array], gates: Gates, h0: Array) -> Any:
         weight, bias = (p.astype(jnp.float32) for p in conv)
@@ -216,7 +215,7 @@ def _block(recurrence: Callable) -> Callable:
 
 
 def _by_xla(scan: Callable, x: Array, gates: Gates, h0: Array) -> tuple[Array, Array]:
-    """The RG-LRU with its gates left to XLA, around another scan."""
+    """Compute the RG-LRU with another scan, and its gates by XLA."""
     batch, time, width = x.shape
     blocks = x.reshape(batch, time, *gates.input_weight.shape[:2])
 

@@ -1,8 +1,8 @@
-"""Compiles for a TPU where there is none, and reads what the compiler reports.
+"""Compilation for an absent TPU, and the compiler's figures.
 
-libtpu compiles on any Linux machine for any TPU. Of a kernel it writes the schedule: bundles of
-instructions, one bundle a cycle unless it waits, so their number is a lower bound of the cycles. Of
-XLA's own operations it writes an estimate of the cycles. Nothing here is measured on a TPU.
+libtpu compiles on any Linux machine for any TPU. For a kernel it writes the schedule: bundles of
+instructions, one bundle per cycle without waits, so their number is a lower bound of the cycles.
+For XLA's own operations it writes an estimate of the cycles. Nothing here is measured on a TPU.
 """
 
 import atexit
@@ -28,12 +28,12 @@ from benchmarks.ahead_of_time import ENVIRONMENT, no_compilation_cache
 
 
 class Target(NamedTuple):
-    """A TPU, as the compiler calls it, and what its makers say about one core.
+    """A TPU by the compiler's name, with its makers' figures for one core.
 
     Attributes:
-        topology: smallest slice of this generation.
-        bandwidth: of HBM, bytes/s.
-        clock: cycles/s.
+        topology: Smallest slice of this generation.
+        bandwidth: Bandwidth of HBM, bytes/s.
+        clock: Clock rate, cycles/s.
     """
 
     topology: str
@@ -58,12 +58,12 @@ class Kernel(NamedTuple):
     """A Pallas kernel as compiled.
 
     Attributes:
-        name: its own, or of the function around it if it has none.
-        hbm_bytes: that its blocks move, each fetched when its place changes; None where a table
-            that it is given says which.
-        bundles: of all programs; None where a loop has no fixed length, or such a table says which
-            of them work.
-        vmem_bytes: that it takes.
+        name: Name of the kernel, or else of the function around it.
+        hbm_bytes: Bytes that its blocks move, each fetched when its position changes; None if a
+            table of positions is an argument.
+        bundles: Bundles of all programs; None if a loop has no fixed length, or if such a table
+            decides which programs work.
+        vmem_bytes: Bytes of VMEM.
     """
 
     name: str
@@ -73,14 +73,14 @@ class Kernel(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What the compiler says of a function.
+    """The compiler's figures for a function.
 
     Attributes:
-        temporary_bytes: of HBM between its operations.
-        hbm_bytes: that all operations move; None where a loop or a kernel hides it.
-        xla_cycles: estimated by the compiler, of all that is no kernel.
-        kernels: in order.
-        target: for which it was compiled.
+        temporary_bytes: Bytes of HBM between its operations.
+        hbm_bytes: Bytes that all operations move; None if a loop or a kernel hides them.
+        xla_cycles: Estimated cycles of everything but kernels.
+        kernels: Kernels in order.
+        target: TPU it was compiled for.
     """
 
     temporary_bytes: int
@@ -91,7 +91,7 @@ class Report(NamedTuple):
 
     @property
     def cycles(self) -> float | None:
-        """Of kernels the larger of bundles and bytes over bandwidth, and what XLA estimates."""
+        """The larger of bundles and bytes over bandwidth for kernels, plus XLA's estimate."""
         total = float(self.xla_cycles)
         for kernel in self.kernels:
             if kernel.bundles is None or kernel.hbm_bytes is None:
@@ -101,17 +101,16 @@ class Report(NamedTuple):
 
 
 def compile_for(target: str, function: Callable, *arguments: Any) -> Report:
-    """Compiles a function for a TPU.
+    """Compile a function of arrays for a TPU.
 
     Args:
-        target: one of `TARGETS`.
-        function: of arrays.
-        arguments: trees of `jax.ShapeDtypeStruct` or None.
+        target: Key of `TARGETS`.
+        arguments: Trees of `jax.ShapeDtypeStruct` or None.
 
     Raises:
-        ValueError: an unknown target.
-        RuntimeError: libtpu is missing, or was loaded before without the settings made here.
-        jax.errors.JaxRuntimeError: what the compiler refuses, such as too much VMEM.
+        ValueError: The target is unknown.
+        RuntimeError: libtpu is missing, or was loaded before with other settings.
+        jax.errors.JaxRuntimeError: The compiler fails, for instance for too much VMEM.
     """
     folder, sharding = _dumps(), _sharding(target)
     known = set(folder.iterdir())
@@ -163,18 +162,13 @@ def compile_for(target: str, function: Callable, *arguments: Any) -> Report:
 
 
 def xla_cycles(text: str, target: str) -> int:
-    """Cycles that the compiler estimates of a program, of all that is no kernel.
-
-    Args:
-        text: of the optimised program.
-        target: one of `TARGETS`.
-    """
+    """Return the estimated cycles of an optimised program's text, without its kernels."""
     return _Module(re.sub(r"/\*index=\d+\*/", "", text), TARGETS[target]).cycles()
 
 
 @cache
 def _dumps() -> Path:
-    """Folder in which libtpu puts its schedules; settings are read when it is loaded."""
+    """Return the folder of libtpu's schedules; libtpu reads the setting when it is loaded."""
     folder = Path(tempfile.mkdtemp(prefix="griffin-tpu-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for name, value in {"JAX_PLATFORMS": "cpu", **ENVIRONMENT}.items():
@@ -213,18 +207,17 @@ def _pallas_calls(jaxpr: Any) -> Iterator[Any]:
 
 
 def _call_of(name: str, calls: list[Any]) -> Any:
-    """The Pallas call that XLA compiled under a name.
+    """Return the Pallas call that XLA compiled under a name.
 
-    XLA's name holds the kernel's own beside the transformations that it came through; a kernel
-    without a name is called after the function around it. Calls of one name, or of none, are in the
-    order of the program.
+    XLA's name contains the kernel's name and its transformations; an unnamed kernel has the name of
+    the function around it. Calls of the same name, or without one, are in program order.
     """
     candidates = [call for call in calls if (call.params["name"] or "") in name]
     return max(candidates, key=lambda call: len(call.params["name"] or ""))
 
 
 def _traffic(block: Any, grid: tuple[int, ...]) -> int:
-    """Bytes of a block over the grid: what lies in the array, each time that its place changes."""
+    """Return the bytes of a block over the grid: its part in the array at each new position."""
     array = block.array_aval
     shape = [getattr(size, "block_size", size) for size in block.block_shape]
     shape = [1 if not isinstance(size, int) else size for size in shape]
@@ -245,9 +238,9 @@ def _traffic(block: Any, grid: tuple[int, ...]) -> int:
 
 
 def _bundles(text: str, programs: int) -> int | None:
-    """Bundles of all programs of a grid: those of a loop as often as it turns."""
+    """Return the bundles of all programs of a grid, with those of loops times their iterations."""
     total, inside, length, steps, limit = 0, False, 0, {}, None
-    depth = 1 if programs > 1 else 0  # the loop over the grid, if there is one
+    depth = 1 if programs > 1 else 0  # depth of the loop over the grid
     for line in [*text.splitlines(), "0x0 : {"]:
         bundle = re.match(r"\s*(?:0x[0-9a-f]+|0)\s+(\w\w)?\s*:\s*(>*)\s*\{", line)
         if bundle is None:
@@ -279,7 +272,7 @@ _SHAPE = re.compile(r"\w+\[[\d,]*\](?:\{[^}]*\})?")
 
 
 class _Module:
-    """What an optimised HLO module says of its operations."""
+    """The operations of an optimised HLO module."""
 
     _FREE = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "custom-call"}
 
@@ -300,14 +293,14 @@ class _Module:
         self.hbm_bytes = sum(self._bytes(self._computations[self._entry]).values())
 
     def in_hbm(self, line: str) -> list[bool]:
-        """Of a kernel's inputs and outputs, which XLA has not put into VMEM beforehand."""
+        """Return whether each of a kernel's inputs and outputs is in HBM rather than in VMEM."""
         result, _, operands = line.partition(" custom-call(")
         names = operands.partition(")")[0].split(",")
         outputs = _SHAPE.findall(result.partition(" = ")[2])
         return [self._sizes[name.strip()] > 0 for name in names] + [_size(s) > 0 for s in outputs]
 
     def cycles(self, computation: str | None = None) -> int:
-        """Estimated; where the compiler says nothing, of the bytes that must move."""
+        """Return estimated cycles; without an estimate those of the necessary bytes."""
         lines = self._computations[computation or self._entry]
         moved, total = self._bytes(lines), 0.0
         for line in lines:
@@ -324,7 +317,7 @@ class _Module:
         return round(total)
 
     def _bytes(self, lines: list[str]) -> dict[str, int]:
-        """Bytes of HBM that each operation reads and writes."""
+        """Return the bytes of HBM that each operation reads and writes."""
         sizes, found = self._sizes, {}
         for line in lines:
             name, _, rest = line.replace("ROOT ", "").strip().partition(" = ")
@@ -342,7 +335,7 @@ class _Module:
 
 
 def _size(shape: str) -> int:
-    """Bytes of a shape such as ``bf16[1,8,128]{2,1,0}``; none where it lies in VMEM, ``S(1)``."""
+    """Return the bytes of a shape such as ``bf16[1,8,128]{2,1,0}``; 0 in VMEM, ``S(1)``."""
     kind, _, dimensions = shape.partition("]")[0].partition("[")
     if "S(" in shape:
         return 0

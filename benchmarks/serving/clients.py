@@ -1,4 +1,4 @@
-"""Servers of language models, each a process of its own, and clients that ask them."""
+"""Servers of language models, each a separate process, and their clients."""
 
 import http.client
 import json
@@ -16,9 +16,9 @@ from typing import Any
 from benchmarks.timing import Failed
 
 COMPLETIONS = "/v1/completions"
-_START = 900  # seconds that a server may take until it is ready
-_PATIENCE = 60  # seconds for which a connection that a server refuses is tried again
-_TIMEOUT = 7 * 24 * 3600  # seconds that an answer may take
+_START = 900  # seconds for a server to become ready
+_PATIENCE = 60  # seconds of retries while a server refuses a connection
+_TIMEOUT = 7 * 24 * 3600  # seconds for an answer
 
 Body = dict[str, Any]
 
@@ -41,7 +41,7 @@ def answered(port: int, path: str, body: Body) -> Iterator[http.client.HTTPRespo
             try:
                 connection.request("POST", path, sent, {"Content-Type": "application/json"})
                 answer = connection.getresponse()
-            except ConnectionError:  # A server may let few wait: Python's own, 5.
+            except ConnectionError:  # a server's queue may be short: 5 in Python's own
                 connection.close()
                 if time.perf_counter() - begin > _PATIENCE:
                     raise
@@ -56,7 +56,7 @@ def answered(port: int, path: str, body: Body) -> Iterator[http.client.HTTPRespo
 
 
 def event_times(answer: http.client.HTTPResponse) -> Iterator[float]:
-    """Yield the time of each part of a stream, as of `time.perf_counter`."""
+    """Yield the time of each part of a stream, from `time.perf_counter`."""
     while line := answer.readline():
         if line.startswith(b"data: {"):
             yield time.perf_counter()
@@ -69,30 +69,30 @@ def ask(port: int, path: str, body: Body) -> Any:
 
 
 def run_all(clients: int, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """Do the same work with every item, in as many threads as there are clients."""
+    """Apply a function to every item, in as many threads as there are clients."""
     with ThreadPoolExecutor(clients) as threads:
         return list(threads.map(work, items))
 
 
 def own_server(python: str, checkpoint: str, framework: str, dtype: str) -> list[str]:
-    """Return the command of `griffin-eval serve`, but for its port."""
+    """Return the command of `griffin-eval serve` without its port."""
     program = str(Path(python).with_name("griffin-eval"))
     options = ["--framework", framework, "--dtype", dtype, "--timeout", str(_TIMEOUT)]
     return [program, "serve", checkpoint, *options]
 
 
 def mlx_server(folder: str) -> list[str]:
-    """Return the command of MLX's server, but for its port."""
+    """Return the command of MLX's server without its port."""
     return [sys.executable, "-P", "-m", "mlx_lm", "server", "--model", folder]
 
 
 def transformers_server(folder: str) -> list[str]:
-    """Return the command of transformers' server, but for its port."""
+    """Return the command of transformers' server without its port."""
     main = "from transformers.cli.transformers import main; main()"
     return [sys.executable, "-P", "-c", main, "serve", folder]
 
 
-PEERS = {  # modules that they need, and their commands for a folder in transformers' format
+PEERS = {  # required modules, and the command for a folder in transformers' format
     "mlx_lm.server": (("mlx_lm",), mlx_server),
     "transformers serve": (("fastapi", "uvicorn", "openai"), transformers_server),
 }
@@ -100,10 +100,10 @@ PEERS = {  # modules that they need, and their commands for a folder in transfor
 
 @contextmanager
 def served(command: list[str]) -> Iterator[int]:
-    """Run a server and yield the port at which it answers.
+    """Run a server and yield its port once it answers.
 
     Raises:
-        Failed: It has ended, or does not answer in time.
+        Failed: The server ended, or did not answer in time.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -1,7 +1,7 @@
-"""The engine without a server, in a process that uses public names alone.
+"""The engine without a server, in a process that uses only public names.
 
 ``python -m benchmarks.serving.engine CHECKPOINT FRAMEWORK DTYPE`` answers requests for the methods
-of `Engine`, first of all `Engine.load` (`benchmarks.timing.serve`).
+of `Engine`, first `Engine.load` (`benchmarks.timing.serve`).
 """
 
 import sys
@@ -12,7 +12,7 @@ from benchmarks.timing import serve, tune_process
 
 
 class Engine:
-    """A checkpoint and the functions that can be asked of it."""
+    """A checkpoint and the requests that it answers."""
 
     def load(self) -> None:
         """Load the model.
@@ -27,13 +27,13 @@ class Engine:
         self._model: Any = griffin_eval.Evaluator(checkpoint, framework=framework, dtype=dtype)
 
     def continue_texts(self, texts: list[str], new_tokens: int) -> float:
-        """Return the seconds it takes to continue texts."""
+        """Return the seconds to continue texts."""
         begin = time.perf_counter()
         self._model.generate(texts, max_new_tokens=new_tokens)
         return time.perf_counter() - begin
 
     def score(self, texts: list[str]) -> float:
-        """Return the seconds it takes to score texts."""
+        """Return the seconds to score texts."""
         begin = time.perf_counter()
         self._model.score(texts)
         return time.perf_counter() - begin

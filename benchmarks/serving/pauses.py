@@ -1,8 +1,8 @@
-"""The time between tokens of streams, while `griffin-eval serve` reads a very long prompt.
+"""The time between tokens of streams while `griffin-eval serve` reads a very long prompt.
 
-Streams are clients that have texts continued, one answer after the other. They are timed for a
-while, and then for as long as it takes to answer another client, whose prompt is long. The server
-is a process of its own on this machine. ``python -m benchmarks.serving.pauses CHECKPOINT``.
+Streams are clients that request one continuation after the other. They are timed for a while alone,
+and then while the server answers another client with a long prompt. The server is a separate
+process on this machine. ``python -m benchmarks.serving.pauses CHECKPOINT``.
 """
 
 import threading
@@ -46,11 +46,11 @@ STREAMS = 16
 
 @contextmanager
 def streams(port: int, texts: list[str]) -> Iterator[list[tuple[float, float]]]:
-    """Have texts continued again and again, each by a client of its own.
+    """Request continuations again and again, with one client for each text.
 
     Yields:
-        A list that fills with the time of each token (as of `time.perf_counter`) and the seconds
-        since the one before it in its answer, once every client has a token.
+        A list, once every client has a token, that fills with the time of each token (from
+        `time.perf_counter`) and the seconds since the previous token of its answer.
 
     Raises:
         Failed: A request was not answered with status 200.
@@ -100,9 +100,9 @@ class Pauses(NamedTuple):
 
 
 def measure(port: int, tokens: int, seconds: float, calls: count) -> Pauses:
-    """Time streams for a while, and then beside a prompt.
+    """Time streams alone for a while, and then beside a prompt.
 
-    Every call has a prompt of its own, since a server remembers what it has read.
+    Every call has a new prompt, since a server caches what it has read.
     """
     page = "".join(topics[name] for name in sorted(topics))
     ids = np.array(ask(port, "/tokenize", {"prompt": page})["tokens"])
@@ -122,7 +122,8 @@ def measure(port: int, tokens: int, seconds: float, calls: count) -> Pauses:
 
 
 def row(name: str, tokens: int, rounds: list[Pauses]) -> Row:
-    """Return the row of a server: 99th percentiles, and the limit of that beside the prompt."""
+    """Return the row of a server: 99th percentiles, and the limit of the one beside the prompt."""
+
     alone = [float(np.percentile(found.alone, 99)) for found in rounds]
     steps = [float(np.median(found.alone)) for found in rounds]
     beside = [float(np.percentile(found.beside, 99)) for found in rounds]

@@ -1,9 +1,9 @@
-"""`griffin-eval serve` under many clients, beside the same requests in the engine itself.
+"""`griffin-eval serve` under many clients, compared with the same requests in the engine itself.
 
-Three kinds of requests: texts to continue, with examples that all of them begin with; the same as
-streams; and choices, four to a question, of which a client asks the log-probabilities with the
-prompt, as lm-eval's does. Every server is a process of its own on this machine. In each round all
-of them and the engine take turns.
+There are three kinds of requests: texts to continue, all with the same examples at the beginning;
+the same as streams; and choices, four per question, with log-probabilities of the prompt as lm-eval
+requests them. Every server is a separate process on this machine. In each round all of them and the
+engine take turns.
 
 `mlx_lm.server` and `transformers serve` stream the same continuations if they are installed; they
 give no log-probabilities of prompts.
@@ -41,7 +41,7 @@ from griffin_eval.api import convert
 
 CHOICES = (" yes", " no", " it depends", " nobody knows")
 CONTINUED, STREAMED, CHOSEN, TRANSPORTED = "continuations", "streams", "choices", "transport"
-_EXAMPLES, _OWN = 2000, 400  # characters that all texts begin with, and of each alone
+_EXAMPLES, _OWN = 2000, 400  # characters that all texts share, and further ones of each text
 
 
 @dataclass
@@ -51,8 +51,8 @@ class Bench:
     checkpoint: str
     framework: str
     dtype: str
-    clients: int  # requests at a time
-    requests: int  # of each kind
+    clients: int  # number of requests at a time
+    requests: int  # number of requests of each kind
     new_tokens: int
     pythons: list[Interpreter]
     _calls: count = field(default_factory=count)
@@ -99,7 +99,7 @@ class Bench:
         report.notes += [left_out(name, reason) for name, reason in self._dropped.items()]
 
     def _fresh_texts(self) -> list[str]:
-        """Return texts of their own for each call, since a server remembers what it has read."""
+        """Return new texts for each call, since a server caches what it has read."""
         number = next(self._calls)
         return [f"{number}. {text}" for text in make_texts(self.requests)]
 
@@ -126,7 +126,7 @@ class Bench:
         return time.perf_counter() - begin
 
     def _stream(self, port: int, named: Body) -> tuple[float, list[list[float]]]:
-        """Return the seconds of all streams, and those until each part of each of them."""
+        """Return the seconds of all streams, and the seconds until each part of each stream."""
         options = {"max_tokens": self.new_tokens, "temperature": 0, "stream": True}
         bodies = [{"prompt": text} | options | named for text in self._fresh_texts()]
 
@@ -148,7 +148,7 @@ class Bench:
         return None
 
     def _start_peers(self, stack: ExitStack) -> dict[str, tuple[int, Body]]:
-        """Return the port of each peer, and what names its model in a request."""
+        """Return the port of each peer, and the entry that names its model in a request."""
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()), "hf")
         peers: dict[str, tuple[int, Body]] = {}
         for name, (modules, command) in PEERS.items():
@@ -161,7 +161,7 @@ class Bench:
             except (Absent, Failed) as reason:
                 self._dropped[name] = str(reason)
                 continue
-            # MLX's server would load a model that is named.
+            # MLX's server loads any model that a request names.
             peers[name] = port, {} if name == "mlx_lm.server" else {"model": str(folder)}
         return peers
 
@@ -198,7 +198,7 @@ def _percentile(values: list[float], percent: int) -> float:
 
 
 def make_texts(number: int) -> list[str]:
-    """Return texts with the same examples before each, and something of its own after them."""
+    """Return texts with the same examples at the beginning and different ends."""
     names = sorted(topics)
     examples = "".join(topics[name] for name in names)[:_EXAMPLES]
     rest = "".join(topics[name] for name in names[::-1])

@@ -1,8 +1,8 @@
-"""A task of lm-eval that asks `griffin-eval serve` through lm-eval's own client, or the engine.
+"""A task of lm-eval against `griffin-eval serve`, through lm-eval's own client, and the engine.
 
 Both are runs of the stock ``lm_eval``: with ``--model local-completions`` and with ``--model
 griffin``. Only requests are timed, not the building of tasks and the loading of models. They take
-turns, and each run has a server of its own, since a server remembers what it has read.
+turns, and each run has a new server, since a server caches what it has read.
 """
 
 from contextlib import closing
@@ -21,8 +21,8 @@ from griffin_eval.converters.source.resolve import resolve
 from griffin_eval.text.load import load_tokenizer
 from griffin_eval.text.tokenizer import default_add_bos
 
-MIN_RATIO = 0.8  # of the engine's speed that the server should have
-_ANY_LENGTH = 10_000_000  # tokens of a prompt, which the client would cut otherwise
+MIN_RATIO = 0.8  # required speed of the server over the engine's
+_ANY_LENGTH = 10_000_000  # tokens of a prompt above which the client cuts it
 
 
 @dataclass

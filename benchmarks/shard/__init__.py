@@ -1,2 +1,1 @@
-"""The steps of a model that is split over devices, as compiled: what they say to each other, and
-what they hold."""
+"""The compiled steps of a model that is split over devices: their communication and memory."""

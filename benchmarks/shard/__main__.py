@@ -45,8 +45,8 @@ def bench_shard(
 ) -> None:
     """Compile a model split over devices; count its collective operations and bytes.
 
-    The devices need not be there: libtpu compiles for a TPU, and a processor is divided. The exit
-    code is 1 if a step says more to other devices than the split needs.
+    The devices need not be present: libtpu compiles for a TPU, and a CPU is divided. The exit code
+    is 1 if a step communicates more than the split needs.
     """
     from benchmarks.shard.targets import parse_target
     from griffin_eval.config import PRESETS

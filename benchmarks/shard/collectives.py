@@ -1,4 +1,4 @@
-"""The collective operations of an optimised program, from its text."""
+"""The collective operations in the text of an optimised program."""
 
 import math
 import re
@@ -16,7 +16,7 @@ _CALLED = re.compile(
 )
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
 _CHAIN = re.compile(r'chain_id="\d+"')
-# The forms of groups of devices: lists, an array that is cut, or some axes of a mesh.
+# Forms of groups of devices: lists, an array that is cut, or some axes of a mesh.
 _LISTS = re.compile(r"replica_groups=\{([\d,{}]*)\}")
 _CUT = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _AXES = re.compile(
@@ -29,12 +29,12 @@ class Collective(NamedTuple):
     """One collective operation of a program.
 
     Attributes:
-        kind: one of `KINDS`.
-        shapes: of its results on one device, such as ``f32[1,64,128]``.
-        nbytes: of these results.
-        in_loop: whether it may run more than once.
-        groups: of devices, by their places in the mesh, each of which does it together; none where
-            devices send to each other, or all of them do it.
+        kind: One of `KINDS`.
+        shapes: Shapes of its results on one device, such as ``f32[1,64,128]``.
+        nbytes: Number of bytes of these results.
+        in_loop: Whether it may run more than once.
+        groups: Groups of devices that run it together, by their places in the mesh; empty if
+            devices send to each other, or if all take part.
     """
 
     kind: str
@@ -45,8 +45,8 @@ class Collective(NamedTuple):
 
 
 def collectives(text: str) -> list[Collective]:
-    """The collective operations of a program in XLA's text form, in the order of the text. Those
-    of groups of one device, which say nothing, are left out."""
+    """Return the collective operations of a program in XLA's text form, in textual order, without
+    those within single devices."""
     computations = _computations(re.sub(r"/\*index=\d+\*/", "", text))
     looped, chains = _in_loops(computations), set()
     return [
@@ -60,8 +60,7 @@ def collectives(text: str) -> list[Collective]:
 def _operations(
     lines: list[str], chains: set[str]
 ) -> Iterator[tuple[str, tuple[str, ...], tuple[tuple[int, ...], ...]]]:
-    """Kind, shapes and groups of each. Of a chain, an operation in several instructions, the first
-    is taken."""
+    """Yield kind, shapes and groups of each operation; a chain of instructions counts once."""
     for line in lines:
         match = _OPERATION.search(line)
         if match is None:
@@ -73,14 +72,14 @@ def _operations(
                 continue
             chains.add(chain[0])
         shapes = [f"{dtype}[{sizes}]" for dtype, sizes in _SHAPE.findall(result)]
-        if started and kind != "all-reduce":  # operands first, then results, then what is counted
+        if started and kind != "all-reduce":  # operands come first, then results, then counters
             shapes = [shape for shape in shapes if shape != "u32[]"]
             shapes = shapes[len(shapes) // 2 :]
         yield kind, tuple(shapes), _groups(line)
 
 
 def _groups(line: str) -> tuple[tuple[int, ...], ...]:
-    """The groups of devices of an operation."""
+    """Return the groups of devices of an operation."""
     if match := _LISTS.search(line):
         lists = re.findall(r"\{([\d,]+)\}", match[1])
         return tuple(tuple(_integers(each)) for each in lists)
@@ -100,7 +99,7 @@ def _groups(line: str) -> tuple[tuple[int, ...], ...]:
 
 
 def _devices(shape: str, turned: str | None) -> np.ndarray:
-    """The places of devices in an array of this shape, of which axes may be exchanged."""
+    """Return the places of devices in an array of this shape, with its axes permuted."""
     devices = np.arange(math.prod(_integers(shape))).reshape(_integers(shape))
     return devices.transpose(_integers(turned)) if turned else devices
 
@@ -110,7 +109,7 @@ def _integers(text: str) -> list[int]:
 
 
 def _computations(text: str) -> dict[str, list[str]]:
-    """The lines of each computation of a module, by its name."""
+    """Return the lines of each computation of a module, by name."""
     found: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in text.splitlines():
@@ -123,7 +122,7 @@ def _computations(text: str) -> dict[str, list[str]]:
 
 
 def _in_loops(computations: dict[str, list[str]]) -> set[str]:
-    """Names of the computations that a loop runs."""
+    """Return the names of the computations that a loop runs."""
     called = {
         name: {c.strip("%, ") for line in lines for c in _names(line)}
         for name, lines in computations.items()
@@ -149,7 +148,7 @@ def _names(line: str) -> list[str]:
 
 
 def elements(shape: str) -> int:
-    """The number of elements of a shape such as ``f32[1,64,128]``."""
+    """Return the number of elements of a shape such as ``f32[1,64,128]``."""
     return math.prod(int(n) for n in shape.partition("[")[2].rstrip("]").split(",") if n)
 
 

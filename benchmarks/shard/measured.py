@@ -1,4 +1,4 @@
-"""A step of a model that is split over devices: its sizes, and what is known of it."""
+"""A step of a model that is split over devices: its sizes and measurements."""
 
 from typing import NamedTuple
 
@@ -9,13 +9,13 @@ class Sizes(NamedTuple):
     """Sizes of the steps.
 
     Attributes:
-        tokens: that a scoring step reads, of which every one is scored.
-        documents: that it reads from.
-        pool: states that are kept.
-        rows: that a decoding step continues.
-        batch: rows of a training step.
-        length: tokens of each of them.
-        capacity: most tokens of a document, for global attention.
+        tokens: Number of tokens of a scoring step, all of which are scored.
+        documents: Number of documents of a scoring step.
+        pool: Number of kept states.
+        rows: Number of rows of a decoding step.
+        batch: Number of rows of a training step.
+        length: Number of tokens of each of these.
+        capacity: Largest number of tokens of a document, for global attention.
     """
 
     tokens: int
@@ -28,17 +28,15 @@ class Sizes(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A step as it was compiled, or as it ran in PyTorch. All bytes are of one device.
+    """A compiled step, or one that ran in PyTorch. All bytes are for one device.
 
     Attributes:
-        name: of the step.
-        collectives: its collective operations.
-        kernels: of its own that it calls, by their number; 0 in PyTorch, which says nothing of it.
-        weights: bytes of the parameters.
-        states: bytes of the states that it takes; in training, those of the optimizer.
-        temporaries: bytes between its operations; in PyTorch by how many its memory grew.
-        flops: floating-point operations, without those of kernels; 0 in PyTorch.
-        cycles: of reading, that the compiler of a TPU estimates, without those of kernels.
+        kernels: Number of calls of own kernels; 0 in PyTorch, which does not report them.
+        weights: Bytes of the parameters.
+        states: Bytes of its input states, in training of the optimizer's.
+        temporaries: Bytes between its operations; in PyTorch the growth of its memory.
+        flops: Floating-point operations without those of kernels; 0 in PyTorch.
+        cycles: Estimate of a TPU's compiler for a reading step, without kernels.
     """
 
     name: str

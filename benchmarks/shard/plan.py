@@ -1,4 +1,4 @@
-"""The collective operations that a split needs, from the table of parameters alone."""
+"""The collective operations that a split needs, derived from the table of parameters."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -16,11 +16,11 @@ class Need(NamedTuple):
     """Collective operations of a training step.
 
     Attributes:
-        what: is gathered or summed.
-        kind: of operation, as XLA calls it.
-        axis: of the mesh, along which devices do it together.
-        numbers: in each result, on one device.
-        times: how often.
+        what: Name of the values that are gathered or summed.
+        kind: XLA's name of the operation.
+        axis: Axis of the mesh along which devices take part.
+        numbers: Number of values in each result, on one device.
+        times: Number of operations.
     """
 
     what: str
@@ -31,8 +31,8 @@ class Need(NamedTuple):
 
 
 def expected_sums(split: Split) -> int:
-    """Sums over the devices in a step, of vectors of the model's width: of the embedding, and
-    after each half of a residual block that is split."""
+    """Return the sums of vectors of the model's width over devices in a step: one for the
+    embedding, and one after each split half of a residual block."""
     if split.devices == 1:
         return 0
     halves = 0
@@ -43,19 +43,18 @@ def expected_sums(split: Split) -> int:
 
 
 def training_needs(split: Split, data: int, rows: int, length: int) -> list[Need]:
-    """What a training step that computes activations again says between devices, beside sums of
-    single numbers: the loss, norms of gradients, and a few numbers a vector for the logits.
+    """Return the communication of a training step with recomputation, without sums of single
+    numbers: the loss, norms of gradients, and a few numbers per vector for the logits.
 
     Weights are gathered for the forward pass and again for the backward pass, and every gradient is
     summed over the replicas: that of the embedding twice, as a table and as a projection, and that
-    of a convolution tap by tap. The gradient of what a map reads is summed for each map: XLA does
-    not add first.
+    of a convolution tap by tap. The gradient of a map's input is summed for each map, since XLA
+    does not add first.
 
     Args:
-        split: of the model.
-        data: number of replicas.
-        rows: of the batch, of each of them.
-        length: tokens of a row.
+        data: Number of replicas.
+        rows: Number of rows of each replica's batch.
+        length: Number of tokens of a row.
     """
     return list(_training_needs(split, data, rows * length, rows, length))
 
@@ -69,8 +68,8 @@ def _training_needs(
         embedding = spec.name.endswith("embed_tokens.weight")
         tied = embedding and config.tie_embeddings
         if DATA in split.axes_in_training(spec, data):
-            # Sums are kept with the biases that are added to them. An embedding that is no output
-            # head is looked up, and its rows have no use in the backward pass.
+            # Sums are kept with the biases added to them. The rows of an embedding that is no
+            # output head are looked up, and the backward pass does not need them.
             once = spec.name.endswith(".bias") and spec.axes == ("width",)
             times = 1 if once or (embedding and not tied) else 2
             yield Need("weights", "all-gather", DATA, split.size(spec), times)
@@ -90,7 +89,7 @@ def _training_needs(
         past = (config.visible_keys if kind == "local_attention" else length) - 1
         joined = rows * (past + length) * config.kv_width
         yield Need("gradients of keys and values", "all-reduce", MODEL, joined, 2)
-    # What stays whole is computed by all devices, but its gradients are still summed.
+    # All devices compute the parts that are not split, but their gradients are still summed.
     for kind in config.block_types:
         if kind == "recurrent" and "lru" in split.whole:
             yield Need(whole, "all-reduce", MODEL, vectors * config.lru_width, 1)
@@ -106,12 +105,7 @@ def _in_whole_recurrence(spec: ParamSpec, split: Split) -> bool:
 
 
 def reading_needs(config: GriffinConfig, devices: int) -> list[Need]:
-    """What devices say to each other that read a document together, each a part of it.
-
-    Args:
-        config: of the model.
-        devices: number of parts.
-    """
+    """Return the communication of devices that read one document together, in equal parts."""
     if devices == 1:
         return []
     state, window = config.lru_width, (config.conv_width - 1) * config.lru_width
@@ -131,13 +125,13 @@ def reading_needs(config: GriffinConfig, devices: int) -> list[Need]:
 def differences(
     found: Iterable[Collective], needs: Iterable[Need], devices: int, vectors: int
 ) -> list[str]:
-    """Where a step as compiled says something else between devices than it needs to.
+    """Return the differences between the communication of a compiled step and its needs.
 
     Args:
-        found: its collective operations, several of which may be done as one.
-        needs: from `training_needs` for a processor, or from `reading_needs`.
-        devices: that share the weights; 0 where they share a document.
-        vectors: hidden vectors of a replica.
+        found: Collective operations of the step, in which several may be combined.
+        needs: Result of `training_needs` for a CPU, or of `reading_needs`.
+        devices: Number of devices that share the weights; 0 if they share a document.
+        vectors: Number of hidden vectors of a replica.
     """
     there: Counter[tuple[str, str, int]] = Counter()
     for each in found:
@@ -159,7 +153,7 @@ def differences(
 
 
 def _axis(groups: tuple[tuple[int, ...], ...], devices: int) -> str:
-    """The axis of the mesh along which groups lie, `BOTH` for neither alone."""
+    """Return the axis of the mesh along which groups lie, or `BOTH`."""
     if not groups:
         return BOTH
     if len({place // devices for place in groups[0]}) == 1:
@@ -168,7 +162,7 @@ def _axis(groups: tuple[tuple[int, ...], ...], devices: int) -> str:
 
 
 def _backward_sums(split: Split) -> int:
-    """Sums of gradients of vectors: one for each map that reads them and is split by outputs."""
+    """Return the number of sums of vector gradients: one per map whose outputs are split."""
     of_attention = 3 if split.splits_keys else 1  # queries, keys and values
     maps = {
         "recurrent": ("lru", 2),

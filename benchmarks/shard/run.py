@@ -1,4 +1,4 @@
-"""What ``python -m benchmarks.shard`` finds and prints."""
+"""The measurements and tables of ``python -m benchmarks.shard``."""
 
 import math
 from collections import Counter
@@ -31,18 +31,16 @@ def measure(
     training: bool,
     framework: str = "jax",
 ) -> dict[str, Any]:
-    """Compile the steps over the devices of a target, or run those of one process of PyTorch.
+    """Compile the steps over the devices of a target, or run those of one PyTorch process.
 
-    Replicas say nothing to each other in evaluation, so one is compiled, for a slice of its own: on
-    a part of a larger slice some TPUs run no program.
+    Replicas do not communicate in evaluation, so one is compiled, for its own slice: some TPUs
+    cannot run a program on a part of a larger slice.
 
     Args:
-        config: Config of the model.
         target: Devices that hold the replicas.
         replicas: Number of replicas, a divisor of the number of devices.
-        sizes: Sizes of the steps.
-        training: Compile a training step only, in JAX alone.
-        framework: ``jax`` or ``torch``, which needs none of the devices.
+        training: Whether to compile only a training step, in JAX.
+        framework: ``jax``, or ``torch``, which needs none of the devices.
 
     Returns:
         Results as in JSON.
@@ -92,15 +90,14 @@ def measure_reading(config: GriffinConfig, target: Target, sizes: Sizes) -> dict
     """Compile the reading of a document by all devices of a target, and by one of them.
 
     Args:
-        config: Config of the model, which lies whole on every device.
-        target: Devices that each read a part of the document.
-        sizes: Sizes, of which ``tokens`` is the document's.
+        target: Devices that each hold the whole model and read a part of the document.
+        sizes: Sizes, with the document's ``tokens``.
 
     Returns:
         Results as in JSON.
 
     Raises:
-        ArgumentError: The document cannot be split so, or does not fit.
+        ArgumentError: The document cannot be divided, or does not fit.
     """
     from benchmarks.shard.steps import compile_reading
     from griffin_eval.runners.jax_time import check_split
@@ -149,7 +146,7 @@ def _nbytes(collectives: list[Collective], kind: str) -> int:
 
 
 def _states_that_fit(step: Measured, memory: int | None, kept: int) -> int | None:
-    """Return how many states fit a device whose ``kept`` states were compiled for."""
+    """Return the number of states that fit on a device, if ``kept`` states were compiled for."""
     if memory is None:
         return None
     free = memory - step.weights - step.states - step.temporaries
@@ -171,12 +168,10 @@ def _by_purpose(needs: list[Need]) -> list[dict[str, Any]]:
 def unexpected(step: Measured, split: Split, vectors: int, framework: str = "jax") -> list[str]:
     """Return the collective operations of a step that the split does not need.
 
-    It needs sums of vectors of the model's width and, where the vocabulary is split, a few of one
-    number a vector, some of which PyTorch gathers.
+    It needs sums of vectors of the model's width and, for a split vocabulary, a few sums of one
+    number per vector, some of which PyTorch gathers.
 
     Args:
-        step: Step as it was compiled, or ran.
-        split: Split of the model.
         vectors: Number of hidden vectors of the step.
         framework: ``jax`` or ``torch``.
     """

@@ -1,4 +1,4 @@
-"""Compiles the steps of a model that is split over devices, from shapes alone."""
+"""Compilation of the steps of a model that is split over devices, from shapes alone."""
 
 import functools
 import math
@@ -26,18 +26,11 @@ from griffin_eval.sharding.mesh_jax import param_sharding
 from griffin_eval.sharding.split import DATA, MODEL, TIME, Split, split_over
 from griffin_eval.training.recipes import Batch
 
-TPUS = {"TPU v5 lite": "v5e", "TPU v6 lite": "v6e"}  # as JAX and as the compiler call them
+TPUS = {"TPU v5 lite": "v5e", "TPU v6 lite": "v6e"}  # JAX's and the compiler's names
 
 
 def compile_training(config: GriffinConfig, mesh: Mesh, dtype: str, sizes: Sizes) -> Measured:
-    """Compiles a training step, as the trainer has it where activations are computed again.
-
-    Args:
-        config: of the model.
-        mesh: over which batch and weights are split.
-        dtype: that the step computes in.
-        sizes: of the step.
-    """
+    """Compile the trainer's step with recomputation, with batch and weights split over a mesh."""
     from griffin_eval.training import optimizer as optimizers
     from griffin_eval.training import step
 
@@ -63,13 +56,10 @@ def compile_training(config: GriffinConfig, mesh: Mesh, dtype: str, sizes: Sizes
 
 
 def compile_reading(config: GriffinConfig, mesh: Mesh, dtype: str, sizes: Sizes) -> Measured:
-    """Compiles the reading of one document, of which every device reads a part of the tokens.
+    """Compile the reading of one document, of which every device reads a part of the tokens.
 
-    Args:
-        config: of the model, which lies whole on every device.
-        mesh: of the axis ``time``; one of one device reads all.
-        dtype: of the weights.
-        sizes: of the step.
+    The whole model is on every device. The mesh has the axis ``time``; with one device it reads
+    all.
     """
     whole = NamedSharding(mesh, PartitionSpec())
     model = abstract_model(config, mesh, split_over(config, 1), jnp.dtype(dtype))
@@ -96,14 +86,7 @@ def compile_reading(config: GriffinConfig, mesh: Mesh, dtype: str, sizes: Sizes)
 
 
 def compile_steps(config: GriffinConfig, mesh: Mesh, dtype: str, sizes: Sizes) -> list[Measured]:
-    """Compiles a scoring and a decoding step, as the JAX runner has them.
-
-    Args:
-        config: of the model.
-        mesh: over whose axis ``model`` the weights are split.
-        dtype: of the weights.
-        sizes: of the steps.
-    """
+    """Compile the JAX runner's scoring and decoding steps, with weights split along ``model``."""
     return list(_Steps(config, mesh, jnp.dtype(dtype), sizes).compiled())
 
 
@@ -179,15 +162,15 @@ def _summary(name: str, compiled: jax.stages.Compiled, weights: Any, states: Any
 
 
 def compile_on(mesh: Mesh, function: Any, *arguments: Any) -> jax.stages.Compiled:
-    """Compiles a jitted function for the devices of a mesh, which need not be there.
+    """Compile a jitted function for the devices of a mesh, which need not be present.
 
     Args:
-        mesh: of devices of one platform.
-        function: from `jax.jit`.
-        arguments: trees of `jax.ShapeDtypeStruct` with shardings.
+        mesh: Mesh of devices of one platform.
+        function: Result of `jax.jit`.
+        arguments: Trees of `jax.ShapeDtypeStruct` with shardings.
 
     Raises:
-        ArgumentError: it takes more memory than a device has.
+        ArgumentError: It takes more memory than a device has.
     """
     platform = mesh.devices.flat[0].platform
     with jax.set_mesh(mesh), no_compilation_cache():
@@ -206,7 +189,7 @@ def compile_on(mesh: Mesh, function: Any, *arguments: Any) -> jax.stages.Compile
 
 
 def abstract_model(config: GriffinConfig, mesh: Mesh, split: Split, dtype: Any) -> Griffin:
-    """The model with shapes in the place of its parameters."""
+    """Return the model with shapes in place of its parameters."""
 
     def make(spec: ParamSpec) -> nnx.Param:
         where = param_sharding(mesh, split, spec)
@@ -217,7 +200,7 @@ def abstract_model(config: GriffinConfig, mesh: Mesh, split: Split, dtype: Any) 
 
 
 def bytes_a_device(tree: Any) -> int:
-    """Bytes that each device holds of a tree of arrays or of their shapes."""
+    """Return the bytes on each device of a tree of arrays or of their shapes."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)

@@ -1,7 +1,7 @@
-"""Runs the steps of one of several processes of PyTorch, of which the others are not there.
+"""Steps of one of several PyTorch processes, without the other processes.
 
-Its collective operations return at once, with what it sent: which they are does not depend on what
-is added up. The weights are zeros, which take no memory until they are written.
+Collective operations return at once with their input, which does not change their sequence. The
+weights are zeros, which take no memory until they are written.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ KINDS = {"allreduce_": "all-reduce", "allgather_": "all-gather"}
 
 
 class Counting(TorchDispatchMode):
-    """Notes every collective operation. (`CommDebugMode` of PyTorch, which does the same, fails in
+    """A recorder of collective operations. (PyTorch's `CommDebugMode` does the same, but fails in
     inference mode.)"""
 
     def __init__(self):
@@ -49,15 +49,7 @@ class Counting(TorchDispatchMode):
 
 
 def run_steps(config: GriffinConfig, processes: int, dtype: str, sizes: Sizes) -> list[Measured]:
-    """Runs a scoring and a decoding step as the first of so many processes has them, once in a
-    process.
-
-    Args:
-        config: of the model.
-        processes: that share it.
-        dtype: of the weights.
-        sizes: of the steps.
-    """
+    """Run a scoring and a decoding step as the first of ``processes``. Call it once per process."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=processes)
     group = dist.group.WORLD
     assert group is not None
@@ -83,7 +75,7 @@ def run_steps(config: GriffinConfig, processes: int, dtype: str, sizes: Sizes) -
     lengths = np.full(sizes.documents, sizes.tokens // sizes.documents)
     lengths[0] += sizes.tokens - lengths.sum()
     rows = np.arange(sizes.documents)
-    rows[sizes.pool :] = -1  # whose states are not kept
+    rows[sizes.pool :] = -1  # states that are not kept
     pool = runner.open_pool(sizes.pool, sizes.capacity)
     every = np.arange(sizes.tokens)
 

@@ -1,4 +1,4 @@
-"""Devices to compile for: chips of a TPU slice that need not be there, or a divided CPU."""
+"""Devices to compile for: chips of a TPU slice that need not be present, or a divided CPU."""
 
 import os
 import re
@@ -7,9 +7,9 @@ from typing import Any
 
 from griffin_eval.errors import ArgumentError
 
-# Shapes of slices that libtpu knows, the smallest first.
+# Shapes of slices that libtpu knows, from the smallest.
 SLICES = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
-# Bytes that the compiler grants a program on a chip, by generation.
+# Bytes that the compiler allows a program on a chip, by generation.
 MEMORY = {"v5e": int(15.75 * 2**30), "v6e": int(31.25 * 2**30)}
 
 
@@ -25,7 +25,7 @@ class Target:
 
     @property
     def memory(self) -> int | None:
-        """Bytes of a device; None for a processor, which has one memory for all."""
+        """The memory of a device in bytes; None for a CPU, which has one memory for all."""
         return MEMORY.get(self.kind)
 
 
@@ -42,13 +42,13 @@ def parse_target(text: str) -> Target:
 
 
 def devices(target: Target) -> list[Any]:
-    """Return the devices, for a TPU those of the smallest slice that has as many.
+    """Return the devices, for a TPU from the smallest slice with enough of them.
 
     Raises:
         ArgumentError: JAX was started with fewer.
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    if target.kind == "cpu":  # which JAX divides before it first looks for devices
+    if target.kind == "cpu":  # JAX divides the CPU when it first looks for devices
         count = f"--xla_force_host_platform_device_count={target.count}"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {count}".strip()
         import jax
