@@ -1,6 +1,6 @@
 """Experiments whose findings docs/results.md, memory.md and performance.md show."""
 
-import benchmarks as benchmarks  # It takes the checkout from the path, so it must be found first.
+import benchmarks as benchmarks  # Imported first, since it removes the checkout from the path.
 
 MODEL_NAMES = {
     "griffin": "Griffin",

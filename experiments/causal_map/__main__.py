@@ -55,8 +55,8 @@ def causal_map(
     """Map where checkpoints keep a fact, by layer and distance.
 
     The two documents of a pair differ in one fact. At each distance from the fact, parts of the
-    state of one document are put into the other: 1 means that the answer goes with the part, 0 that
-    it does not. Before that, the command checks that every model answers the question at all.
+    state of one document are put into the other: 1 means that the answer follows the part, 0 that
+    it does not. First the command checks that every model answers the question at all.
     """
     from experiments.causal_map.findings import check_answers, find
     from experiments.causal_map.tables import print_map

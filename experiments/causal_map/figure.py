@@ -1,4 +1,4 @@
-"""The figure of `experiments.causal_map`, as PNG and SVG."""
+"""Figure of `experiments.causal_map`, as PNG and SVG."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,19 +19,16 @@ CELL, TOP = 0.3, 1.3  # inches of a row of cells, and of the curves above them
 
 
 def draw(maps: Sequence[dict[str, Any]], folder: Path) -> Path:
-    """Draw a row for each checkpoint.
+    """Draw a row for each checkpoint, and return the path of the PNG.
 
     Layers stand from bottom to top over the distance from the fact, recurrent states in blue and
-    attention in orange, hatched where the interval holds 0. Above them stand all recurrent states
-    and all attention, with the window marked. Beside them stand the losses where keys of some ages
-    are hidden, the share of the fact that the gates leave, and the half-lives.
+    attention in orange, hatched if the interval includes 0. Above them are all recurrent states and
+    all attention, with the window marked. Beside them are the losses with keys of some ages hidden,
+    the share of the fact that the gates keep, and the half-lives.
 
     Args:
         maps: Numbers as ``--json`` prints them.
         folder: Folder of the figure, created if it does not exist.
-
-    Returns:
-        Path of the PNG.
     """
     looks, remembers = (any(each[k] for each in maps) for k in ("keys_hidden", "half_lives"))
     widths = [1.35, 1.5] + [0.8] * looks + [0.9, 0.9] * remembers
@@ -163,7 +160,7 @@ def _cell(
 
 
 def _ages(axes: Axes, facts: dict[str, Any]) -> None:
-    """Draw the losses where keys of some ages are hidden, for single layers."""
+    """Draw the losses with keys of some ages hidden, for single layers."""
     rows = [
         row | {"kind": "attention"}
         for row in facts["keys_hidden"]
@@ -178,7 +175,7 @@ def _ages(axes: Axes, facts: dict[str, Any]) -> None:
 
 
 def _left(axes: Axes, facts: dict[str, Any]) -> None:
-    """Draw the share of the fact that the gates leave on the first document."""
+    """Draw the share of the fact that the gates keep on the first document."""
     layers = facts["left_by_gates"]
     if not layers:
         axes.set_axis_off()

@@ -1,4 +1,4 @@
-"""Everything that `experiments.causal_map` finds out about one checkpoint, as JSON has it."""
+"""All findings of `experiments.causal_map` on one checkpoint, as in JSON."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,13 +27,8 @@ SIDES = ("sufficient", "necessary")
 def check_answers(name: str, runner: Runner, questions: Questions) -> float:
     """Return the share of the unchanged documents after which the right answer is likelier.
 
-    Args:
-        name: Name of the checkpoint, for the error.
-        runner: Model.
-        questions: Pairs of documents.
-
     Raises:
-        ArgumentError: The share is not above 1/2, which a model reaches that ignores the fact.
+        ArgumentError: The share is not above 1/2, which a model reaches by ignoring the fact.
     """
     effects = measure(runner, questions.pairs, [], [None])
     accuracy = float(np.mean([effects.original < 0, effects.changed > 0]))
@@ -57,9 +52,7 @@ def find(
     """Measure the map of a checkpoint.
 
     Args:
-        opened: Checkpoint.
-        runner: The same checkpoint, loaded in PyTorch.
-        questions: Pairs of documents.
+        runner: Runner of the checkpoint in PyTorch.
         groups: Whether to patch halves of the depth instead of single layers.
         control: Whether to measure a second map with the answers of other pairs.
         progress: Function to call after each pair.
@@ -110,7 +103,7 @@ def find(
 
 
 def _control(effects: Effects, permuted_effects: Effects) -> dict[str, Any]:
-    """Count the intervals of a second map that leave 0 out."""
+    """Count the intervals of a second map that exclude 0."""
     cells = [
         cell
         for side in SIDES
@@ -129,7 +122,7 @@ def _gates(
     opened: Checkpoint, runner: Any, pair: Pair, distances: Sequence[int | None]
 ) -> dict[str, Any]:
     """Return the half-lives by layer on the first document, and the shares of the fact that its
-    gates leave at each distance; both are empty for a model without recurrent layers."""
+    gates keep at each distance; both are empty for a model without recurrent layers."""
     if "recurrent" not in opened.config.block_types:
         return {"half_lives": [], "left_by_gates": []}
     loaded: dict[str, Any] = {"framework": "torch", "model": runner.model}

@@ -17,7 +17,7 @@ from griffin_eval.text.tokenizer import Tokenizer, encode_with_bos
 SYMBOLS = 16  # data symbols of a document of selective copying
 TRIES = 20  # drawn documents for each pair
 SEED = 0
-Texts = tuple[str, str, str, str]  # prompts of the original and the changed, and their answers
+Texts = tuple[str, str, str, str]  # original and changed prompt, and their answers
 
 
 class Pair(NamedTuple):
@@ -25,9 +25,9 @@ class Pair(NamedTuple):
 
     Attributes:
         original, changed: int32 [N], the documents with their question, of equal length.
-        fact_end: Number of tokens up to the last that differs; less than N.
+        fact_end: Number of tokens up to the last differing one; less than N.
         original_answer, changed_answer: int32 [M], the answers, of equal length.
-        end: Tokens before the last cut; None for all but the last token.
+        end: Number of tokens before the last cut; None for all but the last token.
     """
 
     original: np.ndarray
@@ -40,8 +40,7 @@ class Pair(NamedTuple):
     def cut(self, distance: int | None) -> int | None:
         """Return the number of tokens before a cut, or None if the question ends before it.
 
-        Args:
-            distance: Tokens between the fact and the cut; None for the last cut.
+        ``distance`` is the number of tokens between the fact and the cut; None for the last cut.
         """
         last = len(self.original) - 1 if self.end is None else self.end
         cut = last if distance is None else self.fact_end + distance
@@ -53,8 +52,7 @@ class Questions(NamedTuple):
 
     Attributes:
         name: Name of the task or text.
-        pairs: Documents and questions.
-        symbols: Index of the symbol that each pair asks for, of selective copying only.
+        symbols: Index of the requested symbol of each pair, for selective copying only.
     """
 
     name: str
@@ -82,14 +80,9 @@ def phonebook(
 def passkeys(
     tokenizer: Tokenizer, add_bos: bool, count: int, length: int | None, folder: Path
 ) -> Questions:
-    """Draw prompts of ``length`` tokens with a number near their beginning.
+    """Draw prompts of ``length`` tokens with a number near the beginning.
 
-    Args:
-        tokenizer: Tokenizer of the model.
-        add_bos: Whether documents begin with BOS.
-        count: Number of pairs.
-        length: Tokens of a prompt.
-        folder: Folder of the tokenizer.
+    ``folder`` holds the tokenizer; ``add_bos`` says whether documents begin with BOS.
     """
     length = length or 1024
     rows = passkey.dataset([length], [10], count, seed=SEED, tokenizer=str(folder))["test"]
@@ -124,8 +117,8 @@ def induction_heads(count: int, length: int | None = None, seed: int = SEED) -> 
 def selective_copying(count: int, length: int | None = None, seed: int = SEED) -> Questions:
     """Draw sequences of selective copying that differ in one data symbol.
 
-    As many markers follow as it takes to ask for the symbol; pairs take the `SYMBOLS` in turn. The
-    last cut is before the first marker, after ``length`` tokens.
+    Markers follow until the symbol is due; pairs take the `SYMBOLS` in turn. The last cut is before
+    the first marker, after ``length`` tokens.
     """
     length = length or 1024
     if length < SYMBOLS:
@@ -152,7 +145,7 @@ SYMBOL_TASKS = {"induction_heads": induction_heads, "selective_copying": selecti
 def _changed_symbol(
     tokens: np.ndarray, place: int, choices: range, rng: np.random.Generator
 ) -> Pair:
-    """Make a pair whose changed document has another of the choices at a place."""
+    """Return a pair whose changed document has another of the choices at a place."""
     fact = int(tokens[place])
     step = 1 + int(rng.random() * (len(choices) - 1))
     new = choices[(fact - choices.start + step) % len(choices)]
@@ -164,19 +157,17 @@ def _changed_symbol(
 def own_pair(
     tokenizer: Tokenizer, add_bos: bool, text: str, fact: str, instead: str, question: str
 ) -> Pair:
-    """Make a pair of a user's text, with another fact in the place of one of its facts.
+    """Return a pair of a user's text, with one of its facts replaced.
 
     Args:
-        tokenizer: Tokenizer of the model.
         add_bos: Whether documents begin with BOS.
-        text: Document.
-        fact: Words that the text has once, and the answer.
+        fact: Words that occur once in the text, and are the answer.
         instead: Words of the changed document, and the answer there.
         question: Words after the text.
 
     Raises:
-        ArgumentError: The text has the fact never or several times, or the two have different
-            numbers of tokens.
+        ArgumentError: The text does not have the fact exactly once, or the two differ in their
+            number of tokens.
     """
     if (times := text.count(fact)) != 1:
         raise ArgumentError(

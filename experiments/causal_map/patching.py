@@ -1,15 +1,15 @@
 """State patching, which shows where a model keeps a fact.
 
-Between two tokens the future depends on the past through the state alone. Two documents differ in
-one fact; both are read up to a cut, and some components of one's state are put into the other's,
-which then reads on to a question. With L = log p(changed answer) - log p(original answer) in nats,
+Between two tokens the future depends on the past only through the state. Two documents differ in
+one fact; both are read up to a cut, and some components of one state replace those of the other,
+which then continues to a question. With L = log p(changed answer) - log p(original answer) in nats,
 
     sufficient = (L of the original with the changed document's components - L of the original) / D
     necessary  = (L of the changed - L of the changed with the original's components) / D
 
-where D = L of the changed document - L of the original. 1: all of the fact that the answer needs is
-in these components; 0: none of it. Both are exact, since a state is a value: with every component
-patched the original document answers as the changed one does, and with none as itself.
+where D = L of the changed document - L of the original. 1: these components hold all of the fact
+that the answer needs; 0: none of it. Both are exact, since a state is a value: with every component
+patched the original document answers like the changed one, and with none like itself.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +38,7 @@ class Component(NamedTuple):
     Attributes:
         label: Name in tables and figures.
         layers: Indices of layers, from 0.
-        kinds: Keys of `KINDS`; a layer that lacks one is left as it is.
+        kinds: Keys of `KINDS`; layers without them are not patched.
     """
 
     label: str
@@ -46,11 +46,8 @@ class Component(NamedTuple):
     kinds: tuple[str, ...]
 
     def patch(self, to: dict[str, np.ndarray], of: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the tensors of a state, with those of this component from another one.
-
-        Args:
-            to, of: Tensors of a `griffin_eval.states.saved_state.SavedState`.
-        """
+        """Return the tensors ``to`` of a `griffin_eval.states.saved_state.SavedState`, with those
+        of this component taken from ``of``."""
         leaves = [leaf for kind in self.kinds for leaf in KINDS[kind]]
         return {name: (of if self._holds(name, leaves) else to)[name] for name in to}
 
@@ -64,8 +61,8 @@ class Effects(NamedTuple):
 
     Attributes:
         original, changed: float64 [P], L of the unpatched documents, in nats.
-        sufficient, necessary: float64 [P, C, K], nats by which patching moved L to that of the
-            other document; NaN where a pair has no such cut.
+        sufficient, necessary: float64 [P, C, K], nats by which patching moved L towards the other
+            document; NaN if a pair has no such cut.
     """
 
     original: np.ndarray
@@ -75,21 +72,16 @@ class Effects(NamedTuple):
 
     @property
     def between(self) -> np.ndarray:
-        """float64 [P]: D in nats."""
+        """D in nats, float64 [P]."""
         return self.changed - self.original
 
     @property
     def answered(self) -> np.ndarray:
-        """bool [P]: in both documents the right answer is the likelier of the two."""
+        """Whether the right answer is the likelier of the two in both documents, bool [P]."""
         return (self.original < 0) & (self.changed > 0)
 
     def apart(self, columns: Sequence[int], count: int) -> "Effects":
-        """Spread the effects at a single distance over columns.
-
-        Args:
-            columns: Column of each pair.
-            count: Number of columns, which replace K.
-        """
+        """Spread the effects at a single distance over ``count`` columns, by each pair's column."""
 
         def spread(values: np.ndarray) -> np.ndarray:
             pairs, parts, _ = values.shape
@@ -100,10 +92,9 @@ class Effects(NamedTuple):
         return self._replace(sufficient=spread(self.sufficient), necessary=spread(self.necessary))
 
     def share(self, nats: np.ndarray) -> Estimate | None:
-        """Return the share of D, with its interval over the answered pairs; None without any.
+        """Return the share of D with its interval over the answered pairs, or None without any.
 
-        Args:
-            nats: float64 [P], one number for each pair; NaN where it has none.
+        ``nats`` is float64 [P], NaN for pairs without a value.
         """
         used = np.flatnonzero(self.answered & ~np.isnan(nats))
         if not len(used):
@@ -115,9 +106,7 @@ def components(config: GriffinConfig, *, groups: bool = False) -> list[Component
     """Return the parts of a model's state, from the bottom: a component for each layer and kind,
     then all recurrent states, and all keys and values of attention.
 
-    Args:
-        config: Architecture.
-        groups: Whether to return the lower and the upper half of the depth in the place of layers.
+    ``groups`` returns the lower and upper half of the depth instead of layers.
     """
     depth, blocks = config.num_layers, config.block_types
 
@@ -147,7 +136,7 @@ def components(config: GriffinConfig, *, groups: bool = False) -> list[Component
 
 
 def permuted(pairs: Sequence[Pair]) -> list[Pair]:
-    """Give each pair the answers of the next one, which patching cannot move."""
+    """Give each pair the answers of the next one, which patching cannot affect."""
     return [
         pair._replace(original_answer=other.original_answer, changed_answer=other.changed_answer)
         for pair, other in zip(pairs, [*pairs[1:], pairs[0]], strict=True)
@@ -155,7 +144,7 @@ def permuted(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def distances_of(pairs: Sequence[Pair]) -> list[int | None]:
-    """Return the `DISTANCES` that some pair has, and None for the cut before the last token."""
+    """Return the `DISTANCES` of all pairs, and None for the cut before the last token."""
     longest = max(len(pair.original) - 1 - pair.fact_end for pair in pairs)
     return [*(distance for distance in DISTANCES if distance < longest), None]
 
@@ -167,13 +156,9 @@ def measure(
     distances: Sequence[int | None],
     progress: Callable[[], Any] = lambda: None,
 ) -> Effects:
-    """Patch the states of pairs.
+    """Patch the states of pairs with components at distances of `Pair.cut`.
 
     Args:
-        runner: Model.
-        pairs: Documents and questions.
-        parts: Components to patch.
-        distances: Distances of `Pair.cut`.
         progress: Function to call after each pair.
 
     Raises:
@@ -268,7 +253,7 @@ class _Reader:
         firsts, of_row = np.tile(answers[:, 0], rows), np.repeat(np.arange(rows), 2)
         logprobs = self._score(hidden, last, firsts, of_row).reshape(rows, 2)
         if answers.shape[1] > 1:
-            # Both answers go on from the row of their question, which neither changes.
+            # Both answers continue the row of their question, which is not changed.
             read, several = answers[:, :-1], 2 * rows
             tokens = np.tile(read, (rows, 1))
             hidden, self._pool = self._runner.read(
@@ -292,12 +277,8 @@ class _Reader:
     def _read(self, tokens: np.ndarray, *, started: bool) -> tuple[Any, int]:
         """Read int [R, T] tokens into the first R rows of the pool, a step at a time.
 
-        Args:
-            tokens: One row for each document.
-            started: Whether the rows hold states to go on from.
-
-        Returns:
-            Hidden vectors of the last step, and its number of tokens a row.
+        ``started`` says whether the rows hold states to continue. Return the hidden vectors of the
+        last step, and its number of tokens per row.
         """
         rows, total = tokens.shape
         step = max(1, self._runner.step_tokens // rows)

@@ -55,7 +55,7 @@ def _table(title: str, first: str, columns: list[str]) -> Table:
 
 
 def _print_whole(table: Table) -> None:
-    """Print a table without cutting a cell, however narrow the terminal is."""
+    """Print a table without truncating cells, even in a narrow terminal."""
     width = Console(width=10_000).measure(table).maximum
     Console(width=max(Console().width, width)).print(table)
 

@@ -1,15 +1,15 @@
 """Facts that are not written and keys that are not seen.
 
-Documents are read with something withheld from single layers, beside the patched states of
+Documents are read with something withheld from single layers, to complement the patched states of
 `experiments.causal_map.patching`:
 
 - **A write withheld**: for the fact's tokens a layer's RG-LRU keeps its state (a = 1, no input),
   its convolution shows later tokens no input, and its attention shows them no key.
 - **Keys hidden by age**: no query of a layer sees the keys of tokens at some distances before it.
 
-With L and D as there, the share that is lost is (D - D of the two documents read so) / D. 0: as
-before. 1: the documents cannot be told apart, which is exact where every layer withholds
-everything. Tokens of the fact itself are read as usual, except that an RG-LRU keeps its state.
+With L and D as there, the lost share is (D - D of the two documents read so) / D. 0: unchanged. 1:
+the documents cannot be told apart, which is exact if every layer withholds everything. Tokens of
+the fact itself are read as usual, except that an RG-LRU keeps its state.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from experiments.causal_map.withheld_torch import Reading, Withheld, reader
 from griffin_eval.runners.protocol import Runner
 
 AGES = tuple(4**power for power in range(10))  # first ages of bins, in tokens
-STEPS = 8  # tokens that are read at once, in steps of the runner
+STEPS = 8  # runner steps whose tokens are read at once
 
 
 class _Loss(NamedTuple):
@@ -36,9 +36,7 @@ class _Loss(NamedTuple):
 def bins(pairs: Sequence[Pair], visible_keys: int | None) -> list[tuple[int, int]]:
     """Return half-open ranges of ages, up to the window or the longest document.
 
-    Args:
-        pairs: Documents and questions.
-        visible_keys: Keys that a query of local attention sees, its own included; None for all.
+    ``visible_keys`` counts a local attention query's own key; None for all keys.
     """
     most = max(len(pair.original) + len(pair.original_answer) - 1 for pair in pairs)
     most = most if visible_keys is None else min(most, visible_keys)
@@ -49,14 +47,8 @@ def bins(pairs: Sequence[Pair], visible_keys: int | None) -> list[tuple[int, int
 def lost_writes(
     runner: Runner, pairs: Sequence[Pair], parts: Sequence[Component], between: np.ndarray
 ) -> np.ndarray:
-    """Return the nats of D, float64 [P, C], lost where a component does not write the fact.
-
-    Args:
-        runner: Model in PyTorch, on one device.
-        pairs: Documents and questions.
-        parts: Components of the model.
-        between: float64 [P], D.
-    """
+    """Return the nats of D (``between``) lost if a component does not write the fact, float64
+    [P, C]."""
     return _lost(runner, pairs, [_Loss(part, None) for part in parts], between)
 
 
@@ -67,12 +59,9 @@ def lost_keys(
     ages: Sequence[tuple[int, int]],
     between: np.ndarray,
 ) -> np.ndarray:
-    """Return the nats of D, float64 [P, C, K], lost where keys of some ages are hidden.
+    """Return the nats of D (``between``) lost if keys of some ages are hidden, float64 [P, C, K].
 
-    Args:
-        runner, pairs, between: See `lost_writes`.
-        parts: Components of attention.
-        ages: Ranges of `bins`.
+    ``parts`` are components of attention, ``ages`` ranges of `bins`.
     """
     losses = [_Loss(part, range_) for part in parts for range_ in ages]
     return _lost(runner, pairs, losses, between).reshape(len(pairs), len(parts), len(ages))
@@ -107,7 +96,7 @@ def _preferences(runner: Runner, read: Reading, pair: Pair, losses: Sequence[_Lo
     found = []
     for begin in range(0, len(losses), at_once):
         some = list(losses[begin : begin + at_once])
-        some += [_Loss(Component("none", (), ()), None)] * (at_once - len(some))  # one shape
+        some += [_Loss(Component("none", (), ()), None)] * (at_once - len(some))  # keep one shape
         hidden = read(
             np.tile(tokens, (at_once, 1)),
             np.full(4 * at_once, length, np.int32),

@@ -1,4 +1,4 @@
-"""Reading with the model in PyTorch while something is withheld from single layers."""
+"""Reading with the PyTorch model while something is withheld from single layers."""
 
 import functools
 from collections.abc import Callable
@@ -17,11 +17,11 @@ class Withheld(NamedTuple):
     """Losses of R rows of a step, in a model of N layers, as arrays or tensors.
 
     Attributes:
-        h, conv, keys: bool [R, N], layers where the RG-LRU keeps its state, the convolution gets no
-            input, and attention sees no key.
-        first, end: int32 [R], the range of tokens that are withheld, without ``end`` itself.
-        after: int32 [R], number of the first query from which keys are hidden.
-        ages: int32 [R, 2], the least age of a hidden key, and one more than the greatest.
+        h, conv, keys: bool [R, N], layers whose RG-LRU keeps its state, whose convolution gets no
+            input, and whose attention sees no key.
+        first, end: int32 [R], half-open range of withheld tokens.
+        after: int32 [R], number of the first query for which keys are hidden.
+        ages: int32 [R, 2], half-open range of ages of hidden keys.
     """
 
     h: Any
@@ -33,17 +33,13 @@ class Withheld(NamedTuple):
     ages: Any
 
 
-# Takes int32 [R, T] tokens, int32 [R] lengths and the losses, and returns hidden [R T, W].
+# Function of int32 [R, T] tokens, int32 [R] lengths and the losses that returns hidden [R T, W].
 Reading = Callable[[np.ndarray, np.ndarray, Withheld], Tensor]
-Given = dict[str, Withheld]  # losses of the step that runs, under "now"
+Given = dict[str, Withheld]  # losses of the current step, under "now"
 
 
 def reader(runner: Any) -> Reading:
-    """Return a function that reads documents from their beginning.
-
-    Args:
-        runner: A `griffin_eval.runners.torch_runner.TorchRunner`, which is left unchanged.
-    """
+    """Return a function that reads documents from their beginning; the runner is not changed."""
     model = twin_of(runner.model)
     device = model.model.embed_tokens.weight.device
     given: Given = {}
@@ -74,7 +70,7 @@ class _Part(nn.Module):
         self.module, self.layer, self.given = module, layer, given
 
     def span(self, length: int) -> tuple[Tensor, Tensor]:
-        """Return the tokens of the fact, and those after it, bool [R, T] each."""
+        """Return the tokens of the fact, and the later ones, bool [R, T] each."""
         now = self.given["now"]
         t = torch.arange(length, device=now.first.device)
         return (t >= now.first[:, None]) & (t < now.end[:, None]), t >= now.end[:, None]
@@ -93,7 +89,7 @@ class _Recurrence(_Part):
     def forward(self, x: Tensor, context: Any, h0: Tensor) -> tuple[Tensor, Tensor]:
         y, h = self.module(x, context, h0)
         now, length = self.given["now"], x.shape[1]
-        # Read without the fact's tokens, so that the tokens before and after them join.
+        # Skip the fact's tokens, so that the tokens before and after them join.
         size = (now.end - now.first)[:, None]
         t = torch.arange(length, device=x.device)[None]
         kept = torch.where(t < now.first[:, None], t, (t + size).clamp(max=length - 1)).long()
@@ -104,7 +100,7 @@ class _Recurrence(_Part):
         index = kept[..., None].expand_as(x)
         without, _ = self.module(x.gather(1, index), shorter, h0)
         place = torch.where(t < now.end[:, None], t.minimum(now.first[:, None] - 1), t - size)
-        empty = place < 0  # nothing was read before the fact
+        empty = place < 0  # no token precedes the fact
         index = place.clamp(min=0).long()[..., None].expand_as(without)
         without = without.gather(1, index).masked_fill(empty[..., None], 0.0)
         return torch.where(now.h[:, self.layer, None, None], without, y), h

@@ -17,7 +17,7 @@ from griffin_eval.errors import ArgumentError
 from griffin_eval.runners.load import choose_framework
 
 PROMPTS, SAMPLED, BATCHES = [0, 4096], [128, 512, 2048, 4096, 16_384], [1, 8, 16]
-LENGTHS = [512, 1024, 2048, 4096]  # tokens that are sampled for a throughput
+LENGTHS = [512, 1024, 2048, 4096]  # numbers of sampled tokens for a throughput
 TINY_LENGTHS, TINY_MEMORY = [8, 32], "2MB"
 
 Frameworks = Annotated[
@@ -54,9 +54,9 @@ def latency(
 ) -> None:
     """Time to sample tokens after a prompt (section 5.1).
 
-    Decoding steps are timed at several contexts and summed, with 1, 8 and 16 rows and with the most
-    rows of which every model fits into --memory. The table compares them with the byte model of
-    appendix F.
+    Decoding steps are timed at several contexts and summed, with 1, 8 and 16 rows and with the
+    largest batch for which every model fits into --memory. The table compares them with the byte
+    model of appendix F.
     """
     from experiments.paper_speed import decoding
     from experiments.paper_speed.byte_model import largest_batches
@@ -115,7 +115,7 @@ def training(
 ) -> None:
     """Time of a training step in JAX (section 4.3).
 
-    Every step reads as many tokens, in many short sequences or few long ones.
+    Every step reads equally many tokens, in many short sequences or few long ones.
     """
     from experiments.paper_speed import training as steps
 
@@ -140,14 +140,7 @@ def _chosen(frameworks: str) -> list[str]:
 
 
 def _report(kind: str, findings: dict[str, Any], output: Path | None, as_json: bool) -> None:
-    """Print findings with the paper's claims, and draw their figures.
-
-    Args:
-        kind: Name of the command.
-        findings: Results as ``--json`` prints them.
-        output: Folder of the figures.
-        as_json: Whether to print JSON in the place of tables.
-    """
+    """Print findings with the paper's claims, as tables or JSON, and draw the command's figures."""
     from experiments.paper_speed import claims, tables
 
     judge: Callable[[dict[str, Any]], list[claims.Claim]] = claims.JUDGES[kind]

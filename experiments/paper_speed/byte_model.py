@@ -1,9 +1,9 @@
-"""The byte model of decoding, by appendix F of the paper, from the sizes of a model alone.
+"""The byte model of decoding (appendix F of the paper), from the sizes of a model alone.
 
 A step reads all parameters and the cache of every row, and multiplies each row with every weight.
-Its time is that of its bytes at the rate of reading memory, or that of its operations at the best
-rate of products, whichever is longer. Section 5.1 has the bytes alone, for batches of at most some
-128 rows, where they take longer on a TPU-v3.
+Its time is that of its bytes at the memory rate, or that of its operations at the best rate of
+products, whichever is longer. Section 5.1 uses the bytes alone, for batches of at most about 128
+rows, for which they take longer on a TPU-v3.
 """
 
 from bisect import bisect_left
@@ -17,15 +17,15 @@ from griffin_eval.analysis.cache_sizes import cache_sizes, parameter_bytes
 from griffin_eval.config import GriffinConfig
 from griffin_eval.errors import ArgumentError
 
-LONGEST = 2**40  # tokens of the longest context that is searched for a crossing
+LONGEST = 2**40  # largest number of tokens in the search for a crossing
 
 
 class Rates(NamedTuple):
     """Best rates of a machine.
 
     Attributes:
-        bandwidth: Bytes of memory read in a second.
-        flops: Operations of matrix products in a second.
+        bandwidth: Bytes of memory read per second.
+        flops: Operations of matrix products per second.
     """
 
     bandwidth: float
@@ -49,15 +49,11 @@ class Costs(NamedTuple):
 
 
 def step_costs(config: GriffinConfig, batch: int, contexts: np.ndarray, itemsize: int = 4) -> Costs:
-    """Return the bytes and operations of a decoding step.
+    """Return the bytes and operations of a decoding step, with ``itemsize`` bytes per number.
 
-    Args:
-        config: Architecture.
-        batch: Rows.
-        contexts: int [N], tokens of every row before the step.
-        itemsize: Bytes of a number.
+    ``contexts`` is int [N], the number of tokens of every row before the step.
     """
-    # Both are straight lines in the context, below the window of local attention and above it.
+    # Both are linear in the context, below the window of local attention and above it.
     knots = sorted({0, config.visible_keys - 1, int(np.max(contexts)) + config.visible_keys})
     caches = [cache_sizes(config, knot, itemsize).total for knot in knots]
     flops = [reading_flops(config, np.array([knot])) for knot in knots]
@@ -70,7 +66,7 @@ def step_costs(config: GriffinConfig, batch: int, contexts: np.ndarray, itemsize
 def sampling_seconds(
     config: GriffinConfig, rates: Rates, batch: int, prompt: int, sampled: int, itemsize: int = 4
 ) -> float:
-    """Return the least seconds to sample tokens of every row after a prompt of some tokens."""
+    """Return the least seconds to sample tokens in every row after a prompt."""
     contexts = np.arange(prompt, prompt + sampled)
     return float(step_costs(config, batch, contexts, itemsize).seconds(rates).sum())
 
@@ -90,8 +86,8 @@ def formula_bytes(config: GriffinConfig, tokens: int) -> int:
 
 
 def filled(config: GriffinConfig, context: int) -> int:
-    """Return the least context whose cache is as large as that after ``context`` tokens: 0 where
-    it does not grow, the window where it has stopped growing."""
+    """Return the smallest context with a cache as large as after ``context`` tokens: 0 if it does
+    not grow, and the window once it stops growing."""
     most = cache_sizes(config, context, 4).total
     return bisect_left(range(context), most, key=lambda n: cache_sizes(config, n, 4).total)
 
@@ -99,12 +95,11 @@ def filled(config: GriffinConfig, context: int) -> int:
 def largest_batch(
     config: GriffinConfig, length: int, memory: int, itemsize: int = 4, working: int = 0
 ) -> int:
-    """Return the most rows whose caches fit into memory beside the parameters; 0 if none fits.
+    """Return the largest number of rows whose caches fit into memory beside the parameters.
 
     Args:
-        config: Architecture.
-        length: Tokens of every row.
-        memory: Bytes.
+        length: Number of tokens of every row.
+        memory: Number of bytes.
         itemsize: Bytes of a number.
         working: Bytes of a row beside its cache.
     """
@@ -120,7 +115,7 @@ def logit_bytes(config: GriffinConfig) -> int:
 def largest_batches(
     models: Mapping[str, GriffinConfig], length: int, memory: int
 ) -> dict[str, int]:
-    """Return the most rows of each model whose caches and logits fit into memory in float32.
+    """Return the largest batch of each model whose caches and logits fit into memory in float32.
 
     Raises:
         ArgumentError: A model does not fit with a single row.
@@ -147,7 +142,7 @@ def cache_bound_from(config: GriffinConfig, batch: int) -> int | None:
 
 def compute_bound_from(config: GriffinConfig, rates: Rates, context: int = 0) -> int | None:
     """Return the batch from which the operations of a step take longer than its bytes (F.2), or
-    None where the bytes of each further row take longer than its operations."""
+    None if the bytes of each further row take longer than its operations."""
     costs = [step_costs(config, rows, np.array([context])) for rows in (0, 1)]
     weights = costs[0].nbytes[0] / rates.bandwidth
     row = costs[1].flops[0] / rates.flops

@@ -1,8 +1,8 @@
-"""The paper's claims on speed, and whether the measurements bear them out.
+"""The paper's claims on speed, and whether the measurements confirm them.
 
-A claim is made of parts that are true or not: all of them make "yes", none "no", some "in part".
-Parts compare rows of the results, which are medians of the rounds. Short samples, where the
-Transformer may be faster, are named with the others.
+A claim consists of parts that are true or false: if all are true it is "yes", if none "no",
+otherwise "in part". Parts compare rows of the results, which are medians of the rounds. Short
+samples, for which the Transformer may be faster, are listed with the others.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,8 +17,8 @@ from experiments.paper_speed.models import RECURRENT
 
 Row = Mapping[str, Any]
 
-ALIKE = 0.15  # two times are alike within this share
-CLOSE = 1.5  # the byte model is close within this factor
+ALIKE = 0.15  # largest relative difference of times that count as equal
+CLOSE = 1.5  # largest factor between the byte model and a close measurement
 MOST_ROWS = 128  # rows up to which section 5.1 calls decoding memory-bound
 FIGURE_4_BATCH = 16
 SAYS = {

@@ -1,8 +1,8 @@
-"""Measurements of decoding steps of the three models, each in a process of its own, in turn.
+"""Measurements of decoding steps of the three models, each in a separate process, in turn.
 
-Each step is timed at its context: the state is filled as if so many tokens had been read, and some
-tokens are sampled from there. The time to sample many tokens is the sum of the times of their
-steps, on straight lines between the measured contexts, since bytes and operations grow so.
+Each step is timed at its context: the state is filled as after that many tokens, and some tokens
+are sampled from it. The time to sample many tokens is the sum of the times of their steps,
+interpolated linearly between the measured contexts, since bytes and operations are linear.
 """
 
 import json
@@ -20,7 +20,7 @@ from griffin_eval.analysis.cache_sizes import parameter_bytes
 from griffin_eval.config import GriffinConfig
 
 WORKER = "experiments.paper_speed.decoding_worker"
-PEER = "transformers"  # It has no Hawk and no Transformer, so it is measured beside Griffin only.
+PEER = "transformers"  # measured beside Griffin only, since it has no Hawk and no Transformer
 PRODUCT_ROWS = 2048  # rows of the matrix products that give the best rate
 
 
@@ -30,8 +30,8 @@ class Point(NamedTuple):
     Attributes:
         framework: torch, jax or transformers.
         model: Name in `experiments.paper_speed.models.PATTERNS`.
-        batch: Rows.
-        context: Tokens of each row before the step, from `byte_model.filled`.
+        batch: Number of rows.
+        context: Number of tokens of each row before the step, from `byte_model.filled`.
     """
 
     framework: str
@@ -89,10 +89,8 @@ def measure(
     """Time every step in every framework in turn, in each round.
 
     Args:
-        models: Configs by name.
         frameworks: torch, jax or both; transformers is measured beside torch on the CPU.
         wanted: Batches and contexts of each model.
-        rounds: Number of rounds.
         device: Device, as the frameworks name it.
         say: Function to call with a line about each stage.
 
@@ -140,7 +138,7 @@ def measure(
 
 
 def start(worker: str, config: GriffinConfig, device: str, *arguments: str) -> Job:
-    """Start a worker process for a model, which sees no accelerator if the device is the CPU."""
+    """Start a worker process for a model; accelerators are hidden if the device is the CPU."""
     environment = {"JAX_PLATFORMS": "cpu"} if device == "cpu" else None
     return Job(worker, json.dumps(config.__dict__), device, *arguments, environment=environment)
 

@@ -1,6 +1,6 @@
 """A process that samples with one model in one framework, for `experiments.paper_speed.decoding`.
 
-A state is filled with a constant, as if its rows had read so many tokens: the time of a step
+A state is filled with a constant, as if its rows had read that many tokens: the time of a step
 depends on the number of keys and not on their values.
 """
 
@@ -22,26 +22,26 @@ from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 
 FILLED = 0.1  # every number of a state
-MOST_STEPS = 64  # steps after the context, for which a state has room
-WARM_UP = 2  # steps before those that are timed; the first may compile
-STEPS, LONG_ENOUGH = 16, 2.0  # timed steps, and seconds after which no more are timed
-POSITIONS = 8  # bytes of the two int32 that a state has for every row
+MOST_STEPS = 64  # steps after the context for which a state has room
+WARM_UP = 2  # untimed first steps, which may compile
+STEPS, LONG_ENOUGH = 16, 2.0  # timed steps, and seconds after which timing stops
+POSITIONS = 8  # bytes of the two int32 of each row of a state
 
 
 class Sampler:
     """A model that samples greedily; methods return after the results are computed."""
 
     def begin(self, batch: int, context: int) -> tuple[Any, Any]:
-        """Return tokens of B rows and a state as after ``context`` tokens of each, in which at most
-        `MOST_STEPS` more are read."""
+        """Return tokens of B rows and a state as after ``context`` tokens of each, with room for
+        `MOST_STEPS` more."""
         raise NotImplementedError
 
     def sample(self, tokens: Any, state: Any) -> tuple[Any, Any]:
-        """Read one token of every row; return the likeliest next ones and the new state."""
+        """Read one token of every row; return the likeliest next tokens and the new state."""
         raise NotImplementedError
 
     def state_bytes(self, context: int) -> int:
-        """Return the bytes of the state of one document with so many tokens."""
+        """Return the bytes of the state of one document with ``context`` tokens."""
         raise NotImplementedError
 
 
@@ -140,7 +140,7 @@ def make_theirs(config: GriffinConfig, device: str) -> Sampler:
         def begin(self, batch, context):
             cache, memory = model.begin(np.zeros((1, max(context, 1)), np.int32))
             for layer in cache.layers:
-                if hasattr(layer, "keys"):  # recurrent blocks keep their state themselves
+                if hasattr(layer, "keys"):  # recurrent blocks hold their own state
                     layer.batch_repeat_interleave(batch)
             copies = [tuple(x.repeat_interleave(batch, 0) for x in pair) for pair in memory]
             return np.zeros(batch, np.int32), (cache, copies)
@@ -167,13 +167,7 @@ def open_jax_device(device: str) -> Any:
 
 
 class Worker:
-    """A model that answers the requests of a `Job`.
-
-    Args:
-        config: Fields of a `GriffinConfig` as JSON.
-        device: Device, as the framework names it.
-        framework: Key of `MAKERS`.
-    """
+    """A model that answers the requests of a `Job`; ``config`` is a `GriffinConfig` as JSON."""
 
     _sampler: Sampler
 
@@ -197,16 +191,16 @@ class Worker:
         return (time.perf_counter() - begin) / done
 
     def state_bytes(self, context: int) -> int:
-        """Return the bytes of the state of one document with so many tokens."""
+        """Return the bytes of the state of one document with ``context`` tokens."""
         return self._sampler.state_bytes(context)
 
     def products(self, tokens: int) -> Mapping[str, float]:
-        """Return the FLOP/s of each way to multiply matrices of the shapes of the MLP."""
+        """Return the FLOP/s of each method to multiply matrices of the shapes of the MLP."""
         shape = tokens, self._config.width, self._config.mlp_width
         return products_jax(*shape) if self._jax else products_torch(*shape, self._device)
 
     def reading(self, nbytes: int) -> Mapping[str, float]:
-        """Return the bytes per second of each way to read an array of so many bytes."""
+        """Return the bytes per second of each method to read an array."""
         return reading_jax(nbytes) if self._jax else reading_torch(nbytes, self._device)
 
     @property

@@ -22,7 +22,7 @@ STYLES: dict[str, tuple[str, Dashes]] = {
 }
 MARKERS = {"torch": "o", "jax": "s", "transformers": "^"}
 FRAMEWORKS = {"torch": "PyTorch", "jax": "JAX", "transformers": "transformers"}
-ASIDE = {"torch": 0.96, "jax": 1.04}  # factors of x, so that marks do not cover each other
+ASIDE = {"torch": 0.96, "jax": 1.04}  # factors of x that keep marks apart
 SPREAD = ("fastest", "slowest")
 PANEL, HEIGHT = 4.6, 4.8  # inches, with the legend below
 
@@ -93,10 +93,7 @@ def _panels(count: int, share_y: bool = False) -> tuple[Figure, Sequence[Axes]]:
 def _series(axes: Axes, rows: Sequence[Row], x: str, y: str | None, modelled: str) -> None:
     """Draw points of each framework with their range, and the model as lines.
 
-    Args:
-        axes: Panel.
-        rows: Rows of results.
-        x, y, modelled: Keys of the rows; without ``y`` there are lines only.
+    ``x``, ``y`` and ``modelled`` are keys of the rows; without ``y`` only lines are drawn.
     """
     ticks = sorted({row[x] for row in rows})
     aside = ASIDE if len({row["framework"] for row in rows}) > 1 else {}

@@ -1,4 +1,4 @@
-"""Section 5.1: the time to sample tokens after a prompt, beside the byte model's."""
+"""Section 5.1: the time to sample tokens after a prompt, compared with the byte model's."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -31,13 +31,12 @@ def contexts_to_measure(
 def results(
     measured: Measured, prompts: Sequence[int], sampled: Sequence[int], batches: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the results as JSON has them, in seconds, bytes and rates per second.
+    """Return the results as in JSON, in seconds, bytes and rates per second.
 
     Args:
         measured: Steps at all `contexts_to_measure` for all batches.
-        prompts: Tokens that were read before.
+        prompts: Numbers of tokens before the sampled ones.
         sampled: Numbers of sampled tokens.
-        batches: Numbers of rows.
     """
     rows = []
     for batch in batches:
@@ -105,7 +104,7 @@ def _samples(
 
 
 def steps_measured(measured: Measured) -> list[dict[str, Any]]:
-    """Return every measured step beside the model's, with the model's time by its bytes alone."""
+    """Return every measured step, and the byte model's time and bytes for it."""
     rows = []
     for point, seconds in measured.steps.items():
         costs = step_costs(measured.models[point.model], point.batch, np.array([point.context]))
@@ -122,7 +121,7 @@ def steps_measured(measured: Measured) -> list[dict[str, Any]]:
 
 
 def _compare_with_mqa(rows: list[dict[str, Any]]) -> None:
-    """Add the Transformer's time over that of each row."""
+    """Add the Transformer's time divided by that of each row."""
 
     def key(row: dict[str, Any], framework: str) -> tuple:
         return framework, row["batch"], row["prompt"], row["sampled"]

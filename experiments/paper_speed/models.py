@@ -5,12 +5,12 @@ from typing import NamedTuple
 from griffin_eval.config import GRIFFIN, HAWK, MQA, GriffinConfig
 
 PATTERNS = {"griffin": GRIFFIN, "hawk": HAWK, "mqa": MQA}
-RECURRENT = ("griffin", "hawk")  # compared with the Transformer
-DTYPE, ITEMSIZE = "float32", 4  # of weights and activations in every measurement
+RECURRENT = ("griffin", "hawk")  # models compared with the Transformer
+DTYPE, ITEMSIZE = "float32", 4  # dtype of weights and activations in every measurement
 
 
 class Size(NamedTuple):
-    """Sizes that the three models share."""
+    """Sizes shared by the three models."""
 
     layers: int
     width: int
@@ -20,7 +20,7 @@ class Size(NamedTuple):
 
 
 SMALL = Size(layers=6, width=512, head_dim=128, vocab_size=32_000, visible_keys=1024)
-TINY = Size(layers=3, width=64, head_dim=32, vocab_size=256, visible_keys=32)  # to try a command
+TINY = Size(layers=3, width=64, head_dim=32, vocab_size=256, visible_keys=32)  # for --tiny
 
 
 def make_models(size: Size) -> dict[str, GriffinConfig]:

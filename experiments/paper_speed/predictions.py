@@ -13,19 +13,19 @@ from experiments.paper_speed.models import PATTERNS, RECURRENT
 from griffin_eval.config import PRESETS
 
 SIZE, ITEMSIZE = "1.3b", 2
-BATCH = 16  # of figure 4
+BATCH = 16  # batch of figure 4
 PROMPTS, SAMPLED = (0, 4096), (128, 512, 1024, 2048, 4096)
-LENGTHS = (512, 1024, 2048, 4096)  # of figure 1(b)
+LENGTHS = (512, 1024, 2048, 4096)  # lengths of figure 1(b)
 MEMORY = 9 * 16 * 10**8  # nine tenths of the 16 GB of a TPU-v3
-TPU_V3_INTENSITY = 136  # operations for each byte that it reads (appendix F.2)
-# In units of the time of a byte, since only ratios are printed: bytes alone, and a TPU-v3.
+TPU_V3_INTENSITY = 136  # operations per byte that it reads (appendix F.2)
+# The unit is the time of a byte, since only ratios are printed: bytes alone, and a TPU-v3.
 BYTES, TPU_V3 = Rates(1, np.inf), Rates(1, TPU_V3_INTENSITY)
 
 CONFIGS = {name: PRESETS[f"{name}-{SIZE}"] for name in PATTERNS}
 
 
 def latencies() -> list[dict[str, Any]]:
-    """Return the Transformer's time to sample over each model's, at the batch of figure 4."""
+    """Return the Transformer's sampling time divided by each model's, at the batch of figure 4."""
     rows = []
     for prompt in PROMPTS:
         for sampled in SAMPLED:
@@ -39,8 +39,8 @@ def latencies() -> list[dict[str, Any]]:
 
 
 def throughputs() -> list[dict[str, Any]]:
-    """Return the largest batch of each model within `MEMORY`, and its tokens per second over the
-    Transformer's: by the bytes alone, and with the operations of a TPU-v3."""
+    """Return the largest batch of each model within `MEMORY`, and its tokens per second divided by
+    the Transformer's: by the bytes alone, and with the operations of a TPU-v3."""
     rows = []
     for length in LENGTHS:
         batches = {

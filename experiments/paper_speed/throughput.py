@@ -23,7 +23,7 @@ def points_to_measure(
     models: Mapping[str, GriffinConfig], lengths: Sequence[int], memory: int
 ) -> dict[str, list[tuple[int, int]]]:
     """Return the batches and contexts of each model: its own largest batch and the Transformer's,
-    which shows the gain of a larger one; both for samples after an empty prompt."""
+    to show the gain of a larger one; both for samples after an empty prompt."""
     window = models["griffin"].visible_keys - 1
     points: dict[str, list[tuple[int, int]]] = {name: [] for name in models}
     for length in lengths:
@@ -36,11 +36,11 @@ def points_to_measure(
 
 
 def results(measured: Measured, memory: int, lengths: Sequence[int]) -> dict[str, Any]:
-    """Return the results as JSON has them, in bytes and rates per second.
+    """Return the results as in JSON, in bytes and rates per second.
 
     Args:
         measured: Steps at all `points_to_measure`.
-        memory: Bytes for parameters, caches and logits.
+        memory: Number of bytes for parameters, caches and logits.
         lengths: Numbers of sampled tokens.
     """
     return machine(measured.device) | {

@@ -1,8 +1,8 @@
-"""Section 4.3: the time of a training step with as many tokens in shorter or longer sequences.
+"""Section 4.3: the time of a training step with equally many tokens in sequences of any length.
 
 A step is the JAX trainer's own compiled update: gradients, clipping and AdamW in float32, without
 recomputation. Its least time is that of its matrix products, three times those of reading the
-tokens, at the best rate of this run. Prefill of one document in JAX is measured beside it.
+tokens, at the best rate of this run. Prefill of one document in JAX is measured too.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,14 +18,14 @@ from griffin_eval.config import PRESETS, GriffinConfig
 from griffin_eval.layout import parameter_count
 
 WORKER = "experiments.paper_speed.training_worker"
-SIZES = {"400m": "400m", "1.3b": "1.3b", "3b": "3b", "7b": "6b"}  # of Griffin, and MQA's beside it
-PRESET_LENGTHS = (2048, 4096, 8192)  # of figure 3
+SIZES = {"400m": "400m", "1.3b": "1.3b", "3b": "3b", "7b": "6b"}  # Griffin's and MQA's presets
+PRESET_LENGTHS = (2048, 4096, 8192)  # lengths of figure 3
 Widths = Mapping[int, Mapping[str, GriffinConfig]]
-Seconds = dict[tuple[int, str, int], list[float]]  # of each round, by width, model and length
+Seconds = dict[tuple[int, str, int], list[float]]  # seconds of rounds by width, model and length
 
 
 def presets() -> list[dict[str, Any]]:
-    """Return the parameters of the paper's sizes, and the operations of Griffin over MQA's."""
+    """Return the parameters of the paper's sizes, and Griffin's operations divided by MQA's."""
     rows = []
     for size, mqa_size in SIZES.items():
         griffin, mqa = PRESETS[f"griffin-{size}"], PRESETS[f"mqa-{mqa_size}"]
@@ -53,9 +53,8 @@ def measure(
 
     Args:
         widths: Models by width.
-        lengths: Tokens of a sequence, which divide ``tokens``.
-        tokens: Tokens of a step.
-        rounds: Number of rounds.
+        lengths: Numbers of tokens of a sequence, which divide ``tokens``.
+        tokens: Number of tokens of a step.
         device: Device, as JAX names it.
         say: Function to call with a line about each stage.
 

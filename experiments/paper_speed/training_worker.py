@@ -29,12 +29,7 @@ LEARNING_RATE = 1e-4
 
 
 class Worker:
-    """A model that answers the requests of a `Job`.
-
-    Args:
-        config: Fields of a `GriffinConfig` as JSON.
-        device: Device, as JAX names it.
-    """
+    """A model that answers the requests of a `Job`; ``config`` is a `GriffinConfig` as JSON."""
 
     def __init__(self, config: str, device: str):
         self._config, self._device = GriffinConfig(**json.loads(config)), device
@@ -63,7 +58,7 @@ class Worker:
         return self._seconds("train", length, update)
 
     def prefill(self, length: int) -> float:
-        """Return the seconds to read one document into a state, with its last logits."""
+        """Return the seconds to read one document into a state, including its last logits."""
         tokens = self._tokens(1, length)
 
         def read() -> None:
@@ -76,7 +71,7 @@ class Worker:
         return self._seconds("prefill", length, read)
 
     def products(self, tokens: int) -> Mapping[str, float]:
-        """Return the FLOP/s of each way to multiply matrices of the shapes of the MLP."""
+        """Return the FLOP/s of each method to multiply matrices of the shapes of the MLP."""
         return products_jax(tokens, self._config.width, self._config.mlp_width)
 
     def _model(self, params: dict[str, jax.Array]) -> Griffin:
@@ -93,7 +88,7 @@ class Worker:
         return rng.integers(self._config.vocab_size, size=(rows, length), dtype=np.int32)
 
     def _seconds(self, kind: str, length: int, work: Callable[[], None]) -> float:
-        """Time the work, after a first run of its kind and length, which compiles."""
+        """Time the work, after a first run for each kind and length, which compiles."""
         if (kind, length) not in self._warm:
             work()
             self._warm.add((kind, length))
@@ -103,6 +98,6 @@ class Worker:
 
 
 if __name__ == "__main__":
-    use_one_heap()  # as `griffin-eval train` does
+    use_one_heap()  # `griffin-eval train` calls it too
     worker = Worker(*sys.argv[1:])
     serve({name: getattr(worker, name) for name in ("load", "train", "prefill", "products")})

@@ -17,7 +17,7 @@ from griffin_eval.training.options import command
 from griffin_eval.training.run_folder import METRICS_FILE, RUN_FILE, read_metrics
 
 QUANTITIES = ("accuracy", "token_accuracy", "exact_match", "bits_per_byte")
-# Metadata that lm_eval and the tasks add to those of the user.
+# Metadata that lm_eval and the tasks add to the user's.
 ADDED = ("version", "config_source", "dataset_sha256", "chance")
 DATA = {
     "selective_copy": "Generated: data symbols among noise (section 6.2 of the paper).",
@@ -106,7 +106,7 @@ def write_card(
 
 
 def _curve(metrics: list[dict[str, Any]]) -> str:
-    """Say at which steps the held-out accuracy first reached the levels."""
+    """Return a sentence on the steps at which the held-out accuracy first reached the levels."""
     first = {
         level: next((one["step"] for one in metrics if one["accuracy"] >= level), None)
         for level in LEVELS

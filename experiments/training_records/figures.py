@@ -28,7 +28,7 @@ from griffin_eval.training.figures import STYLES
 
 Records = Sequence[dict[str, Any]]
 
-# The name of a record is the folder of its run: model, seed or window, and the change if any.
+# A record's name is the folder of its run: model, seed or window, and the change if any.
 SEEDS = re.compile(r"copy/(griffin|hawk|mqa)-\d+")
 CHANGED = {
     "rate": "one rate for all",
@@ -62,9 +62,9 @@ def draw_all(records: Records, folder: Path) -> list[Path]:
 
 
 def draw_copying(records: Records, folder: Path) -> Path:
-    """Draw figure 6a: accuracy on selective copying by the step of training.
+    """Draw figure 6a: accuracy on selective copying by training step.
 
-    Each run has a pale line, which ends where the run did; the run of the median number of steps of
+    Each run has a pale line, which ends with the run; the run with the median number of steps of
     each model has a dark one. The second panel splits the answers of Griffin and Hawk by whether
     the data symbol is within the reach of Griffin's attention.
     """
@@ -111,13 +111,7 @@ def draw_copying(records: Records, folder: Path) -> Path:
 
 
 def draw_changes(unchanged: dict[str, dict[str, Any]], changed: Records, folder: Path) -> Path:
-    """Draw the accuracy by step of runs that differ from a model's first run in one setting.
-
-    Args:
-        unchanged: First run of each model.
-        changed: Runs with a change.
-        folder: Folder of the figure.
-    """
+    """Draw the accuracy by step of runs that differ from a model's first run in one setting."""
     models = [model for model in STYLES if _of_model(changed, model)]
     figure, axes = panels(len(models), share_y=True)
     last = max(run["last"]["step"] for run in changed)
@@ -140,8 +134,8 @@ def draw_changes(unchanged: dict[str, dict[str, Any]], changed: Records, folder:
 
 
 def draw_windows(records: Records, folder: Path) -> Path:
-    """Draw appendix E in small: bits per byte by the window of local attention, minus those of the
-    Transformer with global attention, whose run is among the records."""
+    """Draw appendix E on a small scale: bits per byte by the window of local attention, minus those
+    of the Transformer with global attention, whose run is among the records."""
     (reference,) = _of_model(records, "mqa")
     figure, (axes,) = panels(1)
     for model in ("griffin", "local_mqa"):
@@ -173,7 +167,7 @@ def draw_windows(records: Records, folder: Path) -> Path:
 
 
 def draw_sizes(records: Records, folder: Path) -> Path:
-    """Draw figure 1a in small: held-out loss by the FLOPs of training."""
+    """Draw figure 1a on a small scale: held-out loss by the FLOPs of training."""
     figure, (axes,) = panels(1)
     for model in ("griffin", "hawk", "mqa"):
         runs = best_of_each_size(records, model)

@@ -1,4 +1,4 @@
-"""Records of training runs, which stay when the folders of the runs are gone."""
+"""Records of training runs, which remain when the runs' folders are deleted."""
 
 import json
 from pathlib import Path
@@ -19,13 +19,12 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def record(order: TrainOptions) -> dict[str, Any]:
-    """Make the record of a run.
+    """Return the record of a run.
 
-    Returns:
-        ``name``, the run's folder with its parent; ``command`` that repeats the run; ``settings``
-        as in its ``run.json``, with ``from`` shortened like ``name``; ``until``, the accuracy that
-        ends the run; ``curves``, lists with an element for each test; and ``last``, the last line
-        of metrics.
+    It holds ``name``, the run's folder with its parent; ``command``, which repeats the run;
+    ``settings`` as in its ``run.json``, with ``from`` shortened like ``name``; ``until``, the
+    accuracy that ends the run; ``curves``, lists with an element for each test; and ``last``, the
+    last line of metrics.
     """
     lines = read_metrics(order.output / METRICS_FILE)
     settings = order.run.settings()

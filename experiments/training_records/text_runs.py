@@ -1,4 +1,4 @@
-"""Bits a byte and training FLOPs of the recorded runs of the recipe `text`."""
+"""Bits per byte and training FLOPs of the recorded runs of the recipe `text`."""
 
 import dataclasses
 import math
@@ -17,12 +17,8 @@ SIZES = re.compile(r"scale/(griffin|hawk|mqa)-(\d+)-\d+")  # model, width and le
 
 
 def bits(record: dict[str, Any], reference: dict[str, Any] | None = None) -> Estimate:
-    """Return the bits a byte on the held-out texts, with an interval over their parts.
-
-    Args:
-        record: Record of the run.
-        reference: Record of a run whose bits on the same parts are subtracted.
-    """
+    """Return the bits per byte on the held-out texts, with an interval over their parts; those of a
+    ``reference`` run on the same parts are subtracted."""
     values = np.array(record["last"]["by_row"])
     if reference is not None:
         values = values - np.array(reference["last"]["by_row"])
@@ -41,13 +37,13 @@ def config_of(record: dict[str, Any]) -> GriffinConfig:
 
 
 def training_flops(record: dict[str, Any]) -> int:
-    """Return the FLOPs of the matrix products of a whole run, with those of attention."""
+    """Return the FLOPs of the matrix products of a whole run, including attention's."""
     length = record["settings"]["recipe"]["length"]
     return step_flops(config_of(record), length, record["last"]["tokens"])
 
 
 def best_of_each_size(records: Sequence[dict[str, Any]], model: str) -> list[dict[str, Any]]:
-    """Return the run of the lowest loss of each width, ordered by width."""
+    """Return the run with the lowest loss of each width, ordered by width."""
     best: dict[int, dict[str, Any]] = {}
     for record in sorted(records, key=lambda record: -record["last"]["test_loss"]):
         match = SIZES.fullmatch(record["name"])
