@@ -1,7 +1,7 @@
-"""Adds the one-line .pth that starts the lm_eval plugin, in wheels and in editable installs, and
-builds the kernels for the CPU where there is a C compiler.
+"""Build of the package: the one-line .pth that starts the lm_eval plugin, in wheels and editable
+installs, and the kernels for the CPU if there is a C compiler.
 
-There is no Python in the kernels: one library serves every Python 3, and the wheel says so.
+The kernels contain no Python, so one library serves every Python 3, and the wheel's tag says so.
 """
 
 import os
@@ -14,8 +14,8 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 from setuptools.command.editable_wheel import editable_wheel
 
-# Python reads .pth files in sorted order: this name comes after setuptools' `__editable__…`, which
-# makes the package importable. One line, and silent: a broken package must not break Python.
+# Python reads .pth files in sorted order: this name follows setuptools' `__editable__…`, which
+# makes the package importable. The line is silent, since a broken package must not break Python.
 PTH = "griffin_eval_plugin.pth"
 LINE = (
     r"import sys; exec('try:\n    from griffin_eval._plugin import start; start()\n"
@@ -53,7 +53,7 @@ class BuildExt(build_ext):
         super().build_extensions()
 
     def get_ext_filename(self, fullname: str) -> str:
-        return str(Path(*fullname.split("."))) + ".so"  # of no version of Python
+        return str(Path(*fullname.split("."))) + ".so"  # no tag of a Python version
 
 
 class BdistWheel(bdist_wheel):
@@ -61,10 +61,10 @@ class BdistWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-# A library without Python in it, loaded by griffin_eval/kernels/cpu/compiled.py.
+# A library without Python, loaded by griffin_eval/kernels/cpu/compiled.py.
 KERNELS = Extension(
     "griffin_eval.kernels._cpu",
-    [  # what takes longest first
+    [  # slowest to compile first
         "kernels/linear/cpu.c",
         "kernels/attention/cpu.c",
         "kernels/rglru/cpu.c",
@@ -73,7 +73,7 @@ KERNELS = Extension(
     ],
     depends=["kernels/cpu/floats.h", "kernels/cpu/runtime.h"],
     extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
-    # Nothing for debuggers, which is two thirds of the library's size.
+    # No debug information, which would be two thirds of the library's size.
     + ["-pthread", "-Wno-psabi", "-g0"],
     extra_link_args=["-pthread"],
     optional=True,  # without a compiler the plain implementations run

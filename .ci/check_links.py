@@ -2,14 +2,14 @@
 
     python .ci/check_links.py FILE...
 
-Print one line for each fault and exit with 1 if there is one. Addresses on the web are not asked.
+Print one line for each fault and exit with 1 if there is one. Web addresses are not checked.
 """
 
 import re
 import sys
 from pathlib import Path
 
-# Link texts that mean nothing alone.
+# Link texts that mean nothing without their sentence.
 VAGUE = {"above", "below", "here", "how", "limits", "link", "page", "that", "there", "this", "why"}
 
 
@@ -19,7 +19,7 @@ def prose(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the headings of a page, as GitHub turns them into anchors."""
+    """Return the headings of a page in the form of GitHub's anchors."""
     titles = re.findall(r"^#+ (.*)$", prose(page), re.M)
     return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
 

@@ -1,6 +1,6 @@
-"""Links the source folders into build/types as the import root sees them, for the type checker.
+"""Link the source folders into build/types as the import root sees them, for the type checker.
 
-basedpyright follows links to files but not to folders, so the folders are made anew.
+basedpyright follows links to files but not to folders, so the folders are recreated.
 """
 
 import os

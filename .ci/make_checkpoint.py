@@ -1,4 +1,4 @@
-"""Writes a tiny RecurrentGemma checkpoint, byte-level tokenizer included: argument, a folder."""
+"""Write a tiny RecurrentGemma checkpoint with a byte-level tokenizer into the folder argument."""
 
 import sys
 
