@@ -151,11 +151,7 @@ def conversions_with_limits(preset: str, directory: Path) -> Iterator[Conversion
 
 
 def convert(python: str, source: Path, destination: Path, *options: str) -> Run:
-    """Run ``griffin-eval convert`` of an interpreter's environment.
-
-    Raises:
-        Failed: The command failed.
-    """
+    """Run ``griffin-eval convert`` of an interpreter's environment."""
     program = Path(python).with_name("griffin-eval")
     return _run([program, "convert", source, destination, *options])
 

@@ -28,12 +28,7 @@ class Run(NamedTuple):
 def run_lm_eval(
     python: str, model: str, model_args: Mapping[str, Any], *options: str, **environment: str
 ) -> Run:
-    """Run ``lm_eval`` of an environment.
-
-    Raises:
-        ArgumentError: The command refused its arguments.
-        Failed: The command failed.
-    """
+    """Run ``lm_eval`` of an environment."""
     with tempfile.TemporaryDirectory() as folder:
         record, output = Path(folder, "record.json"), Path(folder, "results")
         arguments = ["--model", model, "--output_path", str(output)]
@@ -53,12 +48,7 @@ def run_lm_eval(
 
 
 def run_command_line(command: list[str], name: str, environment: Mapping[str, str]) -> float:
-    """Return the seconds that a command takes.
-
-    Raises:
-        ArgumentError: The command refused its arguments.
-        Failed: The command failed.
-    """
+    """Return the seconds that a command takes."""
     begin = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
     seconds = time.perf_counter() - begin

@@ -69,9 +69,6 @@ def plan(checkpoint: str, task: str, limit: int, tasks_path: str | None) -> dict
     Returns:
         ``kinds``, the called methods of a model; the fields of `Work`; and ``decode_flops``, the
         least operations of a generated token.
-
-    Raises:
-        ArgumentError: There is no such task.
     """
     manager = TaskManager(include_path=tasks_path)
     if not manager.match_tasks([task]):

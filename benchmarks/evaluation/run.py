@@ -59,10 +59,6 @@ class Bench:
     def evaluate(self, rounds: int, report: Report) -> bool:
         """Measure all tasks, and the first one again beside a busy process; return whether all
         answers agree with hf's.
-
-        Raises:
-            ArgumentError: There is no such task.
-            Failed: A measurement ended early.
         """
         if self.hf_absent is None:
             tell(f"counted the tokens of {len(self._plans)} tasks")
@@ -98,11 +94,7 @@ class Bench:
     def read_documents(
         self, checkpoint: Path, lengths: list[int], rounds: int, report: Report
     ) -> None:
-        """Score one document of each length in tokens; report speed and memory.
-
-        Raises:
-            Failed: A measurement ended early.
-        """
+        """Score one document of each length in tokens; report speed and memory."""
 
         def read(python: str, framework: str, tokens: int) -> dict[str, float]:
             with Job("benchmarks.evaluation.document", python=python) as job:

@@ -66,12 +66,7 @@ class Measured:
 
 
 def measure(folders: list[Path], tasks: str, framework: str, python: str, limit: int) -> Taken:
-    """Time one command and a sweep over all folders.
-
-    Raises:
-        ArgumentError: A command refused its arguments.
-        Failed: A command ended with an error.
-    """
+    """Time one command and a sweep over all folders."""
     asked = ("--tasks", tasks, "--limit", str(limit))
     arguments = {"pretrained": folders[0], "framework": framework}
     one = run_lm_eval(python, "griffin", arguments, *asked)

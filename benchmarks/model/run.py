@@ -58,11 +58,7 @@ class Workload(NamedTuple):
 def make_config(
     *, width: int, layers: int, heads: int, vocab_size: int, visible_keys: int
 ) -> GriffinConfig:
-    """Return a RecurrentGemma of this size, which every implementation supports.
-
-    Raises:
-        ArgumentError: The sizes are incompatible.
-    """
+    """Return a RecurrentGemma of this size, which every implementation supports."""
     return GriffinConfig(
         vocab_size=vocab_size,
         width=width,
@@ -89,12 +85,7 @@ class Bench:
     _absent: dict[str, str] = field(default_factory=dict)
 
     def run(self, rounds: int, report: Report) -> bool:
-        """Measure; return whether the logits of all implementations agree.
-
-        Raises:
-            ArgumentError: None of this package's implementations can be measured.
-            Failed: An implementation ended early.
-        """
+        """Measure; return whether the logits of all implementations agree."""
         with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
             folder = Path(temporary)
             write_weights(self.config, folder)

@@ -34,11 +34,7 @@ class Worker:
         self._stack = ExitStack()
 
     def load(self) -> None:
-        """Load the model.
-
-        Raises:
-            Absent: A library of the implementation is missing or broken.
-        """
+        """Load the model."""
         if self._name in ("torch", "jax"):
             from benchmarks.model import griffin
 

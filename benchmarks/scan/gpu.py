@@ -49,9 +49,6 @@ def measure(
         tell: Function called with a progress line; a peer may compile for minutes.
         peers: Whether to time other libraries as well.
         seconds: Function that times a call; `bench_seconds` by default.
-
-    Raises:
-        ArgumentError: There is no CUDA device.
     """
     import torch
 

@@ -76,10 +76,6 @@ def measure(
     Args:
         targets: Keys of `benchmarks.scan.tpu_compiler.TARGETS`.
         tell: Function called with a progress line.
-
-    Raises:
-        ArgumentError: A target is unknown.
-        MissingExtraError: libtpu is not installed.
     """
     unknown = [target for target in targets if target not in TARGETS]
     if unknown:

@@ -100,11 +100,7 @@ PEERS = {  # required modules, and the command for a folder in transformers' for
 
 @contextmanager
 def served(command: list[str]) -> Iterator[int]:
-    """Run a server and yield its port once it answers.
-
-    Raises:
-        Failed: The server ended, or did not answer in time.
-    """
+    """Run a server and yield its port once it answers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

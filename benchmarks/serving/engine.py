@@ -15,11 +15,7 @@ class Engine:
     """A checkpoint and the requests that it answers."""
 
     def load(self) -> None:
-        """Load the model.
-
-        Raises:
-            BadInput: The checkpoint cannot be used.
-        """
+        """Load the model."""
         import griffin_eval
 
         tune_process()

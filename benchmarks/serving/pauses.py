@@ -51,9 +51,6 @@ def streams(port: int, texts: list[str]) -> Iterator[list[tuple[float, float]]]:
     Yields:
         A list, once every client has a token, that fills with the time of each token (from
         `time.perf_counter`) and the seconds since the previous token of its answer.
-
-    Raises:
-        Failed: A request was not answered with status 200.
     """
     gaps: list[tuple[float, float]] = []
     failures: list[Failed] = []

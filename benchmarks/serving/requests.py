@@ -59,12 +59,7 @@ class Bench:
     _dropped: dict[str, str] = field(default_factory=dict)
 
     def run(self, rounds: int, report: Report) -> None:
-        """Measure.
-
-        Raises:
-            BadInput: The checkpoint cannot be used.
-            Failed: A server of this package ended, or did not answer.
-        """
+        """Measure."""
         measurements: dict[tuple[str, str], Callable[[], Any]] = {}
         with ExitStack() as stack:
             for python in self.pythons:

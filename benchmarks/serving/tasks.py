@@ -39,12 +39,7 @@ class Bench:
     pythons: list[Interpreter]
 
     def run(self, rounds: int, report: Report) -> None:
-        """Measure.
-
-        Raises:
-            BadInput: The checkpoint cannot be used, or there is no such task.
-            Failed: A server ended, or did not answer.
-        """
+        """Measure."""
         with closing(Checkpoint(resolve(self.checkpoint))) as opened:
             folder = tokenizer_folder(opened.folder)
             tokenizer = load_tokenizer(folder)

@@ -95,9 +95,6 @@ def measure_reading(config: GriffinConfig, target: Target, sizes: Sizes) -> dict
 
     Returns:
         Results as in JSON.
-
-    Raises:
-        ArgumentError: The document cannot be divided, or does not fit.
     """
     from benchmarks.shard.steps import compile_reading
     from griffin_eval.runners.jax_time import check_split

@@ -168,9 +168,6 @@ def compile_on(mesh: Mesh, function: Any, *arguments: Any) -> jax.stages.Compile
         mesh: Mesh of devices of one platform.
         function: Result of `jax.jit`.
         arguments: Trees of `jax.ShapeDtypeStruct` with shardings.
-
-    Raises:
-        ArgumentError: It takes more memory than a device has.
     """
     platform = mesh.devices.flat[0].platform
     with jax.set_mesh(mesh), no_compilation_cache():

@@ -42,11 +42,7 @@ def parse_target(text: str) -> Target:
 
 
 def devices(target: Target) -> list[Any]:
-    """Return the devices, for a TPU from the smallest slice with enough of them.
-
-    Raises:
-        ArgumentError: JAX was started with fewer.
-    """
+    """Return the devices, for a TPU from the smallest slice with enough of them."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if target.kind == "cpu":  # JAX divides the CPU when it first looks for devices
         count = f"--xla_force_host_platform_device_count={target.count}"

@@ -160,9 +160,6 @@ def measure(
 
     Args:
         progress: Function to call after each pair.
-
-    Raises:
-        BadInput: The log-probabilities are not finite.
     """
     shape = len(pairs), len(parts), len(distances)
     found = Effects(

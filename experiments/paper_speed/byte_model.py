@@ -115,11 +115,7 @@ def logit_bytes(config: GriffinConfig) -> int:
 def largest_batches(
     models: Mapping[str, GriffinConfig], length: int, memory: int
 ) -> dict[str, int]:
-    """Return the largest batch of each model whose caches and logits fit into memory in float32.
-
-    Raises:
-        ArgumentError: A model does not fit with a single row.
-    """
+    """Return the largest batch of each model whose caches and logits fit into memory in float32."""
     batches = {
         name: largest_batch(config, length, memory, working=logit_bytes(config))
         for name, config in models.items()

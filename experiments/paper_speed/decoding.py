@@ -93,10 +93,6 @@ def measure(
         wanted: Batches and contexts of each model.
         device: Device, as the frameworks name it.
         say: Function to call with a line about each stage.
-
-    Raises:
-        ArgumentError: A framework finds no such device.
-        Failed: A process ended early.
     """
     contexts = {
         name: sorted({(batch, filled(models[name], context)) for batch, context in points})

@@ -57,9 +57,6 @@ def measure(
         tokens: Number of tokens of a step.
         device: Device, as JAX names it.
         say: Function to call with a line about each stage.
-
-    Raises:
-        Failed: A process ended early.
     """
     seconds: Seconds = {}
     prefill: Seconds = {}

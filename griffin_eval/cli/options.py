@@ -147,11 +147,7 @@ def check_figures_folder(output: Path | None, formats: str = "png,svg") -> None:
 def figure_files(
     folder: Path, formats: str, width: float | None = None, *, titles: bool = True
 ) -> "Files":
-    """Return the folder and the settings of the figures.
-
-    Raises:
-        ArgumentError: A format is unknown.
-    """
+    """Return the folder and the settings of the figures."""
     from griffin_eval.drawing import FORMATS, Files
 
     endings = list(dict.fromkeys(one.strip().lower() for one in formats.split(",") if one.strip()))

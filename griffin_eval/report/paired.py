@@ -53,11 +53,7 @@ class Difference(NamedTuple):
 
 
 def differences(runs: list[Run]) -> list[Difference]:
-    """Compare every run with the first run that has samples of the same task.
-
-    Raises:
-        ReportError: A file of samples is incomplete.
-    """
+    """Compare every run with the first run that has samples of the same task."""
     compared = []
     for task in dict.fromkeys(task for run in runs for task in run.samples):
         baseline, *others = (run for run in runs if task in run.samples)

@@ -305,11 +305,7 @@ def without_step(run: Run) -> dict[str, Any]:
 
 
 def read_samples(file: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the samples of a task, by filter and then by the fields of `ITEM`.
-
-    Raises:
-        ReportError: A line is no sample of lm_eval.
-    """
+    """Return the samples of a task, by filter and then by the fields of `ITEM`."""
     samples: dict[str, dict[str, dict[str, Any]]] = {}
     with file.open("rb") as lines:  # text mode would also end lines at a sample's U+2028
         for number, line in enumerate(lines, 1):

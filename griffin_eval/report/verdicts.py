@@ -102,11 +102,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def compare(run: Run, other: Run) -> list[Compared]:
-    """Return the common items of each task of the other run.
-
-    Raises:
-        ReportError: See `verdicts`.
-    """
+    """Return the common items of each task of the other run."""
     tasks = list(other.samples)
     lacking = [task for task in tasks if task not in run.samples]
     if lacking or not tasks:

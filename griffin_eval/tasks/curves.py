@@ -102,9 +102,6 @@ class CurveTask(ConfigurableTask):
 
         lm_eval's cache (``--cache_requests``) ignores metadata, and would score requests that were
         built with other metadata against the answers of this dataset.
-
-        Raises:
-            ArgumentError: The cache holds requests of another dataset.
         """
         super().build_all_requests(**arguments)
         for instance in self.instances:

@@ -57,11 +57,7 @@ def tokenizer_of(
     subfolder: str | None = None,
     **_: Any,
 ) -> Tokenizer:
-    """Return the tokenizer in which lengths are counted: ``tokenizer``, or the model's own.
-
-    Raises:
-        ArgumentError: Both ``tokenizer`` and ``pretrained`` are missing.
-    """
+    """Return the tokenizer in which lengths are counted: ``tokenizer``, or the model's own."""
     if tokenizer is None and pretrained is None:
         raise ArgumentError(
             "lengths are counted in tokens, and no model_args name a pretrained= or tokenizer=: "

@@ -167,11 +167,7 @@ def option_type(field: dataclasses.Field) -> type:
 
 
 def _checked(field: dataclasses.Field, value: Any) -> Any:
-    """Return the value of an option in its type.
-
-    Raises:
-        ArgumentError: The value is invalid.
-    """
+    """Return the value of an option in its type."""
     kind = option_type(field)
     types, words = _TYPES[kind]
     holds, words = field.metadata["rule"] or (lambda value: True, words)

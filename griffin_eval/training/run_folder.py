@@ -73,11 +73,7 @@ def save(
     params: Params,
     state: Any,
 ) -> None:
-    """Write a checkpoint, and the line of metrics of its step.
-
-    Raises:
-        CheckpointError: The files cannot be written.
-    """
+    """Write a checkpoint, and the line of metrics of its step."""
     step = metrics["step"]
     try:
         # Metrics first: a later run removes a line without a checkpoint, but cannot add one.

@@ -144,11 +144,7 @@ class _Model:
         self._losses.append(loss)
 
     def test(self, step: int, stage: int) -> dict[str, Any]:
-        """Return the metrics after a step, with the loss of the steps since the last test.
-
-        Raises:
-            ArgumentError: The loss is not finite.
-        """
+        """Return the metrics after a step, with the loss of the steps since the last test."""
         loss = float(np.mean(jax.device_get(self._losses)))
         self._losses.clear()
         if not np.isfinite(loss):
@@ -194,11 +190,7 @@ def _stage(recipe: Recipe, step: int, lines: list[dict[str, Any]]) -> int:
 
 
 def _first_weights(run: Run, config: GriffinConfig) -> dict[str, np.ndarray]:
-    """Return the initial weights of a run, float32, by canonical name.
-
-    Raises:
-        CheckpointError: The initial checkpoint has another shape.
-    """
+    """Return the initial weights of a run, float32, by canonical name."""
 
     specs = param_specs(config)
     if run.start is None:

@@ -125,9 +125,6 @@ def dataset(
             ``--model griffin`` answers.
         document, samples, max_tokens, targets, span, seed, model: See
             `griffin_eval.tasks.long_text.longctx.contexts`.
-
-    Raises:
-        ArgumentError: A value is invalid, or no document is long enough.
     """
     if train_length is None:
         raise ArgumentError(

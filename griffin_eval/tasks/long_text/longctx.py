@@ -109,9 +109,6 @@ def positions(
         first: Number of tokens of the first bin. Each further bin is as long as all before it.
         seed: Seed of the order of the documents.
         model: Arguments of the model, which name the tokenizer.
-
-    Raises:
-        ArgumentError: A value is invalid.
     """
     task = "griffin_longctx_position"
     check_integers(task, first=first, seed=seed, **_given(samples=samples, max_tokens=max_tokens))
@@ -148,9 +145,6 @@ def contexts(
         span: Number of tokens of each part, at most the shortest context.
         seed: Seed of the order of the documents and of the positions of the targets.
         document, samples, max_tokens, model: See `positions`.
-
-    Raises:
-        ArgumentError: A value is invalid, or no document is long enough.
     """
     task = "griffin_longctx_context"
     check_integers(task, contexts=contexts, targets=targets, span=span, seed=seed)
@@ -196,9 +190,6 @@ def draw_targets(
     Args:
         before: Number of tokens that every target has before it at least.
         targets, span, seed, document, samples, max_tokens, model: See `contexts`.
-
-    Raises:
-        ArgumentError: No document is long enough.
     """
     check_integers(task, **_given(samples=samples, max_tokens=max_tokens))
     longest_target = span + 2 * SLACK

@@ -100,9 +100,6 @@ def dataset(
         lengths, depths, samples, document, max_tokens, seed: See `placements`.
         needles: Number of needles. The question asks for one; the seed places the others.
         model: Arguments of `griffin_eval.tasks.metadata.tokenizer_of`.
-
-    Raises:
-        ArgumentError: A value is invalid, or no document is long enough.
     """
     check_integers(TASK, needles=needles)
     if needles > len(KEYS):

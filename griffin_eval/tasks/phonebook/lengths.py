@@ -56,11 +56,7 @@ def find_tokenizer(metadata: dict[str, Any]) -> Tokenizer | None:
 
 
 def fill(shelf: Shelf, tokenizer: Tokenizer | None) -> dict[tuple[int, int], Book]:
-    """Return the books of a shelf by length and index, filled with entries up to their length.
-
-    Raises:
-        ArgumentError: Lengths are in tokens without a tokenizer, or too short for any book.
-    """
+    """Return the books of a shelf by length and index, filled with entries up to their length."""
     keys = [(n, i) for n in shelf.tokens or shelf.entries for i in range(shelf.samples)]
     if shelf.tokens is None:
         return {(n, i): draw_book(shelf.kind(n), i, n, shelf.queries) for n, i in keys}

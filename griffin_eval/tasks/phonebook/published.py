@@ -28,9 +28,6 @@ def dataset(samples: int = SAMPLES, **metadata: Any) -> dict[str, Any]:
     Args:
         samples: Number of books of each length.
         metadata: ``entries`` and ``seed`` as in `Shelf`; other keys are ignored.
-
-    Raises:
-        ArgumentError: Values are invalid; the message names all of them.
     """
     chosen = {key: metadata[key] for key in ("entries", "seed") if key in metadata}
     shelf = Shelf(NAME, samples=samples, queries=1, **chosen)

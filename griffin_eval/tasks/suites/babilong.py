@@ -18,9 +18,6 @@ def at_length(*, babilong_length: str = "4k", **others: Any) -> dict[Any, Any]:
     Args:
         babilong_length: One of `LENGTHS`, from ``--metadata``.
         others: Arguments that lm_eval passes to its own task.
-
-    Raises:
-        ArgumentError: The data set has no such length.
     """
     if babilong_length not in LENGTHS:
         raise ArgumentError(

@@ -77,9 +77,6 @@ def dataset(
         visible_keys: Number of keys that a local attention query sees, including its own; by
             default the checkpoint's. The sequences do not depend on it.
         window: Another name of ``visible_keys``.
-
-    Raises:
-        ArgumentError: A value is invalid.
     """
     given = visible_keys_argument(visible_keys=visible_keys, window=window)
     checked = check(NAME, pretrained, lengths, 3, samples=samples, seed=seed, **given)

@@ -62,9 +62,6 @@ def dataset(
         symbols: Number of tokens that carry data.
         variant: See `griffin_eval.tasks.symbols.sequences.selective_copying`.
         samples: Number of sequences of each length.
-
-    Raises:
-        ArgumentError: A value is invalid.
     """
     if variant not in VARIANTS:
         raise ArgumentError(
