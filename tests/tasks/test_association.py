@@ -5,16 +5,13 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
-from lm_eval import simple_evaluate
 from lm_eval.api.model import LM
-from lm_eval.tasks import TaskManager
+from symbol_models import evaluate
 
-import griffin_eval.tasks
 from griffin_eval.errors import ArgumentError
 from griffin_eval.lm.model import GriffinLM
 from griffin_eval.tasks.long_text import association
 
-FOLDER = Path(griffin_eval.tasks.__file__).parent / "long_text"
 TASK = "griffin_association"
 SMALL = set("a an as the to in of has been which person with next and for from is out".split())
 
@@ -25,11 +22,6 @@ def source(checkpoint, tmp_path_factory):
     file = tmp_path_factory.mktemp("texts") / "text.txt"
     file.write_text("\n\n".join(topics[name] for name in sorted(topics))[:30_000])
     return {"pretrained": str(checkpoint), "document": str(file)}
-
-
-def evaluate(lm, metadata):
-    manager = TaskManager(include_path=str(FOLDER), include_defaults=False, metadata=metadata)
-    return simple_evaluate(lm, tasks=[TASK], task_manager=manager, bootstrap_iters=0)
 
 
 def known() -> dict[str, str]:
@@ -70,7 +62,7 @@ def test_needles_and_questions_share_no_word():
 
 def test_a_model_that_knows_all_and_one_that_looks_back_half(source):
     metadata = source | {"lengths": [400, 800], "depths": [10, 90], "samples": 6}
-    found = evaluate(Model(look_up), metadata)["results"][TASK]
+    found = evaluate(Model(look_up), TASK, metadata)["results"][TASK]
     assert found["accuracy@400,none"] == found["accuracy@800,none"] == 1
     assert found["effective_length,none"] == ">800"
 
@@ -80,7 +72,7 @@ def test_a_model_that_knows_all_and_one_that_looks_back_half(source):
     def near(prompt):
         return look_up(prompt) if lengths[prompt] == 400 else "nobody"
 
-    found = evaluate(Model(near), metadata)["results"][TASK]
+    found = evaluate(Model(near), TASK, metadata)["results"][TASK]
     assert (found["accuracy@400,none"], found["accuracy@800,none"]) == (1, 0)
     assert found["effective_length,none"] == 400 == found["effective_length_low,none"]
 
@@ -90,32 +82,28 @@ def test_a_guess_of_any_person_is_right_as_often_as_the_results_say(source):
         return re.search(rf"^({'|'.join(association.NAMES)}) ", prompt, re.M)[1]
 
     metadata = source | {"lengths": [500], "depths": [0, 50, 100], "samples": 30, "needles": 3}
-    results = evaluate(Model(guess), metadata)
+    results = evaluate(Model(guess), TASK, metadata)
     config = results["configs"][TASK]["metadata"]
     assert config["chance"] == {"accuracy@500": 1 / 3}
     assert results["results"][TASK]["accuracy@500,none"] == pytest.approx(1 / 3, abs=0.15)
 
 
-@pytest.mark.parametrize(
-    ("generated", "right"),
-    [
+def test_scoring():
+    for generated, right in (
         (" Marisol.", True),
         ("It is Marisol, not Kenji", True),
         ("Kenji or Marisol", False),
         ("nobody\nMarisol", False),
         ("Marisols", False),
         ("", False),
-    ],
-)
-def test_scoring(generated, right):
-    assert association.is_correct(generated, "Marisol") is right
+    ):
+        assert association.is_correct(generated, "Marisol") is right
 
 
-@pytest.mark.parametrize("framework", ["torch", "jax"])
-def test_a_model_of_random_weights(framework, checkpoint, source):
-    lm = GriffinLM(pretrained=str(checkpoint), framework=framework)
+def test_a_model_of_random_weights(checkpoint, source):
+    lm = GriffinLM(pretrained=str(checkpoint), framework="torch")
     metadata = source | {"lengths": [300, 400], "depths": [50], "samples": 1}
-    found = evaluate(lm, metadata)["results"][TASK]
+    found = evaluate(lm, TASK, metadata)["results"][TASK]
     assert found["accuracy@300,none"] == 0
     assert found["effective_length,none"] == "N/A"
 

@@ -9,10 +9,9 @@ pytest.importorskip("lm_eval")
 
 from hypothesis import given
 from hypothesis import strategies as st
-from symbol_models import Rule, evaluate, guessing, points, write_symbol_checkpoint
+from symbol_models import Rule, evaluate, guessing, points
 
 from griffin_eval.errors import ArgumentError
-from griffin_eval.tasks.metadata import visible_keys_of
 from griffin_eval.tasks.symbols import induction_heads, sequences
 
 TASK = "griffin_induction_heads"
@@ -24,13 +23,6 @@ def rows(**metadata):
 
 def solve(context: str) -> str:
     return context[context.index("#") + 1]
-
-
-@pytest.fixture(scope="module")
-def symbol_checkpoint(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("symbols")
-    write_symbol_checkpoint(folder, window=16)
-    return folder
 
 
 # The sequences
@@ -76,9 +68,8 @@ def test_a_million_tokens():
     assert solve(row["tokens"]) == row["answers"]
 
 
-@pytest.mark.parametrize(
-    "metadata, message",
-    [
+def test_metadata_that_cannot_be():
+    for metadata, message in (
         ({"lengths": 2}, "lengths must be integers of at least 3, found 2"),
         ({"lengths": [64, "a"]}, r"found \[64, 'a'\]"),
         ({"samples": 0}, "samples must be an integer of at least 1, found 0"),
@@ -86,11 +77,9 @@ def test_a_million_tokens():
         ({"window": 0}, "window must be an integer of at least 1, found 0"),
         ({"visible_keys": 8, "window": 9}, "give visible_keys alone"),
         ({"window": "wide"}, "window .* found 'wide'"),
-    ],
-)
-def test_metadata_that_cannot_be(metadata, message):
-    with pytest.raises(ArgumentError, match=message):
-        induction_heads.dataset(**metadata)
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            induction_heads.dataset(**metadata)
 
 
 # Models whose score is known
@@ -134,21 +123,6 @@ def test_a_model_that_sees_no_further_than_its_window():
     assert 0 < found["accuracy@40"] < found["accuracy@16"] < 1
 
 
-def test_points_are_means_over_their_documents():
-    metadata = {"lengths": [16, 32], "samples": 20}
-    results = evaluate(guessing("AB.", seed=1), TASK, metadata)
-    found = points(results, TASK)
-    samples = results["samples"][TASK]
-    for low in (2, 4, 8, 16):
-        right = [
-            sample["filtered_resps"][0][1]
-            for sample in samples
-            if low <= sample["doc"]["distance"] < 2 * low
-        ]
-        assert found[f"accuracy_by_distance@{low}"] == pytest.approx(np.mean(right))
-    assert not [key for key in found if "window" in key]
-
-
 def test_a_limit_that_leaves_a_length_out():
     found = points(evaluate(Rule(solve), TASK, {"lengths": [16, 32], "samples": 2}, limit=1), TASK)
     assert found["accuracy@16"] == 1 and found["accuracy@32"] == "N/A"
@@ -157,32 +131,5 @@ def test_a_limit_that_leaves_a_length_out():
 # A checkpoint, in both frameworks and in transformers
 
 
-def test_the_visible_keys_of_a_checkpoint(symbol_checkpoint, tmp_path):
-    assert visible_keys_of(pretrained=str(symbol_checkpoint)) == 16
-    for other in (None, "gpt2", str(tmp_path)):
-        assert visible_keys_of(pretrained=other) is None
-
-
 def test_no_sequence_depends_on_the_window():
     assert rows(lengths=8, samples=2, window=5) == rows(lengths=8, samples=2)
-
-
-@pytest.mark.slow
-def test_frameworks_and_hf_agree(symbol_checkpoint):
-    metadata = {"lengths": [12, 50], "samples": 8}
-    given = {"pretrained": str(symbol_checkpoint)}
-    runs = [
-        evaluate("griffin", TASK, metadata, model_args=given | {"framework": "torch"}),
-        evaluate("griffin", TASK, metadata, model_args=given | {"framework": "jax"}),
-        evaluate(
-            "hf", TASK, metadata, model_args=given | {"dtype": "float32", "max_length": 512},
-            device="cpu", batch_size=4,
-        ),
-    ]  # fmt: skip
-    scores = [points(run, TASK) for run in runs]
-    assert scores[0] == scores[1] == scores[2]
-    assert "accuracy_by_distance_over_window@1" in scores[0]
-    answers = [[s["resps"][0][0] for s in run["samples"][TASK]] for run in runs]
-    logprobs = np.array([[logprob for logprob, _ in one] for one in answers])
-    assert logprobs.shape == (3, 16)
-    assert np.ptp(logprobs, axis=0).max() < 1e-4 and logprobs.std() > 0.1

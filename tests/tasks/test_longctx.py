@@ -1,34 +1,24 @@
 """Loss by position and by context: what is cut from documents, and whole runs of lm_eval."""
 
 import json
-import math
-from pathlib import Path
 from pydoc_data.topics import topics
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lm_eval import simple_evaluate
-from lm_eval.api.instance import Instance
-from lm_eval.models.huggingface import HFLM
-from lm_eval.tasks import TaskManager
 from sentencepiece_models import train_sentencepiece
-from slow import examples, fast
+from slow import examples
+from symbol_models import evaluate
 
-import griffin_eval.tasks
-from griffin_eval.engine.scoring import Scored
-from griffin_eval.engine.tree import build
 from griffin_eval.errors import ArgumentError
 from griffin_eval.lm.model import GriffinLM
 from griffin_eval.tasks.long_text import documents, longctx
 from griffin_eval.text.load import load_tokenizer
 
-FOLDER = Path(griffin_eval.tasks.__file__).parent / "long_text"
 PYTHON = "\n\n".join(topics[name] for name in sorted(topics))
 UNUSUAL = "naïve 東京 🙂🙂  \n\n\n\tdef x(1234):\r\n   \u3000y\u00a0z <bos>a" * 3
 MILLION = 1_000_000
-VIEWS = ("griffin_longctx_position", "griffin_longctx_context")
 
 
 @pytest.fixture(scope="module", params=["bpe", "sentencepiece"])
@@ -163,15 +153,6 @@ def test_seeds_draw_other_places_and_orders(checkpoint, folder):
     assert [row["start"] for row in few] == [one[i]["start"] for i in (0, 3)]
 
 
-def test_long_documents_are_cut(checkpoint, folder):
-    found = rows(
-        longctx.positions, document=str(folder), pretrained=str(checkpoint), max_tokens=300
-    )
-    assert all(
-        300 <= sum(row["tokens"]) <= 300 + documents.SLACK for row in found if len(row["text"]) > 99
-    )
-
-
 def test_texts_of_python_are_long_and_said_to_be_a_smoke_test(checkpoint, caplog):
     found = rows(longctx.positions, pretrained=str(checkpoint), samples=2)
     assert "smoke test" in caplog.text
@@ -195,9 +176,8 @@ def test_sources(tmp_path):
         documents.texts_of({"path": str(tmp_path / "nothing")})
 
 
-@pytest.mark.parametrize(
-    "function, arguments, message",
-    [
+def test_metadata_that_cannot_be(checkpoint, folder):
+    for function, arguments, message in (
         (longctx.positions, {"first": 0}, "first must be an integer of at least 1, found 0"),
         (longctx.positions, {"samples": "many"}, "samples must be an integer .* found 'many'"),
         (longctx.positions, {"seed": -1}, "seed must be an integer of at least 0"),
@@ -216,12 +196,10 @@ def test_sources(tmp_path):
             "span=64 .* more than the shortest context",
         ),
         (longctx.positions, {"pretrained": None}, "name a tokenizer with --metadata"),
-    ],
-)
-def test_metadata_that_cannot_be(checkpoint, folder, function, arguments, message):
-    given = {"document": str(folder), "pretrained": str(checkpoint)} | arguments
-    with pytest.raises(ArgumentError, match=message):
-        function(**given)
+    ):
+        given = {"document": str(folder), "pretrained": str(checkpoint)} | arguments
+        with pytest.raises(ArgumentError, match=message):
+            function(**given)
 
 
 def test_an_unreadable_text_is_named(checkpoint, tmp_path):
@@ -233,118 +211,24 @@ def test_an_unreadable_text_is_named(checkpoint, tmp_path):
 # Runs of lm_eval
 
 
-def evaluate(lm, tasks, **metadata):
-    manager = TaskManager(include_path=str(FOLDER), include_defaults=False, metadata=metadata)
-    results = simple_evaluate(lm, tasks=tasks, task_manager=manager, bootstrap_iters=0)
-    return {
-        (task, name.removesuffix(",none")): value
-        for task, values in results["results"].items()
-        for name, value in values.items()
-        if name.endswith(",none") and "stderr" not in name
-    }
-
-
-@pytest.fixture(scope="module", params=fast(["torch"], ["torch", "jax"]))
-def lm(request, checkpoint):
-    return GriffinLM(pretrained=str(checkpoint), framework=request.param, max_batch_size=4)
-
-
-@pytest.fixture(scope="module")
-def hf(checkpoint):
-    return HFLM(pretrained=str(checkpoint), dtype="float32", device="cpu", max_length=4096)
-
-
-@pytest.fixture(scope="module")
-def metadata(checkpoint, folder):
-    return {
-        "document": str(folder),
-        "pretrained": str(checkpoint),
-        "contexts": [64, 200],
-        "targets": 1,
-        "span": 40,
-        "max_tokens": 700,
-    }
-
-
-@pytest.fixture(scope="module")
-def of_hf(hf, metadata):
-    return evaluate(hf, ["griffin_longctx"], **metadata)
-
-
-def test_scores_equal_those_of_hf(lm, of_hf, metadata):
-    found = evaluate(lm, ["griffin_longctx"], **metadata)
-    assert found.keys() == of_hf.keys()
-    assert {task for task, _ in found} == {*VIEWS, "griffin_longctx"} & {t for t, _ in of_hf}
-    for key, value in of_hf.items():
-        assert found[key] == pytest.approx(value, rel=1e-4), key
-
-
-@pytest.mark.slow
-def test_scores_are_those_of_the_tokens(checkpoint, metadata):
-    """Against the log-likelihood of every token of one pass over each document."""
-    lm = GriffinLM(pretrained=str(checkpoint), framework="torch", max_batch_size=4)
-    found = evaluate(lm, ["griffin_longctx"], **metadata)
-    nats, tokens, size = {}, {}, {}
-
-    def add(label, logprobs, text):
-        nats[label] = nats.get(label, 0.0) - logprobs.sum()
-        tokens[label] = tokens.get(label, 0) + len(logprobs)
-        size[label] = size.get(label, 0) + len(text.encode())
-
-    def rolling(text):
-        (score,) = lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0)])
-        return score.tokens
-
-    given = {key: metadata[key] for key in ("document", "pretrained", "max_tokens")}
-    for row in rows(longctx.positions, **given):
-        bins = np.split(rolling(row["text"]), np.cumsum(row["tokens"])[:-1])
-        for label, logprobs, a, b in zip(row["label"], bins, row["start"], row["end"], strict=True):
-            add((VIEWS[0], label), logprobs, row["text"][a:b])
-    for row in rows(longctx.contexts, **metadata):
-        for label, context, start, end, count in zip(
-            *(row[key] for key in ("label", "context", "start", "end", "tokens")), strict=True
-        ):
-            logprobs = rolling(row["text"][context:end])[-count:]
-            add((VIEWS[1], label), logprobs, row["text"][start:end])
-    assert len(nats) == 4 + 3
-    for (task, label), value in nats.items():
-        expected = value / tokens[task, label]
-        assert found[task, f"nats_per_token@{label}"] == pytest.approx(expected, rel=1e-5)
-        expected = value / math.log(2) / size[task, label]
-        assert found[task, f"bits_per_byte@{label}"] == pytest.approx(expected, rel=1e-5)
-        low, high = (found[task, f"bits_per_byte@{label}_{bound}"] for bound in ("low", "high"))
-        assert low < expected < high or "N/A" in (low, high)
-
-
-def read_by(checkpoint, tasks, **metadata):
+def read_by(checkpoint, **metadata):
     """Tokens that a run reads and asks for, and characters that it tokenises."""
     lm = GriffinLM(pretrained=str(checkpoint), framework="torch", max_batch_size=4)
     encode, characters = lm.tokenizer.encode_batch, []
     lm.tokenizer.encode_batch = lambda some: characters.append(sum(map(len, some))) or encode(some)
-    evaluate(lm, tasks, pretrained=str(checkpoint), **metadata)
+    evaluate(lm, "griffin_longctx_position", metadata | {"pretrained": str(checkpoint)})
     return lm.stats, sum(characters)
 
 
 def test_a_document_is_read_and_tokenised_once(checkpoint, tmp_path):
     text = PYTHON[:30_000]
     (tmp_path / "book.txt").write_text(text, encoding="utf-8")
-    stats, characters = read_by(checkpoint, [VIEWS[0]], document=str(tmp_path), first=128)
+    stats, characters = read_by(checkpoint, document=str(tmp_path), first=128)
     count = len(load_tokenizer(checkpoint).encode(text))
     assert count > 7_500
     assert stats.tokens_computed <= 1.01 * count
     assert stats.tokens_requested > 1.9 * count
     assert characters <= 1.01 * len(text)
-
-
-@pytest.mark.slow
-def test_both_views_share_a_document(checkpoint, folder):
-    given = {"document": str(folder), "contexts": [64], "targets": 3, "span": 20, "samples": 3}
-    first, _ = read_by(checkpoint, [VIEWS[0]], **given | {"samples": None})
-    second, _ = read_by(checkpoint, [VIEWS[1]], **given)
-    both, _ = read_by(checkpoint, list(VIEWS), **given | {"samples": None})
-    added = 9 * (64 + 2 * (20 + documents.SLACK))
-    assert second.tokens_computed > 2 * added
-    assert both.tokens_computed <= first.tokens_computed + added
 
 
 @pytest.fixture(scope="module")
@@ -356,24 +240,7 @@ def million(checkpoint):
 
 
 @pytest.mark.slow
-def test_the_tree_of_a_million_tokens_has_one_branch(checkpoint, million, tmp_path, monkeypatch):
-    (tmp_path / "book.txt").write_text(million, encoding="utf-8")
-    read = []
-
-    def score(self, scorables, done, *arguments, **more):
-        read.append(build(scorables).tokens)
-        for index, sequence in enumerate(scorables):
-            size = len(sequence.tokens) - sequence.start
-            done(index, Scored(np.zeros(size), np.zeros(size, bool)))
-
-    monkeypatch.setattr(GriffinLM, "_score", score)
-    _, characters = read_by(checkpoint, [VIEWS[0]], document=str(tmp_path))
-    assert MILLION <= read[0] <= 1.01 * MILLION
-    assert characters <= 1.01 * len(million)
-
-
-@pytest.mark.slow
 def test_a_million_tokens_are_read_once(checkpoint, million, tmp_path):
     (tmp_path / "book.txt").write_text(million, encoding="utf-8")
-    stats, _ = read_by(checkpoint, [VIEWS[0]], document=str(tmp_path))
+    stats, _ = read_by(checkpoint, document=str(tmp_path))
     assert MILLION <= stats.tokens_computed <= 1.01 * MILLION

@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lm_eval import simple_evaluate
 from lm_eval.api.model import LM
-from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from slow import examples
+from symbol_models import evaluate
 
-import griffin_eval.tasks
 from griffin_eval.engine.tree import build_prompts
 from griffin_eval.errors import ArgumentError
 from griffin_eval.lm.model import GriffinLM
@@ -24,7 +23,6 @@ from griffin_eval.tasks.long_text import documents, passkey
 from griffin_eval.text.load import load_tokenizer
 from griffin_eval.text.shared_prefixes import encode_all
 
-FOLDER = Path(griffin_eval.tasks.__file__).parent / "long_text"
 PYTHON = "\n\n".join(topics[name] for name in sorted(topics))
 RULER = Path(lm_eval.tasks.__file__).parent / "ruler"
 TASK = "griffin_passkey"
@@ -151,9 +149,8 @@ def test_prompts_of_a_sample_share_all_before_the_first_needle(checkpoint, sourc
     assert read < 0.65 * sum(map(len, prompts))
 
 
-@pytest.mark.parametrize(
-    "generated, correct",
-    [
+def test_scoring():
+    for generated, correct in (
         (" 12345. Remember it.", True),
         (" the number 12345", True),
         (" 123456", False),
@@ -161,15 +158,12 @@ def test_prompts_of_a_sample_share_all_before_the_first_needle(checkpoint, sourc
         ("\n12345", False),
         (" 1 12345", False),
         ("", False),
-    ],
-)
-def test_scoring(generated, correct):
-    assert passkey.is_correct(generated, "12345") is correct
+    ):
+        assert passkey.is_correct(generated, "12345") is correct
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
+def test_metadata_that_cannot_be(source):
+    for arguments, message in (
         ({"lengths": [1000, "x"]}, r"lengths must be integers .* found \[1000, 'x'\]"),
         ({"lengths": 50}, "lengths must be more than .* the needles and the question, found 50"),
         ({"lengths": 10**7}, "no document has 10000000 tokens, the longest has"),
@@ -178,27 +172,12 @@ def test_scoring(generated, correct):
         ({"needles": 1000}, "there are .* key words, found needles=1000"),
         ({"samples": None}, "samples must be an integer of at least 1, found None"),
         ({"samples": [1, 2]}, r"samples must be an integer of at least 1, found \[1, 2\]"),
-    ],
-)
-def test_metadata_that_cannot_be(source, arguments, message):
-    with pytest.raises(ArgumentError, match=message):
-        rows(source, **arguments)
-
-
-def test_key_words_are_different():
-    assert len(set(passkey.KEYS)) == len(passkey.KEYS) >= 64
-    assert all(key.isascii() and key.isalpha() for key in passkey.KEYS)
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            rows(source, **arguments)
 
 
 # Runs of lm_eval
-
-
-def evaluate(lm, tasks=(TASK,), folder=FOLDER, **arguments):
-    metadata = arguments.pop("metadata")
-    manager = TaskManager(include_path=str(folder), include_defaults=False, metadata=metadata)
-    return simple_evaluate(
-        lm, tasks=list(tasks), task_manager=manager, bootstrap_iters=0, **arguments
-    )
 
 
 def of_model(answer, source, **metadata):
@@ -208,7 +187,7 @@ def of_model(answer, source, **metadata):
 
         loglikelihood = loglikelihood_rolling = None
 
-    return evaluate(Model(), metadata=source | metadata)["results"][TASK]
+    return evaluate(Model(), TASK, source | metadata)["results"][TASK]
 
 
 @pytest.mark.parametrize("needles", [1, 3])
@@ -234,50 +213,18 @@ def test_accuracy_by_depth(source):
         assert found[f"accuracy_depth_100@{length},none"] == 1
 
 
-@pytest.fixture(scope="module")
-def metadata(source):
-    return source | {"lengths": [200, 300], "depths": [50], "samples": 2}
-
-
-def answers(results):
-    return [sample["resps"] for sample in results["samples"][TASK]]
-
-
-@pytest.fixture(scope="module")
-def of_hf(checkpoint, metadata):
-    hf = HFLM(pretrained=str(checkpoint), dtype="float32", device="cpu", max_length=4096)
-    return evaluate(hf, metadata=metadata)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("framework", ["torch", "jax"])
-def test_answers_equal_those_of_hf(framework, checkpoint, metadata, of_hf):
-    lm = GriffinLM(pretrained=str(checkpoint), framework=framework, max_batch_size=2)
-    found = evaluate(lm, metadata=metadata)
-    assert answers(found) == answers(of_hf)
-    assert found["results"] == of_hf["results"]
-    assert found["results"][TASK]["accuracy@200,none"] == 0  # of random weights
-
-
 # lm_eval's own RULER tasks
 
 
 def run_ruler(task, folder, checkpoint):
     lm = GriffinLM(pretrained=str(checkpoint), framework="torch", max_batch_size=2)
     metadata = {"pretrained": str(checkpoint), "max_seq_lengths": [4096]}
-    results = evaluate(lm, [task], folder, metadata=metadata, limit=2)
+    manager = TaskManager(include_path=str(folder), include_defaults=False, metadata=metadata)
+    results = simple_evaluate(lm, tasks=[task], task_manager=manager, bootstrap_iters=0, limit=2)
     assert results["n-samples"][task]["effective"] == 2
     assert 0 <= results["results"][task]["4096,none"] <= 1
     assert all(isinstance(sample["resps"][0][0], str) for sample in results["samples"][task])
     assert 4000 < lm.stats.tokens_computed < 2 * 4096
-
-
-@pytest.mark.slow
-def test_needles_of_ruler(checkpoint):
-    try:
-        run_ruler("niah_single_1", RULER, checkpoint)
-    except (ImportError, LookupError, OSError) as error:
-        pytest.skip(f"the words or sentences it is made of are not here: {error}")
 
 
 @pytest.mark.ci

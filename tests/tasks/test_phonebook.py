@@ -1,8 +1,6 @@
 """The phonebook tasks: what is asked, and whole runs of lm_eval."""
 
 import hashlib
-import math
-import random
 import re
 from collections import Counter
 from pathlib import Path
@@ -11,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slow import examples, fast, slow
+from slow import examples, fast
 
 pytest.importorskip("lm_eval")
 
@@ -19,15 +17,13 @@ from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
-from scipy import stats
 
 import griffin_eval.tasks
 from griffin_eval.errors import ArgumentError
 from griffin_eval.lm.model import GriffinLM
 from griffin_eval.tasks.metadata import visible_keys_of
-from griffin_eval.tasks.phonebook import datasets, names, published
-from griffin_eval.tasks.phonebook.books import draw_book
-from griffin_eval.tasks.phonebook.lengths import EntrySpan, entry_spans
+from griffin_eval.tasks.phonebook import datasets, published
+from griffin_eval.tasks.phonebook.lengths import EntrySpan
 from griffin_eval.tasks.phonebook.metrics import first_line
 
 FOLDER = Path(griffin_eval.tasks.__file__).parent / "phonebook"
@@ -131,33 +127,6 @@ def test_depths_are_balanced(length, queries, seed):
         assert (np.abs(gaps - 1 / queries) <= step + 1e-9).all()
 
 
-@pytest.mark.slow
-def test_every_entry_is_as_likely_to_be_asked_for():
-    counts = Counter(
-        row["position"]
-        for seed in range(300)
-        for row in rows(entries=10, queries=3, samples=1, seed=seed)
-    )
-    assert stats.chisquare([counts[place] for place in range(10)]).pvalue > 1e-3
-
-
-def test_numbers_are_even():
-    text = "".join(row["prompt"].split("\n\n")[0] for row in rows(entries=100, queries=1))
-    numbers = re.findall("[0-9]{10}", text)
-    for place in range(10):
-        counts = Counter(number[place] for number in numbers)
-        assert sorted(counts) == list("6789" if place == 0 else "0123456789")
-        assert stats.chisquare(list(counts.values())).pvalue > 1e-4
-
-
-def test_names():
-    for known in (names.FIRST_NAMES, names.LAST_NAMES):
-        assert 200 <= len(set(known)) == len(known)
-        assert all(name.isascii() and name.isalpha() for name in known)
-    everyone = {names.person(i) for i in range(names.PEOPLE)}
-    assert len(everyone) == names.PEOPLE > 100_000
-
-
 HASHES = {
     "dataset": "ea47d515225c60ecfe27a1f7a8450bf85b4c65ff335e6798336c55c805adf5e8",
     "absent_dataset": "143b0cc32e6439bf0e3d04beaa3fb09d96b07bbe109cc33db1ead8f018453a35",
@@ -170,12 +139,6 @@ def test_the_same_everywhere():
     """The hashes of the defaults, whatever the process, platform or version of Python."""
     found = [getattr(datasets, name)()["test"][0]["dataset_sha256"] for name in HASHES]
     assert found == list(HASHES.values())
-
-
-def test_seeds_differ():
-    some, others = (rows(entries=10, samples=20, seed=seed) for seed in (0, 1))
-    assert not {row["answer"] for row in some} & {row["answer"] for row in others}
-    assert some[0]["dataset_sha256"] != others[0]["dataset_sha256"]
 
 
 def test_lengths_take_turns_then_books():
@@ -196,9 +159,8 @@ def test_more_books_lengths_and_questions_leave_the_others_as_they_are():
     assert few.items() <= many.items()
 
 
-@pytest.mark.parametrize(
-    ("metadata", "message"),
-    [
+def test_metadata_that_cannot_be():
+    for metadata, message in (
         ({"entries": 2}, "entries must be an integer of at least 3 .* found 2"),
         ({"entries": [20, 2]}, r"found \[20, 2\]"),
         ({"entries": 10**6}, "entries must be at most [0-9]+, found 1000000"),
@@ -217,12 +179,10 @@ def test_more_books_lengths_and_questions_leave_the_others_as_they_are():
             {"visible_keys": 8, "window": 9},
             "visible_keys=8 and window=9 .* give visible_keys alone",
         ),
-    ],
-)
-def test_metadata_that_cannot_be(metadata, message):
-    with pytest.raises(ArgumentError, match=message) as caught:
-        rows(**metadata)
-    assert "\n" not in str(caught.value)
+    ):
+        with pytest.raises(ArgumentError, match=message) as caught:
+            rows(**metadata)
+        assert "\n" not in str(caught.value)
 
 
 # Controls
@@ -287,38 +247,6 @@ def test_published_format_and_defaults():
         assert drawn <= Counter(lines)  # without replacement
 
 
-def test_published_names_occur_as_in_the_census():
-    rng = random.Random(0)
-    census = names.census()
-    drawn = Counter(census["last"].draw(rng) for _ in range(20_000))
-    # Percent of the population; one in ninety of those up to 90% is a Smith.
-    for name, percent in (("Smith", 1.006), ("Johnson", 0.810), ("Williams", 0.699)):
-        test = stats.binomtest(drawn[name], 20_000, percent / 90)
-        assert test.pvalue > 1e-3
-    assert census["male"].names[:2] == ["James", "John"] and census["female"].names[0] == "Mary"
-    for one in census.values():
-        assert one.cumulative[-1] >= 90 and one.cumulative == sorted(one.cumulative)
-
-
-def test_published_names_are_drawn_with_repetition():
-    """Pairs of people with the same full name are as many as the census would have."""
-    census = names.census()
-
-    def twice(kind):  # that two people share a name
-        cumulative = [0, *census[kind].cumulative[:-1], 90]
-        return sum((b - a) ** 2 for a, b in zip(cumulative, cumulative[1:], strict=False)) / 90**2
-
-    expected = math.comb(200, 2) * twice("last") * (twice("male") + twice("female")) / 4
-    asked = published.documents([200], samples=400, seed=1)
-    pairs = sum(
-        math.comb(count, 2)
-        for row in asked
-        for count in Counter(name for name, _ in entries(row["prompt"])).values()
-    )
-    assert stats.poisson(400 * expected).sf(pairs) > 1e-3
-    assert stats.poisson(400 * expected).cdf(pairs) > 1e-3
-
-
 # In tokens
 
 
@@ -372,17 +300,14 @@ def test_the_hash_is_of_the_questions_alone(checkpoint):
 # Runs of lm_eval
 
 
-@pytest.mark.parametrize(
-    ("generated", "answer"),
-    [
+def test_what_counts_as_the_answer():
+    for generated, answer in (
         (" 6123456789", "6123456789"),
         ("6123456789  \nJohn Smith: 7123456789", "6123456789"),
         ("\n6123456789", ""),
         ("6123456789.", "6123456789."),
-    ],
-)
-def test_what_counts_as_the_answer(generated, answer):
-    assert first_line(generated) == answer
+    ):
+        assert first_line(generated) == answer
 
 
 def test_a_model_that_looks_it_up():
@@ -453,20 +378,14 @@ def test_ranks_of_a_model_that_looks_it_up():
     assert chance == {"rank@10": 4.5, "first@10": 1 / 8, "rank@40": 8.5, "first@40": 1 / 16}
 
 
-@pytest.mark.parametrize(
-    "score",
-    [
-        lambda prompt, number: float(prompt.index(number) if number in prompt else 0),  # the latest
-        slow(lambda prompt, number: -float(number)),
-        slow(lambda prompt, number: float(prompt.count(number))),  # all alike but the examples
-    ],
-)
-def test_ranks_are_at_chance_without_the_name(score):
+def test_ranks_are_at_chance_without_the_name():
+    def score(prompt, number):  # likes the latest
+        return float(prompt.index(number) if number in prompt else 0)
+
     found = run(Model(score=score), f"{TASK}_rank", {"entries": 40, "samples": 60})[1]
     assert found["rank_low"] <= 8.5 <= found["rank_high"]
     assert found["rank_high"] - found["rank_low"] < 3
-    ties = score("", "6000000000") == score("", "7000000000")
-    assert found["first_low"] < 1 / 16 < found["first_high"] or (ties and found["first"] == 0)
+    assert found["first_low"] < 1 / 16 < found["first_high"]
 
 
 def test_counterfactual_numbers():
@@ -528,36 +447,6 @@ def test_cached_requests_of_another_book_are_refused(tmp_path, monkeypatch):
 # With models
 
 
-KINDS = ("", "_absent", "_rank", "_counterfactual", "_jelassi")
-
-
-@pytest.mark.parametrize(
-    ("framework", "kinds"), [("torch", ("", "_rank")), slow("torch", KINDS), slow("jax", KINDS)]
-)
-def test_all_tasks_score_as_with_hf(checkpoint, framework, kinds):
-    from lm_eval.models.huggingface import HFLM
-
-    metadata = {"entries": [3, 6], "samples": 1, "queries": 1, "candidates": 2}
-    metadata["pretrained"] = str(checkpoint)
-    ours = GriffinLM(str(checkpoint), framework=framework, max_batch_size=8)
-    theirs = HFLM(pretrained=str(checkpoint), dtype="float32", device="cpu", max_length=8192)
-    tasks = TaskManager(include_path=FOLDER, include_defaults=False, metadata=metadata)
-    found, expected = (
-        simple_evaluate(lm, tasks=[TASK + k for k in kinds], task_manager=tasks, bootstrap_iters=0)
-        for lm in (ours, theirs)
-    )
-    for kind in kinds:
-        one, other = (dict(r["results"][TASK + kind]) for r in (found, expected))
-        assert one.keys() == other.keys()
-        for metric, value in one.items():  # some are text, such as "<4"
-            number = isinstance(value, float)
-            assert other[metric] == (pytest.approx(value, abs=1e-3) if number else value), metric
-        for sample, reference in zip(
-            *(r["samples"][TASK + kind] for r in (found, expected)), strict=True
-        ):
-            assert sample["arguments"] == reference["arguments"]
-
-
 class Counting:
     """A tokenizer that counts the characters it is given."""
 
@@ -570,13 +459,6 @@ class Counting:
     def encode_batch(self, texts):
         self.characters += sum(map(len, texts))
         return self._tokenizer.encode_batch(texts)
-
-
-def test_a_book_is_tokenised_once_to_find_its_entries(checkpoint):
-    tokenizer = Counting(datasets.find_tokenizer({"pretrained": str(checkpoint)}))
-    book = draw_book("0 400", 0, 400, queries=64)
-    assert len(entry_spans(tokenizer, book)) == 64
-    assert tokenizer.characters < len(book.text()) + 64 * 20  # and the names asked for
 
 
 def test_many_questions_cost_one_reading_of_the_book(checkpoint):
