@@ -1,18 +1,17 @@
 """`griffin-eval memory`: half-lives against transformers' own a_t, caches against what is kept."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import numpy as np
 import pytest
+from fixtures_engine import small_runner
 from hypothesis import given
 from hypothesis import strategies as st
 from parity import BASE, MODELS
 from safetensors.numpy import load_file, save_file
-from slow import ci, slow
+from slow import ci
 from typer.testing import CliRunner
 
 from griffin_eval.analysis.cache_sizes import cache_sizes, parameter_bytes
@@ -131,18 +130,13 @@ def test_summary():
 # Caches
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
-def test_caches_are_what_the_runners_keep(name):
-    from fixtures_engine import small_runner
-
-    config = MODELS[name]
-    for length in (3, config.visible_keys + 50):
-        # Room for a capacity of tokens less the one that is being read; local attention has it all
-        # from the start.
+def test_caches_are_what_the_runners_keep():
+    for name, config in MODELS.items():
+        length = config.visible_keys + 50
+        # Room for a capacity of tokens less the one that is being read.
         state = small_runner("torch", config).model.init_state(1, length + 1)
         kept = sum(leaf.nbytes for layer in state.layers for leaf in layer)
-        total = cache_sizes(config, length, 4).total
-        assert total == kept or (total < kept and length < config.visible_keys)
+        assert cache_sizes(config, length, 4).total == kept, name
 
 
 def test_caches_of_recurrentgemma_2b_by_hand():
@@ -155,11 +149,6 @@ def test_caches_of_recurrentgemma_2b_by_hand():
     assert cache_sizes(config, 100, 2).attention == 8 * 2 * 100 * 256 * 2
     assert cache_sizes(config, 10**6, 2).total == sizes.total
     assert parameter_bytes(config, 2) == pytest.approx(2 * 2.68e9, rel=0.01)
-
-
-def test_a_transformer_is_its_own_baseline():
-    sizes = cache_sizes(PRESETS["mqa-1.3b"], 5000, 2)
-    assert sizes.total == sizes.attention == sizes.mqa and sizes.recurrent == 0
 
 
 # The command
@@ -214,21 +203,6 @@ def test_figures(printed):
         assert said in path.with_suffix(".svg").read_text()
 
 
-def test_figures_for_a_paper(checkpoint, tmp_path):
-    """PDF with fonts as text, one column wide, without titles; replaced when asked."""
-    asked = (checkpoint, "--tokens", 0, "--output", tmp_path, "--format", "pdf,png")
-    run(*asked, "--width", 3.3, "--no-figure-titles")
-    content = (tmp_path / "memory_caches.pdf").read_bytes()
-    assert content.startswith(b"%PDF") and b"/FontFile2" in content
-    width = int.from_bytes((tmp_path / "memory_caches.png").read_bytes()[16:20], "big")
-    assert width == round(3.3 * 160)
-    with pytest.raises(ArgumentError, match="--overwrite"):
-        run(*asked)
-    with pytest.raises(ArgumentError, match="png, svg, pdf"):
-        run(*asked[:-1], "jpeg", "--overwrite")
-    run(*asked, "--overwrite")
-
-
 def test_a_text_of_ones_own(checkpoint, tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("Some words, and more of them.", encoding="utf-8")
@@ -237,7 +211,8 @@ def test_a_text_of_ones_own(checkpoint, tmp_path):
     assert 5 < facts["text"]["tokens"] < 30
 
 
-@pytest.mark.parametrize("name", [slow("hawk"), slow("mqa")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hawk", "mqa"])
 def test_models_without_attention_or_without_recurrence(name, tmp_path):
     folder = write(tmp_path, MODELS[name])
     facts = json.loads(run(folder, "--json", "--tokens", 0, "--output", tmp_path / "figures"))
@@ -266,35 +241,20 @@ def test_a_half_life_without_end_is_null(endless):
     assert facts["memory"][0]["half_life_gate_1"]["50%"] is None
 
 
-@pytest.mark.slow
-def test_a_half_life_without_end_is_drawn(endless, tmp_path):
-    run(endless, "--tokens", 0, "--output", tmp_path / "figures")
-
-
-@pytest.mark.parametrize(
-    "arguments, error, message",
-    [
+def test_bad_input(checkpoint, tmp_path):
+    for arguments, error, message in (
         (["--text", "{tmp}/none.txt"], ArgumentError, "none.txt cannot be read: No such file"),
         (["--text", "{tmp}/bytes"], ArgumentError, "bytes cannot be read: it is not UTF-8"),
         (["--text", "{tmp}/bytes", "--tokens", "0"], ArgumentError, "leave one out"),
         (["--tokens", "1"], ArgumentError, "gives 1 tokens of --tokens 1"),
         (["--output", "{tmp}/bytes"], ArgumentError, "bytes is a file: expected a folder"),
         (["--framework", "tensorflow"], ArgumentError, "unknown framework 'tensorflow'"),
-    ],
-)
-def test_bad_input(arguments, error, message, checkpoint, tmp_path):
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(error, match=message):
-        run(checkpoint, *(a.replace("{tmp}", str(tmp_path)) for a in arguments))
+    ):
+        (tmp_path / "bytes").write_bytes(b"\xff\xfe\xff")
+        with pytest.raises(error, match=message):
+            run(checkpoint, *(a.replace("{tmp}", str(tmp_path)) for a in arguments))
 
 
 def test_without_a_tokenizer(tmp_path):
     with pytest.raises(CheckpointError, match="tokenizer"):
         run(write(tmp_path, BASE))
-
-
-def test_one_sentence_and_exit_code_2(tmp_path):
-    program = Path(sys.executable).with_name("griffin-eval")
-    done = subprocess.run([program, "memory", tmp_path], capture_output=True, text=True)
-    assert done.returncode == 2 and not done.stdout
-    assert done.stderr.startswith("griffin-eval: ") and done.stderr.count("\n") == 1

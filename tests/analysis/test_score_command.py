@@ -251,22 +251,19 @@ def check_recurrence(opened: Checkpoint, layer: int, own: dict[str, np.ndarray])
         np.testing.assert_allclose(own["h"][t], h, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("content", "more", "said"),
-    [
+def test_bad_input_is_one_sentence(checkpoint, tmp_path):
+    for content, more, said in (
+        (None, [], "No such file"),
         (b"  \n", [], "has no text"),
         (b"\xff\xfe", [], "is not UTF-8"),
-        (None, [], "No such file"),
         (b"words", ["--words"], "add --csv"),
         (b"words", ["--output", "scores.csv"], "add --csv"),
-    ],
-)
-def test_bad_input_is_one_sentence(content, more, said, checkpoint, tmp_path):
-    file = tmp_path / "text.txt"
-    if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(ArgumentError, match=said):
-        run(checkpoint, file, *more)
+    ):
+        file = tmp_path / "text.txt"
+        if content is not None:
+            file.write_bytes(content)
+        with pytest.raises(ArgumentError, match=said):
+            run(checkpoint, file, *more)
 
 
 def instances(kind, task, arguments):

@@ -5,10 +5,7 @@ import logging
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -103,13 +100,9 @@ def test_programs_of_a_step_are_not_compiled_again(filled, tmp_path, no_compilin
         few_answers(runner(None))
 
 
-MODELS_HERE = {"small": SMALL, "recurrent last": MODELS["recurrent last"], "mqa": MODELS["mqa"]}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS_HERE)
-def test_the_next_process_compiles_nothing(model, tmp_path, no_compiling):
-    config = MODELS_HERE[model]
+@pytest.mark.parametrize("config", [MODELS["recurrent last"], MODELS["mqa"]])
+def test_the_next_process_compiles_nothing(config, tmp_path, no_compiling):
     first, nowhere = answers(runner(tmp_path, config)), answers_of_nothing_kept(config)
     no_compiling()
     again = runner(tmp_path, config)
@@ -172,69 +165,15 @@ def test_damaged_programs_are_made_again(tmp_path, no_compiling):
     answers(runner(tmp_path))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written_is_said_once(tmp_path, caplog):
-    tmp_path.chmod(0o500)
-    check_nothing_is_kept(tmp_path / "here", caplog)
-
-
 def test_a_folder_that_is_a_file_is_said_once(tmp_path, caplog):
-    (tmp_path / "here").write_text("")
-    check_nothing_is_kept(tmp_path / "here", caplog)
-
-
-def check_nothing_is_kept(folder, caplog):
+    folder = tmp_path / "here"
+    folder.write_text("")
     with caplog.at_level(logging.WARNING, "griffin_eval"):
         found = few_answers(runner(folder))
     for one, right in zip(found, few_answers_of_nothing_kept(), strict=True):
         np.testing.assert_array_equal(one, right)
     (record,) = caplog.records
     assert "compiled programs are not kept in" in record.message
-
-
-SCRIPT = """
-import sys
-from griffin_eval.runners.load import load_runner
-from griffin_eval.engine.limits import Limits
-from griffin_eval.engine.scoring import score
-from griffin_eval.engine.tree import Scorable
-runner = load_runner(sys.argv[1], framework="jax", dtype="float32", device="cpu")
-score(runner, [Scorable(list(range(3, 60)), 1)], limits=Limits(512, 4), softmax_dtype="float32",
-      on_result=lambda i, result: print(result.logprobs.sum()))
-"""
-
-
-@pytest.mark.slow
-def test_the_users_own_cache(checkpoint, tmp_path):
-    """JAX's cache holds ours too; what it has loaded is used, though it cannot be saved again."""
-
-    def run(**settings):
-        environment = os.environ | {
-            "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        }
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, str(checkpoint)],
-            env=environment | settings,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return float(done.stdout), done.stderr
-
-    ours = tmp_path / "griffin_eval"
-    first, _ = run()
-    files = list(ours.glob("*/*"))
-    assert files and list(tmp_path.glob("*-cache"))
-    for file in files:
-        file.unlink()
-    assert run()[0] == first
-    assert not list(ours.glob("*/*"))
-    assert run()[0] == first
-    Path(ours).rename(tmp_path / "elsewhere")
-    assert run(JAX_ENABLE_COMPILATION_CACHE="0")[0] == first
-    assert not ours.exists()
 
 
 # Executables are pickles: they are read only where nobody else could have written them.
@@ -250,12 +189,7 @@ def few_answers(subject):
 
 @pytest.mark.parametrize(
     ("which", "mode"),
-    [
-        ("all models'", 0o777),
-        slow("all models'", 0o770),
-        slow("the model's", 0o770),
-        slow("foreign", None),
-    ],
+    [("all models'", 0o777), slow("the model's", 0o770), slow("foreign", None)],
 )
 def test_folders_that_others_may_write_are_not_used(
     which, mode, filled, tmp_path, monkeypatch, caplog

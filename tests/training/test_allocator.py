@@ -4,11 +4,9 @@ import ctypes
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-import griffin_eval
 from griffin_eval.training import allocator
 
 PROGRAM = """
@@ -65,14 +63,6 @@ def test_accelerators_leave_glibc_alone():
     assert faults("use_one_heap()", "False", platforms="cuda,cpu") > 90
 
 
-def test_without_a_choice_what_is_installed_decides(monkeypatch):
-    monkeypatch.delenv("JAX_PLATFORMS")
-    for plugins, module, right in ([], None, True), (["cuda"], None, False), ([], "libtpu", False):
-        monkeypatch.setattr(allocator, "entry_points", lambda group, found=plugins: found)
-        monkeypatch.setattr(allocator, "find_spec", {module: "found"}.get)
-        assert allocator._only_cpu() == right
-
-
 @pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
 def test_other_c_libraries_are_left_alone(platform, monkeypatch):
     def library(name):
@@ -83,10 +73,3 @@ def test_other_c_libraries_are_left_alone(platform, monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", library)
     monkeypatch.setattr(sys, "platform", platform)
     assert not allocator.use_one_heap()
-
-
-def test_processes_that_train_alone_keep_memory():
-    folder = Path(griffin_eval.__file__).parent
-    users = [path for path in folder.rglob("*.py") if "use_one_heap" in path.read_text()]
-    trains = ["cli/train.py", "training/allocator.py"]
-    assert sorted(users) == [folder / path for path in trains]

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from programs import griffin_eval
 from slow import examples
 
-from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.initializers import initial_value
@@ -249,9 +248,8 @@ def test_a_full_disk_is_told_in_a_sentence(tmp_path, monkeypatch):
     assert [m["step"] for m in read_metrics(order.output / "metrics.jsonl")] == [2, 4]
 
 
-@pytest.mark.parametrize(
-    "line, message",
-    [
+def test_a_queue_with_a_run_that_cannot_be_is_refused(tmp_path):
+    for line, message in (
         ('{"recipe": "copy"}', "model is missing"),
         (
             '{"recipe": "selective_copi", "model": "hawk", "output": "x"}',
@@ -266,14 +264,12 @@ def test_a_full_disk_is_told_in_a_sentence(tmp_path, monkeypatch):
         ('{"recipe": "bytes", "model": "hawk", "output": "a"}', "the output a too"),
         ("[1]", "expected a JSON object, found [1]"),
         ("{", "expected a JSON object, found none"),
-    ],
-)
-def test_a_queue_with_a_run_that_cannot_be_is_refused(line, message, tmp_path):
-    file = tmp_path / "queue.jsonl"
-    file.write_text('{"recipe": "bytes", "model": "hawk", "output": "a"}\n\n' + line + "\n")
-    with pytest.raises(ArgumentError) as error:
-        read_queue(file)
-    assert str(error.value).startswith(f"{file}, line 3: ") and message in str(error.value)
+    ):
+        file = tmp_path / "queue.jsonl"
+        file.write_text('{"recipe": "bytes", "model": "hawk", "output": "a"}\n\n' + line + "\n")
+        with pytest.raises(ArgumentError) as error:
+            read_queue(file)
+        assert str(error.value).startswith(f"{file}, line 3: ") and message in str(error.value)
 
 
 def test_a_queue_that_is_empty_or_missing_is_refused(tmp_path):
@@ -339,10 +335,3 @@ def test_a_queue_makes_what_is_left_of_its_runs(tmp_path):
     assert [m["step"] for m in read_metrics(tmp_path / "b" / "metrics.jsonl")] == [2]
     done = griffin_eval("train", "--until", 2, "--queue", queue)
     assert done.returncode == 2 and "line 1: --until must be a number above 0, at" in done.stderr
-
-
-def test_a_stage_is_of_a_config_that_exists():
-    for recipe in RECIPES.values():
-        scaled = dataclasses.replace(recipe, scale_window=True)
-        for stage in range(len(recipe.curriculum) + 1):
-            assert isinstance(scaled.config("griffin", stage), GriffinConfig)
