@@ -16,7 +16,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.evaluation.lm_eval_runs import Run
 from benchmarks.evaluation.plan import prompt_work, scoring_work
-from benchmarks.evaluation.run import differences
 from benchmarks.model_flops import logit_flops, reading_flops
 from griffin_eval.checkpoints import folder
 from griffin_eval.engine.tree import MOST_REPEATED, REPEATED, Scorable
@@ -27,7 +26,6 @@ from griffin_eval.model_torch.griffin import initialize
 CONFIGS = {
     "griffin": BASE,
     "lru of another width": PAPER,
-    "gates of many blocks": replace(PAPER, gate_blocks=12),
     "global attention": replace(BASE, block_pattern=("recurrent", "global_attention")),
 }
 
@@ -52,13 +50,6 @@ def test_flops_of_a_token_are_those_torch_counts(name, monkeypatch):
     assert logit_flops(config) == counter.get_total_flops()
 
 
-def test_a_token_sees_what_is_before_it_within_the_window():
-    for position in range(2 * BASE.visible_keys):
-        seen = replace(BASE, visible_keys=min(position + 1, BASE.visible_keys))
-        expected = reading_flops(seen, np.array([10**6]))
-        assert reading_flops(BASE, np.array([position])) == expected
-
-
 TEXTS = st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=7), max_size=8)
 
 
@@ -78,29 +69,6 @@ def test_work_is_that_of_distinct_prefixes(texts, start):
 def run(likelihoods=(-1.0, -20.0), texts=("yes", "no"), acc=0.5):
     answers = {"loglikelihood": list(likelihoods), "generate_until": list(texts)}
     return Run(1.0, 0.5, answers, {"acc": acc}, {})
-
-
-@pytest.mark.parametrize(
-    ("ours", "problem"),
-    [
-        (run((-1.00005, -20.001), acc=0.5000001), None),
-        (run((-1.0002, -20.0)), "1 of 2 log-likelihoods, such as -1.0002, not -1.0"),
-        (run((float("nan"), -20.0)), "1 of 2 log-likelihoods"),
-        (run(texts=("yes", "maybe")), "1 of 2 texts, such as 'maybe', not 'no'"),
-        (run(acc=0.501), "acc 0.501, not 0.5"),
-        (run()._replace(metrics={}), "acc nan, not 0.5"),
-    ],
-)
-def test_differences_are_named(ours, problem):
-    problems = differences(ours, run(), "float32")
-    assert len(problems) == (problem is not None)
-    assert problem is None or problems[0].startswith(problem)
-
-
-def test_in_sixteen_bits_log_likelihoods_alone_are_compared():
-    ours = run((-1.04, -20.5), ("no", "no"), 0.25)
-    assert differences(ours, run(), "bfloat16") == []
-    assert len(differences(ours, run(), "float16")) == 1
 
 
 @pytest.mark.slow
@@ -145,18 +113,6 @@ def test_an_evaluation_is_timed_beside_hf_and_the_roofline(checkpoint):
 
 
 @pytest.mark.slow
-def test_hf_is_left_out_where_it_cannot_run(tmp_path):
-    (tmp_path / "accelerate").mkdir()
-    (tmp_path / "accelerate" / "__init__.py").write_text("raise AttributeError('it is broken')\n")
-    arguments = ["--rounds", 1, "--lengths", 0, "--frameworks", "torch", "--limit", 2]
-    arguments += ["--tasks", "griffin_pydoc_choice"]
-    done = benchmark("evaluation", *arguments, PYTHONPATH=str(tmp_path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "hf is left out: accelerate cannot be imported: AttributeError" in done.stdout
-    assert "griffin torch" in done.stdout
-
-
-@pytest.mark.slow
 def test_a_sweep_is_timed_beside_a_command(tmp_path):
     sizes = ("--tasks", "griffin_induction_heads", "--limit", 2, "--checkpoints", 2, "--rounds", 1)
     model = folder("induction_heads_griffin")
@@ -172,11 +128,3 @@ def test_a_sweep_is_timed_beside_a_command(tmp_path):
     assert 0 < model < command < 2 * sweep
     assert row["limit"][0] == pytest.approx(command + 1.1 * model)
     assert row["sweep / limit"][0] == pytest.approx(sweep / row["limit"][0])
-
-
-@pytest.mark.slow
-def test_a_sweep_that_cannot_be_measured_ends_with_one_line(tmp_path):
-    done = benchmark("evaluation.sweep", tmp_path / "none")
-    assert done.returncode == 2 and "is no folder" in done.stderr
-    done = benchmark("evaluation.sweep", tmp_path, "--checkpoints", 2)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1

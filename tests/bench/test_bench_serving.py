@@ -38,15 +38,6 @@ def test_a_server_is_timed_beside_the_engine_and_other_servers():
 
 
 @pytest.mark.slow
-def test_a_task_of_lm_eval_gets_the_same_metrics_both_ways():
-    ((engine, server),), notes = measure("serving", *SIZES, "--task", "griffin_pydoc_choice")
-    assert engine["griffin_pydoc_choice acc"] == server["griffin_pydoc_choice acc"]
-    ratio = engine["seconds"][0] / server["seconds"][0]
-    assert server["engine / server"] == [pytest.approx(ratio)]
-    assert notes[0].endswith("reached" if ratio >= 0.8 else "missed")
-
-
-@pytest.mark.slow
 def test_pauses_stand_beside_their_limit():
     arguments = ("--tokens", 3000, "--seconds", 1, "--rounds", 1, "--json")
     ((row,),), _ = measure("serving.pauses", *arguments)

@@ -38,13 +38,6 @@ def test_the_model_is_measured(tmp_path):
     assert found["GPU tests"]["exit_code"] == 0
 
 
-@pytest.mark.slow
-def test_whole_commands_are_measured(tmp_path):
-    found = rehearse("b", tmp_path / "b.json", 3000)["lm_eval"]
-    assert len(found) == 6
-    assert {name: each["exit_code"] for name, each in found.items()} == dict.fromkeys(found, 0)
-
-
 def test_a_measurement_that_fails_or_hangs_does_not_end_the_run(tmp_path, monkeypatch):
     def fails(settings, report):
         report("before", 1)

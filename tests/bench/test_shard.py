@@ -72,7 +72,7 @@ SMALL = ["--tokens", 32, "--documents", 4, "--pool", 4, "--rows", 4]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "layers", "whole"),
-    [("griffin-100m", 3, []), ("hawk-100m", 2, []), ("recurrentgemma-2b", 3, ["10 heads"])],
+    [("griffin-100m", 3, []), ("recurrentgemma-2b", 3, ["10 heads"])],
 )
 def test_a_processor_is_divided(preset, layers, whole):
     done = benchmark(
@@ -123,29 +123,6 @@ def test_a_training_step_is_divided():
     gathers = [need["count"] for need in needs.values() if need["operation"] == "all-gather"]
     assert step["collectives"]["all-gather"]["count"] == sum(gathers) > 0
     assert needs["vectors"]["count"] == 2 * 3 + 1
-
-
-@pytest.mark.slow
-def test_replicas_are_compiled_on_a_slice_of_their_own():
-    """They say nothing to each other: of two on two devices each, one is as it is alone."""
-    options = "--preset", "hawk-100m", "--layers", 1, "--json", *SMALL
-    alone, both = (
-        json.loads(benchmark("shard", *options, *mesh).stdout)
-        for mesh in (("--target", "cpu-2"), ("--target", "cpu-4", "--replicas", 2))
-    )
-    assert both["steps"] == alone["steps"] and both["replicas"] == 2
-
-
-@pytest.mark.slow
-def test_a_document_is_divided():
-    options = "--preset", "griffin-100m", "--layers", 3, "--tokens", 2048, "--json"
-    done = benchmark("shard", "--split", "time", "--target", "cpu-2", *options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    two, one = json.loads(done.stdout)["steps"]
-    kinds = {kind: found["count"] for kind, found in two["collectives"].items()}
-    assert kinds == {"all-gather": 2, "collective-permute": 4, "all-reduce": 1}
-    assert (one["collectives"], one["unexpected"], two["unexpected"]) == ({}, [], [])
-    assert 0.5 < two["flops"] / one["flops"] < 0.55
 
 
 @pytest.mark.slow

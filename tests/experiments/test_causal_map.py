@@ -10,7 +10,6 @@ from fixtures_engine import reference_scores, small_runner
 from hypothesis import given
 from hypothesis import strategies as st
 from parity import BASE, MODELS
-from slow import slow
 from typer.testing import CliRunner
 
 from experiments.causal_map.__main__ import causal_map
@@ -19,20 +18,16 @@ from experiments.causal_map.pairs import (
     Pair,
     induction_heads,
     own_pair,
-    passkeys,
     selective_copying,
 )
 from experiments.causal_map.patching import (
     Component,
     components,
-    distances_of,
     measure,
-    permuted,
 )
 from experiments.causal_map.withheld import bins, lost_keys, lost_writes
 from griffin_eval.checkpoints import folder
 from griffin_eval.errors import ArgumentError, BadInput
-from griffin_eval.runners.load import load_runner
 from griffin_eval.text.load import load_tokenizer
 
 LAYERS, KINDS = tuple(range(BASE.num_layers)), ("RG-LRU", "conv", "attention")
@@ -94,17 +89,6 @@ def test_documents_that_agree_have_a_map_of_zeros():
     assert np.abs(effects.sufficient).max() < 1e-6 and np.abs(effects.necessary).max() < 1e-6
 
 
-@pytest.mark.slow
-def test_few_rows_at_a_time_give_the_same(monkeypatch):
-    runner = small_runner("torch")
-    whole = measure(runner, PAIRS, components(BASE), DISTANCES)
-    monkeypatch.setattr(runner, "free_memory", lambda: 0)
-    monkeypatch.setattr(runner, "step_tokens", 3)
-    parts = measure(runner, PAIRS, components(BASE), DISTANCES)
-    for mine, theirs in zip(whole, parts, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-4)
-
-
 def test_results_that_are_not_finite_are_named(monkeypatch):
     runner = small_runner("torch")
     monkeypatch.setattr(runner, "score", lambda *a: (np.full(len(a[2]), np.nan), None))
@@ -131,31 +115,11 @@ def test_components_share_no_tensor_and_hold_all(name):
             assert sorted(moved) == sorted(names)
 
 
-def test_distances_end_where_the_longest_pair_does():
-    assert distances_of(PAIRS[:1]) == [0, 1, 4, 16, None]
-    assert [PAIRS[0].cut(distance) for distance in (0, 16, 64, None)] == [6, 22, None, 29]
-
-
-@pytest.mark.slow
-def test_answers_of_other_pairs_are_not_moved():
-    """A model that answers right knows nothing of the fact from the answers of other pairs."""
-    runner = load_runner(folder("induction_heads_hawk"), framework="torch")
-    pairs, part = induction_heads(8, 24).pairs, [components(runner.config)[-1]]
-    effects = measure(runner, pairs, part, [1])
-    assert effects.answered.sum() >= 6
-    share = effects.share(effects.sufficient[:, 0, 0])
-    assert share.value == pytest.approx(1, abs=0.1) and share.low > 0
-    other = measure(runner, permuted(pairs), part, [1])
-    control = effects.share(other.sufficient[:, 0, 0])
-    assert control.low < 0 < control.high and abs(control.value) < 0.3
-
-
 # Facts that are not written, and keys that are not seen
 
 
-@pytest.mark.parametrize("config", [BASE, slow(replace(BASE, num_kv_heads=2))])
-def test_everything_withheld_is_everything_lost_and_nothing_is_nothing(config):
-    runner = small_runner("torch", config)
+def test_everything_withheld_is_everything_lost_and_nothing_is_nothing():
+    runner = small_runner("torch")
     between = measure(runner, EDGES, [], [None]).between
     lost = lost_writes(runner, EDGES, [EVERYTHING, NOTHING, *components(BASE)], between)
     np.testing.assert_allclose(lost[:, 0], between, rtol=0, atol=5e-5)
@@ -163,38 +127,6 @@ def test_everything_withheld_is_everything_lost_and_nothing_is_nothing(config):
     # Every layer matters to some pair, and none is all of it.
     for part in lost[:, 2:].T:
         assert np.abs(part).max() > 1e-4 and np.abs(part - between).max() > 1e-4
-
-
-def test_the_last_layers_write_is_what_its_state_keeps():
-    """Later tokens read the state of the last layer only, so that patching it does the same."""
-    runner, pairs = small_runner("torch", MODELS["attention first"]), [pair_of(1), pair_of(2)]
-    last = Component("1 RG-LRU", (1,), ("RG-LRU",))
-    lost = lost_writes(runner, pairs, [last], np.zeros(len(pairs)))[:, 0]
-    for pair, mine in zip(pairs, lost, strict=True):
-        left = [state_kept(runner, pair, document) for document in pair[:2]]
-        assert mine == pytest.approx(left[0] - left[1], abs=5e-5)
-
-
-def state_kept(runner, pair: Pair, document: np.ndarray) -> float:
-    """Return L of a document after whose fact the last layer's h is put back."""
-    (first,) = np.flatnonzero(pair.original != pair.changed)
-    capacity, logprobs = runner.padded_tokens(len(document) + 2), []
-    for answer in (pair.original_answer, pair.changed_answer):
-        pool, states = runner.open_pool(1, capacity), []
-        row, begin = np.zeros(1, int), 0
-        for end in (int(first), pair.fact_end):
-            source = row if begin else np.array([-1])
-            _, pool = runner.read(pool, document[begin:end], np.array([end - begin]), source, row)
-            states.append(runner.state_tensors(pool, 0, end))
-            begin = end
-        kept = states[1] | {"layers.1.h": states[0]["layers.1.h"]}
-        pool = runner.write_state(pool, 0, kept, begin, capacity)
-        rest = np.concatenate([document[begin:], answer[:-1]])
-        hidden, _ = runner.read(pool, rest, np.array([len(rest)]), row, row)
-        places = np.arange(len(rest) - len(answer), len(rest))
-        scored, _ = runner.score(hidden, places, answer, np.arange(len(answer)), "float32")
-        logprobs.append(scored.sum())
-    return logprobs[1] - logprobs[0]
 
 
 def test_keys_beyond_an_age_are_a_smaller_window():
@@ -239,15 +171,6 @@ def test_sequences_differ_in_the_symbol_that_is_asked_for(seed, length):
         assert data[symbol] == pair.fact_end - 1 and len(data) == SYMBOLS
         assert (pair.original[length:] == 15).all() and len(pair.original) == length + symbol + 1
         assert pair.cut(None) == length and pair.changed_answer[0] > 0
-
-
-@pytest.mark.slow
-def test_a_passkey_stands_near_the_beginning():
-    model = folder("bytes_griffin")
-    for pair in passkeys(load_tokenizer(model), False, 2, 600, model).pairs:
-        assert len(pair.original) == len(pair.changed) > 550
-        assert pair.fact_end < len(pair.original) / 2
-        assert len(pair.original_answer) == len(pair.changed_answer)
 
 
 def test_facts_that_cannot_be_compared_are_refused():
@@ -295,23 +218,7 @@ def test_own_text_and_figure(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_map_of_copying_has_a_column_for_each_symbol(tmp_path):
-    options = ["--task", "selective_copying", "--length", 256, "--pairs", 17, "--groups"]
-    printed = run("selective_copy_hawk", *options, "--control", "--json", "-o", tmp_path)
-    (facts,) = json.loads(printed)
-    assert facts["symbols"] == [*range(1, SYMBOLS + 1)] and facts["distances"] is None
-    for row in facts["components"]:
-        assert len(row["sufficient"]) == len(row["necessary"]) == SYMBOLS
-    # Only the pairs that ask for a symbol are in its column: the first has two of the 17.
-    counts = [cell and cell["pairs"] for cell in facts["components"][-1]["sufficient"]]
-    assert counts[0] in (1, 2, None) and set(counts[1:]) <= {1, None}
-    assert {"cells", "without_0", "largest"} == set(facts["control"])
-
-
-@pytest.mark.parametrize(
-    ("model", "kind"),
-    [slow("griffin", "recurrent"), slow("hawk", "recurrent"), slow("mqa", "attention")],
-)
+@pytest.mark.parametrize(("model", "kind"), [("griffin", "recurrent"), ("mqa", "attention")])
 def test_who_carries_the_fact_in_the_shipped_models(model, kind):
     options = ["--task", "induction_heads", "--length", 64, "--pairs", 4, "--groups", "--json"]
     (facts,) = json.loads(run(f"induction_heads_{model}", *options))

@@ -8,11 +8,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from benchmarks.model_flops import logit_flops, reading_flops
-from benchmarks.timing import Failed
 from experiments.paper_speed import (
     byte_model,
     claims,
-    decoding,
     figures,
     latency,
     predictions,
@@ -54,26 +52,6 @@ def test_predictions_for_the_paper_sizes():
     rows = predictions.throughputs()
     assert [round(row["griffin_by_bytes"], 1) for row in rows] == [2.2, 2.5, 3.8, 6.9]
     assert [row["mqa_batch"] for row in rows] == [1911, 955, 477, 238]
-
-
-def test_bounds_of_batches_and_contexts():
-    memory = 10**9
-    for name, batch in byte_model.largest_batches(MODELS, 4096, memory).items():
-        row = cache_sizes(MODELS[name], 4096, 4).total + 4 * SMALL.vocab_size
-        left = memory - parameter_bytes(MODELS[name], 4)
-        assert batch * row <= left < (batch + 1) * row
-    mqa = MODELS["mqa"]
-    tokens = byte_model.cache_bound_from(mqa, 8)
-    sizes = [8 * cache_sizes(mqa, n, 4).total for n in (tokens - 1, tokens)]
-    assert sizes[0] < parameter_bytes(mqa, 4) <= sizes[1]
-    assert byte_model.cache_bound_from(MODELS["hawk"], 8) is None
-    rows = byte_model.compute_bound_from(mqa, RATES)
-    for batch, bound in ((rows - 1, False), (rows, True)):
-        costs = byte_model.step_costs(mqa, batch, np.array([0]))
-        assert (costs.flops / RATES.flops >= costs.nbytes / RATES.bandwidth) == bound
-    # Steps with equally full caches are measured once.
-    filled = [byte_model.filled(MODELS[name], 5000) for name in ("griffin", "hawk", "mqa")]
-    assert filled == [1023, 0, 5000]
 
 
 def made_up(points, over=1.1):
@@ -183,14 +161,6 @@ def test_claims_hold_or_not(latencies, throughputs):
     assert verdicts("training", trained(the_other_way)) == all_hold | others
 
 
-def test_training_is_compared_with_products_and_mqa():
-    row = trained(as_in_the_paper)["steps"][0]
-    assert (row["width"], row["length"], row["model"]) == (128, 256, "griffin")
-    assert row["over_mqa"] == pytest.approx(1.05)
-    assert row["of_products"] == pytest.approx(row["flops"] / 1.05 / 2e9)
-    assert [size["flops_over_mqa_at_2048"] > 1 for size in training.presets()][-1]
-
-
 def test_tables_and_figures(latencies, throughputs, tmp_path, capsys):
     results = {"latency": latencies, "throughput": throughputs}
     for kind, findings in (results | {"training": trained(as_in_the_paper)}).items():
@@ -215,15 +185,6 @@ def test_bad_arguments_are_named_before_anything_is_measured(tmp_path):
     ):
         done = CliRunner().invoke(app, arguments)
         assert isinstance(done.exception, ArgumentError) and message in str(done.exception)
-
-
-def test_a_measurement_that_fails_is_one_line(monkeypatch):
-    def measure(*arguments):
-        raise Failed("no memory is left")
-
-    monkeypatch.setattr(decoding, "measure", measure)
-    done = CliRunner().invoke(app, ["throughput"])
-    assert done.exit_code == 1 and done.stderr == "a measurement failed: no memory is left\n"
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from programs import griffin_eval
 
 from experiments.training_records.__main__ import training_records
 from experiments.training_records.card import write_card
-from experiments.training_records.figures import draw_all
 from experiments.training_records.records import read_records
 from experiments.training_records.text_runs import (
     best_of_each_size,
@@ -61,33 +60,6 @@ def text(name: str, model: str, losses, **sizes) -> dict:
     recipe = {"name": "text", "width": 32, "window": 256, "length": 512} | sizes
     last = {"test_loss": float(np.mean(losses)), "by_row": list(losses), "tokens": 2000 * 512}
     return {"name": name, "settings": {"model": model, "recipe": recipe}, "last": last}
-
-
-@pytest.mark.slow
-def test_each_figure_is_drawn_from_its_runs(tmp_path):
-    def names(records):
-        return [path.name for path in draw_all(records, tmp_path)]
-
-    seeds = [copying(f"copy/griffin-{seed}", "griffin", 300 + 100 * seed) for seed in range(3)]
-    change = copying("copy/griffin-0-rate", "griffin", 300)
-    windows = [
-        text(f"window/{model}-{window}", model, [1.5, 1.6], window=window)
-        for model, window in (("griffin", 32), ("griffin", 128), ("local_mqa", 32), ("mqa", 2048))
-    ]
-    sizes = [
-        text(f"scale/hawk-{width}-003", "hawk", [100 / width], width=width) for width in (32, 64)
-    ]
-    assert names([]) == names([change]) == names(windows[:-1]) == []  # no run to compare with
-    assert names(seeds) == ["selective_copying_training.png"]
-    picture = (tmp_path / "selective_copying_training.png").read_bytes()
-    assert names([*seeds, change, *windows, *sizes]) == [
-        "selective_copying_training.png",
-        "selective_copying_changes.png",
-        "windows.png",
-        "sizes.png",
-    ]
-    # A run with a change is not one of the seeds, and equal runs give equal bytes.
-    assert (tmp_path / "selective_copying_training.png").read_bytes() == picture
 
 
 def test_texts_are_compared_part_by_part():
