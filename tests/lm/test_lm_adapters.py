@@ -1,12 +1,8 @@
 """``peft=`` of ``--model_args``, against lm-eval's own hf model with the unmerged adapter."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import pytest
 from adapters import write_adapter
@@ -17,7 +13,6 @@ from slow import slow
 from griffin_eval.lm.model import GriffinLM
 from griffin_eval.lm.results import fingerprint
 
-HERE = Path(__file__).parent
 PAIRS = [("The unary minus", " operator"), ("x", " yields the negation of its argument.")]
 
 
@@ -45,28 +40,6 @@ def test_answers_are_those_of_hf(checkpoint, adapter, framework):
     assert answers(lm) == pytest.approx(expected, rel=1e-5)
     plain = answers(GriffinLM(pretrained=str(checkpoint), framework="torch"))
     assert plain != pytest.approx(expected, rel=1e-2)
-
-
-SPLIT = """
-import json, sys
-from griffin_eval.lm.model import GriffinLM
-from test_lm_adapters import answers
-lm = GriffinLM(pretrained=sys.argv[1], peft=sys.argv[2], framework="torch", tensor_parallel_size=2)
-print(json.dumps(answers(lm)))
-"""
-
-
-@pytest.mark.slow
-def test_every_part_of_a_split_model_merges(checkpoint, adapter):
-    done = subprocess.run(
-        [sys.executable, "-c", SPLIT, str(checkpoint), str(adapter)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": f"{HERE}:{HERE.parent / 'support'}"},
-    )
-    assert done.returncode == 0, done.stderr
-    lm = GriffinLM(pretrained=str(checkpoint), peft=str(adapter), framework="torch")
-    assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx(answers(lm), rel=1e-5)
 
 
 def test_the_adapter_is_recorded_and_part_of_every_key(checkpoint, adapter, tmp_path):
