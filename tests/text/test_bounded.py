@@ -103,12 +103,6 @@ def test_lm_eval_refuses_requests_that_use_it(lm, kind):
         lm.tok_encode("a [PAD]")
 
 
-def test_lm_eval_answers_others(lm, checkpoint):
-    plain = GriffinLM(str(checkpoint), framework="torch", device="cpu")
-    request = [Instance("loglikelihood", {}, ("The cat", " sat"), 0)]
-    assert lm.loglikelihood(request) == plain.loglikelihood(request)
-
-
 def test_the_server_refuses_bodies_that_use_it(padded):
     arguments = {"pretrained": str(padded), "framework": "torch", "device": "cpu"}
     model = ServedModel(open_model(parse_arguments(arguments)), ServerOptions(name="model"))
