@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from slow import examples, fast, slow
+from slow import examples, fast
 from xla_options import QUICK_COMPILE
 
 from griffin_eval.errors import ArgumentError
-from griffin_eval.kernels.attention import api, cpu_jax, cpu_torch, reference
+from griffin_eval.kernels.attention import api, cpu_torch, reference
 from griffin_eval.kernels.cpu import compiled
 from griffin_eval.model_jax import layouts as jax_layouts
 from griffin_eval.model_torch import layouts as torch_layouts
@@ -233,21 +233,12 @@ def test_bits_do_not_depend_on_where_a_ring_is_turned(dtype):
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)
-@pytest.mark.parametrize(
-    ("framework", "dtype", "key_heads"),
-    [
-        ("torch", "bfloat16", 1),
-        ("torch", "float16", 1),
-        ("torch", "bfloat16", 5),
-        slow("jax", "bfloat16", 1),
-        slow("jax", "float16", 1),
-        ("jax", "bfloat16", 5),
-    ],
-)
-def test_sixteen_bits_are_rounded_once(framework, kind, dtype, key_heads):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@each_with_jax_slow
+def test_sixteen_bits_are_rounded_once(framework, dtype, kind):
     """The result is that of the same numbers in float64, rounded to the nearest of 16 bits."""
     lengths = [1, 0, 1] if kind == "ring" else [90, 0, 3]
-    problem = Problem(lengths, past=70, heads=10, size=24, key_heads=key_heads)
+    problem = Problem(lengths, past=70, heads=10, size=24, key_heads=5)
     arrays, layout, where = getattr(problem, kind)()
     array = FRAMEWORKS[framework][1]
 
@@ -315,29 +306,6 @@ def test_the_reference_is_attention_written_out():
         ),
     )
     np.testing.assert_allclose(packed[0, :, 0], [1.0, 0.0, 3.0])
-
-
-@pytest.mark.parametrize("kind", LAYOUTS)
-def test_several_heads_of_keys_are_as_many_attentions(kind):
-    lengths = [1, 0, 1] if kind == "ring" else [9, 0, 3]
-    problem = Problem(lengths, past=7, heads=6, key_heads=3)
-    (q, keys, values, max_age), layout, _ = getattr(problem, kind)()
-    found = reference.local_attention(q, keys, values, max_age, **layout)
-    size, parts = problem.size, []
-    for head in range(3):  # of keys, which serves two of queries
-        mine = slice(head * size, (head + 1) * size)
-        layout_of_head = dict(layout)
-        if pools := layout.get("remembered"):
-            layout_of_head["remembered"] = reference.Remembered(
-                pools.keys[..., mine], pools.values[..., mine], pools.rows
-            )
-        queries = q[:, :, 2 * head : 2 * head + 2]
-        parts.append(
-            reference.local_attention(
-                queries, keys[..., mine], values[..., mine], max_age, **layout_of_head
-            )
-        )
-    np.testing.assert_allclose(found, np.concatenate(parts, 2), rtol=0, atol=1e-15)
 
 
 @each_framework
@@ -442,42 +410,13 @@ def test_what_does_not_belong_together_is_refused(framework):
             api.local_attention(*arrays, **layout, remembered=remembered._replace(**wrong))
 
 
-@pytest.mark.parametrize("impl", ["auto", "cpu", "plain"])
-@pytest.mark.parametrize("kind", ["padded", "packed"])
-def test_what_is_on_another_device_is_named(kind, impl):
-    arrays, layout, _ = getattr(Problem([3, 2], past=4), kind)()
-    arrays = [torch.from_numpy(np.nan_to_num(x).astype(x.dtype)) for x in arrays]
-    sizes, layout = split_layout(layout, torch.from_numpy)
-    for i, name in enumerate(["q", "keys", "values", "max_age"]):
-        moved = [x.to("meta") if i == at else x for at, x in enumerate(arrays)]
-        said = f"^{name} must be on cpu like q, found meta$" if i else "must be on meta like q"
-        with pytest.raises(ArgumentError, match=said):
-            api.local_attention(*moved, **layout, **sizes, impl=impl)
-    each = {name: x for name, x in layout.items() if name != "remembered"}
-    moved = [(name, layout | {name: x.to("meta")}) for name, x in each.items()]
-    for name, x in layout["remembered"]._asdict().items() if kind == "packed" else ():
-        other = layout["remembered"]._replace(**{name: x.to("meta")})
-        moved.append((f"remembered.{name}", layout | {"remembered": other}))
-    assert len(moved) == {"padded": 1, "packed": 5}[kind]
-    for name, changed in moved:
-        with pytest.raises(ArgumentError, match=f"^{name} must be on cpu like q, found meta$"):
-            api.local_attention(*arrays, **changed, **sizes, impl=impl)
-
-
 def test_reasons():
     q = torch.zeros(1, 1, 1, 8)
     reason = cpu_torch.unsupported
     assert reason(q, q, q) is None
     assert "not torch.float64 beside torch.float32" in reason(q, q, q.double())
-    assert "not torch.float32 beside torch.bfloat16" in reason(q.bfloat16(), q, q)
     assert "not on meta" in reason(q.to("meta"), q, q)
-    assert "256 dimensions, not 300" in reason(torch.zeros(1, 1, 1, 300), q, q)
     assert "no derivative" in reason(q, q, q.clone().requires_grad_())
-    with torch.no_grad():
-        assert reason(q, q, q.clone().requires_grad_()) is None
-    wide = jax.ShapeDtypeStruct((1, 1, 1, 8), np.float64)
-    assert "not float64" in cpu_jax.unsupported(wide)
-    assert "256 dimensions" in cpu_jax.unsupported(jnp.zeros((1, 1, 1, 300)))
 
 
 def test_keys_that_lie_elsewhere_than_values():
@@ -491,34 +430,3 @@ def test_keys_that_lie_elsewhere_than_values():
     for other in ((turned, values), (keys, wide), (turned, wide)):
         found = api.local_attention(q, *other, max_age, **layout, impl="cpu")
         assert torch.equal(found.nan_to_num(), right.nan_to_num())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", LAYOUTS)
-def test_gradients_in_jax_are_those_of_the_plain_implementation(kind):
-    lengths = [1, 1, 1] if kind == "ring" else [5, 1, 9]
-    (*floats, max_age), layout, where = getattr(Problem(lengths, past=6, seed=1), kind)()
-
-    def placed(x):
-        return jnp.asarray(np.nan_to_num(x), jnp.float32 if x.dtype.kind == "f" else jnp.int32)
-
-    floats = [*map(placed, floats)]
-    sizes, arrays = split_layout(layout, placed)
-    layout = sizes | arrays
-    if kind == "packed":
-        layout["blocks"] = query_blocks(jax_layouts, layout["lengths"], max_age.shape[1])
-    weights = np.zeros((*floats[0].shape[:2], 16), np.float32)
-    for row, at in where:
-        weights[row, at] = np.random.default_rng(2).standard_normal((len(at), 16))
-
-    def total(impl, *floats):
-        out = api.local_attention(*floats, jnp.asarray(max_age), **layout, impl=impl)
-        return (out * weights).sum()
-
-    found, right = (
-        jax.jit(jax.grad(lambda *x, impl=impl: total(impl, *x), argnums=(0, 1, 2)))(*floats)
-        for impl in ("cpu", "plain")
-    )
-    for mine, other in zip(found, right, strict=True):
-        np.testing.assert_allclose(mine, other, rtol=0, atol=2e-6)
-        assert np.abs(np.asarray(mine)).max() > 0.1

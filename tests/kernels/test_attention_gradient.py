@@ -100,26 +100,3 @@ def test_remembered_keys_that_no_row_sees_are_not_read(impl, small_blocks):
     for mine, other in zip(found, right, strict=True):
         np.testing.assert_array_equal(mine, other)
     assert not np.asarray(found[2])[:, :past].any()
-
-
-@pytest.mark.parametrize("past", [63, 64, 200, 511])
-def test_rows_that_start_a_document_read_about_the_causal_pairs(past, monkeypatch):
-    """With as many ranges of keys as there are blocks of queries: what is left is half a block at
-    either end of each query's window."""
-    length, pairs = 512, []
-
-    def attend(block):
-        pairs.append(block.visible.shape[1] * block.visible.shape[2])
-        return block.q
-
-    monkeypatch.setattr(plain_jax, "attend", attend)
-    monkeypatch.setattr(plain_jax, "QUERY_BLOCK", 64)
-    monkeypatch.setattr(jax, "checkpoint", lambda block, **_: block)  # which keeps what it traced
-    monkeypatch.setattr(jax.lax, "map", lambda f, x: jnp.stack([f(s) for s in list(x)]))
-    shapes = (1, length, 1, SIZE), *[(1, past + length, SIZE)] * 2
-    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    age = jax.ShapeDtypeStruct((1, length), jnp.int32)
-    # Tracing is enough: every block is traced once.
-    jax.eval_shape(functools.partial(plain_jax._attend_new, past=past), *arrays, age)
-    causal = np.minimum(np.arange(length) + 1, past + 1).sum()
-    assert causal <= sum(pairs) <= causal + 64 * length

@@ -23,7 +23,6 @@ from torch_gradients import pulled_back
 from triton_builds import compile_for, usage
 from triton_interpreter import KERNELS, interpreted_kernels
 
-from benchmarks.scan import gpu
 from griffin_eval.errors import ArgumentError, MissingExtraError
 from griffin_eval.kernels.rglru import reference, triton_torch
 from griffin_eval.kernels.rglru.reference import Gates
@@ -159,21 +158,15 @@ ARRANGEMENTS = [
     for op in ("linear_scan", "rglru")
     for layout, dtype, chunks in [
         ("plain", "float32", 1),
-        ("ragged", "float32", 1),
         ("ragged", "float32", 3),
         ("packed", "float32", 2),
         ("packed", "bfloat16", 1),
         ("ragged", "bfloat16", 2),
-        ("plain", "float32", 2),
-        ("plain", "bfloat16", 1),
-        ("packed", "float32", 1),
-        ("packed", "bfloat16", 2),
     ]
 ]
 CHOSEN = [
     ("linear_scan", "plain", "float32", 1),
     ("linear_scan", "packed", "bfloat16", 1),
-    ("rglru", "ragged", "float32", 3),
 ]
 
 
@@ -238,19 +231,6 @@ def test_slow_decays_are_exact_and_their_gradients_bounded(device):
         np.testing.assert_allclose(g.cpu(), w, rtol=1e-5, atol=1e-12)
 
 
-def test_time_is_cut_only_where_a_device_would_be_idle():
-    assert triton_torch.time_chunks(256, 8192, 2560, 132) == 1
-    assert triton_torch.time_chunks(8, 8192, 2560, 132) == 1
-    assert triton_torch.time_chunks(1, 1, 2560, 132) == 1
-    assert triton_torch.time_chunks(0, 0, 2560, 132) == 1
-    chunks = triton_torch.time_chunks(1, 8192, 2560, 132)
-    assert 8 * 132 <= 40 * chunks <= 9 * 132
-    for rows in (1, 8):  # as many programs whatever the rows
-        chunks = triton_torch.time_chunks(rows, 8192, 2560, 132, gates=True)
-        assert 19 * 132 <= 40 * rows * chunks <= 21 * 132
-    assert triton_torch.time_chunks(64, 2048, 2560, 132, gates=True) == 1
-
-
 def test_what_cannot_be_is_said(device):
     x = torch.zeros(2, 3, 4, device=device)
     h0, reset = torch.zeros(3, 4, device=device), torch.zeros(2, 3, dtype=torch.bool, device=device)
@@ -277,15 +257,6 @@ def test_no_device_and_no_triton_are_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(MissingExtraError, match="triton is not installed"):
         triton_torch.linear_scan(x, x)
-
-
-def test_benchmark_runs_what_it_times(device):
-    seconds = (lambda call: call() is None or 1.0) if device == "cpu" else gpu.bench_seconds
-    rows = gpu.measure([(1, 4, 6)], ["float32"], device, 1, seconds=seconds, peers=False)
-    operations = [row["operation"] for row in rows]
-    assert operations == ["scan", "scan, backward", "RG-LRU", "RG-LRU, backward"]
-    if device == "cpu":  # a second each: against a copy, a scan moves three arrays for two
-        assert [row["copy_fraction"] for row in rows] == [1.5, 2.5, 1.0, 2.0]
 
 
 class Launch(NamedTuple):
@@ -382,36 +353,6 @@ def test_kernels_build_without_a_device(op, capability, dtype, compiled, monkeyp
     found = launches(monkeypatch, op, dtype, 1)
     assert [launch.kernel for launch in found] == ["forward", "backward"]
     check_builds(found, capability, dtype, config, tmp_path)
-
-
-@pytest.mark.slow
-@OLDER_HOOK
-def test_phases_build_without_a_device(compiled, monkeypatch, tmp_path):
-    config = importlib.import_module(KERNELS).FEW_STEPS[0]
-    found = launches(monkeypatch, "linear_scan", torch.float32, 2)
-    phases = ["forward", "scan_chunks", "forward", "backward", "scan_chunks", "backward"]
-    assert [launch.kernel for launch in found] == phases
-    check_builds(found, 90, torch.float32, config, tmp_path)
-
-
-@OLDER_HOOK
-@pytest.mark.parametrize("op", ["linear_scan", "rglru"])
-def test_configs_are_tried_of_what_is_launched(op, monkeypatch):
-    """Up to where Triton would time each of them on a device."""
-    kernels, tried = importlib.import_module(KERNELS), []
-    forward, backward = launches(monkeypatch, op, torch.bfloat16, 1)
-    for launch, expected in [
-        (forward, kernels.forward_configs(forward.arguments["a"])),
-        (backward, kernels.FEW_STEPS),
-    ]:
-        tuner = getattr(kernels, launch.kernel)
-        monkeypatch.setattr(
-            tuner, "_bench", lambda *_, config, **__: tried.append(config) or [1.0] * 3
-        )
-        monkeypatch.setattr(tuner.fn, "run", lambda *_, **__: None)
-        tuner[1, 1, 1](**launch.arguments)
-        assert tried == expected
-        tried.clear()
 
 
 @pytest.mark.slow

@@ -101,13 +101,6 @@ def _check_linear(ours, record_property):
     assert peaks[-1] < LENGTHS[-1] ** 2, peaks  # less than one byte for each pair of tokens
 
 
-@pytest.mark.parametrize("ours", ["torch", slow("jax")])
-def test_scores_of_all_pairs_would_be_seen(ours, plainly, monkeypatch):
-    peak, plain = PEAKS[ours]
-    monkeypatch.setattr(plain, "QUERY_BLOCK", LENGTHS[-1])
-    assert peak(LENGTHS[-1]) > LENGTHS[-1] ** 2
-
-
 @pytest.mark.slow
 def test_a_gradient_keeps_no_scores():
     """What a training step needs more for a wider window is less than the scores of one step."""

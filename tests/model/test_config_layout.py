@@ -20,7 +20,7 @@ from slow import examples
 
 from griffin_eval.config import GRIFFIN, HAWK, LOCAL_MQA, MQA, PRESETS, GriffinConfig
 from griffin_eval.initializers import initial_value
-from griffin_eval.layout import ParamScope, param_specs, parameter_count
+from griffin_eval.layout import param_specs, parameter_count
 from griffin_eval.model_jax import griffin as jax_griffin
 from griffin_eval.model_torch import griffin as torch_griffin
 from griffin_eval.sharding.split import split_over
@@ -67,13 +67,6 @@ def test_presets_are_deepmind_s(preset, theirs, tensors):
     shapes = LAYOUTS["deepmind-jax"][preset]
     assert parameter_count(config) == sum(map(math.prod, shapes.values()))
     assert tensors in (None, len(shapes))
-
-
-@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "recurrentgemma-2b"])
-def test_presets_have_about_the_parameters_their_names_say(preset):
-    size = preset.split("-")[1]
-    nominal = float(size[:-1]) * {"m": 1e6, "b": 1e9}[size[-1]]
-    assert parameter_count(PRESETS[preset]) == pytest.approx(nominal, rel=0.2)
 
 
 def test_recurrentgemma_2b_has_the_published_parameters():
@@ -128,13 +121,12 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, v) for name, vs in BAD.items() for v in vs])
-def test_a_bad_field_is_named_with_its_value(name, value):
-    with pytest.raises(ValueError, match="invalid GriffinConfig") as error:
-        replace(BASE, **{name: value})
-    assert name in str(error.value)
-    found = value if isinstance(value, tuple) else str(value)
-    assert str(found) in str(error.value)
+def test_a_bad_field_is_named_with_its_value():
+    for name, values in BAD.items():
+        for value in values:
+            with pytest.raises(ValueError, match="invalid GriffinConfig") as error:
+                replace(BASE, **{name: value})
+            assert name in str(error.value) and str(value) in str(error.value), (name, value)
 
 
 def test_all_bad_fields_are_listed_together():
@@ -256,25 +248,3 @@ def test_any_valid_config_has_a_layout_and_builds_both_twins(config):
 
 def _parameter(spec):
     return torch.nn.Parameter(torch.zeros(spec.shape))
-
-
-def test_a_scope_hands_out_parameters_by_name():
-    scope = (
-        ParamScope(param_specs(BASE), lambda spec: spec.name)
-        / "model"
-        / "layers"
-        / 2
-        / "temporal_block"
-    )
-    assert "bias" in scope / "o_proj" and "bias" not in scope / "q_proj"
-    assert (scope / "o_proj")("bias") == "model.layers.2.temporal_block.o_proj.bias"
-    with pytest.raises(KeyError):
-        scope("linear_x")
-
-
-def test_every_parameter_is_drawn_from_its_own_stream():
-    specs = param_specs(BASE)
-    names = [f"model.layers.2.temporal_block.{i}_proj.weight" for i in ("k", "v")]
-    one, other = (initial_value(specs[name], 3) for name in names)
-    assert one.shape == other.shape and (one != other).all()
-    np.testing.assert_array_equal(one, initial_value(specs[names[0]], 3))

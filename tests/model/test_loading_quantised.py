@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from adapters import write_adapter, write_base
+from adapters import write_base
 from flax import nnx
 from gguf_files import candle, write_candle
 from parity import BASE, relative_error, tokens, weights
 from quantised import BITS, write_bitsandbytes, write_mlx
-from slow import fast
+from slow import slow
 
 from griffin_eval.arguments import FRAMEWORKS
 from griffin_eval.config import PRESETS
@@ -22,15 +22,14 @@ from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.codecs.decode import quantised
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.errors import ArgumentError
-from griffin_eval.kernels.linear import cpu_torch, quantised_jax, quantised_torch
+from griffin_eval.kernels.linear import quantised_jax, quantised_torch
 from griffin_eval.model_jax import loading as jax_loading
 from griffin_eval.model_torch import loading as torch_loading
 from griffin_eval.runners.load import load_runners
 from griffin_eval.sharding.mesh_jax import make_mesh
 
 WIDE = dataclasses.replace(BASE, width=128, lru_width=128, mlp_width=192)
-MLX = [(bits, group, "bfloat16") for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
-MLX += [(4, 64, "float32"), (8, 32, "float32"), (4, 64, "float16")]
+MLX = (4, 64, "bfloat16")  # bits, group, dtype
 LOADING = {"torch": torch_loading, "jax": jax_loading}
 
 
@@ -98,7 +97,7 @@ def logits(model, framework, ids):
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("kind", fast(["nf4, double", "int8", MLX[7]], [*BITS, *MLX]), ids=str)
+@pytest.mark.parametrize("kind", ["nf4, double", slow("int8"), slow("fp4"), MLX], ids=str)
 def test_numbers_are_those_of_the_dequantised_checkpoint(written, kind, framework):
     checkpoint = Checkpoint(written(kind))
     model = load(checkpoint, framework, "float32", quantised=True)
@@ -120,46 +119,6 @@ def test_numbers_are_those_of_the_dequantised_checkpoint(written, kind, framewor
     plain = load(checkpoint, framework, "float32", quantised=False)
     expected = logits(plain, framework, ids)
     assert relative_error(logits(model, framework, ids), expected) < 2e-6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("kind", [*BITS, (8, 64, "bfloat16")], ids=str)
-def test_logits_in_16_bits(written, kind, dtype, framework):
-    checkpoint, ids = Checkpoint(written(kind)), tokens(WIDE, 2, 20)
-    found, expected = (
-        logits(load(checkpoint, framework, dtype, quantised), framework, ids)
-        for quantised in (True, False)
-    )
-    assert relative_error(found, expected) < (2e-2 if dtype == "bfloat16" else 3e-3)
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_large_head_is_dequantised_in_parts(written, framework, monkeypatch):
-    module = cpu_torch if framework == "torch" else quantised_jax
-    monkeypatch.setattr(module, "ROWS", 32)
-    checkpoint, ids = Checkpoint(written(MLX[7])), tokens(WIDE, 2, 20)
-    found, expected = (
-        logits(load(checkpoint, framework, "float32", quantised), framework, ids)
-        for quantised in (True, False)
-    )
-    assert relative_error(found, expected) < 2e-6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_matrices_that_an_adapter_changes_are_dequantised(written, base, tmp_path, framework):
-    write_adapter(tmp_path / "adapter", base, target_modules=["linear_x", "down_proj"])
-    overrides = Overrides(adapters=((tmp_path / "adapter", 1.0),))
-    checkpoint, plain = Checkpoint(written("nf4"), overrides), Checkpoint(written("nf4"))
-    model, ids = load(checkpoint, framework, "float32", True), tokens(WIDE, 2, 20)
-    kept = matrices(load(plain, framework, "float32", True), framework)
-    changed = set(kept) - set(matrices(model, framework))
-    assert {name.split(".")[-2] for name in changed} == {"linear_x", "down_proj"}
-    merged = load(checkpoint, framework, "float32", False)
-    found, expected = logits(model, framework, ids), logits(merged, framework, ids)
-    assert relative_error(found, expected) < 2e-6
 
 
 @pytest.mark.slow
@@ -227,7 +186,7 @@ def test_refusals(written, base, tmp_path, monkeypatch):
     monkeypatch.setitem(PRESETS, "tiny", config)
     write_candle(tmp_path / "m.gguf", candle(weights(config), "Q4_0"))
     gguf = Checkpoint(tmp_path / "m.gguf", Overrides(preset="tiny"))
-    quantised, mlx = written(MLX[7]), Checkpoint(written(MLX[7]))
+    quantised, mlx = written(MLX), Checkpoint(written(MLX))
     for framework in FRAMEWORKS:
         for checkpoint, options, message in (
             (Checkpoint(base), {}, "is not quantised; leave the argument out"),

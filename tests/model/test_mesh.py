@@ -90,15 +90,14 @@ def test_between_training_steps_the_width_is_split_too():
         assert len(set(axes) - {None}) == len([axis for axis in axes if axis])  # no axis twice
 
 
-@pytest.mark.parametrize("text", ["model=2", "data=4,model=2", "data=1"])
-def test_meshes_are_read(text):
-    assert parse_mesh(text, "--mesh").keys() == {"data", "model"}
-
-
-@pytest.mark.parametrize("text", ["", "4", "rows=2", "data=0", "data=x", "data=2,,model=2"])
-def test_what_is_no_mesh_is_refused(text):
-    with pytest.raises(ArgumentError, match="--mesh .*expected sizes of the axes data and model"):
-        parse_mesh(text, "--mesh")
+def test_meshes_are_read_or_refused():
+    for text in ("model=2", "data=4,model=2", "data=1"):
+        assert parse_mesh(text, "--mesh").keys() == {"data", "model"}
+    for text in ("", "4", "rows=2", "data=0", "data=x", "data=2,,model=2"):
+        with pytest.raises(
+            ArgumentError, match="--mesh .*expected sizes of the axes data and model"
+        ):
+            parse_mesh(text, "--mesh")
 
 
 @pytest.mark.parametrize(
@@ -121,15 +120,7 @@ def test_answers_are_those_of_one_device(name, devices):
 
 
 @pytest.mark.slow
-def test_kept_programs_are_of_their_devices():
-    (found,) = worker([["kept", "griffin"]])
-    again, compiled, used = found["again"]
-    assert again == found["first"] and compiled == 0 and used > 4
-    assert found["loaded by others"] == [0, 0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*FAMILIES, *UNEVEN, UNTIED, GROUPED])
+@pytest.mark.parametrize("name", ["griffin", GROUPED])
 def test_devices_say_to_each_other_what_the_split_needs(name):
     for found in worker([["counted", name, devices] for devices in (2, 4)]):
         assert found["expected"] > 0
@@ -137,28 +128,6 @@ def test_devices_say_to_each_other_what_the_split_needs(name):
             assert step["unexpected"] == []
             assert set(step["kinds"]) == {"all-reduce"}
             assert found["expected"] <= len(step["kinds"]) <= found["expected"] + 4
-
-
-# One process for all of a list: most of the time of one is that of its start.
-@pytest.mark.parametrize(
-    "cases",
-    [
-        ci([("griffin", 2, 4)]),
-        slow(
-            [
-                *[("griffin", 4, 4), ("griffin", 1, 4), ("hawk", 2, 4), ("mqa", 2, 4)],
-                *[("two heads on four devices", 1, 4), (GROUPED, 2, 4), (GROUPED, 1, 4)],
-                *[(name, 2, 4) for name in ("odd vocabulary", "complex gates", UNTIED)],
-            ]
-        ),
-    ],
-    ids=len,
-)
-def test_a_training_step_says_what_the_plan_lists(cases):
-    results = worker([["counted_in_training", *case] for case in cases], flags=QUICK_FLAGS)
-    for case, found in zip(cases, results, strict=True):
-        assert found["differences"][0] == [] and len(found["differences"][1]) == 1, case
-        assert set(found["kinds"]) <= {"all-reduce", "all-gather"}, case
 
 
 @pytest.mark.parametrize(
@@ -194,21 +163,14 @@ def test_a_trainer_of_flax_models_drives_a_model_on_a_mesh(name, data):
 
 @pytest.mark.parametrize(
     ("name", "devices"),
-    [
-        ci("griffin", 4),
-        slow("griffin", 3),
-        slow("hawk", 4),
-        slow("local attention", 2),
-        slow(GROUPED, 2),
-    ],
+    [ci("griffin", 4), slow("local attention", 2), slow(GROUPED, 2)],
 )
 def test_devices_read_a_document_together(name, devices):
     """Ends of rows anywhere, also where a window of attention reaches over the end of a part."""
     (found,) = worker([["read_together", name, devices]])
     assert len(found["results"]) == 8
     assert [each for each in found["results"] if not each["off"] < 3e-5] == []
-    recurrent = {"griffin": 2, "hawk": 2, "local attention": 0, GROUPED: 2}[name]
-    attention = {"griffin": 1, "hawk": 0, "local attention": 2, GROUPED: 1}[name]
+    recurrent, attention = (0, 2) if name == "local attention" else (2, 1)
     # rows, remembered tokens, channels
     convolution, window = "f32[2,3,32]", "f32[2,7,24]" if name == GROUPED else "f32[2,7,8]"
     # The end of a part and what is left of an earlier state; the windows before a part; the state.
@@ -219,20 +181,14 @@ def test_devices_read_a_document_together(name, devices):
     assert found["said"] == sorted(expected) and not found["in_loop"]
 
 
-@pytest.mark.parametrize(
-    ("preset", "tokens", "devices", "sentence"),
-    [
+def test_documents_that_cannot_be_split_are_refused():
+    for preset, tokens, devices, sentence in (
         ("recurrentgemma-2b", 4096, 4, "parts of one length of at least 2048 tokens"),
         ("recurrentgemma-2b", 8193, 4, "a document of 8193 tokens cannot be split over 4 devices"),
         ("hawk-100m", 4, 2, "at least 3 tokens"),
         ("mqa-100m", 8192, 2, "global attention"),
-    ],
-)
-def test_documents_that_cannot_be_split_are_refused(preset, tokens, devices, sentence):
-    with pytest.raises(ArgumentError, match=sentence):
-        check_split(PRESETS[preset], tokens, devices)
-
-
-def test_parts_of_one_length_are_read():
+    ):
+        with pytest.raises(ArgumentError, match=sentence):
+            check_split(PRESETS[preset], tokens, devices)
     check_split(PRESETS["recurrentgemma-2b"], 2048 * 16, 16)
     check_split(PRESETS["hawk-100m"], 6, 2)

@@ -4,15 +4,12 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parity import BASE, MODELS, compare, tokens, weights
+from parity import MODELS, compare, tokens, weights
 from parity_reference import reference_logits
 from parity_twins import TWINS, leaves, twin
 from slow import examples, slow
-
-from griffin_eval.kernels.attention import plain_jax, plain_torch
 
 ROWS = 3
 CAPACITY = 40  # of every document, where there is global attention; also the longest row here
@@ -38,7 +35,6 @@ def twins_and_models(models, in_jax=("attention first",), in_torch=("recurrent l
 
 
 each_model = twins_and_models(SPLIT)
-few_models_in_torch = twins_and_models(["recurrent last", "mqa"], in_jax=[])
 few_models = twins_and_models(["recurrent last", "mqa", "attention first"])
 
 
@@ -187,39 +183,6 @@ def live(state):
     return out
 
 
-@few_models_in_torch
-def test_ragged_rows_equal_single_rows(ours, model, record_parity):
-    subject = twin(ours, SPLIT[model])
-    ids, lengths = tokens(subject.config, 4, 19), [1, 7, 8, 19]
-    hidden, state = subject.step(ids, lengths, subject.init_state(4, CAPACITY))
-    width = {"torch": lambda n: n, "jax": lambda n: 19}[ours]  # JAX compiles one program
-    singles = [
-        subject.step(ids[i : i + 1, : width(n)], [n], subject.init_state(1, CAPACITY))
-        for i, n in enumerate(lengths)
-    ]
-    pair = f"{ours} batch - single"
-    rows = [hidden[i, :n] for i, n in enumerate(lengths)]
-    expected = [y[0, :n] for (y, _), n in zip(singles, lengths, strict=True)]
-    compare(record_parity, pair, "hidden", rows, expected)
-    expected = zip(*(leaves(single) for _, single in singles), strict=True)
-    compare(record_parity, pair, "state", leaves(state), map(np.concatenate, expected))
-
-
-@few_models
-def test_what_stands_in_the_padding_does_not_matter(ours, model):
-    subject = twin(ours, SPLIT[model])
-    lengths = np.array([0, 5, 18, 19])
-    padding = np.arange(19) >= lengths[:, None]
-    ids = tokens(subject.config, 4, 19)
-    garbage = np.where(padding, tokens(subject.config, 4, 19, seed=9), ids)
-    # Not even for the capacity of global attention, which is 19.
-    first, second = (subject.step(i, lengths, subject.init_state(4, 19)) for i in (ids, garbage))
-    np.testing.assert_array_equal(first[0][~padding], second[0][~padding])
-    for one, other in zip(leaves(first[1]), leaves(second[1]), strict=True):
-        np.testing.assert_array_equal(one, other)
-        assert np.isfinite(one).all()
-
-
 # Windows of 8 keys are filled, exactly or not, and wrap; some rows begin, end or pause at any time.
 PAST, ENTERS, COUNT = np.array([0, 7, 17]), np.array([0, 3, 8]), np.array([23, 16, 23])
 
@@ -301,39 +264,6 @@ def test_a_decoded_row_that_outgrows_global_attention_is_nan(ours, model):
     assert finite == [True] * 4 + [not outgrown] * 2
 
 
-@few_models_in_torch
-def test_forks_continue_as_if_alone(ours, model, record_parity):
-    subject = twin(ours, SPLIT[model])
-    prefix, continuation = tokens(subject.config, 2, 12), tokens(subject.config, 5, 12, seed=1)
-    parents, lengths = [1, 0, 1, 1, 0], np.array([12, 0, 3, 12, 7])
-    _, read_once = subject.step(prefix, [12, 9], subject.init_state(2, CAPACITY))
-    forked = subject.gather(read_once, parents)
-    hidden, state = subject.step(continuation, lengths, forked)
-
-    prefixes = np.array([12, 9])[parents]
-    ids = np.zeros((5, 24), np.int32)
-    for row, (n, m) in enumerate(zip(prefixes, lengths, strict=True)):
-        ids[row, : n + m] = [*prefix[parents[row], :n], *continuation[row, :m]]
-    whole, expected = subject.step(ids, prefixes + lengths, subject.init_state(5, CAPACITY))
-    pair = f"{ours} forks - alone"
-    found = [hidden[row, :m] for row, m in enumerate(lengths)]
-    rows = [whole[row, n : n + m] for row, (n, m) in enumerate(zip(prefixes, lengths, strict=True))]
-    compare(record_parity, pair, "hidden", found, rows)
-    compare(record_parity, pair, "state", leaves(state), leaves(expected))
-
-
-@few_models_in_torch
-def test_queries_taken_in_blocks_give_the_same(ours, model, monkeypatch, record_parity):
-    config, values = SPLIT[model], weights(SPLIT[model])
-    monkeypatch.setattr(plain_jax, "QUERY_BLOCK", 4)
-    monkeypatch.setattr(plain_torch, "QUERY_BLOCK", 4)
-    subject = TWINS[ours](config, values)
-    ids = tokens(config, 2, 19)
-    expected = np.stack([reference_logits(config, values, row) for row in ids])
-    found = subject.logits(ids, capacity=19)
-    compare(record_parity, f"{ours} - equations", "logits", found, expected)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["recurrent last", "paper griffin"])
 @each_twin
@@ -398,13 +328,3 @@ def test_a_document_longer_than_the_capacity_is_nan_and_never_wrong(ours, chunk)
 def test_global_attention_asks_for_a_capacity(ours):
     with pytest.raises(ValueError, match="global attention.*capacity"):
         twin(ours, GLOBAL).init_state(1)
-
-
-def test_torch_takes_any_integers():
-    model = twin("torch", BASE).model
-    ids, lengths = torch.from_numpy(tokens(BASE, 2, 5)), torch.tensor([5, 3])
-    with torch.no_grad():
-        wide = model.step(ids.long(), lengths, model.init_state(2))
-        narrow = model.step(ids.int(), lengths.int(), model.init_state(2))
-    for one, other in zip(leaves(wide), leaves(narrow), strict=True):
-        np.testing.assert_array_equal(one, other)

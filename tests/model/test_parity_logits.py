@@ -1,7 +1,6 @@
 """Logits of full forward passes against the public implementations and the numpy reference."""
 
 import functools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -201,21 +200,3 @@ def test_the_weights_of_these_tests_hide_no_parameter(model):
     for name in values:
         without = values | {name: np.zeros_like(values[name])}
         assert relative_error(reference_logits(config, without, ids), expected) > 1e-2, name
-
-
-def test_one_visible_key_more_or_less_shows():
-    values, ids = weights(BASE), tokens(BASE, 1, LONG)[0]
-    expected = reference_logits(BASE, values, ids)
-    for visible in (BASE.visible_keys - 1, BASE.visible_keys + 1):
-        other = reference_logits(replace(BASE, visible_keys=visible), values, ids)
-        assert relative_error(other, expected) > 1e-2
-
-
-def test_no_array_hides_another_s_nan():
-    recorded = []
-    good, bad = np.ones(2), np.array([1.0, np.nan])
-    for found in ([good, bad], [bad, good]):
-        compare(
-            lambda *row: recorded.append(row[2]), "torch - equations", "logits", found, [good] * 2
-        )
-    assert np.isnan(recorded).all()

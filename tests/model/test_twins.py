@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
-from parity import BASE, MODELS, PAPER
-from parity_twins import leaves, to_numpy, twin
+from parity import BASE, MODELS
+from parity_twins import to_numpy, twin
 
 import griffin_eval
 from griffin_eval import model_jax, model_torch
@@ -87,18 +87,13 @@ def test_the_files_are_the_same():
     assert sorted(path.name for path in JAX.glob("*.py")) == FILES
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_public_names_and_signatures_are_the_same(file):
-    torch_has, jax_has = (
-        {name: what for name, what in outline(folder / file).items() if name not in ALONE}
-        for folder in (TORCH, JAX)
-    )
-    assert torch_has == jax_has
-
-
-def test_every_exception_is_one():
-    names = [{name for file in FILES for name in outline(folder / file)} for folder in (TORCH, JAX)]
-    assert set(ALONE) == (names[0] ^ names[1]) and len(ALONE) <= 8
+def test_public_names_and_signatures_are_the_same():
+    for file in FILES:
+        torch_has, jax_has = (
+            {name: what for name, what in outline(folder / file).items() if name not in ALONE}
+            for folder in (TORCH, JAX)
+        )
+        assert torch_has == jax_has, file
 
 
 def test_blocks_are_one_text_but_for_types():
@@ -136,29 +131,6 @@ def test_parameters_are_those_of_the_layout_and_drawn_alike(model):
         assert spec.init == "zeros" or np.unique(drawn["torch"][name]).size > 1
 
 
-def test_another_seed_draws_other_weights():
-    first, second = (parameters("torch", torch_griffin.initialize(BASE, seed)) for seed in (0, 1))
-    specs = param_specs(BASE)
-    assert all((first[n] != second[n]).any() for n in specs if specs[n].init != "zeros")
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("config", [BASE, PAPER], ids=["base", "paper"])
-def test_states_have_the_same_fields_shapes_and_dtypes(config, dtype):
-    states = [twin(name, config, dtype).init_state(2) for name in ("torch", "jax")]
-    described = [
-        [
-            (type(layer).__name__, layer._fields, [dtype_of(leaf) for leaf in layer])
-            for layer in s.layers
-        ]
-        for s in states
-    ]
-    assert described[0] == described[1]
-    assert states[0]._fields == states[1]._fields
-    shapes = [[leaf.shape for leaf in leaves(s)] for s in states]
-    assert shapes[0] == shapes[1]
-
-
 @pytest.mark.parametrize("record", ["record_blocks", "record_temporal"])
 def test_every_run_is_recorded_alike(record):
     """Also a second run of the same model, which begins with its own input."""
@@ -186,7 +158,3 @@ def test_ids_beyond_the_vocabulary_are_refused(name, ids):
     assert np.isfinite(model.step(np.array([[10, 0]]), np.array([2]), model.init_state(1))[0]).all()
     with pytest.raises(IndexError):
         model.model.model.embed_tokens(model._array(np.array(ids)))
-
-
-def dtype_of(leaf):
-    return str(leaf.dtype).removeprefix("torch.")
