@@ -20,9 +20,9 @@ from xla_options import QUICK_COMPILE
 
 from benchmarks.shard.collectives import collectives
 from benchmarks.shard.measured import Sizes
-from benchmarks.shard.plan import differences, expected_sums, training_needs
+from benchmarks.shard.plan import expected_sums
 from benchmarks.shard.run import unexpected
-from benchmarks.shard.steps import compile_steps, compile_training
+from benchmarks.shard.steps import compile_steps
 from griffin_eval.config import HAWK, MQA, GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.engine.generation import Prompt
@@ -58,10 +58,8 @@ CONFIGS = {
 SIZES = Sizes(tokens=24, documents=5, pool=3, rows=4, batch=4, length=8, capacity=32)
 
 
-def runner_on(
-    config: GriffinConfig, devices: int, first: int = 0, kept: Path | None = None
-) -> JaxRunner:
-    values, mesh = weights(config), make_mesh(jax.devices()[first : first + devices])
+def runner_on(config: GriffinConfig, devices: int) -> JaxRunner:
+    values, mesh = weights(config), make_mesh(jax.devices()[:devices])
     split = split_over(config, devices)
 
     def make(spec):
@@ -69,7 +67,7 @@ def runner_on(
         where = param_sharding(mesh, split, spec) if devices > 1 else jax.devices()[0]
         return nnx.Param(jax.device_put(value, where))
 
-    return JaxRunner(Griffin(config, make), QUICK_COMPILE, kept)
+    return JaxRunner(Griffin(config, make), QUICK_COMPILE)
 
 
 def answers(runner: JaxRunner) -> dict:
@@ -94,30 +92,6 @@ def evaluated(name: str, devices: int) -> dict:
     }
 
 
-def kept(name: str) -> dict:
-    """Answers on two devices, of a second model that finds the programs of the first, and how many
-    programs one device, and two others, then find."""
-    config, compiled = CONFIGS[name], [0]
-    compile = jax.stages.Lowered.compile
-
-    def counting(*arguments, **options):
-        compiled[0] += 1
-        return compile(*arguments, **options)
-
-    with tempfile.TemporaryDirectory() as folder:
-        first = answers(runner_on(config, 2, kept=Path(folder)))
-        jax.stages.Lowered.compile = counting
-        again = runner_on(config, 2, kept=Path(folder))
-        found = answers(again), compiled[0], again.compilations
-        loaded = []
-        for devices, where in ((1, 0), (2, 2)):
-            compiled[0] = 0
-            other = runner_on(config, devices, where, Path(folder))
-            answers(other)
-            loaded.append(other.compilations - compiled[0])
-    return {"first": first, "again": found, "loaded by others": loaded}
-
-
 def counted(name: str, devices: int) -> dict:
     config, split = CONFIGS[name], split_over(CONFIGS[name], devices)
     steps = compile_steps(config, make_mesh(jax.devices()[:devices]), "float32", SIZES)
@@ -130,23 +104,6 @@ def counted(name: str, devices: int) -> dict:
             }
             for step, vectors in zip(steps, (SIZES.tokens, SIZES.rows), strict=True)
         },
-    }
-
-
-def counted_in_training(name: str, data: int, devices: int) -> dict:
-    config, model = CONFIGS[name], devices // data
-    mesh, split = make_mesh(jax.devices()[:devices], data), split_over(config, model)
-    step = compile_training(config, mesh, "float32", SIZES)
-    rows = SIZES.batch // data
-    needs = training_needs(split, data, rows, SIZES.length)
-    fewer = needs[1:]  # of which the comparison must say that something is missing
-    return {
-        "kinds": sorted({each.kind for each in step.collectives}),
-        "whole": len(split.whole),
-        "differences": [
-            differences(step.collectives, each, model, rows * SIZES.length)
-            for each in (needs, fewer)
-        ],
     }
 
 
@@ -286,7 +243,7 @@ class _StopAt:
 
 
 if __name__ == "__main__":
-    functions = evaluated, kept, counted, counted_in_training, trained, driven, read_together
+    functions = evaluated, counted, trained, driven, read_together
     calls = {function.__name__: function for function in functions}
     found = [calls[name](*arguments) for name, *arguments in json.loads(sys.argv[1])]
     print(json.dumps(found))
