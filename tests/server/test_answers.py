@@ -9,7 +9,7 @@ from sentencepiece_models import train_sentencepiece
 from slow import examples
 
 from griffin_eval.checkpoints import folder
-from griffin_eval.engine.live.requests import NewToken, PromptScores
+from griffin_eval.engine.live.requests import NewToken
 from griffin_eval.server.answers import Answer, Completion
 from griffin_eval.server.logprobs import TokenNames
 from griffin_eval.text.load import load_tokenizer
@@ -118,51 +118,3 @@ def test_bytes_and_widths_of_tokens_make_up_a_text(tokenizer, text):
     plain = tokenizer.decode(ids, skip_special_tokens=True)
     assert b"".join(names.bytes_of(token) or b"" for token in ids) == plain.encode()
     assert sum(map(names.width, ids)) == len(decoded)
-
-
-def test_a_part_costs_no_more_than_what_is_new(tokenizer, monkeypatch):
-    """However long the answer is already."""
-    ids, decoded = tokenizer.encode(TEXT) * 40, []
-    decode = tokenizer.decode
-
-    def counted(ids, **how):
-        decoded.append(len(ids))
-        return decode(ids, **how)
-
-    monkeypatch.setattr(tokenizer, "decode", counted)
-    told(tokenizer, ids, [], [True])
-    assert max(decoded[:-2]) < 100 < len(ids) < sum(decoded) < 20 * len(ids)
-
-
-@given(data=st.data(), follows=st.booleans(), count=st.sampled_from([0, 1, 1, 3]))
-@settings(max_examples=examples(40))
-def test_log_probabilities_are_written_as_an_encoder_of_json_writes_them(
-    tokenizer, data, follows, count
-):
-    """Values bit for bit, and keys that are the tokens' texts."""
-    token = st.integers(0, min(tokenizer.vocab_size, 300) - 1)
-    value = st.floats(-1e9, 0)
-    prompt = np.array(data.draw(st.lists(token, min_size=2, max_size=9)))
-    scored = len(prompt) - (not follows)
-    drawn = np.random.default_rng(data.draw(st.integers(0, 99)))
-    tops = np.array([drawn.permutation(300)[:count] for _ in range(scored)]).reshape(scored, count)
-    values = np.array(data.draw(st.lists(value, min_size=scored, max_size=scored)))
-    top_values = drawn.normal(size=(scored, count)) * 10.0 ** drawn.integers(-12, 12)
-    answer = Answer(tokenizer, [], lambda: None, in_parts=False)
-    answer.prompt(PromptScores(values, tops, top_values))
-    names = TokenNames(tokenizer)
-    completion = Completion(names, prompt, "", answer, True, count, follows=follows)
-    found = read(completion.logprobs())
-    assert found["tokens"] == [names.text(one) for one in prompt.tolist()]
-    first = [None] * (not follows)
-    assert found["token_logprobs"] == [*first, *values.tolist()]
-    assert found["top_logprobs"][: len(first)] == first
-    mine = prompt[len(first) :].tolist()
-    rows = zip(mine, values, tops.tolist(), top_values.tolist(), strict=True)
-    for (one, value, likeliest, others), row in zip(
-        rows, found["top_logprobs"][len(first) :], strict=True
-    ):
-        expected = dict(zip(likeliest, others, strict=True)) | {one: value}
-        assert list(row.values()) == list(expected.values())
-        if len({names.text(each) for each in expected}) == len(expected):
-            assert list(row) == [names.text(each) for each in expected]
