@@ -221,8 +221,8 @@ class ModelArguments:
         "Maximum size of the folder of states; 10GB by default.", _size, 10 * 10**9
     )
     chunk_tokens: int | None = option(
-        "Largest number of tokens of a chunk; the question is read after each, and answered from "
-        "the surest one.",
+        "Largest number of tokens of a chunk of a context; the question is read after each, and "
+        "answered from the surest one.",
         positive_integer,
         kind=int,
         minimum=1,

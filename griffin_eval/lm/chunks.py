@@ -7,7 +7,7 @@ is least uncertain. The engine reads what the prompts of the chunks share once.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,12 +23,16 @@ from griffin_eval.model_arguments import ModelArguments
 from griffin_eval.opened import OpenModel
 from griffin_eval.text.tokenizer import Tokenizer
 
+# Gives for prompts and the texts that they were cut from the doubt after each, float [N], such as
+# the entropy of the next token, and whether the likeliest token says "not here", bool [N].
+Measure = Callable[[list[str], list[str]], tuple[np.ndarray, np.ndarray]]
+
 
 class Chunking(NamedTuple):
     """How contexts are cut.
 
     Attributes:
-        tokens: Most tokens of a chunk.
+        tokens: Most tokens of a chunk, without prefix and question.
         question_lines: Number of lines at the end of a prompt that are its question.
         prefix_lines: Number of lines at its beginning that every chunk gets.
         absent: Answer that says that a chunk does not have it, or None.
@@ -59,11 +63,12 @@ def chunking_of(arguments: ModelArguments) -> Chunking | None:
 def prompts_of(text: str, tokenizer: Tokenizer, chunking: Chunking) -> list[str]:
     """Return a prompt for each chunk of the context of a text; the text alone if that is short.
 
-    A chunk ends behind its last line break if that is in its second half, so that few lines are
-    cut, and else between two tokens.
+    Where chunks end depends on the context alone, so that questions about one text share them. A
+    chunk ends behind its last line break if that is in its second half, so that few lines are cut,
+    and else between two tokens.
 
     Raises:
-        ArgumentError: There is no context, or the question does not fit into a chunk.
+        ArgumentError: There is no context, or the question is longer than a chunk.
     """
     lines = text.splitlines(keepends=True)
     first, last = chunking.prefix_lines, len(lines) - chunking.question_lines
@@ -77,14 +82,12 @@ def prompts_of(text: str, tokenizer: Tokenizer, chunking: Chunking) -> list[str]
         "".join(lines[part]) for part in (slice(first), slice(first, last), slice(last, None))
     )
     around = len(tokenizer.encode(prefix)) + len(tokenizer.encode(question))
-    if around >= chunking.tokens:
+    if around > chunking.tokens:
         raise ArgumentError(
             f"chunk_tokens={chunking.tokens}: the lines before and after the context have {around} "
-            f"tokens, which leaves none for it: {question[-60:]!r}"
+            f"tokens, more than a chunk: {question[-60:]!r}"
         )
-    return [
-        prefix + chunk + question for chunk in _chunks(context, tokenizer, chunking.tokens - around)
-    ]
+    return [prefix + chunk + question for chunk in _chunks(context, tokenizer, chunking.tokens)]
 
 
 def _chunks(context: str, tokenizer: Tokenizer, most: int) -> list[str]:
@@ -111,43 +114,6 @@ def surest(doubts: np.ndarray, absent: np.ndarray) -> int:
     return int(doubts.argmin())
 
 
-def choose(
-    texts: Sequence[str],
-    tokenizer: Tokenizer,
-    chunking: Chunking,
-    measure: Callable[[list[str], list[str]], tuple[np.ndarray, np.ndarray]],
-) -> list[str]:
-    """Return the prompt that each text is answered from.
-
-    Args:
-        texts: Prompts as they were asked; each is cut once, however often it comes.
-        tokenizer: Tokenizer that chunks are counted with.
-        chunking: How they are cut.
-        measure: Gives for many prompts and the texts that they were cut from the doubt after each,
-            float [N], such as the entropy of the next token, and whether the likeliest token begins
-            the answer ``absent``, bool [N].
-
-    Raises:
-        ArgumentError: As `prompts_of`, or no context is longer than a chunk.
-    """
-    cut = {text: prompts_of(text, tokenizer, chunking) for text in dict.fromkeys(texts)}
-    several = {text: prompts for text, prompts in cut.items() if len(prompts) > 1}
-    if cut and not several:
-        longest = max(len(tokenizer.encode(text)) for text in cut)
-        raise ArgumentError(
-            f"chunk_tokens={chunking.tokens}: the longest prompt has {longest} tokens, so that "
-            "nothing would be read in chunks: choose fewer tokens, or leave chunk_tokens= out"
-        )
-    asked = [(prompt, text) for text, prompts in several.items() for prompt in prompts]
-    doubts, absent = measure([prompt for prompt, _ in asked], [text for _, text in asked])
-    chosen, begin = {text: prompts[0] for text, prompts in cut.items()}, 0
-    for text, prompts in several.items():
-        part = slice(begin, begin + len(prompts))
-        chosen[text] = prompts[surest(doubts[part], absent[part])]
-        begin += len(prompts)
-    return [chosen[text] for text in texts]
-
-
 class ChunkedRequests:
     """Requests whose long contexts are cut to the chunk that they are answered from.
 
@@ -156,6 +122,7 @@ class ChunkedRequests:
         tokenizer: Tokenizer that chunks are counted with.
         requests: Turns what is read into token ids.
         score: Scores sequences, `GriffinLM._score`.
+        partly: Returns whether other processes, or a cache, answer the rest of the requests.
     """
 
     def __init__(
@@ -164,17 +131,16 @@ class ChunkedRequests:
         tokenizer: Tokenizer,
         requests: Requests,
         score: Callable[..., None],
+        partly: Callable[[], bool],
     ):
         self._chunking, self._tokenizer = chunking, tokenizer
-        self._requests, self._score = requests, score
+        self._requests, self._score, self._partly = requests, score, partly
 
     @classmethod
-    def of(
-        cls, model: OpenModel, requests: Requests, score: Callable[..., None]
-    ) -> "ChunkedRequests | None":
+    def of(cls, model: OpenModel, *rest: Any) -> "ChunkedRequests | None":
         """Return what the arguments of a model ask for; None if contexts are read whole."""
         chunking = chunking_of(model.arguments)
-        return None if chunking is None else cls(chunking, model.tokenizer, requests, score)
+        return None if chunking is None else cls(chunking, model.tokenizer, *rest)
 
     def contexts(self, contexts: list[str]) -> list[str]:
         """Return the contexts of texts that are generated, long ones cut to the chosen chunk."""
@@ -183,7 +149,7 @@ class ChunkedRequests:
                 "chunk_rule=loglikelihood chooses between given answers: texts that are generated "
                 "need chunk_rule=entropy"
             )
-        return choose(contexts, self._tokenizer, self._chunking, self._entropies)
+        return self._choose(contexts, self._entropies)
 
     def pairs(self, requests: list[Instance], stats: Stats) -> list[EncodedPair]:
         """Return `Requests.pairs`, long contexts cut to the chosen chunk.
@@ -215,7 +181,7 @@ class ChunkedRequests:
 
         measure = likeliest if self._chunking.by_likelihood else self._entropies
         contexts = [context for context, _ in asked]
-        chosen = choose(contexts, self._tokenizer, self._chunking, measure)
+        chosen = self._choose(contexts, measure)
         cut = [
             dataclasses.replace(request, arguments=(context, continuation))
             for request, context, (_, continuation) in zip(requests, chosen, asked, strict=True)
@@ -225,6 +191,28 @@ class ChunkedRequests:
             (texts, context, continuation)
             for texts, (_, context, continuation) in zip(asked, encoded, strict=True)
         ]
+
+    def _choose(self, texts: list[str], measure: Measure) -> list[str]:
+        """Return the prompt that each text is answered from.
+
+        Raises:
+            ArgumentError: As `prompts_of`, or no context is longer than a chunk.
+        """
+        cut = {t: prompts_of(t, self._tokenizer, self._chunking) for t in dict.fromkeys(texts)}
+        several = {text: prompts for text, prompts in cut.items() if len(prompts) > 1}
+        if cut and not several and not self._partly():
+            raise ArgumentError(
+                f"chunk_tokens={self._chunking.tokens}: no context has more tokens, so that "
+                "nothing would be read in chunks: choose fewer tokens, or leave chunk_tokens= out"
+            )
+        asked = [(prompt, text) for text, prompts in several.items() for prompt in prompts]
+        doubts, absent = measure([prompt for prompt, _ in asked], [text for _, text in asked])
+        chosen, begin = {text: prompts[0] for text, prompts in cut.items()}, 0
+        for text, prompts in several.items():
+            part = slice(begin, begin + len(prompts))
+            chosen[text] = prompts[surest(doubts[part], absent[part])]
+            begin += len(prompts)
+        return [chosen[text] for text in texts]
 
     def _entropies(self, prompts: list[str], texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return the entropy of the next token, and whether the likeliest one says "not here"."""

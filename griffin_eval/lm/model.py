@@ -67,7 +67,9 @@ class GriffinLM(GatheringLM, TemplateLM):
         self.requests = Requests(self.opened)
         self.stats = Stats()  # counts of this process
         self.join(launch, framework)
-        self._chunks = ChunkedRequests.of(self.opened, self.requests, self._score)
+        self._chunks = ChunkedRequests.of(
+            self.opened, self.requests, self._score, lambda: self._shares_requests
+        )
         self._state_cache = self.opened.open_state_cache()
         self._token_scores = TokenScoreFiles.of(self.opened, launch.replica)
 
@@ -132,6 +134,11 @@ class GriffinLM(GatheringLM, TemplateLM):
         super().set_cache_hook(cache_hook)
 
     # Requests
+
+    @property
+    def _shares_requests(self) -> bool:
+        """Whether other processes or the ``--use_cache`` file answer some requests of a task."""
+        return self._world_size > 1 or self.cache_hook.dbdict is not None
 
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = False

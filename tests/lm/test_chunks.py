@@ -1,6 +1,7 @@
 """Long contexts in chunks, beside a plain loop over the same chunks."""
 
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -57,26 +58,34 @@ def test_chunks_are_the_context_between_prefix_and_question(tokenizer, lines, to
         assert 0 < len(tokenizer.encode(part)) <= tokens
 
 
+def test_questions_about_one_text_share_its_chunks(tokenizer):
+    texts = [f"all:\n{'some words to read. ' * 40}\n{question}" for question in ("who?", "a b c?")]
+    one, other = (plain(tokenizer, text + "\nanswer:") for text in texts)
+    assert len(one) > 2
+    assert [p.replace("who?", "a b c?") for p in one] == other
+
+
 @pytest.mark.parametrize("framework", ["torch", "jax"])
-def test_generated_texts_are_those_of_a_loop(framework, checkpoint, tokenizer):
+def test_generated_texts_are_those_of_a_loop(framework, checkpoint, tokenizer, tmp_path):
+    folder = shutil.copytree(checkpoint, tmp_path / "chat")
+    template = "<user>{{ messages[0]['content'] }}<model>"
+    (folder / "chat_template.jinja").write_text(template)
     model = Evaluator(checkpoint, framework=framework)
-    lm = GriffinLM(pretrained=str(checkpoint), framework=framework, **CHUNKS)
-    expected, several = [], 0
-    for text in texts():
+    lm = GriffinLM(pretrained=str(folder), framework=framework, **CHUNKS)
+    chat = lm.apply_chat_template([{"role": "user", "content": texts()[2]}])
+    assert chat.startswith("<user>find it\n") and chat.endswith("answer:<model>")
+    asked, expected, several = [*texts(), chat], [], 0
+    for text in asked:
         prompts = plain(tokenizer, text)
         # The entropy of the next token is that of the prediction of any token behind the prompt.
         details = model.score([prompt + " x" for prompt in prompts], details=True)
-        ends = [len(tokenizer.encode(prompt)) for prompt in prompts]
-        entropies = [
-            score.entropies[end - len(score.tokens)]
-            for score, end in zip(details, ends, strict=True)
-        ]
+        entropies = [score.entropies[-1] for score in details]
         several += len(prompts) > 1
         best = prompts[int(np.argmin(entropies))]
         expected.append(model.generate([best], max_new_tokens=6)[0].text)
-    assert several == 3
+    assert several == 4
     arguments = {"until": ["\n\n\n"], "max_gen_toks": 6}
-    found = lm.generate_until([Instance("generate_until", {}, (t, arguments), 0) for t in texts()])
+    found = lm.generate_until([Instance("generate_until", {}, (t, arguments), 0) for t in asked])
     assert found == expected
     info = lm.get_model_info()
     assert info["model_chunk_tokens"] == TOKENS and info["model_chunk_question_lines"] == 2
@@ -147,9 +156,12 @@ def test_refusals(checkpoint):
     short, long = texts()[0], texts()[3]
     with pytest.raises(ArgumentError, match="nothing would be read in chunks"):
         generate(short, **CHUNKS)
+    several = lm(**CHUNKS)  # whose longer texts another process has
+    several._world_size = 2
+    several.generate_until([Instance("generate_until", {}, (short, {"max_gen_toks": 1}), 0)])
     with pytest.raises(ArgumentError, match="has no context between"):
         generate("one line", **CHUNKS)
-    with pytest.raises(ArgumentError, match="leaves none for it"):
+    with pytest.raises(ArgumentError, match="more than a chunk"):
         generate(long, **(CHUNKS | {"chunk_tokens": 3}))
     with pytest.raises(ArgumentError, match="texts that are generated need chunk_rule=entropy"):
         generate(long, chunk_rule="loglikelihood", **CHUNKS)
