@@ -2,9 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-import numpy as np
+from typing import Any, cast
 
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.messages import brief, listed
@@ -33,7 +31,7 @@ def bounded(tokenizer: Tokenizer, rows: int) -> Tokenizer:
         rows,
         listed(beyond, lambda token: f"{tokenizer.piece(token)!r}, {token}"),
     )
-    return BoundedTokenizer(tokenizer, rows)
+    return cast(Tokenizer, BoundedTokenizer(tokenizer, rows))
 
 
 def refusal_of(ids: Iterable[int], tokenizer: Tokenizer | None) -> str | None:
@@ -51,21 +49,14 @@ class BoundedTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, rows: int):
         self._tokenizer, self.beyond = tokenizer, range(rows, tokenizer.vocab_size)
-        self.name = tokenizer.name
         self.vocab_size = self.trained_vocab_size = rows
-        self.bos_token, self.bos_token_id = tokenizer.bos_token, tokenizer.bos_token_id
-        self.eos_token, self.eos_token_id = tokenizer.eos_token, tokenizer.eos_token_id
-        self.pad_token, self.pad_token_id = tokenizer.pad_token, tokenizer.pad_token_id
-        if self.eos_token_id is not None and self.eos_token_id >= rows:
-            self.eos_token = self.eos_token_id = None
-        if self.pad_token_id is not None and self.pad_token_id >= rows:
-            self.pad_token = self.pad_token_id = None
-        self.special_tokens = tokenizer.special_tokens
-        self.adds_bos, self.chat_template = tokenizer.adds_bos, tokenizer.chat_template
+        for name in ("eos_token", "pad_token"):
+            if getattr(tokenizer, f"{name}_id") in self.beyond:
+                setattr(self, name, None)
+                setattr(self, f"{name}_id", None)
 
-    @property
-    def boundaries(self) -> str:
-        return self._tokenizer.boundaries
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
@@ -85,20 +76,4 @@ class BoundedTokenizer:
             f"{what} uses the token {self.piece(token)!r} of id {token}, but the model's embedding "
             f"has {self.beyond.start} rows: leave the token out, or name the tokenizer that the "
             "model was trained with (tokenizer=...)"
-        )
-
-    def spans(self, text: str) -> np.ndarray:
-        return self._tokenizer.spans(text)
-
-    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
-
-    def piece(self, token: int) -> str:
-        return self._tokenizer.piece(token)
-
-    def apply_chat_template(
-        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool
-    ) -> str:
-        return self._tokenizer.apply_chat_template(
-            messages, add_generation_prompt=add_generation_prompt
         )

@@ -60,9 +60,6 @@ class TransformersTokenizer(WithChatTemplate):
             self._boundaries = "" if backend is None else boundaries_of_json(backend)
         return self._boundaries
 
-    def encode(self, text: str) -> list[int]:
-        return self.encode_batch([text])[0]
-
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:
             return []

@@ -64,9 +64,6 @@ class SentencePieceTokenizer(WithChatTemplate):
     def _token(self, token: int) -> tuple[str | None, int | None]:
         return (None, None) if token < 0 else (self._model.id_to_piece(token), token)
 
-    def encode(self, text: str) -> list[int]:
-        return self.encode_batch([text])[0]
-
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         parts = [self._cut.split(text) for text in texts]
         with naming_half_characters(texts):

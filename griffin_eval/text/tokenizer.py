@@ -58,7 +58,7 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text. Special tokens in it are parsed, but none are added."""
-        ...
+        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of many texts, computed in parallel."""
