@@ -42,8 +42,8 @@ def _tops(roots: list[Edge]) -> list[Edge]:
 
 def _cut(first: Edge, cache: StateCache) -> None:
     """Cut a root and the edges below it where states are on disk or will be saved."""
-    # Pairs an edge with the longest beginning before it, and the length of the last beginning whose
-    # state is or will be on disk.
+    # Each entry has an edge, the longest beginning before it, and the length of the last beginning
+    # whose state is or will be on disk.
     pending = [(first, cache.beginning(), 0)]
     while pending:
         edge, before, last = pending.pop()

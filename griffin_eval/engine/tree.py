@@ -169,7 +169,8 @@ def _grow(paths: list[np.ndarray], *, merge: bool) -> tuple[Edge, list[Edge]]:
             if merge and not top.children and top is not root:  # the previous path ended here
                 top.path, top.end = path, len(path)
             else:
-                stack.append(_child(top, path))
+                stack.append(Edge(path, top.end, len(path), top))
+                top.children.append(stack[-1])
         ends[index], previous = stack[-1], path
     return root, ends
 
@@ -218,12 +219,6 @@ def _dissolve(root: Edge, most: int) -> int:
             below += children
         level = below
     return most - left
-
-
-def _child(parent: Edge, path: np.ndarray) -> Edge:
-    edge = Edge(path, parent.end, len(path), parent)
-    parent.children.append(edge)
-    return edge
 
 
 def split_at(edge: Edge, length: int) -> Edge:
