@@ -191,20 +191,22 @@ def load(
             import torch
 
             from griffin_eval.model_torch import loading as in_torch
+            from griffin_eval.runners.torch_runner import choose_device
 
-            where = None if device is None else _torch_device(device)
+            where = None if device is None else choose_device(str(device))
             read = in_torch.load_packed if packed else in_torch.load
             module = read(source, getattr(torch, model.dtype), where)
         else:
             import jax
 
             from griffin_eval.model_jax import loading as in_jax
+            from griffin_eval.runners.jax_runner import choose_device
 
             if model.dtype == "float64" and not jax.config.read("jax_enable_x64"):
                 raise ArgumentError(
                     "float64 in JAX needs jax.config.update('jax_enable_x64', True)"
                 )
-            where = _jax_device(device)
+            where = choose_device(device) if isinstance(device, str) else device
             read = in_jax.load_packed if packed else in_jax.load
             module = read(source, model.dtype, where)
     model.check_finite(not_finite)
@@ -259,20 +261,6 @@ def memory(
         tokens=tokens,
         progress=lambda count: None,
     )
-
-
-def _torch_device(device: Any) -> Any:
-    """Return the device of a name or a PyTorch object."""
-    from griffin_eval.runners.torch_runner import choose_device
-
-    return choose_device(str(device))
-
-
-def _jax_device(device: Any) -> Any:
-    """Return the device of a name; a JAX device or mesh as it is."""
-    from griffin_eval.runners.jax_runner import choose_device
-
-    return choose_device(device) if isinstance(device, str) else device
 
 
 def opened(checkpoint: str | Path | Checkpoint) -> Checkpoint:

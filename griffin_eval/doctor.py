@@ -95,11 +95,11 @@ def _waiting() -> str:
 
 def kernels(framework: str) -> Iterator[Kernel]:
     """Yield the implementations on an installed framework's default device, for each dtype."""
-    for operator, choose in {"RG-LRU": _choose_rglru, "attention": _choose_attention}.items():
+    for operator in ("RG-LRU", "attention"):
         chosen: dict[tuple[str, str], list[str]] = {}
         for dtype in DTYPES:
             with _dtype_scope(framework, dtype):
-                chosen.setdefault(choose(framework, dtype), []).append(dtype)
+                chosen.setdefault(_chosen(operator, framework, dtype), []).append(dtype)
         for (name, reasons), dtypes in chosen.items():
             yield Kernel(framework, operator, tuple(dtypes), name, reasons)
 
@@ -162,27 +162,20 @@ def _model_error(framework: str) -> float:
     return abs(score.total / LOGLIKELIHOOD - 1)
 
 
-def _choose_rglru(framework: str, dtype: str) -> tuple[str, str]:
-    """Return the implementation of the RG-LRU, and the reason for it."""
-    from griffin_eval.kernels.rglru import api
-
-    x = _array_functions(framework, dtype)[0](np.zeros((1, 1, 256)))
-    return _described(api.choose(x, None, x), x, dtype)
-
-
-def _choose_attention(framework: str, dtype: str) -> tuple[str, str]:
-    """Return the implementation of local attention, and the reason for it."""
-    from griffin_eval.kernels.attention import api
-
-    q = _array_functions(framework, dtype)[0](np.zeros((1, 512, 1, 256)))
-    return _described(api.choose(q), q, dtype)
-
-
-def _described(choice: Any, array: Any, dtype: str) -> tuple[str, str]:
-    """Return the chosen implementation and the reason for it among those for this device. The
+def _chosen(operator: str, framework: str, dtype: str) -> tuple[str, str]:
+    """Return an operator's implementation and the reason for it among those for this device. The
     dtype is left out of the reason, so that dtypes with the same reason can share a row."""
     from griffin_eval.kernels import devices, registry
+    from griffin_eval.kernels.attention import api as attention
+    from griffin_eval.kernels.rglru import api as rglru
 
+    put, _ = _array_functions(framework, dtype)
+    if operator == "RG-LRU":
+        array = put(np.zeros((1, 1, 256)))
+        choice = rglru.choose(array, None, array)
+    else:
+        array = put(np.zeros((1, 512, 1, 256)))
+        choice = attention.choose(array)
     platform, reasons = devices.platform(array), []
     for name, reason in choice.refused.items():
         if registry.PLATFORMS[name] == platform:
