@@ -40,14 +40,10 @@ def bench_convert(
     from griffin_eval.converters.output.atomic import check_disk
     from griffin_eval.converters.plan import check_chunked
     from griffin_eval.layout import param_specs
-    from griffin_eval.messages import did_you_mean
     from griffin_eval.sharding.split import parse_mesh
+    from griffin_eval.training.recipes import check_name
 
-    if preset not in PRESETS:
-        raise ArgumentError(
-            f"unknown preset {preset!r}: expected one of {', '.join(PRESETS)}"
-            f"{did_you_mean(preset, PRESETS)}"
-        )
+    check_name("preset", preset, PRESETS)
     if to is not None:
         check_expressible(PRESETS[preset], FORMATS[format_named(to).name])
     if limits and to is not None:

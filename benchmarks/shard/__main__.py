@@ -50,15 +50,11 @@ def bench_shard(
     """
     from benchmarks.shard.targets import parse_target
     from griffin_eval.config import PRESETS
-    from griffin_eval.messages import did_you_mean
     from griffin_eval.runners.load import choose_framework
+    from griffin_eval.training.recipes import check_name
 
     chosen = parse_target(target)
-    if preset not in PRESETS:
-        raise ArgumentError(
-            f"unknown preset {preset!r}: expected one of {', '.join(PRESETS)}"
-            f"{did_you_mean(preset, PRESETS)}"
-        )
+    check_name("preset", preset, PRESETS)
     if framework == "torch" and (training or split == "time"):
         raise ArgumentError("--framework torch goes with neither --training nor --split time")
     if split == "time" and (training or replicas > 1):

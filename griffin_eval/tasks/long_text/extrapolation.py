@@ -155,15 +155,7 @@ def dataset(
     constant = {"forget": list(forget), "window": visible_keys or 0, "train_length": train_length}
     rows = []
     for text, begin, end in draw_targets(
-        TASK,
-        before=max(lengths),
-        targets=targets,
-        span=span,
-        seed=seed,
-        document=document,
-        samples=samples,
-        max_tokens=max_tokens,
-        model=model,
+        TASK, max(lengths), targets, span, seed, document, samples, max_tokens, model
     ):
         spans = [(text.clean_start(begin - length), begin, end) for length in lengths]
         rows.append(row(text, labels, spans) | constant)

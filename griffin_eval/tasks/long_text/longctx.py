@@ -155,15 +155,7 @@ def contexts(
 
     rows = []
     for text, begin, end in draw_targets(
-        task,
-        before=lengths[-1],
-        targets=targets,
-        span=span,
-        seed=seed,
-        document=document,
-        samples=samples,
-        max_tokens=max_tokens,
-        model=model,
+        task, lengths[-1], targets, span, seed, document, samples, max_tokens, model
     ):
         starts = [*(text.clean_start(begin - length) for length in lengths), 0]
         rows.append(row(text, labels, [(start, begin, end) for start in starts]))
@@ -172,7 +164,6 @@ def contexts(
 
 def draw_targets(
     task: str,
-    *,
     before: int,
     targets: int,
     span: int,
