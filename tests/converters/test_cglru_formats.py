@@ -1,6 +1,5 @@
 """Models with the CG-LRU as checkpoints, and what is computed from their configs."""
 
-import json
 import math
 from dataclasses import replace
 
@@ -14,23 +13,19 @@ from parity_twins import TWINS, twin
 from recurrentgemma.jax import Griffin
 from recurrentgemma.jax import layers as deepmind_layers
 from recurrentgemma.jax import modules as deepmind_modules
-from safetensors.numpy import save_file
 from slow import fast
+from tiny_checkpoints import write_griffin
 from xla_options import QUICK_COMPILE
 
-from benchmarks.model_flops import reading_flops
-from griffin_eval.analysis.cache_sizes import cache_sizes, parameter_bytes
+from griffin_eval import verify
 from griffin_eval.analysis.half_lives import decay_rates, measure
 from griffin_eval.config import PRESETS
 from griffin_eval.converters.checkpoint import Checkpoint, Overrides
-from griffin_eval.converters.configs.own import config_json
 from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.naming.deepmind import DEEPMIND_FLAX
 from griffin_eval.converters.naming.tables import bind
-from griffin_eval.converters.plan import make_plan, parse_dtypes
-from griffin_eval.converters.verify import compare
-from griffin_eval.crosscheck.logits import IMPLEMENTATIONS
+from griffin_eval.converters.plan import make_plan
 from griffin_eval.errors import CheckpointError
 from griffin_eval.initializers import initial_value
 from griffin_eval.layout import param_specs
@@ -47,11 +42,7 @@ UNSAID = Overrides(
 @pytest.fixture(scope="module")
 def griffin(tmp_path_factory):
     """A model with the CG-LRU in canonical names."""
-    folder = tmp_path_factory.mktemp("griffin")
-    save_file(weights(CONFIG), folder / "model.safetensors")
-    text = json.dumps(config_json(CONFIG, FORMATS["griffin"], "float32"))
-    (folder / "config.json").write_text(text)
-    return folder
+    return write_griffin(tmp_path_factory.mktemp("griffin"), CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +76,12 @@ def test_flax_names_and_shapes_are_deepminds_own(monkeypatch):
 def test_there_and_back_is_bit_exact(griffin, flax, tmp_path):
     back = to("griffin", flax, tmp_path / "back")
     assert Checkpoint(back).config == Checkpoint(flax).config == CONFIG
-    assert compare(Checkpoint(griffin), Checkpoint(back)).same
+    assert verify(griffin, back).same
     once = to("griffin", griffin, tmp_path / "once")
     files = [folder / "model.safetensors" for folder in (once, back)]
     assert files[0].read_bytes() == files[1].read_bytes()
     orbax = to("griffin-orbax", flax, tmp_path / "orbax")
-    assert compare(Checkpoint(griffin), Checkpoint(orbax)).same
+    assert verify(griffin, orbax).same
 
 
 @pytest.mark.ci
@@ -114,53 +105,12 @@ def test_deepminds_jax_restores_it_and_computes_the_same(flax, monkeypatch):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5 * np.abs(theirs).max())
 
 
-@pytest.mark.parametrize("target", ["hf", "deepmind-torch"])
-def test_other_formats_refuse_it_with_the_reason(griffin, target, tmp_path):
-    with pytest.raises(CheckpointError) as error:
-        to(target, griffin, tmp_path / "out")
-    reader = {"hf": "transformers", "deepmind-torch": "DeepMind's recurrentgemma in PyTorch"}[
-        target
-    ]
-    assert str(error.value) == (
-        f"{target} cannot hold this model, since {reader} cannot express complex_gates=True: its "
-        "recurrence is real. Formats that can: griffin, griffin-orbax, deepmind-flax"
-    )
-    assert not (tmp_path / "out").exists()
-
-
 def test_shapes_say_that_it_is_complex(flax, tmp_path):
     folder = to("deepmind-flax", flax, tmp_path / "bare")
     (folder / "config.json").unlink()
     assert Checkpoint(folder, UNSAID).config == CONFIG
     with pytest.raises(CheckpointError, match="complex_gates is True, not False"):
         Checkpoint(folder, replace(UNSAID, preset="recurrentgemma-2b"))
-
-
-def test_a_config_from_before_the_field_is_real(tmp_path):
-    save_file(weights(REAL), tmp_path / "model.safetensors")
-    raw = config_json(REAL, FORMATS["griffin"], "float32")
-    del raw["complex_gates"]
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-    assert Checkpoint(tmp_path).config == REAL
-    # A model with θ is not taken for one without.
-    save_file(weights(CONFIG), tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"3 unexpected .*imaginary_param"):
-        Checkpoint(tmp_path)
-
-
-def test_both_parameters_of_the_decay_keep_their_dtype(griffin, tmp_path):
-    half = to("griffin", griffin, tmp_path / "half", dtypes=parse_dtypes("bfloat16"))
-    for name, dtype in Checkpoint(half).dtypes.items():
-        kept = name.endswith(("recurrent_param", "imaginary_param"))
-        assert dtype == ("float32" if kept else "bfloat16")
-
-
-def test_verify_logits_leaves_out_what_cannot_run_it():
-    reasons = {one.name: one.obstacle(CONFIG) for one in IMPLEMENTATIONS}
-    assert reasons["torch"] is None and reasons["jax"] is None
-    for name in ("transformers", "deepmind-torch"):
-        assert "complex_gates=True: its recurrence is real" in reasons[name]
-    assert "its Griffin makes none" in reasons["deepmind-jax"]
 
 
 # What the config says
@@ -191,26 +141,6 @@ def test_theta_begins_as_deepminds():
     uniform = np.arange(1, ours.size + 1) / ours.size
     for values in (ours, theirs):
         assert np.abs(values / (math.pi / 10) - uniform).max() < 1.63 / math.sqrt(ours.size)
-
-
-@pytest.mark.parametrize("config", [REAL, CONFIG], ids=["real", "complex"])
-def test_reading_takes_two_operations_for_each_weight_of_a_matrix(config):
-    hawk = replace(config, block_pattern=("recurrent",))
-    matrices = [
-        spec.size
-        for name, spec in param_specs(hawk).items()
-        if len(spec.shape) > 1
-        and not name.endswith(("bias", "embed_tokens.weight", "conv_1d.weight"))
-    ]
-    assert reading_flops(hawk, np.arange(5)) == 5 * 2 * sum(matrices)
-
-
-def test_caches_and_parameters_take_what_is_said():
-    state = twin("torch", CONFIG).init_state(1)
-    kept = [leaf for layer in state.layers if "h" in layer._fields for leaf in layer]
-    sizes = cache_sizes(CONFIG, 100, 4)
-    assert sizes.recurrent == sum(leaf.nbytes for leaf in kept)
-    assert parameter_bytes(CONFIG, 4) == sum(w.nbytes for w in weights(CONFIG).values())
 
 
 @pytest.mark.parametrize("framework", fast(["torch"], TWINS))

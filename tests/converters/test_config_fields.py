@@ -12,23 +12,16 @@ from parity import MODELS, tokens, weights
 from parity_twins import TWINS, to_numpy
 from safetensors.numpy import load_file, save_file
 from slow import slow
-from tiny_checkpoints import CONFIG, write_source
-from typer.testing import CliRunner
+from tiny_checkpoints import CONFIG, write_griffin, write_source
 
 import griffin_eval
 from griffin_eval.analysis.half_lives import decay_rates, measure
-from griffin_eval.cli.main import app
-from griffin_eval.config import ADDED, BIASED, GriffinConfig
+from griffin_eval.config import ADDED, BIASED
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.configs.from_shapes import complete_fields, fields_from_shapes
-from griffin_eval.converters.configs.own import config_json
-from griffin_eval.converters.formats import FORMATS
 from griffin_eval.errors import CheckpointError
 from griffin_eval.layout import param_specs
 
 CHANGED = MODELS["every field changed"]
-NEW = ("num_kv_heads", "head_dim", "attention_bias", "hidden_activation", "absent_biases")
-NEW += ("lru_constant",)
 # What transformers has of these.
 THEIRS = dataclasses.replace(
     CONFIG,
@@ -38,14 +31,6 @@ THEIRS = dataclasses.replace(
     hidden_activation="gelu",
     tie_embeddings=False,
 )
-
-
-def write(folder, config):
-    folder.mkdir()
-    save_file(weights(config), folder / "model.safetensors")
-    raw = config_json(config, FORMATS["griffin"], "float32")
-    (folder / "config.json").write_text(json.dumps(raw))
-    return folder
 
 
 @pytest.mark.skipif(
@@ -77,7 +62,7 @@ def test_transformers_and_both_models_read_one_folder(tmp_path):
     ids=["transformers", "every field"],
 )
 def test_formats_that_hold_them_keep_config_and_bits(config, formats, tmp_path):
-    folder = write(tmp_path / "source", config)
+    folder = write_griffin(tmp_path / "source", config)
     for number, target in enumerate(formats):
         source, folder = folder, tmp_path / f"{number}"
         griffin_eval.convert(source, folder, to=target)
@@ -86,21 +71,8 @@ def test_formats_that_hold_them_keep_config_and_bits(config, formats, tmp_path):
         assert value.tobytes() == weights(config)[name].tobytes()
 
 
-@pytest.mark.parametrize("target", ["hf", "deepmind-flax", "deepmind-torch"])
-def test_formats_that_cannot_hold_them_name_each(target, tmp_path):
-    folder = write(tmp_path / "source", CHANGED)
-    with pytest.raises(CheckpointError) as error:
-        griffin_eval.convert(folder, tmp_path / "out", to=target)
-    refused = {f"{field}={getattr(CHANGED, field)!r}: " for field in NEW}
-    if target == "hf":
-        refused = {text for text in refused if text.startswith(("absent_biases", "lru_constant"))}
-    assert all(text in str(error.value) for text in refused)
-    assert str(error.value).endswith("Formats that can: griffin, griffin-orbax")
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_config_from_before_these_fields_means_their_defaults(tmp_path):
-    folder = write(tmp_path / "source", CONFIG)
+    folder = write_griffin(tmp_path / "source", CONFIG)
     raw = json.loads((folder / "config.json").read_text())
     older = {key: value for key, value in raw.items() if key not in ADDED}
     assert len(older) == len(raw) - len(ADDED)
@@ -117,35 +89,6 @@ def test_a_config_from_before_these_fields_means_their_defaults(tmp_path):
         Checkpoint(folder)
 
 
-def test_inspect_names_them(tmp_path):
-    folder = write(tmp_path / "source", CHANGED)
-    done = CliRunner().invoke(app, ["inspect", str(folder), "--json"])
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    stated = {field: json.loads(json.dumps(getattr(CHANGED, field))) for field in NEW}
-    assert {field: found["config"][field] for field in NEW} == stated
-    assert {found["config_from"][field] for field in NEW} == {"config.json"}
-
-
-def test_shapes_say_what_they_can():
-    config = dataclasses.replace(CHANGED, num_kv_heads=1, absent_biases=())
-    shapes = {name: spec.shape for name, spec in param_specs(config).items()}
-    known = fields_from_shapes(shapes, "here")
-    assert (known["num_heads"], known["head_dim"], known["attention_bias"]) == (4, 12, True)
-    given = {"visible_keys": 8, "embedding_scale": False, "logits_soft_cap": 0.0}
-    fields, origins = complete_fields(known, given, None, "here")
-    inferred = GriffinConfig(**fields)
-    assert param_specs(dataclasses.replace(inferred, lru_constant=5.0, tie_embeddings=False)) == (
-        param_specs(config)
-    )
-    several = dataclasses.replace(config, num_kv_heads=2)
-    known = fields_from_shapes({n: s.shape for n, s in param_specs(several).items()}, "here")
-    fields, _ = complete_fields(known, given | {"num_kv_heads": 2}, None, "here")
-    assert (fields["num_heads"], fields["head_dim"]) == (4, 12)
-    assert origins["num_kv_heads"] == origins["hidden_activation"] == "default"
-    assert origins.keys() == {field.name for field in dataclasses.fields(GriffinConfig)}
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -158,7 +101,7 @@ def test_shapes_say_what_they_can():
 def test_a_model_without_attention_needs_no_heads(changes, tmp_path):
     """In every format that holds it, without a config in DeepMind's, and in both frameworks."""
     config = dataclasses.replace(CONFIG, block_pattern=("recurrent",), **changes)
-    arrays, base = weights(config), write(tmp_path / "base", config)
+    arrays, base = weights(config), write_griffin(tmp_path / "base", config)
     given = {"embedding_scale": True, "logits_soft_cap": 30.0}
     for target in ("griffin-orbax", "deepmind-flax", "deepmind-torch"):
         out = tmp_path / target
@@ -188,8 +131,8 @@ def test_one_model_has_one_config():
 def test_half_lives_know_the_constant_and_absent_biases(framework, tmp_path):
     config = dataclasses.replace(CHANGED, num_layers=2, absent_biases=BIASED)
     other = dataclasses.replace(config, absent_biases=())
-    folder = write(tmp_path / "absent", config)
-    write(tmp_path / "zeros", other)
+    folder = write_griffin(tmp_path / "absent", config)
+    write_griffin(tmp_path / "zeros", other)
     drawn = weights(config)
     zeros = {n: drawn.get(n, np.zeros(s.shape, np.float32)) for n, s in param_specs(other).items()}
     save_file(zeros, tmp_path / "zeros" / "model.safetensors")

@@ -3,35 +3,29 @@
 import dataclasses
 import json
 import re
-import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+import tiny_checkpoints
 from commands import griffin_eval
 from safetensors.numpy import load_file, save_file
 from slow import fast, slow
+from tiny_checkpoints import write_tensors
 from typer.testing import CliRunner
 
+from griffin_eval import convert, verify
 from griffin_eval.cli.main import app
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.configs.own import config_json
-from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
-from griffin_eval.converters.convert import convert_checkpoint
-from griffin_eval.converters.export import put_nested
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.naming.tables import bind
 from griffin_eval.converters.output.manifest import MANIFEST_FILE
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.converters.plan import make_plan
 from griffin_eval.converters.source.companions import tokenizer_folder
-from griffin_eval.converters.tensors import in_memory
-from griffin_eval.converters.verify import compare
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.initializers import initial_value
 from griffin_eval.layout import param_specs, parameter_count
@@ -49,37 +43,15 @@ CONFIG = GriffinConfig(
 WEIGHTS = {spec.name: initial_value(spec, 0) for spec in param_specs(CONFIG).values()}
 CONTAINERS = ["hf", "deepmind-flax", "deepmind-torch"]  # one format of each container
 EMBEDDING = "model.embed_tokens.weight"
-PROGRAM = str(Path(sys.executable).with_name("griffin-eval"))
 
 
-def tensors_of(name: str, weights=WEIGHTS, config=CONFIG) -> dict[str, np.ndarray]:
-    """The tensors of a model in a format."""
-    return {
-        b.foreign: np.ascontiguousarray(
-            b.op.to_foreign(*(in_memory(weights[s.name]) for s in b.canonical)).numpy()
-        )
-        for b in bind(FORMATS[name].table, config)
-    }
+def tensors_of(name: str, arrays=WEIGHTS, config=CONFIG) -> dict[str, np.ndarray]:
+    return tiny_checkpoints.tensors_of(FORMATS[name].table, config, arrays)
 
 
-def write(
-    folder: Path,
-    name: str,
-    tensors: dict[str, np.ndarray],
-    config: GriffinConfig | None = CONFIG,
-) -> Path:
+def write(folder: Path, name: str, tensors, config: GriffinConfig | None = CONFIG) -> Path:
     """A folder in a format, with a config unless that is None."""
-    folder.mkdir()
-    container = FORMATS[name].container
-    if container == "safetensors":
-        save_file(tensors, folder / "model.safetensors")
-    elif container == "torch":
-        torch.save({n: torch.from_numpy(a) for n, a in tensors.items()}, folder / "model.pt")
-    else:
-        specs = {n: (a.shape, a.dtype.name) for n, a in tensors.items()}
-        with OrbaxWriter(folder, specs) as writer:
-            for key, array in tensors.items():
-                writer.write(key, [array])
+    write_tensors(folder, FORMATS[name].container, tensors)
     if config is not None:
         raw = config_json(config, FORMATS[name], "float32")
         (folder / "config.json").write_text(json.dumps(raw))
@@ -227,60 +199,19 @@ def test_safetensors_without_a_config_are_no_checkpoint(tmp_path):
     assert found["problems"][0].startswith(said)
 
 
-def test_names_that_are_not_known(tmp_path):
-    tensors = {f"q/{i}": w for i, w in enumerate(WEIGHTS.values())}
-    folder = write(tmp_path / "x", "griffin-orbax", tensors, None)
-    code, found = facts(folder)
-    assert code == 1 and found["format"] is None and "--names" in found["problems"][0]
-    assert len(found["tensors"]) == len(WEIGHTS) and found["dtypes"] == {"float32": len(WEIGHTS)}
-
-
-@pytest.mark.parametrize("name", CONTAINERS)
+@pytest.mark.parametrize("name", ["hf", "deepmind-torch"])
 def test_integers_in_the_place_of_a_parameter(tmp_path, name):
     """Elements whose scales are not there: what they are quantised with cannot be told."""
     tensors = tensors_of(name)
     binding = next(b for b in bind(FORMATS[name].table, CONFIG) if "up_proj" in str(b.canonical))
     tensors[binding.foreign] = np.ones(binding.shape, np.int8)
-    folder = tmp_path / "x"
-    if name == "deepmind-flax":  # whose writer here takes floating-point arrays alone
-        import orbax.checkpoint as ocp
-
-        tree = {}
-        for foreign, array in tensors.items():
-            put_nested(tree, foreign, array)
-        ocp.PyTreeCheckpointer().save(folder, tree)
-    else:
-        write(folder, name, tensors)
     with pytest.raises(CheckpointError) as caught:
-        Checkpoint(folder, Overrides(visible_keys=5, embedding_scale=True, logits_soft_cap=30.0))
+        Checkpoint(write(tmp_path / "x", name, tensors))
     message = str(caught.value)
     assert "not supported" not in message and binding.foreign in message
-    if name == "deepmind-flax":  # integers of an Orbax tree are counters
-        assert f"1 missing ({binding.foreign!r}" in message
-        assert "which is int8, not floating point" in message
-        return
     assert "1 of a dtype other than bfloat16, float16, float32, float64" in message
     assert "or with the scales that bitsandbytes or MLX saves beside them" in message
     assert "belong together" not in message
-
-
-def test_a_config_that_cannot_be(tmp_path):
-    folder = write(tmp_path / "x", "hf", tensors_of("hf"))
-    raw = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(raw | {"num_key_value_heads": 0}))
-    code, found = facts(folder)
-    assert code == 1 and "num_key_value_heads must be a positive" in found["problems"][0]
-    assert len(found["tensors"]) == len(WEIGHTS) and found["config"] == {}
-
-
-@pytest.mark.parametrize("option", ["--tensors", slow("--json")])
-def test_a_reader_that_goes_away(tmp_path, option):
-    config = dataclasses.replace(CONFIG, num_layers=100)  # more than a pipe holds
-    weights = {s.name: np.zeros(s.shape, np.float32) for s in param_specs(config).values()}
-    folder = write(tmp_path / "x", "griffin", tensors_of("griffin", weights, config), config)
-    command = f"{shlex.join([PROGRAM, 'inspect', str(folder)])} {option} | head -1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
-    assert done.stdout.count("\n") == 1 and done.stderr == ""
 
 
 @pytest.mark.parametrize("path", ["run/9", "run/9/../9", "aside/../run/9", "."])
@@ -297,50 +228,6 @@ def test_config_and_tokenizer_of_the_run_of_a_step(tmp_path, monkeypatch, path):
     assert opened.config == CONFIG
     assert opened.folder.samefile(run)
     assert tokenizer_folder(Path(path)).samefile(run)
-
-
-def test_steps_of_a_trainer_with_averaged_parameters(tmp_path):
-    """``run/12000/params`` and ``run/12000/ema_params``, beside what no model needs."""
-    import orbax.checkpoint as ocp
-
-    def tree(weights):
-        nested: dict = {}
-        for name, array in tensors_of("deepmind-flax", weights).items():
-            *path, last = name.split("/")
-            node = nested
-            for key in path:
-                node = node.setdefault(key, {})
-            node[last] = array
-        return nested
-
-    averaged = {name: weight + 1 for name, weight in WEIGHTS.items()}
-    save = ocp.args.StandardSave
-    with ocp.CheckpointManager(tmp_path / "run") as manager:
-        for step in (900, 12000):
-            items = {"params": save(tree(WEIGHTS)), "ema_params": save(tree(averaged))}
-            items |= {"opt_state": save({"mu": tree(WEIGHTS)})}
-            manager.save(step, args=ocp.args.Composite(**items))
-        manager.wait_until_finished()
-    given = Overrides(visible_keys=5, embedding_scale=True, logits_soft_cap=30.0)
-    with pytest.raises(ArgumentError, match="choose one: item=ema_params; item=params"):
-        Checkpoint(tmp_path / "run", given)
-    for item, weights in (("params", WEIGHTS), ("ema_params", averaged)):
-        checkpoint = Checkpoint(tmp_path / "run", dataclasses.replace(given, item=item))
-        assert checkpoint.config == CONFIG and "step 12000" in checkpoint.inspection.layout
-        assert "item opt_state" in checkpoint.inspection.left_out
-        for name, weight in weights.items():
-            np.testing.assert_array_equal(checkpoint.numpy(name), weight)
-
-
-def test_item_of_a_trainers_torch_file(tmp_path):
-    folder = write(tmp_path / "x", "deepmind-torch", tensors_of("deepmind-torch"))
-    state = torch.load(folder / "model.pt", weights_only=True)
-    torch.save({"state_dict": state, "ema": {n: -w for n, w in state.items()}}, folder / "model.pt")
-    for item, sign in ((None, 1), ("ema", -1)):
-        found = Checkpoint(folder, Overrides(item=item)).numpy(EMBEDDING)
-        np.testing.assert_array_equal(found, sign * WEIGHTS[EMBEDDING])
-    done = CliRunner().invoke(app, ["inspect", str(folder), "--item", "emma"])
-    assert isinstance(done.exception, ArgumentError)
 
 
 # Output heads.
@@ -363,7 +250,7 @@ def test_a_head_that_equals_the_embedding_is_tied_and_recorded(tmp_path, name):
     checkpoint = Checkpoint(folder)
     assert checkpoint.inspection.left_out == {head: "equal to the embedding, and tied to it"}
     target = "griffin"
-    convert_checkpoint(make_plan(checkpoint, FORMATS[target]), tmp_path / "out")
+    convert(checkpoint, tmp_path / "out", to=target)
     manifest = json.loads((tmp_path / "out" / MANIFEST_FILE).read_text())
     assert "equals the embedding" in manifest["lm_head"]
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == WEIGHTS.keys()
@@ -377,8 +264,8 @@ def test_a_head_that_equals_the_embedding_is_tied_and_recorded(tmp_path, name):
     own = np.ascontiguousarray(lay_out(tensors[head]))
     assert np.array_equal(checkpoint.numpy("lm_head.weight"), own)
     for target in ("hf", "griffin", "griffin-orbax"):
-        convert_checkpoint(make_plan(checkpoint, FORMATS[target]), tmp_path / target)
-        assert compare(checkpoint, Checkpoint(tmp_path / target)).same
+        convert(checkpoint, tmp_path / target, to=target)
+        assert verify(checkpoint, tmp_path / target).same
     for target in ("deepmind-flax", "deepmind-torch"):
         with pytest.raises(CheckpointError, match="its output head is the embedding"):
             make_plan(checkpoint, FORMATS[target])

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from commands import griffin_eval
+from parity import weights
 from safetensors.numpy import load_file, save_file
 from slow import fast, slow
+from tiny_checkpoints import CONFIG, write_all
 
-from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.configs.own import config_json
 from griffin_eval.converters.containers.torch_pt.reader import open_torch
 from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
@@ -23,22 +23,10 @@ from griffin_eval.converters.output.manifest import MANIFEST_FILE, check, record
 from griffin_eval.converters.plan import make_plan, parse_dtypes
 from griffin_eval.converters.source.hub import hub_sha256
 from griffin_eval.errors import BadInput, CheckpointError
-from griffin_eval.initializers import initial_value
-from griffin_eval.layout import param_specs
 from griffin_eval.states.weights_hash import weights_sha256
 
-CONFIG = GriffinConfig(
-    vocab_size=12,
-    width=8,
-    mlp_width=12,
-    num_heads=2,
-    num_layers=3,
-    lru_width=8,
-    gate_blocks=2,
-    visible_keys=5,
-)
 CONTAINERS = ["griffin", "griffin-orbax", "deepmind-torch"]  # one format of each container
-WEIGHTS = {spec.name: initial_value(spec, 0) for spec in param_specs(CONFIG).values()}
+WEIGHTS = weights(CONFIG)
 
 
 def convert(source, destination, target, **options):
@@ -53,13 +41,7 @@ def convert(source, destination, target, **options):
 def converted(tmp_path_factory):
     """The same weights in every format, each with its manifest."""
     folder = tmp_path_factory.mktemp("converted")
-    plain = folder / "plain"
-    plain.mkdir()
-    save_file(WEIGHTS, plain / "model.safetensors")
-    raw = config_json(CONFIG, FORMATS["griffin"], "float32")
-    (plain / "config.json").write_text(json.dumps(raw))
-    for name in FORMATS:
-        convert(plain, folder / name, name)
+    write_all(folder)
     return folder
 
 
@@ -173,7 +155,7 @@ def test_a_damaged_manifest_is_one_sentence(converted, tmp_path, content):
 
 
 def test_without_a_manifest_nothing_is_checked(converted):
-    plain = converted / "plain"
+    plain = converted / "source"
     assert recorded(Checkpoint(plain)) == {}
     done = griffin_eval("verify", plain)
     assert done.returncode == 2
@@ -184,7 +166,7 @@ def test_without_a_manifest_nothing_is_checked(converted):
 def test_the_manifest_of_other_weights_in_the_folder_is_left_alone(converted, tmp_path, name):
     """A .pt file that was put into the folder of an output, for its config."""
     scaled, plain = tmp_path / "scaled", tmp_path / "plain"
-    shutil.copytree(converted / "plain", plain)
+    shutil.copytree(converted / "source", plain)
     save_file({n: w * 2 for n, w in WEIGHTS.items()}, plain / "model.safetensors")
     convert(plain, scaled, "deepmind-torch")
     folder = shutil.copytree(converted / name, tmp_path / "folder")
@@ -198,26 +180,6 @@ def test_the_manifest_of_other_weights_in_the_folder_is_left_alone(converted, tm
         np.testing.assert_array_equal(value, 2 * WEIGHTS[key])
     (folder / "step.pt").rename(tmp_path / "step.pt")
     assert len(recorded(Checkpoint(folder))) == len(WEIGHTS)
-
-
-@pytest.mark.slow
-def test_an_evaluation_of_changed_weights_ends_before_its_results(checkpoint, tmp_path):
-    source, out = tmp_path / "source", tmp_path / "results"
-    assert griffin_eval("convert", checkpoint, source, "--to", "griffin").returncode == 0
-    weights = load_file(source / "model.safetensors")
-    weights["model.final_norm.weight"][3] += 1
-    save_file(weights, source / "model.safetensors")
-    command = ["run", "--model", "griffin", "--tasks", "griffin_pydoc_choice", "--limit", "1"]
-    arguments = f"pretrained={source},tokenizer={checkpoint}"
-    done = griffin_eval(*command, "--output_path", out, "--model_args", arguments)
-    assert done.returncode == 2
-    assert "model.final_norm.weight has the SHA-256" in done.stderr.splitlines()[-1]
-    assert not list(tmp_path.rglob("results*.json"))
-    arguments += ",check=False"
-    done = griffin_eval(*command, "--output_path", out, "--model_args", arguments)
-    assert done.returncode == 0, done.stderr
-    (file,) = out.rglob("results*.json")
-    assert json.loads(file.read_text())["config"]["griffin_weights_checked"] is False
 
 
 @pytest.mark.parametrize("kind", fast(["loglikelihood"], ["loglikelihood", "generate_until"]))
@@ -294,7 +256,7 @@ def test_files_of_the_hub_are_compared_with_its_hash(converted, tmp_path):
     """The cache calls large files by their SHA-256, to which the names of a commit are links."""
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "0123"
     blobs.mkdir()
-    shutil.copytree(converted / "plain", snapshot)
+    shutil.copytree(converted / "source", snapshot)
     file = snapshot / "model.safetensors"
     blob = blobs / hashlib.sha256(file.read_bytes()).hexdigest()
     file.rename(blob)
@@ -313,7 +275,7 @@ def test_files_of_the_hub_are_compared_with_its_hash(converted, tmp_path):
 
 def test_inspect_says_what_is_checked(converted):
     for name, said in [
-        ("plain", "checksums: none: unchecked"),
+        ("source", "checksums: none: unchecked"),
         ("griffin", f"checksums: SHA-256 of {len(WEIGHTS)} parameters in {MANIFEST_FILE}"),
         ("deepmind-torch", "CRC-32 of"),
     ]:

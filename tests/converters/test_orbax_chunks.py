@@ -5,11 +5,9 @@ import json
 import math
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
-import textwrap
 
 import numpy as np
 import pytest
@@ -17,17 +15,14 @@ from commands import griffin_eval
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity import BASE
-from slow import ci, examples
+from slow import examples
+from tiny_checkpoints import write_griffin
 
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.configs.own import config_json
 from griffin_eval.converters.containers.orbax.library import tensorstore
 from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
-from griffin_eval.converters.formats import FORMATS
-from griffin_eval.converters.output.manifest import MANIFEST_FILE
 from griffin_eval.converters.tensors import part_chunks
 from griffin_eval.errors import BadInput
-from griffin_eval.initializers import initial_value
 from griffin_eval.layout import param_specs
 from griffin_eval.sharding.split import split_over
 
@@ -82,56 +77,9 @@ def test_arrays_are_written_whole(tmp_path, limit):
             assert (n // count) % size == 0
 
 
-def write_source(folder, weights, config=CONFIG) -> None:
-    from safetensors.numpy import save_file
-
-    folder.mkdir()
-    save_file(weights, folder / "model.safetensors")
-    raw = config_json(config, FORMATS["griffin"], "float32")
-    (folder / "config.json").write_text(json.dumps(raw))
-
-
 @pytest.fixture
 def source(tmp_path):
-    write_source(
-        tmp_path / "source", {s.name: initial_value(s, 0) for s in param_specs(CONFIG).values()}
-    )
-    return tmp_path / "source"
-
-
-RESTORED = """
-import json, sys
-import jax, numpy as np, orbax.checkpoint as ocp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.layout import param_specs
-from griffin_eval.sharding.mesh_jax import make_mesh, param_sharding
-from griffin_eval.sharding.split import split_over
-
-folder, source = sys.argv[1:]
-checkpoint = Checkpoint(source)
-mesh, split = make_mesh(jax.devices()), split_over(checkpoint.config, 4)
-specs = {"/".join(n.split(".")): s for n, s in param_specs(checkpoint.config).items()}
-tree, places = {}, {}
-for name, spec in specs.items():
-    at = tree
-    *path, last = name.split("/")
-    for key in path:
-        at = at.setdefault(key, {})
-    where = param_sharding(mesh, split, spec)
-    at[last] = jax.ShapeDtypeStruct(spec.shape, np.float32, sharding=where)
-restore = ocp.args.PyTreeRestore(
-    item=tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree)
-)
-found = ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(folder, args=restore)
-for name, spec in specs.items():
-    at = found
-    for key in name.split("/"):
-        at = at[key]
-    assert at.sharding == param_sharding(mesh, split, spec), name
-    np.testing.assert_array_equal(np.asarray(at), checkpoint.numpy(spec.name))
-print("the same")
-"""
+    return write_griffin(tmp_path / "source", CONFIG)
 
 
 # Stock Orbax in one of two processes, each of two devices. `rchar` counts the bytes that calls to
@@ -168,6 +116,12 @@ before = read()
 found = jax.block_until_ready(checkpointer.restore(folder, args=restore))
 nbytes = read() - before
 print(f"read {nbytes} bytes")
+for name in param_specs(config):
+    at = found
+    for key in name.split("."):
+        at = at[key]
+    for shard in at.addressable_shards:
+        np.testing.assert_array_equal(shard.data, Checkpoint(folder).numpy(name)[shard.index])
 """
 
 
@@ -209,12 +163,11 @@ def read_by_processes(folder) -> list[int]:
     return [int(re.findall(r"read (\d+) bytes", words)[0]) for words in said]  # gloo talks too
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_hosts_read_their_own_bytes_and_no_more(tmp_path):
     """Without the grid of their mesh, each reads nearly all of it for the columns that it needs."""
-    weights = {s.name: initial_value(s, 0) for s in param_specs(WIDE).values()}
-    write_source(tmp_path / "source", weights, WIDE)
+    write_griffin(tmp_path / "source", WIDE)
     read = {}
     for name, options in (("rows", ()), ("grid", ("--chunks", "model=4"))):
         convert = "convert", tmp_path / "source", tmp_path / name, "--to", "griffin-orbax"
@@ -223,12 +176,11 @@ def test_hosts_read_their_own_bytes_and_no_more(tmp_path):
         read[name] = read_by_processes(tmp_path / name)
     own = [stored_bytes(tmp_path / "grid", ranks) for ranks in ((0, 1), (2, 3))]
     amplified = {name: np.divide(found, own) for name, found in read.items()}
-    print(amplified)
     assert (amplified["grid"] >= 1).all() and (amplified["grid"] <= 1.05).all()
     assert (amplified["rows"] > 1.9).all()
 
 
-@pytest.mark.parametrize("target", ["deepmind-flax", ci("griffin-orbax")])
+@pytest.mark.parametrize("target", ["deepmind-flax", "griffin-orbax"])
 def test_each_device_reads_its_own_chunks(source, tmp_path, target):
     out = tmp_path / "out"
     done = griffin_eval("convert", source, out, "--to", target, "--chunks", "model=4,data=2")
@@ -242,13 +194,6 @@ def test_each_device_reads_its_own_chunks(source, tmp_path, target):
             chunks = chunks_of(out, name.replace(".", "/"))
             for size, n, count in zip(chunks, spec.shape, counts, strict=True):
                 assert (n // count) % size == 0, name
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(RESTORED), out, source],
-            env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
-            capture_output=True,
-            text=True,
-        )
-        assert done.stdout == "the same\n", done.stderr
 
 
 @pytest.mark.parametrize(
@@ -316,56 +261,3 @@ def test_parts_of_chunks_are_not_checked_and_the_log_says_so(source, tmp_path, c
     checkpoint.log_parts()
     unchecked = 1 - checkpoint.parts_checked / checkpoint.parts_read
     assert f"{100 * unchecked:.0f}% of the weights that this process reads" in caplog.text
-
-
-LOADED = """
-import sys
-from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.overrides import Overrides
-from griffin_eval.runners.load import load_runners
-
-path, framework, check = sys.argv[1:]
-checkpoint = Checkpoint(path, Overrides(check_parts=check == "check"))
-try:
-    load_runners(checkpoint, framework=framework, device="cpu", tensor_parallel=2, data_parallel=1)
-except Exception as error:
-    sys.exit(f"{type(error).__name__}: {error}")
-"""
-
-
-@pytest.fixture(scope="module")
-def changed(tmp_path_factory):
-    """A weight that only the second of two devices reads was changed after the conversion."""
-    folder = tmp_path_factory.mktemp("changed")
-    name = "model.layers.0.mlp_block.down_proj.weight"
-    for number, kind in enumerate(("whole", "changed")):
-        weights = {s.name: initial_value(s, 0) for s in param_specs(CONFIG).values()}
-        weights[name][3, -1] += number
-        write_source(folder / f"source of {kind}", weights)
-        arguments = (folder / f"source of {kind}", folder / kind, "--to", "griffin-orbax")
-        assert griffin_eval("convert", *arguments, "--chunks", "model=2").returncode == 0
-    shutil.copy(folder / "whole" / MANIFEST_FILE, folder / "changed")
-    return folder, name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("framework", ["torch", "jax"])
-def test_processes_and_devices_notice_a_change_in_their_part(changed, framework):
-    folder, name = changed
-
-    def load(kind, check="check"):
-        return subprocess.run(
-            [sys.executable, "-c", LOADED, folder / kind, framework, check],
-            env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-
-    done = load("changed")
-    assert f"{name} is not what {MANIFEST_FILE} says (chunk 1 of 2)" in done.stderr
-    assert done.returncode == 1
-    if framework == "torch":  # the process that read it ended, and the other says so
-        assert "ProcessLost: process 1 of the 2" in done.stderr
-    done = load("changed", "trust")
-    assert done.returncode == 0, done.stderr

@@ -5,23 +5,20 @@ import json
 import logging
 import re
 
-import numpy as np
 import pytest
 import torch
 from parity import weights
 from safetensors.numpy import save_file
 from slow import slow
-from tiny_checkpoints import CONFIG
+from tiny_checkpoints import CONFIG, tensors_of
 
+from griffin_eval import convert
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.configs.huggingface import to_huggingface
-from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.export import put_nested
 from griffin_eval.converters.formats import FORMATS
-from griffin_eval.converters.naming.tables import CANONICAL, CANONICAL_PATHS, bind
+from griffin_eval.converters.naming.tables import CANONICAL, CANONICAL_PATHS
 from griffin_eval.converters.overrides import Overrides
-from griffin_eval.converters.plan import make_plan
-from griffin_eval.converters.tensors import in_memory
 from griffin_eval.errors import CheckpointError
 
 WEIGHTS = weights(CONFIG)
@@ -40,12 +37,7 @@ TABLES = {
 
 
 def tensors(naming):
-    return {
-        b.foreign: np.ascontiguousarray(
-            b.op.to_foreign(*(in_memory(WEIGHTS[s.name]) for s in b.canonical)).numpy()
-        )
-        for b in bind(TABLES[naming], CONFIG)
-    }
+    return tensors_of(TABLES[naming], CONFIG)
 
 
 def state(naming, prefix=""):
@@ -94,7 +86,7 @@ def test_a_prefix_of_every_name(tmp_path, caplog, naming, prefix):
     said = [r.getMessage() for r in caplog.records if "names read without" in r.getMessage()]
     assert len(said) == bool(prefix)
     assert ("names read without" in opened.inspection.layout) == bool(prefix)
-    convert_checkpoint(make_plan(opened, FORMATS["griffin"]), tmp_path / "out")
+    convert(opened, tmp_path / "out", to="griffin")
     check(tmp_path / "out")
 
 

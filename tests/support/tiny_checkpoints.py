@@ -11,9 +11,13 @@ from safetensors.numpy import load_file, save_file
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.configs.huggingface import to_huggingface
+from griffin_eval.converters.configs.own import config_json
+from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
 from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
+from griffin_eval.converters.naming.tables import bind
 from griffin_eval.converters.plan import make_plan
+from griffin_eval.converters.tensors import in_memory, torch_tensor
 
 CONFIG = dataclasses.replace(
     BASE,
@@ -32,6 +36,45 @@ def write_source(folder: Path, config: GriffinConfig = CONFIG) -> None:
     folder.mkdir(parents=True)
     save_file(weights(config), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(to_huggingface(config)))
+
+
+def write_griffin(folder: Path, config: GriffinConfig, arrays=None) -> Path:
+    """Any model in canonical names with a config of our own, without a manifest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights(config) if arrays is None else arrays, folder / "model.safetensors")
+    raw = config_json(config, FORMATS["griffin"], "float32")
+    (folder / "config.json").write_text(json.dumps(raw))
+    return folder
+
+
+def tensors_of(table, config: GriffinConfig, arrays=None) -> dict[str, np.ndarray]:
+    """The tensors of a model under the names of a table."""
+    arrays = weights(config) if arrays is None else arrays
+    return {
+        b.foreign: np.ascontiguousarray(
+            b.op.to_foreign(*(in_memory(arrays[s.name]) for s in b.canonical)).numpy()
+        )
+        for b in bind(table, config)
+    }
+
+
+def write_tensors(folder: Path, container: str, tensors: dict[str, np.ndarray]) -> Path:
+    """A new folder with tensors under any names, and nothing beside them."""
+    folder.mkdir(parents=True)
+    if container == "safetensors":
+        contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+        save_file(contiguous, folder / "model.safetensors")
+    elif container == "torch":
+        import torch
+
+        state = {name: torch_tensor(np.array(array)) for name, array in tensors.items()}
+        torch.save(state, folder / "model.pt")
+    else:
+        specs = {name: (array.shape, array.dtype.name) for name, array in tensors.items()}
+        with OrbaxWriter(folder, specs) as writer:
+            for name, array in tensors.items():
+                writer.write(name, [array])
+    return folder
 
 
 def write_all(root: Path) -> None:
