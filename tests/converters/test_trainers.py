@@ -19,22 +19,19 @@ from safetensors.numpy import save_file
 from slow import fast
 from typer.testing import CliRunner
 
+from griffin_eval import convert
 from griffin_eval.cli.main import app
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.configs.own import config_json
-from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.naming import trainers
 from griffin_eval.converters.naming.user_table import read_names
 from griffin_eval.converters.output.manifest import MANIFEST_FILE
 from griffin_eval.converters.overrides import Overrides
-from griffin_eval.converters.plan import make_plan
 from griffin_eval.converters.tensors import torch_tensor
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.layout import param_specs
-from griffin_eval.runners.load import load_runner
-from griffin_eval.tasks.metadata import config_of
 
 GRIFFIN = GriffinConfig(
     vocab_size=11,
@@ -294,14 +291,14 @@ def test_every_table_that_ships_is_tested():
         assert read_names(name).title
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", TRAINERS)
 def test_a_checkpoint_is_read_as_its_trainer_lays_it_out(tmp_path, name, dtype):
     expected, tensors = model(name, np.dtype(getattr(ml_dtypes, dtype, dtype)))
     checkpoint = Checkpoint(write(tmp_path / "model", name, tensors), overrides(name))
     assert checkpoint.config == TRAINERS[name].config
     assert checkpoint.dtypes == dict.fromkeys(expected, dtype)
-    convert_checkpoint(make_plan(checkpoint, FORMATS["griffin"]), tmp_path / "out")
+    convert(checkpoint, tmp_path / "out", to="griffin")
     for found in (checkpoint, Checkpoint(tmp_path / "out")):
         for parameter, values in expected.items():
             read = found.numpy(parameter)
@@ -310,17 +307,6 @@ def test_a_checkpoint_is_read_as_its_trainer_lays_it_out(tmp_path, name, dtype):
             assert np.array_equal(as_torch, values.astype(np.float32)), parameter
     manifest = json.loads((tmp_path / "out" / MANIFEST_FILE).read_text())
     assert manifest.get("differs", "") == "; ".join(read_names(name).differs)
-
-
-@pytest.mark.parametrize("framework", fast(["torch"], ["torch", "jax"]))
-@pytest.mark.parametrize("name", TRAINERS)
-def test_both_frameworks_run_it(tmp_path, name, framework):
-    path = write(tmp_path / "model", name, model(name)[1])
-    checkpoint = Checkpoint(path, overrides(name))
-    runner = load_runner(checkpoint, framework=framework, device="cpu")
-    assert runner.config == TRAINERS[name].config
-    known = {"names": name, "accept_differences": True, **TRAINERS[name].given}
-    assert config_of(pretrained=str(path), **known) == runner.config  # as a task of ours reads it
 
 
 @pytest.mark.parametrize("name", fast(["nemo"], TRAINERS))
@@ -350,27 +336,20 @@ def test_lm_eval_answers_as_of_the_same_weights_in_a_format_of_ours(tmp_path, ch
     assert answers[0] == answers[1] and all(math.isfinite(score) for score, _ in answers[0])
 
 
-@pytest.mark.parametrize("name", TRAINERS)
-def test_inspect_says_whose_it_is_from_its_tensors(tmp_path, name):
-    path = write(tmp_path / "model", name, model(name)[1])
-    (path if path.is_dir() else path.parent).joinpath("config.json").unlink(missing_ok=True)
-    shown = CliRunner().invoke(app, ["inspect", str(path)])
-    assert shown.exit_code == 1
-    title = read_names(name).title
-    assert f"this looks like {title}: give --names {name} (names={name})" in shown.output
-
-
-def test_a_trainer_that_computes_otherwise_is_refused_unless_that_is_accepted(tmp_path):
+def test_inspect_says_whose_it_is_and_what_it_computes_otherwise(tmp_path):
     for name in TRAINERS:
         path = write(tmp_path / name, name, model(name)[1])
+        (path if path.is_dir() else path.parent).joinpath("config.json").unlink(missing_ok=True)
+        shown = CliRunner().invoke(app, ["inspect", str(path)])
+        title, differs = read_names(name).title, read_names(name).differs
+        assert shown.exit_code == 1
+        assert f"this looks like {title}: give --names {name} (names={name})" in shown.output
         command = ["inspect", str(path), "--names", name]
         for field, value in TRAINERS[name].given.items():
             command += [f"--{field.replace('_', '-')}", str(value)]
-        differs = read_names(name).differs
         shown = CliRunner().invoke(app, command)
         assert shown.exit_code == bool(differs), shown.output
-        for difference in differs:
-            assert difference in shown.output
+        assert all(difference in shown.output for difference in differs)
         if differs:
             with pytest.raises(CheckpointError, match="--accept-differences"):
                 Checkpoint(path, overrides(name, accept_differences=False))
@@ -378,37 +357,19 @@ def test_a_trainer_that_computes_otherwise_is_refused_unless_that_is_accepted(tm
             assert accepted.exit_code == 0 and "differs: " in accepted.output
 
 
-@pytest.mark.parametrize(
-    ("name", "tensor", "change", "message"),
-    [
-        (
-            "hippogriff",
-            "backbone.1.time.alpha_log_scale",
-            lambda x: x * 1.001,
-            "expected 2.07944 everywhere",
-        ),
-        (
-            "trtllm",
-            "transformer.vocab_embedding.weight",
-            lambda x: x * np.float32(1.001),
-            "expected model.embed_tokens.weight once more",
-        ),
-    ],
-)
-def test_what_is_no_parameter_is_checked(tmp_path, name, tensor, change, message):
-    tensors = model(name)[1]
-    tensors[tensor] = change(tensors[tensor])
-    path = write(tmp_path / "model", name, tensors)
-    with pytest.raises(CheckpointError) as caught:
-        Checkpoint(path, overrides(name))
-    assert repr(tensor) in str(caught.value) and message in str(caught.value)
-
-
-def test_norms_behind_the_recurrence_of_earlier_hawk_pytorch_are_refused(tmp_path):
-    tensors = model("hawk-pytorch")[1] | {"layers.0.recc.norm.weight": np.ones(12, np.float32)}
-    path = write(tmp_path / "model", "hawk-pytorch", tensors)
-    with pytest.raises(CheckpointError, match="'layers.0.recc.norm.weight'"):
-        Checkpoint(path, overrides("hawk-pytorch"))
+def test_what_is_no_parameter_is_checked(tmp_path):
+    scale, table = "backbone.1.time.alpha_log_scale", "transformer.vocab_embedding.weight"
+    for name, tensor, change, message in (
+        ("hippogriff", scale, lambda x: x * 1.001, "expected 2.07944 everywhere"),
+        ("trtllm", table, lambda x: x * np.float32(1.001), "model.embed_tokens.weight once more"),
+        ("hawk-pytorch", "layers.0.recc.norm.weight", lambda _: np.ones(12, "f4"), "1 unexpected"),
+    ):  # a norm behind the recurrence, which earlier releases of hawk-pytorch had
+        tensors = model(name)[1]
+        tensors[tensor] = change(tensors.get(tensor))
+        path = write(tmp_path / name, name, tensors)
+        with pytest.raises(CheckpointError) as caught:
+            Checkpoint(path, overrides(name))
+        assert repr(tensor) in str(caught.value) and message in str(caught.value), name
 
 
 def test_another_architecture_is_refused_by_name(tmp_path):
