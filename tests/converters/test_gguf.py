@@ -25,17 +25,14 @@ from gguf_files import (
     write_candle,
     write_gguf,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from parity import BASE, weights
-from slow import ci, examples, fast, slow
+from slow import fast
 from typer.testing import CliRunner
 
 from griffin_eval.cli.main import app
 from griffin_eval.config import PRESETS
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.codecs.decode import decoded
-from griffin_eval.converters.containers import gguf as reader
 from griffin_eval.converters.containers.gguf import open_gguf
 from griffin_eval.converters.output.manifest import check
 from griffin_eval.converters.overrides import Overrides
@@ -53,31 +50,6 @@ def run(*arguments, code=0):
     done = CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": "250"})
     assert done.exit_code == code, done.output
     return done.output
-
-
-class Name(str):
-    """A name that counts how often it is compared with others."""
-
-    compared = 0
-    __hash__ = str.__hash__
-
-    def __eq__(self, other):
-        Name.compared += 1
-        return str.__eq__(self, other)
-
-
-def test_the_work_of_opening_grows_with_the_number_of_tensors(tmp_path, monkeypatch):
-    read = reader._Header._name
-    monkeypatch.setattr(reader._Header, "_name", lambda self: Name(read(self)))
-    compared = []
-    for count in (100, 400):
-        entries = [entry(f"t.{i}", (), TYPES.F32, 32 * i) for i in range(count)]
-        (tmp_path / "many.gguf").write_bytes(padded(header(entries)) + bytes(32 * count))
-        Name.compared = 0
-        assert len(open_gguf(tmp_path / "many.gguf").tensors) == count
-        compared.append(Name.compared)
-    few, many = compared
-    assert many <= 8 * max(few, 100)  # four times as many tensors
 
 
 def same_bits(found, expected):
@@ -108,21 +80,6 @@ def test_random_blocks_in_any_pieces(tmp_path, kind):
             assert same_bits(np.concatenate(list(read.tensors[name].pieces(nbytes))), expected)
     cut = (slice(1, 2), slice(1, 3), slice(block - 1, 2 * block + 1))
     assert same_bits(read.tensors["wide"].read(cut), tensors["wide"].values[cut])
-
-
-@settings(max_examples=examples(30))
-@given(data=st.data())
-def test_any_elements_of_any_blocks(tmp_path_factory, data):
-    """However little is asked for, also across the parts that the library gets at a time."""
-    kind = data.draw(st.sampled_from(["Q4_0", "Q4_K", "Q6_K", "IQ2_XS"]))
-    block, _ = gguf.GGML_QUANT_SIZES[TYPES[kind]]
-    tensor = random_blocks((data.draw(st.integers(1, 70_000 // block)) * block,), kind, 0)
-    file = tmp_path_factory.mktemp("any") / "m.gguf"
-    write_candle(file, {"w": tensor})
-    read = decoded(open_gguf(file), file.parent)
-    start = data.draw(st.integers(0, tensor.shape[0]))
-    stop = data.draw(st.integers(start, tensor.shape[0]))
-    assert same_bits(read.tensors["w"].rows(start, stop), tensor.values[start:stop])
 
 
 def theirs(file):
@@ -213,19 +170,6 @@ def test_commands(file, tmp_path, monkeypatch):
     assert manifest["source"]["format"] == "gguf"
 
 
-@pytest.mark.slow
-def test_logits_are_those_of_every_implementation(file, monkeypatch):
-    monkeypatch.setitem(PRESETS, "tiny", NARROW)
-    run("verify", file, "--logits", "--preset", "tiny")
-
-
-def test_a_config_beside_the_file_is_read(file, tmp_path):
-    write_base = tmp_path / "base"
-    run("convert", file, write_base, "--to", "hf", *KNOWN)
-    shutil.copy(write_base / "config.json", tmp_path)
-    assert Checkpoint(file).config == NARROW
-
-
 def test_a_manifest_is_of_what_lies_beside_it(file, tmp_path):
     """Where nothing else does, of the file: that of what was once converted from it."""
     other, alone = tmp_path / "other", tmp_path / "alone"
@@ -242,28 +186,6 @@ def test_a_manifest_is_of_what_lies_beside_it(file, tmp_path):
     shutil.copy(file, alone / "q8.gguf")
     for path in (alone / "q8.gguf", other):
         assert "are as its manifest says" in run("verify", path)
-
-
-@pytest.mark.parametrize("framework", [ci("torch"), slow("jax")])
-def test_lm_eval(checkpoint, tmp_path, monkeypatch, framework):
-    """The answers to the file are those to what it was converted to; the tokenizer lies beside."""
-    from lm_eval.api.instance import Instance
-
-    from griffin_eval.lm.model import GriffinLM
-
-    original = Checkpoint(checkpoint)
-    arrays = {name: original.numpy(name) for name in original.dtypes}
-    write_candle(tmp_path / "model.gguf", candle(arrays, "Q8_0"))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(checkpoint / name, tmp_path)
-    monkeypatch.setitem(PRESETS, "tiny", original.config)
-    run("convert", tmp_path / "model.gguf", tmp_path / "out", "--to", "hf", "--preset", "tiny")
-    asked = [Instance("loglikelihood", {}, ("The unary minus", " operator yields"), 0)]
-    answers = [
-        GriffinLM(pretrained=str(place), framework=framework, **more).loglikelihood(asked)
-        for place, more in ((tmp_path / "model.gguf", {"preset": "tiny"}), (tmp_path / "out", {}))
-    ]
-    assert answers[0] == answers[1]
 
 
 # Two tensors, (2, 32) in Q4_0 and (8,) in F32: 36 bytes, padded to 64, and 32 bytes.

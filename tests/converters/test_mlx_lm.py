@@ -9,10 +9,7 @@ import pytest
 from adapters import load_base, logits, write_base
 from parity import BASE, relative_error, tokens
 
-from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.convert import convert_checkpoint
-from griffin_eval.converters.formats import FORMATS
-from griffin_eval.converters.plan import make_plan
+from griffin_eval import convert
 
 mx = pytest.importorskip("mlx.core", reason="mlx is not installed")
 pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
@@ -28,8 +25,8 @@ def test_logits(tmp_path, monkeypatch, width, exact):
 
     config = dataclasses.replace(BASE, width=width, lru_width=width)
     write_base(tmp_path / "base", config)
-    convert_checkpoint(make_plan(Checkpoint(tmp_path / "base"), FORMATS["griffin"]), tmp_path / "g")
-    convert_checkpoint(make_plan(Checkpoint(tmp_path / "g"), FORMATS["hf"]), tmp_path / "hf")
+    convert(tmp_path / "base", tmp_path / "g", to="griffin")
+    convert(tmp_path / "g", tmp_path / "hf", to="hf")
     model, _ = load_model(tmp_path / "hf")
     ids = tokens(config, 2, 2 * config.visible_keys + 3)
     expected = logits(load_base(tmp_path / "hf"), ids)

@@ -2,21 +2,18 @@
 
 import dataclasses
 import json
-import math
 import shutil
-import warnings
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from adapters import load_base, logits, peft, write_adapter, write_base
-from parity import BASE, relative_error, tokens
+from adapters import load_base, write_base
+from parity import BASE
 from quantised import (
     BITS,
     bits,
     bitsandbytes_weights,
-    load_bitsandbytes,
     write_bitsandbytes,
     write_mlx,
 )
@@ -29,7 +26,6 @@ from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.codecs import bitsandbytes
 from griffin_eval.converters.codecs.decode import quantised
 from griffin_eval.converters.containers.safetensors.reader import open_safetensors
-from griffin_eval.converters.overrides import Overrides
 from griffin_eval.errors import CheckpointError
 
 
@@ -139,91 +135,6 @@ def test_any_shape_and_block_in_any_pieces(tmp_path, shape, block, kind, double)
         assert np.array_equal(part, expected[start:stop])
     cut = (slice(1, 3), slice(1, 2))
     assert np.array_equal(read["w"].read(cut)[..., None].view(np.uint8), expected[cut])
-
-
-@pytest.mark.slow
-def test_logits_are_those_of_the_quantised_model(written):
-    from griffin_eval.model_torch.loading import load
-
-    ids = tokens(BASE, 2, 2 * BASE.visible_keys + 3)
-    folder = written("nf4, double", torch.float32)
-    model = load(Checkpoint(folder))
-    with torch.no_grad():
-        hidden, _ = model.step(
-            torch.from_numpy(ids), torch.full((len(ids),), ids.shape[1]), model.init_state(len(ids))
-        )
-        found = model.logits(hidden).numpy()
-    assert relative_error(found, logits(load_bitsandbytes(folder), ids)) < 2e-5
-
-
-@pytest.mark.slow
-def test_commands(written, wide, tmp_path):
-    quantised, out = written("nf4, double"), tmp_path / "out"
-    facts = json.loads(run("inspect", quantised, "--json"))
-    alone = facts["quantised"]["left_alone"]
-    (scheme,) = facts["quantised"]["schemes"]
-    assert scheme == "bitsandbytes nf4 in blocks of 64, scales in 8 bits"
-    assert "model.embed_tokens.weight" in alone
-    assert "model.layers.*.temporal_block.rg_lru.recurrent_param" in alone
-    said = run("inspect", quantised)
-    assert f"{scheme}: {facts['quantised']['schemes'][scheme]['bits']:.2f} bits an element" in said
-    assert json.loads(run("inspect", wide, "--json"))["quantised"] is None
-    run("convert", quantised, out, "--to", "hf")
-    assert "quantization_config" not in json.loads((out / "config.json").read_text())
-    assert "are the same bit for bit" in run("verify", quantised, out)
-    assert "differ" in run("verify", quantised, wide, code=1)
-    expected = bitsandbytes_weights(quantised)
-    for name, value in load_base(out).named_parameters():
-        assert torch.equal(value, expected[name]), name
-    run("convert", quantised, tmp_path / "flax", "--to", "deepmind-flax", "--dtype", "float32")
-
-
-@pytest.mark.slow
-def test_logits_are_those_of_every_implementation(written):
-    run("verify", written("nf4, double"), "--logits")
-
-
-@pytest.mark.slow
-def test_bits_of_an_element_are_those_of_the_file(written):
-    for kind, (least, most) in {"nf4": (4.5, 5), "nf4, double": (4, 11), "int8": (8, 9.1)}.items():
-        container = Checkpoint(written(kind)).container
-        stored = 0.0
-        for name, facts in quantised(container).items():
-            size = math.prod(container.tensors[name].shape)
-            assert least < facts.bits < most + 8 * 1500 / size
-            stored += facts.bits * size / 8
-        plain = sum(t.nbytes for t in container.tensors.values() if t.quantised is None)
-        with open_safetensors(written(kind)) as file:
-            assert stored + plain == sum(t.nbytes for t in file.tensors.values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["nf4, double", "int8"])
-def test_adapters_of_a_quantised_base(written, tmp_path, kind):
-    """The delta is added to what was dequantised, as peft's merge does before it quantises anew."""
-    folder = written(kind, torch.float32)
-    targets = ["linear_x", "q_proj", "down_proj"]
-    plain = tmp_path / "plain"
-    run("convert", folder, plain, "--to", "hf")
-    write_adapter(tmp_path / "adapter", plain, target_modules=targets)
-    merged = Checkpoint(folder, Overrides(adapters=((tmp_path / "adapter", 1.0),)))
-    ids = tokens(BASE, 2, 20)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        theirs = peft.PeftModel.from_pretrained(load_base(plain), tmp_path / "adapter").eval()
-        expected = dict(theirs.merge_and_unload().named_parameters())
-        unmerged = peft.PeftModel.from_pretrained(load_bitsandbytes(folder), tmp_path / "adapter")
-    for name, value in expected.items():
-        assert relative_error(merged.numpy(name), value.detach().numpy()) < 1e-6, name
-    if kind == "int8":  # bitsandbytes multiplies in 8 bits there
-        return
-    from griffin_eval.model_torch.loading import load
-
-    model = load(merged)
-    with torch.no_grad():
-        hidden, _ = model.step(torch.from_numpy(ids), torch.tensor([20, 20]), model.init_state(2))
-        found = model.logits(hidden).numpy()
-    assert relative_error(found, logits(unmerged.eval(), ids)) < 5e-5
 
 
 MLX = [(bits, group, "bfloat16") for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64)]
@@ -443,17 +354,6 @@ def test_mlx_may_be_named_as_the_method(mlx, tmp_path):
         assert one.numpy(name).tobytes() == other.numpy(name).tobytes()
 
 
-@pytest.mark.parametrize("method", ["mlx", "gguf", "bitsandbytes"])
-def test_a_method_that_is_read_is_not_called_unread(base, tmp_path, method):
-    folder = shutil.copytree(base, tmp_path / "changed")
-    config = json.loads((base / "config.json").read_text())
-    stated = {"quantization_config": {"quant_method": method}}
-    (folder / "config.json").write_text(json.dumps(config | stated))
-    with pytest.raises(CheckpointError, match="but no tensor is: remove that") as refused:
-        Checkpoint(folder)
-    assert "which is not read" not in str(refused.value)
-
-
 @pytest.mark.parametrize(
     "name, kind",
     [
@@ -466,16 +366,3 @@ def test_a_method_that_is_read_is_not_called_unread(base, tmp_path, method):
 def test_kinds_told_by_names_of_tensors(base, tmp_path, name, kind):
     change = put(name, torch.zeros(2, dtype=torch.int32))
     expect_refusal(base, tmp_path, change, f"is quantised with {kind}, which is not read")
-
-
-@pytest.mark.slow
-def test_a_file_that_becomes_shorter_while_it_is_read(written, tmp_path):
-    folder = tmp_path / "changed"
-    shutil.copytree(written("nf4"), folder)
-    checkpoint = Checkpoint(folder)
-    file = folder / "model.safetensors"
-    with open(file, "r+b") as handle:
-        handle.truncate(file.stat().st_size // 2)
-    with pytest.raises(CheckpointError, match="was longer when it was opened"):
-        for name in checkpoint.dtypes:
-            list(checkpoint.pieces(name))
