@@ -9,20 +9,15 @@ from parity import BASE, weights
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
+from griffin_eval import convert, verify
 from griffin_eval.cli.main import app
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.configs.huggingface import to_huggingface
 from griffin_eval.converters.containers.container import Container, ContainerKind, Writer
-from griffin_eval.converters.containers.registry import CONTAINERS, open_container
-from griffin_eval.converters.convert import convert_checkpoint
+from griffin_eval.converters.containers.registry import CONTAINERS
 from griffin_eval.converters.formats import FORMATS, Format
 from griffin_eval.converters.naming.tables import CANONICAL
-from griffin_eval.converters.output.stamps import stamps_of
-from griffin_eval.converters.plan import make_plan
-from griffin_eval.converters.source.hub import choose
 from griffin_eval.converters.tensors import FLOATS, in_memory
-from griffin_eval.converters.verify import compare
-from griffin_eval.errors import CheckpointError
 
 CONFIG = dataclasses.replace(
     BASE,
@@ -89,14 +84,14 @@ def source(tmp_path):
 @pytest.mark.parametrize("other", FORMATS)
 def test_conversions_to_it_and_from_it(source, tmp_path, other):
     original = Checkpoint(source)
-    convert_checkpoint(make_plan(original, FORMATS[other]), tmp_path / "other")
-    convert_checkpoint(make_plan(Checkpoint(tmp_path / "other"), FORMATS["npy"]), tmp_path / "npy")
+    convert(original, tmp_path / "other", to=other)
+    convert(tmp_path / "other", tmp_path / "npy", to="npy")
     written = Checkpoint(tmp_path / "npy")
     assert written.format is FORMATS["npy"]
     assert written.inspection.layout == "a file per tensor"
-    convert_checkpoint(make_plan(written, FORMATS[other]), tmp_path / "back")
+    convert(written, tmp_path / "back", to=other)
     for folder in ("npy", "back"):
-        assert compare(original, Checkpoint(tmp_path / folder)).same
+        assert verify(original, tmp_path / folder).same
     for name, expected in weights(CONFIG).items():
         assert np.array_equal(np.load(tmp_path / "npy" / f"{name}.npy"), expected)
 
@@ -115,15 +110,3 @@ def test_commands(source, tmp_path):
     (tmp_path / "npy" / "config.json").unlink()  # which it does not need
     said = f"--visible-keys {CONFIG.visible_keys} --embedding-scale --logits-soft-cap 30".split()
     run("convert", tmp_path / "npy", tmp_path / "hf", "--to", "hf", *said)
-
-
-def test_what_it_says_of_itself_is_used(source, tmp_path):
-    convert_checkpoint(make_plan(Checkpoint(source), FORMATS["npy"]), tmp_path / "npy")
-    checkpoint = Checkpoint(tmp_path / "npy")
-    plan = make_plan(checkpoint, FORMATS["griffin"])
-    read = [path for path, *_ in stamps_of(plan)]
-    assert f"{tmp_path}/npy/model.final_norm.weight.npy" in read
-    files = ["config.json", "model.final_norm.weight.npy", "README.md"]
-    assert choose(files, "", "a/b") == ("", sorted(files[:2]))
-    with pytest.raises(CheckpointError, match="a GGUF file or a folder of .npy files"):
-        open_container(tmp_path / "nothing")

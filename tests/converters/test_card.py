@@ -8,12 +8,9 @@ from huggingface_hub import ModelCard
 from transformers import GenerationConfig, RecurrentGemmaForCausalLM
 from typer.testing import CliRunner
 
+from griffin_eval import convert, verify
 from griffin_eval.cli.main import app
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.convert import convert_checkpoint
-from griffin_eval.converters.formats import FORMATS
-from griffin_eval.converters.plan import make_plan
-from griffin_eval.converters.verify import compare
 from griffin_eval.states.weights_hash import weights_sha256
 
 KNOWN = ["--visible-keys", "128", "--embedding-scale", "--logits-soft-cap", "30.0"]
@@ -51,7 +48,7 @@ def test_a_card_says_what_was_done_and_how_to_do_it_again(checkpoint, tmp_path):
     assert command[:2] == ["griffin-eval", "convert"]
     again = [str(tmp_path / "again") if w == str(tmp_path / "my model") else w for w in command]
     run(*again[1:])
-    assert compare(Checkpoint(tmp_path / "again"), Checkpoint(tmp_path / "my model")).same
+    assert verify(tmp_path / "again", tmp_path / "my model").same
     assert rows(tmp_path / "again")["SHA-256"] == said["SHA-256"]
 
 
@@ -72,8 +69,8 @@ def test_the_card_of_the_source_is_kept(checkpoint, tmp_path):
 
 def test_names_stay_text_in_a_card(checkpoint, tmp_path):
     source = tmp_path / "`x` | <b>\x1b[31m\n# y"
-    convert_checkpoint(make_plan(Checkpoint(checkpoint), FORMATS["griffin"]), source)
-    convert_checkpoint(make_plan(Checkpoint(source), FORMATS["hf"]), tmp_path / "out")
+    convert(checkpoint, source, to="griffin")
+    convert(source, tmp_path / "out", to="hf")
     said = rows(tmp_path / "out")["made from"]
     assert "\x1b" not in said and said.count("`") == 2 and "# y" in said
     assert rows(tmp_path / "out")["made by"].startswith("griffin-eval ")

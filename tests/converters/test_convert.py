@@ -1,6 +1,5 @@
 """Conversions between all formats, judged bit for bit and by the peers' own loaders."""
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -16,21 +15,18 @@ from tiny_checkpoints import write_all, write_source
 from typer.testing import CliRunner
 
 import griffin_eval
+from griffin_eval import verify
 from griffin_eval.cli.main import app
-from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint, Overrides
 from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.output.manifest import MANIFEST_FILE
 from griffin_eval.converters.plan import make_plan, parse_dtypes
-from griffin_eval.converters.tensors import not_finite
 from griffin_eval.converters.verify import Difference, compare
 from griffin_eval.engine.limits import Limits
 from griffin_eval.engine.scoring import score
 from griffin_eval.engine.tree import Scorable
 from griffin_eval.errors import ArgumentError, CheckpointError
-from griffin_eval.initializers import initial_value
-from griffin_eval.layout import param_specs
 from griffin_eval.runners.load import load_runner
 
 
@@ -56,30 +52,6 @@ def tiny(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def paper_model(tmp_path_factory):
-    """A model of the paper's dialect, which only two formats can hold."""
-    config = GriffinConfig(
-        vocab_size=50,
-        width=32,
-        mlp_width=96,
-        num_heads=2,
-        num_layers=4,
-        lru_width=48,
-        gate_blocks=4,
-        block_pattern=("recurrent", "global_attention"),
-        visible_keys=9,
-        embedding_scale=False,
-        logits_soft_cap=0.0,
-    )
-    folder = tmp_path_factory.mktemp("paper")
-    weights = {s.name: initial_value(s, 0) for s in param_specs(config).values()}
-    save_file(weights, folder / "model.safetensors")
-    raw = {"model_type": "griffin", **dataclasses.asdict(config)}
-    (folder / "config.json").write_text(json.dumps(raw))
-    return folder
-
-
 def scores(folder, framework="torch"):
     found = []
     tokens = np.random.default_rng(0).integers(3, 50, 300).tolist()
@@ -93,21 +65,12 @@ def scores(folder, framework="torch"):
     return found[0]
 
 
-def test_every_format_holds_the_same_model(checkpoint, converted):
-    original = Checkpoint(checkpoint)
-    for name, folder in converted.items():
-        found = Checkpoint(folder)
-        assert found.format.name == name
-        assert found.config == original.config
-        assert compare(original, found).same, name
-
-
 @pytest.mark.parametrize("source", FORMATS)
 @pytest.mark.parametrize("target", FORMATS)
 def test_every_direction_is_bit_exact(tiny, source, target, tmp_path):
     """To what the same weights are in that format from another source, byte for byte."""
     there = to(target, tiny / source, tmp_path / "there")
-    assert compare(Checkpoint(tiny / source), Checkpoint(there)).same
+    assert verify(tiny / source, there).same
     if FORMATS[target].container == "safetensors":
         original, again = (f / "model.safetensors" for f in (tiny / target, there))
         assert original.read_bytes() == again.read_bytes()
@@ -170,19 +133,6 @@ def test_deepminds_jax_restores_its_format(converted, transformers_model, relaxe
             return_cache=False,
         )
     np.testing.assert_allclose(np.asarray(ours), theirs, atol=1e-4, rtol=1e-4)
-
-
-def test_what_only_some_formats_hold(paper_model, tmp_path):
-    for name in ("griffin", "griffin-orbax"):
-        folder = to(name, paper_model, tmp_path / name)
-        assert compare(Checkpoint(paper_model), Checkpoint(folder)).same
-        np.testing.assert_array_equal(scores(folder), scores(paper_model))
-    for name in ("hf", "deepmind-flax", "deepmind-torch"):
-        with pytest.raises(
-            CheckpointError, match="gate_blocks=4.*Formats that can: griffin, griff"
-        ):
-            to(name, paper_model, tmp_path / name)
-        assert not (tmp_path / name).exists()
 
 
 def test_manifest_hashes_are_those_of_canonical_bytes(checkpoint, converted):
@@ -304,7 +254,7 @@ def test_without_a_config_the_missing_facts_are_asked_for(converted, tmp_path):
     with pytest.raises(CheckpointError, match="visible_keys, embedding_scale, logits_soft_cap"):
         Checkpoint(folder)
     given = Overrides(visible_keys=128, embedding_scale=True, logits_soft_cap=30.0)
-    assert compare(Checkpoint(folder, given), Checkpoint(converted["hf"])).same
+    assert verify(Checkpoint(folder, given), converted["hf"]).same
 
 
 def invoke(*arguments):
@@ -375,31 +325,11 @@ def test_an_output_that_exists_is_left_alone(checkpoint, tmp_path):
     assert Checkpoint(out).format.name == "griffin"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ocdbt", [True, False])
-def test_an_orbax_folder_is_converted_into_a_folder_within_it(
-    converted, tmp_path, monkeypatch, ocdbt
-):
-    source = shutil.copytree(converted["griffin-orbax"], tmp_path / "source")
-    if not ocdbt:
-        _as_a_folder_per_array(source)
-    before = Checkpoint(source)
-    monkeypatch.chdir(source)
-    for name in ("hf", "again"):
-        to("griffin", ".", name, progress=lambda nbytes: (source / "log").touch())
-        assert compare(before, Checkpoint(name)).same
-    to("griffin", ".", "hf", overwrite=True)
-
-
-@pytest.mark.parametrize("ocdbt", [True, slow(False)])
 @pytest.mark.parametrize("change", ["written", "added"])
-def test_what_changes_in_an_orbax_folder_meanwhile_is_noticed(converted, tmp_path, ocdbt, change):
+def test_what_changes_in_an_orbax_folder_meanwhile_is_noticed(converted, tmp_path, change):
     source = shutil.copytree(converted["griffin-orbax"], tmp_path / "source")
-    if not ocdbt:
-        _as_a_folder_per_array(source)
     plan = make_plan(Checkpoint(source), FORMATS["griffin"])
-    name = "d" if ocdbt else "model.final_norm.weight"
-    file = max((source / name).iterdir())
+    file = max((source / "d").iterdir())
 
     def progress(nbytes):
         if change == "added":
@@ -407,30 +337,6 @@ def test_what_changes_in_an_orbax_folder_meanwhile_is_noticed(converted, tmp_pat
         else:
             os.utime(file, ns=(0, 0))
 
-    with pytest.raises(CheckpointError, match=f"{name}/.* changed while it was read"):
+    with pytest.raises(CheckpointError, match="d/.* changed while it was read"):
         convert_checkpoint(plan, source / "hf", progress=progress)
     assert not (source / "hf").exists()
-
-
-def _as_a_folder_per_array(source):
-    """Rewrites an Orbax folder without its database."""
-    import orbax.checkpoint as ocp
-
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        tree = checkpointer.restore(source)
-    plain = source.with_name("plain")
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
-        checkpointer.save(plain, tree)
-    for name in ("config.json", MANIFEST_FILE):
-        shutil.copy(source / name, plain)
-    shutil.rmtree(source)
-    plain.rename(source)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("values", [[], [np.nan], [-np.nan], [np.inf, -np.inf], [-np.inf]])
-def test_values_that_are_not_finite_are_counted(dtype, values):
-    import ml_dtypes  # noqa: F401  (teaches numpy the name bfloat16)
-
-    finite = [0.0, -0.0, 1.0, -1.0, 3e4, -3e4, 1e-7]
-    assert not_finite(np.array(finite + values).astype(dtype)) == len(values)

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 from griffin_eval.cli.main import app
 from griffin_eval.converters.output.atomic import SafeOutput
 from griffin_eval.errors import BadInput
-from griffin_eval.json_files import exists
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +59,3 @@ def test_a_destination_that_may_not_be_looked_at_is_not_replaced(tmp_path, monke
             with SafeOutput(tmp_path / "model", overwrite=True):
                 raise AssertionError
     assert os.listdir(tmp_path) == ["model"] and os.listdir(tmp_path / "model") == ["mine"]
-
-
-def test_what_exists(tmp_path, monkeypatch):
-    (tmp_path / "dead").symlink_to(tmp_path / "nothing")
-    (tmp_path / "file").touch()
-    assert exists(tmp_path / "file") and not exists(tmp_path / "nothing")
-    assert exists(tmp_path / "dead", follow_links=False) and not exists(tmp_path / "dead")
-    for name in ("file/within", "a\0b", "a" * 300):
-        assert not exists(tmp_path / name)
-    deny(monkeypatch, "stat", "file")
-    with pytest.raises(PermissionError):
-        exists(tmp_path / "file")

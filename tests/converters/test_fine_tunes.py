@@ -1,7 +1,6 @@
 """Fine-tunes as transformers saves them keep what they need in every format: chat templates, added
 tokens, embeddings of another size, and tensors of several dtypes."""
 
-import json
 import shutil
 import warnings
 
@@ -11,13 +10,13 @@ import torch
 from slow import fast
 from transformers import AutoTokenizer, RecurrentGemmaForCausalLM
 
+from griffin_eval import convert, verify
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.configs.huggingface import generation_eos_ids
 from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.converters.plan import make_plan, parse_dtypes
-from griffin_eval.converters.verify import compare
 from griffin_eval.errors import CheckpointError
 from griffin_eval.model_torch.loading import load
 from griffin_eval.runners.load import load_runner
@@ -52,7 +51,7 @@ def tuned(checkpoint, tmp_path_factory):
 
 
 def to(target, source, destination):
-    convert_checkpoint(make_plan(Checkpoint(source), FORMATS[target]), destination)
+    convert(source, destination, to=target)
     return destination
 
 
@@ -89,35 +88,11 @@ def test_embeddings_of_any_size(checkpoint, tmp_path, rows):
     assert np.array_equal(resized.numpy("model.embed_tokens.weight"), expected)
     for target in FORMATS:
         out = to(target, tmp_path / "resized", tmp_path / target)
-        assert compare(Checkpoint(out), resized).same
+        assert verify(out, resized).same
         (out / "config.json").unlink()
         if target.startswith("deepmind"):  # whose shapes say it, too
             known = Overrides(visible_keys=128, embedding_scale=True, logits_soft_cap=30.0)
             assert Checkpoint(out, known).config.vocab_size == rows
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rows", [256_000, 256_128])
-def test_embeddings_of_gemmas_sizes(checkpoint, tmp_path, rows):
-    """Those of transformers and of DeepMind, cut and enlarged."""
-    raw = RecurrentGemmaForCausalLM.from_pretrained(checkpoint).config
-    raw.hidden_size, raw.intermediate_size, raw.num_hidden_layers, raw.vocab_size = 16, 16, 3, rows
-    raw.lru_width, raw.num_attention_heads, raw.head_dim = 16, 2, 8
-    model = RecurrentGemmaForCausalLM(raw).to(torch.bfloat16)
-    with torch.no_grad():
-        model.get_input_embeddings().weight.normal_()
-    model.save_pretrained(tmp_path / "saved")
-    expected = model.get_input_embeddings().weight.detach()
-    flax = to("deepmind-flax", tmp_path / "saved", tmp_path / "flax")
-    cut = make_plan(Checkpoint(flax), FORMATS["hf"], vocab_size=rows - 128)
-    convert_checkpoint(cut, tmp_path / "cut")
-    for folder, kept in ((flax, rows), (tmp_path / "cut", rows - 128)):
-        opened = Checkpoint(folder)
-        assert opened.config.vocab_size == kept
-        assert torch.equal(opened.torch("model.embed_tokens.weight"), expected[:kept])
-    back = RecurrentGemmaForCausalLM.from_pretrained(tmp_path / "cut", dtype="auto")
-    back.resize_token_embeddings(rows)  # new rows at random
-    assert torch.equal(back.get_input_embeddings().weight[: rows - 128], expected[: rows - 128])
 
 
 @pytest.mark.parametrize("target", fast(["hf"], FORMATS))
@@ -132,19 +107,6 @@ def test_chat_templates_with_names(tuned, target, tmp_path):
     assert load_tokenizer(tmp_path / "out").apply_chat_template(
         TALK, add_generation_prompt=False
     ) == load_tokenizer(tuned).apply_chat_template(TALK, add_generation_prompt=False)
-
-
-def test_a_chat_template_within_the_config_of_the_tokenizer(tuned, tmp_path):
-    """As transformers 4 saved them."""
-    source = tmp_path / "source"
-    shutil.copytree(tuned, source)
-    file = source / "tokenizer_config.json"
-    raw = json.loads(file.read_text()) | {"chat_template": TEMPLATE}
-    file.write_text(json.dumps(raw))
-    (source / "chat_template.jinja").unlink()
-    out = to("deepmind-torch", source, tmp_path / "out")
-    expected = load_tokenizer(tuned).apply_chat_template(TALK, add_generation_prompt=True)
-    assert load_tokenizer(out).apply_chat_template(TALK, add_generation_prompt=True) == expected
 
 
 def mixed(checkpoint, folder, *, apart=()):
@@ -178,7 +140,7 @@ def test_mixed_dtypes_are_loaded_as_transformers_loads_them(checkpoint, tmp_path
 def test_two_dtypes_in_one_tensor_are_asked_for(checkpoint, tmp_path):
     mixed(checkpoint, tmp_path / "mixed", apart=("layers.0.mlp_block.up_proj.weight",))
     opened = Checkpoint(tmp_path / "mixed")
-    assert compare(Checkpoint(to("hf", tmp_path / "mixed", tmp_path / "hf")), opened).same
+    assert verify(Checkpoint(to("hf", tmp_path / "mixed", tmp_path / "hf")), opened).same
     with pytest.raises(CheckpointError, match="in one tensor, but they are bfloat16 and float16"):
         make_plan(opened, FORMATS["deepmind-flax"])
     plan = make_plan(opened, FORMATS["deepmind-flax"], dtypes=parse_dtypes("float32"))
@@ -195,7 +157,7 @@ def test_an_untied_fine_tune(checkpoint, tmp_path):
     opened = Checkpoint(tmp_path / "untied")
     assert not opened.config.tie_embeddings
     again = Checkpoint(to("griffin-orbax", tmp_path / "untied", tmp_path / "orbax"))
-    assert compare(again, opened).same
+    assert verify(again, opened).same
     back = to("hf", tmp_path / "orbax", tmp_path / "back")
     loaded = RecurrentGemmaForCausalLM.from_pretrained(back)
     for name, value in model.named_parameters():

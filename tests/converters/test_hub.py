@@ -1,16 +1,12 @@
 """Finding a model; the hub's own client against a hub on this machine."""
 
 import contextlib
-import fcntl
 import io
 import json
 import os
-import pty
 import shutil
-import struct
 import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,15 +19,14 @@ from slow import ci, slow
 from typer.testing import CliRunner
 
 import griffin_eval.converters.source.hub
+from griffin_eval import convert, verify
 from griffin_eval.cli.main import app
 from griffin_eval.converters.checkpoint import Checkpoint, Overrides
-from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.plan import make_plan
 from griffin_eval.converters.source.companions import tokenizer_folder
 from griffin_eval.converters.source.hub import choose
 from griffin_eval.converters.source.resolve import resolve, resolve_adapter
-from griffin_eval.converters.verify import compare
 from griffin_eval.errors import BadInput, CheckpointError, MissingExtraError
 
 # Without that list what is missing is found when the checkpoint is opened.
@@ -42,11 +37,6 @@ lists_files = pytest.mark.skipif(
 
 BIN = Path(sys.executable).parent
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
-RESOLVE = """
-import sys
-from griffin_eval.converters.source.resolve import resolve
-print(resolve(sys.argv[1]))
-"""
 
 
 # Folders and hub ids.
@@ -199,7 +189,7 @@ def models(checkpoint, tmp_path_factory) -> dict[str, Path]:
     for name in ("deepmind-flax", "deepmind-torch"):
         folders[name] = root = tmp_path_factory.mktemp(name)
         written = root / "2b"
-        convert_checkpoint(make_plan(Checkpoint(checkpoint), FORMATS[name]), written)
+        convert(checkpoint, written, to=name)
         for path in written.iterdir():
             if path.name in TOKENIZER:
                 path.rename(root / path.name)
@@ -451,37 +441,6 @@ def test_convert(hub, user, models, tmp_path):
     assert a.config == b.config
 
 
-def test_bars_on_a_terminal(hub, user):
-    hub.push("org/name", {"model.safetensors": b"1" * 1000})
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
-    command = [sys.executable, "-c", RESOLVE, "org/name"]
-    with subprocess.Popen(command, env=user.environment, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        shown = b""
-        try:
-            while part := os.read(ours, 1 << 16):
-                shown += part
-        except OSError:  # how the end of a terminal reads
-            pass
-    os.close(ours)
-    assert process.returncode == 0, shown
-    assert b"Fetching 1 files: 100%" in shown
-
-
-@pytest.mark.slow
-def test_lm_eval(hub, user, models, tmp_path):
-    hub.push("org/flax", models["deepmind-flax"], "v1")
-    command = [
-        *(BIN / "lm_eval", "--model", "griffin", "--tasks", "griffin_pydoc_choice", "--limit", "1"),
-        *("--device", "cpu", "--output_path", str(tmp_path), "--model_args"),
-        "pretrained=org/flax,revision=v1,window=128,embedding_scale=True,logits_soft_cap=30",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, env=user.environment)
-    assert done.returncode == 0, done.stderr
-    assert "griffin_pydoc_choice" in done.stdout
-
-
 # Adapters.
 
 
@@ -564,7 +523,7 @@ def test_an_output_is_pushed(hub, user, checkpoint, tmp_path, monkeypatch):
         assert all(files[name] == data for name, data in contents(out[i]).items())
     assert "README.md" in contents(out[0])
     (there,) = user.resolve({"id": "me/new"})
-    assert compare(Checkpoint(there), Checkpoint(checkpoint)).same
+    assert verify(there, checkpoint).same
     expected = [
         (2, "me/new holds 7 files already"),
         (3, "whoever is logged in may write to me; ours: name a repository there"),
@@ -582,7 +541,7 @@ def test_an_output_is_pushed(hub, user, checkpoint, tmp_path, monkeypatch):
     for i in (2, 3, 4):
         assert not out[i].exists()
     for i in (5, 6):
-        assert compare(Checkpoint(out[i]), Checkpoint(checkpoint)).same
+        assert verify(out[i], checkpoint).same
     monkeypatch.setenv("HF_TOKEN", "hf_good")
     offline = user.run(*asked(7, "me/x")[1], offline=True)
     assert offline.returncode == 2 and "me/x cannot be pushed to: " in offline.stderr
@@ -617,7 +576,7 @@ def test_models_of_kaggle(kaggle, checkpoint, tmp_path, framework):
     original = Checkpoint(checkpoint)
     for place in (name, str(kaggle / framework / "2b" / "1")):
         opened = Checkpoint(resolve(place), known)
-        assert compare(opened, original).same
+        assert verify(opened, original).same
         assert TOKENIZER <= make_plan(opened, FORMATS["hf"]).companions.keys()
         opened.close()
     options = ["--visible-keys", "128", "--embedding-scale", "--logits-soft-cap", "30"]
@@ -648,12 +607,3 @@ def test_what_kaggle_does_not_have(kaggle, monkeypatch):
     monkeypatch.setitem(sys.modules, "kagglehub", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'griffin-eval\[kaggle\]'"):
         resolve(f"{name}/1")
-
-
-@pytest.mark.slow
-def test_an_evaluation_of_a_model_of_kaggle(kaggle):
-    from griffin_eval.lm.model import GriffinLM
-
-    known = {"visible_keys": 128, "embedding_scale": True, "logits_soft_cap": 30.0}
-    lm = GriffinLM(pretrained="kaggle:google/recurrentgemma/flax/2b/1", framework="torch", **known)
-    assert lm.tok_encode("The unary minus")

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from slow import examples
-from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
+from transformers import RecurrentGemmaConfig
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import (
     RecurrentGemmaRotaryEmbedding,
 )
@@ -23,7 +23,6 @@ from griffin_eval.converters.configs.huggingface import (
     token_ids,
 )
 from griffin_eval.errors import CheckpointError
-from griffin_eval.layout import param_specs
 
 # As the 2B model was published, by version 4 of transformers.
 PUBLISHED_2B = {
@@ -131,14 +130,6 @@ def test_round_trip_through_transformers(tmp_path, config):
     assert again.to_dict() == theirs.to_dict()
 
 
-@settings(max_examples=examples(5))
-@given(config=griffin_configs(vocab_size=99, num_layers=8))
-def test_transformers_has_the_parameters_of_the_layout(config):
-    model = RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**to_huggingface(config)))
-    found = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    assert found == {name: spec.shape for name, spec in param_specs(config).items()}
-
-
 def test_published_2b_is_the_preset_but_for_the_window():
     assert read() == AS_PUBLISHED
     assert to_griffin_config(to_huggingface(AS_PUBLISHED), source="here") == AS_PUBLISHED
@@ -215,31 +206,23 @@ def test_spellings(changes, fields):
         ({"model_type": "gemma"}, "expected model_type 'recurrent_gemma', found 'gemma'"),
         ({"model_type": NOT_A_KEY}, "found none"),
         ({"hidden_size": 0}, "hidden_size must be a positive 32-bit integer, found 0"),
-        ({"hidden_size": 2560.0}, "found 2560.0"),
         ({"hidden_size": True}, "found True"),
-        ({"hidden_size": None}, "found None"),
         ({"hidden_size": 10**400}, "hidden_size must be a positive 32-bit integer"),
         ({"hidden_size": 2561, "head_dim": NOT_A_KEY}, "num_heads (10) must divide width (2561)"),
         ({"lru_width": 2561}, "gate_blocks (10) must divide lru_width (2561)"),
         ({"intermediate_size": 1}, "mlp_width must be a positive integer"),
         ({"num_key_value_heads": 4}, "num_kv_heads (4) must divide num_heads (10)"),
-        ({"num_key_value_heads": True}, "num_key_value_heads must be a positive 32-bit integer"),
         ({"head_dim": 0}, "head_dim must be a positive 32-bit integer, found 0"),
-        ({"head_dim": None}, "head_dim must be a positive 32-bit integer, found None"),
         ({"sliding_window": 9}, "sliding_window must be attention_window_size (2048), found 9"),
         ({"hidden_activation": "relu"}, "hidden_activation must be one of gelu_pytorch_tanh, gelu"),
-        ({"hidden_activation": ["gelu"]}, "found ['gelu']"),
         ({"attention_bias": 0}, "attention_bias must be true or false, found 0"),
         ({"tie_word_embeddings": None}, "tie_word_embeddings must be true or false, found None"),
         ({"embeddings_scale_by_sqrt_dim": False}, "transformers scales embeddings all the same"),
         ({"logits_soft_cap": 0.0}, "logits_soft_cap must be a positive, finite number, found 0.0"),
-        ({"logits_soft_cap": None}, "logits_soft_cap must be"),
         ({"logits_soft_cap": {"__float__": "Infinity"}}, "logits_soft_cap must be"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive, finite number"),
-        ({"rms_norm_eps": 10**400}, "rms_norm_eps must be a positive, finite number"),
         ({"block_types": []}, "block_types must be one or more of recurrent, attention, found []"),
         ({"block_types": ["recurrent", "full"]}, "found ['recurrent', 'full']"),
-        ({"block_types": "recurrent"}, "found 'recurrent'"),
         ({"block_types": [["attention"]]}, "found [['attention']]"),
         ({"_block_types": ["attention"]}, "block_types and _block_types differ"),
         ({"num_hidden_layers": 301}, "at most 100 times the 3 block_types"),
@@ -278,33 +261,9 @@ def test_all_problems_are_listed_together():
         assert key in message
 
 
-scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5))
-anything = st.recursive(
-    scalars, lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=3), x, max_size=3)
-)
-rope = st.dictionaries(
-    st.sampled_from(["rope_theta", "partial_rotary_factor", "rope_type", "type"]), anything
-)
-keys = [*PUBLISHED_2B, "_block_types", "sliding_window", "rope_parameters", "rope_scaling"]
-
-
-@settings(max_examples=examples(40))
-@given(changes=st.dictionaries(st.sampled_from(keys), anything | rope | st.integers(1, 99)))
-def test_any_json_is_read_or_refused(changes):
-    try:
-        config = read(**changes)
-    except CheckpointError:
-        return
-    assert isinstance(config, GriffinConfig)
-
-
 @pytest.mark.parametrize(
     ("changes", "fragment"),
     [
-        ({"embedding_scale": False}, "embedding_scale=False"),
-        ({"logits_soft_cap": 0}, "logits_soft_cap=0"),
-        ({"lru_width": 5120}, "lru_width=5120"),
-        ({"gate_blocks": 16}, "gate_blocks=16"),
         ({"block_pattern": HAWK}, "block_pattern=('recurrent',): its cache needs"),
         ({"num_layers": 2}, "its cache needs an attention layer"),
         (
@@ -320,13 +279,6 @@ def test_what_transformers_cannot_express(changes, fragment):
     assert message.startswith("hf cannot hold this model")
     assert message.endswith("griffin-orbax") or "Formats that can: griffin" in message
     assert fragment in message
-
-
-@pytest.mark.parametrize("name", [name for name in PRESETS if "recurrentgemma" not in name])
-def test_presets_of_the_paper_are_refused_with_every_reason(name):
-    message = refusal(to_huggingface, PRESETS[name])
-    assert "embedding_scale" in message
-    assert "logits_soft_cap" in message
 
 
 @pytest.mark.parametrize(
@@ -349,10 +301,6 @@ def test_unreadable_configs(tmp_path, content, fragment):
     message = refusal(read_config, tmp_path)
     assert str(tmp_path / "config.json") in message
     assert fragment in message
-
-
-def test_config_of_no_folder(tmp_path):
-    assert "absent is no folder" in refusal(read_config, tmp_path / "absent")
 
 
 # Token ids.

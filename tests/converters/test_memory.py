@@ -2,17 +2,17 @@
 
 import dataclasses
 import json
-import shutil
 import subprocess
 import sys
 
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
-from slow import ci, fast, slow
+from safetensors.numpy import save_file
+from slow import ci, slow
 from typer.testing import CliRunner
 
+from griffin_eval import convert, verify
 from griffin_eval.cli.main import app
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
@@ -21,7 +21,6 @@ from griffin_eval.converters.convert import convert_checkpoint
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.plan import make_plan
 from griffin_eval.converters.tensors import PIECE_BYTES, LazyTensor
-from griffin_eval.converters.verify import compare
 from griffin_eval.layout import param_specs
 
 # Runs the command line and prints the largest anonymous memory that it saw.
@@ -71,7 +70,7 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def flax(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("flax") / "out"
-    convert_checkpoint(make_plan(Checkpoint(model), FORMATS["deepmind-flax"]), folder)
+    convert(model, folder, to="deepmind-flax")
     return folder
 
 
@@ -100,81 +99,11 @@ def test_memory_of_writing(model, tmp_path, target, options, megabytes):
     assert peak(model, target, tmp_path / "out", *options) <= megabytes * 10**6
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.slow
-@pytest.mark.parametrize("target, megabytes", [("griffin", 160), ("deepmind-flax", 600)])
-def test_memory_of_reading_gguf(model, tmp_path, target, megabytes):
-    from gguf_files import candle, write_candle
-
-    original = Checkpoint(model)
-    arrays = {name: original.numpy(name) for name in original.dtypes}
-    write_candle(tmp_path / "model.gguf", candle(arrays, "Q4_K"))
-    shutil.copy(model / "config.json", tmp_path)
-    found = peak(tmp_path / "model.gguf", target, tmp_path / "out")
-    assert found <= megabytes * 10**6
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("target, megabytes", [("griffin", 280), ("deepmind-torch", 560)])
 def test_memory_of_reading_orbax(flax, tmp_path, target, megabytes):
     assert peak(flax, target, tmp_path / "out") <= megabytes * 10**6
-
-
-@pytest.fixture(scope="module")
-def fused(model, tmp_path_factory):
-    """The model with the MLP's matrices cut from tensors of 80 MB, and a scaled embedding; and
-    the table that says so."""
-    folder, weights = tmp_path_factory.mktemp("fused"), load_file(model / "model.safetensors")
-    rows = [("emb", ["model.embed_tokens.weight"], 'op = "scale by"\nfactor = 0.25')]
-    tensors = {"emb": weights.pop("model.embed_tokens.weight") * ml_dtypes.bfloat16(4)}
-    for i in range(2):
-        mlp = f"model.layers.{i}.mlp_block."
-        names = [f"{mlp}{n}_proj.weight" for n in ("gate", "up")]
-        parts = [weights.pop(name) for name in names]
-        tensors[f"mlp{i}"] = np.concatenate(parts, i)  # one behind and one beside the other
-        rows.append((f"mlp{i}", names, f'op = "cut"\naxis = {i}'))
-    rows += [(name, [name], "") for name in weights]
-    table = (f'[[tensor]]\nforeign = "{n}"\ncanonical = {c}\n{more}\n' for n, c, more in rows)
-    (folder / "map.toml").write_text("".join(table))
-    save_file(tensors | weights, folder / "model.safetensors")
-    shutil.copy(model / "config.json", folder)
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_memory_of_cutting_and_scaling(model, fused, tmp_path):
-    names = fused / "map.toml"
-    found = peak(fused, "griffin", tmp_path / "out", "--names", names)
-    assert found <= 150 * 10**6
-    assert compare(Checkpoint(model), Checkpoint(tmp_path / "out")).same
-
-
-@pytest.fixture(scope="module")
-def adapter(model, tmp_path_factory):
-    """A LoRA of rank 256 of the largest tensors and of the embedding."""
-    folder, rng = tmp_path_factory.mktemp("adapter"), np.random.default_rng(0)
-    prefix, state = "base_model.model.", {}
-    for name, spec in param_specs(Checkpoint(model).config).items():
-        module, (out, width) = name.removesuffix(".weight"), (*spec.shape, 0)[:2]
-        if module.endswith("_proj") and "mlp" in module:
-            state[f"{prefix}{module}.lora_A.weight"] = rng.random((256, width), np.float32)
-            state[f"{prefix}{module}.lora_B.weight"] = rng.random((out, 256), np.float32)
-        elif module.endswith("embed_tokens"):
-            state[f"{prefix}{module}.lora_embedding_A"] = rng.random((256, out), np.float32)
-            state[f"{prefix}{module}.lora_embedding_B"] = rng.random((width, 256), np.float32)
-    save_file(state, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": 256, "lora_alpha": 1e-3}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("target", ["griffin", "hf"])
-def test_memory_of_merging(model, adapter, tmp_path, target):
-    assert peak(model, target, tmp_path / "out", "--adapter", adapter) <= 240 * 10**6
 
 
 def test_verify_reads_no_more_than_pieces_of_a_tensor_of_orbax(tmp_path, monkeypatch):
@@ -198,20 +127,8 @@ def test_verify_reads_no_more_than_pieces_of_a_tensor_of_orbax(tmp_path, monkeyp
         return array
 
     monkeypatch.setattr(LazyTensor, "rows", noted)
-    assert compare(Checkpoint(tmp_path / "one"), Checkpoint(tmp_path / "other")).same
+    assert verify(tmp_path / "one", tmp_path / "other").same
     assert PIECE_BYTES <= max(largest) <= 2 * PIECE_BYTES
-
-
-@pytest.mark.parametrize("target", fast(["hf"], FORMATS))
-def test_whatever_is_held_at_once_the_output_is_the_same(checkpoint, tmp_path, target, monkeypatch):
-    original = Checkpoint(checkpoint)
-    monkeypatch.setattr(Checkpoint.pieces, "__defaults__", (30_000, True))
-    convert_checkpoint(make_plan(original, FORMATS["deepmind-flax"]), tmp_path / "flax")
-    for i, nbytes in enumerate((20_000, 50_000)):
-        monkeypatch.setattr(Checkpoint.pieces, "__defaults__", (nbytes, True))
-        plan = make_plan(Checkpoint(tmp_path / "flax"), FORMATS[target])
-        convert_checkpoint(plan, tmp_path / f"{i}")
-        assert compare(original, Checkpoint(tmp_path / f"{i}")).same
 
 
 def test_a_dry_run_says_it_all(model, tmp_path):

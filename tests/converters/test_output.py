@@ -2,24 +2,17 @@
 
 import errno
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import ml_dtypes
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from griffin_eval.converters import files
-from griffin_eval.converters.files import write_array
 from griffin_eval.converters.output import atomic
-from griffin_eval.converters.output.atomic import SafeOutput, check_disk
+from griffin_eval.converters.output.atomic import SafeOutput
 from griffin_eval.errors import ArgumentError, BadInput
 
 SUB = "additional_chat_templates"
@@ -190,12 +183,6 @@ def test_everything_is_on_the_disk_before_it_is_renamed(tmp_path, monkeypatch):
     assert synced[-1] == str(tmp_path)
 
 
-def test_check_disk(tmp_path):
-    check_disk(1, tmp_path / "not" / "there")
-    with pytest.raises(BadInput, match="needs 1000000000.00 GB, but .* GB are free"):
-        check_disk(10**18, tmp_path / "not" / "there")
-
-
 # Killed.
 
 _EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.listdir", "os.scandir"}
@@ -283,79 +270,7 @@ def kill_at_every_step(root: str, swap: bool, before: str | None) -> None:
     assert seen == {before, "new"} | (set() if swap else {None})
 
 
-_LOOP = """
-import sys, itertools
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from test_output import make
-for i in itertools.count():
-    make(Path(sys.argv[1]), f"text {i}" * 2000, overwrite=True)
-    if i == 0:
-        print("ready", flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_killed_at_random(tmp_path):
-    to, here = tmp_path / "model", str(Path(__file__).parent)
-    rng, versions = random.Random(0), set()
-    for _ in range(8):
-        command = [sys.executable, "-c", _LOOP, str(to), here]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            time.sleep(rng.random() * 0.1)
-            process.kill()
-        text = content(to)
-        assert text is not None
-        versions.add(text)
-    assert len(versions) > 1
-    make(to, "end", overwrite=True)
-    assert os.listdir(tmp_path) == ["model"]
-
-
 # Arrays.
-
-arrays = st.tuples(
-    st.sampled_from([np.float32, ml_dtypes.bfloat16, np.float16, np.float64]),
-    st.lists(st.integers(0, 7), max_size=4),
-    st.randoms(use_true_random=False),
-)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(arrays, st.integers(1, 4), st.sampled_from([1, 16, 100, 1 << 22]), st.integers(0, 70))
-def test_write_array(tmp_path, array, pieces, piece_bytes, start):
-    dtype, shape, rng = array
-    value = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
-    value = value.transpose(rng.sample(range(value.ndim), value.ndim))
-    if value.ndim:
-        value = value[:: rng.choice([1, 2, -1])]
-    cuts = sorted(rng.randrange(len(value) + 1) for _ in range(pieces - 1)) if value.ndim else []
-    chunks = np.split(value, cuts) if cuts else [value]
-    path = tmp_path / "x"
-    original = files._PIECE
-    files._PIECE = piece_bytes
-    try:
-        with open(path, "wb") as file:
-            crc = write_array(file.fileno(), start, value.shape, value.dtype, chunks, checksum=True)
-    finally:
-        files._PIECE = original
-    import zlib
-
-    assert path.read_bytes()[start:] == value.tobytes()
-    assert crc == zlib.crc32(value.tobytes())
-
-
-def test_write_array_refuses_other_sizes_and_dtypes(tmp_path):
-    ones = np.ones((2, 3), np.float32)
-    for chunks, said in (
-        ([ones], "was given 24 bytes, expected the 36"),
-        ([ones, ones], "more than 36 bytes"),
-        ([ones.astype("f8")], "chunks of float64, expected float32"),
-    ):
-        with open(tmp_path / "x", "wb") as file, pytest.raises(ValueError, match=said):
-            write_array(file.fileno(), 0, (3, 3), np.dtype("f4"), chunks)
 
 
 def test_a_full_disk_is_said():

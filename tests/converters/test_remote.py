@@ -2,8 +2,6 @@
 
 import json
 import posixpath
-import subprocess
-import sys
 from itertools import count
 from pathlib import Path
 
@@ -94,30 +92,6 @@ def test_stock_orbax_restores_what_was_written(bucket, tmp_path, monkeypatch):
             checkpointer.restore(copy)
 
 
-SCORED = """
-import sys
-from griffin_eval import Evaluator
-
-if __name__ == "__main__":
-    evaluator = Evaluator(sys.argv[1], framework="torch", tensor_parallel_size=2)
-    print([round(float(x), 4) for x in evaluator.score([[1, 2, 3, 4, 5]])[0].logprobs])
-"""
-
-
-@pytest.mark.slow
-def test_processes_that_share_a_model_read_the_store(bucket, tmp_path):
-    url, script = f"{bucket}/shared", tmp_path / "scored.py"
-    done = griffin_eval("convert", SHIPPED, url, "--to", "griffin-orbax", "--chunks", "model=2")
-    assert done.returncode == 0, done.stderr
-    script.write_text(SCORED)
-    here, there = (
-        subprocess.run([sys.executable, script, where], capture_output=True, text=True)
-        for where in (SHIPPED, url)
-    )
-    assert here.returncode == there.returncode == 0, there.stderr
-    assert here.stdout == there.stdout
-
-
 def test_a_folder_of_zarr_arrays_and_steps(bucket, tmp_path):
     """As CheckpointManager of Orbax writes them, without OCDBT."""
     import numpy as np
@@ -166,17 +140,6 @@ def test_the_address_of_a_file_below_a_stand_in(below):
 
 def test_no_name_leads_out():
     assert inside(["d/1", "a..b", "../a", "a/../../b", "/etc/a", "..", ""]) == ["d/1", "a..b"]
-
-
-def test_a_conversion_that_fails_leaves_nothing(bucket, tmp_path):
-    damaged, url = tmp_path / "damaged", f"{bucket}/failed"
-    assert griffin_eval("convert", SHIPPED, damaged, "--to", "griffin").returncode == 0
-    content = bytearray((damaged / "model.safetensors").read_bytes())
-    content[-1] ^= 1
-    (damaged / "model.safetensors").write_bytes(content)
-    done = griffin_eval("convert", damaged, url, "--to", "griffin-orbax")
-    assert done.returncode == 2 and "griffin_manifest.json says" in done.stderr
-    assert listed_in(url)[1] == []
 
 
 def test_metadata_come_last_and_a_killed_conversion_is_no_checkpoint(bucket):

@@ -37,9 +37,3 @@ def test_the_first_failure_is_told(late):
     with pytest.raises(_Cause):
         run_all(work, range(1000), workers=3)
     assert sorted(started) == [0, 1, 2]
-
-
-def test_every_job_is_done():
-    done = []
-    run_all(lambda job, stopped: done.append((job, stopped())), range(100), workers=4)
-    assert sorted(done) == [(job, False) for job in range(100)]

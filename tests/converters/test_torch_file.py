@@ -97,29 +97,21 @@ def test_reads_every_dtype_and_protocol(tmp_path):
             assert file.left_out == {} and file.root == ""
 
 
-def test_views_and_shared_storages(tmp_path):
+def test_parameters_and_views_are_read_in_place(tmp_path):
     base = torch.arange(60.0).reshape(3, 4, 5)
     content = {
         "whole": base,
         "transposed": base.transpose(0, 2),
-        "offset": base[1, 2:],
-        "strided": base[:, ::2, 1::3],
-        "expanded": torch.arange(3.0)[:, None].expand(3, 1000),
         "expanded everywhere": torch.ones(()).expand(7, 7),
         "diagonal": torch.arange(25, dtype=torch.bfloat16).reshape(5, 5).diagonal(),
         "parameter": torch.nn.Parameter(torch.ones(2, 2).T),
+        "with attributes": torch.ones(2),
     }
-    content["with attributes"] = torch.nn.Parameter(torch.ones(3))
-    content["with attributes"].tag = "x"
-    content["subclass"] = torch.ones(2)
-    content["subclass"].tag = "y"
-    save(tmp_path / "m.pt", content)
-    with open_torch(tmp_path / "m.pt") as file:
+    content["parameter"].tag = content["with attributes"].tag = "x"
+    with open_torch(save(tmp_path / "m.pt", content)) as file:
         check_equal(file, content)
-        assert not file.tensors["transposed"].numpy().flags.c_contiguous
-        assert not file.tensors["whole"].numpy().flags.owndata
         whole, other = (file.tensors[name].numpy() for name in ("whole", "transposed"))
-        assert np.shares_memory(whole, other) or whole.ctypes.data == other.ctypes.data
+        assert np.shares_memory(whole, other) and not whole.flags.owndata
 
 
 def test_pieces_of_views_take_little_memory(tmp_path):
