@@ -154,8 +154,15 @@ def change_msgpack(content: bytes, draw: random.Random, blind: Blind) -> bytes:
     return msgpack.packb(value)
 
 
+_TOML = """foreign canonical op stack ignore axis factor layers block value differs config check
+num_heads block_pattern '2::3' '::0' [0,2,4] '{layer}' '**' 'lm_head.weight' 'cut' 'cut,transpose'
+'split' 'taps.last' 'minus.one' 'scale.by' 'absent.means.zeros' 'sqrt(width)' 'recurrent' 1e-320
+['attention'] {width=8} 2020-01-01 inf [[1]] true 0 -1 999999 [[check]] [config] [ "" """
+
+
 def change_toml(content: bytes, draw: random.Random, blind: Blind) -> bytes:
-    lines = content.decode().split("\n")
+    """Lines are moved, doubled, dropped, or get other words."""
+    lines, words = content.decode().split("\n"), _TOML.replace(".", " ").split()
     i, j = draw.randrange(len(lines)), draw.randrange(len(lines))
     match draw.randrange(5):
         case 0:
@@ -163,44 +170,12 @@ def change_toml(content: bytes, draw: random.Random, blind: Blind) -> bytes:
         case 1:
             del lines[i]
         case 2:
-            keys = ("foreign", "canonical", "op", "stack", "ignore", "other", "axis", "factor")
-            keys += ("layers", "block", "value", "differs", "config_file", "config", "check")
-            key = draw.choice((*keys, "num_heads", "block_pattern", "embedding_scale"))
-            strange = [repr(v) for v in _VALUES if isinstance(v, int | float | list)]
-            written = [
-                "'2::3'",
-                "[0, 2, 4]",
-                "'::0'",
-                "'0::1'",
-                "'{layer}'",
-                "'**'",
-                "'lm_head.weight'",
-                *("'cut'", "'cut, transpose'", "'minus one'", "'scale by'", "'absent means zeros'"),
-                *("'one block'", "'last axis of one'", "'sqrt(width)'", "'recurrent'", "1e-320"),
-                *("['attention']", "{ width = 8 }", "2020-01-01", "inf", "[[1]]", "true"),
-            ]
-            lines.insert(i, f"{key} = {draw.choice(strange + written)}")
+            lines.insert(i, f"{draw.choice(words)} = {draw.choice(words)}")
         case 3:
             lines[i], lines[j] = lines[j], lines[i]
         case 4:
-            words = (
-                "{layer}",
-                "0",
-                "1",
-                "999999",
-                "'transpose'",
-                "'split'",
-                "'taps last'",
-                *("'cut'", "'minus one'", "cut, ", "scale by, ", "[[check]]", "[config]"),
-                "[",
-                "",
-            )
-            lines[i] = lines[i].replace(
-                draw.choice(
-                    ("{layer}", "'", '"as it is"', "]", "blocks", '"', "cut", "[[tensor]]")
-                ),
-                draw.choice(words),
-            )
+            old = draw.choice(("{layer}", "'", '"as it is"', "]", "blocks", '"', "[[tensor]]"))
+            lines[i] = lines[i].replace(old, draw.choice(words))
     return "\n".join(lines).encode()
 
 

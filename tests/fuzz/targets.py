@@ -168,7 +168,6 @@ def same_as_bitsandbytes(source: Path, out: Path) -> None:
         elif scale is not None:
             packed = functional.int8_vectorwise_dequant(packed, scale)
         expect_same_numbers(found, packed)
-    stays_quantised(source, ours)
 
 
 def same_as_mlx(source: Path, out: Path) -> None:
@@ -190,39 +189,6 @@ def same_as_mlx(source: Path, out: Path) -> None:
             products = (scales[..., None].double() * torch_of(groups)).to(scales.dtype)
             expected = (products.double() + biases[..., None].double()).to(scales.dtype)
         expect_same_numbers(found, expected.reshape(found.shape))
-    stays_quantised(source, ours)
-
-
-def stays_quantised(source: Path, dequantised: dict[str, Any]) -> None:
-    """Loads a checkpoint whose matrices stay as they are in the file, reads them, and multiplies.
-
-    Args:
-        source: the checkpoint.
-        dequantised: its parameters, by name.
-    """
-    import torch
-
-    from griffin_eval.converters.checkpoint import Checkpoint
-    from griffin_eval.converters.codecs.decode import quantised
-    from griffin_eval.kernels.linear.quantised_torch import QuantisedMatrix
-    from griffin_eval.model_torch.loading import load_packed
-
-    torch.set_grad_enabled(False)
-    checkpoint = Checkpoint(source)
-    model, kept = load_packed(checkpoint), 0
-    for name, module in model.named_modules():
-        matrix = getattr(module, "weight", None)
-        if not isinstance(matrix, QuantisedMatrix):
-            continue
-        kept += 1
-        dense = matrix.dense()
-        expect_same_numbers(dense, dequantised[f"{name}.weight"].to(matrix.dtype))
-        numbers = torch.tensor([[len(matrix) - 1, 0]])
-        expect_same_numbers(torch.nn.functional.embedding(numbers, matrix), dense[numbers])
-    assert kept == sum("weight" in name for name in quantised(checkpoint.container))
-    hidden, _ = model.step(torch.tensor([[1, 2, 3]]), torch.tensor([3]), model.init_state(1))
-    model.logits(hidden)
-    checkpoint.close()
 
 
 def same_as_gguf(source: Path, out: Path) -> None:

@@ -130,16 +130,6 @@ def test_details_have_the_text_of_every_token(model):
     assert len(ids.texts) == 2 and model.score(["a"])[0].texts is None
 
 
-def test_memory_is_numbers_and_figures():
-    found = griffin_eval.memory(folder("bytes_griffin"), text="import os\n" * 9, tokens=60)
-    assert found.numbers["text"]["tokens"] == 60
-    half_lives = found.numbers["memory"][0]["half_life_measured"]
-    assert half_lives["50%"] in found.layers[0].half_life(found.layers[0].mean_gate)
-    assert set(found.figures()) == {"caches", "half_lives", "gate"}
-    quick = griffin_eval.memory(folder("induction_heads_mqa"), tokens=0)
-    assert quick.numbers["text"] is None and set(quick.figures()) == {"caches"}
-
-
 def test_generation_is_greedy_unless_asked_otherwise(model):
     [text] = model.generate(["import "], max_new_tokens=6)
     assert isinstance(text.text, str) and text.tokens.dtype == np.int32 and len(text.tokens) <= 6

@@ -97,14 +97,6 @@ def test_griffin_eval_run_works_where_the_plugin_is_off(checkpoint):
 
 
 @pytest.mark.slow
-def test_tasks_are_listed():
-    done = run("lm_eval", "ls", "tasks")
-    assert done.returncode == 0, done.stderr
-    for task in ("griffin_phonebook", "griffin_pydoc_choice", "griffin_pydoc_topic"):
-        assert task in done.stdout
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("task", ["griffin_pydoc_choice", "nowhere"])
 def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, task):
     done = run(
@@ -225,11 +217,3 @@ def test_every_option_has_a_help_text():
     texts = dict(parameters(get_command(app)))
     assert len(texts) > 80
     assert not [name for name, text in texts.items() if not re.fullmatch(r"\S+ .*\.", text)]
-
-
-def test_commands_that_open_a_checkpoint_share_its_options():
-    from griffin_eval.model_arguments import CHECKPOINT
-
-    commands = get_command(app).commands
-    for command in ("convert", "inspect", "verify", "memory", "score", "read", "serve"):
-        assert set(CHECKPOINT) <= {parameter.name for parameter in commands[command].params}

@@ -10,7 +10,7 @@ griffin-eval writes a manifest: it is also read without one. What comes of it is
 """
 
 import argparse
-import json
+import dataclasses
 import logging
 import os
 import shutil
@@ -23,26 +23,18 @@ from pathlib import Path
 
 import numpy as np
 
-from griffin_eval.config import GriffinConfig
-from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.configs.own import config_json
-from griffin_eval.converters.convert import convert_checkpoint
+import griffin_eval
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.output.manifest import MANIFEST_FILE
-from griffin_eval.converters.plan import make_plan
-from griffin_eval.initializers import initial_value
-from griffin_eval.layout import param_specs
 
-CONFIG = GriffinConfig(  # Orbax stores what has less than 1 kB beside its checksummed names
-    vocab_size=512,
-    width=64,
-    mlp_width=128,
-    num_heads=2,
-    num_layers=3,
-    lru_width=64,
-    gate_blocks=2,
-    visible_keys=5,
-)
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+
+from gguf_files import candle, write_candle  # noqa: E402
+from parity import BASE, weights  # noqa: E402
+from tiny_checkpoints import write_griffin  # noqa: E402
+
+# Orbax stores what has less than 1 kB beside its checksummed names.
+CONFIG = dataclasses.replace(BASE, vocab_size=512, width=64, mlp_width=128, lru_width=64)
 Weights = dict[str, bytes]
 
 
@@ -74,18 +66,13 @@ def main() -> int:
 
 def write_checkpoints(folder: Path) -> Path:
     """The same weights in every format of `PEERS`, each with its manifest."""
-    from safetensors.numpy import save_file
-
-    plain = folder / "plain"
-    plain.mkdir()
-    weights = {spec.name: initial_value(spec, 0) for spec in param_specs(CONFIG).values()}
-    save_file(weights, plain / "model.safetensors")
-    raw = config_json(CONFIG, FORMATS["griffin"], "float32")
-    (plain / "config.json").write_text(json.dumps(raw))
+    write_griffin(folder / "plain", CONFIG)
     for name in PEERS:
         if name in FORMATS:
-            convert(plain, folder / name, name)
-    write_gguf(folder / "gguf", weights)
+            convert(folder / "plain", folder / name, name)
+    (folder / "gguf").mkdir()
+    write_candle(folder / "gguf" / "model.gguf", candle(weights(CONFIG), "Q8_0"))
+    shutil.copy(folder / "plain" / "config.json", folder / "gguf")
     convert(folder / "gguf", folder / "dequantised", "griffin")
     for file in ("config.json", MANIFEST_FILE):
         shutil.copy(folder / "dequantised" / file, folder / "gguf")
@@ -93,32 +80,7 @@ def write_checkpoints(folder: Path) -> Path:
 
 
 def convert(source: Path, out: Path, target: str) -> None:
-    plan = make_plan(Checkpoint(source), FORMATS[target])
-    try:
-        convert_checkpoint(plan, out)
-    finally:
-        plan.source.close()
-
-
-def write_gguf(folder: Path, weights: dict[str, np.ndarray]) -> None:
-    """Matrices in Q8_0, the rest in float32."""
-    import gguf
-
-    folder.mkdir()
-    writer = gguf.GGUFWriter(folder / "model.gguf", "recurrent-gemma")
-    for name, array in weights.items():
-        kind = (
-            gguf.GGMLQuantizationType.Q8_0 if array.ndim == 2 and array.shape[1] % 32 == 0 else None
-        )
-        stored = array if kind is None else gguf.quants.quantize(array, kind)
-        writer.add_tensor(name, stored, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    (folder / "config.json").write_text(
-        json.dumps(config_json(CONFIG, FORMATS["griffin"], "float32"))
-    )
+    griffin_eval.convert(source, out, to=target).close()
 
 
 def flips(

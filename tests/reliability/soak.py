@@ -13,7 +13,6 @@ bit, else 1.
 import argparse
 import contextlib
 import csv
-import ctypes
 import gc
 import os
 import signal
@@ -52,14 +51,12 @@ class Sample(NamedTuple):
         memory: resident bytes.
         files: open file handles.
         threads: that run.
-        used: bytes that the C library has given out and not got back; None of another process.
     """
 
     seconds: float
     memory: int
     files: int
     threads: int
-    used: int | None = None
 
 
 def sample(started: float) -> Sample:
@@ -67,25 +64,7 @@ def sample(started: float) -> Sample:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     memory = pages * os.sysconf("SC_PAGE_SIZE")
-    return Sample(time.monotonic() - started, memory, files, threads, given_out())
-
-
-class _Mallinfo2(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
-    )
-
-
-def given_out() -> int:
-    """Bytes that the C library (glibc 2.33 or newer) has given out and not got back."""
-    mallinfo2 = ctypes.CDLL(None).mallinfo2
-    mallinfo2.restype = _Mallinfo2
-    found = mallinfo2()
-    return found.uordblks + found.hblkhd
+    return Sample(time.monotonic() - started, memory, files, threads)
 
 
 def slope(times: Sequence[float], values: Sequence[float]) -> float:
@@ -105,15 +84,10 @@ def verdict(samples: Sequence[Sample]) -> tuple[str, bool]:
     columns = zip(*((one.memory, one.files, one.threads) for one in settled), strict=True)
     memory, files, threads = (3600 * slope(times, column) for column in columns)
     level = float(np.median([one.memory for one in settled]))
-    used = [float(one.used) for one in settled if one.used is not None]
-    of_which = ""
-    if used:
-        per_hour = 3600 * slope(times, used)
-        of_which = f" (in use: {np.median(used) / 1e6:.0f} MB {per_hour / 1e6:+.1f} MB an hour)"
     flat = memory * hours <= GROWTH * level and files * hours < 1 and threads * hours < 1
     line = (
         f"{len(settled)} cycles in {60 * hours:.1f} minutes after the first third: memory "
-        f"{level / 1e6:.0f} MB {memory / 1e6:+.1f} MB an hour{of_which}, files {settled[-1].files} "
+        f"{level / 1e6:.0f} MB {memory / 1e6:+.1f} MB an hour, files {settled[-1].files} "
         f"{files:+.2f} an hour, threads {settled[-1].threads} {threads:+.2f} an hour: "
         f"{'flat' if flat else 'GROWS'}"
     )
@@ -279,8 +253,7 @@ def main() -> int:
             now = samples[-1]
             print(
                 f"{given.framework} cycle {len(samples)}, {now.seconds / 60:.1f} minutes: "
-                f"{now.memory / 1e6:.1f} MB, {(now.used or 0) / 1e6:.1f} in use, "
-                f"{now.files} files, {now.threads} threads, "
+                f"{now.memory / 1e6:.1f} MB, {now.files} files, {now.threads} threads, "
                 f"{soak.lm.runner.compilations} compilations, "
                 f"answers {'the same' if same else 'OTHERS'}",
                 flush=True,
