@@ -1,23 +1,13 @@
 """What a report says first, and that a browser shows it."""
 
-import json
-import re
-import shutil
-import subprocess
 from pathlib import Path
 
-import pytest
-from typer.testing import CliRunner
-
-from griffin_eval.cli.main import app
 from griffin_eval.drawing import Files
 from griffin_eval.report.answers import answers
 from griffin_eval.report.charts import Chart
 from griffin_eval.report.paired import Difference
 from griffin_eval.report.results import Point, Run
 from griffin_eval.report.verdicts import Verdict
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 
 
 def run(label, points=(), **config):
@@ -115,63 +105,3 @@ def test_an_answer_with_several_metrics_differs_once(tmp_path):
 
 def test_nothing_asked_is_nothing_said():
     assert not found([run("A", [Point("arc_easy", "acc", None, 0.5, 0.4, 0.6, 9)])])
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: the page was shown by none")
-def test_a_browser_shows_sorts_and_prints_the_page(tmp_path):
-    results = {
-        "results": {
-            "griffin_induction_heads": {
-                f"accuracy@{x},none": y for x, y in {64: 1.0, 256: 0.9, 1024: 0.2}.items()
-            }
-        },
-        "configs": {"griffin_induction_heads": {}},
-        "higher_is_better": {"griffin_induction_heads": {}},
-        "n-samples": {"griffin_induction_heads": {"effective": 9}},
-        "config": {"model": "griffin", "model_args": {"pretrained": "a"}, "device": "cpu"},
-    }
-    (tmp_path / "results_1.json").write_text(json.dumps(results))
-    output = tmp_path / "out"
-    done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(output)])
-    assert done.exit_code == 0, done.output
-    page = (output / "report.html").read_text()
-    # What a reader would do: sort the numbers by their last column.
-    script = """<script>
-    for (const each of document.querySelectorAll("th:last-child button")) each.click();
-    dispatchEvent(new Event("beforeprint"));</script></body>"""
-    tried = output / "tried.html"
-    tried.write_text(page.replace("</body>", script))
-
-    def chromium(*options):
-        command = [
-            CHROMIUM,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            *options,
-            tried.as_uri(),
-        ]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert run.returncode == 0 and "Uncaught" not in run.stderr, run.stderr
-        return run.stdout
-
-    dom = chromium("--dump-dom", "--enable-logging=stderr")
-    assert re.findall(r"<td>([\d.]+)</td></tr>", dom)[:3] == ["0.2", "0.9", "1"]
-    assert "<details>" not in dom and dom.count('<details open="">') == page.count("<details>") > 0
-    chromium(f"--print-to-pdf={output / 'page.pdf'}")
-    assert (output / "page.pdf").read_bytes().startswith(b"%PDF")
-    shots = []
-    for dark in (False, True):
-        shots.append(output / f"{dark}.png")
-        scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
-        chromium(scheme, f"--screenshot={shots[-1]}", "--window-size=900,700")
-    corners = [corner(shot) for shot in shots]
-    assert min(corners[0]) > 0.9 and max(corners[1]) < 0.2, corners
-
-
-def corner(file):
-    """The colour of the page at the lower right of a picture, 0 to 1."""
-    from matplotlib.image import imread
-
-    return tuple(map(float, imread(file)[-2, -2][:3]))

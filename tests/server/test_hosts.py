@@ -94,28 +94,3 @@ def test_the_url_of_a_server():
         ("fe80::1%eth0", "http://[fe80::1%25eth0]:80"),
     ):
         assert serve._url(host, 80) == url
-
-
-def test_one_port_at_every_address(monkeypatch):
-    """Also if the first one is taken at another address."""
-    addresses = [("127.0.0.1", 0), ("127.0.0.2", 0), ("127.0.0.1", 0)]
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address) for address in addresses]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    with socket.socket() as other:
-        other.bind(("127.0.0.2", 0))
-        other.listen()
-        taken = iter([other.getsockname()[1]])
-        bind = socket.socket.bind
-
-        class Socket(socket.socket):
-            def bind(self, address):
-                first = address == ("127.0.0.1", 0)
-                bind(self, (address[0], next(taken, 0)) if first else address)
-
-        monkeypatch.setattr(socket, "socket", Socket)
-        bound = serve._bound("both", 0)
-    names = [each.getsockname() for each in bound]
-    assert [address for address, _ in names] == ["127.0.0.1", "127.0.0.2"]
-    assert len({port for _, port in names}) == 1 and next(taken, None) is None
-    for each in bound:
-        each.close()
