@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
+from slow import slow
 
 from griffin_eval import Evaluator
 from griffin_eval.errors import ArgumentError
@@ -65,7 +66,7 @@ def test_questions_about_one_text_share_its_chunks(tokenizer):
     assert [p.replace("who?", "a b c?") for p in one] == other
 
 
-@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("framework", ["torch", slow("jax")])
 def test_generated_texts_are_those_of_a_loop(framework, checkpoint, tokenizer, tmp_path):
     folder = shutil.copytree(checkpoint, tmp_path / "chat")
     template = "<user>{{ messages[0]['content'] }}<model>"

@@ -324,7 +324,7 @@ def test_numbers_that_lm_eval_makes_of_digits_are_names(checkpoint, tmp_path):
         GriffinLM(pretrained=run, framework="torch", subfolder=12000, revision=7)
 
 
-@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("framework", ["torch", slow("jax")])
 def test_a_model_leaves_the_generators_of_the_process_alone(checkpoint, framework):
     """lm_eval has seeded them, and importing JAX draws from NumPy's."""
     code = (
