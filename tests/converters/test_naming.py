@@ -1,6 +1,7 @@
 """The naming tables: reversible, complete for every preset, and enough to infer a config from."""
 
 import dataclasses
+import json
 import math
 
 import ml_dtypes
@@ -8,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from parity_oracles import deepmind_config
-from slow import fast, slow
+from recorded_oracles import GOLDEN
+from slow import fast
 
 from griffin_eval.config import PRESETS, GriffinConfig
 from griffin_eval.converters.configs.from_shapes import (
@@ -103,29 +104,23 @@ def test_tables_cover_every_preset_exactly(preset, table):
     assert shapes == {name: spec.shape for name, spec in param_specs(config).items()}
 
 
-@pytest.mark.parametrize("pattern", [None, slow(("recurrent",))])
-def test_names_and_shapes_are_those_of_deepminds_own_models(pattern, relaxed_jax):
-    import jax
-    import jax.numpy as jnp
-    from recurrentgemma.jax import griffin as flax_griffin
-    from recurrentgemma.torch import griffin as torch_griffin
+@pytest.mark.parametrize(
+    ("preset", "count"), [("recurrentgemma-2b", 432), ("recurrentgemma-9b", 628)]
+)
+def test_number_of_tensors_is_deepminds(preset, count):
+    assert len(bind(DEEPMIND_FLAX, PRESETS[preset])) == count
 
-    config = dataclasses.replace(TINY, **({"block_pattern": pattern} if pattern else {}))
-    theirs = deepmind_config(config)
-    torch_shapes = {
-        name: tuple(w.shape) for name, w in torch_griffin.Griffin(theirs).state_dict().items()
-    }
-    assert {b.foreign: b.shape for b in bind(DEEPMIND_TORCH, config)} == torch_shapes
-    with relaxed_jax():
-        tokens = jnp.zeros((1, 3), jnp.int32)
-        variables = jax.eval_shape(
-            flax_griffin.Griffin(theirs).init, jax.random.key(0), tokens, tokens
-        )
-    flax_shapes = {
-        "/".join(k.key for k in path): leaf.shape
-        for path, leaf in jax.tree_util.tree_leaves_with_path(variables["params"])
-    }
-    assert {b.foreign: b.shape for b in bind(DEEPMIND_FLAX, config)} == flax_shapes
+
+@pytest.mark.parametrize("preset", ["recurrentgemma-2b", "hawk-7b"])
+@pytest.mark.parametrize(
+    ("library", "table"), [("deepmind-jax", DEEPMIND_FLAX), ("deepmind-torch", DEEPMIND_TORCH)]
+)
+def test_names_and_shapes_are_those_of_deepminds_own_models(library, table, preset):
+    layouts = json.loads((GOLDEN / "layouts.json").read_text())[library]
+    config = PRESETS[preset]
+    theirs = dataclasses.replace(config, gate_blocks=config.num_heads)
+    found = {b.foreign.replace("/", "."): list(b.shape) for b in bind(table, theirs)}
+    assert found == layouts[preset]
 
 
 @pytest.mark.parametrize("table", TABLES)
